@@ -1,0 +1,81 @@
+"""Random choices as functions, not as histories.
+
+Every choice about a clip is `hash64(seed, epoch, uid, copy, purpose)`: it does not depend on other
+clips, on rank, world size or workers, nor on the order of execution, so there is no generator state
+to save. Draws are unsigned 64-bit integer arithmetic and equal on every platform.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+U64 = NDArray[np.uint64]
+Word = int | np.integer[Any] | NDArray[Any] | str
+
+
+class Purpose(IntEnum):
+    """What a draw decides. The numbers are part of every plan: never renumber, only append."""
+
+    SHUFFLE = 1
+    STEP_ORDER = 2
+    KEEP = 3
+    HOLD_OUT = 4
+    FIRST_FRAME = 5
+    CROP = 6
+    TEXT_DROPOUT = 7
+    MASK = 8
+    TIMESTEP = 9
+    NOISE = 10
+    MODEL = 11
+    PREVIEW = 12
+    SLOT_ORDER = 13
+
+
+def _mix(x: U64) -> U64:
+    """Finalise 64 bits (splitmix64; Steele, Lea, Flood 2014): each input bit reaches each output bit."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _word(value: Word) -> U64:
+    if isinstance(value, str):
+        value = int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little")
+    if isinstance(value, int):
+        value = np.uint64(value & 0xFFFFFFFFFFFFFFFF)
+    return np.asarray(value).astype(np.uint64)
+
+
+def hash64(*words: Word) -> U64:
+    """Hash words (integers, strings, or integer arrays that broadcast) to uint64 of their common shape."""
+    with np.errstate(over="ignore"):
+        state: U64 = np.asarray(0x9E3779B97F4A7C15, dtype=np.uint64)
+        for word in words:
+            state = _mix(state + _word(word) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1))
+    return state
+
+
+def hash_int(*words: Word) -> int:
+    """Hash scalar words to one Python integer in [0, 2^64)."""
+    return int(hash64(*words))
+
+
+def uniform(h: U64) -> NDArray[np.float64]:
+    """Map hashes to [0, 1) by their upper 53 bits."""
+    return (h >> np.uint64(11)) * 2.0**-53
+
+
+def below(h: U64, n: int | NDArray[Any]) -> NDArray[np.int64]:
+    """Map hashes to integers in [0, n), n < 2^31."""
+    return (((h >> np.uint64(33)) * np.asarray(n).astype(np.uint64)) >> np.uint64(31)).astype(np.int64)
+
+
+def passes(h: U64, probability: float | NDArray[Any]) -> NDArray[np.bool_]:
+    """Draw booleans that are True with `probability`; 0 never passes and 1 always does."""
+    threshold = np.asarray(np.floor(np.asarray(probability, dtype=np.float64) * 2.0**53)).astype(np.uint64)
+    return (h >> np.uint64(11)) < threshold
