@@ -1,0 +1,119 @@
+"""What the trainer asks of a model. Adapters are final classes that satisfy these protocols.
+
+Shape legend: B batch, C channels, T frames, H height, W width, L text tokens, D text width.
+Latent sizes are in latent elements, `height` and `width` inputs in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from reelworks.core.shape import Geometry
+from reelworks.precision.contract import Contract, Role
+
+
+@dataclass(frozen=True)
+class DenoiserInputs:
+    """One micro-batch as a denoiser takes it.
+
+    Attributes:
+        latent: `[B, C, T, H, W]` noised latents.
+        time: `[B]` timesteps in [0, 1000], 1000 is pure noise.
+        text: `[B, L, D]` text embeddings.
+        text_mask: `[B, L]` True where a token counts.
+        frame_mask: `[B, T]` True where the frame is generated, False where it is a condition (time 0).
+        fps: `[B]` frames per second as shown to the model.
+        height: `[B]` pixels.
+        width: `[B]` pixels.
+        drop_text: `[B]` True where the text is replaced by the learned or fixed empty caption.
+    """
+
+    latent: Tensor
+    time: Tensor
+    text: Tensor
+    text_mask: Tensor
+    frame_mask: Tensor
+    fps: Tensor
+    height: Tensor
+    width: Tensor
+    drop_text: Tensor
+
+
+INPUT_ROLES: dict[str, Role] = {
+    "latent": Role.LATENT,
+    "time": Role.TIME,
+    "text": Role.TEXT,
+    "text_mask": Role.MASK,
+    "frame_mask": Role.MASK,
+    "fps": Role.GEOMETRY,
+    "height": Role.GEOMETRY,
+    "width": Role.GEOMETRY,
+    "drop_text": Role.MASK,
+}
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    """Modules that are sharded, checkpointed and compiled as units, outermost last."""
+
+    blocks: Sequence[nn.Module]
+
+
+class Denoiser(Protocol):
+    """A trainable velocity model."""
+
+    module: nn.Module
+    contract: Contract
+    latent_channels: int
+
+    def predict(self, inputs: DenoiserInputs) -> Tensor:
+        """Return the velocity `[B, C, T, H, W]`; inputs already have the contract's dtypes."""
+        ...
+
+    def sharding(self) -> ShardingPlan:
+        """Name the units that parallel strategies wrap."""
+        ...
+
+    def lora_targets(self) -> Sequence[str]:
+        """Names of the linear layers that LoRA adapts by default."""
+        ...
+
+
+class Autoencoder(Protocol):
+    """Pixels to latents and back."""
+
+    geometry: Geometry
+    latent_channels: int
+    contract: Contract
+
+    def encode(self, video_BCTHW: Tensor) -> Tensor:
+        """Encode video in [-1, 1] to latents of about unit variance."""
+        ...
+
+    def decode(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:
+        """Decode latents to video in [-1, 1] with `num_frames` frames."""
+        ...
+
+    def to(self, device: torch.device) -> Autoencoder:
+        """Move to a device, in place."""
+        ...
+
+
+class TextEncoder(Protocol):
+    """Captions to embeddings."""
+
+    dim: int
+    max_length: int
+
+    def encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return `[B, L, D]` float32 embeddings and the `[B, L]` bool mask of tokens that count."""
+        ...
+
+    def to(self, device: torch.device) -> TextEncoder:
+        """Move to a device, in place."""
+        ...

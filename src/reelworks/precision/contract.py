@@ -1,0 +1,51 @@
+"""Roles of inputs and the dtypes that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+
+class Role(StrEnum):
+    """What an input of a model is; the role fixes its dtype.
+
+    Times and geometry never fall below float32: bfloat16 turns timestep 999 into 1000 and 480 × 854
+    into another size.
+    """
+
+    LATENT = "latent"
+    TIME = "time"
+    TEXT = "text"
+    MASK = "mask"
+    GEOMETRY = "geometry"
+    CONDITION = "condition"
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Dtypes of one component, declared before it runs.
+
+    Attributes:
+        storage: Dtype of the parameters as they lie in memory.
+        compute: Dtype of matrix products and of latent, text and condition inputs.
+        master: Dtype in which the optimizer updates trained parameters.
+        reduction: Dtype in which gradients are summed over ranks.
+        output: Dtype of what the component returns.
+        roles: Role of every input by name.
+    """
+
+    storage: torch.dtype
+    compute: torch.dtype
+    master: torch.dtype
+    reduction: torch.dtype
+    output: torch.dtype
+    roles: Mapping[str, Role]
+
+    def dtype_of(self, role: Role) -> torch.dtype:
+        """Dtype that inputs of a role have inside the component."""
+        if role in (Role.TIME, Role.GEOMETRY):
+            return torch.float32
+        return torch.bool if role is Role.MASK else self.compute

@@ -1,0 +1,63 @@
+"""What happened in a run, as append-only JSON lines with one schema.
+
+Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, except for the first few,
+`step` (optimizer steps done). Kinds and their fields:
+
+    start       world_size, micro_batches_per_step, slot_width, threads, device, resumed_from (step or null)
+    epoch       epoch, segment, planned, rows: an epoch's plan begins
+    step        epoch, row, loss, loss_by_bucket {name: loss}, learning_rate, grad_norm, clips, tokens,
+                seconds, buckets [name, ...]
+    validation  loss, loss_by_time {"100": loss, ...}, clips, seconds
+    checkpoint  name, bytes, seconds
+    retention   kept [{step, reasons}], deleted [{step, reasons}]
+    preview     files [path below previews/], prompts [text, ...]
+    failure     uid, path, reason: a clip became a filler
+    epoch_end   epoch, planned, trained, failed, skipped
+    signal      name: the run was asked to save and leave
+    stop        reason: "finished" | "max_steps" | "signal"
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from reelworks.core import files
+
+SCHEMA_VERSION = 1
+
+
+class EventLog:
+    """Writes events of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one event."""
+        files.append_json_line(
+            self.path, {"v": SCHEMA_VERSION, "time": time.time(), "kind": kind, **fields}
+        )
+
+
+def read(path: Path, *kinds: str) -> Iterator[dict[str, Any]]:
+    """Yield the events of the given kinds (all, if none is given), oldest first."""
+    for event in files.read_json_lines(path):
+        if not kinds or event.get("kind") in kinds:
+            yield event
+
+
+def timeline(path: Path, *kinds: str) -> list[dict[str, Any]]:
+    """Events that still hold: a resume from step s voids earlier events of later steps.
+
+    A run that was killed at step 130 and resumed from its checkpoint of step 100 repeats 101 to 130;
+    the first telling of them is dropped.
+    """
+    kept: list[dict[str, Any]] = []
+    for event in read(path):
+        if event["kind"] == "start" and event.get("resumed_from") is not None:
+            kept = [e for e in kept if e.get("step", 0) <= event["resumed_from"]]
+        kept.append(event)
+    return [e for e in kept if not kinds or e["kind"] in kinds]

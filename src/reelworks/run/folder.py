@@ -1,0 +1,134 @@
+"""Where everything of a run lies."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reelworks.core import files
+from reelworks.core.errors import UserError
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of a run; nothing is created by looking."""
+
+    path: Path
+
+    @property
+    def info_file(self) -> Path:
+        """`run.json`: format, identity and what is frozen at the run's start."""
+        return self.path / "run.json"
+
+    @property
+    def recipe_file(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "recipe.toml"
+
+    @property
+    def environment_file(self) -> Path:
+        """Versions, machine and thread counts, a line for each start."""
+        return self.path / "environment.json"
+
+    @property
+    def plan_folder(self) -> Path:
+        """Plans as arrays and the summary that reports draw."""
+        return self.path / "plan"
+
+    @property
+    def events_file(self) -> Path:
+        """All events, metrics included; append-only JSON lines."""
+        return self.path / "events.jsonl"
+
+    @property
+    def coverage_folder(self) -> Path:
+        """Exceptions of coverage, a file for each epoch."""
+        return self.path / "coverage"
+
+    @property
+    def tensorboard_folder(self) -> Path:
+        """TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def previews_folder(self) -> Path:
+        """Clips and pictures generated on schedule, `step-000000100/00.mp4`."""
+        return self.path / "previews"
+
+    @property
+    def exports_folder(self) -> Path:
+        """Weights written for use elsewhere."""
+        return self.path / "exports"
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        """Checkpoints; only the checkpoint package writes here."""
+        return self.path / "checkpoints"
+
+    @property
+    def report_file(self) -> Path:
+        """The report as one HTML file."""
+        return self.path / "report.html"
+
+    @property
+    def lock_file(self) -> Path:
+        """Held by the process that trains."""
+        return self.path / ".lock"
+
+    @property
+    def exists(self) -> bool:
+        """True once `create` has finished."""
+        return self.info_file.is_file()
+
+    def create(self, frozen: dict[str, Any]) -> None:
+        """Make the folder and write `run.json`, last, with what stays fixed for the run's life.
+
+        Args:
+            frozen: Values that later starts read back, such as `micro_batches_per_step`.
+
+        Raises:
+            UserError: The folder cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for folder in (self.plan_folder, self.coverage_folder, self.previews_folder):
+                folder.mkdir(exist_ok=True)
+            info = {"format": FORMAT_VERSION, "id": uuid.uuid4().hex, "created": time.time(), **frozen}
+            files.write_json(self.info_file, info)
+        except OSError as error:
+            raise UserError(
+                f"the run folder cannot be written ({error.strerror})",
+                field="output",
+                value=str(self.path),
+                remedy="choose a folder you may write to with --output DIR, or mend its permissions",
+            ) from error
+
+    def info(self) -> dict[str, Any]:
+        """Read `run.json`.
+
+        Raises:
+            UserError: There is no run here, or a newer Reelworks wrote it.
+        """
+        try:
+            info: dict[str, Any] = json.loads(self.info_file.read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(
+                "there is no run in this folder",
+                field="RUN",
+                value=str(self.path),
+                remedy='give the folder that a recipe names as "output"',
+            ) from error
+        if info["format"] > FORMAT_VERSION:
+            raise UserError(
+                f"the run has format {info['format']}, this version reads up to {FORMAT_VERSION}",
+                field="RUN",
+                value=str(self.path),
+                remedy="update Reelworks",
+            )
+        return info
