@@ -67,7 +67,7 @@ def hash_int(*words: Word) -> int:
 
 def uniform(h: U64) -> NDArray[np.float64]:
     """Map hashes to [0, 1) by their upper 53 bits."""
-    return (h >> np.uint64(11)) * 2.0**-53
+    return (h >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
 
 
 def below(h: U64, n: int | NDArray[Any]) -> NDArray[np.int64]:

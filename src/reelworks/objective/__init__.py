@@ -1,1 +1,6 @@
-""""""
+"""What a denoiser learns: rectified flow, its timesteps and its conditioning masks.
+
+Owns the formulas that turn clean latents, noise and draws into inputs, targets and losses. May import
+core and precision; `config` and `masks` need no torch. Knows no model, no loss weights and no random
+state: every draw is an argument.
+"""

@@ -37,9 +37,7 @@ class EventLog:
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one event."""
-        files.append_json_line(
-            self.path, {"v": SCHEMA_VERSION, "time": time.time(), "kind": kind, **fields}
-        )
+        files.append_json_line(self.path, {"v": SCHEMA_VERSION, "time": time.time(), "kind": kind, **fields})
 
 
 def read(path: Path, *kinds: str) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,27 @@
+"""The `[[dataset]]` entries of a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from reelworks.core.config import Config
+
+
+class DatasetConfig(Config):
+    """One folder of clips."""
+
+    path: str = Field(min_length=1, description="Folder that is searched for videos and pictures.")
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Name under which the clips keep their identity when the folder moves; "
+        "the folder's own name unless given.",
+    )
+    repeats: int = Field(default=1, ge=1, description="How often each clip is shown in one epoch.")
+
+    @property
+    def dataset_name(self) -> str:
+        """`name`, or the last part of `path`."""
+        return self.name or Path(self.path).resolve().name

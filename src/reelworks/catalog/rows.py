@@ -1,0 +1,178 @@
+"""The columns of a catalog, as arrays.
+
+Numbers are numpy arrays and texts are Arrow arrays, so that ten million clips cost no Python object
+each. Texts that repeat (dataset, root, kind, codec, pixel_format) are dictionary-encoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reelworks.core import digests
+
+_WORD = pa.dictionary(pa.int32(), pa.string())
+_TEXT = pa.large_string()  # captions of millions of clips pass the 2 GB that `string` can address
+
+
+def _column(name: str, kind: Any, nullable: bool = False) -> Any:
+    return pa.field(name, kind, nullable=nullable)
+
+
+SCHEMA = pa.schema(
+    [
+        _column("ordinal", pa.int64()),
+        _column("uid", pa.uint64()),
+        _column("dataset", _WORD),
+        _column("root", _WORD),
+        _column("path", _TEXT),
+        _column("kind", _WORD),
+        _column("size_bytes", pa.int64()),
+        _column("mtime_ns", pa.int64()),
+        _column("fingerprint", _TEXT),
+        _column("num_frames", pa.int64()),
+        _column("height", pa.int64()),
+        _column("width", pa.int64()),
+        _column("fps", pa.float64()),
+        _column("duration_seconds", pa.float64()),
+        _column("codec", _WORD),
+        _column("pixel_format", _WORD),
+        _column("bit_depth", pa.int64()),
+        _column("rotation", pa.int64()),
+        _column("variable_fps", pa.bool_()),
+        _column("has_alpha", pa.bool_()),
+        _column("caption", _TEXT, nullable=True),
+        _column("group", _TEXT),
+        _column("error", _TEXT, nullable=True),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class CatalogRows:
+    """Rows of a catalog; all arrays have one element a row.
+
+    Attributes:
+        ordinal: Permanent number of the row.
+        uid: Identity of the clip, from dataset and path.
+        dataset: Name of the dataset.
+        root: Absolute path of the dataset's folder.
+        path: Path of the file below `root`, with forward slashes.
+        kind: "video" or "image".
+        size_bytes: Size of the file.
+        mtime_ns: Time of the file's last change; spares reading it again, decides nothing else.
+        fingerprint: Digest of the content; "" for a file that could not be read.
+        num_frames: Frames; 1 for a picture.
+        height: Pixels as displayed.
+        width: Pixels as displayed.
+        fps: Average frames per second; 0 for a picture.
+        duration_seconds: Length in time; 0 for a picture.
+        codec: Codec or picture format.
+        pixel_format: FFmpeg's name or Pillow's mode.
+        bit_depth: Bits of the deepest channel.
+        rotation: Degrees clockwise from stored to displayed frames.
+        variable_fps: Frames are unevenly spaced in time.
+        has_alpha: There is transparency.
+        caption: Caption; null where there is no caption file, "" where it is empty.
+        group: Clips of one group are held out together; the source file's path.
+        error: Why the file cannot be trained on; null for a good one. All measures are then 0.
+    """
+
+    ordinal: NDArray[np.int64]
+    uid: NDArray[np.uint64]
+    dataset: pa.Array
+    root: pa.Array
+    path: pa.Array
+    kind: pa.Array
+    size_bytes: NDArray[np.int64]
+    mtime_ns: NDArray[np.int64]
+    fingerprint: pa.Array
+    num_frames: NDArray[np.int64]
+    height: NDArray[np.int64]
+    width: NDArray[np.int64]
+    fps: NDArray[np.float64]
+    duration_seconds: NDArray[np.float64]
+    codec: pa.Array
+    pixel_format: pa.Array
+    bit_depth: NDArray[np.int64]
+    rotation: NDArray[np.int64]
+    variable_fps: NDArray[np.bool_]
+    has_alpha: NDArray[np.bool_]
+    caption: pa.Array
+    group: pa.Array
+    error: pa.Array
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> CatalogRows:
+        """Take the columns of a table of `SCHEMA`."""
+        columns = {name: table.column(name).combine_chunks() for name in SCHEMA.names}
+        return cls(**{name: c if _is_text(name) else _numbers(c) for name, c in columns.items()})
+
+    def __len__(self) -> int:
+        return len(self.ordinal)
+
+    def take(self, indices: NDArray[Any]) -> CatalogRows:
+        """Pick rows by positions, or by a boolean mask."""
+        where = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
+        picked = pa.array(where, type=pa.int64())
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return CatalogRows(**{n: v.take(picked) if _is_text(n) else v[where] for n, v in values.items()})
+
+    def find(self, uids: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Positions of clips by uid, -1 where there is none; for rows with one row a uid."""
+        order, ordered = self._by_uid
+        if not len(ordered):
+            return np.full(len(uids), -1, dtype=np.int64)
+        place = np.minimum(np.searchsorted(ordered, uids), len(ordered) - 1)
+        return np.where(ordered[place] == uids, order[place], -1)
+
+    @cached_property
+    def _by_uid(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        order = np.argsort(self.uid, kind="stable")
+        return order, self.uid[order]
+
+    @cached_property
+    def readable(self) -> NDArray[np.bool_]:
+        """True for rows of files that can be trained on."""
+        return _numbers(self.error.is_null())
+
+    def file(self, index: int) -> Path:
+        """Absolute path of a row's file."""
+        return Path(self.root[index].as_py(), self.path[index].as_py())
+
+    def to_table(self) -> pa.Table:
+        """The same rows as a table of `SCHEMA`; numbers and texts are shared, not copied."""
+        return pa.table([pa.array(getattr(self, f.name), type=f.type) for f in SCHEMA], schema=SCHEMA)
+
+    def digest(self) -> str:
+        """Digest of what training depends on: ordinals, uids, contents and captions."""
+        arrays = {"ordinal": self.ordinal, "uid": self.uid}
+        for name in ("fingerprint", "caption"):
+            arrays |= {f"{name}_{part}": a for part, a in _text_arrays(getattr(self, name)).items()}
+        return digests.digest_arrays(**arrays)
+
+
+def _is_text(name: str) -> bool:
+    return bool(SCHEMA.field(name).type in (_WORD, _TEXT))
+
+
+def _numbers(column: Any) -> NDArray[Any]:
+    numbers: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _text_arrays(texts: Any) -> dict[str, NDArray[Any]]:
+    """Lengths, bytes and nulls of a text column: equal for equal texts, however they lie in memory."""
+    filled = texts.fill_null("")
+    _, offset_buffer, data_buffer = filled.buffers()
+    offsets = np.zeros(1, dtype=np.int64)
+    if len(filled):
+        offsets = np.frombuffer(offset_buffer, dtype=np.int64)[filled.offset :][: len(filled) + 1]
+    data = np.frombuffer(data_buffer or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]
+    return {"lengths": np.diff(offsets), "bytes": data, "missing": _numbers(texts.is_null())}

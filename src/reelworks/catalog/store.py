@@ -1,0 +1,228 @@
+"""The catalog's folder: Parquet parts that are only ever added to.
+
+    catalog.json            format, and one entry for each part: rows, retired, time, sources
+    part-000000.parquet     rows that a scan appended, sorted by uid
+    retired-000000.parquet  ordinals of former rows that the same scan retired
+
+The number of parts is the catalog's version; to see an earlier version is to read fewer parts. Parts
+are made durable before `catalog.json` names them, so that a crash leaves at most files that nothing
+refers to, and the next scan writes over them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from reelworks.catalog import checks
+from reelworks.catalog.rows import SCHEMA, CatalogRows
+from reelworks.core import files
+from reelworks.core.errors import UserError
+
+FORMAT_VERSION = 1
+_RETIRED_SCHEMA = pa.schema([pa.field("ordinal", pa.int64(), nullable=False)])
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one scan added.
+
+    Attributes:
+        rows: Rows appended.
+        retired: Rows of earlier parts that it retired.
+        time: Seconds since 1970.
+        sources: The folders scanned, each with "name" and "root".
+    """
+
+    rows: int
+    retired: int
+    time: float
+    sources: list[dict[str, str]]
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Part:
+        """Read an entry of `catalog.json`; a wrong one raises KeyError, TypeError or ValueError."""
+        return cls(int(value["rows"]), int(value["retired"]), float(value["time"]), list(value["sources"]))
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """One version of a catalog; what it shows never changes, whatever is scanned later."""
+
+    path: Path
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def open(cls, path: Path, version: int | None = None) -> Catalog:
+        """Open a catalog as it is, or as it was when it had `version` parts.
+
+        Raises:
+            UserError: There is no catalog, it is damaged or newer than this Reelworks, or it has no
+                such version.
+        """
+        if not (path / "catalog.json").is_file():
+            raise UserError(
+                "there is no catalog in this folder",
+                field="catalog",
+                value=str(path),
+                remedy=f"make one with: reelworks scan DIR -o {path}",
+            )
+        parts = _read_parts(path)
+        if version is not None and not 0 <= version <= len(parts):
+            raise UserError(
+                f"the catalog {path} has no such version, its newest is {len(parts)}",
+                field="version",
+                value=version,
+                remedy=f"give a number from 0 to {len(parts)}, or leave it out for the newest",
+            )
+        return cls(path, parts[:version])
+
+    @classmethod
+    def open_or_new(cls, path: Path) -> Catalog:
+        """Open the newest version, or an empty catalog where there is none yet."""
+        return cls.open(path) if (path / "catalog.json").exists() else cls(path, ())
+
+    @property
+    def version(self) -> int:
+        """Number of parts that this catalog shows."""
+        return len(self.parts)
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """All rows ever appended up to this version, by ordinal.
+
+        Raises:
+            UserError: A part is missing or damaged.
+        """
+        tables = [
+            _read_parquet(self.path / _part_name(i), SCHEMA, part.rows)
+            for i, part in enumerate(self.parts)
+            if part.rows
+        ]
+        return pa.concat_tables(tables).unify_dictionaries() if tables else SCHEMA.empty_table()
+
+    def all_rows(self) -> CatalogRows:
+        """All rows up to this version, retired ones included."""
+        return CatalogRows.from_table(self.table)
+
+    def live(self) -> CatalogRows:
+        """The rows that hold in this version, by ordinal: one for each clip."""
+        return self._live
+
+    @cached_property
+    def _live(self) -> CatalogRows:
+        rows = self.all_rows()
+        checks.check_rows(rows, self.path)
+        alive = np.ones(len(rows), dtype=np.bool_)
+        alive[self._retired()] = False
+        live = rows if alive.all() else rows.take(alive)
+        checks.check_one_row_per_uid(live, self.path)
+        return live
+
+    def _retired(self) -> NDArray[np.int64]:
+        """Ordinals retired up to this version."""
+        first, ordinals = 0, [np.zeros(0, dtype=np.int64)]
+        for i, part in enumerate(self.parts):
+            if part.retired:
+                table = _read_parquet(self.path / _retired_name(i), _RETIRED_SCHEMA, part.retired)
+                ordinals.append(table.column("ordinal").to_numpy())
+                checks.check_retired(ordinals[-1], first, self.path)
+            first += part.rows
+        return np.concatenate(ordinals)
+
+    def live_ordinals(self, uids: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Ordinals of the live rows of clips; -1 where a clip has none."""
+        live = self.live()
+        if not len(live):
+            return np.full(len(uids), -1, dtype=np.int64)
+        positions = live.find(uids)
+        return np.where(positions < 0, -1, live.ordinal[positions])
+
+    def digest(self) -> str:
+        """Digest of the live rows' ordinals, uids, contents and captions."""
+        return self.live().digest()
+
+    def append(
+        self, rows: pa.Table, retired: NDArray[np.int64], sources: Sequence[dict[str, str]]
+    ) -> Catalog:
+        """Write one more part; call within `lock.writing`.
+
+        Args:
+            rows: Columns of `SCHEMA`; ordinals are given here.
+            retired: Ordinals of live rows that no longer hold.
+            sources: The folders scanned, each with "name" and "root".
+        """
+        assert self.parts == Catalog.open_or_new(self.path).parts, "only the newest version can grow"
+        rows = rows.sort_by("uid")
+        first = sum(part.rows for part in self.parts)
+        ordinals = pa.array(np.arange(first, first + len(rows)), type=pa.int64())
+        rows = rows.set_column(0, SCHEMA.field("ordinal"), ordinals)
+        if len(rows):
+            _write_parquet(self.path / _part_name(self.version), rows)
+        if len(retired):
+            table = pa.table([pa.array(np.sort(retired))], schema=_RETIRED_SCHEMA)
+            _write_parquet(self.path / _retired_name(self.version), table)
+        part = Part(len(rows), len(retired), time.time(), list(sources))
+        grown = Catalog(self.path, (*self.parts, part))
+        document = {"format": FORMAT_VERSION, "parts": [asdict(p) for p in grown.parts]}
+        files.write_json(self.path / "catalog.json", document)
+        return grown
+
+
+def _part_name(index: int) -> str:
+    return f"part-{index:06d}.parquet"
+
+
+def _retired_name(index: int) -> str:
+    return f"retired-{index:06d}.parquet"
+
+
+def _read_parts(path: Path) -> tuple[Part, ...]:
+    try:
+        document = json.loads((path / "catalog.json").read_text(encoding="utf-8"))
+        newer = document["format"] > FORMAT_VERSION
+        parts = () if newer else tuple(Part.from_json(part) for part in document["parts"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise checks.damaged(path, f"catalog.json cannot be read: {error}") from error
+    if newer:
+        raise UserError(
+            f"the catalog has format {document['format']}, this version reads up to {FORMAT_VERSION}",
+            field="catalog",
+            value=str(path),
+            remedy="update Reelworks",
+        )
+    return parts
+
+
+def _read_parquet(file: Path, schema: Any, num_rows: int) -> pa.Table:
+    absent: set[str] = set()
+    try:
+        absent = set(schema.names) - set(pq.read_schema(file).names)
+        columns = [name for name in schema.names if name not in absent]
+        table = pq.read_table(file, columns=columns, page_checksum_verification=True)
+        table = table if absent else table.cast(schema)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise checks.damaged(file.parent, f"{file.name} cannot be read: {error}") from error
+    if absent:
+        raise checks.damaged(file.parent, f"{file.name} lacks the columns {', '.join(sorted(absent))}")
+    if len(table) != num_rows:
+        raise checks.damaged(file.parent, f"{file.name} has {len(table)} rows instead of {num_rows}")
+    return table
+
+
+def _write_parquet(file: Path, table: pa.Table) -> None:
+    with file.open("wb") as f:
+        pq.write_table(table, f, compression="zstd", write_page_checksum=True)
+        f.flush()
+        os.fsync(f.fileno())

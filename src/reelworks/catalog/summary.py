@@ -1,0 +1,120 @@
+"""Count what a catalog holds; a pure function of its rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.catalog.rows import CatalogRows
+
+Histogram = list[tuple[str, int]]
+
+_SHORT_SIDES = (144, 240, 360, 480, 720, 1080, 1440, 2160)  # a class holds all below the next
+_FRAME_EDGES = (1, 2, 17, 33, 65, 129, 257, 513)
+_FPS_EDGES = (0.0, 12.0, 20.0, 24.5, 25.5, 30.5, 50.5, 60.5)
+_FPS_LABELS = ("under 12", "12–20", "20–24", "25", "26–30", "31–50", "51–60", "over 60")
+_ASPECTS = {
+    "9:21": 9 / 21,
+    "9:16": 9 / 16,
+    "2:3": 2 / 3,
+    "3:4": 3 / 4,
+    "1:1": 1.0,
+    "4:3": 4 / 3,
+    "3:2": 3 / 2,
+    "16:9": 16 / 9,
+    "21:9": 21 / 9,
+}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a catalog holds. Histograms list (label, count), empty classes left out.
+
+    Attributes:
+        clips: Rows, bad ones included.
+        by_kind: Readable "video" and "image" rows.
+        bad: Files that cannot be trained on.
+        bad_reasons: Their reasons without particulars, most frequent first.
+        captions_missing: Readable clips without a caption file.
+        captions_empty: Readable clips whose caption file is empty.
+        size_bytes: Size of the readable files.
+        duration_seconds: Length of the readable videos.
+        resolution: Short sides of readable clips.
+        num_frames: Frames of readable clips.
+        fps: Frame rates of readable videos.
+        aspect_ratio: Nearest common ratio, width to height, of readable clips.
+    """
+
+    clips: int
+    by_kind: Histogram
+    bad: int
+    bad_reasons: Histogram
+    captions_missing: int
+    captions_empty: int
+    size_bytes: int
+    duration_seconds: float
+    resolution: Histogram
+    num_frames: Histogram
+    fps: Histogram
+    aspect_ratio: Histogram
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as a JSON value."""
+        return asdict(self)
+
+
+def summarise(rows: CatalogRows) -> Summary:
+    """Summarise rows, usually `Catalog.live()`."""
+    good = rows.take(rows.readable)
+    is_video = pc.equal(good.kind.dictionary_decode(), "video").to_numpy(zero_copy_only=False)
+    return Summary(
+        clips=len(rows),
+        by_kind=_present([("video", int(is_video.sum())), ("image", int((~is_video).sum()))]),
+        bad=len(rows) - len(good),
+        bad_reasons=_reasons(rows),
+        captions_missing=good.caption.null_count,
+        captions_empty=pc.sum(pc.equal(good.caption, "")).as_py() or 0,
+        size_bytes=int(good.size_bytes.sum()),
+        duration_seconds=float(good.duration_seconds.sum()),
+        resolution=_resolution(good),
+        num_frames=_frames(good),
+        fps=_classes(good.fps[is_video], _FPS_EDGES, _FPS_LABELS),
+        aspect_ratio=_aspects(good),
+    )
+
+
+def _reasons(rows: CatalogRows) -> Histogram:
+    reasons = rows.error.drop_null().to_pylist()
+    return Counter(reason.split(":")[0] for reason in reasons).most_common()
+
+
+def _resolution(rows: CatalogRows) -> Histogram:
+    labels = [f"under {_SHORT_SIDES[0]}p", *(f"{side}p" for side in _SHORT_SIDES)]
+    return _classes(np.minimum(rows.height, rows.width), (0, *_SHORT_SIDES), labels)
+
+
+def _frames(rows: CatalogRows) -> Histogram:
+    inner = [f"{a}–{b - 1}" for a, b in pairwise(_FRAME_EDGES[1:])]
+    return _classes(rows.num_frames, _FRAME_EDGES, ["1", *inner, f"over {_FRAME_EDGES[-1] - 1}"])
+
+
+def _aspects(rows: CatalogRows) -> Histogram:
+    known = np.log(list(_ASPECTS.values()))
+    middles = (known[1:] + known[:-1]) / 2  # nearest in the logarithm: 2:1 is as far from 1:1 as 1:2
+    return _classes(np.log(rows.width / rows.height), (-np.inf, *middles), list(_ASPECTS))
+
+
+def _classes(values: NDArray[Any], lower_edges: Any, labels: Any) -> Histogram:
+    """Count values by class; a class begins at its lower edge and ends before the next one's."""
+    counts = np.bincount(np.searchsorted(lower_edges, values, side="right") - 1, minlength=len(labels))
+    return _present([(label, int(count)) for label, count in zip(labels, counts, strict=True)])
+
+
+def _present(histogram: Histogram) -> Histogram:
+    return [(label, count) for label, count in histogram if count]

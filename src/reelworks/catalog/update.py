@@ -1,0 +1,207 @@
+"""Compare what a scan finds with the live rows, and collect the rows to append and to retire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.catalog.look import Finding, Look
+from reelworks.catalog.probe import kind_of
+from reelworks.catalog.rows import SCHEMA
+from reelworks.catalog.store import Catalog
+from reelworks.catalog.walk import Entry
+from reelworks.core import draws
+from reelworks.core.errors import UserError
+
+_ROWS_PER_BATCH = 8192  # rows that wait as Python values before they become Arrow arrays
+_UNMEASURED = {
+    "num_frames": 0,
+    "height": 0,
+    "width": 0,
+    "fps": 0.0,
+    "duration_seconds": 0.0,
+    "codec": "",
+    "pixel_format": "",
+    "bit_depth": 0,
+    "rotation": 0,
+    "variable_fps": False,
+    "has_alpha": False,
+}
+
+
+class Task(NamedTuple):
+    """One listed file: what its folder entry says, its live row (-1: none), and what to look at."""
+
+    listed: Listed
+    number: int
+    look: Look
+
+    @property
+    def entry(self) -> Entry:
+        """The file's entry."""
+        return self.listed.entries[self.number]
+
+    @property
+    def position(self) -> int:
+        """Position of the file's live row, -1 if it has none."""
+        return int(self.listed.position[self.number])
+
+
+class Listed(NamedTuple):
+    """A dataset's files beside the live rows that they had; arrays have one element a file.
+
+    Attributes:
+        dataset: Name of the dataset.
+        root: Absolute path of its folder.
+        entries: The files.
+        uid: Their identities.
+        position: Positions of their live rows, -1 for new files.
+        open: Files that must be opened, as their row cannot be known to hold.
+    """
+
+    dataset: str
+    root: str
+    entries: list[Entry]
+    uid: NDArray[np.uint64]
+    position: NDArray[np.int64]
+    open: NDArray[np.bool_]
+
+
+class Update:
+    """The next part of a catalog in the making.
+
+    Attributes:
+        catalog: The catalog as it is.
+        rows_appended: Rows collected so far.
+        new: Files that had no live row.
+        changed: Files whose row no longer holds.
+        unchanged: Files whose row holds.
+        bad_files: Path and reason of files that cannot be trained on.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.rows_appended = self.new = self.changed = self.unchanged = 0
+        self.bad_files: list[tuple[str, str]] = []
+        self._live = catalog.live()
+        self._found = np.zeros(len(self._live), dtype=np.bool_)
+        self._replaced = np.zeros(len(self._live), dtype=np.bool_)
+        self._waiting: list[tuple[int, dict[str, Any]]] = []  # live row to take measures from, values
+        self._batches: list[Any] = []
+
+    def compare(self, dataset: str, root: Path, entries: list[Entry]) -> Listed:
+        """Find the live rows of a dataset's files, and the files that must be opened.
+
+        Raises:
+            UserError: Two files have one uid (at ten million files, a chance of 3 in a million).
+        """
+        uid = uids_of(dataset, [entry.path for entry in entries])
+        position = self._live.find(uid)
+        _refuse_collision(uid, entries)
+        known = np.flatnonzero(position >= 0)
+        row = position[known]
+        self._found[row] = True
+        size = np.fromiter((e.size_bytes for e in entries), dtype=np.int64, count=len(entries))[known]
+        mtime = np.fromiter((e.mtime_ns for e in entries), dtype=np.int64, count=len(entries))[known]
+        holds = (self._live.size_bytes[row] == size) & (self._live.mtime_ns[row] == mtime)
+        # No fingerprint: the file could not be read; that may change without a trace in its times.
+        holds &= pc.not_equal(self._live.fingerprint, "").to_numpy(zero_copy_only=False)[row]
+        open_ = np.ones(len(entries), dtype=np.bool_)
+        open_[known] = ~holds
+        return Listed(dataset, str(root), entries, uid, position, open_)
+
+    def tasks(self, listed: Listed) -> Iterator[Task]:
+        """Yield what is to be looked at, as it is needed: ten million orders are never held at once."""
+        for i, entry in enumerate(listed.entries):
+            position = int(listed.position[i])
+            known = self._live.fingerprint[position].as_py() if position >= 0 else ""
+            file = f"{listed.root}/{entry.path}"
+            yield Task(listed, i, Look(file, entry.captioned, bool(listed.open[i]), known, entry.problem))
+
+    def apply(self, task: Task, finding: Finding) -> None:
+        """Take in what was found of a file."""
+        position, measured = task.position, finding.probe is not None or finding.error is not None
+        fingerprint = task.look.known if finding.fingerprint is None else finding.fingerprint
+        error = finding.error if measured else self._live.error[position].as_py()
+        if error is not None:
+            self.bad_files.append((task.look.file, error))
+        if position >= 0 and self._holds(position, task.listed.root, fingerprint, finding.caption, error):
+            self.unchanged += 1
+            return
+        if position >= 0:
+            self.changed += 1
+            self._replaced[position] = True
+        else:
+            self.new += 1
+        values = _identity(task) | {"fingerprint": fingerprint, "caption": finding.caption, "error": error}
+        values |= (_UNMEASURED if finding.probe is None else asdict(finding.probe)) if measured else {}
+        self._collect(-1 if measured else position, values)
+
+    def _holds(
+        self, position: int, root: str, fingerprint: str, caption: str | None, error: str | None
+    ) -> bool:
+        live = self._live
+        now = {"root": root, "fingerprint": fingerprint, "caption": caption, "error": error}
+        return all(getattr(live, name)[position].as_py() == value for name, value in now.items())
+
+    def _collect(self, position: int, values: dict[str, Any]) -> None:
+        self._waiting.append((position, values))
+        self.rows_appended += 1
+        if len(self._waiting) >= _ROWS_PER_BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Turn waiting values into Arrow columns, with the measures of former rows where they hold."""
+        positions = np.array([p for p, _ in self._waiting if p >= 0], dtype=np.int64)
+        former = iter(self._live.take(positions).to_table().to_pylist())
+        rows = [(next(former) if p >= 0 else {}) | values for p, values in self._waiting]
+        self._batches.append(pa.Table.from_pylist(rows, schema=SCHEMA))
+        self._waiting = []
+
+    def table(self) -> Any:
+        """The rows to append, as a table of `SCHEMA`."""
+        self._flush()
+        return pa.concat_tables(self._batches).unify_dictionaries()
+
+    def retired(self, datasets: Sequence[str]) -> NDArray[np.int64]:
+        """Ordinals of rows to retire: changed files, and files of these datasets that have vanished."""
+        ours = pc.is_in(self._live.dataset.dictionary_decode(), value_set=pa.array(datasets, pa.string()))
+        vanished = ours.to_numpy(zero_copy_only=False) & ~self._found
+        ordinals: NDArray[np.int64] = self._live.ordinal[self._replaced | vanished]
+        return ordinals
+
+
+def uids_of(dataset: str, paths: Sequence[str]) -> NDArray[np.uint64]:
+    """Identities of clips: a hash of the dataset's name and the path below its folder."""
+    return np.fromiter((draws.hash_int(dataset, p) for p in paths), dtype=np.uint64, count=len(paths))
+
+
+def _refuse_collision(uid: NDArray[np.uint64], entries: list[Entry]) -> None:
+    order = np.argsort(uid)
+    twice = np.flatnonzero(uid[order][1:] == uid[order][:-1])
+    if len(twice):
+        first, second = (entries[order[twice[0] + i]].path for i in (0, 1))
+        raise UserError(f"{first} and {second} have the same uid", remedy="rename one of the two files")
+
+
+def _identity(task: Task) -> dict[str, Any]:
+    """Columns that follow from where a file lies and what its folder entry says."""
+    listed, entry = task.listed, task.entry
+    return {
+        "ordinal": 0,  # given when the part is written
+        "uid": int(listed.uid[task.number]),
+        "dataset": listed.dataset,
+        "root": listed.root,
+        "path": entry.path,
+        "kind": kind_of(entry.path),
+        "size_bytes": entry.size_bytes,
+        "mtime_ns": entry.mtime_ns,
+        "group": entry.path,
+    }

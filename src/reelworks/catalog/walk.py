@@ -1,0 +1,104 @@
+"""List the videos and pictures below a folder, with what their folder entries say of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from reelworks.catalog import captions, probe
+from reelworks.core.errors import UserError
+
+
+class Entry(NamedTuple):
+    """A file with the extension of a video or picture.
+
+    Attributes:
+        path: Path below the listed folder, with forward slashes.
+        size_bytes: Size of the file.
+        mtime_ns: Time of its last change.
+        captioned: There is a caption file beside it.
+        problem: Why it cannot be opened, where its entry already tells.
+    """
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    captioned: bool
+    problem: str | None = None
+
+
+def listing(name: str, root: Path) -> list[Entry]:
+    """List a dataset's media files, depth first, in sorted order; hidden files and folders are skipped.
+
+    Links are followed, but no folder is entered from within itself.
+
+    Raises:
+        UserError: The folder is missing, cannot be read, or holds no media. A folder that cannot be
+            read is no empty folder: its clips would pass for deleted ones.
+    """
+    if not root.is_dir():
+        raise UserError(
+            "this is a file, not a folder" if root.exists() else "there is no such folder",
+            field=f"dataset {name!r}",
+            value=str(root),
+            remedy="give the folder that holds the videos and pictures",
+        )
+    others: Counter[str] = Counter()
+    entries = list(_walk(name, root, "", (), others))
+    if not entries:
+        raise _no_media(name, root, others)
+    return entries
+
+
+def _no_media(name: str, root: Path, others: Counter[str]) -> UserError:
+    found = ", ".join(f"{extension} ({count})" for extension, count in others.most_common(8))
+    return UserError(
+        f"the folder holds no video and no picture; found: {found or 'nothing'}",
+        field=f"dataset {name!r}",
+        value=str(root),
+        remedy=f"give a folder with files named {' '.join(sorted(probe.EXTENSIONS))}",
+    )
+
+
+def _walk(
+    name: str, folder: Path, prefix: str, above: tuple[tuple[int, int], ...], others: Counter[str]
+) -> Iterator[Entry]:
+    try:
+        status = folder.stat()
+        with os.scandir(folder) as scanned:
+            inside = sorted((e for e in scanned if not e.name.startswith(".")), key=lambda e: e.name)
+    except OSError as error:
+        raise UserError(
+            f"the folder {folder} cannot be read ({error.strerror})",
+            field=f"dataset {name!r}",
+            remedy="mend its permissions, or move it out of the dataset",
+        ) from error
+    place = (status.st_dev, status.st_ino)
+    if place in above:  # a link to a folder that it lies in
+        return
+    names = {e.name for e in inside}
+    for entry in inside:
+        if entry.is_dir():
+            yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, place), others)
+        elif probe.kind_of(entry.name) is not None:
+            yield _entry(entry, prefix, names)
+        elif not entry.name.endswith(captions.SUFFIX):
+            others[Path(entry.name).suffix.lower() or "no extension"] += 1
+
+
+def _entry(entry: os.DirEntry[str], prefix: str, names: set[str]) -> Entry:
+    path = prefix + entry.name
+    captioned = captions.caption_file(Path(entry.name)).name in names
+    if not path.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in path):
+        readable = os.fsencode(path).decode("utf-8", errors="backslashreplace")
+        return Entry(readable, 0, 0, False, "file name is not UTF-8")
+    try:
+        status = entry.stat()
+    except OSError as error:
+        return Entry(path, 0, 0, captioned, f"cannot be read: {error.strerror}")
+    problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
+    return Entry(path, status.st_size, status.st_mtime_ns, captioned, problem)

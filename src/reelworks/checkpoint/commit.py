@@ -1,0 +1,244 @@
+"""Saving: written beside, checked, and published by one rename.
+
+    space check → fresh temporary folder → every rank writes its shards through torch.distributed.checkpoint
+    and digests them → manifest, last → fsync → rename onto free ground → fsync of the parent → history
+
+A checkpoint exists exactly if its rename happened. Whatever fails or dies before that costs this save and
+nothing else; a failure on one rank is raised, equal, on all.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+
+import reelworks
+from reelworks.checkpoint import manifest, names, ranks, space
+from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry, Manifest
+from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
+from reelworks.checkpoint.verify import verify
+from reelworks.core import digests, files
+from reelworks.core.errors import UserError
+
+DCP = "dcp"
+CURSOR = "cursor.json"
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class SaveFailed(UserError):  # noqa: N818
+    """No checkpoint was made; those on disk are as they were."""
+
+
+class DiskFull(SaveFailed):
+    """The disk or the quota has too little room for one more checkpoint."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Result of a save, equal on all ranks.
+
+    Attributes:
+        info: The checkpoint on disk.
+        seconds: Wall time of the whole save.
+        fresh: False if the step had a valid checkpoint already, which was left as it is.
+    """
+
+    info: CheckpointInfo
+    seconds: float
+    fresh: bool
+
+    @property
+    def bytes(self) -> int:
+        """Size of the checkpoint's files."""
+        return self.info.manifest.total_bytes
+
+
+def save(
+    store: CheckpointStore,
+    step: int,
+    state: dict[str, Any],
+    *,
+    extra: Mapping[str, bytes] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    run_id: str = "",
+) -> Saved:
+    """Write and publish a checkpoint. Collective over the default process group, if there is one.
+
+    Args:
+        store: Where to; the same folder for all ranks.
+        step: Optimizer steps done.
+        state: Nested dicts of tensors, DTensors and plain values, e.g. `{"model": ..., "optimizer": ...}`.
+        extra: Small files by name, such as `cursor.json`; those of rank 0 count.
+        metrics: Metrics known by now.
+        run_id: The run's id.
+
+    Raises:
+        DiskFull: Too little room, before or while writing.
+        SaveFailed: Anything else that kept any rank from its part.
+    """
+    began = time.perf_counter()
+    order = _Order(store, step, extra or {}, metrics or {}, run_id, began)
+    with _told_as_save_failed(store):
+        info = ranks.on_first(lambda: _present(store, step))
+        fresh = info is None
+        if info is None:
+            info = _save(order, state)
+    return Saved(info, time.perf_counter() - began, fresh)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What `save` was asked for."""
+
+    store: CheckpointStore
+    step: int
+    extra: Mapping[str, bytes]
+    metrics: Mapping[str, float]
+    run_id: str
+    began: float
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what torch says of every save and load in a single process: that it is one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"torch\.distributed is disabled, unavailable or uninitialized")
+        yield
+
+
+@contextmanager
+def _told_as_save_failed(store: CheckpointStore) -> Iterator[None]:
+    try:
+        yield
+    except ranks.RanksFailed as error:
+        full = bool(error.errnos & _FULL)
+        raise (DiskFull if full else SaveFailed)(
+            f"no checkpoint was saved, earlier ones are as they were ({error})",
+            field="checkpoints",
+            value=str(store.root),
+            remedy="free disk space, or keep fewer with [checkpoints] save_total_limit"
+            if full
+            else "mend what the message names; the next save tries again",
+        ) from error
+
+
+def _present(store: CheckpointStore, step: int) -> CheckpointInfo | None:
+    """Look whether this step is saved already; what is there and bad is dealt with when publishing."""
+    if step not in store.steps():
+        return None
+    try:
+        verify(store.path(step), full=True)
+    except BadCheckpoint:
+        return None
+    return store.info(step)
+
+
+def _save(order: _Order, state: dict[str, Any]) -> CheckpointInfo:
+    """Take all ranks through the stages; a failure in one ends the save for all."""
+    state_bytes = sum(ranks.on_all(lambda: space.local_bytes(state)))
+    temporary = ranks.on_first(lambda: _open(order, state_bytes))
+    try:
+        ranks.on_all(lambda: _require_shared(temporary))
+        parts = ranks.on_all(lambda: _write_shards(temporary, state))
+        entries = [entry for part in parts for entry in part]
+        return ranks.on_first(lambda: _commit(order, temporary, entries))
+    except ranks.RanksFailed:
+        ranks.on_first(lambda: shutil.rmtree(temporary, ignore_errors=True))
+        raise
+
+
+def _open(order: _Order, state_bytes: int) -> Path:
+    """Make the temporary folder if the checkpoint will fit."""
+    root = order.store.root
+    if not root.is_dir():
+        root.mkdir(parents=True)
+        files.fsync_folder(root.parent)
+    space.require(root, state_bytes + sum(map(len, order.extra.values())))
+    temporary = root / names.in_flight(order.step, names.fresh_id())
+    (temporary / DCP).mkdir(parents=True)
+    return temporary
+
+
+def _require_shared(temporary: Path) -> None:
+    """Refuse folders that only rank 0 sees: its manifest could not speak for the others' files."""
+    if not (temporary / DCP).is_dir():
+        raise RuntimeError(f"{temporary.parent} is not the same folder here as on rank 0")
+
+
+def _write_shards(temporary: Path, state: dict[str, Any]) -> list[FileEntry]:
+    """Write this rank's shards and digest the files that came of it."""
+    folder = temporary / DCP
+    writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, overwrite=False)
+    with quiet():
+        save_shards(state, storage_writer=writer, no_dist=not ranks.is_distributed())
+    mine = sorted(folder.glob(f"__{ranks.rank()}_*.distcp"))
+    return [_entry(temporary, file) for file in mine]
+
+
+def _entry(temporary: Path, file: Path) -> FileEntry:
+    path = file.relative_to(temporary).as_posix()
+    return FileEntry(path=path, size=file.stat().st_size, digest=digests.digest_file(file))
+
+
+def _commit(order: _Order, temporary: Path, entries: list[FileEntry]) -> CheckpointInfo:
+    """On rank 0: complete the temporary folder, publish it, and tell."""
+    store, step = order.store, order.step
+    entries = [*entries, _entry(temporary, temporary / DCP / ".metadata")]
+    for name, data in order.extra.items():
+        entries.append(_write_extra(temporary, name, data))
+    files.fsync_folder(temporary / DCP)
+    manifest.write(temporary, _manifest(order, temporary, entries))
+    # Also proves that rank 0 sees what the other nodes have written.
+    verify(temporary, full=False)
+    if os.path.lexists(store.path(step)):
+        store.quarantine(step, "failed verification when its step was saved again")
+    store.publish(temporary, step)
+    info = store.info(step)
+    # The checkpoint is there, even if the disk has no room left to tell of it.
+    with suppress(OSError):
+        store.record_saved(info, time.perf_counter() - order.began)
+    return info
+
+
+def _manifest(order: _Order, temporary: Path, entries: list[FileEntry]) -> Manifest:
+    cursor = order.extra.get(CURSOR)
+    return Manifest(
+        format=manifest.FORMAT_VERSION,
+        step=order.step,
+        save_id=temporary.name.rpartition("-")[2],
+        created=time.time(),
+        world_size=ranks.world_size(),
+        run_id=order.run_id,
+        cursor_digest=None if cursor is None else digests.digest_bytes(cursor),
+        files=tuple(entries),
+        total_bytes=sum(entry.size for entry in entries),
+        metrics=manifest.plain_metrics(order.metrics),
+        versions={
+            "reelworks": reelworks.__version__,
+            "torch": str(torch.__version__),
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    )
+
+
+def _write_extra(temporary: Path, name: str, data: bytes) -> FileEntry:
+    if "/" in name or not manifest.is_inside(name) or name in (DCP, manifest.FILE_NAME):
+        raise ValueError(f"{name!r} cannot name an extra file")
+    files.write_bytes(temporary / name, data)
+    return FileEntry(path=name, size=len(data), digest=digests.digest_bytes(data))

@@ -1,0 +1,30 @@
+"""Reading from storage that has moments: try again before believing an error."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# What network storage says for a while and then takes back; it tells nothing about the file.
+_PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR})
+WAITS_SECONDS = (0.1, 0.5, 2.0)
+
+
+def patiently(work: Callable[[], T]) -> T:
+    """Do `work`, again after a pause if storage errs in passing.
+
+    Raises:
+        OSError: Another error, or the passing one did not pass.
+    """
+    for seconds in WAITS_SECONDS:
+        try:
+            return work()
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+        time.sleep(seconds)
+    return work()

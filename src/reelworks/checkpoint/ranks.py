@@ -1,0 +1,97 @@
+"""Work that all ranks do, and whose failure all of them learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong on one rank, as values: exceptions do not always survive the way to other ranks."""
+
+    rank: int
+    text: str
+    errnos: frozenset[int]
+
+
+class RanksFailed(RuntimeError):  # noqa: N818
+    """One rank or more could not do its part. Equal on all ranks."""
+
+    def __init__(self, failures: list[Failure]) -> None:
+        self.failures = failures
+        self.errnos = frozenset().union(*(failure.errnos for failure in failures))
+        super().__init__("; ".join(f"rank {failure.rank}: {failure.text}" for failure in failures))
+
+
+def is_distributed() -> bool:
+    """Say whether there is a default process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    """Rank in the default process group; 0 without one."""
+    return dist.get_rank() if is_distributed() else 0
+
+
+def world_size() -> int:
+    """Size of the default process group; 1 without one."""
+    return dist.get_world_size() if is_distributed() else 1
+
+
+def on_all(work: Callable[[], T]) -> list[T]:
+    """Do `work` on each rank and return all results by rank, everywhere. Collective.
+
+    Raises:
+        RanksFailed: On every rank, if any rank's work raised.
+    """
+    outcomes = _gather(_attempt(work))
+    failures = {f for outcome in outcomes if isinstance(outcome, _Failures) for f in outcome.all}
+    if failures:
+        raise RanksFailed(sorted(failures, key=lambda f: (f.rank, f.text)))
+    return cast(list[T], outcomes)
+
+
+def on_first(work: Callable[[], T]) -> T:
+    """Do `work` on rank 0 alone and return its result everywhere. Collective; raises as `on_all` does."""
+    return cast(T, on_all(lambda: work() if rank() == 0 else None)[0])
+
+
+@dataclass(frozen=True)
+class _Failures:
+    all: tuple[Failure, ...]
+
+
+def _attempt(work: Callable[[], T]) -> T | _Failures:
+    try:
+        return work()
+    except CheckpointException as error:
+        # torch has gathered already: this rank holds the failures of all of them.
+        return _Failures(tuple(_describe(r, inner) for r, (inner, _) in error.failures.items()))
+    except Exception as error:
+        return _Failures((_describe(rank(), error),))
+
+
+def _describe(failed_rank: int, error: BaseException) -> Failure:
+    errnos = frozenset(c.errno for c in _chain(error) if isinstance(c, OSError) and c.errno is not None)
+    return Failure(failed_rank, f"{type(error).__name__}: {error}", errnos)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _gather(outcome: Any) -> list[Any]:
+    if not is_distributed():
+        return [outcome]
+    gathered: list[Any] = [None] * world_size()
+    dist.all_gather_object(gathered, outcome)
+    return gathered

@@ -1,0 +1,225 @@
+"""The folder `checkpoints/`: what is in it, and every change to it.
+
+All changes are renames inside one folder, made durable before anything is built on them; unlinking comes
+after. One process at a time changes a store: the holder of the run's lock, or a command while nobody
+trains.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reelworks.checkpoint import manifest, names
+from reelworks.checkpoint.manifest import BadCheckpoint, Manifest
+from reelworks.core import files
+from reelworks.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """A committed checkpoint.
+
+    Attributes:
+        step: Optimizer steps done.
+        path: Its folder.
+        manifest: What it consists of.
+        pinned: True if a person asked to keep it.
+        metrics: Metrics of the manifest and those recorded since; NaN for values that were not finite.
+    """
+
+    step: int
+    path: Path
+    manifest: Manifest
+    pinned: bool
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A folder with a checkpoint's name and no manifest that can be read."""
+
+    step: int
+    path: Path
+    reason: str
+
+
+CheckpointInfos = list[CheckpointInfo]
+
+
+class CheckpointStore:
+    """The checkpoints of one run; nothing is created by looking."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, step: int) -> Path:
+        """Folder of a step's checkpoint, whether it is there or not."""
+        return self.root / names.of_step(step)
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint folder, ascending. Links and foreign names do not count."""
+        if not self.root.is_dir():
+            return []
+        with os.scandir(self.root) as entries:
+            found = [names.parse_step(e.name) for e in entries if e.is_dir(follow_symlinks=False)]
+        return sorted(step for step in found if step is not None)
+
+    def info(self, step: int) -> CheckpointInfo:
+        """Describe one checkpoint.
+
+        Raises:
+            BadCheckpoint: Its manifest is missing or wrong.
+            OSError: Its manifest cannot be read now.
+        """
+        return self._info(step, self._late_metrics())
+
+    def scan(self) -> tuple[CheckpointInfos, list[Broken]]:
+        """List checkpoints with a valid manifest, and apart those without; both by ascending step."""
+        good, broken, late = [], [], self._late_metrics()
+        for step in self.steps():
+            try:
+                good.append(self._info(step, late))
+            except (BadCheckpoint, OSError) as error:
+                broken.append(Broken(step, self.path(step), str(error)))
+        return good, broken
+
+    def _info(self, step: int, late: Mapping[str, Mapping[str, float]]) -> CheckpointInfo:
+        found = manifest.read(self.path(step))
+        known = {**_floats(found.metrics), **late.get(found.save_id, {})}
+        return CheckpointInfo(step, self.path(step), found, self.is_pinned(step), known)
+
+    def history(self) -> list[dict[str, Any]]:
+        """Everything that happened here, oldest first."""
+        return list(files.read_json_lines(self.root / names.HISTORY))
+
+    def log(self, event: str, step: int, **fields: Any) -> None:
+        """Append to the history."""
+        files.append_json_line(
+            self.root / names.HISTORY, {"time": time.time(), "event": event, "step": step, **fields}
+        )
+
+    def record_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics that were measured after the save; a value that is not finite counts as none.
+
+        Raises:
+            BadCheckpoint: There is no such checkpoint.
+        """
+        save_id = manifest.read(self.path(step)).save_id
+        self.log("metrics", step, save_id=save_id, metrics=manifest.plain_metrics(metrics))
+
+    def _late_metrics(self) -> dict[str, dict[str, float]]:
+        # By save, not by step: a checkpoint that is made again has not been measured yet.
+        late: dict[str, dict[str, float]] = {}
+        for event in self.history():
+            if event.get("event") == "metrics":
+                late.setdefault(event["save_id"], {}).update(_floats(event["metrics"]))
+        return late
+
+    def is_pinned(self, step: int) -> bool:
+        """Say whether a person asked to keep a checkpoint."""
+        return (self.root / names.PINS / names.of_step(step)).exists()
+
+    def pin(self, step: int) -> None:
+        """Keep a checkpoint whatever the policy says.
+
+        Raises:
+            UserError: There is no such checkpoint.
+        """
+        if step not in self.steps():
+            raise self.unknown(step)
+        pins = self.root / names.PINS
+        pins.mkdir(exist_ok=True)
+        (pins / names.of_step(step)).touch()
+        files.fsync_folder(pins)
+        self.log("pin", step)
+
+    def unpin(self, step: int) -> None:
+        """Leave a checkpoint to the policy again; does nothing to one that is not pinned."""
+        if self.is_pinned(step):
+            (self.root / names.PINS / names.of_step(step)).unlink()
+            self.log("unpin", step)
+
+    def unknown(self, step: int) -> UserError:
+        """Make the error for a step that has no checkpoint."""
+        there = ", ".join(map(str, self.steps())) or "none"
+        return UserError(
+            "there is no checkpoint of this step", field="step", value=step, remedy=f"there are: {there}"
+        )
+
+    def publish(self, temporary: Path, step: int) -> None:
+        """Turn a complete temporary folder into the checkpoint of a step, durably.
+
+        Raises:
+            FileExistsError: The step has a checkpoint; nothing is ever renamed onto one.
+        """
+        target = self.path(step)
+        if os.path.lexists(target):
+            raise FileExistsError(f"{target} is occupied")
+        temporary.rename(target)
+        files.fsync_folder(self.root)
+
+    def record_saved(self, info: CheckpointInfo, seconds: float) -> None:
+        """Tell the history and `latest` about a published checkpoint."""
+        self.log(
+            "saved",
+            info.step,
+            save_id=info.manifest.save_id,
+            bytes=info.manifest.total_bytes,
+            seconds=round(seconds, 3),
+        )
+        files.write_bytes(self.root / names.LATEST, f"{names.of_step(info.step)}\n".encode())
+
+    def remove(self, step: int, reasons: tuple[str, ...]) -> None:
+        """Delete a checkpoint: gone with the rename, unlinked afterwards.
+
+        Raises:
+            UserError: It is pinned, or there is none.
+        """
+        if step not in self.steps():
+            raise self.unknown(step)
+        if self.is_pinned(step):
+            raise UserError("the checkpoint is pinned", field="step", value=step, remedy="unpin it first")
+        trash = self.root / names.trash(step)
+        self.path(step).rename(trash)
+        files.fsync_folder(self.root)
+        self.log("deleted", step, reasons=list(reasons))
+        # What cannot be unlinked now is removed by the next sweep.
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def quarantine(self, step: int, reason: str) -> Path:
+        """Set a bad checkpoint aside, whole, for a person to look at; returns where it lies now."""
+        target = self.root / names.bad(step)
+        self.path(step).rename(target)
+        files.fsync_folder(self.root)
+        self.log("quarantined", step, reason=reason, name=target.name)
+        return target
+
+    def sweep(self) -> list[str]:
+        """Remove what dead processes left: saves in flight, half-emptied trash. Returns the names.
+
+        Only for the holder of the run's lock: to anyone else a save in flight looks just as dead.
+        """
+        if not self.root.is_dir():
+            return []
+        leftovers = sorted(path for path in self.root.iterdir() if names.is_leftover(path.name))
+        for path in leftovers:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        return [path.name for path in leftovers]
+
+    def list(self) -> CheckpointInfos:
+        """List checkpoints with a valid manifest by ascending step; `scan` tells of the others."""
+        return self.scan()[0]
+
+
+def _floats(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in metrics.items()}

@@ -1,0 +1,117 @@
+"""Whether a checkpoint can be trusted, and which one to resume from.
+
+Two depths: sizes, which cost a stat for each file and catch what a crash cuts off, and digests, which
+read everything and catch what storage changed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reelworks.checkpoint import manifest, patience
+from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry, NewerFormat
+from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
+from reelworks.core import digests
+from reelworks.core.errors import UserError
+
+Skipped = list[tuple[int, str]]
+
+
+def verify(path: Path, full: bool) -> None:
+    """Check a checkpoint folder against its manifest.
+
+    Args:
+        path: The checkpoint's folder.
+        full: Also compare digests.
+
+    Raises:
+        BadCheckpoint: A file is missing, of another size or of other content; says which.
+        OSError: Storage does not answer, even when asked again: no verdict.
+    """
+    for entry in manifest.read(path).files:
+        check_file(path, entry, full)
+
+
+def check_file(path: Path, entry: FileEntry, full: bool) -> None:
+    """Check one file of a checkpoint; raises as `verify` does."""
+    file = path / entry.path
+    try:
+        size = patience.patiently(lambda: file.stat().st_size)
+        if size != entry.size:
+            raise BadCheckpoint(f"{entry.path} has {size} bytes instead of {entry.size}")
+        if full and patience.patiently(lambda: digests.digest_file(file)) != entry.digest:
+            raise BadCheckpoint(f"{entry.path} has other content than was written")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise BadCheckpoint(f"{entry.path} is missing") from error
+
+
+def newest_valid(store: CheckpointStore, full: bool) -> tuple[CheckpointInfo, Skipped] | None:
+    """Find the newest checkpoint to trust; in a distributed run rank 0 asks and tells the others.
+
+    Bad ones are passed over, and set aside once a good one is found.
+
+    Returns:
+        The checkpoint and the `(step, reason)` of each newer one that was bad, newest first; None if the
+        store has no checkpoint at all.
+
+    Raises:
+        UserError: All are bad, one is of a newer format, or storage does not answer: a run never starts
+            afresh, or from an older state, without being told to.
+    """
+    skipped: Skipped = []
+    for step in reversed(store.steps()):
+        try:
+            _verify_answering(store, step, full)
+            info = store.info(step)
+        except BadCheckpoint as error:
+            skipped.append((step, error.reason))
+            continue
+        for bad_step, reason in skipped:
+            store.quarantine(bad_step, reason)
+        return info, skipped
+    if skipped:
+        reasons = "".join(f"\n    step {step}: {reason}" for step, reason in skipped)
+        raise UserError(
+            f"no checkpoint can be trusted:{reasons}",
+            field="checkpoints",
+            value=str(store.root),
+            remedy="mend or move them, or start afresh on purpose with --resume never",
+        )
+    return None
+
+
+def named(store: CheckpointStore, step: int, full: bool) -> CheckpointInfo:
+    """Get the checkpoint of one step, and never another one.
+
+    Raises:
+        UserError: It is not there, or is bad.
+    """
+    if step not in store.steps():
+        raise store.unknown(step)
+    try:
+        _verify_answering(store, step, full)
+        return store.info(step)
+    except BadCheckpoint as error:
+        raise UserError(
+            f"the checkpoint is bad: {error.reason}",
+            field="step",
+            value=step,
+            remedy="name another step, or --resume auto for the newest good one",
+        ) from error
+
+
+def _verify_answering(store: CheckpointStore, step: int, full: bool) -> None:
+    """Verify, with errors that are no verdict on the checkpoint told to the user."""
+    try:
+        verify(store.path(step), full)
+    except NewerFormat as error:
+        raise UserError(
+            error.reason, field="checkpoint", value=str(store.path(step)), remedy="update Reelworks"
+        ) from error
+    except OSError as error:
+        raise UserError(
+            f"the checkpoint cannot be read now ({error.strerror or error})",
+            field="checkpoint",
+            value=str(store.path(step)),
+            remedy="try again when storage answers, or name another with --resume STEP",
+        ) from error

@@ -1,0 +1,19 @@
+"""`reelworks demo-data`: sample footage, made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo_data(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write.")],
+    seed: Annotated[int, typer.Option(help="Another seed makes other footage.")] = 0,
+) -> None:
+    """Make some 120 captioned clips and pictures, good and bad ones, to try everything on."""
+    from reelworks.testing.demo import make
+
+    summary = make.make(folder, seed=seed)
+    print(f"{folder}: {summary}")

@@ -1,0 +1,40 @@
+"""`reelworks generate`: a prompt to a clip or picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def generate(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")
+    ],
+    prompt: Annotated[str, typer.Option(help="What to show.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help=".mp4 or .webm; .png for one frame.")],
+    height: Annotated[int, typer.Option(min=1, help="Pixels.")] = 64,
+    width: Annotated[int, typer.Option(min=1, help="Pixels.")] = 96,
+    num_frames: Annotated[int, typer.Option(min=1)] = 17,
+    fps: Annotated[float, typer.Option(min=1)] = 24.0,
+    guidance_scale: Annotated[float, typer.Option(min=1)] = 2.0,
+    num_inference_steps: Annotated[int, typer.Option(min=1)] = 25,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    raw_weights: Annotated[bool, typer.Option("--raw-weights", help="Not their average.")] = False,
+) -> None:
+    """Generate with the averaged weights of a run's newest checkpoint, or of the one named."""
+    from reelworks.cli import show
+    from reelworks.core.shape import Shape
+    from reelworks.generate import writers
+    from reelworks.generate.pipeline import GenerateOptions
+    from reelworks.train.trained import Trained
+
+    writers.check(output, num_frames)
+    model = Trained.load(source, averaged=not raw_weights)
+    options = GenerateOptions(
+        Shape(num_frames, height, width), fps, num_inference_steps, guidance_scale, seed
+    )
+    frames = model.generate([prompt], options)[0]
+    writers.write(output, frames, fps)
+    show.line(f"{output}: {num_frames} × {height} × {width}, step {model.step}")

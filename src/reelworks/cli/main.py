@@ -1,0 +1,38 @@
+"""All verbs together, and how errors reach a person."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from reelworks.cli import checkpoints, demo_data, generate, plan, report, scan, train
+from reelworks.core.errors import UserError
+
+EXIT_BAD_INPUT = 2
+
+app = typer.Typer(
+    name="reelworks",
+    help="Train video and image diffusion models on footage of every shape.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo-data")(demo_data.demo_data)
+app.command("scan")(scan.scan)
+app.command("plan")(plan.plan)
+app.command("train")(train.train)
+app.command("generate")(generate.generate)
+app.command("report")(report.report)
+app.add_typer(checkpoints.app, name="checkpoints")
+
+
+def main() -> None:
+    """Run the command line; mistakes print one screen and no traceback."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        # Other ranks of a distributed run may be waiting: leaving at once lets the launcher end them.
+        os._exit(EXIT_BAD_INPUT) if "LOCAL_RANK" in os.environ else sys.exit(EXIT_BAD_INPUT)

@@ -1,0 +1,31 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from reelworks.recipe.recipe import Recipe
+
+RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, a TOML file.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of tables.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=V", help="Override a recipe key; may be given several times."),
+]
+DataPath = Annotated[Path | None, typer.Option(help="Train on this folder instead of the recipe's datasets.")]
+
+
+def load_recipe(path: Path, overrides: list[str] | None, data_path: Path | None = None) -> Recipe:
+    """Read a recipe with what the command line changes of it."""
+    from reelworks.core.files import to_json
+    from reelworks.recipe import load
+
+    changes = list(overrides or [])
+    if data_path is not None:
+        changes.append(f"dataset=[{{path={to_json(str(data_path))}}}]")
+    return load.load(path, changes)

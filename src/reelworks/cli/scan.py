@@ -1,0 +1,37 @@
+"""`reelworks scan`: what is on disk, into a catalog."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reelworks.cli.options import Json
+
+
+def scan(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of clips and pictures.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="CATALOG", help="The catalog's folder.")],
+    workers: Annotated[int | None, typer.Option(min=1, help="Default: one for each core.")] = None,
+    json: Json = False,
+) -> None:
+    """Probe clips and pictures and write what was found to a catalog; a bad file is a row, never a stop."""
+    import os
+
+    from reelworks.catalog import scan as scanning
+    from reelworks.catalog.scan import Source
+    from reelworks.catalog.store import Catalog
+    from reelworks.catalog.summary import summarise
+    from reelworks.cli import show
+
+    sources = [Source(folder.resolve().name, folder) for folder in folders]
+    with show.scan_progress(quiet=json) as on_progress:
+        result = scanning.scan(
+            sources, output, workers=workers or os.cpu_count() or 1, on_progress=on_progress
+        )
+    summary = summarise(Catalog.open(output).live())
+    if json:
+        show.json({"scan": show.scan_json(result), "summary": summary.to_json()})
+    else:
+        show.scan_result(result, summary)

@@ -1,0 +1,158 @@
+"""How results look on a terminal: tables from the values that `--json` prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from reelworks.core import files
+
+if TYPE_CHECKING:
+    from reelworks.catalog.scan import ScanProgress, ScanResult
+    from reelworks.catalog.summary import Summary
+    from reelworks.checkpoint.policy import Decision
+    from reelworks.checkpoint.store import Broken, CheckpointInfo
+
+_FILES_SHOWN = 5
+
+_console = Console(highlight=False)
+
+
+def line(text: str) -> None:
+    """Print one line as it is."""
+    _console.print(text, markup=False, soft_wrap=True)
+
+
+def json(value: Any) -> None:
+    """Print one JSON value and nothing else."""
+    print(files.to_json(value, indent=2))
+
+
+@contextmanager
+def scan_progress(quiet: bool) -> Iterator[Callable[[ScanProgress], None]]:
+    """A bar with ETA while files are looked at."""
+    columns = (TextColumn("scanning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=_console, transient=True, disable=quiet) as bar:
+        task = bar.add_task("scanning", total=None)
+
+        def show(progress: ScanProgress) -> None:
+            bar.update(task, total=progress.total, completed=progress.done)
+
+        yield show
+
+
+def scan_json(result: ScanResult) -> dict[str, Any]:
+    """A scan's result as JSON."""
+    return {**asdict(result), "bad": result.bad}
+
+
+def scan_result(result: ScanResult, summary: Summary) -> None:
+    """Counts, bad files with reasons, distributions."""
+    kinds = ", ".join(f"{count} {kind}s" for kind, count in summary.by_kind)
+    line(
+        f"{result.found} files: {kinds}, {result.bad} bad; {result.new} new, {result.changed} changed, "
+        f"{result.unchanged} unchanged, {result.removed} removed"
+    )
+    line(f"captions: {summary.captions_missing} missing, {summary.captions_empty} empty")
+    for path, reason in result.bad_files:
+        line(f"  bad: {path}: {reason}")
+    for title, histogram in (
+        ("resolution", summary.resolution),
+        ("frames", summary.num_frames),
+        ("fps", summary.fps),
+        ("aspect", summary.aspect_ratio),
+    ):
+        _histogram(title, histogram)
+
+
+def _histogram(title: str, histogram: Sequence[tuple[str, int]]) -> None:
+    largest = max((count for _, count in histogram), default=1)
+    line(f"\n{title}")
+    for label, count in histogram:
+        line(f"  {label:>12}  {'█' * math.ceil(30 * count / largest):<30}  {count}")
+
+
+def plan(told: dict[str, Any]) -> None:
+    """Buckets, reasons and the figures of an epoch."""
+    table = Table(title="buckets", title_justify="left")
+    for name in ("bucket", "frames", "height", "width", "batch", "global", "clips", "batches", "incomplete"):
+        table.add_column(name, justify="left" if name == "bucket" else "right")
+    table.add_column("tokens/clip", justify="right")
+    keys = ("num_frames", "height", "width", "batch_size", "global_batch", "clips", "micro_batches")
+    for bucket in told["buckets"]:
+        cells = [str(bucket[key]) for key in (*keys, "incomplete", "tokens_per_clip")]
+        table.add_row(bucket["name"], *cells)
+    _console.print(table)
+    _reasons(told)
+    line(
+        f"{told['steps_per_epoch']} steps per epoch of {told['micro_batches_per_step']} micro-batches "
+        f"(slots of {told['slot_width']}); {told['micro_batches']} micro-batches, "
+        f"{told['incomplete']} incomplete ({_incomplete(told)}), {told['rows_not_full']} steps not full"
+    )
+    line(
+        f"{told['planned']} clips planned; at {told['world']} GPU{'s' if told['world'] > 1 else ''}: "
+        f"imbalance {told['imbalance']:.1%}, padding {told['padding']:.1%}"
+    )
+
+
+def _incomplete(told: dict[str, Any]) -> str:
+    return {"partial": "trained with fewer clips", "pad": "filled with weight-0 copies"}[
+        told["incomplete_batch"]
+    ]
+
+
+def _reasons(told: dict[str, Any]) -> None:
+    for reason, entries in told["reasons"].items():
+        line(f"{reason}: {len(entries)}")
+        if reason == "held_out":
+            continue
+        for entry in entries[:_FILES_SHOWN]:
+            line(f"  {entry['path']}" + (f": {entry['detail']}" if entry["detail"] else ""))
+        if len(entries) > _FILES_SHOWN:
+            line(f"  and {len(entries) - _FILES_SHOWN} more; --json lists all")
+
+
+def checkpoints_json(
+    good: Sequence[CheckpointInfo], broken: Sequence[Broken], decisions: Sequence[Decision]
+) -> list[dict[str, Any]]:
+    """Checkpoints with reasons as JSON, oldest first."""
+    reasons = {decision.step: decision for decision in decisions}
+    listed: list[dict[str, Any]] = []
+    for info in good:
+        decision = reasons.get(info.step)
+        metrics = {name: value for name, value in info.metrics.items() if math.isfinite(value)}
+        listed.append(
+            {
+                "step": info.step,
+                "path": info.path,
+                "bytes": info.manifest.total_bytes,
+                "metrics": metrics,
+                "pinned": info.pinned,
+                "keep": decision.keep if decision else None,
+                "reasons": list(decision.reasons) if decision else ["files are missing"],
+            }
+        )
+    listed += [{"step": b.step, "path": b.path, "keep": None, "reasons": [b.reason]} for b in broken]
+    return sorted(listed, key=lambda one: int(one["step"]))
+
+
+def checkpoints(
+    good: Sequence[CheckpointInfo], broken: Sequence[Broken], decisions: Sequence[Decision]
+) -> None:
+    """The same as a table."""
+    table = Table()
+    for name, justify in (("step", "right"), ("size", "right"), ("metrics", "left"), ("why", "left")):
+        table.add_column(name, justify="right" if justify == "right" else "left")
+    for one in checkpoints_json(good, broken, decisions):
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in one.get("metrics", {}).items())
+        size = f"{one['bytes'] / 1e6:.1f} MB" if "bytes" in one else "?"
+        why = "; ".join(one["reasons"]) if one["keep"] is not False else "goes at the next save"
+        table.add_row(str(one["step"]), size, metrics, why)
+    _console.print(table)

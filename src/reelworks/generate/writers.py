@@ -1,0 +1,173 @@
+"""Pictures and clips as files, and contact sheets of several.
+
+Frames are uint8 RGB arrays `[T, H, W, 3]`. Files appear whole: they are written beside their place and
+renamed, so that a report drawn meanwhile never embeds half a clip.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from reelworks.core.errors import UserError, nearest
+
+Frames = NDArray[np.uint8]
+
+# suffix -> (container, codec, options). crf 14 and 18 are visually lossless; what a preview shows should
+# be the model's doing.
+_VIDEO: dict[str, tuple[str, str, dict[str, str]]] = {
+    ".mp4": ("mp4", "libx264", {"crf": "14", "preset": "medium"}),
+    ".webm": ("webm", "libvpx-vp9", {"crf": "18", "b:v": "0"}),
+}
+_CONTAINER_OPTIONS = {"mp4": {"movflags": "+faststart"}, "webm": {}}
+_IMAGE = ".png"
+
+_GAP_PX, _CAPTION_PX, _FONT_PX = 12, 24, 14
+_PAPER, _INK = (250, 250, 248), (60, 60, 58)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path` that takes its place on success."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(
+            f"the file cannot be written ({error.strerror})",
+            field="output",
+            value=str(path),
+            remedy="choose a folder that you may write to and that has space left",
+        ) from error
+    finally:
+        if temporary.is_file():
+            temporary.unlink()
+
+
+def _even(frames_THWC: Frames) -> Frames:
+    """Repeat the last row and column where H or W is odd: 4:2:0 colour needs even sizes."""
+    _, height, width, _ = frames_THWC.shape
+    return np.pad(frames_THWC, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+
+
+def write_video(path: Path, frames_THWC: Frames, fps: float) -> None:
+    """Write a clip as H.264 (`.mp4`) or VP9 (`.webm`), 4:2:0; odd sizes grow by one row or column.
+
+    Raises:
+        UserError: The suffix is neither, or the file cannot be written.
+    """
+    container_name, codec, options = _VIDEO[_suffix(path, *_VIDEO)]
+    frames_THWC = _even(frames_THWC)
+    with (
+        _whole(path) as temporary,
+        av.open(str(temporary), "w", container_name, options=_CONTAINER_OPTIONS[container_name]) as container,
+    ):
+        stream = container.add_stream(codec, Fraction(fps).limit_denominator(1001), options=options)
+        assert isinstance(stream, av.VideoStream)
+        stream.height, stream.width = frames_THWC.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        for frame_HWC in np.ascontiguousarray(frames_THWC):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame_HWC, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def write_image(path: Path, frame_HWC: Frames) -> None:
+    """Write a picture as PNG, losslessly.
+
+    Raises:
+        UserError: The suffix is not `.png`, or the file cannot be written.
+    """
+    _suffix(path, _IMAGE)
+    with _whole(path) as temporary:
+        Image.fromarray(frame_HWC).save(temporary, format="PNG")
+
+
+def write(path: Path, frames_THWC: Frames, fps: float) -> None:
+    """Write frames in the format that the suffix names; `.png` takes a single frame.
+
+    Raises:
+        UserError: The suffix is unknown, does not fit the number of frames, or the file cannot be written.
+    """
+    suffix = _suffix(path, _IMAGE, *_VIDEO)
+    if suffix != _IMAGE:
+        return write_video(path, frames_THWC, fps)
+    if len(frames_THWC) != 1:
+        raise UserError(
+            f"a picture file cannot hold {len(frames_THWC)} frames",
+            field="output",
+            value=str(path),
+            remedy="name it .mp4 or .webm, or generate one frame",
+        )
+    write_image(path, frames_THWC[0])
+
+
+def _suffix(path: Path, *known: str) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in known:
+        raise UserError(
+            f'the suffix "{suffix}" names no format known here',
+            field="output",
+            value=str(path),
+            remedy=nearest(suffix, known),
+        )
+    return suffix
+
+
+def contact_sheet(
+    rows: Sequence[Sequence[Frames]], labels: Sequence[Sequence[str]], *, height_px: int = 128
+) -> Image.Image:
+    """Draw clips as a grid: first, middle and last frame of each, with a caption below.
+
+    Args:
+        rows: Clips `[T, H, W, 3]` by row; pictures show their one frame.
+        labels: A caption for each clip, cut where it is wider than its frames.
+        height_px: Height at which frames are drawn.
+
+    Returns:
+        An RGB picture; columns are as wide as their widest clip.
+    """
+    strips = [[_strip(frames_THWC, height_px) for frames_THWC in row] for row in rows]
+    columns = max(len(row) for row in strips)
+    widths = [max(row[i].width for row in strips if i < len(row)) for i in range(columns)]
+    line_px = height_px + _CAPTION_PX + _GAP_PX
+    size = (sum(widths) + _GAP_PX * (columns + 1), line_px * len(strips) + _GAP_PX)
+    sheet = Image.new("RGB", size, _PAPER)
+    for y, (row, captions) in enumerate(zip(strips, labels, strict=True)):
+        x_px, y_px = _GAP_PX, _GAP_PX + y * line_px
+        for strip, caption, width in zip(row, captions, widths, strict=False):
+            sheet.paste(strip, (x_px, y_px))
+            _write_caption(sheet, caption, (x_px, y_px + height_px + 4), width)
+            x_px += width + _GAP_PX
+    return sheet
+
+
+def _strip(frames_THWC: Frames, height_px: int) -> Image.Image:
+    """First, middle and last frame side by side; fewer where the clip has fewer."""
+    count, height, width, _ = frames_THWC.shape
+    shown = sorted({0, count // 2, count - 1})
+    width_px = max(1, round(width * height_px / height))
+    strip = Image.new("RGB", ((width_px + 2) * len(shown) - 2, height_px), _PAPER)
+    for place, index in enumerate(shown):
+        frame = Image.fromarray(frames_THWC[index]).resize((width_px, height_px), Image.Resampling.LANCZOS)
+        strip.paste(frame, (place * (width_px + 2), 0))
+    return strip
+
+
+def _write_caption(sheet: Image.Image, text: str, place: tuple[int, int], width_px: int) -> None:
+    font: Any = ImageFont.load_default(size=_FONT_PX)
+    draw = ImageDraw.Draw(sheet)
+    full = text
+    while text and draw.textlength(text if text == full else text + "…", font=font) > width_px:
+        text = text[:-1]
+    draw.text(place, text if text == full else text.rstrip() + "…", fill=_INK, font=font)

@@ -1,0 +1,54 @@
+"""Which frames of a clip are used, and which part of them: pure arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.media.config import DataConfig
+
+# The rate that Open-Sora v1.2 tells the model for a picture; a published model knows it.
+IMAGE_FPS = 120.0
+
+
+def frame_step(fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.float64]:
+    """Source frames from one used frame to the next; never below 1, since frames are not made up."""
+    if config.fps is None:
+        return np.full(np.shape(fps), float(config.frame_interval))
+    return np.maximum(np.asarray(fps, dtype=np.float64) / config.fps, 1.0)
+
+
+def frames_available(
+    num_frames: NDArray[Any], fps: NDArray[Any] | float, config: DataConfig
+) -> NDArray[np.int64]:
+    """Frames that a clip offers at the configured rate."""
+    frames = np.asarray(num_frames, dtype=np.float64)
+    return np.where(frames > 0, np.floor((frames - 1) / frame_step(fps, config)) + 1, 0).astype(np.int64)
+
+
+def frame_indices(num_frames: int, wanted: int, step: float, draw: float) -> NDArray[np.int64]:
+    """Indices of `wanted` frames that lie `step` apart, begun at a drawn place.
+
+    Args:
+        num_frames: Frames in the file.
+        wanted: Frames of the bucket.
+        step: Source frames from one used frame to the next.
+        draw: In [0, 1), chooses the first frame among all that leave room; 0 starts at the beginning.
+    """
+    span = np.floor(np.arange(wanted) * step + 1e-6).astype(np.int64)
+    room = num_frames - int(span[-1])
+    start = min(int(draw * room), max(room - 1, 0))
+    return (span + start).astype(np.int64)
+
+
+def cover(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
+    """Size that a frame is resized to so that it just covers the target."""
+    scale = max(target_height / height, target_width / width)
+    return max(round(height * scale), target_height), max(round(width * scale), target_width)
+
+
+def crop_offset(size: int, target: int, draw: float) -> int:
+    """Where a crop begins; a draw of 0.5 is the centre."""
+    return min(int(draw * (size - target + 1)), size - target)

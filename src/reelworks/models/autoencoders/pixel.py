@@ -1,0 +1,66 @@
+"""Space-to-depth: an autoencoder that loses nothing, learns nothing and needs no download."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Geometry
+from reelworks.models.api import Autoencoder
+from reelworks.models.config import AutoencoderConfig, latent_channels
+from reelworks.precision.contract import Contract, Role
+
+
+@final
+class PixelAutoencoder:
+    """Squares of stride × stride pixels as channels, shifted and scaled.
+
+    Channel `(color · stride + row) · stride + column` of a latent is that color of that pixel in the
+    square. Frames stay frames.
+
+    Attributes:
+        geometry: Stride (1, s, s); takes any number of frames.
+        latent_channels: 3·s².
+        contract: float32 throughout.
+    """
+
+    def __init__(self, config: AutoencoderConfig) -> None:
+        s = self._stride = config.stride
+        self._mean, self._std = config.mean, config.std
+        self.geometry = Geometry(stride=(1, s, s), patch=(1, 1, 1))
+        self.latent_channels = latent_channels(config)
+        f32 = torch.float32
+        self.contract = Contract(f32, f32, f32, f32, f32, {"video": Role.CONDITION, "latent": Role.LATENT})
+
+    def encode(self, video_BCTHW: Tensor) -> Tensor:
+        """Encode `[B, 3, T, H, W]` in [-1, 1] as `[B, 3·s², T, H/s, W/s]`.
+
+        Raises:
+            UserError: If height or width is not a multiple of the stride.
+        """
+        B, C, T, H, W = video_BCTHW.shape
+        s = self._stride
+        if H % s or W % s:
+            raise UserError(
+                f"frames of {H}×{W} pixels do not divide into squares",
+                field="autoencoder.stride",
+                value=s,
+                remedy=f"crop or resize to multiples of {s}",
+            )
+        squares = video_BCTHW.reshape(B, C, T, H // s, s, W // s, s).permute(0, 1, 4, 6, 2, 3, 5)
+        return (squares.reshape(B, C * s * s, T, H // s, W // s) - self._mean) / self._std
+
+    def decode(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:
+        """Decode `[B, 3·s², T, h, w]` to `[B, 3, num_frames, h·s, w·s]`; values are not clamped."""
+        B, C, T, h, w = latent_BCTHW.shape
+        assert num_frames == T, f"{T} latent frames are {T} frames, not {num_frames}"
+        s = self._stride
+        squares = latent_BCTHW.reshape(B, C // (s * s), s, s, T, h, w).permute(0, 1, 4, 5, 2, 6, 3)
+        return squares.reshape(B, C // (s * s), T, h * s, w * s) * self._std + self._mean
+
+    def to(self, device: torch.device) -> Autoencoder:
+        """Return itself: it holds no tensors."""
+        return self

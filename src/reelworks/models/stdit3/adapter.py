@@ -1,0 +1,61 @@
+"""STDiT3 as the trainer sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from torch import Tensor, nn
+
+from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan
+from reelworks.models.stdit3 import sharding
+from reelworks.models.stdit3.model import STDiT3
+from reelworks.precision.contract import Contract
+
+
+@final
+class STDiT3Denoiser:
+    """A velocity model made of one STDiT3 network.
+
+    Attributes:
+        module: The network, or what a parallel strategy or LoRA made of it.
+        contract: Its dtypes.
+        latent_channels: Channels that it takes and returns.
+    """
+
+    def __init__(self, module: STDiT3, contract: Contract) -> None:
+        assert dict(contract.roles) == INPUT_ROLES
+        self.module: nn.Module = module
+        self.contract = contract
+        self.latent_channels = module.config.in_channels
+        self._sharding = sharding.plan(module)
+        self._lora_targets = tuple(_attention_layers(module))
+
+    def predict(self, inputs: DenoiserInputs) -> Tensor:
+        """Return the velocity `[B, C, T, H, W]`: the first half of channels where there are two."""
+        out: Tensor = self.module(
+            inputs.latent,
+            inputs.time,
+            inputs.text[:, None],
+            mask=inputs.text_mask,
+            x_mask=inputs.frame_mask,
+            fps=inputs.fps,
+            height=inputs.height,
+            width=inputs.width,
+            drop_text=inputs.drop_text,
+        )
+        return out[:, : self.latent_channels]
+
+    def sharding(self) -> ShardingPlan:
+        """Name the blocks, in order of use."""
+        return self._sharding
+
+    def lora_targets(self) -> Sequence[str]:
+        """Name the linear layers of all attentions."""
+        return self._lora_targets
+
+
+def _attention_layers(module: STDiT3) -> list[str]:
+    return [
+        name for name, child in module.named_modules() if isinstance(child, nn.Linear) and "attn." in name
+    ]

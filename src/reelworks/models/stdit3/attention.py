@@ -1,0 +1,98 @@
+"""Attention and MLP of STDiT3's blocks.
+
+Shape legend: N sequences, L places in each, D width, A heads, E head width, M text tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+Rotation = tuple[Tensor, Tensor]
+
+
+class HeadNorm(nn.Module):
+    """Root-mean-square normalisation per head, statistics in float32 whatever the dtype (eps 1e-6, v1.2)."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(head_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension; shape and dtype stay."""
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), 1e-6).to(x.dtype)
+
+
+def rotate(x_NALE: Tensor, rotation: Rotation) -> Tensor:
+    """Turn interleaved pairs of the last dimension by the angles of `rotation` (cosines, sines)."""
+    cos, sin = rotation
+    x = x_NALE.float()
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x_NALE.dtype)
+
+
+def split_heads(packed: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
+    """Split `[N, L, parts·A·E]` into `parts` views `[N, A, L, E]`."""
+    N, L, _ = packed.shape
+    return packed.view(N, L, parts, num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+class SelfAttention(nn.Module):
+    """Attention among the places of each sequence; queries and keys are normalised, then rotated."""
+
+    def __init__(self, hidden_size: int, num_heads: int, *, qk_norm: bool) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        head_dim = hidden_size // num_heads
+        self.q_norm = HeadNorm(head_dim) if qk_norm else nn.Identity()
+        self.k_norm = HeadNorm(head_dim) if qk_norm else nn.Identity()
+        self.proj = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, x_NLD: Tensor, rotation: Rotation | None) -> Tensor:
+        """Attend within each of N sequences of `[N, L, D]`."""
+        q_NALE, k_NALE, v_NALE = split_heads(self.qkv(x_NLD), 3, self.num_heads)
+        q_NALE, k_NALE = self.q_norm(q_NALE), self.k_norm(k_NALE)
+        if rotation is not None:
+            q_NALE, k_NALE = rotate(q_NALE, rotation), rotate(k_NALE, rotation)
+        out_NALE = F.scaled_dot_product_attention(q_NALE, k_NALE, v_NALE)
+        out: Tensor = self.proj(out_NALE.transpose(1, 2).flatten(2))
+        return out
+
+
+class CrossAttention(nn.Module):
+    """Attention of each sample's places to its own caption's tokens."""
+
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q_linear = nn.Linear(hidden_size, hidden_size)
+        self.kv_linear = nn.Linear(hidden_size, 2 * hidden_size)
+        self.proj = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, x_NLD: Tensor, text_NMD: Tensor, mask_N11M: Tensor | None) -> Tensor:
+        """Attend from `[N, L, D]` to `[N, M, D]`; `mask_N11M` is True where a token counts.
+
+        v1.2 packs the tokens that count of all captions into one sequence with a block-diagonal bias;
+        a mask per sample gives the same numbers and keeps shapes fixed.
+        """
+        (q_NALE,) = split_heads(self.q_linear(x_NLD), 1, self.num_heads)
+        k_NAME, v_NAME = split_heads(self.kv_linear(text_NMD), 2, self.num_heads)
+        out_NALE = F.scaled_dot_product_attention(q_NALE, k_NAME, v_NAME, attn_mask=mask_N11M)
+        out: Tensor = self.proj(out_NALE.transpose(1, 2).flatten(2))
+        return out
+
+
+class MLP(nn.Module):
+    """Two linear layers with GELU in its tanh form between."""
+
+    def __init__(self, in_features: int, hidden_features: int, out_features: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(in_features, hidden_features)
+        self.fc2 = nn.Linear(hidden_features, out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the last dimension."""
+        out: Tensor = self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+        return out

@@ -1,0 +1,78 @@
+"""Fixed word vectors from hashes: no vocabulary, no training, no download.
+
+Equal words have equal vectors on every platform and in every run; different ones are near-orthogonal,
+so a denoiser can learn what each word means. Order and grammar are not represented.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reelworks.core.draws import hash64
+from reelworks.models.api import TextEncoder
+from reelworks.models.config import TextConfig
+
+_WORD = re.compile(r"\w+")
+_EMPTY = ""  # stands for a caption without words; no word is spelled so
+
+
+def words(caption: str) -> list[str]:
+    """Split a caption into lower-cased words; punctuation is dropped."""
+    return _WORD.findall(caption.lower())
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def word_vector(word: str, dim: int) -> NDArray[np.float32]:
+    """Return a word's vector `[dim]`, of mean 0 and variance 1 per element, close to normal.
+
+    Each element is the sum of twelve 16-bit uniform integers (variance 1/12 each), cut from three
+    hashes: integer arithmetic, so platforms and libraries cannot differ.
+    """
+    index = np.arange(3 * dim, dtype=np.uint64).reshape(dim, 3, 1)
+    quarters = hash64("hashed-text", word, index) >> np.array([0, 16, 32, 48], dtype=np.uint64)
+    total = (quarters & np.uint64(0xFFFF)).sum(axis=(1, 2), dtype=np.int64)
+    vector: NDArray[np.float32] = ((total - 6 * 0xFFFF) / 2.0**16).astype(np.float32)
+    vector.setflags(write=False)
+    return vector
+
+
+@final
+class HashedTextEncoder:
+    """Captions as rows of word vectors.
+
+    Attributes:
+        dim: Width of a vector.
+        max_length: Words kept of a caption, the first ones.
+    """
+
+    def __init__(self, config: TextConfig) -> None:
+        self.dim, self.max_length = config.dim, config.max_length
+        self._device = torch.device("cpu")
+
+    def encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return `[B, L, D]` float32 embeddings, L = `max_length`, and the `[B, L]` bool mask of words.
+
+        A caption without words counts as one token of its own, so that no mask is all False: attention
+        over nothing is not a number.
+        """
+        text_BLD = np.zeros((len(captions), self.max_length, self.dim), dtype=np.float32)
+        mask_BL = np.zeros((len(captions), self.max_length), dtype=np.bool_)
+        for row, caption in enumerate(captions):
+            kept = words(caption)[: self.max_length] or [_EMPTY]
+            mask_BL[row, : len(kept)] = True
+            for place, word in enumerate(kept):
+                text_BLD[row, place] = word_vector(word, self.dim)
+        return torch.from_numpy(text_BLD).to(self._device), torch.from_numpy(mask_BL).to(self._device)
+
+    def to(self, device: torch.device) -> TextEncoder:
+        """Put what `encode` returns on a device, from now on."""
+        self._device = torch.device(device)
+        return self

@@ -1,0 +1,62 @@
+"""Rectified flow (Liu et al. 2022) with the conventions of Open-Sora 1.2.
+
+Noise and data are joined by straight lines, x_t = (1 − t/1000)·x0 + (t/1000)·noise, and the model
+predicts the velocity towards the data, x0 − noise.
+
+Legend: B clips, C channels, T latent frames, H height, W width. Frame masks are True where a frame is
+generated and False where it is a condition.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from reelworks.objective.timesteps import NUM_TIMESTEPS
+
+
+def per_frame(value_BT: Tensor) -> Tensor:
+    """View `[B, T]` so that it broadcasts over `[B, C, T, H, W]`."""
+    return value_BT[:, None, :, None, None]
+
+
+def noised(x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
+    """Blend latents with noise; conditioning frames stay clean.
+
+    Args:
+        x0_BCTHW: Clean latents.
+        noise_BCTHW: Standard normal noise.
+        t_B: Timesteps in [0, 1000], float32.
+        frame_mask_BT: Which frames are generated; None means all.
+
+    Returns:
+        `[B, C, T, H, W]` in the common dtype of latents and timesteps: float32 for bfloat16 latents, so
+        that the model's boundary casts once.
+    """
+    share = (t_B / NUM_TIMESTEPS)[:, None, None, None, None]
+    x_t = (1 - share) * x0_BCTHW + share * noise_BCTHW
+    return x_t if frame_mask_BT is None else torch.where(per_frame(frame_mask_BT), x_t, x0_BCTHW)
+
+
+def velocity_target(x0_BCTHW: Tensor, noise_BCTHW: Tensor) -> Tensor:
+    """Velocity that the model should predict."""
+    return x0_BCTHW - noise_BCTHW
+
+
+def loss_per_sample(
+    prediction_BCTHW: Tensor, x0_BCTHW: Tensor, noise_BCTHW: Tensor, frame_mask_BT: Tensor | None
+) -> Tensor:
+    """Mean squared error of the velocity over the generated frames of each clip, in float32.
+
+    A clip without generated frames has loss 0 and no gradient. Non-finite values in its conditioning
+    frames reach neither: they are selected away, not multiplied by 0.
+
+    Returns:
+        `[B]`; weights between clips are the trainer's business.
+    """
+    error_BCTHW = prediction_BCTHW.float() - velocity_target(x0_BCTHW.float(), noise_BCTHW.float())
+    if frame_mask_BT is None:
+        return error_BCTHW.square().mean(dim=(1, 2, 3, 4))
+    zero = error_BCTHW.new_zeros(())
+    square_BCTHW = torch.where(per_frame(frame_mask_BT), error_BCTHW, zero).square()
+    return square_BCTHW.mean(dim=(1, 3, 4)).sum(dim=1) / frame_mask_BT.sum(dim=1).clamp(min=1)

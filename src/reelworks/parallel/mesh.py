@@ -1,0 +1,126 @@
+"""Process groups and sharding.
+
+Several processes always go through FSDP2: "replicated" is a mesh of (ranks, 1), where each rank holds a
+whole copy and gradients are summed, "fsdp" is (1, ranks). So there is one code path, one set of names
+in a state dict, and one dtype policy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from reelworks.precision.contract import Contract
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the others."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """True on the one rank that writes and prints."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum a small float64 tensor over ranks; returns it."""
+        if self.size > 1:
+            moved = values.to(self.device)
+            dist.all_reduce(moved)
+            return moved.to(values.device)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """True on all ranks when it is True on one."""
+        return bool(self.sum(torch.tensor([float(flag)], dtype=torch.float64)) > 0)
+
+    def broadcast(self, value: object) -> object:
+        """Main rank's picklable value, on every rank."""
+        if self.size == 1:
+            return value
+        holder = [value]
+        dist.broadcast_object_list(holder, src=0)
+        return holder[0]
+
+    def gather(self, value: object) -> list[object]:
+        """Every rank's picklable value, by rank, on every rank."""
+        if self.size == 1:
+            return [value]
+        holders: list[object] = [None] * self.size
+        dist.all_gather_object(holders, value)
+        return holders
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def join() -> Iterator[World]:
+    """Join the ranks that a launcher started, or be alone."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if size == 1:
+        yield World(0, 1, device)
+        return
+    # gloo beside nccl: checkpoints and objects travel between the hosts' memories.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    try:
+        yield World(dist.get_rank(), size, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(
+    module: nn.Module, blocks: Sequence[nn.Module], contract: Contract, world: World, strategy: str
+) -> None:
+    """Wrap a module in place for several processes; with one process nothing is wrapped.
+
+    Args:
+        module: The whole model, on its device, equal on all ranks.
+        blocks: Units to wrap before the whole.
+        contract: Compute and reduction dtypes.
+        world: This process among the others.
+        strategy: "replicated" or "fsdp".
+    """
+    if world.size == 1:
+        return
+    replicas, shards = (world.size, 1) if strategy == "replicated" else (1, world.size)
+    mesh = init_device_mesh(world.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
+    policy = MixedPrecisionPolicy(
+        param_dtype=contract.compute,
+        reduce_dtype=contract.reduction,
+        # Its default would round times and sizes to the compute dtype.
+        cast_forward_inputs=False,
+    )
+    for unit in (*blocks, module):
+        # Resharding at once, the root too: validation swaps weights between two forward passes.
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+
+
+def set_gradient_sync(module: nn.Module, on: bool) -> None:
+    """Sum gradients over ranks only behind the last micro-batch of a step."""
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(on)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor, or the tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

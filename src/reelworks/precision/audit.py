@@ -1,0 +1,98 @@
+"""Run a model's whole forward pass on the meta device: dtypes and shapes are real, numbers are not.
+
+A dtype that does not fit at one shape of a thousand shows here in milliseconds, before any data is
+read, instead of hours into a run.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reelworks.precision.boundary import Boundary, InputsT, Predictor
+from reelworks.precision.guard import guard
+
+
+def audit(denoiser: Predictor[InputsT], examples: Iterable[InputsT], *, sharded: bool = False) -> int:
+    """Push each example through a boundary and a guarded copy of the model without weights.
+
+    Args:
+        denoiser: The model, before it is sharded; it is left as it is.
+        examples: Inputs of every shape to be trained, on any device; only shapes and dtypes matter.
+        sharded: Give parameters the compute dtype in the forward pass, as FSDP's mixed precision will.
+
+    Returns:
+        The number of shapes that passed.
+
+    Raises:
+        DtypeError: Names the module, both dtypes and the remedy.
+        UserError: If the contract cannot train.
+    """
+    compute = denoiser.contract.compute if sharded else None
+    shadow = _shadow(denoiser, compute)
+    if compute is not None:
+        shadow.contract = dataclasses.replace(shadow.contract, storage=compute)
+    boundary: Boundary[InputsT] = Boundary(shadow)
+    _run_repeats_once(shadow.module)
+    count = 0
+    with torch.no_grad(), guard(shadow.module):
+        for example in examples:
+            boundary(_on_meta(example))
+            count += 1
+    return count
+
+
+def _shadow(denoiser: Predictor[InputsT], compute: torch.dtype | None) -> Predictor[InputsT]:
+    """Copy the model's objects, with meta tensors in place of its own, which are never touched."""
+    memo: dict[int, Any] = {}
+    for parameter in denoiser.module.parameters():
+        dtype = compute if compute is not None and parameter.is_floating_point() else parameter.dtype
+        empty = torch.empty(parameter.shape, dtype=dtype, device="meta")
+        memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for buffer in denoiser.module.buffers():
+        memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype, device="meta")
+    return copy.deepcopy(denoiser, memo)
+
+
+def _on_meta(example: InputsT) -> InputsT:
+    values = {f.name: getattr(example, f.name).to("meta") for f in dataclasses.fields(example)}
+    return dataclasses.replace(example, **values)
+
+
+def _run_repeats_once(root: nn.Module) -> None:
+    """Let members of a ModuleList that agree in kind, dtypes and shapes share one result.
+
+    Without numbers, the second of 28 equal blocks can only say what the first has said. A member whose
+    parameters or inputs differ in any dtype or shape runs for itself.
+    """
+    for parent in root.modules():
+        if isinstance(parent, nn.ModuleList):
+            results: dict[Hashable, Any] = {}
+            for child in parent:
+                child.forward = _shared(child, child.forward, results)
+
+
+def _shared(child: nn.Module, run: Callable[..., Any], results: dict[Hashable, Any]) -> Callable[..., Any]:
+    state = (type(child), _signature(list(child.named_parameters())), _signature(list(child.named_buffers())))
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        key = (state, _signature(args), _signature(sorted(kwargs.items())))
+        if key not in results:
+            results[key] = run(*args, **kwargs)
+        return results[key]
+
+    return forward
+
+
+def _signature(value: Any) -> Hashable:
+    """Reduce tensors to dtype and shape, within lists and tuples; other values stand for themselves."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.shape
+    if isinstance(value, (list, tuple)):
+        return tuple(_signature(item) for item in value)
+    return value if isinstance(value, Hashable) else id(value)

@@ -1,0 +1,42 @@
+"""The forecast of a recipe for a number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reelworks.core.errors import UserError
+from reelworks.prepare import position as positions
+from reelworks.prepare import summary
+from reelworks.prepare.data import RecipeData
+from reelworks.recipe.recipe import Recipe
+
+
+def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
+    """Micro-batches per step and slot width that a run of `world` ranks begins with.
+
+    Raises:
+        UserError: The slot width does not divide the micro-batches per step.
+    """
+    train = recipe.train
+    width = train.slot_width or world
+    steps = train.micro_batches_per_step or world * train.gradient_accumulation_steps
+    if steps % width:
+        raise UserError(
+            f"it must divide micro_batches_per_step, which is {steps}",
+            field="train.slot_width",
+            value=width,
+            remedy=f"set train.slot_width to a divisor of {steps}",
+        )
+    return steps, width
+
+
+def forecast(recipe: Recipe, world: int) -> dict[str, Any]:
+    """Summarise the first epoch of a run that `world` ranks begin; the catalog must be there.
+
+    Raises:
+        UserError: The epoch would have no step.
+    """
+    data = RecipeData.open(recipe)
+    spec = data.spec(*step_shape(recipe, world))
+    position = positions.begin_epoch(data, spec, epoch=0)
+    return summary.summarise(data, spec, position.plan, world=world)

@@ -1,0 +1,191 @@
+"""A position in the data of a run: where it starts, how it advances, how a resume finds it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from reelworks.buckets.assign import Reason
+from reelworks.core.errors import UserError
+from reelworks.prepare.data import RecipeData
+from reelworks.run import plans
+from reelworks.run.folder import RunFolder
+from reelworks.schedule import cursor as cursors
+from reelworks.schedule.cursor import Cursor, Excluded
+from reelworks.schedule.plan import EpochPlan, PlanSpec, plan
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of an epoch's clips so far."""
+
+    planned: int = 0
+    trained: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def add(self, trained: int, failed: int, skipped: int) -> Counts:
+        """Counts after one more step."""
+        return replace(
+            self, trained=self.trained + trained, failed=self.failed + failed, skipped=self.skipped + skipped
+        )
+
+
+@dataclass(frozen=True)
+class Position:
+    """The row to train next, with the plan that holds it."""
+
+    spec: PlanSpec
+    plan: EpochPlan
+    excluded: Excluded
+    counts: Counts
+    generation: int
+    epoch: int
+    segment: int
+    row: int
+    global_step: int
+
+    @property
+    def at_end(self) -> bool:
+        """True when the epoch's rows are done."""
+        return self.row >= self.plan.steps
+
+    def to_cursor(self, data: RecipeData) -> Cursor:
+        """What a checkpoint holds of it; the excluded clips are stored beside."""
+        return Cursor(
+            catalog=data.digest,
+            catalog_version=data.catalog.version,
+            spec=self.spec.digest(),
+            plan=self.plan.digest(),
+            next_row=self.plan.row_digest(self.row),
+            generation=self.generation,
+            epoch=self.epoch,
+            segment=self.segment,
+            row=self.row,
+            global_step=self.global_step,
+            planned=self.counts.planned,
+            trained=self.counts.trained,
+            failed=self.counts.failed,
+            skipped=self.counts.skipped,
+        )
+
+
+def begin_epoch(
+    data: RecipeData, spec: PlanSpec, *, epoch: int, global_step: int = 0, generation: int = 0
+) -> Position:
+    """The first row of an epoch.
+
+    Raises:
+        UserError: The epoch has no step; names every bucket with its clips and what would cure it.
+    """
+    epoch_plan = data.plan(spec, epoch)
+    if epoch_plan.steps == 0:
+        raise no_steps(data)
+    counts = Counts(planned=epoch_plan.planned)
+    return Position(spec, epoch_plan, Excluded.none(), counts, generation, epoch, 0, 0, global_step)
+
+
+def resume(
+    data: RecipeData, spec: PlanSpec, run: RunFolder, cursor: Cursor, excluded: Excluded
+) -> tuple[Position, list[str]]:
+    """Find a checkpoint's place again, whatever changed since.
+
+    Where catalog and spec are the same, the plan is built again and must be the same. Otherwise the live
+    clips that are not consumed are planned as a new segment of the epoch.
+
+    Returns:
+        The position, and the differences as lines for people; empty where nothing changed.
+    """
+    counts = Counts(cursor.planned, cursor.trained, cursor.failed, cursor.skipped)
+    same = (cursor.catalog, cursor.spec) == (data.digest, spec.digest())
+    if same:
+        segment_plan = _segment(data, spec, cursor.epoch, excluded)
+        cursors.check_same(cursor, segment_plan)
+        found = Position(
+            spec,
+            segment_plan,
+            excluded,
+            counts,
+            cursor.generation,
+            cursor.epoch,
+            cursor.segment,
+            cursor.row,
+            cursor.global_step,
+        )
+        return found, []
+    consumed = _consumed(run, cursor, excluded)
+    segment_plan = _segment(data, spec, cursor.epoch, consumed)
+    done = counts.trained + counts.failed + counts.skipped
+    counts = replace(counts, planned=done + segment_plan.planned)
+    found = Position(
+        spec,
+        segment_plan,
+        consumed,
+        counts,
+        cursor.generation,
+        cursor.epoch,
+        cursor.segment + 1,
+        0,
+        cursor.global_step,
+    )
+    return found, _difference(data, spec, cursor, done, segment_plan)
+
+
+def _segment(data: RecipeData, spec: PlanSpec, epoch: int, excluded: Excluded) -> EpochPlan:
+    if not excluded.bits.any():
+        return data.plan(spec, epoch)
+    ordinal, copy = excluded.places()
+    uid = data.catalog.all_rows().uid[ordinal]
+    return plan(cursors.remaining(data.entries(epoch), uid, copy), spec, epoch)
+
+
+def _consumed(run: RunFolder, cursor: Cursor, excluded: Excluded) -> Excluded:
+    """Clips consumed when the checkpoint was written, by the plan that it went by."""
+    arrays = plans.read(run, cursor.generation, cursor.epoch, cursor.segment)
+    former = EpochPlan(**arrays) if arrays is not None else None
+    if former is None or former.digest() != cursor.plan:
+        raise UserError(
+            "the data changed since the checkpoint, and the plan it went by is missing or damaged",
+            field="resume",
+            value=str(plans.path(run, cursor.generation, cursor.epoch, cursor.segment)),
+            remedy="restore that file, or start the data again with --start-from-scratch",
+        )
+    done = former.places_before(cursor.row)
+    return excluded.with_places(former.ordinal[done], former.copy[done])
+
+
+def _difference(data: RecipeData, spec: PlanSpec, cursor: Cursor, done: int, rest: EpochPlan) -> list[str]:
+    lines = []
+    if cursor.catalog != data.digest:
+        lines.append(f"catalog: version {cursor.catalog_version} then, {data.catalog.version} now")
+    if cursor.spec != spec.digest():
+        lines.append("buckets, batch sizes or seed differ from the checkpoint's")
+    lines.append(f"epoch {cursor.epoch}: {done} clips done, {rest.planned} left in {rest.steps} new steps")
+    return lines
+
+
+def write_plan(run: RunFolder, position: Position) -> None:
+    """Keep a segment's plan in the run folder, for a resume after changes."""
+    arrays = {f.name: getattr(position.plan, f.name) for f in fields(position.plan)}
+    plans.write(run, position.generation, position.epoch, position.segment, arrays)
+
+
+def no_steps(data: RecipeData) -> UserError:
+    """The error for an epoch without a step: every entry with its clips, and what would cure it."""
+    result, _ = data.assignment(0)
+    lines = []
+    for index, entry in enumerate(data.table.entries):
+        inside = np.isin(result.bucket, data.table.of_entry(index)) & (result.reason == Reason.NONE)
+        lines.append(f"{entry}: {int(inside.sum())} clips")
+    reasons = [
+        f"{reason.label}: {int((result.reason == reason).sum())}"
+        for reason in Reason
+        if reason != Reason.NONE and (result.reason == reason).any()
+    ]
+    return UserError(
+        f"no clip fits any bucket, so an epoch would have no step ({'; '.join(lines)}; {', '.join(reasons)})",
+        field="bucket",
+        remedy="lower bucket.num_frames or bucket.resolution to what the clips have, "
+        "set buckets.upscale = true, or raise bucket.keep_prob",
+    )

@@ -1,0 +1,46 @@
+"""The whole recipe as one frozen value."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.catalog.config import DatasetConfig
+from reelworks.checkpoint.config import CheckpointsConfig
+from reelworks.core.config import Config
+from reelworks.media.config import DataConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.objective.config import ObjectiveConfig
+from reelworks.parallel.config import ParallelConfig
+from reelworks.precision.config import PrecisionConfig
+from reelworks.train.config import PreviewConfig, TrainConfig, ValidationConfig
+
+
+class Recipe(Config):
+    """A complete run. Relative paths start at the folder in which the command is given."""
+
+    version: Literal[1]
+    output: str = Field(description="the run folder; default: runs/<the recipe's file name>")
+    catalog: str | None = Field(None, description="folder of the catalog; default: <output>/catalog")
+    seed: int = Field(42, ge=0)
+    dataset: list[DatasetConfig] = Field(min_length=1)
+    bucket: list[BucketEntryConfig] = Field(min_length=1)
+    buckets: BucketsConfig = BucketsConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    autoencoder: AutoencoderConfig = AutoencoderConfig()
+    text: TextConfig = TextConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    train: TrainConfig
+    validation: ValidationConfig = ValidationConfig()
+    preview: PreviewConfig = PreviewConfig()
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
+
+    @property
+    def catalog_folder(self) -> str:
+        """Where the catalog lies."""
+        return self.catalog or f"{self.output}/catalog"

@@ -1,0 +1,225 @@
+"""What became of the data: headline numbers, buckets, reasons and coverage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from reelworks.report import story, words
+from reelworks.report.data import RunData
+
+MAX_NAMES = 500  # file names listed per reason: ten million would make a page that no browser opens
+
+# How reports say each reason, and what to do about it.
+REASONS: dict[str, tuple[str, str]] = {
+    "unreadable": ("unreadable", "The file cannot be decoded; replace or remove it."),
+    "quarantined": ("quarantined", "It failed while training; look at the file, then scan again."),
+    "no_caption": ("no caption", "Add a caption, or allow clips without one."),
+    "filtered": ("filtered out", "The recipe's filter excludes it."),
+    "too_short": ("too short", "It has fewer frames than any bucket; add a bucket with fewer frames."),
+    "too_small": ("too small", "No bucket is filled without upscaling; add a smaller resolution."),
+    "no_bucket": ("no bucket", "It is larger, longer or of another aspect than every bucket takes."),
+    "not_drawn": ("not drawn", "Its draw passed no bucket's keep_prob in this epoch."),
+    "held_out": ("held out", "Kept for validation, never trained."),
+}
+NOT_REJECTED = ("held_out", "not_drawn")
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A card: what, how much, and a remark."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Clips that are not trained, by reason."""
+
+    name: str
+    label: str
+    remedy: str
+    files: list[dict[str, Any]]
+    total: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """A share of a bar."""
+
+    label: str
+    total: int
+    share: float
+    tone: str
+
+
+def reasons(data: RunData) -> list[Reason]:
+    """Reasons that name at least one clip: those that are mishaps first, each by number."""
+    found = []
+    for name, entries in data.summary.get("reasons", {}).items():
+        label, remedy = REASONS.get(name, (name.replace("_", " "), ""))
+        if entries:
+            found.append(Reason(name, label, remedy, entries[:MAX_NAMES], len(entries)))
+    return sorted(found, key=lambda reason: (reason.name in NOT_REJECTED, -reason.total))
+
+
+def failures(data: RunData) -> Reason | None:
+    """Clips that were planned and could not be read when their turn came."""
+    entries = [{"path": e.get("path", ""), "detail": e.get("reason", "")} for e in data.of("failure")]
+    remedy = "Counted under coverage; look at the file."
+    label = "failed while training"
+    return Reason("failed", label, remedy, entries[:MAX_NAMES], len(entries)) if entries else None
+
+
+def rejected(data: RunData) -> int:
+    """Clips that could not be trained, as against kept back or not drawn."""
+    return sum(reason.total for reason in reasons(data) if reason.name not in NOT_REJECTED)
+
+
+def accounting(data: RunData) -> list[Part]:
+    """Where every scanned clip went: planned, held out, then each reason."""
+    held_out = data.summary.get("held_out", 0)
+    parts = [("planned", data.summary.get("planned", 0), "c1"), ("held out", held_out, "c5")]
+    tones = ("c6", "c8", "c3", "c7", "c4", "c2")
+    others = [reason for reason in reasons(data) if reason.name != "held_out"]
+    for i, reason in enumerate(others):
+        parts.append((reason.label, reason.total, tones[i % len(tones)]))
+    total = sum(number for _, number, _ in parts)
+    return [Part(label, number, number / total, tone) for label, number, tone in parts if number]
+
+
+def balance(data: RunData) -> str:
+    """The sum that accounts for every scanned clip; empty where repeats make it another sum."""
+    scanned = data.summary.get("catalog", {}).get("clips")
+    parts = accounting(data)
+    if not parts or sum(part.total for part in parts) != scanned:
+        return ""
+    return f"{words.count(scanned)} = " + " + ".join(words.count(part.total) for part in parts)
+
+
+@dataclass(frozen=True)
+class BucketRow:
+    """A line of the bucket table; shares are of all planned clips and tokens."""
+
+    name: str
+    shape: str
+    batch_size: int
+    clips: int
+    micro_batches: int
+    incomplete: int
+    tokens: int
+    share_of_clips: float
+    share_of_tokens: float
+    keep_prob: float | None
+
+
+def buckets(data: RunData) -> list[BucketRow]:
+    """Planned buckets in the plan's order."""
+    rows = data.summary.get("buckets", [])
+    clips = sum(row["clips"] for row in rows) or 1
+    tokens = sum(row["clips"] * row["tokens_per_clip"] for row in rows) or 1
+    return [
+        BucketRow(
+            name=row["name"],
+            shape=f"{row['num_frames']} × {row['height']} × {row['width']}",
+            batch_size=row["batch_size"],
+            clips=row["clips"],
+            micro_batches=row["micro_batches"],
+            incomplete=row["incomplete"],
+            tokens=row["clips"] * row["tokens_per_clip"],
+            share_of_clips=row["clips"] / clips,
+            share_of_tokens=row["clips"] * row["tokens_per_clip"] / tokens,
+            keep_prob=row.get("keep_prob"),
+        )
+        for row in rows
+    ]
+
+
+@dataclass(frozen=True)
+class CoverageRow:
+    """What became of an epoch's planned clips; `done` is False while it runs."""
+
+    epoch: int
+    planned: int
+    trained: int
+    failed: int
+    skipped: int
+    done: bool
+
+    @property
+    def adds_up(self) -> bool:
+        """True if every planned clip is accounted for."""
+        return self.planned == self.trained + self.failed + self.skipped
+
+
+def coverage(data: RunData) -> list[CoverageRow]:
+    """The epoch that is under way, if one is, and the finished ones, newest first."""
+    rows = [
+        CoverageRow(e["epoch"], e["planned"], e["trained"], e["failed"], e["skipped"], done=True)
+        for e in data.of("epoch_end")
+    ]
+    begun = data.of("epoch")
+    if begun and begun[-1]["epoch"] not in {row.epoch for row in rows}:
+        epoch = begun[-1]["epoch"]
+        planned = max(e["planned"] for e in begun if e["epoch"] == epoch)
+        trained = sum(e["clips"] for e in data.of("step") if e["epoch"] == epoch)
+        rows.append(CoverageRow(epoch, planned, trained, 0, 0, done=False))
+    return rows[::-1]
+
+
+def headline(data: RunData) -> list[Fact]:
+    """Cards on top of the report."""
+    return [*_data_facts(data), *_training_facts(data)]
+
+
+def _data_facts(data: RunData) -> list[Fact]:
+    if not data.summary:
+        return []
+    catalog = data.summary.get("catalog", {})
+    bad = catalog.get("bad", 0)
+    kinds = [words.plural(catalog.get(kind, 0), kind[:-1]) for kind in ("videos", "images")]
+    per_epoch = words.plural(data.summary.get("steps_per_epoch", 0), "step") + " an epoch"
+    return [
+        Fact("Clips scanned", words.count(catalog.get("clips")), ", ".join(kinds)),
+        Fact("Planned", words.count(data.summary.get("planned")), per_epoch),
+        Fact("Held out", words.count(data.summary.get("held_out")), "for validation"),
+        Fact("Rejected", words.count(rejected(data)), f"{words.count(bad)} unreadable" if bad else ""),
+    ]
+
+
+def _training_facts(data: RunData) -> list[Fact]:
+    rows = coverage(data)
+    done = sum(row.done for row in rows)
+    under_way = [row for row in rows if not row.done and row.planned]
+    note = f"{words.percent(under_way[0].trained / under_way[0].planned)} of the next" if under_way else ""
+    repeated = story.repeated_steps(data)
+    again = f"{words.count(repeated)} repeated after resumes" if repeated else ""
+    resumes = words.plural(story.resumes(data), "resume")
+    steps = data.of("step")
+    seconds = sum(e["seconds"] for e in steps)
+    speed = f"{sum(e['clips'] for e in steps) / seconds:,.3g} clips / s" if seconds else "–"
+    facts = [
+        Fact("Steps", words.count(data.last_step), again),
+        Fact("Epochs", words.count(done), note),
+        Fact("Training time", words.duration(story.training_seconds(data)), resumes),
+        Fact("Throughput", speed, "mean over the steps"),
+    ]
+    return facts + _quality_facts(data)
+
+
+def _quality_facts(data: RunData) -> list[Fact]:
+    losses = [e["loss"] for e in data.of("validation") if e.get("loss") is not None]
+    facts = []
+    if losses:
+        change = (losses[-1] - losses[0]) / abs(losses[0]) if losses[0] else 0.0
+        percent = f"{100 * change:+.0f} %".replace("-", "−")
+        note = f"from {words.loss(losses[0])} ({percent}) over {words.plural(len(losses), 'validation')}"
+        facts.append(Fact("Validation loss", words.loss(losses[-1]), note))
+    best = story.best_checkpoint(data)
+    if best:
+        by = [reason for reason in best.reasons if reason.startswith(story.BEST)]
+        note = by[0] if by else f"validation loss {words.loss(best.loss)}"
+        facts.append(Fact("Best checkpoint", f"step {words.count(best.step)}", note))
+    return facts

@@ -1,0 +1,156 @@
+"""The report as one HTML file that needs neither a network nor a server."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from reelworks.core import files
+from reelworks.report import data as run_data
+from reelworks.report import facts, figures, story, words
+from reelworks.report.data import Event, RunData
+from reelworks.run.folder import RunFolder
+
+MAX_PREVIEW_STEPS = 16
+MAX_PREVIEW_BYTES = 64_000_000  # all together, before base64; browsers still open such a page swiftly
+
+_MEDIA = {
+    ".mp4": "video/mp4",
+    ".webm": "video/webm",
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".webp": "image/webp",
+    ".gif": "image/gif",
+}
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A generated clip or picture as a data URI; empty where the file is gone."""
+
+    prompt: str
+    uri: str
+    is_video: bool
+
+
+@dataclass(frozen=True)
+class PreviewStep:
+    """What was generated at one step."""
+
+    step: int
+    previews: list[Preview]
+
+
+def write(run: RunFolder) -> Path:
+    """Draw the report of a run, finished or not, and write it as `report.html`.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        UserError: There is no run in the folder, or a newer version wrote it.
+    """
+    text = render(run_data.load(run), run.previews_folder)
+    files.write_bytes(run.report_file, text.encode())
+    return run.report_file
+
+
+def render(data: RunData, previews_folder: Path) -> str:
+    """Return the page; all that comes from files is escaped."""
+    from plotly.offline import get_plotlyjs
+
+    drawn = figures.all_of(data)
+    here = Path(__file__).parent
+    checkpoints = story.checkpoints(data)
+    return _template().render(
+        css=Markup((here / "style.css").read_text(encoding="utf-8")),
+        script=Markup((here / "script.js").read_text(encoding="utf-8")),
+        plotly=Markup(get_plotlyjs()) if drawn else "",
+        data=data,
+        name=data.path.resolve().name,
+        state=story.state(data),
+        headline=facts.headline(data),
+        figures=drawn,
+        previews=previews(data, previews_folder),
+        preview_steps=len(data.of("preview")),
+        accounting=facts.accounting(data),
+        buckets=facts.buckets(data),
+        balance=facts.balance(data),
+        reasons=[*facts.reasons(data), *filter(None, [facts.failures(data)])],
+        coverage=facts.coverage(data),
+        kept=[row for row in checkpoints if row.kept],
+        deleted=[row for row in checkpoints if not row.kept],
+        history=story.history(data),
+        environment=_flat(data.environment[-1]) if data.environment else {},
+    )
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for function in (words.count, words.loss, words.percent, words.size, words.duration, words.moment):
+        environment.filters[function.__name__] = function
+    return environment.get_template("template.html")
+
+
+def previews(data: RunData, folder: Path) -> list[PreviewStep]:
+    """Previews by step, newest first: the newest, the first and as many between as the page can hold."""
+    events = _spread({event["step"]: event for event in data.of("preview")})
+    steps: list[PreviewStep] = []
+    left_bytes = MAX_PREVIEW_BYTES
+    for event in events:
+        paths = [_inside(folder, name) for name in event.get("files", [])]
+        left_bytes -= sum(path.stat().st_size for path in paths if path)
+        if steps and left_bytes < 0:
+            break
+        steps.append(PreviewStep(event["step"], _embed_all(event, paths)))
+    return steps
+
+
+def _spread(events: dict[int, Event]) -> list[Event]:
+    """Pick steps evenly, first and last among them; newest first."""
+    steps = sorted(events, reverse=True)
+    n = min(len(steps), MAX_PREVIEW_STEPS)
+    picked = [steps[round(i * (len(steps) - 1) / max(1, n - 1))] for i in range(n)]
+    return [events[step] for step in picked]
+
+
+def _inside(folder: Path, name: str) -> Path | None:
+    """Resolve a file below the previews; None if it is missing, of unknown kind or lies elsewhere."""
+    path = (folder / name).resolve()
+    known = path.suffix.lower() in _MEDIA and path.is_relative_to(folder.resolve())
+    return path if known and path.is_file() else None
+
+
+def _embed_all(event: Event, paths: list[Path | None]) -> list[Preview]:
+    prompts = [*event.get("prompts", []), *[""] * len(paths)]
+    return [_embed(path, prompt) for path, prompt in zip(paths, prompts, strict=False)]
+
+
+def _embed(path: Path | None, prompt: str) -> Preview:
+    if path is None:
+        return Preview(prompt, "", False)
+    media = _MEDIA[path.suffix.lower()]
+    content = base64.b64encode(path.read_bytes()).decode()
+    return Preview(prompt, f"data:{media};base64,{content}", media.startswith("video/"))
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Flatten nested tables to dotted keys."""
+    flat: dict[str, str] = {}
+    for key, item in value.items():
+        if isinstance(item, dict):
+            flat |= _flat(item, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = ", ".join(map(str, item)) if isinstance(item, list) else str(item)
+    return flat

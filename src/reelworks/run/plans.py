@@ -1,0 +1,42 @@
+"""Plans as files of the run folder: one for each segment, read back when a resume finds changes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.core import files
+from reelworks.run.folder import RunFolder
+
+Arrays = dict[str, NDArray[Any]]
+# The segment before the present one may still be asked for by an older checkpoint.
+_EPOCHS_KEPT = 3
+
+
+def path(run: RunFolder, generation: int, epoch: int, segment: int) -> Path:
+    """File of a segment's plan."""
+    return run.plan_folder / f"plan-{generation:03d}-{epoch:06d}-{segment:03d}.npz"
+
+
+def write(run: RunFolder, generation: int, epoch: int, segment: int, arrays: Arrays) -> None:
+    """Write a segment's plan whole, and drop those of long finished epochs."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    files.write_bytes(path(run, generation, epoch, segment), buffer.getvalue())
+    for old in run.plan_folder.glob("plan-*.npz"):
+        parts = [int(part) for part in old.stem.split("-")[1:]]
+        if (parts[0], parts[1]) < (generation, epoch - _EPOCHS_KEPT + 1):
+            old.unlink(missing_ok=True)
+
+
+def read(run: RunFolder, generation: int, epoch: int, segment: int) -> Arrays | None:
+    """Read a segment's plan; None where there is none or it is damaged."""
+    try:
+        with np.load(path(run, generation, epoch, segment), allow_pickle=False) as stored:
+            return dict(stored)
+    except (OSError, ValueError, EOFError):
+        return None

@@ -1,0 +1,125 @@
+"""Where training stands, and what is consumed; resume is arithmetic on these.
+
+A cursor names a catalog state, a spec and a plan by digest, and a row in it. Consumed are the clips of
+the rows before it and those that `excluded` names from earlier segments of the epoch.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.core.errors import UserError
+from reelworks.schedule.plan import Entries, EpochPlan
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Position in the data of a run.
+
+    Attributes:
+        catalog: Digest of the catalog's live rows.
+        catalog_version: Parts that the catalog had.
+        spec: Digest of the plan's spec.
+        plan: Digest of the plan.
+        next_row: Digest of the uids of the row to train next.
+        generation: Times that the data were restarted from scratch.
+        epoch: From 0.
+        segment: Stretch of the epoch under one plan, from 0.
+        row: Row to train next; equal to the plan's steps at an epoch's end.
+        global_step: Optimizer steps done in the run.
+        planned: Clips planned in the epoch so far, all segments.
+        trained, failed, skipped: What became of the clips consumed in the epoch.
+    """
+
+    catalog: str
+    catalog_version: int
+    spec: str
+    plan: str
+    next_row: str
+    generation: int
+    epoch: int
+    segment: int
+    row: int
+    global_step: int
+    planned: int
+    trained: int
+    failed: int
+    skipped: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """Clips consumed in earlier segments, as a bitmap over (ordinal, copy)."""
+
+    bits: NDArray[np.bool_]
+
+    @classmethod
+    def none(cls) -> Excluded:
+        """Nothing is consumed: a first segment."""
+        return cls(np.zeros((0, 1), dtype=np.bool_))
+
+    def with_places(self, ordinal: NDArray[np.int64], copy: NDArray[np.int64]) -> Excluded:
+        """Add consumed places."""
+        if not len(ordinal):
+            return self
+        rows = max(len(self.bits), int(ordinal.max()) + 1)
+        copies = max(self.bits.shape[1], int(copy.max()) + 1)
+        bits = np.zeros((rows, copies), dtype=np.bool_)
+        bits[: len(self.bits), : self.bits.shape[1]] = self.bits
+        bits[ordinal, copy] = True
+        return Excluded(bits)
+
+    def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ordinals and copies that are consumed."""
+        ordinal, copy = np.nonzero(self.bits)
+        return ordinal.astype(np.int64), copy.astype(np.int64)
+
+    def to_bytes(self) -> bytes:
+        """Pack: a small header and a bit for each (ordinal, copy)."""
+        buffer = io.BytesIO()
+        np.savez(buffer, shape=np.array(self.bits.shape), bits=np.packbits(self.bits))
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Excluded:
+        """Unpack."""
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            shape = tuple(int(n) for n in arrays["shape"])
+            bits = np.unpackbits(arrays["bits"], count=int(np.prod(shape))).reshape(shape)
+        return cls(bits.astype(np.bool_))
+
+
+def remaining(
+    entries: Entries, consumed_uid: NDArray[np.uint64], consumed_copy: NDArray[np.int64]
+) -> Entries:
+    """Entries whose (uid, copy) is not consumed; an edited clip keeps its uid and so stays consumed."""
+    keep = np.ones(len(entries), dtype=np.bool_)
+    for copy in np.unique(consumed_copy):
+        done = consumed_uid[consumed_copy == copy]
+        keep &= ~((entries.copy == copy) & np.isin(entries.uid, done))
+    return entries.take(keep)
+
+
+def check_same(cursor: Cursor, plan: EpochPlan) -> None:
+    """Refuse to go on where catalog and spec are as before and yet the plan is not.
+
+    Raises:
+        UserError: The plan or its next row differs from what the checkpoint says.
+    """
+    if (plan.digest(), plan.row_digest(cursor.row)) != (cursor.plan, cursor.next_row):
+        raise UserError(
+            "the plan differs from the checkpoint's although catalog and recipe are unchanged",
+            field="resume",
+            value=f"epoch {cursor.epoch}, row {cursor.row}",
+            remedy="the checkpoint was written by another planner version; go on with that version, or "
+            "start the data again with --start-from-scratch",
+        )

@@ -1,0 +1,145 @@
+"""Which files the demo data has: codecs, containers, oddities, sizes, lengths and frame rates.
+
+Most clips are small and short so that training on them is quick; a few are larger, longer or odd so that
+scaling, frame rates, rotation and pixel formats are met for real. Tables hold as many rows as there are
+clips; `scenes` deals them out by seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True)
+class VideoFormat:
+    """How a video is stored.
+
+    Attributes:
+        codec: FFmpeg's name of the encoder.
+        suffix: File suffix, which also chooses the container.
+        pix_fmt: Pixel format that is stored.
+        rotation: Degrees clockwise that a player turns the stored frames by, as a phone held upright writes.
+        variable: Frames come at irregular times.
+    """
+
+    codec: str
+    suffix: str
+    pix_fmt: str = "yuv420p"
+    rotation: int = 0
+    variable: bool = False
+
+    @property
+    def note(self) -> str:
+        """What is odd about it, for the file name."""
+        notes = {"yuv420p10le": "-10bit", "yuv444p": "-444"}.get(self.pix_fmt, "")
+        notes += f"-rotated-{self.rotation}" if self.rotation else ""
+        return notes + ("-vfr" if self.variable else "")
+
+
+@dataclass(frozen=True)
+class PictureFormat:
+    """How a picture is stored: suffix, Pillow mode, EXIF orientation (1 is upright)."""
+
+    suffix: str
+    mode: str = "RGB"
+    orientation: int = 1
+
+    @property
+    def note(self) -> str:
+        """What is odd about it, for the file name."""
+        notes = {"RGBA": "-alpha", "P": "-palette"}.get(self.mode, "")
+        return notes + (f"-exif-{self.orientation}" if self.orientation != 1 else "")
+
+
+H264_MP4 = VideoFormat("libx264", ".mp4")
+_H264_MOV = VideoFormat("libx264", ".mov")
+_HEVC_MP4 = VideoFormat("libx265", ".mp4")
+_VP9_WEBM = VideoFormat("libvpx-vp9", ".webm")
+
+VIDEO_FORMATS: tuple[VideoFormat, ...] = (
+    *(28 * [H264_MP4]),
+    VideoFormat("libx264", ".mp4", rotation=90),
+    VideoFormat("libx264", ".mp4", rotation=180),
+    VideoFormat("libx264", ".mp4", "yuv444p"),
+    *(3 * [VideoFormat("libx264", ".mp4", variable=True)]),
+    *(7 * [_H264_MOV]),
+    VideoFormat("libx264", ".mov", rotation=270),
+    *(8 * [_HEVC_MP4]),
+    VideoFormat("libx265", ".mp4", "yuv420p10le"),
+    VideoFormat("libx265", ".mp4", variable=True),
+    *(11 * [_VP9_WEBM]),
+    VideoFormat("libvpx-vp9", ".webm", variable=True),
+    *(7 * [VideoFormat("libsvtav1", ".mp4")]),
+    *(7 * [VideoFormat("libsvtav1", ".webm")]),
+)
+
+PICTURE_FORMATS: tuple[PictureFormat, ...] = (
+    *(12 * [PictureFormat(".png")]),
+    PictureFormat(".png", "RGBA"),
+    PictureFormat(".png", "P"),
+    *(11 * [PictureFormat(".jpg")]),
+    *(PictureFormat(".jpg", orientation=orientation) for orientation in (6, 8, 3)),
+    *(8 * [PictureFormat(".webp")]),
+)
+
+Size = tuple[int, int]
+
+# (width, height) and frames go together, so that nothing is both large and long.
+_SMALL_SIZES: tuple[Size, ...] = (
+    *(20 * [(96, 64)]),
+    *(12 * [(64, 96)]),
+    *(12 * [(128, 96)]),
+    *(11 * [(96, 96)]),
+    *(9 * [(168, 72)]),
+    *(8 * [(72, 128)]),
+)
+_USUAL_LENGTHS = (17, 18, 20, 21, 24, 25, 28, 30, 32, 33, 36, 40)
+_UNUSUAL_LENGTHS = (5, 5, 9, 13, 16, 49, 65, 81, 90, 120, 51, 60)
+_SMALL_LENGTHS = (*(5 * _USUAL_LENGTHS), *_UNUSUAL_LENGTHS)
+_LARGE: tuple[tuple[Size, int], ...] = (
+    ((320, 180), 24),
+    ((320, 180), 33),
+    ((180, 320), 20),
+    ((426, 240), 25),
+    ((426, 240), 17),
+    ((640, 360), 24),
+)
+
+
+def video_cuts(order: list[int]) -> list[tuple[Size, int]]:
+    """Pair sizes with frame counts.
+
+    Args:
+        order: A permutation of the small clips' indices, which decides what length goes with what size.
+    """
+    small = [(size, _SMALL_LENGTHS[i]) for size, i in zip(_SMALL_SIZES, order, strict=True)]
+    return [*small, *_LARGE]
+
+
+NUM_SMALL = len(_SMALL_SIZES)
+
+NTSC_FILM = Fraction(24000, 1001)
+FRAME_RATES: tuple[Fraction, ...] = (
+    *(20 * [Fraction(24)]),
+    *(12 * [Fraction(25)]),
+    *(16 * [Fraction(30)]),
+    *(10 * [NTSC_FILM]),
+    *(4 * [Fraction(12)]),
+    *(6 * [Fraction(15)]),
+    *(5 * [Fraction(50)]),
+    *(5 * [Fraction(60)]),
+)
+
+PICTURE_SIZES: tuple[Size, ...] = (
+    *(8 * [(96, 64)]),
+    *(6 * [(64, 96)]),
+    *(6 * [(128, 96)]),
+    *(8 * [(96, 96)]),
+    *(2 * [(168, 72)]),
+    (99, 75),
+    *(2 * [(320, 240)]),
+    (240, 320),
+    (512, 512),
+    (640, 360),
+)

@@ -1,0 +1,33 @@
+"""Runtime objects of a recipe."""
+
+from __future__ import annotations
+
+import torch
+
+from reelworks.encode.live import LiveEncoder
+from reelworks.models import registry
+from reelworks.models.api import Denoiser
+from reelworks.recipe.recipe import Recipe
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def denoiser(recipe: Recipe, device: torch.device) -> Denoiser:
+    """The recipe's model with its first weights: drawn from the seed, or loaded."""
+    return registry.build_denoiser(
+        recipe.model,
+        autoencoder=recipe.autoencoder,
+        text=recipe.text,
+        device=device,
+        seed=recipe.seed,
+        compute=DTYPES[recipe.precision.compute],
+        reduction=DTYPES[recipe.precision.reduction],
+    )
+
+
+def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
+    """The recipe's autoencoder and text encoder."""
+    made = LiveEncoder(
+        registry.build_autoencoder(recipe.autoencoder), registry.build_text_encoder(recipe.text), device
+    )
+    return made.to(device)

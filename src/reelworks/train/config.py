@@ -1,0 +1,67 @@
+"""Recipe keys of training, validation and previews."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from reelworks.core.config import Config
+
+
+class TrainConfig(Config):
+    """`[train]`."""
+
+    max_steps: int | None = Field(None, ge=1, description="optimizer steps in all")
+    max_epochs: int | None = Field(None, ge=1, description="passes over the data")
+    gradient_accumulation_steps: int = Field(1, ge=1, description="micro-batches per rank and step")
+    micro_batches_per_step: int | None = Field(
+        None, ge=1, description="G; default: ranks at the run's start x gradient_accumulation_steps"
+    )
+    slot_width: int | None = Field(
+        None, ge=1, description="L, consecutive micro-batches of one bucket; default: ranks at the start"
+    )
+    learning_rate: float = Field(1e-4, gt=0)
+    betas: tuple[float, float] | list[float] = Field((0.9, 0.99), description="AdamW")
+    # As in v1.2: bfloat16 gradients are far below the usual 1e-8.
+    eps: float = Field(1e-15, gt=0, description="AdamW")
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+    clip_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient")
+    ema_decay: float = Field(0.9999, ge=0, lt=1, description="reached by way of (1 + step) / (10 + step)")
+    loss_weight: Literal["token", "sample", "micro_batch"] = Field("token", description="what counts alike")
+    log_every: int = Field(1, ge=1, description="steps from one line of progress to the next")
+    threads: int | None = Field(None, ge=1, description="CPU threads of each rank; default: cores / ranks")
+
+    @model_validator(mode="after")
+    def _check(self) -> TrainConfig:
+        if self.max_steps is None and self.max_epochs is None:
+            raise ValueError("say when to stop: set max_steps or max_epochs")
+        if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
+            raise ValueError("betas are two numbers in [0, 1)")
+        g, width = self.micro_batches_per_step, self.slot_width
+        if g is not None and width is not None and g % width:
+            raise ValueError(f"slot_width {width} must divide micro_batches_per_step {g}")
+        return self
+
+
+class ValidationConfig(Config):
+    """`[validation]`: loss of the averaged weights on held-out clips at fixed times and fixed noise."""
+
+    split: float = Field(0.01, ge=0, lt=1, description="share of source files held out")
+    every_steps: int | None = Field(500, ge=1)
+    times: list[float] = Field([100.0, 300.0, 500.0, 700.0, 900.0], description="timesteps in (0, 1000)")
+    max_clips: int = Field(64, ge=1, description="held-out clips looked at, the same ones each time")
+
+
+class PreviewConfig(Config):
+    """`[preview]`: clips generated on schedule into the run folder."""
+
+    prompts: list[str] = Field([], description="one clip each")
+    every_steps: int | None = Field(None, ge=1, description="default: only at the end")
+    height: int = Field(64, ge=1)
+    width: int = Field(96, ge=1)
+    num_frames: int = Field(17, ge=1)
+    fps: float = Field(24.0, gt=0)
+    num_inference_steps: int = Field(25, ge=1)
+    guidance_scale: float = Field(2.0, ge=1)

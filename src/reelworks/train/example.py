@@ -1,0 +1,147 @@
+"""From a decoded micro-batch to what the model sees: latents, times, noise, masks, captions.
+
+Every draw is a function of (seed, epoch, uid, copy, purpose), so that neither rank nor batch nor order
+changes what a clip meets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reelworks.core import draws
+from reelworks.core.draws import U64, Purpose
+from reelworks.encode.live import LiveEncoder
+from reelworks.models.api import DenoiserInputs
+from reelworks.objective import masks, rectified_flow, timesteps
+from reelworks.objective.config import ObjectiveConfig
+from reelworks.stream.batches import MicroBatch, Work
+
+
+@dataclass(frozen=True)
+class Example:
+    """One micro-batch ready for the model.
+
+    Attributes:
+        inputs: What the model takes.
+        x0: `[B, C, T, H, W]` clean latents.
+        noise: `[B, C, T, H, W]`.
+        generated: `[B]` share of frames that are generated, not given.
+        counts: `[B]` True where the clip counts in the loss.
+    """
+
+    inputs: DenoiserInputs
+    x0: Tensor
+    noise: Tensor
+    generated: Tensor
+    counts: Tensor
+
+    def losses(self, velocity_BCTHW: Tensor) -> Tensor:
+        """Loss of every clip, `[B]`."""
+        return rectified_flow.loss_per_sample(velocity_BCTHW, self.x0, self.noise, self.inputs.frame_mask)
+
+
+def normal(shape: tuple[int, ...], words: U64, device: torch.device) -> Tensor:
+    """Standard normal noise for each clip, from its own word.
+
+    Drawn clip by clip: the head of a longer draw is not the shorter draw of the same seed. Equal on the
+    same kind of device and torch version.
+    """
+    clips = []
+    for word in words.tolist():
+        generator = torch.Generator(device).manual_seed(int(word) & 0x7FFFFFFFFFFFFFFF)
+        clips.append(torch.randn(shape, generator=generator, device=device))
+    return torch.stack(clips)
+
+
+def training_example(
+    batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int
+) -> Example:
+    """Draw times, noise, masks and caption dropout, and noise the latents."""
+    work = batch.work
+    latent = encoder.latents(batch.frames)
+
+    def words(purpose: Purpose) -> U64:
+        return draws.hash64(seed, work.epoch, work.uids, work.copies, purpose)
+
+    uniform = torch.from_numpy(draws.uniform(words(Purpose.TIMESTEP)))
+    time = timesteps.sample(uniform, config.timestep_sampling)
+    time = timesteps.shift(time, ratio_of(config, work, latent.shape[2])).to(encoder.device)
+    noise = normal(tuple(latent.shape[1:]), words(Purpose.NOISE), encoder.device)
+    frame_mask = masks.draw_frame_mask(config.mask_ratios, latent.shape[2], words(Purpose.MASK))
+    drop = draws.passes(words(Purpose.TEXT_DROPOUT), config.caption_dropout)
+    return _example(
+        batch,
+        encoder,
+        latent,
+        time,
+        noise,
+        frame_mask=torch.from_numpy(frame_mask).to(encoder.device),
+        drop_text=torch.from_numpy(drop).to(encoder.device),
+    )
+
+
+def validation_example(batch: MicroBatch, encoder: LiveEncoder, *, seed: int, times: list[float]) -> Example:
+    """One held-out clip at fixed times with fixed noise: the same at every validation and in every run.
+
+    The clip stands in the batch once for each time.
+    """
+    work = batch.work
+    latent = encoder.latents(batch.frames)
+    index = torch.arange(len(times)).numpy()
+    noise = normal(
+        tuple(latent.shape[1:]),
+        draws.hash64(seed, "validation", work.uids, index, Purpose.NOISE),
+        encoder.device,
+    )
+    repeated = latent.expand(len(times), -1, -1, -1, -1)
+    return _example(
+        batch,
+        encoder,
+        repeated,
+        torch.tensor(times, dtype=torch.float32, device=encoder.device),
+        noise,
+        frame_mask=torch.ones(len(times), latent.shape[2], dtype=torch.bool, device=encoder.device),
+        drop_text=torch.zeros(len(times), dtype=torch.bool, device=encoder.device),
+    )
+
+
+def ratio_of(config: ObjectiveConfig, work: Work, latent_frames: int) -> float:
+    """Shift of the timesteps for the shape of a micro-batch."""
+    return timesteps.shift_ratio(
+        config,
+        height=work.shape.height,
+        width=work.shape.width,
+        num_frames=work.shape.num_frames,
+        latent_frames=latent_frames,
+    )
+
+
+def _example(
+    batch: MicroBatch,
+    encoder: LiveEncoder,
+    x0: Tensor,
+    time: Tensor,
+    noise: Tensor,
+    *,
+    frame_mask: Tensor,
+    drop_text: Tensor,
+) -> Example:
+    work, n = batch.work, len(time)
+    text, text_mask = encoder.texts(work.captions)
+    fps = torch.tensor(work.fps, dtype=torch.float32, device=encoder.device)
+    inputs = DenoiserInputs(
+        latent=rectified_flow.noised(x0, noise, time, frame_mask),
+        time=time,
+        text=text.expand(n, -1, -1),
+        text_mask=text_mask.expand(n, -1),
+        frame_mask=frame_mask,
+        fps=fps.expand(n),
+        height=torch.full((n,), float(work.shape.height), device=encoder.device),
+        width=torch.full((n,), float(work.shape.width), device=encoder.device),
+        drop_text=drop_text,
+    )
+    counts = batch.counts.to(encoder.device).expand(n)
+    return Example(inputs, x0, noise, frame_mask.float().mean(dim=1), counts)

@@ -1,0 +1,114 @@
+"""Checkpoints of a run from the trainer's side: what goes in, where to go on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from reelworks.checkpoint import commit, load, retention, verify
+from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
+from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.parallel.mesh import World
+from reelworks.prepare.data import RecipeData
+from reelworks.prepare.position import Position
+from reelworks.recipe.recipe import Recipe
+from reelworks.schedule.cursor import Cursor, Excluded
+from reelworks.train.recorder import Recorder
+from reelworks.train.state import TrainState
+
+_CURSOR, _EXCLUDED = "cursor.json", "excluded.npz"
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Saves and finds checkpoints of one run."""
+
+    store: CheckpointStore
+    recipe: Recipe
+    run_id: str
+    world: World
+
+    def find(self, resume: str) -> int | None:
+        """Step to resume from; None for a fresh start. The main rank decides.
+
+        Args:
+            resume: "auto" (the newest good one), "never", or a step.
+
+        Raises:
+            UserError: All checkpoints are bad, a named one is bad or missing, or "never" in a used folder.
+        """
+        return self.world.broadcast(self._find(resume) if self.world.is_main else None)  # type: ignore[return-value]
+
+    def _find(self, resume: str) -> int | None:
+        self.store.sweep()
+        if resume == "never":
+            if self.store.steps():
+                raise UserError(
+                    "the run folder already has checkpoints",
+                    field="--resume",
+                    value=resume,
+                    remedy="leave --resume out to go on from them, or choose another --output",
+                )
+            return None
+        if resume != "auto":
+            return verify.named(self.store, _step(resume), full=True).step
+        # After a kill files may be whole in size and not in content; reading them once tells.
+        found = verify.newest_valid(self.store, full=True)
+        if found is None:
+            return None
+        info, skipped = found
+        for step, reason in skipped:
+            print(f"checkpoint of step {step} is passed over: {reason}", flush=True)
+        return info.step
+
+    def restore(self, step: int, state: TrainState) -> tuple[Cursor, Excluded]:
+        """Load weights, average and optimizer in place; return the cursor.
+
+        Raises:
+            UserError: The checkpoint is of another model.
+        """
+        path = self.store.path(step)
+        tensors = state.state_dict()
+        load.load(path, tensors)
+        state.load_optimizer(tensors["optimizer"])
+        names = [entry.path for entry in self.store.info(step).manifest.files]
+        excluded = (
+            Excluded.from_bytes(load.read_extra(path, _EXCLUDED)) if _EXCLUDED in names else Excluded.none()
+        )
+        return Cursor(**json.loads(load.read_extra(path, _CURSOR))), excluded
+
+    def save(
+        self,
+        position: Position,
+        data: RecipeData,
+        state: TrainState,
+        metrics: dict[str, float],
+        tell: Recorder,
+    ) -> CheckpointInfo:
+        """Save at a step's edge, then retire what the policy does not keep."""
+        extra = {_CURSOR: files.to_json(position.to_cursor(data).to_json(), indent=2).encode()}
+        if position.excluded.bits.any():
+            extra[_EXCLUDED] = position.excluded.to_bytes()
+        step = position.global_step
+        saved = commit.save(
+            self.store, step, state.state_dict(), extra=extra, metrics=metrics, run_id=self.run_id
+        )
+        tell.event(
+            "checkpoint", step=step, name=saved.info.path.name, bytes=saved.bytes, seconds=saved.seconds
+        )
+        if not self.world.is_main:
+            return saved.info
+        decisions = retention.apply_retention(self.store, self.recipe.checkpoints)
+        described: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+        for decision in decisions:
+            described[decision.keep].append({"step": decision.step, "reasons": list(decision.reasons)})
+        tell.event("retention", step=step, kept=described[True], deleted=described[False])
+        return saved.info
+
+
+def _step(text: str) -> int:
+    if not text.isdigit():
+        raise UserError("not a step", field="--resume", value=text, remedy="say auto, never, or a number")
+    return int(text)

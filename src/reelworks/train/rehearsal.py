@@ -1,0 +1,81 @@
+"""Before the first step: every shape on the meta device, and the largest bucket for real.
+
+A dtype or a shape that does not fit, or memory that does not suffice, fails here or not at all.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from reelworks.buckets.table import Bucket, BucketTable
+from reelworks.core.errors import UserError
+from reelworks.encode.live import LiveEncoder
+from reelworks.models.api import Denoiser, DenoiserInputs
+from reelworks.parallel.mesh import World
+from reelworks.precision import audit
+from reelworks.precision.boundary import Boundary
+from reelworks.precision.guard import guard
+from reelworks.train.state import TrainState
+
+
+def audit_shapes(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable, world: World) -> int:
+    """Run every bucket's shape through the model without numbers; returns how many.
+
+    Raises:
+        DtypeError: Two dtypes meet that must not; names the module.
+    """
+    examples = (_blank(encoder, bucket, 1, torch.device("meta")) for bucket in table.buckets)
+    return audit.audit(denoiser, examples, sharded=world.size > 1)
+
+
+def largest(table: BucketTable, used: set[int]) -> Bucket:
+    """The bucket whose micro-batch has the most tokens, among those that hold clips."""
+    return max((table.buckets[i] for i in sorted(used)), key=lambda b: b.tokens * b.batch_size)
+
+
+def rehearse(
+    boundary: Boundary[DenoiserInputs], encoder: LiveEncoder, state: TrainState, bucket: Bucket
+) -> None:
+    """Run the largest bucket forward and backward, beside the optimizer's state.
+
+    Leaves weights, average and optimizer as they were: its gradients are dropped.
+
+    Raises:
+        UserError: Memory does not suffice; names the bucket.
+    """
+    try:
+        inputs = _blank(encoder, bucket, bucket.batch_size, encoder.device)
+        with guard(state.module):
+            torch.autograd.backward(boundary(inputs).sum())
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
+            raise
+        raise UserError(
+            f"the largest bucket does not fit into memory ({str(error).splitlines()[0][:200]})",
+            field="bucket.batch_size",
+            value=f"{bucket.batch_size} for {bucket.name}",
+            remedy="lower it, set model.gradient_checkpointing = true, or drop that bucket",
+        ) from error
+    finally:
+        state.optimizer.zero_grad(set_to_none=True)
+
+
+def _blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device) -> DenoiserInputs:
+    """Inputs of a bucket's shape; zeros."""
+    t, h, w = encoder.autoencoder.geometry.latent(bucket.shape)
+    text = encoder.text_encoder
+
+    def full(*shape: int, value: float = 0.0) -> torch.Tensor:
+        return torch.full(shape, value, dtype=torch.float32, device=device)
+
+    return DenoiserInputs(
+        latent=full(batch, encoder.autoencoder.latent_channels, t, h, w),
+        time=full(batch, value=500.0),
+        text=full(batch, text.max_length, text.dim),
+        text_mask=torch.ones(batch, text.max_length, dtype=torch.bool, device=device),
+        frame_mask=torch.ones(batch, t, dtype=torch.bool, device=device),
+        fps=full(batch, value=24.0),
+        height=full(batch, value=float(bucket.shape.height)),
+        width=full(batch, value=float(bucket.shape.width)),
+        drop_text=torch.zeros(batch, dtype=torch.bool, device=device),
+    )

@@ -1,0 +1,208 @@
+"""One training, from a recipe to an exit code."""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import reelworks
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.parallel import mesh
+from reelworks.parallel.mesh import World
+from reelworks.precision.boundary import Boundary
+from reelworks.prepare import data as preparing
+from reelworks.prepare import forecast, summary
+from reelworks.prepare import position as positions
+from reelworks.prepare.data import RecipeData
+from reelworks.prepare.position import Position
+from reelworks.recipe import load as recipes
+from reelworks.recipe.recipe import Recipe
+from reelworks.run import lock
+from reelworks.run.folder import RunFolder
+from reelworks.schedule.plan import PlanSpec
+from reelworks.train import build, rehearsal
+from reelworks.train.feed import Feed
+from reelworks.train.keep import Keeper
+from reelworks.train.loop import Loop
+from reelworks.train.preview import Previewer
+from reelworks.train.recorder import Recorder
+from reelworks.train.state import TrainState
+from reelworks.train.step import Stepper
+from reelworks.train.validate import Validator
+
+# EX_TEMPFAIL: saved on a signal; a scheduler may requeue the same command.
+EXIT_REQUEUE = 75
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the command line adds to a recipe.
+
+    Attributes:
+        resume: "auto", "never", or a step.
+        debug: Log the clips of every step, on every rank.
+    """
+
+    resume: str = "auto"
+    debug: bool = False
+
+
+def run(recipe: Recipe, options: RunOptions) -> int:
+    """Train a recipe in this process, and in those that the launcher started beside it.
+
+    Returns:
+        The exit code: 0 when finished, `EXIT_REQUEUE` when saved on a signal.
+
+    Raises:
+        UserError: Anything a person can mend.
+    """
+    with mesh.join() as world, ExitStack() as stack:
+        threads = _set_threads(recipe, world)
+        folder = RunFolder(Path(recipe.output))
+        if world.is_main:
+            preparing.scan(recipe)
+            _check_writable(folder)
+            stack.enter_context(lock.hold(folder.lock_file))
+        world.barrier()
+        data = RecipeData.open(recipe)
+        info = _open_folder(recipe, folder, world)
+        spec = _spec(data, info, world)
+        return _train(recipe, options, world, folder, data, spec, info, threads)
+
+
+def _train(
+    recipe: Recipe,
+    options: RunOptions,
+    world: World,
+    folder: RunFolder,
+    data: RecipeData,
+    spec: PlanSpec,
+    info: dict[str, Any],
+    threads: int,
+) -> int:
+    denoiser = build.denoiser(recipe, world.device)
+    encoder = build.encoder(recipe, world.device)
+    rehearsal.audit_shapes(denoiser, encoder, data.table, world)
+    mesh.shard(
+        denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, recipe.parallel.strategy
+    )
+    state = TrainState.start(denoiser.module, recipe.train)
+    boundary = Boundary(denoiser)
+    keeper = Keeper(CheckpointStore(folder.checkpoints_folder), recipe, info["id"], world)
+    step = keeper.find(options.resume)
+    position, said = _position(data, spec, folder, keeper, step, state)
+    bucket = rehearsal.largest(data.table, set(position.plan.bucket.tolist()) or {0})
+    rehearsal.rehearse(boundary, encoder, state, bucket)
+    if world.is_main:
+        _write_context(recipe, folder, data, position, world, threads)
+    with Recorder(
+        folder, main=world.is_main, total_steps=recipe.train.max_steps, first_step=position.global_step
+    ) as tell:
+        tell.event(
+            "start",
+            step=position.global_step,
+            world_size=world.size,
+            micro_batches_per_step=spec.micro_batches_per_step,
+            slot_width=spec.slot_width,
+            threads=threads,
+            device=str(world.device),
+            resumed_from=step,
+        )
+        for line in said:
+            tell.say(line)
+        feed = Feed(data, world.rank, world.size)
+        stepper = Stepper(
+            boundary, encoder, state, data.table, world, recipe.train, recipe.objective, recipe.seed
+        )
+        validator = Validator(
+            boundary, encoder, state, world, feed, data.held_out(), recipe.validation.times, recipe.seed
+        )
+        previewer = Previewer(
+            recipe.preview, boundary, encoder, recipe.objective, state, world, folder, recipe.seed
+        )
+        loop = Loop(recipe, folder, data, feed, stepper, validator, previewer, keeper, tell, options.debug)
+        ended = loop.go(position, resumed=step is not None)
+    return EXIT_REQUEUE if ended == "signal" else 0
+
+
+def _position(
+    data: RecipeData, spec: PlanSpec, folder: RunFolder, keeper: Keeper, step: int | None, state: TrainState
+) -> tuple[Position, list[str]]:
+    if step is None:
+        return positions.begin_epoch(data, spec, epoch=0), ["starting fresh"]
+    cursor, excluded = keeper.restore(step, state)
+    position, difference = positions.resume(data, spec, folder, cursor, excluded)
+    return position, [f"resumed from step {step}, epoch {position.epoch}, row {position.row}", *difference]
+
+
+def _set_threads(recipe: Recipe, world: World) -> int:
+    """Fix the number of threads: sums on a CPU depend on it, so a bit-equal resume needs the same."""
+    on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    threads = recipe.train.threads or max((os.cpu_count() or 1) // on_host, 1)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _check_writable(folder: RunFolder) -> None:
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.lock_file.touch()
+    except OSError as error:
+        raise UserError(
+            f"the run folder cannot be written ({error.strerror})",
+            field="output",
+            value=str(folder.path),
+            remedy="choose a folder you may write to with --output DIR, or mend its permissions",
+        ) from error
+
+
+def _open_folder(recipe: Recipe, folder: RunFolder, world: World) -> dict[str, Any]:
+    """Make the run folder, or read what is frozen in it."""
+    if world.is_main and not folder.exists:
+        steps, width = forecast.step_shape(recipe, world.size)
+        folder.create({"micro_batches_per_step": steps, "slot_width": width})
+    world.barrier()
+    return folder.info()
+
+
+def _spec(data: RecipeData, info: dict[str, Any], world: World) -> PlanSpec:
+    spec = data.spec(info["micro_batches_per_step"], info["slot_width"])
+    if world.size > spec.micro_batches_per_step:
+        raise UserError(
+            f"a step has {spec.micro_batches_per_step} micro-batches, so some ranks would never work",
+            field="--nproc-per-node",
+            value=world.size,
+            remedy=f"use at most {spec.micro_batches_per_step} ranks, or start another run with "
+            "more train.gradient_accumulation_steps",
+        )
+    return spec
+
+
+def _write_context(
+    recipe: Recipe, folder: RunFolder, data: RecipeData, position: Position, world: World, threads: int
+) -> None:
+    """Write the resolved recipe, the plan's summary and the environment of this start."""
+    files.write_bytes(folder.recipe_file, recipes.dump(recipe).encode())
+    plan = data.plan(position.spec, position.epoch)
+    told = summary.summarise(data, position.spec, plan, world=world.size, epoch=position.epoch)
+    files.write_json(folder.plan_folder / "summary.json", told)
+    files.write_json(
+        folder.environment_file,
+        {
+            "reelworks": reelworks.__version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+            "device": str(world.device),
+            "world_size": world.size,
+            "threads": threads,
+        },
+    )

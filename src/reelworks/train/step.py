@@ -1,0 +1,169 @@
+"""One optimizer step: accumulate over micro-batches, weigh, sum over ranks, clip, update.
+
+A rank with nothing but a filler still runs a real micro-batch, so that collectives match; its loss is
+selected away, never multiplied by 0, since 0 · NaN is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reelworks.buckets.table import BucketTable
+from reelworks.core import draws
+from reelworks.core.draws import Purpose
+from reelworks.encode.live import LiveEncoder
+from reelworks.models.api import DenoiserInputs
+from reelworks.objective.config import ObjectiveConfig
+from reelworks.parallel import mesh
+from reelworks.parallel.mesh import World
+from reelworks.precision.boundary import Boundary
+from reelworks.schedule.plan import EpochPlan
+from reelworks.stream.batches import MicroBatch
+from reelworks.train import state as states
+from reelworks.train.config import TrainConfig
+from reelworks.train.example import training_example
+from reelworks.train.state import TrainState
+
+_HEAD = 5
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did, equal on all ranks.
+
+    Attributes:
+        applied: False if the step was skipped: no clip could be decoded, or a gradient was not finite.
+        finite: False if the loss or a gradient was not finite.
+        loss: Weighted mean over the clips of all ranks; NaN where there were none.
+        loss_by_bucket: The same for each bucket that took part.
+        grad_norm: Norm of the whole gradient before clipping.
+        learning_rate: Used in this step.
+        clips: Clips that counted.
+        failed: Clips that could not be decoded.
+        asked_to_stop: True if any rank got a signal.
+    """
+
+    applied: bool
+    finite: bool
+    loss: float
+    loss_by_bucket: dict[int, float]
+    grad_norm: float
+    learning_rate: float
+    clips: int
+    failed: int
+    asked_to_stop: bool
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """All that a step needs and does not change, beside the state that it does."""
+
+    boundary: Boundary[DenoiserInputs]
+    encoder: LiveEncoder
+    state: TrainState
+    table: BucketTable
+    world: World
+    train: TrainConfig
+    objective: ObjectiveConfig
+    seed: int
+
+    def run(
+        self, batches: Iterator[MicroBatch], plan: EpochPlan, row: int, step: int, stop: bool
+    ) -> StepResult:
+        """Take one optimizer step.
+
+        Args:
+            batches: Source of this rank's micro-batches; those of the row are consumed.
+            plan: The plan that holds the row.
+            row: Which row.
+            step: Optimizer steps done before this one.
+            stop: True if this rank was asked to stop.
+        """
+        planned = self.planned_weight(plan, row)
+        sums = torch.zeros(_HEAD + 2 * len(self.table.buckets), dtype=torch.float64)
+        sums[4] = float(stop)
+        rate = states.learning_rate(self.train, step)
+        for group in self.state.optimizer.param_groups:
+            group["lr"] = rate
+        self.state.optimizer.zero_grad(set_to_none=True)
+        for batch in batches:
+            mesh.set_gradient_sync(self.state.module, batch.work.last)
+            self._micro_batch(batch, planned, sums, step)
+            if batch.work.last:
+                break
+        sums = self.world.sum(sums)
+        return self._update(sums, planned, rate, step)
+
+    def planned_weight(self, plan: EpochPlan, row: int) -> float:
+        """Weight of a row over all ranks, known from the plan alone."""
+        total = 0.0
+        for micro_batch in plan.micro_batches(row).tolist():
+            where = plan.places(micro_batch)
+            total += (
+                self._clip_weight(int(plan.bucket[where.start]), clips := int(plan.real[where].sum())) * clips
+            )
+        return total
+
+    def _clip_weight(self, bucket: int, clips: int) -> float:
+        """What a clip counts beside others; the mean over a step does not depend on the unit."""
+        match self.train.loss_weight:
+            case "token":
+                return float(self.table.buckets[bucket].tokens)
+            case "sample":
+                return 1.0
+            case "micro_batch":
+                return 1.0 / max(clips, 1)
+
+    def _micro_batch(self, batch: MicroBatch, planned: float, sums: Tensor, step: int) -> None:
+        work = batch.work
+        example = training_example(batch, self.encoder, self.objective, seed=self.seed)
+        # Randomness inside the model, if it has any, is a function of the place, not of history.
+        torch.manual_seed(draws.hash_int(self.seed, step, work.index, Purpose.MODEL) >> 1)
+        losses = example.losses(self.boundary(example.inputs))
+        weight = torch.full_like(losses, self._clip_weight(work.bucket, int(work.real.sum())))
+        if self.train.loss_weight == "token":
+            weight = weight * example.generated
+        zero = losses.new_zeros(())
+        weight = torch.where(example.counts, weight, zero)
+        weighted = torch.where(example.counts, weight * losses, zero).sum()
+        # FSDP takes the mean over ranks; the loss of a step is a sum over them.
+        torch.autograd.backward(weighted * (self.world.size / planned))
+        loss_sum, weight_sum = float(weighted.detach()), float(weight.sum())
+        sums[0] += loss_sum
+        sums[1] += weight_sum
+        sums[2] += int(example.counts.sum())
+        sums[3] += len(batch.failures)
+        sums[_HEAD + work.bucket] += loss_sum
+        sums[_HEAD + len(self.table.buckets) + work.bucket] += weight_sum
+
+    def _update(self, sums: Tensor, planned: float, rate: float, step: int) -> StepResult:
+        loss_sum, actual, clips, failed, stop = sums[:_HEAD].tolist()
+        n = len(self.table.buckets)
+        by_bucket = {
+            i: float(sums[_HEAD + i] / sums[_HEAD + n + i]) for i in range(n) if sums[_HEAD + n + i] > 0
+        }
+        norm = self._gradient_norm(planned / actual) if actual > 0 else math.nan
+        finite = math.isfinite(loss_sum) and (actual == 0 or math.isfinite(norm))
+        applied = finite and actual > 0
+        if applied:
+            self.state.optimizer.step()
+            self.state.update_ema(step, self.train.ema_decay)
+        self.state.optimizer.zero_grad(set_to_none=True)
+        loss = loss_sum / actual if actual > 0 else math.nan
+        return StepResult(applied, finite, loss, by_bucket, norm, rate, int(clips), int(failed), stop > 0)
+
+    def _gradient_norm(self, scale: float) -> float:
+        """Scale gradients for clips that did not count, clip them, and return their norm before clipping."""
+        parameters = [p for p in self.state.module.parameters() if p.grad is not None]
+        if scale != 1.0:
+            for parameter in parameters:
+                assert parameter.grad is not None
+                parameter.grad.mul_(scale)
+        limit = self.train.clip_norm if self.train.clip_norm is not None else math.inf
+        norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)

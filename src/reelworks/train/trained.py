@@ -1,0 +1,99 @@
+"""A trained model, back from a run folder or one of its checkpoints, to generate with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from reelworks.checkpoint import load, verify
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core.errors import UserError
+from reelworks.encode.live import LiveEncoder
+from reelworks.generate import pipeline
+from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models.api import DenoiserInputs
+from reelworks.precision.boundary import Boundary
+from reelworks.recipe import load as recipes
+from reelworks.recipe.recipe import Recipe
+from reelworks.run.folder import RunFolder
+from reelworks.train import build
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Weights of a checkpoint behind their boundary.
+
+    Attributes:
+        recipe: The run's resolved recipe.
+        step: Step of the checkpoint.
+    """
+
+    recipe: Recipe
+    step: int
+    boundary: Boundary[DenoiserInputs]
+    encoder: LiveEncoder
+
+    @classmethod
+    def load(cls, source: Path, *, averaged: bool = True) -> Self:
+        """Load from a run folder (its newest good checkpoint) or from a checkpoint's folder.
+
+        Args:
+            source: Either folder.
+            averaged: Use the averaged weights.
+
+        Raises:
+            UserError: There is no run or no good checkpoint.
+        """
+        run, step = _locate(source)
+        recipe = recipes.load(run.recipe_file)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        denoiser = build.denoiser(recipe, device)
+        module = denoiser.module.requires_grad_(False).eval()
+        trained = {name: p.detach() for name, p in module.named_parameters()}
+        state = {"model": module.state_dict()}
+        if averaged:
+            state["ema"] = {name: torch.empty_like(p) for name, p in trained.items()}
+        load.load(CheckpointStore(run.checkpoints_folder).path(step), state)
+        for name, value in state.get("ema", {}).items():
+            trained[name].copy_(value)
+        return cls(recipe, step, Boundary(denoiser), build.encoder(recipe, device))
+
+    def generate(self, prompts: Sequence[str], options: GenerateOptions) -> list[NDArray[np.uint8]]:
+        """Generate a clip for each prompt; see `generate.pipeline`."""
+        return pipeline.generate(self.boundary, self.encoder, self.recipe.objective, prompts, options)
+
+
+def _locate(source: Path) -> tuple[RunFolder, int]:
+    named = source.parent.name == "checkpoints"
+    run = RunFolder(source.parent.parent if named else source)
+    run.info()
+    store = CheckpointStore(run.checkpoints_folder)
+    if named:
+        step = source.name.removeprefix("step-")
+        return run, verify.named(store, int(step) if step.isdigit() else -1, full=False).step
+    found = _newest(store)
+    if found is None:
+        raise UserError(
+            "the run has no checkpoint yet",
+            field="RUN",
+            value=str(source),
+            remedy="train it first, or wait for its first save",
+        )
+    return run, found
+
+
+def _newest(store: CheckpointStore) -> int | None:
+    """Newest checkpoint with all its files; looking never changes the store, which may be in use."""
+    for info in reversed(store.list()):
+        try:
+            verify.verify(info.path, full=False)
+        except verify.BadCheckpoint:
+            continue
+        return info.step
+    return None

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reelworks.catalog import captions
+
+
+@pytest.mark.parametrize(
+    ("content", "caption"),
+    [
+        (b"a cat\n", "a cat"),
+        ("\ufeffein Kätzchen".encode(), "ein Kätzchen"),
+        (b"caf\xe9 au lait", "caf\ufffd au lait"),
+        (b" \r\n\t", ""),
+        (b"", ""),
+        (b"two\nlines", "two\nlines"),
+    ],
+)
+def test_read(tmp_path: Path, content: bytes, caption: str) -> None:
+    (tmp_path / "a.b.txt").write_bytes(content)
+    assert captions.read(tmp_path / "a.b.mp4") == caption
+
+
+def test_no_file_is_not_an_empty_one(tmp_path: Path) -> None:
+    assert captions.read(tmp_path / "a.mp4") is None
+
+
+def test_an_unreadable_one_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        captions.read(tmp_path / "a.mp4")

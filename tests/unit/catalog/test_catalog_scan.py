@@ -1,0 +1,256 @@
+"""A scan leaves the catalog equal to the folders, and touches only what changed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import catalog_media as media
+import pytest
+
+from reelworks.catalog import probe
+from reelworks.catalog import scan as scanning
+from reelworks.catalog.scan import ScanProgress, ScanResult, Source, scan
+from reelworks.catalog.store import Catalog
+from reelworks.core.errors import UserError
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "sub" / ".hidden").mkdir(parents=True)
+    media.write_picture(folder / "a.png", 1)
+    media.write_picture(folder / "sub" / "B.PNG", 2)
+    media.write_video(folder / "sub" / "c.mp4", num_frames=3)
+    (folder / "sub" / "c.txt").write_text("a film")
+    (folder / "sub" / "bad.mp4").write_bytes(b"")
+    media.write_picture(folder / ".hidden.png")
+    media.write_picture(folder / "sub" / ".hidden" / "d.png")
+    (folder / "notes.md").write_text("no media")
+    return folder
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "catalog"
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of files probed so far."""
+    names: list[str] = []
+    real = probe.probe
+
+    def spy(path: Path) -> probe.Probe:
+        names.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(probe, "probe", spy)
+    return names
+
+
+def run(data: Path, target: Path, name: str = "d") -> ScanResult:
+    return scan([Source(name, data)], target, workers=2)
+
+
+def counts(result: ScanResult) -> tuple[int, int, int, int]:
+    assert result.found == result.new + result.changed + result.unchanged
+    return result.new, result.changed, result.unchanged, result.removed
+
+
+def paths(target: Path) -> list[str]:
+    return sorted(Catalog.open(target).live().path.to_pylist())
+
+
+def test_a_first_scan(data: Path, target: Path) -> None:
+    result = run(data, target)
+    assert counts(result) == (4, 0, 0, 0)
+    assert result.bad_files == ((str(data / "sub/bad.mp4"), "zero bytes"),)
+    assert (result.bad, result.version) == (1, 1)
+    assert paths(target) == ["a.png", "sub/B.PNG", "sub/bad.mp4", "sub/c.mp4"]
+    rows = {row["path"]: row for row in Catalog.open(target).live().to_table().to_pylist()}
+    film, bad = rows["sub/c.mp4"], rows["sub/bad.mp4"]
+    assert (film["kind"], film["num_frames"], film["caption"], film["error"]) == ("video", 3, "a film", None)
+    assert film["root"] == str(data)
+    assert film["mtime_ns"] == (data / "sub/c.mp4").stat().st_mtime_ns
+    assert (bad["kind"], bad["num_frames"], bad["error"]) == ("video", 0, "zero bytes")
+
+
+def test_unchanged_files_are_not_opened_and_nothing_is_written(
+    data: Path, target: Path, probed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(data, target)
+    assert sorted(probed) == ["B.PNG", "a.png", "bad.mp4", "c.mp4"]
+    probed.clear()
+    written = {file: file.stat().st_mtime_ns for file in target.iterdir() if file.name != ".lock"}
+    monkeypatch.setattr("reelworks.core.digests.fingerprint_file", None)
+    result = run(data, target)
+    assert counts(result) == (0, 0, 4, 0)
+    assert (result.bad, result.version) == (1, 1)
+    assert probed == []
+    assert written == {file: file.stat().st_mtime_ns for file in target.iterdir() if file.name != ".lock"}
+
+
+def test_a_touched_file_is_read_but_not_measured_again(data: Path, target: Path, probed: list[str]) -> None:
+    run(data, target)
+    probed.clear()
+    os.utime(data / "a.png", ns=(1, 1))
+    assert counts(run(data, target)) == (0, 0, 4, 0)
+    assert probed == []
+
+
+def test_only_what_changed_is_looked_at(data: Path, target: Path, probed: list[str]) -> None:
+    run(data, target)
+    probed.clear()
+    media.write_picture(data / "a.png", size=(9, 9))
+    media.write_picture(data / "new.png")
+    (data / "sub" / "B.PNG").unlink()
+    (data / "sub" / "c.txt").write_text("another film")
+    assert counts(run(data, target)) == (1, 2, 1, 1)
+    assert sorted(probed) == ["a.png", "new.png"]
+    rows = {row["path"]: row for row in Catalog.open(target).live().to_table().to_pylist()}
+    assert rows["a.png"]["width"] == 9
+    assert (rows["sub/c.mp4"]["caption"], rows["sub/c.mp4"]["num_frames"]) == ("another film", 3)
+    assert "sub/B.PNG" not in rows
+
+
+def test_a_mended_file_becomes_good_and_a_broken_one_bad(data: Path, target: Path) -> None:
+    run(data, target)
+    media.write_video(data / "sub" / "bad.mp4", num_frames=2)
+    (data / "a.png").write_bytes((data / "a.png").read_bytes()[:-30])
+    result = run(data, target)
+    assert counts(result) == (0, 2, 2, 0)
+    assert [Path(path).name for path, _ in result.bad_files] == ["a.png"]
+
+
+def test_other_datasets_stay(data: Path, target: Path, tmp_path: Path) -> None:
+    media.write_picture(tmp_path / "other" / "x.png") if (tmp_path / "other").mkdir() is None else None
+    scan([Source("d", data), Source("o", tmp_path / "other")], target, workers=1)
+    (tmp_path / "other" / "x.png").unlink()
+    (data / "a.png").unlink()
+    assert counts(run(data, target)) == (0, 0, 3, 1)
+    assert "x.png" in paths(target)
+
+
+def test_one_path_in_two_datasets_is_two_clips(data: Path, target: Path) -> None:
+    result = scan([Source("one", data), Source("two", data)], target, workers=1)
+    assert result.new == 8
+    assert len(set(Catalog.open(target).live().uid.tolist())) == 8
+
+
+def test_a_moved_folder_keeps_identities(data: Path, target: Path, probed: list[str]) -> None:
+    run(data, target)
+    before = Catalog.open(target).live()
+    probed.clear()
+    data.rename(data.with_name("moved"))
+    assert counts(run(data.with_name("moved"), target)) == (0, 4, 0, 0)
+    after = Catalog.open(target).live()
+    assert probed == []
+    assert sorted(after.uid) == sorted(before.uid)
+    assert all(after.file(i).exists() for i in range(len(after)))
+
+
+def test_a_file_that_could_not_be_read_is_tried_again(data: Path, target: Path) -> None:
+    target_of_link = data.parent / "later.png"
+    (data / "link.png").symlink_to(target_of_link)
+    result = run(data, target)
+    assert (str(data / "link.png"), "cannot be read: No such file or directory") in result.bad_files
+    assert counts(run(data, target)) == (0, 0, 5, 0)
+    media.write_picture(target_of_link)
+    result = run(data, target)
+    assert counts(result) == (0, 1, 4, 0)
+    assert result.bad == 1
+
+
+def test_odd_entries_are_rows_not_stops(data: Path, target: Path) -> None:
+    os.mkfifo(data / "pipe.mp4")
+    Path(os.fsdecode(os.fsencode(data) + b"/caf\xe9.png")).write_bytes(b"x")
+    (data / "sub" / "again").symlink_to(data)
+    (data / "a.txt").mkdir()
+    bad = {Path(path).name: reason for path, reason in run(data, target).bad_files}
+    assert bad["pipe.mp4"] == "not a regular file"
+    assert bad["caf\\xe9.png"] == "file name is not UTF-8"
+    assert bad["a.png"] == "cannot be read: Is a directory"
+    assert counts(run(data, target)) == (0, 0, 6, 0)
+
+
+def test_processes_find_what_threads_find(
+    data: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probed: list[str]
+) -> None:
+    run(data, target)
+    probed.clear()
+    monkeypatch.setattr(scanning, "PROCESSES_FROM", 4)
+    result = run(data, tmp_path / "second")
+    assert probed == [], "the files were probed elsewhere"
+    assert counts(result) == (4, 0, 0, 0)
+    assert Catalog.open(tmp_path / "second").table.equals(Catalog.open(target).table)
+
+
+def test_progress_ends_at_the_total(data: Path, target: Path) -> None:
+    seen: list[ScanProgress] = []
+    scan([Source("d", data)], target, workers=1, on_progress=seen.append)
+    assert (seen[-1].done, seen[-1].total, seen[-1].eta_seconds) == (4, 4, 0.0)
+    assert all(progress.rate > 0 for progress in seen)
+    assert [progress.done for progress in seen] == sorted({progress.done for progress in seen})
+
+
+def test_many_rows_pass_through_several_batches(tmp_path: Path, target: Path, monkeypatch) -> None:
+    monkeypatch.setattr("reelworks.catalog.update._ROWS_PER_BATCH", 3)
+    for i in range(10):
+        media.write_picture(tmp_path / f"{i}.png", i)
+    run(tmp_path, target)
+    for i in range(10):
+        (tmp_path / f"{i}.txt").write_text(str(i))
+    assert counts(run(tmp_path, target)) == (0, 10, 0, 0)
+    rows = Catalog.open(target).live().to_table().to_pylist()
+    assert all(row["path"] == f"{row['caption']}.png" and row["width"] == 4 for row in rows)
+
+
+def test_sources_that_cannot_be_scanned(data: Path, target: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "gifs").mkdir()
+    for name in ("a.gif", "b.GIF", "c.tar", "a.txt"):
+        (tmp_path / "gifs" / name).write_text("")
+    cases = {
+        tmp_path / "nowhere": "no such folder",
+        data / "a.png": "this is a file, not a folder",
+        tmp_path / "empty": "found: nothing",
+        tmp_path / "gifs": r"found: \.gif \(2\), \.tar \(1\)(?s:.*)\.mp4",
+    }
+    for folder, message in cases.items():
+        with pytest.raises(UserError, match=message) as caught:
+            run(folder, target)
+        assert str(folder) in str(caught.value)
+    assert not target.exists()
+
+
+def test_a_vanished_folder_retires_nothing(data: Path, target: Path) -> None:
+    run(data, target)
+    data.rename(data.with_name("away"))
+    with pytest.raises(UserError, match="no such folder"):
+        run(data, target)
+    assert len(paths(target)) == 4
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(data: Path, target: Path, monkeypatch) -> None:
+    real = os.scandir
+
+    def refuse(path: Path):
+        if Path(path).name == "sub":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match=r"sub cannot be read \(Permission denied\)"):
+        run(data, target)
+
+
+def test_two_sources_of_one_name(data: Path, target: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="two datasets have this name"):
+        scan([Source("d", data), Source("d", tmp_path)], target, workers=1)
+
+
+def test_two_files_of_one_uid(data: Path, target: Path, monkeypatch) -> None:
+    monkeypatch.setattr("reelworks.core.draws.hash_int", lambda *_: 7)
+    with pytest.raises(UserError, match="have the same uid"):
+        run(data, target)

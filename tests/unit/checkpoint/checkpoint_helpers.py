@@ -1,0 +1,115 @@
+"""Small states, checkpoints made of them, and a machine that dies at a chosen file operation."""
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reelworks.checkpoint import commit, manifest, names
+from reelworks.checkpoint.manifest import FileEntry, Manifest
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core import digests
+
+EXTRA = {"cursor.json": b'{"row": 7}', "excluded.npy": b"\x01\x02\x03"}
+
+
+def state(seed: int) -> dict[str, Any]:
+    """What a trainer saves: weights of several dtypes, optimizer state with scalars and lists."""
+    g = torch.Generator().manual_seed(seed)
+    return {
+        "model": {
+            "a.weight": torch.randn(5, 3, generator=g),
+            "a.bias": torch.randn(5, generator=g).bfloat16(),
+        },
+        "optimizer": {
+            "state": {
+                "a.weight": {"step": torch.tensor(float(seed)), "exp_avg": torch.randn(5, 3, generator=g)}
+            },
+            "param_groups": [{"params": ["a.weight", "a.bias"], "lr": 1e-4 * seed, "amsgrad": False}],
+        },
+        "num_clips": seed * 1000,
+    }
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    """Bit-equal, dtypes included."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_equal(x, y)
+    elif isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+    else:
+        assert a == b
+
+
+def save(store: CheckpointStore, step: int, **kwargs: Any) -> commit.Saved:
+    return commit.save(store, step, state(step), extra=EXTRA, run_id="run", **kwargs)
+
+
+def write_plain(
+    store: CheckpointStore, step: int, metrics: dict[str, float] | None = None, save_id: str = "0"
+) -> Path:
+    """Make a checkpoint that is valid to everything without torch: files and a true manifest."""
+    folder = store.root / names.of_step(step)
+    (folder / "dcp").mkdir(parents=True)
+    entries = []
+    for path, data in (("dcp/__0_0.distcp", bytes(range(200))), ("cursor.json", b"{}")):
+        (folder / path).write_bytes(data)
+        entries.append(FileEntry(path=path, size=len(data), digest=digests.digest_bytes(data)))
+    manifest.write(
+        folder,
+        Manifest(
+            format=1,
+            step=step,
+            save_id=save_id,
+            created=1.0,
+            world_size=1,
+            run_id="run",
+            cursor_digest=None,
+            files=tuple(entries),
+            total_bytes=sum(entry.size for entry in entries),
+            metrics=manifest.plain_metrics(metrics or {}),
+            versions={},
+        ),
+    )
+    return folder
+
+
+class Killed(BaseException):
+    """The process is gone: nothing that handles errors may help."""
+
+
+class Machine:
+    """Counts the operations that change files; from number `die_at` on none happens any more."""
+
+    def __init__(self, monkeypatch: Any, die_at: int | None = None) -> None:
+        self.count, self.die_at = 0, die_at
+        self.synced: set[int] = set()
+        self.renames: list[tuple[str, str, set[int]]] = []
+        for name in ("mkdir", "unlink", "rmdir", "fsync", "rename", "replace"):
+            monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
+        monkeypatch.setattr(io, "open", self._wrap("open", io.open))
+
+    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if name == "open" and not set(str(args[1] if len(args) > 1 else "r")) & set("wax+"):
+                return real(*args, **kwargs)
+            self.count += 1
+            if self.die_at is not None and self.count >= self.die_at:
+                raise Killed
+            if name == "fsync":
+                self.synced.add(os.fstat(args[0]).st_ino)
+            if name == "rename":
+                self.renames.append((str(args[0]), str(args[1]), set(self.synced)))
+            return real(*args, **kwargs)
+
+        return call

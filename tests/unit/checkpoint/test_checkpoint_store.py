@@ -1,0 +1,180 @@
+"""What is ours is found, changed by renames and told; what is not ours is never touched."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoint_helpers import write_plain
+
+from reelworks.checkpoint import manifest, names, retention
+from reelworks.checkpoint.config import CheckpointsConfig
+from reelworks.checkpoint.manifest import BadCheckpoint
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core.errors import UserError
+
+FOREIGN = [
+    "step-12", "step-000000012.bak", "old-step-000000012", "step-0000000012", "notes.txt", ".tmp-mine",
+    ".trash-step-000000001-save", "step-00000001a", ".latest.tmp", "global_step500",
+]  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints")
+
+
+def fill(store: CheckpointStore, *steps: int) -> None:
+    for step in steps:
+        write_plain(store, step, save_id=str(step))
+
+
+@pytest.mark.parametrize("step", [0, 12, 999_999_999, 1_000_000_000])
+def test_names_are_read_back(step: int) -> None:
+    assert names.parse_step(names.of_step(step)) == step
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_names_are_not_ours(name: str) -> None:
+    assert names.parse_step(name) is None
+    assert not names.is_leftover(name)
+
+
+def test_looking_creates_nothing(store: CheckpointStore) -> None:
+    assert (store.list(), store.steps(), store.sweep(), store.history()) == ([], [], [], [])
+    assert not store.root.exists()
+
+
+def test_listing_tells_the_broken_apart(store: CheckpointStore) -> None:
+    fill(store, 300, 100, 1_000_000_000)
+    (store.root / "step-000000200").mkdir()
+    (store.root / "step-000000400").symlink_to(store.path(100))
+    good, broken = store.scan()
+    assert [c.step for c in good] == [100, 300, 1_000_000_000]
+    assert [(b.step, b.reason) for b in broken] == [(200, "manifest.json is missing")]
+
+
+def test_metrics_arrive_late_and_belong_to_one_save(store: CheckpointStore) -> None:
+    write_plain(store, 100, {"loss": 3.0, "odd": math.inf}, save_id="first")
+    store.record_metrics(100, {"loss": 2.0, "fid": math.nan})
+    metrics = store.list()[0].metrics
+    assert metrics["loss"] == 2.0
+    assert math.isnan(metrics["fid"])
+    assert math.isnan(metrics["odd"])
+    store.quarantine(100, "test")
+    write_plain(store, 100, save_id="second")
+    assert store.list()[0].metrics == {}
+    with pytest.raises(BadCheckpoint):
+        store.record_metrics(200, {"loss": 1.0})
+
+
+def test_a_torn_history_line_is_passed_over(store: CheckpointStore) -> None:
+    fill(store, 100)
+    store.record_metrics(100, {"loss": 2.0})
+    with (store.root / "history.jsonl").open("a") as f:
+        f.write('{"event": "metrics", "step": 100, "sa')
+    store.record_metrics(100, {"fid": 1.0})
+    assert store.list()[0].metrics == {"loss": 2.0, "fid": 1.0}
+
+
+def test_pins(store: CheckpointStore) -> None:
+    fill(store, 100, 200)
+    store.pin(100)
+    assert [c.pinned for c in store.list()] == [True, False]
+    with pytest.raises(UserError, match="unpin it first"):
+        store.remove(100, ("test",))
+    with pytest.raises(UserError, match="there are: 100, 200"):
+        store.pin(300)
+    store.unpin(100)
+    store.unpin(100)
+    store.remove(100, ("over the limit",))
+    assert store.steps() == [200]
+    assert [(e["event"], e["step"]) for e in store.history()] == [
+        ("pin", 100), ("unpin", 100), ("deleted", 100),
+    ]  # fmt: skip
+    assert store.history()[-1]["reasons"] == ["over the limit"]
+
+
+def test_sweep_takes_leftovers_and_nothing_else(store: CheckpointStore) -> None:
+    fill(store, 100)
+    for name in FOREIGN:
+        (store.root / name).mkdir()
+    quarantined = store.quarantine(100, "test")
+    (store.root / ".tmp-step-000000200-0123456789ab" / "dcp").mkdir(parents=True)
+    (store.root / ".trash-step-000000100-0123456789ab").mkdir()
+    (store.root / ".latest.01234567.tmp").touch()
+    before = {p.name for p in store.root.iterdir()}
+    swept = store.sweep()
+    assert swept == [
+        ".latest.01234567.tmp", ".tmp-step-000000200-0123456789ab", ".trash-step-000000100-0123456789ab",
+    ]  # fmt: skip
+    assert {p.name for p in store.root.iterdir()} == before - set(swept)
+    assert {*FOREIGN, quarantined.name} <= before - set(swept)
+    assert store.sweep() == []
+
+
+def test_retention_counts_only_whole_checkpoints(store: CheckpointStore) -> None:
+    """A truncated newest one must not cost the last good one, and is left for a person to see."""
+    fill(store, 100, 200, 300)
+    (store.path(300) / "cursor.json").write_bytes(b"")
+    policy = CheckpointsConfig(keep_last=1, keep_best=None)
+    assert [(d.step, d.keep) for d in retention.plan(store, policy)] == [(100, False), (200, True)]
+    assert store.steps() == [100, 200, 300]
+    decisions = retention.apply_retention(store, policy)
+    assert store.steps() == [200, 300]
+    assert all(d.keep for d in retention.apply_retention(store, policy))
+    assert store.history()[-1]["reasons"] == list(decisions[0].reasons)
+    assert not list(store.root.glob(".trash*"))
+
+
+def test_nothing_is_published_onto_a_checkpoint(store: CheckpointStore) -> None:
+    fill(store, 100)
+    (store.root / "new").mkdir()
+    with pytest.raises(FileExistsError):
+        store.publish(store.root / "new", 100)
+    assert len(store.list()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"step": 101}, "is of step 101"),
+        ({"format": 2}, "has format 2, this version reads up to 1"),
+        ({"format": None}, "names no format version"),
+        ({"files": [{"path": "../x", "size": 0, "digest": "0" * 32}]}, "does not lie inside"),
+        ({"files": [{"path": "x", "size": -1, "digest": "0" * 32}]}, "files.0.size"),
+        ({"files": [{"path": "x", "size": 0, "digest": "0" * 32}] * 2}, "listed twice"),
+        ({"total_bytes": 7}, "not the sum"),
+        ({"world_size": "1"}, "world_size"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_manifests_are_read_strictly(store: CheckpointStore, change: dict[str, object], reason: str) -> None:
+    file = write_plain(store, 100) / "manifest.json"
+    content = {**json.loads(file.read_text()), **change}
+    del content["digest"]
+    file.write_text(json.dumps({**content, "digest": manifest.digests.digest_json(content)}))
+    with pytest.raises(BadCheckpoint, match=reason):
+        store.info(100)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": NaN}', "\x00" * 50])
+def test_damaged_manifests_are_told(store: CheckpointStore, text: str) -> None:
+    (write_plain(store, 100) / "manifest.json").write_text(text)
+    with pytest.raises(BadCheckpoint):
+        store.info(100)
+
+
+def test_an_edited_manifest_is_noticed(store: CheckpointStore) -> None:
+    file = write_plain(store, 100, {"loss": 3.25}) / "manifest.json"
+    file.write_text(file.read_text().replace("3.25", "3.24"))
+    with pytest.raises(BadCheckpoint, match="was changed"):
+        store.info(100)
+
+
+def test_listing_needs_no_torch() -> None:
+    modules = ["config", "names", "manifest", "policy", "store", "verify", "retention"]
+    code = "import sys\n" + "".join(f"import reelworks.checkpoint.{m}\n" for m in modules)
+    subprocess.run([sys.executable, "-c", code + "sys.exit('torch' in sys.modules)"], check=True)

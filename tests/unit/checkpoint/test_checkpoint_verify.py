@@ -1,0 +1,136 @@
+"""A bad checkpoint is found, passed over with its reason, and set aside only once a good one is found."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from checkpoint_helpers import write_plain
+
+from reelworks.checkpoint import patience
+from reelworks.checkpoint.manifest import BadCheckpoint
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.verify import named, newest_valid, verify
+from reelworks.core import digests
+from reelworks.core.errors import UserError
+
+DATA = "dcp/__0_0.distcp"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    store = CheckpointStore(tmp_path)
+    for step in (100, 200, 300):
+        write_plain(store, step)
+    return store
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+DAMAGES = [
+    (truncate, DATA, True), (Path.unlink, DATA, True), (flip, DATA, False), (zero, DATA, False),
+    (truncate, "manifest.json", True), (Path.unlink, "manifest.json", True), (flip, "manifest.json", True),
+    (zero, "manifest.json", True), (truncate, "cursor.json", True), (flip, "cursor.json", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "name", "seen_by_size"), DAMAGES)
+def test_damage_is_found(
+    store: CheckpointStore, damage: Callable[[Path], None], name: str, seen_by_size: bool
+) -> None:
+    verify(store.path(300), full=True)
+    damage(store.path(300) / name)
+    with pytest.raises(BadCheckpoint, match=name):
+        verify(store.path(300), full=True)
+    if seen_by_size:
+        with pytest.raises(BadCheckpoint, match=name):
+            verify(store.path(300), full=False)
+    else:
+        verify(store.path(300), full=False)
+
+
+def test_the_newest_good_one_is_found(store: CheckpointStore) -> None:
+    truncate(store.path(300) / DATA)
+    flip(store.path(200) / "cursor.json")
+    write_plain(store, 50)
+    found = newest_valid(store, full=True)
+    assert found is not None
+    info, skipped = found
+    assert info.step == 100
+    assert skipped == [
+        (300, f"{DATA} has 100 bytes instead of 200"),
+        (200, "cursor.json has other content than was written"),
+    ]
+    assert store.steps() == [50, 100]
+    assert len(list(store.root.glob(".bad-step-*"))) == 2
+    assert [e["reason"] for e in store.history()] == [reason for _, reason in skipped]
+    assert newest_valid(store, full=True) == (info, [])
+
+
+def test_all_bad_is_an_error_that_moves_nothing(store: CheckpointStore) -> None:
+    for step in store.steps():
+        truncate(store.path(step) / DATA)
+    with pytest.raises(UserError, match=r"(?s)no checkpoint can be trusted.*step 300: .*step 100: ") as error:
+        newest_valid(store, full=False)
+    assert "--resume never" in error.value.remedy
+    assert store.steps() == [100, 200, 300]
+
+
+def test_none_at_all_is_none(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    (tmp_path / ".tmp-step-000000100-0123456789ab").mkdir()
+    assert newest_valid(store, full=True) is None
+
+
+def test_a_named_step_never_falls_back(store: CheckpointStore) -> None:
+    assert named(store, 200, full=True).step == 200
+    truncate(store.path(200) / DATA)
+    with pytest.raises(UserError, match="the checkpoint is bad"):
+        named(store, 200, full=False)
+    with pytest.raises(UserError, match="there are: 100, 200, 300"):
+        named(store, 150, full=False)
+    assert store.steps() == [100, 200, 300]
+
+
+def test_a_newer_format_is_neither_bad_nor_passed_over(store: CheckpointStore) -> None:
+    file = store.path(300) / "manifest.json"
+    file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(UserError, match="update Reelworks"):
+        newest_valid(store, full=False)
+    assert store.steps() == [100, 200, 300]
+
+
+@pytest.mark.parametrize(("times", "code"), [(2, errno.EIO), (99, errno.ESTALE)])
+def test_errors_that_pass_are_no_verdict(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, times: int, code: int
+) -> None:
+    left, real = [times], digests.digest_file
+
+    def unsteady(path: Path) -> str:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(code, "storage is away")
+        return real(path)
+
+    monkeypatch.setattr(patience, "WAITS_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(digests, "digest_file", unsteady)
+    if times == 2:
+        found = newest_valid(store, full=True)
+        assert found is not None
+        assert found[0].step == 300
+    else:
+        with pytest.raises(UserError, match="cannot be read now"):
+            newest_valid(store, full=True)
+    assert store.steps() == [100, 200, 300]

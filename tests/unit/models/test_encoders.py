@@ -1,0 +1,77 @@
+"""The two encoders that need no download: pixels come back, words are the same everywhere."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Geometry
+from reelworks.models import registry
+from reelworks.models.config import AutoencoderConfig, TextConfig
+from reelworks.models.text import hashed
+
+
+@pytest.mark.parametrize(("stride", "mean", "std"), [(1, 0.0, 1.0), (2, -0.25, 0.3), (8, 0.0, 0.5)])
+def test_pixels_come_back(stride, mean, std):
+    autoencoder = registry.build_autoencoder(AutoencoderConfig(stride=stride, mean=mean, std=std))
+    video = torch.rand(2, 3, 3, 16, 24, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    latent = autoencoder.encode(video)
+    assert latent.shape == (2, autoencoder.latent_channels, 3, 16 // stride, 24 // stride)
+    assert (autoencoder.decode(latent, 3) - video).abs().max() <= 2 * torch.finfo(torch.float32).eps
+    assert autoencoder.geometry == Geometry(stride=(1, stride, stride), patch=(1, 1, 1))
+
+
+def test_channels_are_color_row_column():
+    autoencoder = registry.build_autoencoder(AutoencoderConfig(stride=2, mean=0.0, std=1.0))
+    video = torch.arange(3 * 4 * 6, dtype=torch.float32).reshape(1, 3, 1, 4, 6)
+    latent = autoencoder.encode(video)
+    for color, row, column in [(0, 0, 0), (1, 0, 1), (2, 1, 0)]:
+        channel = latent[0, (color * 2 + row) * 2 + column, 0]
+        assert torch.equal(channel, video[0, color, 0, row::2, column::2])
+
+
+def test_default_scale_gives_about_unit_variance_to_uniform_pixels():
+    video = torch.rand(1, 3, 2, 64, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    assert 0.8 < registry.build_autoencoder(AutoencoderConfig()).encode(video).std() < 1.3
+
+
+def test_sizes_that_the_stride_does_not_divide_are_refused():
+    with pytest.raises(UserError, match=r"12×16 pixels.*\n.*multiples of 8"):
+        registry.build_autoencoder(AutoencoderConfig()).encode(torch.zeros(1, 3, 1, 12, 16))
+
+
+def encode(*captions, dim=16, max_length=4):
+    return registry.build_text_encoder(TextConfig(dim=dim, max_length=max_length)).encode(captions)
+
+
+def test_equal_words_have_equal_vectors_whatever_their_case_and_neighbours():
+    text, mask = encode("A red, red KITE", "kite")
+    assert mask.tolist() == [[True] * 4, [True, False, False, False]]
+    assert torch.equal(text[0, 1], text[0, 2])
+    assert torch.equal(text[0, 3], text[1, 0])
+    assert not torch.equal(text[0, 0], text[0, 1])
+    assert not text[1, 1:].any()
+
+
+def test_long_captions_keep_their_first_words_and_empty_ones_have_a_token():
+    text, mask = encode("one two three four five six", "", "?!")
+    assert torch.equal(text[0], encode("one two three four")[0][0])
+    assert mask.sum(1).tolist() == [4, 1, 1]
+    assert torch.equal(text[1], text[2])
+    assert text[1, 0].any()
+
+
+def test_vectors_are_the_same_on_every_platform():
+    vectors = np.stack([hashed.word_vector(word, 64) for word in ("kite", "größe", "")])
+    assert hashlib.sha256(vectors.astype("<f4").tobytes()).hexdigest()[:16] == "e9622ef851e6db85"
+
+
+def test_vectors_are_close_to_standard_normal_and_to_orthogonal():
+    vectors = np.stack([hashed.word_vector(f"word{i}", 256) for i in range(100)])
+    assert abs(vectors.mean()) < 0.02
+    assert abs(vectors.std() - 1) < 0.02
+    assert abs((np.abs(vectors) < 1).mean() - 0.683) < 0.01
+    cosine = np.corrcoef(vectors) - np.eye(100)
+    assert np.abs(cosine).max() < 0.35

@@ -1,0 +1,95 @@
+"""Names become models; weights follow from a seed or a file; mistakes name their way out."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Geometry, Shape
+from reelworks.models import config, registry
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.stdit3.config import PRESETS
+
+SMALL = ModelConfig(name="stdit3-tiny", hidden_size=32, depth=1, num_heads=2)
+PIXEL = AutoencoderConfig(stride=2)
+TEXT = TextConfig(dim=8, max_length=4)
+
+
+def build(model=SMALL, seed=0, device="cpu", **kwargs):
+    return registry.build_denoiser(model, autoencoder=PIXEL, text=TEXT, device=device, seed=seed, **kwargs)
+
+
+def test_sizes_come_from_the_preset_the_overrides_and_the_neighbours():
+    sizes = build().module.config
+    assert (sizes.hidden_size, sizes.depth, sizes.num_heads) == (32, 1, 2)
+    assert (sizes.in_channels, sizes.caption_channels, sizes.model_max_length) == (12, 8, 4)
+    assert not sizes.pred_sigma
+    assert PRESETS["stdit3-tiny"].hidden_size == 128
+
+
+def test_weights_are_a_function_of_the_seed_and_leave_the_global_generator_alone():
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    one, same, other = build(seed=5).module, build(seed=5).module, build(seed=6).module
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(one.x_embedder.proj.weight, other.x_embedder.proj.weight)
+
+
+def test_fresh_temporal_blocks_add_nothing_and_all_weights_are_finite():
+    module = build().module
+    block = module.temporal_blocks[0]
+    assert not any(m.weight.any() for m in (block.attn.proj, block.cross_attn.proj, block.mlp.fc2))
+    assert module.spatial_blocks[0].mlp.fc2.weight.any()
+    assert all(torch.isfinite(value).all() for value in module.state_dict().values())
+
+
+def test_meta_has_shapes_alone_and_storage_is_what_was_asked():
+    assert all(p.is_meta for p in build(device="meta").module.parameters())
+    denoiser = build(storage=torch.bfloat16, compute=torch.bfloat16)
+    assert {p.dtype for p in denoiser.module.parameters()} == {torch.bfloat16}
+    assert denoiser.contract.storage == torch.bfloat16
+
+
+def test_gradient_checkpointing_reaches_the_module():
+    assert build(SMALL.model_copy(update={"gradient_checkpointing": True})).module.gradient_checkpointing
+
+
+def test_geometry():
+    found = config.geometry(ModelConfig(name="stdit3-tiny"), AutoencoderConfig())
+    assert found == Geometry(stride=(1, 8, 8), patch=(1, 2, 2), frame_rule=(1, 0))
+    assert found.tokens(Shape(5, 64, 32)) == 5 * 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "autoencoder", "text", "message"),
+    [
+        (
+            ModelConfig(name="stdit3-xs"),
+            PIXEL,
+            TEXT,
+            r"(?s)model.name = 'stdit3-xs'.*stdit3-tiny.*did you mean",
+        ),
+        (SMALL, AutoencoderConfig(name="pixels"), TEXT, r"autoencoder.name = 'pixels'.*known: pixel"),
+        (SMALL, PIXEL, TextConfig(name="t5"), r"text.name = 't5'.*known: hashed"),
+        (SMALL.model_copy(update={"num_heads": 3}), PIXEL, TEXT, r"3 heads do not divide"),
+        (SMALL.model_copy(update={"hidden_size": 6, "num_heads": 3}), PIXEL, TEXT, r"multiple of 4"),
+    ],
+)
+def test_what_does_not_exist_or_fit_is_refused(model, autoencoder, text, message):
+    with pytest.raises(UserError, match=message):
+        registry.build_denoiser(model, autoencoder=autoencoder, text=text, device="cpu", seed=0)
+
+
+def test_unknown_autoencoders_and_text_encoders_are_refused():
+    with pytest.raises(UserError, match="known: pixel"):
+        registry.build_autoencoder(AutoencoderConfig(name="vae"))
+    with pytest.raises(UserError, match="known: hashed"):
+        registry.build_text_encoder(TextConfig(name="clip"))
+
+
+def test_configs_do_not_import_torch():
+    code = "import sys, reelworks.models.config; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

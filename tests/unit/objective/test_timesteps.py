@@ -1,0 +1,98 @@
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from reelworks.core import draws
+from reelworks.objective import timesteps
+from reelworks.objective.config import ObjectiveConfig
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+TIMES = json.loads((GOLDEN / "timesteps.json").read_text())
+N = 200_000
+
+
+@pytest.fixture(scope="module")
+def uniform():
+    return torch.from_numpy(draws.uniform(draws.hash64(7, np.arange(N), draws.Purpose.TIMESTEP)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "golden", "tolerance"),
+    [
+        (torch.float32, "table_float32", 1e-2),
+        (torch.bfloat16, "table_bf16_inputs", 5e-2),
+    ],
+)
+def test_the_shift_equals_the_reference_for_every_shape_and_time(dtype, golden, tolerance):
+    tensors = load_file(GOLDEN / "rflow.safetensors")
+    t = tensors["transform/t"]
+    shifted = [
+        timesteps.shift(t, timesteps.compat_ratio(*row.to(dtype)[:, None]).float())
+        for row in tensors["transform/rows_h_w_frames"]
+    ]
+    torch.testing.assert_close(torch.stack(shifted), tensors[f"transform/{golden}"], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", [n for n in TIMES["samplers"] if "discrete" not in n])
+def test_the_density_equals_the_reference(name, uniform):
+    kind, _, shape = name.split("|")
+    t = timesteps.sample(uniform, kind)
+    if shape != "None":
+        height, width, num_frames = json.loads(shape)
+        config = ObjectiveConfig(compat=True)
+        size = {"height": height, "width": width, "num_frames": num_frames}
+        t = timesteps.shift(t, timesteps.shift_ratio(config, latent_frames=-1, **size))
+    level = torch.tensor(TIMES["quantile_levels"], dtype=torch.float64)
+    quantile = torch.tensor(TIMES["samplers"][name]["quantiles"])
+    below = torch.searchsorted(t.sort().values, quantile, right=True) / N
+    # two samples of different size are compared: the variance is p(1-p)(1/N + 1/draws)
+    tolerance = 5 * (level * (1 - level) * (1 / N + 1 / TIMES["draws"])).sqrt()
+    assert ((below - level).abs() <= tolerance).all()
+
+
+def test_extreme_draws_stay_finite_and_inside():
+    edge = torch.tensor([0.0, 2.0**-53, 0.5, 1 - 2.0**-53, 1.0], dtype=torch.float64)
+    for kind in ("logit-normal", "uniform"):
+        t = timesteps.sample(edge, kind)
+        assert t.dtype == torch.float32
+        assert torch.isfinite(t).all()
+        assert ((t > 0) & (t <= 1000)).all()
+        assert t[2] == 500
+
+
+def test_the_shift_by_true_latent_frames_has_no_hole_for_short_clips():
+    auto, compat = ObjectiveConfig(), ObjectiveConfig(compat=True)
+    size = {"height": 512, "width": 512, "num_frames": 16, "latent_frames": 4}
+    assert timesteps.shift_ratio(compat, **size) == 0
+    assert timesteps.shift_ratio(auto, **size) == pytest.approx(2)
+    ratios = [timesteps.shift_ratio(auto, **(size | {"latent_frames": n})) for n in range(1, 60)]
+    assert all(a < b for a, b in itertools.pairwise(ratios))
+
+
+def test_the_shift_can_be_fixed_or_off():
+    size = {"height": 720, "width": 1280, "num_frames": 51, "latent_frames": 15}
+    assert timesteps.shift_ratio(ObjectiveConfig(timestep_shift="none"), **size) == 1
+    assert timesteps.shift_ratio(ObjectiveConfig(timestep_shift=3.0), **size) == 3
+    expected = math.sqrt(720 * 1280 / 512**2) * math.sqrt(15)
+    assert timesteps.shift_ratio(ObjectiveConfig(), **size) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.2, 1.0, 7.0])
+def test_clean_and_noise_are_fixed_points_of_every_shift(ratio):
+    t = torch.tensor([0.0, 500.0, 1000.0])
+    shifted = timesteps.shift(t, ratio)
+    assert shifted[0] == 0
+    assert shifted[2] == 1000
+    assert shifted[1] == pytest.approx(1000 * ratio / (1 + ratio))
+
+
+def test_a_draw_does_not_depend_on_its_neighbours(uniform):
+    together = timesteps.sample(uniform[:64], "logit-normal")
+    alone = torch.cat([timesteps.sample(u[None], "logit-normal") for u in uniform[:64]])
+    assert torch.equal(together, alone)

@@ -1,0 +1,174 @@
+import math
+from pathlib import Path
+
+import fabricate
+import pytest
+
+from reelworks.report import data as run_data
+from reelworks.report import facts, figures, html, story, words
+from reelworks.report.data import RunData
+
+
+def told(*events, summary=None, on_disk=(), pinned=()):
+    events = [{"v": 1, "time": float(i), **event} for i, event in enumerate(events)]
+    return RunData(
+        path=Path("run"), info={}, summary=summary or {}, recipe="", environment=[], told=events,
+        events=events, on_disk=frozenset(on_disk), pinned=frozenset(pinned),
+    )  # fmt: skip
+
+
+def step(number, epoch=0, clips=4, **more):
+    return {
+        "kind": "step",
+        "step": number,
+        "epoch": epoch,
+        "clips": clips,
+        "seconds": 0.5,
+        "loss": 1.0,
+        **more,
+    }
+
+
+def test_coverage_adds_up_or_says_that_it_does_not():
+    ends = [
+        {"kind": "epoch_end", "epoch": 0, "planned": 9, "trained": 7, "failed": 1, "skipped": 1},
+        {"kind": "epoch_end", "epoch": 1, "planned": 9, "trained": 7, "failed": 0, "skipped": 1},
+    ]
+    begun = [{"kind": "epoch", "epoch": 2, "planned": 9}, step(5, epoch=2, clips=4)]
+    rows = facts.coverage(told(*ends, *begun))
+    assert [(row.epoch, row.trained, row.done) for row in rows] == [(2, 4, False), (1, 7, True), (0, 7, True)]
+    assert [row.adds_up for row in rows[1:]] == [False, True]
+
+
+def test_shares_of_buckets_sum_to_one():
+    rows = [
+        {"name": n, "num_frames": 1, "height": 8, "width": 8, "batch_size": 2, "clips": clips,
+         "micro_batches": 1, "incomplete": 0, "tokens_per_clip": tokens}
+        for n, clips, tokens in (("a", 3, 100), ("b", 1, 700))
+    ]  # fmt: skip
+    a, b = facts.buckets(told(summary={"buckets": rows}))
+    assert (a.share_of_clips, b.share_of_clips) == (0.75, 0.25)
+    assert (a.share_of_tokens, b.share_of_tokens) == (0.3, 0.7)
+    assert a.keep_prob is None
+
+
+def test_long_lists_of_names_are_cut_but_counted():
+    entries = [{"path": f"{i}.mp4", "detail": ""} for i in range(facts.MAX_NAMES + 7)]
+    (reason,) = facts.reasons(told(summary={"reasons": {"odd_new_reason": entries, "too_small": []}}))
+    assert (len(reason.files), reason.total) == (facts.MAX_NAMES, facts.MAX_NAMES + 7)
+    assert reason.label == "odd new reason"
+
+
+def test_held_out_and_not_drawn_clips_are_not_called_rejected():
+    entry = [{"path": "x", "detail": ""}]
+    summary = {
+        "planned": 5,
+        "held_out": 1,
+        "reasons": {"held_out": entry, "not_drawn": entry, "too_small": entry},
+    }
+    data = told(summary=summary | {"catalog": {"clips": 8}})
+    assert facts.rejected(data) == 1
+    assert facts.balance(data) == "8 = 5 + 1 + 1 + 1"
+    assert facts.balance(told(summary=summary | {"catalog": {"clips": 9}})) == ""
+
+
+def test_checkpoints_follow_the_last_word_about_each_step():
+    data = told(
+        {"kind": "checkpoint", "step": 10, "name": "a", "bytes": 5, "seconds": 0.1},
+        {"kind": "checkpoint", "step": 20, "name": "b", "bytes": 5, "seconds": 0.1},
+        {"kind": "retention", "step": 20, "kept": [{"step": 20, "reasons": ["the newest"]}],
+         "deleted": [{"step": 10, "reasons": ["not among the last 1"]}]},
+        {"kind": "checkpoint", "step": 10, "name": "a", "bytes": 6, "seconds": 0.1},
+        {"kind": "validation", "step": 10, "loss": 0.5},
+        {"kind": "validation", "step": 20, "loss": 0.4},
+        on_disk=[10, 30], pinned=[30],
+    )  # fmt: skip
+    rows = {row.step: row for row in story.checkpoints(data)}
+    assert list(rows) == [30, 20, 10]
+    assert (rows[10].kept, rows[10].num_bytes, rows[10].on_disk) == (True, 6, True)
+    assert (rows[20].reasons, rows[20].on_disk) == (["the newest"], False)
+    assert rows[30].reasons == ["pinned"]
+    assert story.best_checkpoint(data).step == 20
+
+
+def test_the_best_checkpoint_is_the_one_that_retention_names():
+    best = {"step": 10, "reasons": ["among the last 2", "the best by validation/psnr (31.2)"]}
+    data = told(
+        {"kind": "validation", "step": 10, "loss": 0.5},
+        {"kind": "validation", "step": 20, "loss": 0.1},
+        {
+            "kind": "retention",
+            "step": 20,
+            "kept": [best, {"step": 20, "reasons": ["the newest"]}],
+            "deleted": [],
+        },
+    )
+    assert story.best_checkpoint(data).step == 10
+    assert story.best_checkpoint(told()) is None
+
+
+def test_time_counts_sessions_and_not_the_pauses_between_them():
+    data = told(
+        {"kind": "start", "time": 100.0},
+        step(1, time=130.0),
+        {"kind": "start", "time": 1000.0, "resumed_from": 0},
+        step(1, time=1010.0),
+        {"kind": "stop", "time": 1012.0, "reason": "signal"},
+    )
+    assert story.training_seconds(data) == 42
+    assert story.resumes(data) == 1
+    titles = [moment.title for moment in story.history(data)]
+    assert titles == ["Started", "Broke off", "Resumed from step 0", "Stopped"]
+    assert story.state(data) == ("stopped by a signal", "plain")
+
+
+def test_a_crash_is_told_and_its_repeated_steps_are_counted(tmp_path):
+    data = run_data.load(fabricate.make(tmp_path / "run", steps=40, every=10, crash_at=17))
+    assert story.repeated_steps(data) == 7
+    assert [e["step"] for e in data.of("step")] == list(range(1, 41))
+    crash = [moment for moment in story.history(data) if moment.title == "Broke off"]
+    assert [moment.step for moment in crash] == [17]
+
+
+def test_long_curves_are_thinned_to_their_means():
+    xs, ys = figures.thin(list(range(10_000)), [float(i) for i in range(10_000)])
+    assert len(xs) == len(ys) <= figures.MAX_POINTS
+    assert xs == sorted(xs)
+    assert sum(ys) / len(ys) == pytest.approx(4999.5, rel=1e-3)
+    assert figures.thin([1, 2], [0.5, None]) == ([1, 2], [0.5, None])
+
+
+def test_smoothing_keeps_a_constant_and_passes_gaps_over():
+    smooth = figures.smooth([None, 2.0, None, *[2.0] * 200])
+    assert smooth[0] is None
+    assert all(value == pytest.approx(2.0) for value in smooth[1:])
+
+
+def test_losses_that_are_not_finite_leave_gaps():
+    data = told(step(1, loss=math.nan), step(2, loss=math.inf), step(3, loss=None), step(4, loss=0.5))
+    assert figures.loss_curve(data).plot["data"][0]["y"] == [None, None, None, 0.5]
+
+
+def test_more_buckets_than_colours_stay_in_the_legend():
+    data = told(*(step(i, loss_by_bucket={f"b{i % 11}": 1.0}) for i in range(33)))
+    traces = figures.loss_by_bucket(data).plot["data"]
+    assert len(traces) == 11
+    colours = [trace["line"]["color"] for trace in traces if trace["visible"] is True]
+    assert len(colours) == len(set(colours)) == figures.COLOURS
+
+
+def test_many_preview_steps_are_spread_with_both_ends():
+    picked = [event["step"] for event in html._spread({i: {"step": i} for i in range(0, 1000, 10)})]
+    assert (picked[0], picked[-1], len(picked)) == (990, 0, html.MAX_PREVIEW_STEPS)
+    assert html._spread({5: {"step": 5}}) == [{"step": 5}]
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    (words.size(999), "999 B"), (words.size(8_412_330), "8.41 MB"), (words.size(2.5e12), "2.5 TB"),
+    (words.duration(3.21), "3.2 s"), (words.duration(201), "3 min 21 s"), (words.duration(7325), "2 h 02 min"),
+    (words.duration(200_000), "2 d 7 h"), (words.count(1234567), "1,234,567"), (words.loss(0.3), "0.3000"),
+    (words.loss(1.5e-5), "1.5e-05"), (words.loss(None), "–"), (words.plural(1, "clip"), "1 clip"),
+    (words.moment(0), "1970-01-01 00:00:00 UTC"), (words.percent(0.1234), "12.3 %"),
+])  # fmt: skip
+def test_numbers_read_as_people_write_them(text, expected):
+    assert text == expected

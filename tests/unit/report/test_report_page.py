@@ -1,0 +1,205 @@
+import base64
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import fabricate
+import pytest
+
+from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.report import html
+from reelworks.run.folder import RunFolder
+
+
+class Page(HTMLParser):
+    """Collects elements, links and visible text."""
+
+    VOID = frozenset({"meta", "input", "img", "link", "br"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.text, self.scripts = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "script" in self.open:
+            self.scripts.append(data)
+        elif "style" not in self.open:
+            self.text.append(data)
+
+    @property
+    def words(self):
+        return re.sub(r"\s+", " ", " ".join(self.text))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return fabricate.make(tmp_path_factory.mktemp("runs") / "demo & <run>")
+
+
+@pytest.fixture(scope="module")
+def text(run):
+    return html.write(run).read_text()
+
+
+@pytest.fixture(scope="module")
+def page(text):
+    return Page(text)
+
+
+def test_the_page_is_well_formed_and_whole(run, page):
+    assert run.report_file.is_file()
+    assert page.open == []
+    for heading in ("Curves", "Previews", "Buckets", "Coverage", "Checkpoints", "Timeline"):
+        assert heading in page.words
+
+
+def test_nothing_is_loaded_from_outside(page):
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "iframe", "base", "object", "embed"), tag
+        for name in ("src", "href", "srcset", "action", "poster"):
+            if value := attributes.get(name):
+                assert value.startswith(("data:", "#")), value
+    css = (Path(html.__file__).parent / "style.css").read_text()
+    assert "url(" not in css
+    assert "@import" not in css
+
+
+def test_what_files_say_is_shown_and_never_run(text, page):
+    assert "<script>alert" not in text
+    assert fabricate.HOSTILE in page.words
+    assert "raw/<b>broken</b>.mp4" in page.words
+    assert "demo & <run>" in page.words
+    assert 'name = "<i>demo</i>"' in page.words
+    assert sum(tag == "script" for tag, _ in page.tags) == 3
+    assert not any(tag in ("b", "i") and "broken" in str(attributes) for tag, attributes in page.tags)
+
+
+def test_plotly_is_embedded_once(text):
+    assert text.count("plotly.js v") == 1
+
+
+def test_previews_are_embedded_newest_first_and_decode_to_their_files(run, page):
+    shown = [attributes for tag, attributes in page.tags if tag in ("video", "img")]
+    assert len(shown) == 5 * len(fabricate.PROMPTS)
+    newest = run.previews_folder / "step-000000300" / "00.mp4"
+    assert base64.b64decode(shown[0]["src"].removeprefix("data:video/mp4;base64,")) == newest.read_bytes()
+    assert {"autoplay", "loop", "muted"} <= set(shown[0])
+    assert shown[3]["alt"] == fabricate.PROMPTS[3]
+    assert page.words.index("step 300 ") < page.words.index("step 240 ")
+
+
+def test_every_number_of_the_headline_is_there(page):
+    for words in (
+        "Clips scanned 73 51 videos, 22 images", "Planned 64 13 steps an epoch", "Held out 4",
+        "Rejected 5 1 unreadable", "Steps 300 50 repeated after resumes", "Epochs 23", "2 resumes",
+        "Validation loss 0.3000 from 0.6920 (−57 %) over 5 validations", "Best checkpoint step 300",
+        "reached max_steps", "every scanned clip is accounted for 73 = 64 + 4 + 3 + 1 + 1",
+    ):  # fmt: skip
+        assert words in page.words, words
+
+
+def test_rejected_and_failed_clips_are_named(page):
+    for words in (
+        "shots/002.mp4 no text beside it", "moov atom not found", "shots/v3.mp4",
+        "9 frames, the nearest bucket takes 17", "shots/012.mp4 packet is corrupt",
+    ):  # fmt: skip
+        assert words in page.words, words
+
+
+def test_checkpoints_say_why_they_stayed_or_went(page):
+    kept, deleted = page.words.split(" Deleted step ")
+    assert "the newest, the best by validation/loss (0.3)" in kept
+    assert deleted.count("not among the last 2") == 4
+    assert "not in the folder" not in page.words
+
+
+def test_figures_are_json_that_a_browser_and_plotly_take(page):
+    import plotly.graph_objects as go
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    figures = json.loads(page.scripts[0], parse_constant=refuse)
+    css = (Path(html.__file__).parent / "style.css").read_text()
+    assert set(figures) == {
+        "loss",
+        "validation",
+        "loss-by-bucket",
+        "throughput",
+        "learning-rate",
+        "grad-norm",
+    }
+    for name, figure in figures.items():
+        tokens = set(re.findall(r'"@(\w+)"', json.dumps(figure)))
+        assert tokens
+        assert all(css.count(f"--{token}:") >= 2 for token in tokens), (
+            "each colour has a light and a dark value"
+        )
+        go.Figure(json.loads(re.sub(r'"@\w+"', '"#123456"', json.dumps(figure))))
+        assert f"plot-{name}" in {attributes.get("id") for _, attributes in page.tags}
+
+
+def test_a_run_that_has_only_just_begun_has_a_report(tmp_path):
+    run = RunFolder(tmp_path / "young")
+    run.create({})
+    page = Page(html.write(run).read_text())
+    assert "not started" in page.words
+    assert "young" in page.words
+    assert not any(tag == "video" for tag, _ in page.tags)
+
+
+def test_torn_and_missing_files_do_not_stop_the_report(tmp_path):
+    run = fabricate.make(tmp_path / "torn", steps=20, every=10, crash_at=15)
+    (run.previews_folder / "step-000000020" / "00.mp4").unlink()
+    (run.plan_folder / "summary.json").write_text('{"catalog": ')
+    with run.events_file.open("a") as f:
+        f.write('{"v": 1, "kind": "ste')
+    page = Page(html.write(run).read_text())
+    assert "file is gone" in page.words
+    assert "Steps 20" in page.words
+    assert "Buckets" not in page.words
+
+
+def test_a_preview_outside_its_folder_is_not_embedded(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    run.create({})
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    event = {
+        "v": 1,
+        "time": 1.0,
+        "kind": "preview",
+        "step": 1,
+        "files": ["../../secret.png"],
+        "prompts": ["x"],
+    }
+    files.append_json_line(run.events_file, event)
+    page = Page(html.write(run).read_text())
+    assert "file is gone" in page.words
+    assert base64.b64encode(b"secret").decode() not in run.report_file.read_text()
+
+
+def test_a_folder_without_a_run_is_an_error_with_a_remedy(tmp_path):
+    with pytest.raises(UserError, match="there is no run"):
+        html.write(RunFolder(tmp_path))
+
+
+def test_the_report_needs_no_torch(tmp_path):
+    RunFolder(tmp_path / "r").create({})
+    code = (
+        "import sys, pathlib; from reelworks.report import html; from reelworks.run.folder import RunFolder;"
+        f"html.write(RunFolder(pathlib.Path({str(tmp_path / 'r')!r}))); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
