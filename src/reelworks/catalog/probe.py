@@ -114,7 +114,7 @@ def _video(path: Path) -> Probe:
     if missing:
         raise ProbeError(f"truncated: the last {missing:,} bytes are missing")
     # A file that is really a playlist must not make a scan open other files or the network.
-    options = {"protocol_whitelist": "file"}
+    options = {"protocol_whitelist": "file,crypto,data,concat,subfile"}
     with av.open(str(path), options=options, metadata_errors="replace") as opened:
         streams = [s for s in opened.streams.video if not s.disposition & Disposition.attached_pic]
         if not streams:

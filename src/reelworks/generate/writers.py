@@ -93,23 +93,32 @@ def write_image(path: Path, frame_HWC: Frames) -> None:
         Image.fromarray(frame_HWC).save(temporary, format="PNG")
 
 
+def check(path: Path, num_frames: int) -> None:
+    """Refuse a file name before the work that would fill it.
+
+    Raises:
+        UserError: The suffix is unknown, or does not fit the number of frames.
+    """
+    if _suffix(path, _IMAGE, *_VIDEO) == _IMAGE and num_frames != 1:
+        raise UserError(
+            f"a picture file cannot hold {num_frames} frames",
+            field="output",
+            value=str(path),
+            remedy="name it .mp4 or .webm, or generate one frame",
+        )
+
+
 def write(path: Path, frames_THWC: Frames, fps: float) -> None:
     """Write frames in the format that the suffix names; `.png` takes a single frame.
 
     Raises:
         UserError: The suffix is unknown, does not fit the number of frames, or the file cannot be written.
     """
-    suffix = _suffix(path, _IMAGE, *_VIDEO)
-    if suffix != _IMAGE:
-        return write_video(path, frames_THWC, fps)
-    if len(frames_THWC) != 1:
-        raise UserError(
-            f"a picture file cannot hold {len(frames_THWC)} frames",
-            field="output",
-            value=str(path),
-            remedy="name it .mp4 or .webm, or generate one frame",
-        )
-    write_image(path, frames_THWC[0])
+    check(path, len(frames_THWC))
+    if path.suffix.lower() == _IMAGE:
+        write_image(path, frames_THWC[0])
+    else:
+        write_video(path, frames_THWC, fps)
 
 
 def _suffix(path: Path, *known: str) -> str:

@@ -40,7 +40,8 @@ def frame_indices(num_frames: int, wanted: int, step: float, draw: float) -> NDA
     span = np.floor(np.arange(wanted) * step + 1e-6).astype(np.int64)
     room = num_frames - int(span[-1])
     start = min(int(draw * room), max(room - 1, 0))
-    return (span + start).astype(np.int64)
+    indices: NDArray[np.int64] = span + start
+    return indices
 
 
 def cover(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:

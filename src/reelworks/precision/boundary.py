@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from reelworks.core.errors import UserError
 from reelworks.precision.contract import Contract, Role
@@ -140,7 +140,9 @@ class Boundary(Generic[InputsT]):
 
 def is_sharded(module: nn.Module) -> bool:
     """Say whether FSDP2 manages the module, and with it the dtype that its parameters have in use."""
-    return any(isinstance(child, FSDPModule) for child in module.modules())
+    # FSDP takes as long to import as torch itself; where nobody imported it, nothing is sharded.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(child, fsdp.FSDPModule) for child in module.modules())
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from reelworks.checkpoint import load, verify
+from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
 from reelworks.encode.live import LiveEncoder
@@ -93,7 +94,7 @@ def _newest(store: CheckpointStore) -> int | None:
     for info in reversed(store.list()):
         try:
             verify.verify(info.path, full=False)
-        except verify.BadCheckpoint:
+        except BadCheckpoint:
             continue
         return info.step
     return None

@@ -1,8 +1,7 @@
-"""Tiny real files for the catalog's tests, and functions that spawned processes can import."""
+"""Tiny real files for the catalog's tests."""
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Sequence
 from fractions import Fraction
@@ -76,14 +75,3 @@ def decoded_frames(path: Path) -> int:
 def write_picture(path: Path, value: int = 0, *, size: tuple[int, int] = (4, 3), mode: str = "RGB") -> Path:
     Image.new(mode, size, value).save(path)
     return path
-
-
-def double_unless_deadly(value: int) -> int:
-    """For processes: doubles, and dies on 13 as a decoder does on a segmentation fault."""
-    if value == 13:
-        os._exit(139)
-    return 2 * value
-
-
-def minus_one(value: int) -> int:
-    return -1

@@ -93,5 +93,5 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(
-    max_examples=12, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=10, stateful_step_count=10, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -124,7 +124,8 @@ def test_a_mended_file_becomes_good_and_a_broken_one_bad(data: Path, target: Pat
 
 
 def test_other_datasets_stay(data: Path, target: Path, tmp_path: Path) -> None:
-    media.write_picture(tmp_path / "other" / "x.png") if (tmp_path / "other").mkdir() is None else None
+    (tmp_path / "other").mkdir()
+    media.write_picture(tmp_path / "other" / "x.png")
     scan([Source("d", data), Source("o", tmp_path / "other")], target, workers=1)
     (tmp_path / "other" / "x.png").unlink()
     (data / "a.png").unlink()

@@ -178,7 +178,7 @@ def test_bytes_that_rot_are_found(catalog: Path) -> None:
     data = bytearray(file.read_bytes())
     data[60] ^= 0x10
     file.write_bytes(data)
-    with pytest.raises(UserError, match="part-000000.parquet cannot be read"):
+    with pytest.raises(UserError, match=r"part-000000\.parquet cannot be read"):
         Catalog.open(catalog).live()
 
 
