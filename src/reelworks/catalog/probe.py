@@ -26,6 +26,10 @@ VIDEO_EXTENSIONS = frozenset({".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", "
 IMAGE_EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 EXTENSIONS = VIDEO_EXTENSIONS | IMAGE_EXTENSIONS
 
+# What may hide behind an extension. Playlists are not among it: a file that is really one must not
+# make a scan open other files or the network.
+_CONTAINERS = "mov,matroska,avi,mpeg,mpegts,mpegvideo,flv,asf,ogg,mxf,m4v,h264,hevc"
+
 _EXIF_ORIENTATION = 0x0112
 _CLOCKWISE = {3: 180, 4: 180, 5: 270, 6: 90, 7: 90, 8: 270}  # mirroring (2, 4, 5, 7) leaves the size alone
 _PICTURE_BITS = {"1": 1, "I": 32, "F": 32}
@@ -113,9 +117,12 @@ def _video(path: Path) -> Probe:
     missing = container.missing_bytes(path)
     if missing:
         raise ProbeError(f"truncated: the last {missing:,} bytes are missing")
-    # A file that is really a playlist must not make a scan open other files or the network.
-    options = {"protocol_whitelist": "file,crypto,data,concat,subfile"}
-    with av.open(str(path), options=options, metadata_errors="replace") as opened:
+    options = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
+    try:
+        opened = av.open(str(path), options=options, metadata_errors="replace")
+    except av.error.ArgumentError:  # EINVAL: the content is known, and not among the containers
+        raise ProbeError("no video: the content is of another kind than its name says") from None
+    with opened:
         streams = [s for s in opened.streams.video if not s.disposition & Disposition.attached_pic]
         if not streams:
             raise ProbeError("no video stream")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from reelworks.checkpoint.store import Broken, CheckpointInfo
 
 _FILES_SHOWN = 5
+_BUCKET_KEYS = ("batch_size", "global_batch", "clips", "micro_batches", "incomplete", "tokens_per_clip")
 
 _console = Console(highlight=False)
 
@@ -81,14 +83,13 @@ def _histogram(title: str, histogram: Sequence[tuple[str, int]]) -> None:
 
 def plan(told: dict[str, Any]) -> None:
     """Buckets, reasons and the figures of an epoch."""
-    table = Table(title="buckets", title_justify="left")
-    for name in ("bucket", "frames", "height", "width", "batch", "global", "clips", "batches", "incomplete"):
-        table.add_column(name, justify="left" if name == "bucket" else "right")
-    table.add_column("tokens/clip", justify="right")
-    keys = ("num_frames", "height", "width", "batch_size", "global_batch", "clips", "micro_batches")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("bucket", no_wrap=True)
+    for name in ("size", "batch", "global", "clips", "batches", "incomplete", "tokens/clip"):
+        table.add_column(name, justify="right")
     for bucket in told["buckets"]:
-        cells = [str(bucket[key]) for key in (*keys, "incomplete", "tokens_per_clip")]
-        table.add_row(bucket["name"], *cells)
+        cells = [bucket[key] for key in _BUCKET_KEYS]
+        table.add_row(bucket["name"], f"{bucket['height']}×{bucket['width']}", *map(str, cells))
     _console.print(table)
     _reasons(told)
     line(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import wave
 from fractions import Fraction
 from pathlib import Path
 
+import av
 import catalog_media as media
 import numpy as np
 import pytest
+from av.stream import Disposition
 from PIL import Image
 
 from reelworks.catalog import probe
@@ -134,19 +135,29 @@ def test_files_that_are_no_video(
     assert capfd.readouterr() == ("", "")
 
 
-def test_sound_alone_is_no_video(tmp_path: Path) -> None:
-    with wave.open(str(tmp_path / "a.avi"), "wb") as sound:
-        sound.setnchannels(1)
-        sound.setsampwidth(2)
-        sound.setframerate(8000)
-        sound.writeframes(bytes(16000))
+@pytest.mark.parametrize("with_cover", [False, True])
+def test_sound_is_no_video_even_with_a_cover_picture(tmp_path: Path, with_cover: bool) -> None:
+    with av.open(str(tmp_path / "a.mp4"), "w") as container:
+        sound = container.add_stream("aac", rate=8000)
+        silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        silence.sample_rate = 8000
+        if with_cover:
+            cover = container.add_stream("png", rate=1)
+            cover.width, cover.height, cover.pix_fmt = 16, 16, "rgb24"
+            cover.disposition = Disposition.attached_pic
+            picture = av.VideoFrame.from_ndarray(np.zeros((16, 16, 3), np.uint8), format="rgb24")
+            container.mux(cover.encode(picture))
+        container.mux(sound.encode(silence))
+        container.mux(sound.encode(None))
     with pytest.raises(probe.ProbeError, match="no video stream"):
-        probe.probe(tmp_path / "a.avi")
+        probe.probe(tmp_path / "a.mp4")
 
 
 def test_a_playlist_in_disguise_opens_nothing(clips: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.mp4").write_text(f"ffconcat version 1.0\nfile {clips / 'clip.mp4'}\n")
-    with pytest.raises(probe.ProbeError):
+    (tmp_path / "real.mp4").write_bytes((clips / "clip.mp4").read_bytes())
+    (tmp_path / "a.mp4").write_text("ffconcat version 1.0\nfile real.mp4\n")
+    assert media.decoded_frames(tmp_path / "a.mp4") == 11, "a careless reader follows it"
+    with pytest.raises(probe.ProbeError, match="of another kind"):
         probe.probe(tmp_path / "a.mp4")
 
 
