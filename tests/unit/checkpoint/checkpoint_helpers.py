@@ -93,8 +93,7 @@ class Machine:
 
     def __init__(self, monkeypatch: Any, die_at: int | None = None) -> None:
         self.count, self.die_at = 0, die_at
-        self.synced: set[int] = set()
-        self.renames: list[tuple[str, str, set[int]]] = []
+        self.log: list[tuple[str, str, int]] = []  # operation, target of a rename, inode of an fsync
         for name in ("mkdir", "unlink", "rmdir", "fsync", "rename", "replace"):
             monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
         monkeypatch.setattr(io, "open", self._wrap("open", io.open))
@@ -106,10 +105,13 @@ class Machine:
             self.count += 1
             if self.die_at is not None and self.count >= self.die_at:
                 raise Killed
-            if name == "fsync":
-                self.synced.add(os.fstat(args[0]).st_ino)
-            if name == "rename":
-                self.renames.append((str(args[0]), str(args[1]), set(self.synced)))
+            self.log.append(
+                (
+                    name,
+                    str(args[1]) if name == "rename" else "",
+                    os.fstat(args[0]).st_ino if name == "fsync" else 0,
+                )
+            )
             return real(*args, **kwargs)
 
         return call

@@ -77,7 +77,7 @@ def test_saving_a_step_twice_changes_nothing(store: CheckpointStore) -> None:
 
 def test_a_bad_checkpoint_in_the_way_is_set_aside(store: CheckpointStore) -> None:
     save(store, 10)
-    (store.path(10) / "cursor.json").write_bytes(b"[]")
+    (store.path(10) / "cursor.json").write_bytes(b'{"row": 8}')
     assert save(store, 10).fresh
     verify(store.path(10), full=True)
     assert len(list(store.root.glob(".bad-step-000000010-*"))) == 1
@@ -165,16 +165,22 @@ def test_a_failing_write_costs_this_save_only(
     assert save(store, 20).fresh
 
 
-def test_everything_is_durable_before_it_is_published(
+def test_everything_is_durable_before_it_is_built_on(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Files and folders before the rename that publishes, and every rename before anything else."""
+    save(store, 5)
     with monkeypatch.context() as patch:
         machine = Machine(patch)
         path = save(store, 10).info.path
-    (synced,) = [synced for _, target, synced in machine.renames if target == str(path)]
-    missing = [p for p in [path, *path.rglob("*")] if p.stat().st_ino not in synced]
-    assert missing == []
-    assert store.root.stat().st_ino in machine.synced
+        retention.apply_retention(store, LAST_1)
+    published = next(i for i, (_, target, _) in enumerate(machine.log) if target == str(path))
+    synced = {inode for _, _, inode in machine.log[:published]}
+    assert [p for p in [path, *path.rglob("*")] if p.stat().st_ino not in synced] == []
+    parent_synced = ("fsync", "", store.root.stat().st_ino)
+    assert machine.log[published + 1] == parent_synced
+    deleted = next(i for i, (_, target, _) in enumerate(machine.log) if ".trash-" in target)
+    assert machine.log[deleted + 1] == parent_synced
 
 
 def count_operations(root: Path, monkeypatch: pytest.MonkeyPatch) -> int:

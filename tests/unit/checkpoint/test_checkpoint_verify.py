@@ -29,6 +29,10 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def grow(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -40,7 +44,7 @@ def zero(path: Path) -> None:
 
 
 DAMAGES = [
-    (truncate, DATA, True), (Path.unlink, DATA, True), (flip, DATA, False), (zero, DATA, False),
+    (truncate, DATA, True), (grow, DATA, True), (Path.unlink, DATA, True), (flip, DATA, False), (zero, DATA, False),
     (truncate, "manifest.json", True), (Path.unlink, "manifest.json", True), (flip, "manifest.json", True),
     (zero, "manifest.json", True), (truncate, "cursor.json", True), (flip, "cursor.json", False),
 ]  # fmt: skip
