@@ -85,7 +85,7 @@ def held_out(seed: int, group: NDArray[np.uint64], share: float) -> NDArray[np.b
 def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assignment:
     """Assign every clip for one epoch.
 
-    Held-out clips are assigned without a draw, so that validation sees the same shapes in every epoch.
+    Held-out clips are assigned without a draw (an entry of `keep_prob` 0 still takes none), so that validation sees the same shapes in every epoch.
     """
     n = len(clips.uid)
     bucket = np.full(n, -1, dtype=np.int32)
@@ -98,14 +98,13 @@ def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assign
         long_enough = right_kind & (clips.num_frames >= entry.num_frames)
         choice, large_enough, shape_fits = _best_size(clips, table, index)
         fits = open_ & long_enough & large_enough & shape_fits
-        drawn = clips.held_out | draws.passes(
-            draws.hash64(seed, epoch, clips.uid, clips.copy, Purpose.KEEP, entry.pixels, entry.num_frames),
-            entry.keep_prob,
-        )
+        draw = draws.hash64(seed, epoch, clips.uid, clips.copy, Purpose.KEEP, *entry.draw_words)
+        # An entry that training never uses is none for validation either.
+        drawn = draws.passes(draw, entry.keep_prob) | (clips.held_out & (entry.keep_prob > 0))
         take = fits & drawn & (bucket < 0)
         bucket[take] = choice[take]
         fits_any |= fits
-        short &= ~(right_kind & long_enough) | ~right_kind
+        short &= ~long_enough
         small &= ~(long_enough & large_enough)
     reason = clips.excluded.astype(np.int8, copy=True)
     lost = open_ & (bucket < 0)

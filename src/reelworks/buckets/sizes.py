@@ -8,6 +8,8 @@ import re
 
 from reelworks.core.errors import UserError
 
+_NUMBER = "([1-9][0-9]*)"
+
 
 def pixel_budget(resolution: str) -> int | tuple[int, int]:
     """Read a resolution: pixels in all for "480p" and "512px", `(height, width)` for "480x854".
@@ -15,11 +17,11 @@ def pixel_budget(resolution: str) -> int | tuple[int, int]:
     Raises:
         UserError: It has none of the three forms.
     """
-    if match := re.fullmatch(r"(\d+)p", resolution):
+    if match := re.fullmatch(_NUMBER + "p", resolution):
         return int(match[1]) ** 2 * 16 // 9
-    if match := re.fullmatch(r"(\d+)px", resolution):
+    if match := re.fullmatch(_NUMBER + "px", resolution):
         return int(match[1]) ** 2
-    if match := re.fullmatch(r"(\d+)x(\d+)", resolution):
+    if match := re.fullmatch(f"{_NUMBER}x{_NUMBER}", resolution):
         return int(match[1]), int(match[2])
     raise UserError(
         "not a resolution",

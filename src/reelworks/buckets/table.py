@@ -17,13 +17,19 @@ from reelworks.core.shape import Geometry, Shape
 
 @dataclass(frozen=True)
 class Entry:
-    """A resolution at one frame count."""
+    """A resolution at one frame count; `size` is (height, width) where the resolution names one."""
 
     resolution: str
     pixels: int
     num_frames: int
     batch_size: int
     keep_prob: float
+    size: tuple[int, int] | None = None
+
+    @property
+    def draw_words(self) -> tuple[int, ...]:
+        """What sets this entry's draws apart from those of others, whatever else the table holds."""
+        return (self.pixels, self.num_frames, *(self.size or ()))
 
     def __str__(self) -> str:
         return f"{self.resolution} ×{self.num_frames}"
@@ -82,18 +88,24 @@ def build(entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry:
         )
     expanded = sorted(
         (entry for config_entry in entries for entry in _expand(config_entry, config, geometry)),
-        key=lambda e: (-e.pixels, -e.num_frames),
+        key=lambda e: (-e.pixels, -e.num_frames, e.size or ()),
     )
     for first, second in itertools.pairwise(expanded):
-        if (first.pixels, first.num_frames) == (second.pixels, second.num_frames):
-            raise UserError(
-                "two entries have the same resolution and number of frames",
-                field="bucket",
-                value=f"{first} and {second}",
-                remedy="remove one of them",
-            )
+        _refuse_equal(first, second)
     buckets = [b for i, e in enumerate(expanded) for b in _sizes_of(i, e, config, geometry)]
     return BucketTable(tuple(expanded), tuple(buckets), config.upscale, config.max_crop)
+
+
+def _refuse_equal(first: Entry, second: Entry) -> None:
+    """A clip could not tell which of two entries comes first; only sizes of unlike shape may be as large."""
+    alike = first.size is None or second.size is None or first.size == second.size
+    if alike and (first.pixels, first.num_frames) == (second.pixels, second.num_frames):
+        raise UserError(
+            "two entries have the same resolution and number of frames",
+            field="bucket",
+            value=f"{first} and {second}",
+            remedy="remove one of them",
+        )
 
 
 def _expand(entry: BucketEntryConfig, config: BucketsConfig, geometry: Geometry) -> list[Entry]:
@@ -103,14 +115,15 @@ def _expand(entry: BucketEntryConfig, config: BucketsConfig, geometry: Geometry)
     for frames, batch, keep in zip(entry.frames(), entry.batch_sizes(), entry.keep_probs(), strict=True):
         if not geometry.accepts_frames(frames):
             a, b = geometry.frame_rule
-            below = max((frames - b) // a * a + b, 1)
+            below = (frames - b) // a * a + b
             raise UserError(
                 f"this model takes {a}n+{b} frames",
                 field="bucket.num_frames",
                 value=frames,
-                remedy=f"use {below} or {below + a}",
+                remedy=f"use {max(below, 1)} or {below + a}",
             )
-        result.append(Entry(entry.resolution, pixels, frames, batch or config.batch_size, keep))
+        size = budget if isinstance(budget, tuple) else None
+        result.append(Entry(entry.resolution, pixels, frames, batch or config.batch_size, keep, size))
     return result
 
 

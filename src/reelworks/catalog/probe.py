@@ -9,31 +9,21 @@ listed as a picture, the first frame counts.
 
 from __future__ import annotations
 
-import threading
-import warnings
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import av
-from av.stream import Disposition
-from PIL import Image, UnidentifiedImageError
 
-from reelworks.catalog import container, timing
+from reelworks.catalog import container, opening, timing
 
 VIDEO_EXTENSIONS = frozenset({".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", ".mpg", ".mpeg"})
 IMAGE_EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 EXTENSIONS = VIDEO_EXTENSIONS | IMAGE_EXTENSIONS
 
-# What may hide behind an extension. Playlists are not among it: a file that is really one must not
-# make a scan open other files or the network.
-_CONTAINERS = "mov,matroska,avi,mpeg,mpegts,mpegvideo,flv,asf,ogg,mxf,m4v,h264,hevc"
-
-_EXIF_ORIENTATION = 0x0112
 _CLOCKWISE = {3: 180, 4: 180, 5: 270, 6: 90, 7: 90, 8: 270}  # mirroring (2, 4, 5, 7) leaves the size alone
 _PICTURE_BITS = {"1": 1, "I": 32, "F": 32}
-_OPENING = threading.Lock()  # warning filters belong to the process, pictures are opened by many threads
 
 
 class ProbeError(Exception):
@@ -105,9 +95,11 @@ def probe(path: Path) -> Probe:
     try:
         if path.stat().st_size == 0:
             raise ProbeError("zero bytes")
-        return _video(path.absolute()) if kind == "video" else _picture(path)
+        return _video(path) if kind == "video" else _picture(path)
     except ProbeError:
         raise
+    except opening.OpeningError as error:
+        raise ProbeError(str(error)) from None
     except Exception as error:  # decoders raise nearly anything on damaged input
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ProbeError(f"damaged: {text}") from error
@@ -117,21 +109,12 @@ def _video(path: Path) -> Probe:
     missing = container.missing_bytes(path)
     if missing:
         raise ProbeError(f"truncated: the last {missing:,} bytes are missing")
-    options = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
-    try:
-        opened = av.open(str(path), options=options, metadata_errors="replace")
-    except av.error.ArgumentError:  # EINVAL: the content is known, and not among the containers
-        raise ProbeError("no video: the content is of another kind than its name says") from None
-    with opened:
-        streams = [s for s in opened.streams.video if not s.disposition & Disposition.attached_pic]
-        if not streams:
-            raise ProbeError("no video stream")
-        return _stream(opened, streams[0])
+    with opening.video(path) as opened:
+        return _stream(opened, opening.stream(opened))
 
 
 def _stream(opened: av.container.InputContainer, stream: av.VideoStream) -> Probe:
     """Demux a stream to its end and describe it; valid only while the container is open."""
-    stream.codec_context.thread_count = 1  # files are probed in parallel
     frame, times = _demux(opened, stream)
     if frame is None or not times:
         raise ProbeError("no frame can be decoded")
@@ -182,12 +165,9 @@ def _stamps(times: list[_Time]) -> list[int]:
 
 
 def _picture(path: Path) -> Probe:
-    with path.open("rb") as f, _opened(f) as image:
+    with path.open("rb") as f, opening.picture(f) as image:
         image.load()  # to its end: a picture that was cut short opens well and fails here
-        with _OPENING, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a broken EXIF block does not make a picture unreadable
-            orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
-        rotation = _CLOCKWISE.get(orientation, 0)
+        rotation = _CLOCKWISE.get(opening.orientation(image), 0)
         width, height = image.size if rotation % 180 == 0 else image.size[::-1]
         return Probe(
             kind="image",
@@ -203,14 +183,3 @@ def _picture(path: Path) -> Probe:
             variable_fps=False,
             has_alpha=image.has_transparency_data,
         )
-
-
-def _opened(f: BinaryIO) -> Image.Image:
-    try:
-        with _OPENING, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return Image.open(f)
-    except Image.DecompressionBombError:
-        raise ProbeError("too many pixels for one picture: Pillow refuses it as a bomb") from None
-    except UnidentifiedImageError:
-        raise ProbeError("damaged: not a picture of a known format") from None

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reelworks.catalog import lock, look, pool, walk
+from reelworks.catalog import look, pool, walk
 from reelworks.catalog.store import Catalog
 from reelworks.catalog.update import Listed, Update
 from reelworks.core.errors import UserError
+from reelworks.run import lock
 
 # Two threads open 3300 files a second, and spawning processes costs a second or two of imports.
 PROCESSES_FROM = 2000
@@ -91,7 +92,8 @@ def scan(
     sources = [Source(source.name, source.root.resolve()) for source in sources]
     _check_names(sources)
     listings = [walk.listing(source.name, source.root) for source in sources]
-    with lock.writing(catalog_path):
+    busy = "wait until it has finished"
+    with lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy=busy):
         update = Update(Catalog.open_or_new(catalog_path))
         listed = [
             update.compare(source.name, source.root, entries)

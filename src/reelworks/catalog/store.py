@@ -156,7 +156,7 @@ class Catalog:
     def append(
         self, rows: pa.Table, retired: NDArray[np.int64], sources: Sequence[dict[str, str]]
     ) -> Catalog:
-        """Write one more part; call within `lock.writing`.
+        """Write one more part; call while holding the catalog's lock.
 
         Args:
             rows: Columns of `SCHEMA`; ordinals are given here.

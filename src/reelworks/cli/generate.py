@@ -12,8 +12,13 @@ def generate(
     source: Annotated[
         Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")
     ],
-    prompt: Annotated[str, typer.Option(help="What to show.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help=".mp4 or .webm; .png for one frame.")],
+    prompts: Annotated[list[str], typer.Option("--prompt", help="What to show; several give several clips.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help=".mp4 or .webm; .png for one frame; several clips need {index} in it."
+        ),
+    ],
     height: Annotated[int, typer.Option(min=1, help="Pixels.")] = 64,
     width: Annotated[int, typer.Option(min=1, help="Pixels.")] = 96,
     num_frames: Annotated[int, typer.Option(min=1)] = 17,
@@ -30,11 +35,12 @@ def generate(
     from reelworks.generate.pipeline import GenerateOptions
     from reelworks.train.trained import Trained
 
-    writers.check(output, num_frames)
+    paths = writers.numbered(output, len(prompts))
+    for path in paths:
+        writers.check(path, num_frames)
     model = Trained.load(source, averaged=not raw_weights)
-    options = GenerateOptions(
-        Shape(num_frames, height, width), fps, num_inference_steps, guidance_scale, seed
-    )
-    frames = model.generate([prompt], options)[0]
-    writers.write(output, frames, fps)
-    show.line(f"{output}: {num_frames} × {height} × {width}, step {model.step}")
+    shape = Shape(num_frames, height, width)
+    options = GenerateOptions(shape, fps, num_inference_steps, guidance_scale, seed)
+    for path, frames in zip(paths, model.generate(prompts, options), strict=True):
+        writers.write(path, frames, fps)
+        show.line(f"{path}: {shape}, step {model.step}")

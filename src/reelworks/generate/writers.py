@@ -93,6 +93,24 @@ def write_image(path: Path, frame_HWC: Frames) -> None:
         Image.fromarray(frame_HWC).save(temporary, format="PNG")
 
 
+def numbered(path: Path, count: int) -> list[Path]:
+    """Name the files of several clips: `{index}` in the name becomes 00, 01, ...
+
+    Raises:
+        UserError: There are several clips and one name.
+    """
+    if "{index}" in path.name:
+        return [path.with_name(path.name.replace("{index}", f"{i:02d}")) for i in range(count)]
+    if count > 1:
+        raise UserError(
+            f"{count} prompts cannot share one file",
+            field="--output",
+            value=str(path),
+            remedy=f'name it "{path.stem}-{{index}}{path.suffix}"',
+        )
+    return [path]
+
+
 def check(path: Path, num_frames: int) -> None:
     """Refuse a file name before the work that would fill it.
 

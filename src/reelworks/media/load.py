@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 from av.video.reformatter import Interpolation
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
+from reelworks.catalog import opening
 from reelworks.core.shape import Shape
 from reelworks.media import sampling
 
@@ -19,6 +20,17 @@ Frames = NDArray[np.uint8]
 
 # Accurate rounding: without it swscale's SIMD paths may round differently from its C path.
 _RESIZE = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+
+# What undoes each EXIF orientation; 1 is upright.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 class MediaError(Exception):
@@ -58,8 +70,9 @@ def load(request: Request) -> Frames:
     """
     try:
         frames = _load_image(request) if request.is_image else _load_video(request)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        # PyAV's errors are OSErrors or ValueErrors, and Pillow raises SyntaxError on a broken PNG.
+    except (MediaError, opening.OpeningError) as error:
+        raise MediaError(str(error)) from None
+    except Exception as error:  # decoders raise nearly anything on damaged input
         raise MediaError(f"{type(error).__name__}: {error}") from error
     expected = (request.shape.num_frames, request.shape.height, request.shape.width, 3)
     if frames.shape != expected:
@@ -68,55 +81,90 @@ def load(request: Request) -> Frames:
 
 
 def _load_image(request: Request) -> Frames:
-    with Image.open(request.path) as opened:
+    with request.path.open("rb") as file, opening.picture(file) as opened:
         opened.load()
-        image = ImageOps.exif_transpose(opened)
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
-    image = image.convert("RGB")
+        orientation = opening.orientation(opened)
+        image = opened.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else opened.copy()
+    image = _to_rgb(image)
     height, width = sampling.cover(image.height, image.width, request.shape.height, request.shape.width)
     if (width, height) != image.size:
         image = image.resize((width, height), Image.Resampling.BICUBIC)
     return _crop(np.asarray(image), request)[None]
 
 
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        # Pillow would clip 16 bits to 8, which leaves all but the darkest pixels white.
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
+    return image.convert("RGB")
+
+
 def _load_video(request: Request) -> Frames:
-    with av.open(str(request.path), metadata_errors="replace") as container:
-        if not container.streams.video:
-            raise MediaError("no video stream")
-        stream = container.streams.video[0]
-        stream.codec_context.thread_count = 1
+    shape = request.shape
+    with opening.video(request.path) as container:
+        stream = opening.stream(container)
         times = _presentation_times(container, stream)
         if not times:
             raise MediaError("no frame")
-        indices = sampling.frame_indices(
-            len(times), request.shape.num_frames, request.step, request.first_frame_draw
-        )
+        indices = sampling.frame_indices(len(times), shape.num_frames, request.step, request.first_frame_draw)
         if indices[-1] >= len(times):
             raise MediaError(f"{len(times)} frames are there, {int(indices[-1]) + 1} are needed")
-        wanted = [times[i] for i in indices]
-        container.seek(wanted[0], stream=stream, backward=True)
-        return _collect(container, stream, wanted, request)
+        keys = [times[i] for i in indices]
+        found = {}
+        if isinstance(keys[0], int):
+            container.seek(keys[0], stream=stream, backward=True)
+            found = _collect(_timed(container, stream), set(keys), request)
+    if len(found) < len(set(keys)):
+        found = _from_start(request, keys)
+    return np.stack([found[key] for key in keys])
 
 
-def _presentation_times(container: Any, stream: Any) -> list[int]:
-    """Times of all frames, sorted, by reading packets alone: exact for variable rates too."""
-    return sorted(p.pts for p in container.demux(stream) if p.pts is not None and not p.is_discard)
+# A frame's time in ticks, or where the container has no complete times, its number as `(number,)`.
+_Key = int | tuple[int]
 
 
-def _collect(container: Any, stream: Any, wanted: list[int], request: Request) -> Frames:
-    found: dict[int, Frames] = {}
-    missing = set(wanted)
+def _presentation_times(container: Any, stream: Any) -> list[_Key]:
+    """Keys of all frames in the order shown, by reading packets alone: exact for variable rates too."""
+    times = [p.pts for p in container.demux(stream) if p.size and not p.is_discard]
+    if any(time is None for time in times):
+        return [(number,) for number in range(len(times))]
+    return sorted(times)
+
+
+def _timed(container: Any, stream: Any) -> Iterator[tuple[_Key, Any]]:
     for frame in container.decode(stream):
-        if frame.pts in missing:
-            missing.discard(frame.pts)
-            found[frame.pts] = _convert(frame, request)
-        if not missing:
-            break
+        yield frame.pts, frame
+
+
+def _numbered(container: Any, stream: Any) -> Iterator[tuple[_Key, Any]]:
+    for number, frame in enumerate(container.decode(stream)):
+        yield (number,), frame
+
+
+def _from_start(request: Request, keys: list[_Key]) -> dict[_Key, Frames]:
+    """Decode a file from its start; AVI files and raw streams may seek past the key frame needed."""
+    with opening.video(request.path) as container:
+        stream = opening.stream(container)
+        read = _timed if isinstance(keys[0], int) else _numbered
+        found = _collect(read(container, stream), set(keys), request)
+    missing = len(set(keys)) - len(found)
     if missing:
-        raise MediaError(f"{len(missing)} of {len(set(wanted))} frames could not be decoded")
-    return np.stack([found[time] for time in wanted])
+        raise MediaError(f"{missing} of {len(set(keys))} frames could not be decoded")
+    return found
+
+
+def _collect(frames: Iterator[tuple[_Key, Any]], keys: set[_Key], request: Request) -> dict[_Key, Frames]:
+    """Convert the frames asked for, until all are there or the file ends."""
+    found: dict[_Key, Frames] = {}
+    for key, frame in frames:
+        if key in keys:
+            found.setdefault(key, _convert(frame, request))
+        if len(found) == len(keys):
+            break
+    return found
 
 
 def _convert(frame: Any, request: Request) -> Frames:
@@ -127,8 +175,16 @@ def _convert(frame: Any, request: Request) -> Frames:
     height, width = sampling.cover(*shown, request.shape.height, request.shape.width)
     if turned:
         height, width = width, height
-    rgb = frame.reformat(width=width, height=height, format="rgb24", interpolation=_RESIZE).to_ndarray()
-    return _crop(np.rot90(rgb, quarter_turns), request)
+    transparent = any(component.is_alpha for component in frame.format.components)
+    pixels = frame.reformat(
+        width=width, height=height, format="rgba" if transparent else "rgb24", interpolation=_RESIZE
+    ).to_ndarray()
+    return _crop(np.rot90(_over_white(pixels) if transparent else pixels, quarter_turns), request)
+
+
+def _over_white(rgba: Frames) -> Frames:
+    colour, alpha = rgba[..., :3].astype(np.uint16), rgba[..., 3:].astype(np.uint16)
+    return ((colour * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
 
 
 def _crop(frame: Frames, request: Request) -> Frames:

@@ -36,10 +36,13 @@ def frame_indices(num_frames: int, wanted: int, step: float, draw: float) -> NDA
         wanted: Frames of the bucket.
         step: Source frames from one used frame to the next.
         draw: In [0, 1), chooses the first frame among all that leave room; 0 starts at the beginning.
+
+    Returns:
+        `[wanted]` ascending; of a file that is too short, the last ones lie beyond its end.
     """
     span = np.floor(np.arange(wanted) * step + 1e-6).astype(np.int64)
-    room = num_frames - int(span[-1])
-    start = min(int(draw * room), max(room - 1, 0))
+    room = max(num_frames - int(span[-1]), 1)
+    start = min(int(draw * room), room - 1)
     indices: NDArray[np.int64] = span + start
     return indices
 

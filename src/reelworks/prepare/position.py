@@ -81,7 +81,7 @@ def begin_epoch(
     """
     epoch_plan = data.plan(spec, epoch)
     if epoch_plan.steps == 0:
-        raise no_steps(data)
+        raise no_steps(data, epoch)
     counts = Counts(planned=epoch_plan.planned)
     return Position(spec, epoch_plan, Excluded.none(), counts, generation, epoch, 0, 0, global_step)
 
@@ -96,6 +96,9 @@ def resume(
 
     Returns:
         The position, and the differences as lines for people; empty where nothing changed.
+
+    Raises:
+        UserError: The plan that the checkpoint went by is needed and missing, or not the same again.
     """
     counts = Counts(cursor.planned, cursor.trained, cursor.failed, cursor.skipped)
     same = (cursor.catalog, cursor.spec) == (data.digest, spec.digest())
@@ -114,7 +117,7 @@ def resume(
             cursor.global_step,
         )
         return found, []
-    consumed = _consumed(run, cursor, excluded)
+    consumed = _consumed(data, run, cursor, excluded)
     segment_plan = _segment(data, spec, cursor.epoch, consumed)
     done = counts.trained + counts.failed + counts.skipped
     counts = replace(counts, planned=done + segment_plan.planned)
@@ -140,10 +143,29 @@ def _segment(data: RecipeData, spec: PlanSpec, epoch: int, excluded: Excluded) -
     return plan(cursors.remaining(data.entries(epoch), uid, copy), spec, epoch)
 
 
-def _consumed(run: RunFolder, cursor: Cursor, excluded: Excluded) -> Excluded:
+def _consumed(data: RecipeData, run: RunFolder, cursor: Cursor, excluded: Excluded) -> Excluded:
     """Clips consumed when the checkpoint was written, by the plan that it went by."""
+    former = _former_plan(run, cursor)
+    done = former.places_before(cursor.row)
+    uid, copy = former.uid[done], former.copy[done]
+    ordinal = former.ordinal[done]
+    if not _same_catalog(data, former, excluded):
+        if excluded.bits.any():
+            raise UserError(
+                "the catalog was made anew in mid-epoch, so clips done before it cannot be told any more",
+                field="catalog",
+                value=str(data.catalog.path),
+                remedy="restore the former catalog, or start the data again with --start-from-scratch",
+            )
+        ordinal = data.catalog.live_ordinals(uid)
+    still = ordinal >= 0
+    return excluded.with_places(ordinal[still], copy[still])
+
+
+def _former_plan(run: RunFolder, cursor: Cursor) -> EpochPlan:
     arrays = plans.read(run, cursor.generation, cursor.epoch, cursor.segment)
-    former = EpochPlan(**arrays) if arrays is not None else None
+    names = {f.name for f in fields(EpochPlan)}
+    former = EpochPlan(**arrays) if arrays is not None and arrays.keys() == names else None
     if former is None or former.digest() != cursor.plan:
         raise UserError(
             "the data changed since the checkpoint, and the plan it went by is missing or damaged",
@@ -151,8 +173,16 @@ def _consumed(run: RunFolder, cursor: Cursor, excluded: Excluded) -> Excluded:
             value=str(plans.path(run, cursor.generation, cursor.epoch, cursor.segment)),
             remedy="restore that file, or start the data again with --start-from-scratch",
         )
-    done = former.places_before(cursor.row)
-    return excluded.with_places(former.ordinal[done], former.copy[done])
+    return former
+
+
+def _same_catalog(data: RecipeData, former: EpochPlan, excluded: Excluded) -> bool:
+    """Tell a catalog that grew from one that was deleted and made anew, whose ordinals mean other clips."""
+    uid = data.catalog.all_rows().uid
+    consumed, _ = excluded.places()
+    if max(former.ordinal.max(initial=-1), consumed.max(initial=-1)) >= len(uid):
+        return False
+    return bool(np.array_equal(uid[former.ordinal], former.uid))
 
 
 def _difference(data: RecipeData, spec: PlanSpec, cursor: Cursor, done: int, rest: EpochPlan) -> list[str]:
@@ -171,9 +201,9 @@ def write_plan(run: RunFolder, position: Position) -> None:
     plans.write(run, position.generation, position.epoch, position.segment, arrays)
 
 
-def no_steps(data: RecipeData) -> UserError:
+def no_steps(data: RecipeData, epoch: int = 0) -> UserError:
     """The error for an epoch without a step: every entry with its clips, and what would cure it."""
-    result, _ = data.assignment(0)
+    result, _ = data.assignment(epoch)
     lines = []
     for index, entry in enumerate(data.table.entries):
         inside = np.isin(result.bucket, data.table.of_entry(index)) & (result.reason == Reason.NONE)

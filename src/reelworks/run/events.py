@@ -48,14 +48,16 @@ def read(path: Path, *kinds: str) -> Iterator[dict[str, Any]]:
 
 
 def timeline(path: Path, *kinds: str) -> list[dict[str, Any]]:
-    """Events that still hold: a resume from step s voids earlier events of later steps.
+    """Events that still hold: a start from step s voids earlier events of later steps.
 
     A run that was killed at step 130 and resumed from its checkpoint of step 100 repeats 101 to 130;
-    the first telling of them is dropped.
+    the first telling of them is dropped. One that was killed before its first checkpoint begins again
+    at step 0.
     """
     kept: list[dict[str, Any]] = []
     for event in read(path):
-        if event["kind"] == "start" and event.get("resumed_from") is not None:
-            kept = [e for e in kept if e.get("step", 0) <= event["resumed_from"]]
+        if event.get("kind") == "start":
+            step = event.get("resumed_from") or 0
+            kept = [e for e in kept if e.get("step", 0) <= step]
         kept.append(event)
-    return [e for e in kept if not kinds or e["kind"] in kinds]
+    return [e for e in kept if not kinds or e.get("kind") in kinds]

@@ -117,14 +117,15 @@ class RunFolder:
         """
         try:
             info: dict[str, Any] = json.loads(self.info_file.read_text())
-        except (OSError, ValueError) as error:
+            newer = info["format"] > FORMAT_VERSION
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 "there is no run in this folder",
                 field="RUN",
                 value=str(self.path),
                 remedy='give the folder that a recipe names as "output"',
             ) from error
-        if info["format"] > FORMAT_VERSION:
+        if newer:
             raise UserError(
                 f"the run has format {info['format']}, this version reads up to {FORMAT_VERSION}",
                 field="RUN",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from reelworks.run.folder import RunFolder
 Arrays = dict[str, NDArray[Any]]
 # The segment before the present one may still be asked for by an older checkpoint.
 _EPOCHS_KEPT = 3
+_NAME = re.compile(r"plan-(\d{3,})-(\d{6,})-(\d{3,})\.npz")
 
 
 def path(run: RunFolder, generation: int, epoch: int, segment: int) -> Path:
@@ -27,9 +31,9 @@ def write(run: RunFolder, generation: int, epoch: int, segment: int, arrays: Arr
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     files.write_bytes(path(run, generation, epoch, segment), buffer.getvalue())
-    for old in run.plan_folder.glob("plan-*.npz"):
-        parts = [int(part) for part in old.stem.split("-")[1:]]
-        if (parts[0], parts[1]) < (generation, epoch - _EPOCHS_KEPT + 1):
+    for old in run.plan_folder.iterdir():
+        name = _NAME.fullmatch(old.name)
+        if name and (int(name[1]), int(name[2])) < (generation, epoch - _EPOCHS_KEPT + 1):
             old.unlink(missing_ok=True)
 
 
@@ -38,5 +42,5 @@ def read(run: RunFolder, generation: int, epoch: int, segment: int) -> Arrays | 
     try:
         with np.load(path(run, generation, epoch, segment), allow_pickle=False) as stored:
             return dict(stored)
-    except (OSError, ValueError, EOFError):
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
         return None

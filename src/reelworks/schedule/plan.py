@@ -240,6 +240,8 @@ def waste(plan: EpochPlan, spec: PlanSpec, world: int) -> float:
 
     Ranks meet after every column; a rank with a filler counts as waiting.
     """
+    if not plan.steps:
+        return 0.0
     costs = np.r_[plan.costs_us(spec), 0]
     width = -(-plan.rows.shape[1] // world) * world
     rows = np.full((plan.steps, width), -1, dtype=np.int64)

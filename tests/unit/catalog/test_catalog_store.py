@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from reelworks.catalog import lock
 from reelworks.catalog.rows import SCHEMA
 from reelworks.catalog.scan import Source, scan
 from reelworks.catalog.store import Catalog
 from reelworks.catalog.update import uids_of
 from reelworks.core import draws
 from reelworks.core.errors import UserError
+from reelworks.run import lock
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_no_catalog_and_no_such_version(catalog: Path, tmp_path: Path) -> None:
 
 
 def test_only_one_scan_writes(catalog: Path, data: Path) -> None:
-    with lock.writing(catalog), pytest.raises(UserError, match="another scan"):
+    with lock.hold(catalog / ".lock", doing="scan"), pytest.raises(UserError, match="another scan"):
         scan([Source("d", data)], catalog, workers=1)
     assert scan([Source("d", data)], catalog, workers=1).unchanged == 2
 

@@ -1,0 +1,72 @@
+# Every target works on a bare machine: it first makes .venv, as far as that is missing or outdated.
+
+PYTHON ?= python3
+# Two test processes by default; more where there are more cores: make test WORKERS=8
+WORKERS ?= 2
+VENV := .venv
+STAMP := $(VENV)/.installed
+# Test processes share the cores; more threads in each would only wait for one another.
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all check format reference bench
+
+help:
+	@echo "make demo       make footage, train on it, interrupt, resume, generate, report"
+	@echo "make test       all quick tests"
+	@echo "make test-all   slow ones too"
+	@echo "make check      format, lint, types, layers"
+	@echo "make format     format, and mend what the linter can mend"
+	@echo "make reference  write docs/reference/recipe.md and its JSON Schema again"
+	@echo "make bench      run what lies in benchmarks/"
+	@echo "make install    only make .venv"
+
+install: $(STAMP)
+
+# The stamp comes last, so that an installation that broke off is done again.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v "$(PYTHON)" >/dev/null || { \
+		echo "error: there is no $(PYTHON); install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3"; \
+		exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "error: $$("$(PYTHON)" --version) is too old; name Python 3.11 or newer: make PYTHON=/path/to/python3.11"; \
+		exit 1; }
+	@if [ ! -x $(VENV)/bin/pip ] || ! $(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+		"$(PYTHON)" -m venv --clear $(VENV) || { \
+			echo "error: no virtual environment could be made; on Debian and Ubuntu: apt install python3-venv"; \
+			exit 1; }; \
+	fi
+	@echo "installing into $(VENV) (2 GB, some minutes the first time)"
+	$(VENV)/bin/pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(VENV)/bin/python scripts/demo.py
+
+test: $(STAMP)
+	$(PYTEST) -n $(WORKERS)
+
+test-all: $(STAMP)
+	$(PYTEST) -n $(WORKERS) -m ""
+
+check: $(STAMP)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(PYTEST) tests/test_layers.py
+
+format: $(STAMP)
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+reference: $(STAMP)
+	$(VENV)/bin/python scripts/generate_reference.py
+
+bench: $(STAMP)
+	@set -e; for file in benchmarks/[!_]*.py; do \
+		if [ -e "$$file" ]; then \
+			echo "== $$file"; $(VENV)/bin/python "$$file"; \
+		else \
+			echo "there is no benchmark in benchmarks/"; \
+		fi; \
+	done

@@ -1,0 +1,147 @@
+"""The whole way on sample footage: made, scanned, planned, trained, killed, resumed, generated, reported.
+
+Every step is the command that a user types. Ends with the facts, and fails if the model did not learn:
+validation loss above half of its start, fewer than 9 of 10 prompts in their colour, or more than 4 right
+under rotated colours, which is what a generator that ignores its prompt would reach.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.core.shape import Shape
+from reelworks.generate import writers
+from reelworks.media.load import Request, load
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+from reelworks.testing import colour
+from reelworks.testing.demo.prompts import PROMPTS
+
+DEMO = Path("demo")
+FOOTAGE, GENERATED, RECIPE = DEMO / "footage", DEMO / "generated", Path("recipes/demo.toml")
+RUN = RunFolder(DEMO / "run")
+SHAPE = Shape(num_frames=17, height=64, width=96)
+KILL_AT_SHARE = 0.45
+
+REELWORKS = [sys.executable, "-m", "reelworks"]
+
+
+def main() -> int:
+    """Go the whole way; returns the exit code."""
+    began = time.monotonic()
+    shutil.rmtree(DEMO, ignore_errors=True)
+    say(1, "sample footage")
+    reelworks("demo-data", str(FOOTAGE))
+    say(2, "scan")
+    reelworks("scan", str(FOOTAGE), "-o", str(RUN.path / "catalog"))
+    say(3, "plan")
+    reelworks("plan", str(RECIPE))
+    say(4, "train, kill in the middle, resume with the same command")
+    killed_at = train_and_kill()
+    print(f"killed with SIGKILL after step {killed_at}; now the same command again")
+    reelworks("train", str(RECIPE))
+    say(5, "checkpoints")
+    reelworks("checkpoints", "ls", str(RUN.path))
+    say(6, "generate")
+    clips = generate()
+    say(7, "report")
+    reelworks("report", str(RUN.path))
+    return summary(clips, time.monotonic() - began)
+
+
+def say(number: int, title: str) -> None:
+    """Announce a part."""
+    print(f"\n== {number}. {title}", flush=True)
+
+
+def reelworks(*arguments: str) -> None:
+    """Run a verb as a user does; a failure ends the demo."""
+    print(
+        f"$ reelworks {' '.join(a if a.isprintable() and ' ' not in a else repr(a) for a in arguments)}",
+        flush=True,
+    )
+    subprocess.run([*REELWORKS, *arguments], check=True)
+
+
+def train_and_kill() -> int:
+    """Train until near the middle and kill the process as a power cut would; returns the last step told."""
+    import tomllib
+
+    total = tomllib.loads(RECIPE.read_text())["train"]["max_steps"]
+    print(f"$ reelworks train {RECIPE}", flush=True)
+    process = subprocess.Popen([*REELWORKS, "train", str(RECIPE)])
+    while (step := last_step()) < total * KILL_AT_SHARE:
+        if process.poll() is not None:
+            raise SystemExit(f"training ended by itself at step {step} with code {process.returncode}")
+        time.sleep(0.2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return last_step()
+
+
+def last_step() -> int:
+    """Newest step in the run's events."""
+    return max((e["step"] for e in events.read(RUN.events_file, "step")), default=0)
+
+
+def generate() -> list[NDArray[np.uint8]]:
+    """A clip for every prompt, read back from its file, and a sheet of them all."""
+    prompts = [argument for prompt in PROMPTS for argument in ("--prompt", prompt.text)]
+    size = ["--height", str(SHAPE.height), "--width", str(SHAPE.width), "--num-frames", str(SHAPE.num_frames)]
+    reelworks("generate", str(RUN.path), *prompts, *size, "-o", str(GENERATED / "{index}.mp4"))
+    first = ["--height", str(SHAPE.height), "--width", str(SHAPE.width), "--num-frames", "1"]
+    reelworks(
+        "generate", str(RUN.path), "--prompt", PROMPTS[0].text, *first, "-o", str(GENERATED / "picture.png")
+    )
+    clips = [load(Request(GENERATED / f"{i:02d}.mp4", False, SHAPE)) for i in range(len(PROMPTS))]
+    rows = [clips[i : i + 2] for i in range(0, len(clips), 2)]
+    labels = [
+        [p.text + ("" if p.seen else "  (new)") for p in PROMPTS[i : i + 2]] for i in range(0, len(clips), 2)
+    ]
+    writers.contact_sheet(rows, labels, height_px=96).save(GENERATED / "sheet.png")
+    return clips
+
+
+def summary(clips: list[NDArray[np.uint8]], seconds: float) -> int:
+    """Print the facts and judge them."""
+    told: dict[str, Any] = json.loads((RUN.plan_folder / "summary.json").read_text())
+    losses = [e["loss"] for e in events.timeline(RUN.events_file, "validation")]
+    score = colour.score([(p.colour, clip) for p, clip in zip(PROMPTS, clips, strict=True)])
+    named = sum(len(files) for files in told["reasons"].values())
+    kept = list(events.read(RUN.events_file, "retention"))[-1]["kept"]
+    print("\n== what happened")
+    print(f"clips scanned      {told['catalog']['clips']}")
+    print(f"planned per epoch  {told['planned']}")
+    print(f"named with reason  {named}: " + ", ".join(f"{len(f)} {r}" for r, f in told["reasons"].items()))
+    print(f"validation loss    {losses[0]:.4f} before, {losses[-1]:.4f} after ({losses[-1] / losses[0]:.0%})")
+    print(
+        f"prompts            {score.right} of {len(PROMPTS)} in their colour, {score.rotated} under rotated colours"
+    )
+    for one in kept:
+        print(f"checkpoint kept    step {one['step']}: {'; '.join(one['reasons'])}")
+    print(f"report             {RUN.report_file}")
+    print(f"clips              {GENERATED}")
+    print(f"time               {seconds:.0f} s")
+    checks = {
+        "validation loss falls to at most 50 % of its start": losses[-1] <= 0.5 * losses[0],
+        "at least 9 of 10 prompts give a clip in their colour": score.right >= 9,
+        "at most 4 are right under rotated colours": score.rotated <= 4,
+        "every scanned clip is planned or named": told["planned"] + named == told["catalog"]["clips"],
+    }
+    for text, holds in checks.items():
+        print(f"{'ok    ' if holds else 'FAILED'} {text}")
+    return 0 if all(checks.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Write docs/reference/recipe.md and recipe.schema.json from the config classes.
+
+The classes are the only source: what a key means stands in its `Field(description=...)`, or under
+"Attributes:" in its class's docstring. A test compares both files with what this script would write.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Union
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from reelworks.models.config import AUTOENCODERS, TEXT_ENCODERS
+from reelworks.models.stdit3.config import PRESETS
+from reelworks.objective import masks
+from reelworks.recipe.recipe import Recipe
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+HEAD = """# Recipe
+
+<!-- Written by scripts/generate_reference.py (make reference); do not edit. -->
+
+A recipe is one TOML file that is a complete run. Unknown keys, wrong types and values out of range are
+errors that name the key and what to write instead. Every key can be overridden on the command line with
+`--set table.key=value`, and entries of a list by their number, counted from 0, as in
+`--set bucket.0.batch_size=4`. TOML has no null: leave a key out to have its default.
+
+{needed} are needed, the rest may be left out.
+
+The same as a JSON Schema, for editors: [recipe.schema.json](recipe.schema.json). Complete recipes lie in
+`recipes/`.
+"""
+# What the file may leave out although the model needs it: the loader fills it in.
+FILLED_IN = "output"
+_WORDS = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`"}
+_SIGNS = {Ge: "≥", Gt: ">", Le: "≤", Lt: "<"}
+
+
+class Table(NamedTuple):
+    """A table of the recipe: its key as in `[key]`, its class, whether it may stand several times."""
+
+    key: str
+    model: type[BaseModel]
+    repeated: bool
+
+
+def main() -> None:
+    """Write both files."""
+    for name, text in contents().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+        print(FOLDER / name)
+
+
+def contents() -> dict[str, str]:
+    """Text of each generated file by name."""
+    parts = [HEAD.format(needed=_needed()), _section("Top of the file", Recipe)]
+    for table in _tables(Recipe):
+        parts.append(_section(f"`[[{table.key}]]`" if table.repeated else f"`[{table.key}]`", table.model))
+    parts.append(_names())
+    return {"recipe.md": "\n".join(parts), "recipe.schema.json": _schema()}
+
+
+def _needed() -> str:
+    names = [n for n, field in Recipe.model_fields.items() if field.is_required() and n != FILLED_IN]
+    repeated = {table.key: table.repeated for table in _tables(Recipe)}
+    shown = {True: "`[[{}]]`", False: "`[{}]`", None: "`{}`"}
+    words = [shown[repeated.get(name)].format(name) for name in names]
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _schema() -> str:
+    schema = Recipe.model_json_schema()
+    schema["required"].remove(FILLED_IN)
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _tables(model: type[BaseModel], prefix: str = "") -> Iterator[Table]:
+    for name, field in model.model_fields.items():
+        inner = _model_in(field.annotation)
+        if inner is not None:
+            repeated = typing.get_origin(field.annotation) is list
+            yield Table(prefix + name, inner, repeated)
+            yield from _tables(inner, f"{prefix}{name}.")
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The config class in an annotation such as `list[X]` or `X | None`, if there is one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(inner) for inner in typing.get_args(annotation))
+    return next((model for model in found if model is not None), None)
+
+
+def _section(title: str, model: type[BaseModel]) -> str:
+    text, attributes = _docstring(model)
+    lines = [f"## {title}", "", *([text, ""] if text else [])]
+    rows = [
+        f"| `{name}` | {_type(field)} | {_default(name, field)} | {_meaning(name, field, attributes)} |"
+        for name, field in model.model_fields.items()
+        if _model_in(field.annotation) is None
+    ]
+    return "\n".join([*lines, "| key | value | default | meaning |", "|---|---|---|---|", *rows, ""])
+
+
+def _docstring(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
+    """A class's docstring without, and by key, its list of attributes."""
+    text, _, listed = (model.__doc__ or "").partition("Attributes:")
+    text = re.sub(r"^`\[.*?\]`(: | of a recipe: |\.$)", "", " ".join(text.split()))
+    entries = re.findall(r"^        (\w+): (.*(?:\n {12,}.*)*)", listed, flags=re.MULTILINE)
+    return text[:1].upper() + text[1:], {name: " ".join(value.split()) for name, value in entries}
+
+
+def _meaning(name: str, field: FieldInfo, attributes: dict[str, str]) -> str:
+    text = (field.description or attributes.get(name, "")).rstrip(".")
+    text = text.replace("|", "\\|").replace("<", "&lt;")
+    return text[:1].upper() + text[1:]
+
+
+def _default(name: str, field: FieldInfo) -> str:
+    if field.is_required():
+        return "from the file's name" if name == FILLED_IN else "**needed**"
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "–"
+    return f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+def _type(field: FieldInfo) -> str:
+    limits = [f"{_SIGNS[type(m)]} {_limit(m)}" for m in field.metadata if type(m) in _SIGNS]
+    return " ".join([_type_words(field.annotation), ", ".join(limits)]).strip()
+
+
+def _limit(bound: Ge | Gt | Le | Lt) -> str:
+    (value,) = dataclasses.astuple(bound)
+    return f"{value:g}"
+
+
+def _type_words(annotation: Any) -> str:
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{json.dumps(value)}`" for value in args)
+    if origin in (Union, types.UnionType):
+        words = [_type_words(inner) for inner in args if inner is not types.NoneType]
+        return " or ".join(dict.fromkeys(words))
+    if origin in (list, tuple):
+        return f"list of {_type_words(args[0])}s"
+    if origin is dict:
+        return f"table of {_type_words(args[1])}s"
+    return _WORDS[annotation]
+
+
+def _names() -> str:
+    """What the keys that take a name can be given."""
+    sizes = [
+        f"| `{name}` | {preset.depth} | {preset.hidden_size} | {preset.num_heads} |"
+        for name, preset in PRESETS.items()
+    ]
+    return "\n".join(
+        [
+            "## Names",
+            "",
+            "`model.name`; all patches are 1 × 2 × 2 latent elements along time, height and width:",
+            "",
+            *("| name | depth | hidden size | heads |", "|---|---|---|---|", *sizes),
+            "",
+            f"`autoencoder.name`: {_listed(AUTOENCODERS)}. `text.name`: {_listed(TEXT_ENCODERS)}.",
+            "",
+            f"Keys of `objective.mask_ratios`: {_listed(list(masks.STRATEGIES))}.",
+            "",
+        ]
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    main()
