@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from reelworks.models.config import AUTOENCODERS, TEXT_ENCODERS
 from reelworks.models.stdit3.config import PRESETS
 from reelworks.objective import masks
+from reelworks.recipe import absent
 from reelworks.recipe.recipe import Recipe
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -32,7 +33,8 @@ HEAD = """# Recipe
 A recipe is one TOML file that is a complete run. Unknown keys, wrong types and values out of range are
 errors that name the key and what to write instead. Every key can be overridden on the command line with
 `--set table.key=value`, and entries of a list by their number, counted from 0, as in
-`--set bucket.0.batch_size=4`. TOML has no null: leave a key out to have its default.
+`--set bucket.0.batch_size=4`. TOML has no null: the text `"none"` stands for it where a key may
+have no value. A key that is left out has its default; – says that this is no value.
 
 {needed} are needed, the rest may be left out.
 
@@ -46,11 +48,24 @@ _SIGNS = {Ge: "≥", Gt: ">", Le: "≤", Lt: "<"}
 
 
 class Table(NamedTuple):
-    """A table of the recipe: its key as in `[key]`, its class, whether it may stand several times."""
+    """A table of the recipe.
+
+    Attributes:
+        key: As in `[key]`.
+        model: Its class.
+        repeated: It may stand several times, as `[[key]]`.
+        optional: It may be switched off.
+    """
 
     key: str
     model: type[BaseModel]
     repeated: bool
+    optional: bool
+
+    @property
+    def header(self) -> str:
+        """The line that opens it."""
+        return f"[[{self.key}]]" if self.repeated else f"[{self.key}]"
 
 
 def main() -> None:
@@ -64,50 +79,54 @@ def contents() -> dict[str, str]:
     """Text of each generated file by name."""
     parts = [HEAD.format(needed=_needed()), _section("Top of the file", Recipe)]
     for table in _tables(Recipe):
-        parts.append(_section(f"`[[{table.key}]]`" if table.repeated else f"`[{table.key}]`", table.model))
+        off = f'`{table.key} = "{absent.WORD}"` switches it off.' if table.optional else ""
+        parts.append(_section(f"`{table.header}`", table.model, off))
     parts.append(_names())
     return {"recipe.md": "\n".join(parts), "recipe.schema.json": _schema()}
 
 
 def _needed() -> str:
     names = [n for n, field in Recipe.model_fields.items() if field.is_required() and n != FILLED_IN]
-    repeated = {table.key: table.repeated for table in _tables(Recipe)}
-    shown = {True: "`[[{}]]`", False: "`[{}]`", None: "`{}`"}
-    words = [shown[repeated.get(name)].format(name) for name in names]
+    headers = {table.key: table.header for table in _tables(Recipe)}
+    words = [f"`{headers.get(name, name)}`" for name in names]
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _schema() -> str:
     schema = Recipe.model_json_schema()
     schema["required"].remove(FILLED_IN)
+    schema = _without_null(schema)
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
+def _without_null(schema: Any) -> Any:
+    """What TOML can say: the word for "no value" instead of null, and no default where it is null."""
+    if schema == {"type": "null"}:
+        return {"const": absent.WORD}
+    if isinstance(schema, dict):
+        return {key: _without_null(value) for key, value in schema.items() if value is not None}
+    return [_without_null(value) for value in schema] if isinstance(schema, list) else schema
+
+
 def _tables(model: type[BaseModel], prefix: str = "") -> Iterator[Table]:
     for name, field in model.model_fields.items():
-        inner = _model_in(field.annotation)
+        inner = absent.config_in(field.annotation)
         if inner is not None:
             repeated = typing.get_origin(field.annotation) is list
-            yield Table(prefix + name, inner, repeated)
+            optional = types.NoneType in typing.get_args(field.annotation)
+            yield Table(prefix + name, inner, repeated, optional)
             yield from _tables(inner, f"{prefix}{name}.")
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The config class in an annotation such as `list[X]` or `X | None`, if there is one."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_model_in(inner) for inner in typing.get_args(annotation))
-    return next((model for model in found if model is not None), None)
-
-
-def _section(title: str, model: type[BaseModel]) -> str:
+def _section(title: str, model: type[BaseModel], remark: str = "") -> str:
     text, attributes = _docstring(model)
+    text = f"{text} {remark}".strip()
     lines = [f"## {title}", "", *([text, ""] if text else [])]
     rows = [
         f"| `{name}` | {_type(field)} | {_default(name, field)} | {_meaning(name, field, attributes)} |"
         for name, field in model.model_fields.items()
-        if _model_in(field.annotation) is None
+        if absent.config_in(field.annotation) is None
     ]
     return "\n".join([*lines, "| key | value | default | meaning |", "|---|---|---|---|", *rows, ""])
 
@@ -136,8 +155,9 @@ def _default(name: str, field: FieldInfo) -> str:
 
 
 def _type(field: FieldInfo) -> str:
-    limits = [f"{_SIGNS[type(m)]} {_limit(m)}" for m in field.metadata if type(m) in _SIGNS]
-    return " ".join([_type_words(field.annotation), ", ".join(limits)]).strip()
+    limits = ", ".join(f"{_SIGNS[type(m)]} {_limit(m)}" for m in field.metadata if type(m) in _SIGNS)
+    words, *others = _type_words(field.annotation).split(" or ")
+    return " or ".join([f"{words} {limits}".strip(), *others])
 
 
 def _limit(bound: Ge | Gt | Le | Lt) -> str:
@@ -150,8 +170,9 @@ def _type_words(annotation: Any) -> str:
     if origin is Literal:
         return ", ".join(f"`{json.dumps(value)}`" for value in args)
     if origin in (Union, types.UnionType):
-        words = [_type_words(inner) for inner in args if inner is not types.NoneType]
-        return " or ".join(dict.fromkeys(words))
+        return " or ".join(dict.fromkeys(_type_words(inner) for inner in args))
+    if annotation is types.NoneType:
+        return f'`"{absent.WORD}"`'
     if origin in (list, tuple):
         return f"list of {_type_words(args[0])}s"
     if origin is dict:

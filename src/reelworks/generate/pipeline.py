@@ -17,7 +17,7 @@ from reelworks.core.shape import Shape
 from reelworks.encode.live import LiveEncoder
 from reelworks.generate import sampler
 from reelworks.models.api import DenoiserInputs
-from reelworks.objective import timesteps
+from reelworks.objective import rectified_flow, timesteps
 from reelworks.objective.config import ObjectiveConfig
 from reelworks.precision.boundary import Boundary
 
@@ -80,10 +80,11 @@ def _one(
     def velocity(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
         n = len(z_2B)
         frames = torch.ones(n, latent_shape[0], dtype=torch.bool, device=device)
-        return boundary(
+        time = t_2B.float()
+        output = boundary(
             DenoiserInputs(
                 latent=z_2B,
-                time=t_2B.float(),
+                time=time,
                 text=text.expand(n, -1, -1),
                 text_mask=text_mask.expand(n, -1),
                 frame_mask=frames if frame_mask_2B is None else frame_mask_2B,
@@ -93,6 +94,7 @@ def _one(
                 drop_text=torch.arange(n, device=device) >= n // 2,
             )
         )
+        return rectified_flow.velocity_from(output, z_2B, time, objective.prediction)
 
     ratio = timesteps.shift_ratio(
         objective,

@@ -65,14 +65,17 @@ class ShardingPlan:
 
 
 class Denoiser(Protocol):
-    """A trainable velocity model."""
+    """A trainable network from noised latents to what the objective asks for."""
 
     module: nn.Module
     contract: Contract
     latent_channels: int
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
-        """Return the velocity `[B, C, T, H, W]`; inputs already have the contract's dtypes."""
+        """Return the network's output `[B, C, T, H, W]`, by the objective the velocity or the clean latent.
+
+        Inputs already have the contract's dtypes.
+        """
         ...
 
     def sharding(self) -> ShardingPlan:

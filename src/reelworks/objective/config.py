@@ -21,6 +21,9 @@ class ObjectiveConfig(Config):
         compat: Measure a clip's length as Open-Sora 1.2 did, `(num_frames // 17) · 5`. It is 0 for 2 to 16
             frames, which then train at timestep 0 only.
         mask_ratios: Share of clips by conditioning strategy; `identity` (no condition) takes the rest.
+        prediction: What the network's output means: the velocity, or the clean sample, from which the
+            velocity follows. A narrow network over large patches cannot pass the noise through that a
+            velocity contains; it can still name the sample.
         caption_dropout: Share of clips shown with the empty caption, which guidance needs.
     """
 
@@ -28,6 +31,7 @@ class ObjectiveConfig(Config):
     timestep_shift: float | Literal["auto", "none"] = "auto"
     compat: bool = False
     mask_ratios: dict[str, float] = Field(default_factory=dict)
+    prediction: Literal["velocity", "sample"] = "velocity"
     caption_dropout: float = Field(default=0.1, ge=0, le=1)
 
     @field_validator("timestep_shift")

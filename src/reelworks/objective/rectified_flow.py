@@ -9,10 +9,14 @@ generated and False where it is a condition.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from reelworks.objective.timesteps import NUM_TIMESTEPS
+
+_SMALLEST_SHARE = 0.05
 
 
 def per_frame(value_BT: Tensor) -> Tensor:
@@ -41,6 +45,20 @@ def noised(x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor, frame_mask_BT: Te
 def velocity_target(x0_BCTHW: Tensor, noise_BCTHW: Tensor) -> Tensor:
     """Velocity that the model should predict."""
     return x0_BCTHW - noise_BCTHW
+
+
+def velocity_from(
+    output_BCTHW: Tensor, x_t_BCTHW: Tensor, t_B: Tensor, prediction: Literal["velocity", "sample"]
+) -> Tensor:
+    """Read a network's output as a velocity.
+
+    From a predicted sample it is v = (x0 − x_t) / (t/1000), the same straight line. Times below 0.05 count
+    as 0.05, as in Li and He 2025 (arXiv:2511.13720), since errors of the sample grow as 1/t.
+    """
+    if prediction == "velocity":
+        return output_BCTHW
+    share = (t_B / NUM_TIMESTEPS).clamp(min=_SMALLEST_SHARE)[:, None, None, None, None]
+    return (output_BCTHW - x_t_BCTHW) / share
 
 
 def loss_per_sample(

@@ -35,7 +35,7 @@ _PLANS_KEPT = 3
 
 def sources(recipe: Recipe) -> list[Source]:
     """Folders that the recipe's datasets name."""
-    return [Source(d.name or Path(d.path).resolve().name, Path(d.path)) for d in recipe.dataset]
+    return [Source(d.dataset_name, Path(d.path)) for d in recipe.dataset]
 
 
 def scan(recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = None) -> ScanResult:

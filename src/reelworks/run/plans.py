@@ -40,7 +40,9 @@ def write(run: RunFolder, generation: int, epoch: int, segment: int, arrays: Arr
 def read(run: RunFolder, generation: int, epoch: int, segment: int) -> Arrays | None:
     """Read a segment's plan; None where there is none or it is damaged."""
     try:
-        with np.load(path(run, generation, epoch, segment), allow_pickle=False) as stored:
+        # By way of memory: numpy leaves a damaged file open.
+        data = io.BytesIO(path(run, generation, epoch, segment).read_bytes())
+        with np.load(data, allow_pickle=False) as stored:
             return dict(stored)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
         return None

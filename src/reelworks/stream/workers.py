@@ -69,11 +69,12 @@ class DecodePool:
 
     def result(self, job: Job) -> Frames | Failure:
         """Wait for a clip; one whose workers die again and again is a failure like any other."""
-        for _ in range(_ATTEMPTS):
+        for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 return job.future.result()
             except BrokenProcessPool:
-                job.future = self._submit(job.request)
+                if attempts_left:
+                    job.future = self._submit(job.request)
         return Failure("the decoder crashed on it")
 
     def _restart(self) -> None:

@@ -22,7 +22,7 @@ class TrainConfig(Config):
         None, ge=1, description="L, consecutive micro-batches of one bucket; default: ranks at the start"
     )
     learning_rate: float = Field(1e-4, gt=0)
-    betas: tuple[float, float] | list[float] = Field((0.9, 0.99), description="AdamW")
+    betas: list[float] = Field([0.9, 0.99], description="AdamW")
     # As in v1.2: bfloat16 gradients are far below the usual 1e-8.
     eps: float = Field(1e-15, gt=0, description="AdamW")
     weight_decay: float = Field(0.0, ge=0)

@@ -38,8 +38,11 @@ class Example:
     generated: Tensor
     counts: Tensor
 
-    def losses(self, velocity_BCTHW: Tensor) -> Tensor:
-        """Loss of every clip, `[B]`."""
+    def losses(self, output_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
+        """Loss of every clip, `[B]`, from the model's output."""
+        velocity_BCTHW = rectified_flow.velocity_from(
+            output_BCTHW, self.inputs.latent, self.inputs.time, config.prediction
+        )
         return rectified_flow.loss_per_sample(velocity_BCTHW, self.x0, self.noise, self.inputs.frame_mask)
 
 

@@ -154,8 +154,9 @@ class Loop:
             bool(self.signals.name),
         )
         planned = _planned(position)
-        applied = result.clips if result.applied else 0
-        counts = position.counts.add(applied, result.failed, planned - applied - result.failed)
+        # Counted, not derived: a clip that got lost on the way must not balance the account.
+        trained, skipped = (result.clips, 0) if result.applied else (0, planned - result.failed)
+        counts = position.counts.add(trained, result.failed, skipped)
         position = replace(
             position, row=position.row + 1, global_step=position.global_step + 1, counts=counts
         )

@@ -123,7 +123,15 @@ def _train(
             boundary, encoder, state, data.table, world, recipe.train, recipe.objective, recipe.seed
         )
         validator = Validator(
-            boundary, encoder, state, world, feed, data.held_out(), recipe.validation.times, recipe.seed
+            boundary,
+            encoder,
+            state,
+            world,
+            feed,
+            data.held_out(),
+            recipe.validation.times,
+            recipe.objective,
+            recipe.seed,
         )
         previewer = Previewer(
             recipe.preview, boundary, encoder, recipe.objective, state, world, folder, recipe.seed

@@ -124,7 +124,7 @@ class Stepper:
         example = training_example(batch, self.encoder, self.objective, seed=self.seed)
         # Randomness inside the model, if it has any, is a function of the place, not of history.
         torch.manual_seed(draws.hash_int(self.seed, step, work.index, Purpose.MODEL) >> 1)
-        losses = example.losses(self.boundary(example.inputs))
+        losses = example.losses(self.boundary(example.inputs), self.objective)
         weight = torch.full_like(losses, self._clip_weight(work.bucket, int(work.real.sum())))
         if self.train.loss_weight == "token":
             weight = weight * example.generated

@@ -12,6 +12,7 @@ import torch
 
 from reelworks.encode.live import LiveEncoder
 from reelworks.models.api import DenoiserInputs
+from reelworks.objective.config import ObjectiveConfig
 from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
 from reelworks.schedule.plan import Entries
@@ -49,6 +50,7 @@ class Validator:
     feed: Feed
     held_out: Entries
     times: list[float]
+    objective: ObjectiveConfig
     seed: int
 
     @torch.no_grad()
@@ -60,7 +62,7 @@ class Validator:
         with self.state.averaged():
             for batch in batches.read_ahead(self._work(), pool, depth=4):
                 example = validation_example(batch, self.encoder, seed=self.seed, times=self.times)
-                losses = example.losses(self.boundary(example.inputs)).double().cpu()
+                losses = example.losses(self.boundary(example.inputs), self.objective).double().cpu()
                 if bool(batch.counts.all()):
                     sums[:-1] += losses
                     sums[-1] += 1

@@ -35,16 +35,16 @@ def test_the_file_is_what_the_script_would_write(generator: ModuleType, name: st
 
 def test_every_key_stands_in_its_own_section(generator: ModuleType) -> None:
     sections = generator.contents()["recipe.md"].split("\n## ")
-    for table in generator._tables(generator.Recipe):
-        title = f"`[[{table.key}]]`" if table.repeated else f"`[{table.key}]`"
-        (section,) = [s for s in sections if s.startswith(f"{title}\n")]
+    tables = list(generator._tables(generator.Recipe))
+    inner = {table.key for table in tables}
+    for table in tables:
+        (section,) = [s for s in sections if s.startswith(f"`{table.header}`\n")]
         keys = {line.split("`")[1] for line in section.splitlines() if line.startswith("| `")}
-        tables = {
-            name
-            for name in table.model.model_fields
-            if f"\n## `[{table.key}.{name}]`" in "\n## ".join(sections)
-        }
-        assert keys | tables == set(table.model.model_fields)
+        assert keys == {name for name in table.model.model_fields if f"{table.key}.{name}" not in inner}
+
+
+def test_the_schema_says_only_what_toml_can(generator: ModuleType) -> None:
+    assert "null" not in generator.contents()["recipe.schema.json"]
 
 
 def test_meanings_come_from_descriptions_and_from_docstrings(generator: ModuleType) -> None:

@@ -15,7 +15,7 @@ from reelworks.precision.contract import Contract
 
 @final
 class STDiT3Denoiser:
-    """A velocity model made of one STDiT3 network.
+    """One STDiT3 network.
 
     Attributes:
         module: The network, or what a parallel strategy or LoRA made of it.
@@ -32,7 +32,7 @@ class STDiT3Denoiser:
         self._lora_targets = tuple(_attention_layers(module))
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
-        """Return the velocity `[B, C, T, H, W]`: the first half of channels where there are two."""
+        """Return `[B, C, T, H, W]`: the first half of channels where there are two."""
         out: Tensor = self.module(
             inputs.latent,
             inputs.time,

@@ -1,0 +1,53 @@
+"""TOML has no null: the word "none" stands for it, in keys that may have no value."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+from pydantic import BaseModel
+
+WORD = "none"
+
+
+def from_toml(values: Any, annotation: Any) -> Any:
+    """Turn "none" into None where the config classes inside an annotation allow it."""
+    if values == WORD and type(None) in typing.get_args(annotation):
+        return None
+    config = config_in(annotation)
+    if config is None:
+        return values
+    if isinstance(values, list):
+        return [from_toml(value, config) for value in values]
+    if not isinstance(values, dict):
+        return values
+    known = config.model_fields
+    return {k: from_toml(v, known[k].annotation) if k in known else v for k, v in values.items()}
+
+
+def to_toml(config: BaseModel) -> dict[str, Any]:
+    """Plain values of a config; None is left out where it is the default, else it is "none"."""
+    values = {}
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if value is not None:
+            values[name] = _plain(value)
+        elif field.get_default(call_default_factory=True) is not None:
+            values[name] = WORD
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return to_toml(value)
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def config_in(annotation: Any) -> type[BaseModel] | None:
+    """The config class inside an annotation such as `list[X]` or `X | None`; None where there is none."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (config_in(inner) for inner in typing.get_args(annotation))
+    return next((config for config in found if config is not None), None)

@@ -1,0 +1,68 @@
+"""Mistakes in a recipe, told as field, value and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from reelworks.core.errors import UserError, nearest
+from reelworks.recipe import absent
+from reelworks.recipe.recipe import Recipe
+
+_SHOWN = 6  # problems told at once
+_REFERENCE = "see docs/reference/recipe.md"
+_TYPE_WORDS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": 'a text in quotes, as in "..."',
+    "bool_type": "true or false",
+    "list_type": "a list, as in [1, 17]",
+    "dict_type": "a table",
+    "model_type": "a table",
+}
+
+
+def explain(error: ValidationError) -> UserError:
+    """Make one error of all that is wrong: the first problem in full, the others below its remedy."""
+    first, *others = [_problem(e) for e in error.errors()]
+    more = [f"\n  also {p.field} = {p.value!r}: {p.problem}; {p.remedy}" for p in others[: _SHOWN - 1]]
+    return UserError(first.problem, field=first.field, value=first.value, remedy=first.remedy + "".join(more))
+
+
+def _problem(error: Any) -> UserError:
+    """One of pydantic's errors as ours."""
+    path = [part for part in error["loc"] if not _names_a_type(part)]
+    field = ".".join(str(part) for part in path)
+    kind, value, message = error["type"], error["input"], error["msg"]
+    told = error.get("ctx", {}).get("error")
+    if isinstance(told, UserError):
+        return told
+    if kind == "extra_forbidden":
+        remedy = nearest(str(path[-1]), _keys_beside(path))
+        return UserError("there is no such key", field=field, value=value, remedy=remedy)
+    if kind == "missing":
+        return UserError("this key is needed", field=field, remedy=f"add {field} to the recipe")
+    if kind in _TYPE_WORDS:
+        return UserError("wrong type", field=field, value=value, remedy=f"give {_TYPE_WORDS[kind]}")
+    if message.startswith("Input should be "):
+        allowed = message.removeprefix("Input should be ")
+        return UserError("this value is not allowed", field=field, value=value, remedy=f"give {allowed}")
+    message = message.removeprefix("Value error, ")
+    return UserError(message[:1].lower() + message[1:], field=field, value=value, remedy=_REFERENCE)
+
+
+def _names_a_type(part: int | str) -> bool:
+    """Inside a union, pydantic puts the alternative's type among the keys."""
+    return isinstance(part, str) and ("[" in part or part in ("int", "float", "str"))
+
+
+def _keys_beside(path: Sequence[int | str]) -> list[str]:
+    """Keys that the table holding the last element of a path knows."""
+    config: type[BaseModel] = Recipe
+    for part in path[:-1]:
+        if isinstance(part, str):
+            config = absent.config_in(config.model_fields[part].annotation) or config
+    return list(config.model_fields)

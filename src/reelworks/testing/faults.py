@@ -1,0 +1,59 @@
+"""Power cuts at chosen points: the process kills itself with SIGKILL around a real function.
+
+For tests of a training that must survive them. Nothing in the product knows of these points.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from reelworks.checkpoint import manifest
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.precision.boundary import Boundary
+from reelworks.run.events import EventLog
+from reelworks.train.state import TrainState
+
+# Point: owner of a function, its name, and whether the process dies before or after the call.
+POINTS: dict[str, tuple[Any, str, str]] = {
+    "in the forward pass": (Boundary, "__call__", "after"),
+    "before the optimizer steps": (torch.optim.AdamW, "step", "before"),
+    "after the optimizer stepped": (torch.optim.AdamW, "step", "after"),
+    "after the average moved": (TrainState, "update_ema", "after"),
+    "before an event is written": (EventLog, "write", "before"),
+    "before shards are written": (dcp, "save", "before"),
+    "after shards are written": (dcp, "save", "after"),
+    "before the manifest is written": (manifest, "write", "before"),
+    "before the commit's rename": (CheckpointStore, "publish", "before"),
+    "after the commit's rename": (CheckpointStore, "publish", "after"),
+    "before retention deletes": (CheckpointStore, "remove", "before"),
+    "after retention deleted": (CheckpointStore, "remove", "after"),
+}
+
+
+def kill_at(point: str, call: int) -> None:
+    """Arm a fault: this process dies at the `call`-th pass (from 1) of a point."""
+    owner, name, when = POINTS[point]
+    original = getattr(owner, name)
+    setattr(owner, name, _deadly(original, when, call))
+
+
+def _deadly(original: Callable[..., Any], when: str, call: int) -> Callable[..., Any]:
+    passed = 0
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal passed
+        passed += 1
+        if when == "before" and passed == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*args, **kwargs)
+        if when == "after" and passed == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    return wrapped

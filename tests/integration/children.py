@@ -1,0 +1,109 @@
+"""Trainings in processes of their own, forked from a server that has imported everything once.
+
+A fresh process costs seconds of imports; a fork of an idle server does not, and is as fresh: it has run
+nothing. Faults are injected in the child, around the real functions.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SERVER = multiprocessing.get_context("forkserver")
+# torch imports its compiler on the first use of the meta device, which is most of a tiny run's time.
+SERVER.set_forkserver_preload(
+    ["reelworks.train.run", "reelworks.testing.faults", "torch._dynamo", "PIL.Image", "children"]
+)
+
+
+def train(
+    recipe: dict[str, Any],
+    *,
+    fault: tuple[str, int] | None = None,
+    resume: str = "auto",
+    debug: bool = False,
+    world: int = 1,
+) -> list[int]:
+    """Run a recipe to its end, or to its fault, on `world` gloo ranks; returns exit codes by rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        SERVER.Process(target=_told, args=(_child, recipe, fault, resume, debug, rank, world, port))
+        for rank in range(world)
+    ]
+    _log(recipe).unlink(missing_ok=True)
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutError("a rank hangs")
+    return [int(process.exitcode or 0) for process in ranks]
+
+
+def _child(
+    recipe: dict[str, Any],
+    fault: tuple[str, int] | None,
+    resume: str,
+    debug: bool,
+    rank: int,
+    world: int,
+    port: int,
+) -> None:
+    if world > 1:
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world),
+            LOCAL_WORLD_SIZE=str(world),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
+    from reelworks.recipe import load
+    from reelworks.testing import faults
+    from reelworks.train.run import RunOptions, run
+
+    if fault is not None:
+        faults.kill_at(*fault)
+    os._exit(run(load.parse(recipe), RunOptions(resume=resume, debug=debug)))
+
+
+def in_child(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> int:
+    """Run a function of a recipe in a fresh process."""
+    process = SERVER.Process(target=_told, args=(target, recipe, *args))
+    process.start()
+    process.join(120)
+    return int(process.exitcode if process.exitcode is not None else -signal.SIGKILL)
+
+
+def output(recipe: dict[str, Any]) -> str:
+    """What the last training of a recipe's folder printed, both streams of all ranks."""
+    return _log(recipe).read_text()
+
+
+def _log(recipe: dict[str, Any]) -> Path:
+    return Path(recipe["output"] + ".log")
+
+
+def _told(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> None:
+    """Run with both streams in the log: those of the server were opened for another test."""
+    with _log(recipe).open("a") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    target(recipe, *args)
+
+
+def debug_lines(run: Path) -> list[dict[str, Any]]:
+    """What all ranks logged of their steps."""
+    lines = []
+    for path in sorted((run / "debug").glob("steps-rank-*.jsonl")):
+        lines += [json.loads(line) for line in path.read_text().splitlines()]
+    return lines

@@ -1,0 +1,64 @@
+"""A small data set and the recipe of a training that takes a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from reelworks.generate import writers
+
+Recipe = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def footage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nineteen clips and pictures of three shapes, one without a caption, one damaged."""
+    folder = tmp_path_factory.mktemp("footage")
+    generator = np.random.default_rng(0)
+    sizes = [(32, 48), (48, 32), (32, 32)]
+    for i in range(10):
+        height, width = sizes[i % 3]
+        frames = generator.integers(0, 256, (6 + i % 4, height, width, 3), dtype=np.uint8)
+        writers.write_video(folder / f"clip-{i}.mp4", frames, 24.0)
+        (folder / f"clip-{i}.txt").write_text(f"clip number {i}")
+    for i in range(7):
+        height, width = sizes[i % 3]
+        picture = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(picture).save(folder / f"picture-{i}.png")
+        (folder / f"picture-{i}.txt").write_text(f"picture number {i}")
+    writers.write_video(folder / "no-caption.mp4", np.zeros((6, 32, 32, 3), np.uint8), 24.0)
+    (folder / "damaged.mp4").write_bytes(b"not a video")
+    return folder
+
+
+@pytest.fixture
+def tiny(footage: Path, tmp_path: Path) -> Callable[..., Recipe]:
+    """Make a recipe; keyword arguments are tables or values that replace the defaults' keys."""
+
+    def make(output: str = "run", **changes: Any) -> Recipe:
+        recipe: Recipe = {
+            "version": 1,
+            "output": str(tmp_path / output),
+            "seed": 7,
+            "dataset": [{"path": str(footage)}],
+            "bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [3, 2]}],
+            "buckets": {"upscale": True, "max_crop": 0.7},
+            "data": {"num_workers": 0},
+            "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
+            "autoencoder": {"stride": 8},
+            "text": {"dim": 16, "max_length": 6},
+            "precision": {"compute": "float32"},
+            "train": {"max_steps": 6, "learning_rate": 1e-3, "threads": 1},
+            "validation": {"split": 0.15, "every_steps": 4, "times": [200.0, 800.0]},
+            "checkpoints": {"every_steps": 2, "keep_last": 2},
+        }
+        for key, value in changes.items():
+            recipe[key] = {**recipe.get(key, {}), **value} if isinstance(value, dict) else value
+        return recipe
+
+    return make

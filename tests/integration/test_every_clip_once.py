@@ -1,0 +1,157 @@
+"""In one epoch every readable, captioned clip that fits and is not held out is trained exactly once."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+
+import children
+import numpy as np
+import pytest
+
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+from reelworks.stream import batches
+
+
+def scanned_less_named(run: Path, footage: Path) -> Counter[str]:
+    """Files on disk less those that the run's summary names with a reason."""
+    told = json.loads((run / "plan" / "summary.json").read_text())
+    named = {Path(one["path"]).name for files in told["reasons"].values() for one in files}
+    return Counter(p.name for p in footage.iterdir() if p.suffix in (".mp4", ".png") and p.name not in named)
+
+
+def trained(run: Path) -> Counter[str]:
+    """Files that ranks logged behind their optimizer steps."""
+    return Counter(Path(c["path"]).name for line in children.debug_lines(run) for c in line["trained"])
+
+
+@pytest.mark.parametrize(
+    ("batch_sizes", "incomplete", "world"),
+    [([1, 1], "partial", 1), ([3, 2], "pad", 1), ([5, 4], "partial", 2)],
+)
+def test_trained_equals_the_catalog_less_the_reasons(tiny, footage, tmp_path, batch_sizes, incomplete, world):
+    recipe = tiny(
+        bucket=[{"resolution": "32px", "num_frames": [1, 5], "batch_size": batch_sizes}],
+        buckets={"incomplete_batch": incomplete},
+        train={"max_steps": None, "max_epochs": 1},
+    )
+    recipe["train"].pop("max_steps")
+    assert children.train(recipe, debug=True, world=world) == [0] * world
+    run = tmp_path / "run"
+    assert trained(run) == scanned_less_named(run, footage)
+    assert len(trained(run)) >= 12
+    (account,) = events.read(RunFolder(run).events_file, "epoch_end")
+    n = len(trained(run))
+    assert (account["planned"], account["trained"]) == (n, n)
+    assert f"{n} planned = {n} trained + 0 failed + 0 skipped" in children.output(recipe)
+
+
+def _lose_one(recipe: dict) -> None:
+    """Train with a planted loss: the third clip that is read never counts."""
+    from reelworks.recipe import load
+    from reelworks.train.run import RunOptions, run
+
+    original, seen = batches._collect, []
+
+    def collect(work, jobs, pool):
+        batch = original(work, jobs, pool)
+        seen.append(work)
+        if len(seen) == 3:
+            batch.counts[0] = False
+        return batch
+
+    batches._collect = collect
+    run(load.parse(recipe), RunOptions(debug=True))
+
+
+def test_a_planted_loss_is_noticed(tiny, footage, tmp_path):
+    recipe = tiny(validation={"split": 0.0}, train={"max_epochs": 1})
+    recipe["train"].pop("max_steps")
+    assert children.in_child(_lose_one, recipe) == 1
+    assert "clips are missing from the account" in children.output(recipe)
+    assert trained(tmp_path / "run") != scanned_less_named(tmp_path / "run", footage)
+
+
+def _lose_a_file(recipe: dict, victim: str) -> None:
+    from reelworks.prepare import data
+    from reelworks.recipe import load
+    from reelworks.train.run import RunOptions, run
+
+    original = data.scan
+
+    def scan(*args, **kwargs):
+        result = original(*args, **kwargs)
+        Path(victim).unlink()
+        return result
+
+    data.scan = scan
+    run(load.parse(recipe), RunOptions(debug=True))
+
+
+def test_a_clip_that_vanishes_after_the_scan_is_named_and_shifts_nothing(tiny, footage, tmp_path):
+    import shutil
+
+    copy = tmp_path / "footage"
+    shutil.copytree(footage, copy)
+    changes = {"validation": {"split": 0.0}, "train": {"max_epochs": 1}, "dataset": [{"path": str(copy)}]}
+    calm, hurt = tiny("calm", **changes), tiny("hurt", **changes)
+    for recipe in (calm, hurt):
+        recipe["train"].pop("max_steps")
+    assert children.train(calm, debug=True) == [0]
+    victim = copy / "clip-3.mp4"
+    assert children.in_child(_lose_a_file, hurt, str(victim)) == 0
+    assert trained(tmp_path / "calm") - trained(tmp_path / "hurt") == Counter([victim.name])
+    (account,) = events.read(RunFolder(tmp_path / "hurt").events_file, "epoch_end")
+    assert account["failed"] == 1
+    assert account["planned"] == account["trained"] + 1
+    (failure,) = events.read(RunFolder(tmp_path / "hurt").events_file, "failure")
+    assert failure["path"].endswith("clip-3.mp4")
+    (coverage,) = (tmp_path / "hurt" / "coverage").glob("epoch-*.jsonl")
+    assert json.loads(coverage.read_text())["became"] == "failed"
+    steps = [line["shapes"] for line in children.debug_lines(tmp_path / "calm")]
+    assert [line["shapes"] for line in children.debug_lines(tmp_path / "hurt")] == steps
+
+
+def test_sigterm_saves_and_leaves_and_the_same_command_goes_on(tiny, tmp_path):
+    def run_until_signal(max_steps: int) -> int:
+        return children.in_child(_train_with_sigterm, tiny(train={"max_steps": max_steps}))
+
+    assert run_until_signal(40) == 75
+    run = RunFolder(tmp_path / "run")
+    stopped = list(events.read(run.events_file, "stop"))[-1]
+    assert stopped["reason"] == "signal"
+    assert (run.checkpoints_folder / f"step-{stopped['step']:09d}").is_dir()
+    assert stopped["step"] < 40
+    assert children.train(tiny(train={"max_steps": stopped["step"] + 1})) == [0]
+    start = list(events.read(run.events_file, "start"))[-1]
+    assert start["resumed_from"] == stopped["step"]
+
+
+def _train_with_sigterm(recipe: dict) -> None:
+    import os
+
+    from reelworks.recipe import load
+    from reelworks.train.run import RunOptions, run
+    from reelworks.train.state import TrainState
+
+    original, calls = TrainState.update_ema, []
+
+    def update_ema(self, *args):
+        original(self, *args)
+        calls.append(1)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    TrainState.update_ema = update_ema
+    os._exit(run(load.parse(recipe), RunOptions()))
+
+
+def test_weights_differ_from_their_start(tiny, tmp_path):
+    """The loop trains: three steps move every weight's average."""
+    assert children.train(tiny(train={"max_steps": 3}, precision={"compute": "bfloat16"})) == [0]
+    norms = [e["grad_norm"] for e in events.read(RunFolder(tmp_path / "run").events_file, "step")]
+    assert len(norms) == 3
+    assert np.all(np.array(norms) > 0)

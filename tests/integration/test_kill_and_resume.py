@@ -1,0 +1,79 @@
+"""Killed anywhere and resumed, a run ends as if nothing had happened, to the last bit."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import children
+import pytest
+import torch
+
+from reelworks.checkpoint import load
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core import digests
+from reelworks.recipe import load as recipes
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+from reelworks.testing import faults
+from reelworks.train import build
+from reelworks.train.state import TrainState
+
+STEPS = 16
+
+
+def final_state(run: Path) -> dict[str, str]:
+    """Digests of weights, average and optimizer in the newest checkpoint."""
+    recipe = recipes.load(run / "recipe.toml")
+    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")).module, recipe.train)
+    newest = CheckpointStore(run / "checkpoints").list()[-1]
+    assert newest.step == STEPS
+    tensors = state.state_dict()
+    load.load(newest.path, tensors)
+    flat = {
+        "model": tensors["model"],
+        "ema": tensors["ema"],
+        **{f"optimizer of {name}": values for name, values in tensors["optimizer"]["state"].items()},
+    }
+    return {
+        name: digests.digest_arrays(**{key: value.numpy() for key, value in values.items()})
+        for name, values in flat.items()
+    }
+
+
+def losses(run: Path) -> dict[int, str]:
+    """Loss of every step that holds, as hex."""
+    told = events.timeline(RunFolder(run).events_file, "step")
+    return {event["step"]: float(event["loss"]).hex() for event in told}
+
+
+def validations(run: Path) -> dict[int, str]:
+    told = events.timeline(RunFolder(run).events_file, "validation")
+    return {event["step"]: float(event["loss"]).hex() for event in told}
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_a_run_killed_at_eight_points_equals_the_uninterrupted_one(tiny, tmp_path, seed):
+    train = {"max_steps": STEPS}
+    assert children.train(tiny("calm", train=train)) == [0]
+    chance = random.Random(seed)
+    points = chance.sample(sorted(faults.POINTS), 8)
+    assert {p.split()[0] for p in points} == {"in", "before", "after"}
+    for point in points:
+        code = children.train(tiny("killed", train=train), fault=(point, chance.randint(1, 3)))
+        assert code in ([-signal.SIGKILL], [0]), f"{point}: {code}"
+    assert children.train(tiny("killed", train=train)) == [0]
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    assert losses(killed) == losses(calm)
+    assert sorted(losses(calm)) == list(range(1, STEPS + 1))
+    assert validations(killed) == validations(calm)
+    assert final_state(killed) == final_state(calm)
+    starts = list(events.read(RunFolder(killed).events_file, "start"))
+    assert len(starts) >= 8, "the faults did not happen"
+
+
+def test_the_run_records_its_threads(tiny, tmp_path):
+    assert children.train(tiny(train={"max_steps": 1})) == [0]
+    start = next(events.read(RunFolder(tmp_path / "run").events_file, "start"))
+    assert start["threads"] == 1

@@ -1,0 +1,82 @@
+"""One run on 4, 2 and 1 processes: the same clips in each global batch, and the same training."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import children
+import pytest
+
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+
+TRAIN = {"max_steps": 6, "micro_batches_per_step": 4, "slot_width": 2}
+
+
+def global_batches(run: Path) -> dict[int, list[tuple[int, int]]]:
+    """Clips of every step over all ranks, from what each rank logged behind its optimizer step."""
+    clips: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for line in children.debug_lines(run):
+        clips[line["step"]] += [(clip["uid"], clip["copy"]) for clip in line["trained"]]
+    return {step: sorted(found) for step, found in clips.items()}
+
+
+def losses(run: Path) -> list[float]:
+    return [event["loss"] for event in events.timeline(RunFolder(run).events_file, "step")]
+
+
+def test_global_batches_do_not_depend_on_the_number_of_processes(tiny, tmp_path):
+    assert children.train(tiny("one", train=TRAIN), debug=True) == [0]
+    # The same run wanders: 4 ranks in shards, then 2 with copies, then 1.
+    wandering = {"parallel": {"strategy": "fsdp"}, "train": {**TRAIN, "max_steps": 2}}
+    assert children.train(tiny("many", **wandering), debug=True, world=4) == [0] * 4
+    wandering = {"parallel": {"strategy": "replicated"}, "train": {**TRAIN, "max_steps": 4}}
+    assert children.train(tiny("many", **wandering), debug=True, world=2) == [0] * 2
+    assert children.train(tiny("many", train=TRAIN), debug=True) == [0]
+    one, many = tmp_path / "one", tmp_path / "many"
+    assert global_batches(many) == global_batches(one)
+    assert sorted(global_batches(one)) == [1, 2, 3, 4, 5, 6]
+    assert len(set(map(str, global_batches(one).values()))) == 6, "steps must differ from one another"
+    assert losses(many) == pytest.approx(losses(one), rel=2e-4)
+    assert RunFolder(many).info()["micro_batches_per_step"] == 4
+
+
+def test_more_ranks_than_micro_batches_are_refused(tiny):
+    assert children.train(tiny(train={"max_steps": 1}), debug=True) == [0]
+    recipe = tiny(train={"max_steps": 2})
+    assert 0 not in children.train(recipe, world=2)
+    assert "--nproc-per-node = 2" in children.output(recipe)
+
+
+@pytest.mark.slow
+def test_torchrun_and_our_own_launcher_train(tiny, tmp_path):
+    import subprocess
+    import sys
+
+    from reelworks.recipe import load
+
+    recipe = tmp_path / "recipe.toml"
+    for name, launcher in {
+        "torchrun": [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "-m",
+            "reelworks",
+        ],
+        "own": ["-m", "reelworks"],
+    }.items():
+        recipe.write_text(load.dump(load.parse(tiny(name, train={"max_steps": 2}))))
+        own = ["--nproc-per-node", "2"] if name == "own" else []
+        done = subprocess.run(
+            [sys.executable, *launcher, "train", str(recipe), *own],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        start = next(events.read(RunFolder(tmp_path / name).events_file, "start"))
+        assert start["world_size"] == 2

@@ -1,0 +1,271 @@
+"""Which package may import which, and which modules stay free of torch: read from the source by AST."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import graphlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "reelworks"
+
+# A package imports only from those above it. `media` lies above `prepare`, which asks it how many frames
+# a clip offers at a rate.
+LAYERS = (
+    "core",
+    "run",
+    "catalog",
+    "buckets",
+    "schedule",
+    "recipe",
+    "media",
+    "prepare",
+    "precision",
+    "objective",
+    "parallel",
+    "models",
+    "checkpoint",
+    "encode",
+    "generate",
+    "stream",
+    "train",
+    "report",
+    "testing",
+    "cli",
+)
+# A recipe is composed of every package's config.py, and preparing asks the model's for its geometry.
+MAY_IMPORT_ANY_CONFIG = ("recipe", "prepare")
+HEAVY = ("torch", "torchvision", "diffusers", "transformers", "peft", "ray")
+TORCH_FREE_PACKAGES = (
+    "core",
+    "run",
+    "catalog",
+    "buckets",
+    "schedule",
+    "recipe",
+    "media",
+    "prepare",
+    "report",
+    "cli",
+)
+TORCH_FREE_MODULES = (
+    "checkpoint.config",
+    "checkpoint.manifest",
+    "checkpoint.policy",
+    "checkpoint.store",
+    "checkpoint.verify",
+    "checkpoint.names",
+    "checkpoint.retention",
+)
+
+
+class Import(NamedTuple):
+    """A module's import: the module it reaches, and whether importing the one runs the other."""
+
+    target: str
+    at_import: bool
+
+
+class Tree(NamedTuple):
+    """Modules below a package's folder by dotted name (`catalog.scan`), with their imports."""
+
+    imports: dict[str, list[Import]]
+    relative: list[str]
+
+
+def read_tree(root: Path) -> Tree:
+    sources = {_name(root, file): _parse(file.read_text()) for file in sorted(root.rglob("*.py"))}
+    imports, relative = {}, []
+    for name, source in sources.items():
+        imports[name] = []
+        for node, at_import in _import_nodes(source, at_import=True):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                relative.append(name)
+            imports[name] += [Import(t, at_import) for t in _targets(node, sources.keys())]
+    return Tree(imports, relative)
+
+
+_parse = functools.cache(ast.parse)
+
+
+def _name(root: Path, file: Path) -> str:
+    parts = file.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _import_nodes(node: ast.AST, at_import: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child, at_import
+            continue
+        in_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        yield from _import_nodes(child, at_import and not in_function and not for_types)
+
+
+def _targets(node: ast.Import | ast.ImportFrom, known: object) -> list[str]:
+    """Modules that a statement imports: ours by the name below `reelworks`, others whole."""
+    if isinstance(node, ast.Import):
+        return [alias.name.removeprefix("reelworks.") for alias in node.names]
+    base = node.module or ""
+    if base != "reelworks" and not base.startswith("reelworks."):
+        return [base]
+    base = base.removeprefix("reelworks").removeprefix(".")
+    inside = [f"{base}.{alias.name}".removeprefix(".") for alias in node.names]
+    return [name if name in known else base for name in inside]
+
+
+def package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def is_config(module: str) -> bool:
+    return module.endswith(".config")
+
+
+def wrong_layers(tree: Tree) -> list[str]:
+    rank = {name: i for i, name in enumerate(LAYERS)}
+    wrong = [f"{module}: relative import" for module in tree.relative]
+    for module, imports in tree.imports.items():
+        mine = package(module)
+        if mine in ("", "__main__", "reelworks"):
+            continue
+        if mine not in rank:
+            wrong.append(f"{module}: package {mine} has no layer")
+            continue
+        for target, _ in imports:
+            theirs = package(target)
+            if theirs not in rank or theirs == mine or target not in tree.imports:
+                continue
+            composed = is_config(target) and mine in MAY_IMPORT_ANY_CONFIG
+            if is_config(module) and theirs != "core":
+                wrong.append(f"{module} imports {target}: a config.py knows core and its own package")
+            elif rank[theirs] > rank[mine] and not composed:
+                wrong.append(f"{module} imports {target}, which lies below it")
+    return wrong
+
+
+def cycles(tree: Tree) -> list[str]:
+    ours = {m: {t for t, _ in imports if t in tree.imports} for m, imports in tree.imports.items()}
+    try:
+        graphlib.TopologicalSorter(ours).prepare()
+    except graphlib.CycleError as error:
+        return [" imports ".join(reversed(error.args[1]))]
+    return []
+
+
+def must_be_torch_free(module: str) -> bool:
+    return package(module) in TORCH_FREE_PACKAGES or module in TORCH_FREE_MODULES or is_config(module)
+
+
+def heavy_imports(tree: Tree) -> list[str]:
+    """Chains by which a module that must stay light loads a heavy package when it is imported."""
+    found = []
+    for module in filter(must_be_torch_free, tree.imports):
+        chains = {module: module}
+        waiting = [module]
+        while waiting:
+            here = waiting.pop()
+            for target in _runs_at_import(tree, here):
+                if package(target) in HEAVY:
+                    found.append(f"{chains[here]} -> {target}")
+                elif target in tree.imports and target not in chains:
+                    chains[target] = f"{chains[here]} -> {target}"
+                    waiting.append(target)
+    return found
+
+
+def _runs_at_import(tree: Tree, module: str) -> Iterator[str]:
+    for target, at_import in tree.imports[module]:
+        if at_import:
+            yield target
+            parts = target.split(".")  # importing a.b runs a's __init__ as well
+            yield from (p for i in range(1, len(parts)) if (p := ".".join(parts[:i])) in tree.imports)
+
+
+def all_problems(root: Path) -> list[str]:
+    tree = read_tree(root)
+    return wrong_layers(tree) + cycles(tree) + heavy_imports(tree)
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    return read_tree(SOURCE)
+
+
+def test_packages_import_only_from_those_above(tree: Tree) -> None:
+    assert wrong_layers(tree) == []
+
+
+def test_no_module_imports_itself_by_way_of_others(tree: Tree) -> None:
+    assert cycles(tree) == []
+
+
+def test_light_modules_never_load_torch(tree: Tree) -> None:
+    assert heavy_imports(tree) == []
+
+
+def test_every_named_module_exists(tree: Tree) -> None:
+    assert tree.imports.keys() >= {*TORCH_FREE_MODULES, *TORCH_FREE_PACKAGES}
+    assert {package(module) for module in tree.imports} - {"", "__main__"} == set(LAYERS)
+
+
+def test_packages_begin_with_what_they_own() -> None:
+    for init in SOURCE.rglob("__init__.py"):
+        body = ast.parse(init.read_text()).body
+        assert ast.get_docstring(ast.Module(body, [])), init
+        allowed = 2 if init.parent == SOURCE else 1  # the version stands beside the docstring
+        assert len(body) <= allowed, f"{init}: holds more than its docstring"
+
+
+def test_light_modules_load_without_torch_in_a_fresh_interpreter(tree: Tree) -> None:
+    """What the source says is what happens: the whole light part of the program, in one process."""
+    light = [f"reelworks.{m}" for m in tree.imports if must_be_torch_free(m)]
+    code = f"import importlib, sys\nfor m in {light!r}: importlib.import_module(m)\n"
+    code += f"assert not set({HEAVY!r}) & set(sys.modules), set({HEAVY!r}) & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+PLANTS = [
+    ("core/shape.py", "import torch", "torch"),
+    ("core/draws.py", "from reelworks.run import events", "lies below"),
+    ("buckets/sizes.py", "def f():\n    from reelworks.recipe.load import load", "lies below"),
+    ("media/sampling.py", "from reelworks.prepare import data", "lies below"),
+    ("buckets/config.py", "from reelworks.catalog.config import DatasetConfig", "a config.py knows core"),
+    ("objective/masks.py", "import torch.nn", "objective.config -> objective.masks -> torch.nn"),
+    ("prepare/summary.py", "from reelworks.models import registry", "lies below"),
+    ("catalog/walk.py", "from reelworks.catalog import scan", "imports"),
+    ("run/lock.py", "from . import folder", "relative import"),
+    ("checkpoint/names.py", "from reelworks.models.stdit3 import model", "torch"),
+    ("extra/thing.py", "x = 1", "has no layer"),
+]
+
+
+@pytest.mark.parametrize(("file", "line", "said"), PLANTS, ids=[plant[0] for plant in PLANTS])
+def test_a_planted_import_is_found(tmp_path: Path, file: str, line: str, said: str) -> None:
+    root = tmp_path / "reelworks"
+    shutil.copytree(SOURCE, root, ignore=shutil.ignore_patterns("__pycache__"))
+    planted = root / file
+    planted.parent.mkdir(exist_ok=True)
+    planted.write_text((planted.read_text() if planted.exists() else "") + f"\n\n{line}\n")
+    new = set(all_problems(root)) - set(all_problems(SOURCE))
+    assert any(said in problem for problem in new), new
+
+
+def test_imports_for_types_and_in_functions_cost_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "reelworks"
+    (root / "core").mkdir(parents=True)
+    (root / "core" / "a.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\ndef f():\n    import torch\n"
+    )
+    assert all_problems(root) == []
+    (root / "core" / "a.py").write_text("try:\n    import torch\nexcept ImportError:\n    pass\n")
+    assert all_problems(root) == ["core.a -> torch"]

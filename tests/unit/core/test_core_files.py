@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reelworks.core import files
+
+
+def test_a_file_is_replaced_whole_and_nothing_is_left_beside(tmp_path: Path) -> None:
+    target = tmp_path / "value.json"
+    files.write_json(target, {"n": np.int64(3), "p": Path("a/b"), "x": np.float32(0.5)})
+    files.write_json(target, {"n": 4})
+    assert json.loads(target.read_text()) == {"n": 4}
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
+    target = tmp_path / "value.json"
+    files.write_json(target, [1])
+    with pytest.raises(ValueError, match="Out of range"):
+        files.write_json(target, float("nan"))
+    target.chmod(0o400)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        files.write_bytes(tmp_path / "folder", b"x")  # cannot be renamed onto a folder
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "value.json"]
+    assert json.loads(target.read_text()) == [1]
+
+
+def test_what_json_does_not_know_is_refused() -> None:
+    with pytest.raises(TypeError, match="not JSON: set"):
+        files.to_json({1, 2})
+
+
+def test_lines_survive_a_torn_one(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    files.append_json_line(log, {"n": 1})
+    with log.open("ab") as f:
+        f.write('{"n": 2, "text": "häl'.encode()[:-2])  # a crash in the middle of a letter
+    files.append_json_line(log, {"n": 3})
+    files.append_json_line(log, {"n": 4})
+    assert [line["n"] for line in files.read_json_lines(log)] == [1, 3, 4]
+
+
+def test_lines_that_are_no_objects_are_passed_over(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    assert list(files.read_json_lines(log)) == []
+    log.write_text('3\n[1]\n\n{"n": 1}\n')
+    assert list(files.read_json_lines(log)) == [{"n": 1}]

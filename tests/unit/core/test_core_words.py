@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from reelworks.core.config import Config
+from reelworks.core.errors import UserError, nearest
+from reelworks.core.shape import Geometry, Shape
+
+
+def test_an_error_names_field_value_and_remedy() -> None:
+    error = UserError("must be positive", field="train.max_steps", value=0, remedy="give 1 or more")
+    assert str(error) == "train.max_steps = 0: must be positive\n  remedy: give 1 or more"
+    assert str(UserError("is needed", field="train", remedy="add it")).startswith("train: is needed")
+    assert str(UserError("no space", remedy="free some")) == "no space\n  remedy: free some"
+
+
+def test_the_nearest_word_or_all_of_them() -> None:
+    known = ["keep_prob", "batch_size", "resolution"]
+    assert nearest("kep_prob", known) == 'did you mean "keep_prob"?'
+    assert nearest("xyz", known) == "known: batch_size, keep_prob, resolution"
+
+
+@pytest.mark.parametrize(
+    ("rule", "taken", "refused"),
+    [
+        ((1, 0), [1, 2, 3, 17], []),
+        ((4, 1), [1, 5, 9, 49], [2, 4, 8]),
+        ((8, 1), [1, 9, 17], [8, 16]),
+        ((8, 0), [1, 8, 16], [2, 7, 9]),
+    ],
+)
+def test_frame_rules(rule: tuple[int, int], taken: list[int], refused: list[int]) -> None:
+    geometry = Geometry((1, 8, 8), (1, 2, 2), rule)
+    assert all(geometry.accepts_frames(n) for n in taken)
+    assert not any(geometry.accepts_frames(n) for n in refused)
+
+
+def test_latents_and_tokens_round_up() -> None:
+    geometry = Geometry(stride=(4, 8, 8), patch=(1, 2, 2))
+    assert geometry.multiple == (16, 16)
+    assert geometry.latent(Shape(17, 48, 64)) == (5, 6, 8)
+    assert geometry.tokens(Shape(17, 48, 64)) == 5 * 3 * 4
+    assert geometry.tokens(Shape(1, 40, 64)) == 1 * 3 * 4
+    assert str(Shape(17, 48, 64)) == "17×48×64"
+
+
+class Example(Config):
+    steps: int = 1
+    rate: float = 0.5
+
+
+def test_configs_are_strict_and_frozen() -> None:
+    assert Example(rate=1).rate == 1.0
+    for wrong in ({"steps": "3"}, {"steps": True}, {"rate": float("nan")}, {"step": 1}):
+        with pytest.raises(ValidationError):
+            Example.model_validate(wrong)
+    with pytest.raises(ValidationError, match="frozen"):
+        Example().steps = 2

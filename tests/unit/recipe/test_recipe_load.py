@@ -1,0 +1,226 @@
+"""A recipe that is read, written and read again is the same; a mistake is told with its cure."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reelworks.core.errors import UserError
+from reelworks.recipe import load as recipes
+from reelworks.recipe.recipe import Recipe
+
+ROOT = Path(__file__).parents[3]
+
+SMALL = """
+version = 1
+[[dataset]]
+path = "footage"
+[[bucket]]
+resolution = "64px"
+num_frames = [1, 9]
+batch_size = [4, 2]
+[model]
+name = "stdit3-tiny"
+[train]
+max_steps = 10
+"""
+
+
+def write(tmp_path: Path, text: str = SMALL) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def mistake(tmp_path: Path, *overrides: str, text: str = SMALL) -> UserError:
+    with pytest.raises(UserError) as caught:
+        recipes.load(write(tmp_path, text), overrides)
+    return caught.value
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+def test_the_recipes_that_we_ship_are_complete(path: Path) -> None:
+    recipe = recipes.load(path)
+    assert recipes.parse(tomllib.loads(recipes.dump(recipe))) == recipe
+
+
+def test_there_are_recipes() -> None:
+    assert (ROOT / "recipes" / "demo.toml").is_file()
+
+
+def test_the_run_folder_is_named_after_the_recipe(tmp_path: Path) -> None:
+    recipe = recipes.load(write(tmp_path))
+    assert (recipe.output, recipe.catalog_folder) == ("runs/small", "runs/small/catalog")
+    moved = recipes.load(write(tmp_path), ["output=elsewhere", "catalog=shared"])
+    assert (moved.output, moved.catalog_folder) == ("elsewhere", "shared")
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
+numbers = st.floats(1e-12, 1e6)
+
+
+@given(
+    texts,
+    st.integers(0, 2**40),
+    numbers,
+    st.lists(texts, max_size=3),
+    st.none() | numbers,
+    st.none() | st.integers(1, 99),
+    st.lists(st.integers(1, 99), min_size=1, max_size=3, unique=True),
+)
+def test_what_is_written_reads_back_equal(
+    path: str,
+    seed: int,
+    rate: float,
+    prompts: list[str],
+    clip: float | None,
+    every: int | None,
+    frames: list[int],
+) -> None:
+    recipe = Recipe.model_validate(
+        {
+            "version": 1,
+            "output": "run",
+            "seed": seed,
+            "dataset": [{"path": path}, {"path": "more", "name": "more", "repeats": 2}],
+            "bucket": [{"resolution": "64px", "num_frames": frames}],
+            "model": {"name": "stdit3-tiny"},
+            "train": {"max_epochs": 2, "learning_rate": rate, "clip_norm": clip},
+            "validation": {"every_steps": every},
+            "preview": {"prompts": prompts},
+            "checkpoints": {"every_steps": every, "keep_best": None if every else {"metric": "loss"}},
+            "objective": {"timestep_shift": "none", "mask_ratios": {"image_head": 0.25}},
+        }
+    )
+    written = recipes.dump(recipe)
+    again = recipes.parse(tomllib.loads(written))
+    assert again == recipe
+    assert recipes.dump(again) == written
+
+
+def test_the_word_none_switches_off_what_may_be_absent(tmp_path: Path) -> None:
+    recipe = recipes.load(
+        write(tmp_path), ["train.clip_norm=none", "checkpoints.keep_best=none", "validation.every_steps=none"]
+    )
+    assert recipe.train.clip_norm is recipe.checkpoints.keep_best is recipe.validation.every_steps is None
+    assert recipe.objective.timestep_shift == "auto"
+    error = mistake(tmp_path, "train.learning_rate=none")
+    assert (error.field, error.value) == ("train.learning_rate", "none")
+
+
+MISTAKES = [
+    ("sead=1", "sead", 1, 'did you mean "seed"?'),
+    ("train.max_step=5", "train.max_step", 5, 'did you mean "max_steps"?'),
+    ("bucket.0.kep_prob=0.5", "bucket.0.kep_prob", 0.5, 'did you mean "keep_prob"?'),
+    ("checkpoints.keep_best={metrik = 'x'}", "checkpoints.keep_best.metrik", "x", 'did you mean "metric"?'),
+    ("buckets.zzz=1", "buckets.zzz", 1, "known: aspect_ratios, batch_size"),
+    ('seed="42"', "seed", "42", "give a whole number"),
+    ("seed=4.0", "seed", 4.0, "give a whole number"),
+    ("seed=true", "seed", True, "give a whole number"),
+    ("seed=-1", "seed", -1, "give greater than or equal to 0"),
+    ("train.learning_rate='fast'", "train.learning_rate", "fast", "give a number"),
+    ("train.learning_rate=nan", "train.learning_rate", float, "give a finite number"),
+    ("train.learning_rate=0", "train.learning_rate", 0, "give greater than 0"),
+    ("preview.prompts='one'", "preview.prompts", "one", "give a list"),
+    ("data=3", "data", 3, "give a table"),
+    ("data.crop='left'", "data.crop", "left", "give 'center' or 'random'"),
+    ("version=2", "version", 2, "give 1"),
+    ("dataset=[]", "dataset", [], "see docs/reference/recipe.md"),
+    ("bucket.0.num_frames='9'", "bucket.0.num_frames", "9", "give a whole number"),
+    ("bucket.0.resolution='64'", "bucket.resolution", "64", 'write "480p"'),
+    ("model.name='stdit3-tinny'", "model.name", "stdit3-tinny", 'did you mean "stdit3-tiny"?'),
+    ("autoencoder.name='pixels'", "autoencoder.name", "pixels", 'did you mean "pixel"?'),
+    ("text.name='hash'", "text.name", "hash", 'did you mean "hashed"?'),
+    ("objective.mask_ratios={headd = 0.1}", "objective.mask_ratios.headd", 0.1, "known: |did you mean"),
+    ("objective.timestep_shift=-1.0", "objective.timestep_shift", -1.0, '"auto"'),
+    ("checkpoints.keep_every=750", "checkpoints.keep_every", 750, "multiple of 500"),
+]
+
+
+@pytest.mark.parametrize(("override", "field", "value", "remedy"), MISTAKES, ids=[m[0] for m in MISTAKES])
+def test_a_mistake_names_field_value_and_remedy(
+    tmp_path: Path, override: str, field: str, value: object, remedy: str
+) -> None:
+    error = mistake(tmp_path, override)
+    assert error.field == field
+    assert isinstance(error.value, float) if value is float else error.value == value
+    assert re.search(remedy, error.remedy) or remedy in error.remedy
+    assert error.problem
+
+
+@pytest.mark.parametrize(
+    ("removed", "field"),
+    [("version = 1", "version"), ("max_steps = 10", "train"), ('path = "footage"', "dataset.0.path")],
+)
+def test_what_is_missing_is_named(tmp_path: Path, removed: str, field: str) -> None:
+    assert mistake(tmp_path, text=SMALL.replace(removed, "")).field == field
+
+
+def test_what_contradicts_itself_is_told_in_words(tmp_path: Path) -> None:
+    assert "not both" in str(mistake(tmp_path, "data.fps=8.0", "data.frame_interval=2"))
+    assert "batch_size lists 2 values for 1" in str(mistake(tmp_path, "bucket.0.num_frames=[9]"))
+    assert "slot_width 3 must divide" in str(
+        mistake(tmp_path, "train.micro_batches_per_step=4", "train.slot_width=3")
+    )
+
+
+def test_several_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    error = mistake(tmp_path, "sead=1", "train.max_step=5", 'seed="x"')
+    assert all(f"{field} = " in str(error) for field in ("sead", "train.max_step", "seed"))
+
+
+def test_files_that_are_no_recipe(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No such file") as caught:
+        recipes.load(tmp_path / "none.toml")
+    assert caught.value.field == "RECIPE"
+    with pytest.raises(UserError, match="Is a directory"):
+        recipes.load(tmp_path)
+    assert "line 2" in str(mistake(tmp_path, text="version = 1\nseed = = 2\n"))
+    (tmp_path / "latin.toml").write_bytes("# gr\xfcn\n".encode("latin-1"))
+    with pytest.raises(UserError, match="not UTF-8: byte 4"):
+        recipes.load(tmp_path / "latin.toml")
+
+
+def test_values_are_toml_or_else_text(tmp_path: Path) -> None:
+    recipe = recipes.load(
+        write(tmp_path),
+        [
+            "seed=7",
+            "train.learning_rate = 3e-4",
+            "model.weights=/data/a b.safetensors",
+            'preview.prompts=["one", "two"]',
+            "bucket.0.batch_size=[8, 4]",
+            "dataset.0.name=clips",
+            'output="2024"',
+            "precision.compute=float32",  # a table that the file does not name
+        ],
+    )
+    assert (recipe.seed, recipe.train.learning_rate, recipe.output) == (7, 3e-4, "2024")
+    assert recipe.model.weights == "/data/a b.safetensors"
+    assert recipe.preview.prompts == ["one", "two"]
+    assert recipe.bucket[0].batch_sizes() == [8, 4]
+    assert (recipe.dataset[0].name, recipe.precision.compute) == ("clips", "float32")
+
+
+@pytest.mark.parametrize(
+    ("override", "remedy"),
+    [
+        ("seed", "--set train.max_steps=100"),
+        ("=3", "--set train.max_steps=100"),
+        ("bucket.1.batch_size=4", "bucket.0.batch_size=4"),
+        ("bucket.-1.batch_size=4", "count from 0"),
+        ("bucket.²=4", "count from 0"),
+        ("bucket.first.batch_size=4", "count from 0"),
+        ("version.x=4", "see docs/reference"),
+        ("version.x.y=4", "see docs/reference"),
+    ],
+)
+def test_overrides_that_lead_nowhere(tmp_path: Path, override: str, remedy: str) -> None:
+    error = mistake(tmp_path, override)
+    assert (error.field, error.value) == ("--set", override)
+    assert remedy in error.remedy

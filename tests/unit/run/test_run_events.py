@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reelworks.run import events
+from reelworks.run.events import EventLog
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> EventLog:
+    return EventLog(tmp_path / "events.jsonl")
+
+
+def _train(log: EventLog, steps: range, resumed_from: int | None) -> None:
+    log.write("start", resumed_from=resumed_from)
+    for step in steps:
+        log.write("step", step=step, loss=float(step))
+
+
+def test_events_carry_version_time_and_kind(log: EventLog) -> None:
+    log.write("step", step=1, loss=0.5)
+    log.write("validation", step=1, loss=0.4)
+    (event,) = events.read(log.path, "step")
+    assert (event["v"], event["kind"], event["step"], event["loss"]) == (1, "step", 1, 0.5)
+    assert event["time"] > 1.7e9
+    assert len(list(events.read(log.path))) == 2
+
+
+def test_no_file_is_no_event(tmp_path: Path) -> None:
+    assert list(events.read(tmp_path / "none.jsonl")) == events.timeline(tmp_path / "none.jsonl") == []
+
+
+def test_a_resume_voids_what_it_repeats(log: EventLog) -> None:
+    _train(log, range(1, 14), None)
+    _train(log, range(11, 16), 10)
+    _train(log, range(13, 17), 12)
+    assert [e["step"] for e in events.timeline(log.path, "step")] == list(range(1, 17))
+    assert [e["resumed_from"] for e in events.timeline(log.path, "start")] == [None, 10, 12]
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(log: EventLog) -> None:
+    _train(log, range(1, 6), None)
+    _train(log, range(1, 4), None)
+    assert [e["step"] for e in events.timeline(log.path, "step")] == [1, 2, 3]
+
+
+def test_lines_of_other_programs_are_passed_over(log: EventLog) -> None:
+    log.path.write_text('{"something": 1}\n')
+    _train(log, range(1, 3), None)
+    assert len(events.timeline(log.path, "step")) == 2
+    assert len(events.timeline(log.path)) == 4

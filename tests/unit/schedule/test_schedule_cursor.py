@@ -1,0 +1,95 @@
+"""first k rows + remaining == all, at every k: what was trained and what is left are the whole epoch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_schedule_plan import cases, identities, make_entries, make_spec
+
+from reelworks.core.errors import UserError
+from reelworks.schedule.cursor import Cursor, Excluded, check_same, remaining
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
+
+
+@given(cases(), st.integers(1, 7))
+@settings(max_examples=40)
+def test_the_first_rows_and_what_remains_are_the_epoch(case: tuple[Entries, PlanSpec], new_size: int) -> None:
+    entries, spec = case
+    made = plan(entries, spec, 0)
+    other = replace(spec, batch_sizes=tuple(new_size for _ in spec.batch_sizes), incomplete_batch="pad")
+    for row in range(made.steps + 1):
+        done = made.places_before(row)
+        rest = remaining(entries, made.uid[done], made.copy[done])
+        again = plan(rest, other, 0)
+        trained, left = identities(made, done), identities(again, again.real)
+        assert sorted(trained + left) == sorted(identities(entries))
+    assert made.places_before(made.steps).sum() == made.planned
+
+
+@given(cases())
+@settings(max_examples=30)
+def test_rows_before_are_the_rows_before(case: tuple[Entries, PlanSpec]) -> None:
+    entries, spec = case
+    made = plan(entries, spec, 0)
+    seen: set[tuple[int, int]] = set()
+    for row in range(made.steps):
+        assert set(identities(made, made.places_before(row))) == seen
+        for micro_batch in made.micro_batches(row):
+            where = made.places(int(micro_batch))
+            real = [identities(made)[i] for i in range(where.start, where.stop) if made.real[i]]
+            assert not seen & set(real)
+            seen |= set(real)
+
+
+places = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 4)), max_size=40)
+
+
+@given(st.lists(places, max_size=4))
+def test_excluded_places_add_up_and_survive_bytes(segments: list[list[tuple[int, int]]]) -> None:
+    excluded = Excluded.none()
+    for segment in segments:
+        ordinal, copy = np.array(segment, dtype=np.int64).reshape(-1, 2).T
+        excluded = excluded.with_places(ordinal, copy)
+    stored = Excluded.from_bytes(excluded.to_bytes())
+    assert np.array_equal(stored.bits, excluded.bits)
+    assert stored.bits.dtype == np.bool_
+    everything = {place for segment in segments for place in segment}
+    assert set(zip(*(a.tolist() for a in stored.places()), strict=True)) == everything
+
+
+def test_ten_million_clips_take_a_bit_each() -> None:
+    last = np.array([9_999_999])
+    assert len(Excluded.none().with_places(last, np.array([0])).to_bytes()) < 1_300_000
+
+
+def test_adding_places_leaves_the_former_value() -> None:
+    former = Excluded.none().with_places(np.array([1]), np.array([0]))
+    former.with_places(np.array([0]), np.array([0]))
+    assert [a.tolist() for a in former.places()] == [[1], [0]]
+
+
+def _cursor(made: EpochPlan, row: int) -> Cursor:
+    return Cursor("catalog", 1, "spec", made.digest(), made.row_digest(row), 0, 0, 0, row, row, 9, 9, 0, 0)
+
+
+def test_a_cursor_is_plain_values() -> None:
+    made = plan(make_entries([20]), make_spec([4]), 0)
+    cursor = _cursor(made, 1)
+    assert Cursor(**cursor.to_json()) == cursor
+
+
+def test_a_plan_that_is_not_the_same_is_refused() -> None:
+    entries, spec = make_entries([40, 11]), make_spec([4, 2])
+    made = plan(entries, spec, 0)
+    for row in range(made.steps + 1):
+        check_same(_cursor(made, row), made)
+    for other in (plan(entries, spec, 1), plan(entries.take(np.arange(50)), spec, 0)):
+        with pytest.raises(UserError, match="--start-from-scratch") as caught:
+            check_same(_cursor(made, 1), other)
+        assert (caught.value.field, caught.value.value) == ("resume", "epoch 0, row 1")
+    with pytest.raises(UserError, match="differs"):
+        check_same(replace(_cursor(made, 1), next_row=made.row_digest(2)), made)

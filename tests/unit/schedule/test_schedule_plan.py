@@ -1,0 +1,218 @@
+"""Every (uid, copy) of an epoch is trained exactly once, in full and even steps, on any number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from reelworks.core import draws
+from reelworks.schedule import plan as planning
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
+
+
+def make_entries(counts: list[int], copies: int = 1, seed: int = 0) -> Entries:
+    """`counts[b]` clips in bucket `b`, each in `copies` copies, in no particular order."""
+    clips = sum(counts)
+    uid = np.repeat(draws.hash64(seed, np.arange(clips)), copies)
+    copy = np.tile(np.arange(copies), clips)
+    bucket = np.repeat(np.repeat(np.arange(len(counts)), counts), copies)
+    ordinal = np.repeat(np.arange(clips), copies)
+    return Entries(uid, copy, ordinal, bucket).take(np.random.default_rng(seed).permutation(clips * copies))
+
+
+def make_spec(
+    sizes: list[int], g: int = 4, width: int = 2, incomplete: str = "partial", seed: int = 5
+) -> PlanSpec:
+    costs = tuple(100 * (i % 5 + 1) for i in range(len(sizes)))
+    return PlanSpec(seed, g, width, incomplete, tuple(sizes), costs, "table")
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Entries, PlanSpec]:
+    buckets = draw(st.integers(1, 12))
+    counts = draw(st.lists(st.integers(0, 32), min_size=buckets, max_size=buckets))
+    sizes = draw(st.lists(st.integers(1, 9), min_size=buckets, max_size=buckets))
+    g = draw(st.integers(1, 16))
+    width = draw(st.sampled_from([w for w in range(1, g + 1) if g % w == 0]))
+    spec = make_spec(sizes, g, width, draw(st.sampled_from(["partial", "pad"])), draw(st.integers(0, 99)))
+    return make_entries(counts, draw(st.integers(1, 3)), draw(st.integers(0, 9))), spec
+
+
+def identities(entries: Entries | EpochPlan, where: NDArray[np.bool_] | None = None) -> list[tuple[int, int]]:
+    chosen = slice(None) if where is None else where
+    return list(zip(entries.uid[chosen].tolist(), entries.copy[chosen].tolist(), strict=True))
+
+
+def micro_batches(made: EpochPlan) -> list[slice]:
+    return [made.places(m) for m in range(len(made.offsets) - 1)]
+
+
+def micro_buckets(made: EpochPlan) -> NDArray[np.int64]:
+    return made.bucket[made.offsets[:-1]]
+
+
+@given(cases(), st.integers(0, 3))
+def test_each_copy_of_each_clip_is_planned_once(case: tuple[Entries, PlanSpec], epoch: int) -> None:
+    entries, spec = case
+    made = plan(entries, spec, epoch)
+    assert sorted(identities(made, made.real)) == sorted(identities(entries))
+    assert made.planned == len(entries)
+    of = dict(zip(identities(entries), zip(entries.ordinal, entries.bucket, strict=True), strict=True))
+    assert all(
+        of[key] == (o, b) for key, o, b in zip(identities(made), made.ordinal, made.bucket, strict=True)
+    )
+
+
+@given(cases())
+def test_micro_batches_are_of_one_bucket_and_full_but_for_one_each(case: tuple[Entries, PlanSpec]) -> None:
+    entries, spec = case
+    made = plan(entries, spec, 0)
+    incomplete = []
+    for where in micro_batches(made):
+        (bucket,) = set(made.bucket[where].tolist())
+        real, size = int(made.real[where].sum()), spec.batch_sizes[bucket]
+        assert 1 <= real <= size
+        assert where.stop - where.start == (size if spec.incomplete_batch == "pad" else real)
+        if real < size:
+            incomplete.append(bucket)
+            own = set(identities(made, made.real & _mask(made, where)))
+            assert set(identities(made, _mask(made, where))) == own  # what pads is already decoded here
+    assert len(incomplete) == len(set(incomplete))
+
+
+def _mask(made: EpochPlan, where: slice) -> NDArray[np.bool_]:
+    mask = np.zeros(len(made.uid), dtype=np.bool_)
+    mask[where] = True
+    return mask
+
+
+@given(cases(), st.randoms(use_true_random=False))
+def test_the_order_of_the_entries_does_not_matter(case: tuple[Entries, PlanSpec], random: object) -> None:
+    entries, spec = case
+    order = list(range(len(entries)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    shuffled = entries.take(np.array(order, dtype=np.int64))
+    assert plan(shuffled, spec, 1).digest() == plan(entries, spec, 1).digest()
+
+
+@given(cases(), st.integers(1, 8))
+def test_ranks_share_a_row_evenly(case: tuple[Entries, PlanSpec], world: int) -> None:
+    entries, spec = case
+    made = plan(entries, spec, 0)
+    assert sorted(made.rows[made.rows >= 0].tolist()) == list(range(len(made.offsets) - 1))
+    for row in range(made.steps):
+        columns = [list(planning.rank_columns(made.rows[row], rank, world)) for rank in range(world)]
+        assert len({len(own) for own in columns}) == 1
+        counted = [m for own in columns for m, filler in own if not filler]
+        assert sorted(counted) == sorted(made.micro_batches(row).tolist())
+        assert len(columns[0]) == -(-len(counted) // world)
+        fillers = {m for own in columns for m, filler in own if filler}
+        assert fillers <= {int(made.micro_batches(row)[-1])}
+
+
+@given(cases())
+def test_rows_are_full_and_slots_of_one_bucket(case: tuple[Entries, PlanSpec]) -> None:
+    entries, spec = case
+    made = plan(entries, spec, 0)
+    bucket, width = micro_buckets(made), spec.slot_width
+    left = sum(n % width for n in np.bincount(bucket, minlength=1)) if len(bucket) else 0
+    slots = [row[i : i + width] for row in made.rows for i in range(0, len(row), width)]
+    assert not ((made.rows[:, :-1] < 0) & (made.rows[:, 1:] >= 0)).any()  # empty columns come last
+    used = [slot[slot >= 0] for slot in slots if (slot >= 0).any()]
+    mixed = [slot for slot in used if len(slot) < width or len(set(bucket[slot].tolist())) > 1]
+    assert len(mixed) <= -(-left // width)
+    assert made.steps == -(-len(used) // (spec.micro_batches_per_step // width))
+    assert len(used) - len([s for s in used if len(s) == width]) <= 1
+
+
+@given(cases(), st.integers(0, 5))
+def test_ranks_never_wait_where_the_slot_width_is_a_multiple_of_them(
+    case: tuple[Entries, PlanSpec], multiple: int
+) -> None:
+    _, spec = case
+    counts = [size * spec.slot_width * multiple for size in spec.batch_sizes]
+    made = plan(make_entries(counts), spec, 0)
+    for world in (w for w in range(1, 17) if spec.slot_width % w == 0):
+        assert planning.waste(made, spec, world) == 0
+    assert planning.waste(made, spec, 2 * spec.micro_batches_per_step) >= (0.49 if made.steps else 0)
+
+
+def test_waste_is_the_share_of_waiting() -> None:
+    spec = make_spec([1, 1], g=2, width=1)  # costs 100 and 200
+    made = plan(make_entries([1, 1]), spec, 0)
+    assert made.steps == 1
+    assert planning.waste(made, spec, 1) == 0
+    assert planning.waste(made, spec, 2) == 0.25
+    assert planning.waste(made, spec, 4) == 1 - 300 / 800
+
+
+@given(cases(), st.integers(0, 400))
+def test_the_others_keep_their_order_when_a_clip_goes(case: tuple[Entries, PlanSpec], which: int) -> None:
+    entries, spec = case
+    if not len(entries):
+        return
+    gone = entries.uid[which % len(entries)]
+    before = plan(entries, spec, 2)
+    after = plan(entries.take(entries.uid != gone), spec, 2)
+    for bucket in range(len(spec.batch_sizes)):
+        had = identities(before, before.real & (before.bucket == bucket) & (before.uid != gone))
+        assert identities(after, after.real & (after.bucket == bucket)) == had
+
+
+def test_epochs_and_seeds_differ_in_batches_and_in_their_order() -> None:
+    entries, spec = make_entries([200, 100]), make_spec([4, 2])
+    plans = [plan(entries, spec, e) for e in (0, 1)] + [plan(entries, replace(spec, seed=6), 0)]
+    for first, second in pairwise(plans):
+        assert not np.array_equal(first.uid, second.uid)
+        assert not np.array_equal(first.rows, second.rows)
+    together = [{frozenset(identities(p)[w]) for w in micro_batches(p)} for p in plans]
+    assert not together[0] & together[1]
+
+
+def test_rows_mix_buckets_where_there_are_several() -> None:
+    spec = make_spec([2, 2, 2, 2], g=8, width=2)
+    made = plan(make_entries([64, 64, 64, 64]), spec, 0)
+    assert made.steps == 16
+    assert all(len(set(micro_buckets(made)[row].tolist())) == 4 for row in made.rows)
+
+
+def test_repeats_of_a_clip_are_spread() -> None:
+    made = plan(make_entries([100], copies=3), make_spec([4]), 0)
+    distinct = [len(set(made.uid[w].tolist())) for w in micro_batches(made)]
+    assert np.mean(distinct) > 3.7
+
+
+def test_an_empty_epoch_has_no_steps() -> None:
+    for width in (1, 2):
+        spec = make_spec([4, 2], width=width)
+        made = plan(make_entries([0, 0]), spec, 0)
+        assert (made.steps, made.planned, made.rows.shape) == (0, 0, (0, 4))
+        assert planning.waste(made, spec, 2) == 0
+        assert made.row_digest(0) == made.row_digest(7)
+        assert not made.places_before(0).any()
+
+
+@given(cases())
+@settings(max_examples=30)
+def test_digests_see_the_plan_and_the_spec(case: tuple[Entries, PlanSpec]) -> None:
+    entries, spec = case
+    made = plan(entries, spec, 0)
+    assert plan(entries, spec, 0).digest() == made.digest()
+    for changed in (replace(spec, buckets_digest="other"), replace(spec, planner_version=2)):
+        assert changed.digest() != spec.digest()
+    rows = [made.row_digest(row) for row in range(made.steps + 1)]
+    assert len(set(rows)) == len(rows)
+
+
+def test_plans_never_change() -> None:
+    """A run that was planned once goes on with the same plan for as long as the planner has this version."""
+    spec = make_spec([4, 3, 1], g=6, width=3, incomplete="pad")
+    made = plan(make_entries([50, 20, 7], copies=2), spec, 3)
+    assert planning.PLANNER_VERSION == 1
+    assert (made.steps, made.planned) == (9, 154)
+    assert made.digest() == "18b5c38b7fc8b8e0c88c94bb37bb933a"
