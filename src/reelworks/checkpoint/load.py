@@ -96,7 +96,9 @@ def _compare(path: Path, state: dict[str, Any]) -> tuple[str, str]:
     planner.set_up_planner(state, metadata)
     here = {key: _kind(value) for key, value in planner.state_dict.items()}
     there = {key: _kind(value) for key, value in metadata.state_dict_metadata.items() if _wanted(key, state)}
-    differing = sorted(key for key in here.keys() | there.keys() if here.get(key) != there.get(key))
+    differing = [key for key in here.keys() | there.keys() if here.get(key) != there.get(key)]
+    # Weights first: the average and the optimizer differ because they do.
+    differing.sort(key=lambda key: (not key.startswith("model."), key))
     if not differing:
         return "", ""
     lines = [

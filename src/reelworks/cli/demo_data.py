@@ -16,4 +16,7 @@ def demo_data(
     from reelworks.testing.demo import make
 
     summary = make.make(folder, seed=seed)
-    print(f"{folder}: {summary}")
+    print(
+        f"{folder}: {len(summary.videos)} clips, {len(summary.pictures)} pictures and {len(summary.bad)} with "
+        f"something wrong, {summary.total_bytes / 1e6:.1f} MB"
+    )

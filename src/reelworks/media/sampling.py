@@ -11,6 +11,8 @@ from reelworks.media.config import DataConfig
 
 # The rate that Open-Sora v1.2 tells the model for a picture; a published model knows it.
 IMAGE_FPS = 120.0
+# 25 · (30 / 24) may come out just below the whole number that it is.
+_EPSILON = 1e-6
 
 
 def frame_step(fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.float64]:
@@ -23,9 +25,9 @@ def frame_step(fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.floa
 def frames_available(
     num_frames: NDArray[Any], fps: NDArray[Any] | float, config: DataConfig
 ) -> NDArray[np.int64]:
-    """Frames that a clip offers at the configured rate."""
+    """Frames that a clip offers at the configured rate: the most that `frame_indices` finds in it."""
     frames = np.asarray(num_frames, dtype=np.float64)
-    return np.where(frames > 0, np.floor((frames - 1) / frame_step(fps, config)) + 1, 0).astype(np.int64)
+    return np.where(frames > 0, np.ceil((frames - _EPSILON) / frame_step(fps, config)), 0).astype(np.int64)
 
 
 def frame_indices(num_frames: int, wanted: int, step: float, draw: float) -> NDArray[np.int64]:
@@ -40,7 +42,7 @@ def frame_indices(num_frames: int, wanted: int, step: float, draw: float) -> NDA
     Returns:
         `[wanted]` ascending; of a file that is too short, the last ones lie beyond its end.
     """
-    span = np.floor(np.arange(wanted) * step + 1e-6).astype(np.int64)
+    span = np.floor(np.arange(wanted) * step + _EPSILON).astype(np.int64)
     room = max(num_frames - int(span[-1]), 1)
     start = min(int(draw * room), room - 1)
     indices: NDArray[np.int64] = span + start

@@ -49,7 +49,6 @@ def build_denoiser(
         compute: Dtype of matrix products.
         storage: Dtype of the parameters.
         reduction: Dtype in which gradients are summed over ranks.
-        reduction: Dtype in which gradients are summed over ranks.
 
     Raises:
         UserError: If a name is unknown, sizes or dtypes do not fit, or weights cannot be loaded.

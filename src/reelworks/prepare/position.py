@@ -155,7 +155,7 @@ def _consumed(data: RecipeData, run: RunFolder, cursor: Cursor, excluded: Exclud
                 "the catalog was made anew in mid-epoch, so clips done before it cannot be told any more",
                 field="catalog",
                 value=str(data.catalog.path),
-                remedy="restore the former catalog, or start the data again with --start-from-scratch",
+                remedy="restore the former catalog, or train into another folder with --output",
             )
         ordinal = data.catalog.live_ordinals(uid)
     still = ordinal >= 0
@@ -171,7 +171,7 @@ def _former_plan(run: RunFolder, cursor: Cursor) -> EpochPlan:
             "the data changed since the checkpoint, and the plan it went by is missing or damaged",
             field="resume",
             value=str(plans.path(run, cursor.generation, cursor.epoch, cursor.segment)),
-            remedy="restore that file, or start the data again with --start-from-scratch",
+            remedy="restore that file, or train into another folder with --output",
         )
     return former
 
@@ -204,6 +204,14 @@ def write_plan(run: RunFolder, position: Position) -> None:
 def no_steps(data: RecipeData, epoch: int = 0) -> UserError:
     """The error for an epoch without a step: every entry with its clips, and what would cure it."""
     result, _ = data.assignment(epoch)
+    if (result.reason == Reason.NO_CAPTION).sum() > (result.reason != Reason.NO_CAPTION).sum():
+        return UserError(
+            f"{int((result.reason == Reason.NO_CAPTION).sum())} of {len(result.reason)} clips have no caption "
+            "(reason no_caption), so an epoch would have no step",
+            field="dataset.path",
+            value=[dataset.path for dataset in data.recipe.dataset],
+            remedy="write each caption into a text file beside its clip: cat.mp4 and cat.txt",
+        )
     lines = []
     for index, entry in enumerate(data.table.entries):
         inside = np.isin(result.bucket, data.table.of_entry(index)) & (result.reason == Reason.NONE)

@@ -80,7 +80,7 @@ def _bucket(data: RecipeData, plan: EpochPlan, index: int, spec: PlanSpec) -> Js
 
 
 def _reasons(data: RecipeData, reason: Any, nearest: Any, row: Any) -> dict[str, list[dict[str, str]]]:
-    """Files by reason, held-out ones included; every copy of a clip shares its file's line."""
+    """Files by reason and path, held-out ones included; every copy of a clip shares its file's line."""
     result: dict[str, list[dict[str, str]]] = {}
     for kind in Reason:
         if kind == Reason.NONE:
@@ -88,7 +88,8 @@ def _reasons(data: RecipeData, reason: Any, nearest: Any, row: Any) -> dict[str,
         where = np.flatnonzero(reason == kind)
         _, first = np.unique(row[where], return_index=True)
         if len(first):
-            result[kind.label] = [_explain(data, kind, int(row[i]), int(nearest[i])) for i in where[first]]
+            found = [_explain(data, kind, int(row[i]), int(nearest[i])) for i in where[first]]
+            result[kind.label] = sorted(found, key=lambda file: file["path"])
     return result
 
 

@@ -13,8 +13,8 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     preview     files [path below previews/], prompts [text, ...]
     failure     uid, path, reason: a clip became a filler
     epoch_end   epoch, planned, trained, failed, skipped
-    signal      name: the run was asked to save and leave
-    stop        reason: "finished" | "max_steps" | "signal"
+    unsaved     reason: a checkpoint could not be written; training went on
+    stop        reason: "finished" | "signal"
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class RunFolder:
 
     @property
     def environment_file(self) -> Path:
-        """Versions, machine and thread counts, a line for each start."""
+        """Versions, machine and thread count of the latest start."""
         return self.path / "environment.json"
 
     @property

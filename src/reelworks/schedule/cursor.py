@@ -121,5 +121,5 @@ def check_same(cursor: Cursor, plan: EpochPlan) -> None:
             field="resume",
             value=f"epoch {cursor.epoch}, row {cursor.row}",
             remedy="the checkpoint was written by another planner version; go on with that version, or "
-            "start the data again with --start-from-scratch",
+            "train into another folder with --output",
         )

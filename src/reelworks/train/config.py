@@ -21,11 +21,11 @@ class TrainConfig(Config):
     slot_width: int | None = Field(
         None, ge=1, description="L, consecutive micro-batches of one bucket; default: ranks at the start"
     )
-    learning_rate: float = Field(1e-4, gt=0)
+    learning_rate: float = Field(1e-4, gt=0, description="after warm-up; constant")
     betas: list[float] = Field([0.9, 0.99], description="AdamW")
     # As in v1.2: bfloat16 gradients are far below the usual 1e-8.
     eps: float = Field(1e-15, gt=0, description="AdamW")
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, description="AdamW")
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
     clip_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient")
     ema_decay: float = Field(0.9999, ge=0, lt=1, description="reached by way of (1 + step) / (10 + step)")
@@ -49,7 +49,7 @@ class ValidationConfig(Config):
     """`[validation]`: loss of the averaged weights on held-out clips at fixed times and fixed noise."""
 
     split: float = Field(0.01, ge=0, lt=1, description="share of source files held out")
-    every_steps: int | None = Field(500, ge=1)
+    every_steps: int | None = Field(500, ge=1, description="steps from one validation to the next")
     times: list[float] = Field([100.0, 300.0, 500.0, 700.0, 900.0], description="timesteps in (0, 1000)")
     max_clips: int = Field(64, ge=1, description="held-out clips looked at, the same ones each time")
 
@@ -59,9 +59,9 @@ class PreviewConfig(Config):
 
     prompts: list[str] = Field([], description="one clip each")
     every_steps: int | None = Field(None, ge=1, description="default: only at the end")
-    height: int = Field(64, ge=1)
-    width: int = Field(96, ge=1)
-    num_frames: int = Field(17, ge=1)
-    fps: float = Field(24.0, gt=0)
-    num_inference_steps: int = Field(25, ge=1)
-    guidance_scale: float = Field(2.0, ge=1)
+    height: int = Field(64, ge=1, description="pixels")
+    width: int = Field(96, ge=1, description="pixels")
+    num_frames: int = Field(17, ge=1, description="1 gives pictures")
+    fps: float = Field(24.0, gt=0, description="frames per second")
+    num_inference_steps: int = Field(25, ge=1, description="steps of the sampler")
+    guidance_scale: float = Field(2.0, ge=1, description="strength of the prompt; 1 is no guidance")

@@ -53,7 +53,9 @@ class Keeper:
                 )
             return None
         if resume != "auto":
-            return verify.named(self.store, _step(resume), full=True).step
+            step = verify.named(self.store, _step(resume), full=True).step
+            self._abandon_after(step)
+            return step
         # After a kill files may be whole in size and not in content; reading them once tells.
         found = verify.newest_valid(self.store, full=True)
         if found is None:
@@ -62,6 +64,15 @@ class Keeper:
         for step, reason in skipped:
             print(f"checkpoint of step {step} is passed over: {reason}", flush=True)
         return info.step
+
+    def _abandon_after(self, step: int) -> None:
+        """Set later checkpoints aside: the run goes on from an earlier step, and they are of another branch.
+
+        Left in place, one of them would count as the save of its step, or as the newest.
+        """
+        for later in [s for s in self.store.steps() if s > step]:
+            aside = self.store.quarantine(later, f"abandoned: the run went back to step {step}")
+            print(f"checkpoint of step {later} is set aside as {aside.name}", flush=True)
 
     def restore(self, step: int, state: TrainState) -> tuple[Cursor, Excluded]:
         """Load weights, average and optimizer in place; return the cursor.

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import Any
 
 import numpy as np
 
+from reelworks.checkpoint.commit import SaveFailed
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.core import files
 from reelworks.core.errors import UserError
@@ -103,12 +103,12 @@ class Loop:
                 position, stop = self._step(position, source)
                 self._after(position, pool)
                 if stop:
-                    self._save(position)
+                    self._save(position, last=True)
                     self.tell.event("stop", step=position.global_step, reason="signal")
                     return "signal"
             if not _due(recipe.validation.every_steps, position.global_step):
                 self._validate(position, pool)
-            self._save(position)
+            self._save(position, last=True)
             self.previewer.run(position.global_step, self.tell)
             self.tell.event("stop", step=position.global_step, reason="finished")
         return "finished"
@@ -310,12 +310,19 @@ class Loop:
             f"step {position.global_step}  validation loss {result.loss:.4f} on {result.clips} clips"
         )
 
-    def _save(self, position: Position) -> None:
+    def _save(self, position: Position, *, last: bool = False) -> None:
+        """Save; only a save that nothing follows may end the run."""
         if self._saved_step == position.global_step:
             return
+        try:
+            self.keeper.save(position, self.data, self.stepper.state, self._metrics, self.tell)
+        except SaveFailed as error:
+            if last:
+                raise
+            self.tell.event("unsaved", step=position.global_step, reason=error.problem)
+            self.tell.say(f"warning: {error}")
+            return
         self._saved_step = position.global_step
-        metrics: dict[str, Any] = self._metrics
-        self.keeper.save(position, self.data, self.stepper.state, metrics, self.tell)
         self._metrics = {}
 
 

@@ -68,8 +68,8 @@ def run(recipe: Recipe, options: RunOptions) -> int:
         threads = _set_threads(recipe, world)
         folder = RunFolder(Path(recipe.output))
         if world.is_main:
-            preparing.scan(recipe)
             _check_writable(folder)
+            preparing.scan(recipe)
             stack.enter_context(lock.hold(folder.lock_file))
         world.barrier()
         data = RecipeData.open(recipe)

@@ -88,7 +88,7 @@ def test_a_plan_that_is_not_the_same_is_refused() -> None:
     for row in range(made.steps + 1):
         check_same(_cursor(made, row), made)
     for other in (plan(entries, spec, 1), plan(entries.take(np.arange(50)), spec, 0)):
-        with pytest.raises(UserError, match="--start-from-scratch") as caught:
+        with pytest.raises(UserError, match="into another folder with --output") as caught:
             check_same(_cursor(made, 1), other)
         assert (caught.value.field, caught.value.value) == ("resume", "epoch 0, row 1")
     with pytest.raises(UserError, match="differs"):

@@ -160,7 +160,8 @@ class STDiT3(nn.Module):
             tokens = self._run(spatial, tokens, text_BLD, mask_B11L, modulation, None)
             tokens = self._run(temporal, tokens, text_BLD, mask_B11L, modulation, rotation)
         patches = self.final_layer(tokens, time_BD, clean_BD, x_mask)
-        return self._unpatchify(patches, grid)[..., :H, :W].float()
+        # Cloned: FSDP2 warns of an output that is a view, and it is small.
+        return self._unpatchify(patches, grid)[..., :H, :W].float().clone()
 
     def _times(self, timestep: Tensor, fps: Tensor, x_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Embed the timesteps, and time 0 if frames are masked, each with the frame rate."""

@@ -1,0 +1,78 @@
+"""Tiny real files whose frames say which they are."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+GREY_STEP = 6  # greys of neighbouring frames; codecs err by less than half of it
+
+
+def numbered(n: int, size: tuple[int, int] = (32, 32)) -> NDArray[np.uint8]:
+    """Frames [n, H, W, 3] of a grey that counts; size is (height, width)."""
+    greys = (20 + GREY_STEP * np.arange(n)).astype(np.uint8)
+    return np.broadcast_to(greys[:, None, None, None], (n, *size, 3)).copy()
+
+
+def numbers(frames: NDArray[np.uint8]) -> list[int]:
+    """Which of the numbered frames these are."""
+    greys = frames.reshape(len(frames), -1).astype(np.float64).mean(axis=1)
+    return [round(float(number)) for number in (greys - 20) / GREY_STEP]
+
+
+def write(
+    path: Path,
+    frames: Iterable[NDArray[np.uint8]],
+    *,
+    codec: str = "libx264",
+    pixel_format: str = "yuv420p",
+    rate: int = 24,
+    times_ms: list[int] | None = None,
+    options: dict[str, str] | None = None,
+    container_options: dict[str, str] | None = None,
+) -> Path:
+    """Encode frames [H, W, 3 or 4]; `times_ms` makes the rate variable."""
+    with av.open(str(path), "w", options=container_options or {}) as container:
+        stream = container.add_stream(codec, rate=rate, options=options or {})
+        stream.pix_fmt = pixel_format
+        if times_ms is not None:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        for i, pixels in enumerate(frames):
+            if i == 0:
+                stream.height, stream.width = pixels.shape[:2]
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgba" if pixels.shape[2] == 4 else "rgb24")
+            if times_ms is not None:
+                frame.pts, frame.time_base = times_ms[i], Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+def rotate(path: Path, clockwise: int) -> None:
+    """Write a rotation into the track header, as phones do; the frames stay as they are."""
+    matrices = {90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
+    a, b, c, d = (value << 16 for value in matrices[clockwise])
+    data = bytearray(path.read_bytes())
+    start = data.index(b"tkhd") + 44  # version and flags, times, ids, layer, volume
+    data[start : start + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    path.write_bytes(data)
+
+
+def quarters(height: int, width: int) -> NDArray[np.uint8]:
+    """A picture of four colours: red and green above, blue and white below."""
+    picture = np.zeros((height, width, 3), dtype=np.uint8)
+    h, w = height // 2, width // 2
+    picture[:h, :w], picture[:h, w:] = (220, 20, 20), (20, 220, 20)
+    picture[h:, :w], picture[h:, w:] = (20, 20, 220), (230, 230, 230)
+    return picture
+
+
+def differ(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> float:
+    """Mean absolute difference in levels of 255."""
+    return float(np.abs(first.astype(np.float64) - second.astype(np.float64)).mean())

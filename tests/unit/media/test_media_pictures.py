@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import media_files as files
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from reelworks.core.shape import Shape
+from reelworks.media.load import Frames, MediaError, Request, load
+
+
+def read(path: Path, size: tuple[int, int]) -> Frames:
+    frames = load(Request(path, True, Shape(1, *size)))
+    assert (frames.shape, frames.dtype) == ((1, *size, 3), np.uint8)
+    return frames[0]
+
+
+@pytest.mark.parametrize("suffix", ["png", "bmp", "webp", "jpg"])
+def test_a_picture_of_its_own_size_is_left_alone(tmp_path: Path, suffix: str) -> None:
+    picture = files.quarters(48, 64)
+    path = tmp_path / f"a.{suffix}"
+    Image.fromarray(picture).save(path, **({"quality": 100} if suffix in ("jpg", "webp") else {}))
+    assert files.differ(read(path, (48, 64)), picture) <= (0 if suffix in ("png", "bmp") else 3)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / "a.jpg"
+    Image.fromarray(files.quarters(32, 48)).save(path, exif=exif, quality=100, subsampling=0)
+    with Image.open(path) as stored:
+        shown = np.asarray(ImageOps.exif_transpose(stored))
+    assert np.array_equal(read(path, shown.shape[:2]), shown)
+
+
+@pytest.mark.parametrize("exif", [b"Exif\0\0broken", b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01", b"x" * 40])
+def test_a_broken_exif_block_costs_nothing(tmp_path: Path, exif: bytes) -> None:
+    path = tmp_path / "a.jpg"
+    Image.fromarray(files.quarters(32, 32)).save(path, exif=exif, quality=100, subsampling=0)
+    assert files.differ(read(path, (32, 32)), files.quarters(32, 32)) < 3
+
+
+def _half_clear(mode: str) -> Image.Image:
+    rgba = np.zeros((16, 16, 4), dtype=np.uint8)
+    rgba[:, 8:] = (90, 90, 90, 255)
+    image = Image.fromarray(rgba)
+    if mode == "P":
+        image = Image.fromarray((rgba[..., 3] // 255).astype(np.uint8), "L").convert("P")
+        image.putpalette([0, 0, 0, 90, 90, 90])
+        image.info["transparency"] = 0
+        return image
+    return image.convert(mode)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_clear_is_white(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "a.png"
+    _half_clear(mode).save(path)
+    picture = read(path, (16, 16))
+    assert (picture[:, :8] == 255).all()
+    assert (picture[:, 8:] == 90).all()
+
+
+def test_sixteen_bits_of_grey_are_scaled(tmp_path: Path) -> None:
+    grey = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    assert np.array_equal(read(tmp_path / "a.png", (16, 16))[..., 1], grey >> 8)
+
+
+@pytest.mark.parametrize("mode", ["L", "1", "CMYK"])
+def test_other_colours_become_rgb(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
+    Image.new("RGB", (16, 16), "white").convert(mode).save(path)
+    assert (read(path, (16, 16)) >= 254).all()
+
+
+def test_odd_sizes_are_covered_and_cut_in_the_middle(tmp_path: Path) -> None:
+    Image.fromarray(files.quarters(51, 101)).save(tmp_path / "a.png")
+    picture = read(tmp_path / "a.png", (16, 16))
+    corners = [picture[y, x] for y in (2, 13) for x in (2, 13)]
+    wanted = [(220, 20, 20), (20, 220, 20), (20, 20, 220), (230, 230, 230)]
+    assert max(files.differ(a, np.uint8(b)) for a, b in zip(corners, wanted, strict=True)) < 12
+    assert read(tmp_path / "a.png", (53, 7)).shape == (53, 7, 3)
+
+
+def test_large_pictures_warn_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [tmp_path / f"{i}.png" for i in range(8)]
+    for path in paths:
+        Image.fromarray(files.quarters(40, 40)).save(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # warned of from here on, refused from 2000 on
+    with ThreadPoolExecutor(4) as threads:
+        for picture in threads.map(lambda path: read(path, (40, 40)), paths * 4):
+            assert np.array_equal(picture, files.quarters(40, 40))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 700)
+    with pytest.raises(MediaError, match="too many pixels"):
+        read(paths[0], (40, 40))
+
+
+def test_damaged_pictures_are_told(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    for name in ("a.png", "a.jpg", "a.webp", "a.bmp"):
+        path = tmp_path / name
+        Image.fromarray(noise).save(path)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        with pytest.raises(MediaError):
+            read(path, (16, 16))
+    (tmp_path / "text.png").write_text("no picture")
+    with pytest.raises(MediaError, match="not a picture"):
+        read(tmp_path / "text.png", (16, 16))
+    with pytest.raises(MediaError, match="No such file"):
+        read(tmp_path / "none.png", (16, 16))
+    spoilt = bytearray((tmp_path / "a.bmp").read_bytes()[:54])
+    (tmp_path / "head.bmp").write_bytes(spoilt)
+    with pytest.raises(MediaError):
+        read(tmp_path / "head.bmp", (16, 16))

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reelworks.media import sampling
+from reelworks.media.config import DataConfig
+
+draws = st.floats(0, 1, exclude_max=True)
+configs = st.one_of(
+    st.builds(DataConfig, frame_interval=st.integers(1, 7)),
+    st.builds(DataConfig, fps=st.sampled_from([1.0, 8.0, 10.0, 15.0, 24.0, 29.97])),
+)
+
+
+@given(st.integers(1, 300), st.sampled_from([5.0, 12.5, 23.976, 24.0, 29.97, 30.0, 60.0]), configs, draws)
+def test_a_clip_offers_the_most_frames_that_can_be_read(
+    num_frames: int, fps: float, config: DataConfig, draw: float
+) -> None:
+    step = float(sampling.frame_step(fps, config))
+    offered = int(sampling.frames_available(np.array(num_frames), fps, config))
+    for wanted in {1, (offered + 1) // 2, offered}:
+        indices = sampling.frame_indices(num_frames, wanted, step, draw)
+        assert len(indices) == wanted
+        assert indices[0] >= 0
+        assert indices[-1] < num_frames
+        assert (np.diff(indices) >= 1).all()
+    assert sampling.frame_indices(num_frames, offered + 1, step, draw)[-1] >= num_frames
+
+
+def test_steps_follow_interval_or_rate_and_never_make_frames_up() -> None:
+    fps = np.array([60.0, 24.0, 12.0])
+    assert sampling.frame_step(fps, DataConfig(frame_interval=3)).tolist() == [3, 3, 3]
+    assert sampling.frame_step(fps, DataConfig(fps=24.0)).tolist() == [2.5, 1, 1]
+    assert sampling.frames_available(np.array([0, 1, 7, 9]), 60.0, DataConfig(fps=24.0)).tolist() == [
+        0,
+        1,
+        3,
+        4,
+    ]
+
+
+def test_the_draw_reaches_every_first_frame_evenly() -> None:
+    first = [int(sampling.frame_indices(10, 4, 2, draw)[0]) for draw in np.arange(400) / 400]
+    assert np.bincount(first).tolist() == [100, 100, 100, 100]
+
+
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 300), st.integers(1, 300), draws)
+def test_a_frame_is_resized_to_just_cover_and_cut_inside(
+    height: int, width: int, target_height: int, target_width: int, draw: float
+) -> None:
+    h, w = sampling.cover(height, width, target_height, target_width)
+    assert h == target_height or w == target_width
+    assert h >= target_height
+    assert w >= target_width
+    assert abs(h / height - w / width) <= 1 / min(height, width) + 1e-9
+    for size, target in ((h, target_height), (w, target_width)):
+        assert 0 <= sampling.crop_offset(size, target, draw) <= size - target
+
+
+def test_a_crop_of_half_is_the_centre() -> None:
+    assert [sampling.crop_offset(20, 10, draw) for draw in (0, 0.5, 0.999)] == [0, 5, 10]
+
+
+def test_one_rate_only() -> None:
+    with pytest.raises(ValueError, match="not both"):
+        DataConfig(fps=8.0, frame_interval=2)
