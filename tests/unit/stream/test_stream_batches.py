@@ -135,7 +135,7 @@ def test_only_the_clip_that_kills_again_and_again_is_to_blame(pictures: list[Pat
     paths: list[Any] = list(pictures[:8])
     paths[2] = Deadly(once, 1, pictures[2])
     paths[5] = Deadly(always, 99, pictures[5])
-    pool = DecodePool(2)
+    pool = DecodePool(1)
     try:
         batches = list(read_ahead((work(row, paths[row : row + 2]) for row in (0, 2, 4, 6)), pool, depth=4))
     finally:
@@ -143,9 +143,8 @@ def test_only_the_clip_that_kills_again_and_again_is_to_blame(pictures: list[Pat
     assert [greys(batch) for batch in batches] == [[0, 1], [2, 3], [4, 0], [6, 7]]
     assert [batch.counts.tolist() for batch in batches] == [[True] * 2, [True] * 2, [True, False], [True] * 2]
     assert batches[2].failures == ((1, "the decoder crashed on it"),)
-    # Tried three times and no more; another's death may have taken one of the tries.
     assert once.read_bytes() == b"x"
-    assert always.read_bytes() in (b"xx", b"xxx")
+    assert always.read_bytes() == b"xx"  # the first of its three tries was lost to the other clip
 
 
 def test_a_closed_pool_drops_what_is_queued(pictures: list[Path]) -> None:
