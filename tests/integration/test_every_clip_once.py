@@ -149,9 +149,27 @@ def _train_with_sigterm(recipe: dict) -> None:
     os._exit(run(load.parse(recipe), RunOptions()))
 
 
-def test_weights_differ_from_their_start(tiny, tmp_path):
-    """The loop trains: three steps move every weight's average."""
-    assert children.train(tiny(train={"max_steps": 3}, precision={"compute": "bfloat16"})) == [0]
-    norms = [e["grad_norm"] for e in events.read(RunFolder(tmp_path / "run").events_file, "step")]
-    assert len(norms) == 3
-    assert np.all(np.array(norms) > 0)
+@pytest.mark.parametrize("loss_weight", ["token", "sample", "micro_batch"])
+def test_every_switch_of_the_trainer_trains(tiny, tmp_path, loss_weight):
+    """bfloat16, recomputation, conditioning frames, accumulation, worker processes: all at once."""
+    recipe = tiny(
+        train={"max_steps": 3, "gradient_accumulation_steps": 2, "loss_weight": loss_weight},
+        precision={"compute": "bfloat16"},
+        model={"gradient_checkpointing": True},
+        objective={"mask_ratios": {"image_head": 0.4, "random": 0.4}, "timestep_shift": "auto"},
+        data={"num_workers": 1, "crop": "random"},
+    )
+    assert children.train(recipe) == [0]
+    steps = list(events.read(RunFolder(tmp_path / "run").events_file, "step"))
+    assert len(steps) == 3
+    assert np.isfinite([step["loss"] for step in steps]).all()
+    assert np.all(np.array([step["grad_norm"] for step in steps]) > 0)
+    assert max(len(step["buckets"]) for step in steps) >= 2
+
+
+def test_a_finished_run_says_so(tiny, tmp_path):
+    recipe = tiny(train={"max_steps": 1})
+    assert children.train(recipe) == [0]
+    assert children.train(recipe) == [0]
+    assert "nothing left to train at step 1" in children.output(recipe)
+    assert len(list(events.read(RunFolder(tmp_path / "run").events_file, "step"))) == 1

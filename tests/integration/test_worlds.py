@@ -22,8 +22,8 @@ def global_batches(run: Path) -> dict[int, list[tuple[int, int]]]:
     return {step: sorted(found) for step, found in clips.items()}
 
 
-def losses(run: Path) -> list[float]:
-    return [event["loss"] for event in events.timeline(RunFolder(run).events_file, "step")]
+def losses(run: Path, kind: str = "step") -> list[float]:
+    return [event["loss"] for event in events.timeline(RunFolder(run).events_file, kind)]
 
 
 def test_global_batches_do_not_depend_on_the_number_of_processes(tiny, tmp_path):
@@ -39,6 +39,7 @@ def test_global_batches_do_not_depend_on_the_number_of_processes(tiny, tmp_path)
     assert sorted(global_batches(one)) == [1, 2, 3, 4, 5, 6]
     assert len(set(map(str, global_batches(one).values()))) == 6, "steps must differ from one another"
     assert losses(many) == pytest.approx(losses(one), rel=2e-4)
+    assert losses(many, "validation")[-1] == pytest.approx(losses(one, "validation")[-1], rel=2e-4)
     assert RunFolder(many).info()["micro_batches_per_step"] == 4
 
 

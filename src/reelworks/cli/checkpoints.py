@@ -6,7 +6,7 @@ import typer
 
 from reelworks.cli.options import Json, RunArgument
 
-app = typer.Typer(help="Look at the checkpoints of a run.", no_args_is_help=True)
+app = typer.Typer(help="Look at the checkpoints of a run.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
@@ -16,7 +16,7 @@ def checkpoints() -> None:
 
 @app.command("ls")
 def ls(run: RunArgument, json: Json = False) -> None:
-    """List checkpoints with their size, metrics and the reasons why each is kept."""
+    """List checkpoints, with why each is kept."""
     from reelworks.checkpoint import retention
     from reelworks.checkpoint.store import CheckpointStore
     from reelworks.cli import show

@@ -12,7 +12,7 @@ def demo_data(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write.")],
     seed: Annotated[int, typer.Option(help="Another seed makes other footage.")] = 0,
 ) -> None:
-    """Make some 120 captioned clips and pictures, good and bad ones, to try everything on."""
+    """Make sample footage: some 120 captioned clips and pictures, good and bad ones."""
     from reelworks.testing.demo import make
 
     summary = make.make(folder, seed=seed)

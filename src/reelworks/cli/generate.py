@@ -28,7 +28,10 @@ def generate(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     raw_weights: Annotated[bool, typer.Option("--raw-weights", help="Not their average.")] = False,
 ) -> None:
-    """Generate with the averaged weights of a run's newest checkpoint, or of the one named."""
+    """Generate clips or pictures from prompts.
+
+    Uses the averaged weights of a run's newest checkpoint, or of the one named.
+    """
     from reelworks.cli import show
     from reelworks.core.shape import Shape
     from reelworks.generate import writers

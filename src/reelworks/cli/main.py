@@ -18,6 +18,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Plain help: drawing it with rich would take longer than everything else together.
+    rich_markup_mode=None,
 )
 app.command("demo-data")(demo_data.demo_data)
 app.command("scan")(scan.scan)

@@ -16,7 +16,10 @@ def plan(
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Print buckets, counts, reasons, steps per epoch, global batches and imbalance of the first epoch."""
+    """Say what training would do.
+
+    Prints buckets, counts, reasons, steps per epoch, global batches and imbalance of the first epoch.
+    """
     from reelworks.cli import show
     from reelworks.prepare import data as preparing
     from reelworks.prepare import forecast

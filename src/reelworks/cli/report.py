@@ -6,7 +6,7 @@ from reelworks.cli.options import RunArgument
 
 
 def report(run: RunArgument) -> None:
-    """Draw a run folder as one self-contained HTML file."""
+    """Draw a run as one HTML file."""
     from reelworks.cli import show
     from reelworks.report import html
     from reelworks.run.folder import RunFolder

@@ -16,7 +16,11 @@ def scan(
     workers: Annotated[int | None, typer.Option(min=1, help="Default: one for each core.")] = None,
     json: Json = False,
 ) -> None:
-    """Probe clips and pictures and write what was found to a catalog; a bad file is a row, never a stop."""
+    """Look at clips and pictures and write a catalog.
+
+    A bad file becomes a row with its reason and never stops the scan. Running it again opens only what
+    changed.
+    """
     import os
 
     from reelworks.catalog import scan as scanning

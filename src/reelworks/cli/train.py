@@ -21,7 +21,7 @@ def train(
     overrides: Overrides = None,
     debug: Annotated[bool, typer.Option("--debug", help="Log the clips of every step.")] = False,
 ) -> None:
-    """Train; the same command again goes on where the last one stopped.
+    """Train; the same command again resumes.
 
     Scans the data by itself. Under torchrun each process joins the others.
     """

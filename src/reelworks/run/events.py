@@ -52,12 +52,13 @@ def timeline(path: Path, *kinds: str) -> list[dict[str, Any]]:
 
     A run that was killed at step 130 and resumed from its checkpoint of step 100 repeats 101 to 130;
     the first telling of them is dropped. One that was killed before its first checkpoint begins again
-    at step 0.
+    from nothing. Starts are all kept.
     """
     kept: list[dict[str, Any]] = []
     for event in read(path):
         if event.get("kind") == "start":
-            step = event.get("resumed_from") or 0
-            kept = [e for e in kept if e.get("step", 0) <= step]
+            resumed = event.get("resumed_from")
+            holds = -1 if resumed is None else resumed
+            kept = [e for e in kept if e.get("kind") == "start" or e.get("step", 0) <= holds]
         kept.append(event)
     return [e for e in kept if not kinds or e.get("kind") in kinds]

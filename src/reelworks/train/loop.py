@@ -84,6 +84,11 @@ class Loop:
             UserError: Too many clips fail, or no step can be applied any more.
         """
         recipe = self.recipe
+        if self._is_done(position):
+            self.tell.say(
+                f"nothing left to train at step {position.global_step}; raise train.max_steps or max_epochs"
+            )
+            return "finished"
         with ExitStack() as stack:
             pool = DecodePool(recipe.data.num_workers)
             stack.callback(pool.close)
@@ -153,7 +158,7 @@ class Loop:
             position.global_step,
             bool(self.signals.name),
         )
-        planned = _planned(position)
+        planned = sum(clips for _, clips in _row(position))
         # Counted, not derived: a clip that got lost on the way must not balance the account.
         trained, skipped = (result.clips, 0) if result.applied else (0, planned - result.failed)
         counts = position.counts.add(trained, result.failed, skipped)
@@ -168,8 +173,8 @@ class Loop:
         """Tell what the step did, after the optimizer has stepped."""
         buckets = self.data.table.buckets
         step = position.global_step
+        done = replace(position, row=position.row - 1)
         names = [buckets[i].name for i in result.loss_by_bucket]
-        tokens = sum(b.tokens * len(b_.work.uids) for b_ in seen for b in [buckets[b_.work.bucket]])
         self.tell.event(
             "step",
             step=step,
@@ -180,7 +185,7 @@ class Loop:
             learning_rate=result.learning_rate,
             grad_norm=result.grad_norm,
             clips=result.clips,
-            tokens=tokens * self.keeper.world.size,
+            tokens=sum(buckets[bucket].tokens * clips for bucket, clips in _row(done)),
             seconds=seconds,
             buckets=names,
         )
@@ -326,9 +331,11 @@ class Loop:
         self._metrics = {}
 
 
-def _planned(position: Position) -> int:
+def _row(position: Position) -> list[tuple[int, int]]:
+    """Bucket and planned clips of each micro-batch in the position's row, over all ranks."""
     plan = position.plan
-    return sum(int(plan.real[plan.places(int(m))].sum()) for m in plan.micro_batches(position.row))
+    places = [plan.places(int(m)) for m in plan.micro_batches(position.row)]
+    return [(int(plan.bucket[where.start]), int(plan.real[where].sum())) for where in places]
 
 
 def _remember(source: Iterator[MicroBatch], seen: list[MicroBatch]) -> Iterator[MicroBatch]:

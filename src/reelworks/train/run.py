@@ -68,9 +68,8 @@ def run(recipe: Recipe, options: RunOptions) -> int:
         threads = _set_threads(recipe, world)
         folder = RunFolder(Path(recipe.output))
         if world.is_main:
-            _check_writable(folder)
-            preparing.scan(recipe)
             stack.enter_context(lock.hold(folder.lock_file))
+            preparing.scan(recipe)
         world.barrier()
         data = RecipeData.open(recipe)
         info = _open_folder(recipe, folder, world)
@@ -157,19 +156,6 @@ def _set_threads(recipe: Recipe, world: World) -> int:
     threads = recipe.train.threads or max((os.cpu_count() or 1) // on_host, 1)
     torch.set_num_threads(threads)
     return threads
-
-
-def _check_writable(folder: RunFolder) -> None:
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        folder.lock_file.touch()
-    except OSError as error:
-        raise UserError(
-            f"the run folder cannot be written ({error.strerror})",
-            field="output",
-            value=str(folder.path),
-            remedy="choose a folder you may write to with --output DIR, or mend its permissions",
-        ) from error
 
 
 def _open_folder(recipe: Recipe, folder: RunFolder, world: World) -> dict[str, Any]:

@@ -156,20 +156,21 @@ def test_transparent_video_lies_over_white(tmp_path: Path) -> None:
     assert files.differ(frame[:, 18:], np.broadcast_to(np.uint8([200, 0, 0]), (32, 14, 3))) < 1
 
 
-def test_a_cover_picture_is_not_the_film(tmp_path: Path) -> None:
+def test_a_cover_picture_is_no_film(tmp_path: Path) -> None:
     path = tmp_path / "a.mp4"
     with av.open(str(path), "w") as container:
+        sound = container.add_stream("aac", rate=8000)
         cover = container.add_stream("png", rate=1)
         cover.width, cover.height, cover.pix_fmt = 16, 16, "rgb24"
         cover.disposition = Disposition.attached_pic
-        film = container.add_stream("libx264", rate=24)
-        film.width, film.height, film.pix_fmt = 32, 32, "yuv420p"
         picture = av.VideoFrame.from_ndarray(np.zeros((16, 16, 3), np.uint8), format="rgb24")
         container.mux(cover.encode(picture))
-        for pixels in files.numbered(4):
-            container.mux(film.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-        container.mux(film.encode(None))
-    assert files.numbers(load(request(path, 4))) == [0, 1, 2, 3]
+        silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        silence.sample_rate = 8000
+        container.mux(sound.encode(silence))
+        container.mux(sound.encode(None))
+    with pytest.raises(MediaError, match="no video stream"):
+        load(request(path, 1))
 
 
 def test_too_few_frames(clip: Path) -> None:
@@ -206,11 +207,3 @@ def test_what_is_no_video(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(b"")
     with pytest.raises(MediaError, match="Error"):
         load(request(tmp_path / "a.mp4"))
-    with av.open(str(tmp_path / "b.mp4"), "w") as container:
-        sound = container.add_stream("aac", rate=8000)
-        silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
-        silence.sample_rate = 8000
-        container.mux(sound.encode(silence))
-        container.mux(sound.encode(None))
-    with pytest.raises(MediaError, match="no video stream"):
-        load(request(tmp_path / "b.mp4"))

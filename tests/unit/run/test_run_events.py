@@ -50,4 +50,4 @@ def test_lines_of_other_programs_are_passed_over(log: EventLog) -> None:
     log.path.write_text('{"something": 1}\n')
     _train(log, range(1, 3), None)
     assert len(events.timeline(log.path, "step")) == 2
-    assert len(events.timeline(log.path)) == 4
+    assert len(events.timeline(log.path)) == 3

@@ -67,7 +67,9 @@ def test_plans_come_back_equal(run: RunFolder) -> None:
 
 
 def test_plans_of_long_finished_epochs_go_and_strange_files_stay(run: RunFolder) -> None:
-    strange = [run.plan_folder / name for name in ("plan-mine.npz", "plan-1-2-3.npz", "summary.json")]
+    strange = [
+        run.plan_folder / name for name in ("plan-mine.npz", "plan-000-000000-000.npz.old", "summary.json")
+    ]
     for file in strange:
         file.write_text("")
     for epoch in range(6):
