@@ -38,16 +38,22 @@ def json(value: Any) -> None:
 
 
 @contextmanager
-def scan_progress(quiet: bool) -> Iterator[Callable[[ScanProgress], None]]:
-    """A bar with ETA while files are looked at."""
+def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None]]:
+    """A bar with ETA from the first report to the last; what follows has the terminal to itself."""
     columns = (TextColumn("scanning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_console, transient=True, disable=quiet) as bar:
-        task = bar.add_task("scanning", total=None)
+    bar = Progress(*columns, console=_console, transient=True, disable=quiet)
+    task = bar.add_task("scanning", total=None)
 
-        def show(progress: ScanProgress) -> None:
-            bar.update(task, total=progress.total, completed=progress.done)
+    def show(progress: ScanProgress) -> None:
+        bar.start()
+        bar.update(task, total=progress.total, completed=progress.done)
+        if progress.done >= progress.total:
+            bar.stop()
 
+    try:
         yield show
+    finally:
+        bar.stop()
 
 
 def scan_json(result: ScanResult) -> dict[str, Any]:

@@ -34,9 +34,12 @@ def train(
     loaded = load_recipe(recipe, changes, data_path)
     if nproc_per_node > 1 and "LOCAL_RANK" not in os.environ:
         _launch(nproc_per_node)
+    from reelworks.cli import show
     from reelworks.train.run import RunOptions, run
 
-    raise typer.Exit(run(loaded, RunOptions(resume=resume, debug=debug)))
+    with show.scan_progress() as on_scan:
+        code = run(loaded, RunOptions(resume=resume, debug=debug), on_scan)
+    raise typer.Exit(code)
 
 
 def _launch(processes: int) -> None:

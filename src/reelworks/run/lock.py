@@ -66,7 +66,7 @@ def _not_writable(path: Path, field: str, error: OSError) -> UserError:
         f"the folder cannot be written ({error.strerror})",
         field=field,
         value=str(path.parent),
-        remedy="choose a folder you may write to, or mend its permissions",
+        remedy="choose a folder you may write to with --output DIR, or mend its permissions",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 import reelworks
+from reelworks.catalog.scan import ScanProgress
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files
 from reelworks.core.errors import UserError
@@ -25,7 +27,7 @@ from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.recipe import load as recipes
 from reelworks.recipe.recipe import Recipe
-from reelworks.run import lock
+from reelworks.run import events, lock
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import PlanSpec
 from reelworks.train import build, rehearsal
@@ -55,8 +57,13 @@ class RunOptions:
     debug: bool = False
 
 
-def run(recipe: Recipe, options: RunOptions) -> int:
+def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], None] | None = None) -> int:
     """Train a recipe in this process, and in those that the launcher started beside it.
+
+    Args:
+        recipe: What to train.
+        options: What the command line adds.
+        on_scan: Told how far the scan is.
 
     Returns:
         The exit code: 0 when finished, `EXIT_REQUEUE` when saved on a signal.
@@ -69,7 +76,7 @@ def run(recipe: Recipe, options: RunOptions) -> int:
         folder = RunFolder(Path(recipe.output))
         if world.is_main:
             stack.enter_context(lock.hold(folder.lock_file))
-            preparing.scan(recipe)
+            preparing.scan(recipe, on_scan)
         world.barrier()
         data = RecipeData.open(recipe)
         info = _open_folder(recipe, folder, world)
@@ -101,7 +108,8 @@ def _train(
     bucket = rehearsal.largest(data.table, set(position.plan.bucket.tolist()) or {0})
     rehearsal.rehearse(boundary, encoder, state, bucket)
     if world.is_main:
-        _write_context(recipe, folder, data, position, world, threads)
+        said += _threads_changed(folder, threads)
+        said.append(_write_context(recipe, folder, data, position, world, threads))
     with Recorder(
         folder, main=world.is_main, total_steps=recipe.train.max_steps, first_step=position.global_step
     ) as tell:
@@ -182,8 +190,8 @@ def _spec(data: RecipeData, info: dict[str, Any], world: World) -> PlanSpec:
 
 def _write_context(
     recipe: Recipe, folder: RunFolder, data: RecipeData, position: Position, world: World, threads: int
-) -> None:
-    """Write the resolved recipe, the plan's summary and the environment of this start."""
+) -> str:
+    """Write the resolved recipe, the plan's summary and the environment of this start; tell the plan."""
     files.write_bytes(folder.recipe_file, recipes.dump(recipe).encode())
     plan = data.plan(position.spec, position.epoch)
     told = summary.summarise(data, position.spec, plan, world=world.size, epoch=position.epoch)
@@ -200,3 +208,16 @@ def _write_context(
             "threads": threads,
         },
     )
+    named = ", ".join(f"{len(files_)} {reason}" for reason, files_ in told["reasons"].items())
+    return (
+        f"{told['catalog']['clips']} clips: {told['planned']} planned in {told['steps_per_epoch']} steps per epoch"
+        + (f"; {named}" if named else "")
+    )
+
+
+def _threads_changed(folder: RunFolder, threads: int) -> list[str]:
+    """Warn that sums round otherwise from here on than they would have without the interruption."""
+    starts = list(events.read(folder.events_file, "start"))
+    if not starts or starts[-1]["threads"] == threads:
+        return []
+    return [f"{starts[-1]['threads']} threads then, {threads} now: losses will differ in their last bits"]
