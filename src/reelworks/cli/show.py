@@ -41,7 +41,7 @@ def json(value: Any) -> None:
 def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None]]:
     """A bar with ETA from the first report to the last; what follows has the terminal to itself."""
     columns = (TextColumn("scanning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=_console, transient=True, disable=quiet)
+    bar = Progress(*columns, console=_console, transient=True, disable=quiet or not _console.is_terminal)
     task = bar.add_task("scanning", total=None)
 
     def show(progress: ScanProgress) -> None:

@@ -46,6 +46,8 @@ def _launch(processes: int) -> None:
     """Become torchrun, with the same command line."""
     import sys
 
+    # The trainer shares the cores out; without this torchrun says at length that it did not.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // processes, 1)))
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     arguments = [sys.executable, *launcher, "-m", "reelworks", *sys.argv[1:]]
     os.execv(sys.executable, arguments)

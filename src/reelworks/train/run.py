@@ -220,4 +220,4 @@ def _threads_changed(folder: RunFolder, threads: int) -> list[str]:
     starts = list(events.read(folder.events_file, "start"))
     if not starts or starts[-1]["threads"] == threads:
         return []
-    return [f"{starts[-1]['threads']} threads then, {threads} now: losses will differ in their last bits"]
+    return [f"threads: {starts[-1]['threads']} then, {threads} now; losses will differ in their last bits"]

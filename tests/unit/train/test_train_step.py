@@ -1,0 +1,237 @@
+"""A step's loss and gradient are weighted means over its clips, whatever failed and however it is cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from reelworks.buckets import table
+from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, geometry
+from reelworks.objective.config import ObjectiveConfig
+from reelworks.parallel.mesh import World
+from reelworks.precision.boundary import Boundary
+from reelworks.recipe import load
+from reelworks.schedule.plan import EpochPlan
+from reelworks.stream.batches import MicroBatch, Work
+from reelworks.train import build
+from reelworks.train.config import TrainConfig
+from reelworks.train.example import training_example
+from reelworks.train.state import TrainState, learning_rate
+from reelworks.train.step import Stepper
+
+MODEL = ModelConfig(name="stdit3-tiny", hidden_size=32, depth=1, num_heads=2)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def stepper():
+    """Make a stepper around a model whose every layer reaches its output."""
+
+    def make(**train: object) -> Stepper:
+        recipe = load.parse(
+            {
+                "version": 1,
+                "output": "unused",
+                "dataset": [{"path": "unused"}],
+                "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
+                "model": MODEL.model_dump(exclude_none=True),
+                "text": {"dim": 16, "max_length": 6},
+                "precision": {"compute": "float32"},
+                "train": {"max_steps": 1, "clip_norm": "none", "learning_rate": 1e-3, **train},
+            }
+        )
+        torch.manual_seed(3)
+        denoiser = build.denoiser(recipe, CPU)
+        for parameter in denoiser.module.parameters():
+            # Fresh models begin with zeros where these tests want gradients.
+            torch.nn.init.normal_(parameter, std=0.2)
+        buckets = table.build(
+            [BucketEntryConfig(resolution="32x32", num_frames=[1, 4], batch_size=2)],
+            BucketsConfig(),
+            geometry(MODEL, AutoencoderConfig()),
+        )
+        state = TrainState.start(denoiser.module, recipe.train)
+        return Stepper(
+            Boundary(denoiser),
+            build.encoder(recipe, CPU),
+            state,
+            buckets,
+            World(0, 1, CPU),
+            recipe.train,
+            ObjectiveConfig(caption_dropout=0.3),
+            seed=5,
+        )
+
+    return make
+
+
+def micro_batch(
+    stepper: Stepper, bucket: int, uids: list[int], *, failed: tuple[int, ...] = (), last: bool = True
+):
+    shape = stepper.table.buckets[bucket].shape
+    frames = [
+        np.random.default_rng(uid).integers(0, 256, (shape.num_frames, 32, 32, 3), dtype=np.uint8)
+        for uid in uids
+    ]
+    for place in failed:
+        frames[place][:] = 0
+    counts = np.array([place not in failed for place in range(len(uids))])
+    work = Work(
+        epoch=0,
+        row=0,
+        index=0,
+        last=last,
+        filler=False,
+        bucket=bucket,
+        shape=shape,
+        uids=np.array(uids, dtype=np.uint64),
+        copies=np.zeros(len(uids), dtype=np.int64),
+        real=np.ones(len(uids), dtype=np.bool_),
+        requests=(),
+        captions=tuple(f"clip {uid}" for uid in uids),
+        fps=(24.0,) * len(uids),
+    )
+    failures = tuple((place, "damaged") for place in failed)
+    return MicroBatch(work, torch.from_numpy(np.stack(frames)), torch.from_numpy(counts), failures)
+
+
+def plan_of(batches: list[MicroBatch]) -> EpochPlan:
+    """One row that holds the micro-batches."""
+    sizes = [len(batch.work.uids) for batch in batches]
+    uid = np.concatenate([batch.work.uids for batch in batches])
+    bucket = np.repeat([batch.work.bucket for batch in batches], sizes).astype(np.int64)
+    zeros = np.zeros(len(uid), dtype=np.int64)
+    return EpochPlan(
+        uid,
+        zeros,
+        zeros,
+        bucket,
+        np.ones(len(uid), dtype=np.bool_),
+        np.r_[0, np.cumsum(sizes)].astype(np.int64),
+        np.arange(len(batches))[None],
+    )
+
+
+def take(stepper: Stepper, batches: list[MicroBatch], monkeypatch) -> tuple[object, dict[str, torch.Tensor]]:
+    """Run a step; returns its result and the gradient that the optimizer was given."""
+    gradients: dict[str, torch.Tensor] = {}
+
+    def remember(self, closure=None):
+        for name, parameter in stepper.state.module.named_parameters():
+            gradients[name] = parameter.grad.clone()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", remember)
+        result = stepper.run(iter(batches), plan_of(batches), 0, 0, False)
+    return result, gradients
+
+
+def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        torch.testing.assert_close(value, second[name], rtol=2e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("loss_weight", ["token", "sample"])
+def test_a_failed_clip_leaves_the_gradient_of_the_others(stepper, monkeypatch, loss_weight):
+    s = stepper(loss_weight=loss_weight)
+    with_failure, hurt = take(s, [micro_batch(s, 0, [1, 2], failed=(1,))], monkeypatch)
+    s = stepper(loss_weight=loss_weight)
+    alone, calm = take(s, [micro_batch(s, 0, [1])], monkeypatch)
+    assert_close(hurt, calm)
+    assert with_failure.loss == pytest.approx(alone.loss, rel=1e-5)
+    assert (with_failure.clips, with_failure.failed) == (1, 1)
+    assert with_failure.grad_norm == pytest.approx(alone.grad_norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("loss_weight", ["token", "sample", "micro_batch"])
+def test_the_loss_is_the_weighted_mean_over_clips_of_all_shapes(stepper, monkeypatch, loss_weight):
+    s = stepper(loss_weight=loss_weight)
+    batches = [micro_batch(s, 0, [1, 2], last=False), micro_batch(s, 1, [3])]
+    losses = []
+    for batch in batches:
+        example = training_example(batch, s.encoder, s.objective, seed=s.seed)
+        losses.append(example.losses(s.boundary(example.inputs), s.objective).detach().double().numpy())
+    tokens = [s.table.buckets[batch.work.bucket].tokens for batch in batches]
+    assert tokens[0] == 4 * tokens[1], "four frames have four times the tokens of one"
+    weight = {
+        "token": [np.full(2, tokens[0]), np.full(1, tokens[1])],
+        "sample": [np.ones(2), np.ones(1)],
+        "micro_batch": [np.full(2, 0.5), np.ones(1)],
+    }[loss_weight]
+    expected = np.average(np.concatenate(losses), weights=np.concatenate(weight))
+    result, _ = take(s, batches, monkeypatch)
+    assert result.loss == pytest.approx(expected, rel=1e-5)
+    assert result.loss_by_bucket == pytest.approx({0: losses[0].mean(), 1: losses[1].mean()}, rel=1e-5)
+
+
+def test_accumulating_equals_one_batch(stepper, monkeypatch):
+    s = stepper()
+    _, together = take(s, [micro_batch(s, 0, [1, 2])], monkeypatch)
+    s = stepper()
+    _, apart = take(s, [micro_batch(s, 0, [1], last=False), micro_batch(s, 0, [2])], monkeypatch)
+    assert_close(together, apart)
+
+
+def test_what_a_clip_meets_does_not_depend_on_its_batch(stepper):
+    s = stepper()
+    both = training_example(micro_batch(s, 0, [1, 2]), s.encoder, s.objective, seed=5)
+    second = training_example(micro_batch(s, 0, [2]), s.encoder, s.objective, seed=5)
+    for name in ("latent", "time", "frame_mask", "drop_text", "text"):
+        assert torch.equal(getattr(both.inputs, name)[1:], getattr(second.inputs, name)), name
+    assert not torch.equal(both.noise[0], both.noise[1])
+    assert both.inputs.time[0] != both.inputs.time[1]
+
+
+def test_a_step_that_is_not_finite_changes_nothing(stepper):
+    s = stepper()
+    with torch.no_grad():
+        next(iter(s.state.module.parameters())).fill_(float("nan"))
+    before = {name: value.clone() for name, value in s.state.ema.items()}
+    weights = [parameter.detach().clone() for parameter in s.state.module.parameters()]
+    batch = micro_batch(s, 0, [1, 2])
+    result = s.run(iter([batch]), plan_of([batch]), 0, 0, False)
+    assert (result.applied, result.finite) == (False, False)
+    for parameter, former in zip(s.state.module.parameters(), weights, strict=True):
+        assert torch.equal(parameter.nan_to_num(), former.nan_to_num())
+    assert all(
+        torch.equal(s.state.ema[name].nan_to_num(), value.nan_to_num()) for name, value in before.items()
+    )
+
+
+def test_a_step_without_a_clip_is_skipped(stepper):
+    s = stepper()
+    batch = micro_batch(s, 0, [1, 2], failed=(0, 1))
+    result = s.run(iter([batch]), plan_of([batch]), 0, 0, True)
+    assert (result.applied, result.clips, result.failed, result.asked_to_stop) == (False, 0, 2, True)
+
+
+def test_gradients_are_clipped_to_the_norm(stepper, monkeypatch):
+    s = stepper(clip_norm=0.01)
+    result, gradients = take(s, [micro_batch(s, 0, [1, 2])], monkeypatch)
+    norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    assert result.grad_norm > 0.02
+    assert float(norm) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_average_follows_its_formula_and_steps_aside(stepper):
+    s = stepper()
+    name, start = next((n, v.clone()) for n, v in s.state.ema.items())
+    parameter = dict(s.state.module.named_parameters())[name]
+    with torch.no_grad():
+        parameter.add_(1.0)
+    s.state.update_ema(step=8, decay=0.999)
+    torch.testing.assert_close(s.state.ema[name], start + (1 - 9 / 18))
+    s.state.update_ema(step=10**6, decay=0.9)
+    torch.testing.assert_close(s.state.ema[name], start + 0.5 + 0.1 * 0.5)
+    former = parameter.detach().clone()
+    with s.state.averaged():
+        assert torch.equal(parameter, s.state.ema[name])
+    assert torch.equal(parameter, former)
+
+
+def test_the_learning_rate_warms_up_and_stays():
+    config = TrainConfig(max_steps=9, learning_rate=0.4, warmup_steps=4)
+    assert [learning_rate(config, step) for step in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
