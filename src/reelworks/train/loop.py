@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from types import FrameType
-
-import numpy as np
 
 from reelworks.checkpoint.commit import SaveFailed
-from reelworks.checkpoint.config import CheckpointsConfig
-from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.prepare import position as positions
 from reelworks.prepare.data import RecipeData
@@ -24,35 +18,16 @@ from reelworks.stream import batches
 from reelworks.stream.batches import MicroBatch
 from reelworks.stream.workers import DecodePool
 from reelworks.train.feed import Feed
+from reelworks.train.journal import Journal, Seen, row_of
 from reelworks.train.keep import Keeper
 from reelworks.train.preview import Previewer
 from reelworks.train.recorder import Recorder
+from reelworks.train.signals import Signals
 from reelworks.train.step import Stepper, StepResult
 from reelworks.train.validate import Validator
 
 # So many steps in a row without an update mean that going on is hopeless.
 _MAX_SKIPPED_IN_A_ROW = 10
-
-
-@dataclass
-class Signals:
-    """Remembers that somebody asked the run to save and leave."""
-
-    name: str = ""
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take SIGTERM and SIGUSR1 for the time of training; a second one works as if nobody listened."""
-        former = {s: signal.signal(s, self._remember) for s in (signal.SIGTERM, signal.SIGUSR1)}
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
-
-    def _remember(self, number: int, _frame: FrameType | None) -> None:
-        self.name = signal.Signals(number).name
-        signal.signal(number, signal.SIG_DFL)
 
 
 @dataclass
@@ -68,9 +43,9 @@ class Loop:
     previewer: Previewer
     keeper: Keeper
     tell: Recorder
-    debug: bool
+    journal: Journal
     signals: Signals = field(default_factory=Signals)
-    _metrics: dict[str, float] = field(default_factory=dict)
+    _measured: tuple[int, float] | None = None
     _skipped_in_a_row: int = 0
     _saved_step: int | None = None
 
@@ -128,14 +103,7 @@ class Loop:
     def _begin(self, position: Position) -> None:
         if self.keeper.world.is_main:
             positions.write_plan(self.run, position)
-        self.tell.event(
-            "epoch",
-            step=position.global_step,
-            epoch=position.epoch,
-            segment=position.segment,
-            planned=position.counts.planned,
-            rows=position.plan.steps,
-        )
+        self.journal.epoch_begins(position)
 
     def _next_epoch(self, position: Position) -> Position:
         position = positions.begin_epoch(
@@ -150,96 +118,19 @@ class Loop:
 
     def _step(self, position: Position, source: Iterator[MicroBatch]) -> tuple[Position, bool]:
         began = time.monotonic()
-        seen: list[MicroBatch] = []
+        seen = Seen()
+        step = position.global_step
         result = self.stepper.run(
-            _remember(source, seen),
-            position.plan,
-            position.row,
-            position.global_step,
-            bool(self.signals.name),
+            seen.watch(source), position.plan, position.row, step, bool(self.signals.name)
         )
-        planned = sum(clips for _, clips in _row(position))
+        planned = sum(clips for _, clips in row_of(position))
         # Counted, not derived: a clip that got lost on the way must not balance the account.
         trained, skipped = (result.clips, 0) if result.applied else (0, planned - result.failed)
+        self.journal.step(position, step + 1, result, seen, time.monotonic() - began)
         counts = position.counts.add(trained, result.failed, skipped)
-        position = replace(
-            position, row=position.row + 1, global_step=position.global_step + 1, counts=counts
-        )
-        self._record(position, result, seen, time.monotonic() - began)
+        position = replace(position, row=position.row + 1, global_step=step + 1, counts=counts)
         self._check(position, result)
         return position, result.asked_to_stop
-
-    def _record(self, position: Position, result: StepResult, seen: list[MicroBatch], seconds: float) -> None:
-        """Tell what the step did, after the optimizer has stepped."""
-        buckets = self.data.table.buckets
-        step = position.global_step
-        done = replace(position, row=position.row - 1)
-        names = [buckets[i].name for i in result.loss_by_bucket]
-        self.tell.event(
-            "step",
-            step=step,
-            epoch=position.epoch,
-            row=position.row - 1,
-            loss=result.loss,
-            loss_by_bucket={buckets[i].name: loss for i, loss in result.loss_by_bucket.items()},
-            learning_rate=result.learning_rate,
-            grad_norm=result.grad_norm,
-            clips=result.clips,
-            tokens=sum(buckets[bucket].tokens * clips for bucket, clips in _row(done)),
-            seconds=seconds,
-            buckets=names,
-        )
-        self.tell.scalars(
-            step,
-            train__loss=result.loss,
-            train__grad_norm=result.grad_norm,
-            train__learning_rate=result.learning_rate,
-            train__clips_per_second=result.clips / seconds,
-        )
-        shown = names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "no clip"
-        self.tell.step(
-            step, loss=result.loss, clips=result.clips, bucket=shown, log_every=self.recipe.train.log_every
-        )
-        if result.failed:
-            self._record_failures(position, seen)
-        if self.debug:
-            self._record_loaded(position, result, seen)
-
-    def _record_failures(self, position: Position, seen: list[MicroBatch]) -> None:
-        mine = [
-            {"uid": int(b.work.uids[i]), "path": str(b.work.requests[i].path), "reason": reason}
-            for b in seen
-            for i, reason in b.failures
-        ]
-        for failures in self.keeper.world.gather(mine):
-            assert isinstance(failures, list)
-            for failure in failures:
-                self.tell.event("failure", step=position.global_step, **failure)
-                if self.keeper.world.is_main:
-                    path = self.run.coverage_folder / f"epoch-{position.epoch:06d}.jsonl"
-                    files.append_json_line(
-                        path, {"step": position.global_step, "became": "failed", **failure}
-                    )
-                self.tell.say(f"a clip could not be decoded: {failure['path']}: {failure['reason']}")
-
-    def _record_loaded(self, position: Position, result: StepResult, seen: list[MicroBatch]) -> None:
-        """With --debug: the clips that this rank trained in the step."""
-        folder = self.run.path / "debug"
-        folder.mkdir(exist_ok=True)
-        trained = [
-            {"uid": int(b.work.uids[i]), "copy": int(b.work.copies[i]), "path": str(b.work.requests[i].path)}
-            for b in seen
-            for i in np.flatnonzero(b.counts.numpy()).tolist()
-            if result.applied
-        ]
-        line = {
-            "step": position.global_step,
-            "epoch": position.epoch,
-            "row": position.row - 1,
-            "shapes": [str(b.work.shape) for b in seen],
-            "trained": trained,
-        }
-        files.append_json_line(folder / f"steps-rank-{self.feed.rank:05d}.jsonl", line)
 
     def _check(self, position: Position, result: StepResult) -> None:
         counts = position.counts
@@ -251,9 +142,6 @@ class Loop:
                 remedy=f"see {self.run.coverage_folder} for files and reasons; mend them or raise the limit",
             )
         self._skipped_in_a_row = 0 if result.applied else self._skipped_in_a_row + 1
-        if not result.applied:
-            why = "loss or gradient is not finite" if not result.finite else "no clip could be decoded"
-            self.tell.say(f"step {position.global_step} is skipped: {why}")
         if self._skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
             raise UserError(
                 f"{_MAX_SKIPPED_IN_A_ROW} steps in a row could not be applied",
@@ -271,56 +159,26 @@ class Loop:
         if _due(self.recipe.preview.every_steps, step) and not self._is_done(position):
             self.previewer.run(step, self.tell)
         if position.at_end:
-            self._account(position)
-        checkpoints: CheckpointsConfig = self.recipe.checkpoints
-        if _due(checkpoints.every_steps, step):
+            self.journal.epoch_ends(position)
+        if _due(self.recipe.checkpoints.every_steps, step):
             self._save(position)
-
-    def _account(self, position: Position) -> None:
-        """Print what became of every planned clip of the epoch."""
-        c = position.counts
-        self.tell.say(
-            f"epoch {position.epoch}: {c.planned} planned = {c.trained} trained + {c.failed} failed "
-            f"+ {c.skipped} skipped"
-        )
-        self.tell.event(
-            "epoch_end",
-            step=position.global_step,
-            epoch=position.epoch,
-            planned=c.planned,
-            trained=c.trained,
-            failed=c.failed,
-            skipped=c.skipped,
-        )
-        if c.planned != c.trained + c.failed + c.skipped:
-            raise AssertionError(f"clips are missing from the account of epoch {position.epoch}: {c}")
 
     def _validate(self, position: Position, pool: DecodePool) -> None:
         began = time.monotonic()
         result = self.validator.run(pool)
-        self._metrics = {}
-        if result is None:
-            return
-        self._metrics = {"validation/loss": result.loss}
-        self.tell.event(
-            "validation",
-            step=position.global_step,
-            loss=result.loss,
-            loss_by_time=result.loss_by_time,
-            clips=result.clips,
-            seconds=time.monotonic() - began,
-        )
-        self.tell.scalars(position.global_step, validation__loss=result.loss)
-        self.tell.say(
-            f"step {position.global_step}  validation loss {result.loss:.4f} on {result.clips} clips"
-        )
+        if result is not None:
+            self._measured = (position.global_step, result.loss)
+            self.journal.validation(position.global_step, result, time.monotonic() - began)
 
     def _save(self, position: Position, *, last: bool = False) -> None:
         """Save; only a save that nothing follows may end the run."""
         if self._saved_step == position.global_step:
             return
+        # A loss that was measured at another step is not this checkpoint's.
+        measured = self._measured is not None and self._measured[0] == position.global_step
+        metrics = {"validation/loss": self._measured[1]} if measured and self._measured else {}
         try:
-            self.keeper.save(position, self.data, self.stepper.state, self._metrics, self.tell)
+            self.keeper.save(position, self.data, self.stepper.state, metrics, self.tell)
         except SaveFailed as error:
             if last:
                 raise
@@ -328,20 +186,6 @@ class Loop:
             self.tell.say(f"warning: {error}")
             return
         self._saved_step = position.global_step
-        self._metrics = {}
-
-
-def _row(position: Position) -> list[tuple[int, int]]:
-    """Bucket and planned clips of each micro-batch in the position's row, over all ranks."""
-    plan = position.plan
-    places = [plan.places(int(m)) for m in plan.micro_batches(position.row)]
-    return [(int(plan.bucket[where.start]), int(plan.real[where].sum())) for where in places]
-
-
-def _remember(source: Iterator[MicroBatch], seen: list[MicroBatch]) -> Iterator[MicroBatch]:
-    for batch in source:
-        seen.append(batch)
-        yield batch
 
 
 def _due(every: int | None, step: int) -> bool:

@@ -32,6 +32,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import PlanSpec
 from reelworks.train import build, rehearsal
 from reelworks.train.feed import Feed
+from reelworks.train.journal import Journal
 from reelworks.train.keep import Keeper
 from reelworks.train.loop import Loop
 from reelworks.train.preview import Previewer
@@ -143,7 +144,8 @@ def _train(
         previewer = Previewer(
             recipe.preview, boundary, encoder, recipe.objective, state, world, folder, recipe.seed
         )
-        loop = Loop(recipe, folder, data, feed, stepper, validator, previewer, keeper, tell, options.debug)
+        journal = Journal(folder, data, world, tell, recipe.train.log_every, options.debug)
+        loop = Loop(recipe, folder, data, feed, stepper, validator, previewer, keeper, tell, journal)
         ended = loop.go(position, resumed=step is not None)
     return EXIT_REQUEUE if ended == "signal" else 0
 

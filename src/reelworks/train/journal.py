@@ -1,0 +1,173 @@
+"""What training tells of its steps and epochs: events, curves, coverage, the account of every clip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from reelworks.core import files
+from reelworks.parallel.mesh import World
+from reelworks.prepare.data import RecipeData
+from reelworks.prepare.position import Position
+from reelworks.run.folder import RunFolder
+from reelworks.stream.batches import MicroBatch
+from reelworks.train.recorder import Recorder
+from reelworks.train.step import StepResult
+from reelworks.train.validate import Validation
+
+
+@dataclass
+class Seen:
+    """The micro-batches that a step took on this rank, without their frames."""
+
+    batches: list[MicroBatch] = field(default_factory=list)
+
+    def watch(self, source: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        """Pass micro-batches on and remember them."""
+        for batch in source:
+            self.batches.append(replace(batch, frames=batch.frames[:0]))
+            yield batch
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Tells what happened, after it happened.
+
+    Attributes:
+        debug: Also log the clips of every step, a file for each rank.
+    """
+
+    run: RunFolder
+    data: RecipeData
+    world: World
+    tell: Recorder
+    log_every: int
+    debug: bool
+
+    def epoch_begins(self, position: Position) -> None:
+        """Tell the plan of an epoch, or of the rest of one."""
+        self.tell.event(
+            "epoch",
+            step=position.global_step,
+            epoch=position.epoch,
+            segment=position.segment,
+            planned=position.counts.planned,
+            rows=position.plan.steps,
+        )
+
+    def step(self, done: Position, step: int, result: StepResult, seen: Seen, seconds: float) -> None:
+        """Tell a step.
+
+        Args:
+            done: The position whose row was trained.
+            step: Optimizer steps done with this one.
+            result: What it did.
+            seen: What this rank took.
+            seconds: Wall time.
+        """
+        buckets = self.data.table.buckets
+        names = [buckets[i].name for i in result.loss_by_bucket]
+        self.tell.event(
+            "step",
+            step=step,
+            epoch=done.epoch,
+            row=done.row,
+            loss=result.loss,
+            loss_by_bucket={buckets[i].name: loss for i, loss in result.loss_by_bucket.items()},
+            learning_rate=result.learning_rate,
+            grad_norm=result.grad_norm,
+            clips=result.clips,
+            tokens=sum(buckets[bucket].tokens * clips for bucket, clips in row_of(done)),
+            seconds=seconds,
+            buckets=names,
+        )
+        self.tell.scalars(
+            step,
+            train__loss=result.loss,
+            train__grad_norm=result.grad_norm,
+            train__learning_rate=result.learning_rate,
+            train__clips_per_second=result.clips / seconds,
+        )
+        shown = names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "no clip"
+        self.tell.step(step, loss=result.loss, clips=result.clips, bucket=shown, log_every=self.log_every)
+        if not result.applied:
+            why = "loss or gradient is not finite" if not result.finite else "no clip could be decoded"
+            self.tell.say(f"step {step} is skipped: {why}")
+        if result.failed:
+            self._failures(done.epoch, step, seen)
+        if self.debug:
+            self._clips(done, step, result, seen)
+
+    def _failures(self, epoch: int, step: int, seen: Seen) -> None:
+        mine = [
+            {"uid": int(b.work.uids[i]), "path": str(b.work.requests[i].path), "reason": reason}
+            for b in seen.batches
+            for i, reason in b.failures
+        ]
+        for failures in self.world.gather(mine):
+            assert isinstance(failures, list)
+            for failure in failures:
+                self.tell.event("failure", step=step, **failure)
+                self.tell.say(f"a clip could not be decoded: {failure['path']}: {failure['reason']}")
+                if self.world.is_main:
+                    path = self.run.coverage_folder / f"epoch-{epoch:06d}.jsonl"
+                    files.append_json_line(path, {"step": step, "became": "failed", **failure})
+
+    def _clips(self, done: Position, step: int, result: StepResult, seen: Seen) -> None:
+        """With --debug: the clips that this rank trained in the step."""
+        folder = self.run.path / "debug"
+        folder.mkdir(exist_ok=True)
+        trained = [
+            {"uid": int(b.work.uids[i]), "copy": int(b.work.copies[i]), "path": str(b.work.requests[i].path)}
+            for b in seen.batches
+            for i in np.flatnonzero(b.counts.numpy()).tolist()
+            if result.applied
+        ]
+        shapes = [str(b.work.shape) for b in seen.batches]
+        line = {"step": step, "epoch": done.epoch, "row": done.row, "shapes": shapes, "trained": trained}
+        files.append_json_line(folder / f"steps-rank-{self.world.rank:05d}.jsonl", line)
+
+    def epoch_ends(self, position: Position) -> None:
+        """Account for every planned clip of the epoch.
+
+        Raises:
+            AssertionError: The account does not balance: clips got lost inside the trainer.
+        """
+        c = position.counts
+        self.tell.say(
+            f"epoch {position.epoch}: {c.planned} planned = {c.trained} trained + {c.failed} failed "
+            f"+ {c.skipped} skipped"
+        )
+        self.tell.event(
+            "epoch_end",
+            step=position.global_step,
+            epoch=position.epoch,
+            planned=c.planned,
+            trained=c.trained,
+            failed=c.failed,
+            skipped=c.skipped,
+        )
+        if c.planned != c.trained + c.failed + c.skipped:
+            raise AssertionError(f"clips are missing from the account of epoch {position.epoch}: {c}")
+
+    def validation(self, step: int, result: Validation, seconds: float) -> None:
+        """Tell a validation."""
+        self.tell.event(
+            "validation",
+            step=step,
+            loss=result.loss,
+            loss_by_time=result.loss_by_time,
+            clips=result.clips,
+            seconds=seconds,
+        )
+        self.tell.scalars(step, validation__loss=result.loss)
+        self.tell.say(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips")
+
+
+def row_of(position: Position) -> list[tuple[int, int]]:
+    """Bucket and planned clips of each micro-batch in the position's row, over all ranks."""
+    plan = position.plan
+    places = [plan.places(int(m)) for m in plan.micro_batches(position.row)]
+    return [(int(plan.bucket[where.start]), int(plan.real[where].sum())) for where in places]
