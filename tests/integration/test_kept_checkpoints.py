@@ -1,0 +1,84 @@
+"""Checkpoints as a run makes them: whose metrics they carry, going back, a full disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+
+import children
+import pytest
+
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+
+
+def losses(run: RunFolder) -> dict[int, str]:
+    return {e["step"]: float(e["loss"]).hex() for e in events.timeline(run.events_file, "step")}
+
+
+def test_a_checkpoint_carries_only_what_was_measured_at_its_step(tiny, tmp_path):
+    recipe = tiny(
+        train={"max_steps": 6},
+        validation={"every_steps": 3},
+        checkpoints={"every_steps": 2, "keep_last": 3, "keep_best": "none"},
+    )
+    assert children.train(recipe) == [0]
+    infos = CheckpointStore(tmp_path / "run" / "checkpoints").list()
+    assert [info.step for info in infos] == [2, 4, 6]
+    assert [bool(info.metrics) for info in infos] == [False, False, True]
+
+
+def test_going_back_to_a_step_sets_the_later_ones_aside(tiny, tmp_path, capsys):
+    recipe = tiny(train={"max_steps": 6}, checkpoints={"keep_last": 3})
+    assert children.train(recipe) == [0]
+    run = RunFolder(tmp_path / "run")
+    first = losses(run)
+    assert children.train(recipe, resume="2") == [0]
+    assert "step 4 is set aside" in children.output(recipe)
+    assert losses(run) == first, "the same recipe goes the same way again"
+    names = sorted(path.name for path in run.checkpoints_folder.iterdir() if "step" in path.name)
+    assert [name.rpartition("-")[0] for name in names[:2]] == [".bad-step-000000004", ".bad-step-000000006"]
+    from reelworks.cli.main import app
+
+    app(["checkpoints", "ls", str(run.path), "--json"], standalone_mode=False)
+    listed = json.loads(capsys.readouterr().out)
+    assert [one["step"] for one in listed] == [2, 4, 6]
+    assert all(one["keep"] and one["reasons"] for one in listed)
+
+
+def _fill_the_disk(recipe: dict) -> None:
+    """Train while the second save finds no space."""
+    from reelworks.checkpoint import space
+    from reelworks.recipe import load
+    from reelworks.train.run import RunOptions, run
+
+    original, calls = space.require, []
+
+    def require(*args):
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return original(*args)
+
+    space.require = require
+    run(load.parse(recipe), RunOptions())
+
+
+def test_a_full_disk_costs_one_checkpoint_and_not_the_run(tiny, tmp_path):
+    recipe = tiny(train={"max_steps": 6}, checkpoints={"keep_last": 3})
+    assert children.in_child(_fill_the_disk, recipe) == 0
+    run = RunFolder(tmp_path / "run")
+    assert CheckpointStore(run.checkpoints_folder).steps() == [2, 6]
+    (unsaved,) = events.read(run.events_file, "unsaved")
+    assert unsaved["step"] == 4
+    assert "no space left" in children.output(recipe)
+    assert not list(run.checkpoints_folder.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("resume", ["3", "never", "soon"])
+def test_a_resume_that_cannot_be_is_refused(tiny, resume):
+    recipe = tiny(train={"max_steps": 2})
+    assert children.train(recipe) == [0]
+    assert children.train(recipe, resume=resume) != [0]
+    assert "remedy" in children.output(recipe)
