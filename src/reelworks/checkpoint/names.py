@@ -3,7 +3,7 @@
 step-000012000/                    a committed checkpoint
 .tmp-step-000012000-1f0c.../       in flight, named after its save
 .trash-step-000009000-77aa.../     deleted, not yet unlinked
-.bad-step-000010000-52d1.../       failed verification; kept for a person to look at
+.bad-step-000010000-52d1.../       failed verification, or left behind by --resume STEP; kept for a person to look at
 pins/step-000012000                an empty file that keeps its checkpoint
 history.jsonl, latest
 """

@@ -75,7 +75,7 @@ def newest_valid(store: CheckpointStore, full: bool) -> tuple[CheckpointInfo, Sk
             f"no checkpoint can be trusted:{reasons}",
             field="checkpoints",
             value=str(store.root),
-            remedy="mend or move them, or start afresh on purpose with --resume never",
+            remedy="mend them, or train into another folder with --output",
         )
     return None
 

@@ -17,15 +17,17 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=V", help="Override a recipe key; may be given several times."),
 ]
-DataPath = Annotated[Path | None, typer.Option(help="Train on this folder instead of the recipe's datasets.")]
+DataPath = Annotated[
+    Path | None, typer.Option(help="Use this folder in the first dataset's place, and no other.")
+]
 
 
 def load_recipe(path: Path, overrides: list[str] | None, data_path: Path | None = None) -> Recipe:
     """Read a recipe with what the command line changes of it."""
-    from reelworks.core.files import to_json
     from reelworks.recipe import load
 
-    changes = list(overrides or [])
-    if data_path is not None:
-        changes.append(f"dataset=[{{path={to_json(str(data_path))}}}]")
-    return load.load(path, changes)
+    recipe = load.load(path, list(overrides or []))
+    if data_path is None:
+        return recipe
+    dataset = recipe.dataset[0].model_copy(update={"path": str(data_path)})
+    return recipe.model_copy(update={"dataset": [dataset]})

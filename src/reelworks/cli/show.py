@@ -91,7 +91,7 @@ def plan(told: dict[str, Any]) -> None:
     """Buckets, reasons and the figures of an epoch."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("bucket", no_wrap=True)
-    for name in ("size", "batch", "global", "clips", "batches", "partial", "tokens"):
+    for name in ("size", "batch", "global", "clips", "batches", "incomplete", "tokens"):
         table.add_column(name, justify="right")
     for bucket in told["buckets"]:
         cells = [bucket[key] for key in _BUCKET_KEYS]
