@@ -91,7 +91,7 @@ def plan(told: dict[str, Any]) -> None:
     """Buckets, reasons and the figures of an epoch."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("bucket", no_wrap=True)
-    for name in ("size", "batch", "global", "clips", "batches", "incomplete", "tokens"):
+    for name in ("size", "batch", "global", "clips", "batches", "not full", "tokens"):
         table.add_column(name, justify="right")
     for bucket in told["buckets"]:
         cells = [bucket[key] for key in _BUCKET_KEYS]
@@ -101,7 +101,7 @@ def plan(told: dict[str, Any]) -> None:
     line(
         f"{told['steps_per_epoch']} steps per epoch of {told['micro_batches_per_step']} micro-batches "
         f"(slots of {told['slot_width']}); {told['micro_batches']} micro-batches, "
-        f"{told['incomplete']} incomplete ({_incomplete(told)}), {told['rows_not_full']} steps not full"
+        f"{told['incomplete']} not full ({_incomplete(told)}), {told['rows_not_full']} steps not full"
     )
     line(
         f"{told['planned']} clips planned; at {told['world']} GPU{'s' if told['world'] > 1 else ''}: "
