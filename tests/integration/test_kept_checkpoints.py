@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 
 import children
 import pytest
@@ -82,3 +83,52 @@ def test_a_resume_that_cannot_be_is_refused(tiny, resume):
     assert children.train(recipe) == [0]
     assert children.train(recipe, resume=resume) != [0]
     assert "remedy" in children.output(recipe)
+
+
+def test_the_last_checkpoint_knows_its_loss_and_what_a_kill_left_undone_is_done(tiny, tmp_path):
+    """The end falls on a save and not on a validation; the run dies right behind that save."""
+    recipe = tiny(
+        train={"max_steps": 4},
+        validation={"every_steps": 3},
+        preview={"prompts": ["a clip"], "height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 2},
+    )
+    assert children.train(recipe, fault=("after the commit's rename", 2)) == [-signal.SIGKILL]
+    run = RunFolder(tmp_path / "run")
+    (last,) = [info for info in CheckpointStore(run.checkpoints_folder).list() if info.step == 4]
+    assert last.metrics.keys() == {"validation/loss"}
+    assert not list(run.previews_folder.iterdir())
+    assert children.train(recipe) == [0]
+    assert "nothing left to train at step 4" in children.output(recipe)
+    assert [path.name for path in run.previews_folder.rglob("*.png")] == ["00.png"]
+
+
+def test_another_shape_of_the_step_is_taken_over_in_mid_epoch(tiny, tmp_path):
+    """The step's shape is the recipe's to change; the number of processes alone changes nothing."""
+    recipe = tiny(train={"max_epochs": 1, "max_steps": 2}, validation={"split": 0.0})
+    assert children.train(recipe, debug=True) == [0]
+    recipe = tiny(train={"max_epochs": 1, "gradient_accumulation_steps": 3}, validation={"split": 0.0})
+    recipe["train"].pop("max_steps")
+    assert children.train(recipe, debug=True) == [0]
+    assert "micro-batches per step: 1 then, 3 now" in children.output(recipe)
+    clips = [c["uid"] for line in children.debug_lines(tmp_path / "run") for c in line["trained"]]
+    assert len(clips) == len(set(clips)) == 17
+    (account,) = events.read(RunFolder(tmp_path / "run").events_file, "epoch_end")
+    assert (account["planned"], account["trained"]) == (17, 17)
+
+
+def test_epochs_that_draw_no_clip_are_passed_over(tiny, tmp_path):
+    recipe = tiny(
+        bucket=[
+            {"resolution": "32px", "num_frames": [1, 5], "batch_size": [9, 9], "keep_prob": [0.06, 0.06]}
+        ],
+        validation={"split": 0.0},
+        train={"max_epochs": 12},
+    )
+    recipe["train"].pop("max_steps")
+    assert children.train(recipe, debug=True) == [0]
+    told = children.output(recipe)
+    assert "no clip was drawn" in told
+    empty = told.count("no clip was drawn")
+    ends = list(events.read(RunFolder(tmp_path / "run").events_file, "epoch_end"))
+    assert 1 <= len(ends) <= 12 - empty
+    assert all(end["planned"] == end["trained"] > 0 for end in ends)

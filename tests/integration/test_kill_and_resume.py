@@ -20,7 +20,7 @@ from reelworks.testing import faults
 from reelworks.train import build
 from reelworks.train.state import TrainState
 
-STEPS = 16
+STEPS = 18
 
 
 def final_state(run: Path) -> dict[str, str]:
@@ -53,24 +53,25 @@ def validations(run: Path) -> dict[int, str]:
     return {event["step"]: float(event["loss"]).hex() for event in told}
 
 
-@pytest.mark.parametrize("seed", [0])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_killed_at_eight_points_equals_the_uninterrupted_one(tiny, tmp_path, seed):
     train = {"max_steps": STEPS}
     assert children.train(tiny("calm", train=train)) == [0]
     chance = random.Random(seed)
-    points = chance.sample(sorted(faults.POINTS), 8)
-    assert {p.split()[0] for p in points} == {"in", "before", "after"}
+    classes = (faults.IN_A_STEP, faults.IN_A_SAVE, faults.AROUND_A_COMMIT)
+    points = [p for among, n in zip(classes, (3, 3, 2), strict=True) for p in chance.sample(sorted(among), n)]
+    chance.shuffle(points)
     for point in points:
-        code = children.train(tiny("killed", train=train), fault=(point, chance.randint(1, 3)))
-        assert code in ([-signal.SIGKILL], [0]), f"{point}: {code}"
+        # Forward passes and events come several to a step; a save and a deletion come every other step.
+        call = chance.randint(1, 2) if point in faults.IN_A_STEP else 1
+        code = children.train(tiny("killed", train=train), fault=(point, call))
+        assert code == [-signal.SIGKILL], f"{point} was not passed"
     assert children.train(tiny("killed", train=train)) == [0]
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     assert losses(killed) == losses(calm)
     assert sorted(losses(calm)) == list(range(1, STEPS + 1))
     assert validations(killed) == validations(calm)
     assert final_state(killed) == final_state(calm)
-    starts = list(events.read(RunFolder(killed).events_file, "start"))
-    assert len(starts) >= 8, "the faults did not happen"
 
 
 def test_the_run_records_its_threads(tiny, tmp_path):

@@ -157,6 +157,14 @@ def test_generate_without_a_run_and_with_a_wrong_suffix(reelworks, tmp_path):
     expect(reelworks(*common, "-o", tmp_path / "out.png"), "17 frames")
 
 
+@pytest.mark.parametrize("fps", ["inf", "nan", "1000", "0"])
+def test_generate_at_an_impossible_rate(reelworks, tmp_path, fps):
+    code, text = reelworks("generate", tmp_path, "--prompt", "x", "-o", tmp_path / "out.mp4", "--fps", fps)
+    assert code == 2
+    assert "--fps" in text
+    assert "Traceback" not in text
+
+
 def test_report_of_no_run(reelworks, tmp_path):
     expect(reelworks("report", tmp_path), "no run")
     files.write_json(tmp_path / "run.json", {"format": 99})

@@ -65,7 +65,7 @@ def test_more_ranks_than_micro_batches_are_refused(tiny):
     assert children.train(tiny(train={"max_steps": 1}), debug=True) == [0]
     recipe = tiny(train={"max_steps": 2})
     assert 0 not in children.train(recipe, world=2)
-    assert "--nproc-per-node = 2" in children.output(recipe)
+    assert "micro_batches_per_step = 1" in children.output(recipe)
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from itertools import islice
 from typing import TypeVar
 
+from reelworks.core.workers import serve
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -85,7 +87,8 @@ def _one_at_a_time(function: Callable[[T], R], items: Sequence[T], crashed: Call
 
 def _pool(workers: int, processes: bool) -> Executor:
     if processes:
-        return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(workers, mp_context=context, initializer=serve)
     return ThreadPoolExecutor(workers, thread_name_prefix="scan")
 
 

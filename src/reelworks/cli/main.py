@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 import typer
 
@@ -11,6 +12,7 @@ from reelworks.cli import checkpoints, demo_data, generate, plan, report, scan, 
 from reelworks.core.errors import UserError
 
 EXIT_BAD_INPUT = 2
+_PATIENCE_SECONDS = 5.0
 
 app = typer.Typer(
     name="reelworks",
@@ -35,6 +37,16 @@ def main() -> None:
     try:
         app()
     except UserError as error:
+        _let_the_first_rank_speak()
         print(f"error: {error}", file=sys.stderr, flush=True)
         # Other ranks of a distributed run may be waiting: leaving at once lets the launcher end them.
-        os._exit(EXIT_BAD_INPUT) if "LOCAL_RANK" in os.environ else sys.exit(EXIT_BAD_INPUT)
+        os._exit(EXIT_BAD_INPUT) if "RANK" in os.environ else sys.exit(EXIT_BAD_INPUT)
+    except Exception:
+        _let_the_first_rank_speak()
+        raise
+
+
+def _let_the_first_rank_speak() -> None:
+    """Wait to be ended by the launcher where rank 0 fails of the same thing, and has told it better."""
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(_PATIENCE_SECONDS)

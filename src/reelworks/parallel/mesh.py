@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ class World:
     rank: int
     size: int
     device: torch.device
+    patient: dist.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
@@ -62,6 +64,11 @@ class World:
         dist.all_gather_object(holders, value)
         return holders
 
+    def wait(self) -> None:
+        """Wait for all ranks however long one takes, as for a first scan; hangs are not noticed."""
+        if self.size > 1:
+            dist.barrier(self.patient)
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.size > 1:
@@ -83,7 +90,8 @@ def join() -> Iterator[World]:
     # gloo beside nccl: checkpoints and objects travel between the hosts' memories.
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     try:
-        yield World(dist.get_rank(), size, device)
+        patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+        yield World(dist.get_rank(), size, device, patient)
     finally:
         dist.destroy_process_group()
 

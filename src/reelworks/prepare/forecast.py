@@ -18,6 +18,8 @@ def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
         UserError: The slot width does not divide the micro-batches per step.
     """
     train = recipe.train
+    if train.micro_batches_per_step is not None and train.micro_batches_per_step < world:
+        raise too_many_ranks(train.micro_batches_per_step, world)
     width = train.slot_width or world
     steps = train.micro_batches_per_step or world * train.gradient_accumulation_steps
     if steps % width:
@@ -28,6 +30,17 @@ def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
             remedy=f"set train.slot_width to a divisor of {steps}",
         )
     return steps, width
+
+
+def too_many_ranks(micro_batches_per_step: int, world: int) -> UserError:
+    """The error for a world in which some ranks would never work."""
+    return UserError(
+        f"a step has {micro_batches_per_step} micro-batches, so some of {world} ranks would never work",
+        field="train.micro_batches_per_step",
+        value=micro_batches_per_step,
+        remedy=f"use at most {micro_batches_per_step} ranks, or raise it (the rest of the epoch is then "
+        "planned anew)",
+    )
 
 
 def forecast(recipe: Recipe, world: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -14,6 +15,9 @@ from reelworks.run.folder import RunFolder
 from reelworks.schedule import cursor as cursors
 from reelworks.schedule.cursor import Cursor, Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec, plan
+
+# So many empty epochs in a row are no chance any more.
+_EMPTY_EPOCHS = 1000
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,36 @@ def begin_epoch(
         raise no_steps(data, epoch)
     counts = Counts(planned=epoch_plan.planned)
     return Position(spec, epoch_plan, Excluded.none(), counts, generation, epoch, 0, 0, global_step)
+
+
+def next_epoch(data: RecipeData, spec: PlanSpec, position: Position | None) -> tuple[Position, list[int]]:
+    """The first row of the next epoch that has one; of the first epoch, without a position.
+
+    With `keep_prob` below 1 a small set may draw no clip at all in an epoch: such epochs are passed over.
+
+    Returns:
+        The position, and the epochs passed over.
+
+    Raises:
+        UserError: No epoch can have a step.
+    """
+    first = 0 if position is None else position.epoch + 1
+    for epoch in range(first, first + _EMPTY_EPOCHS):
+        if data.plan(spec, epoch).steps or not _may_be_drawn(data, epoch):
+            break
+    begun = begin_epoch(
+        data,
+        spec,
+        epoch=epoch,
+        global_step=0 if position is None else position.global_step,
+        generation=0 if position is None else position.generation,
+    )
+    return begun, list(range(first, epoch))
+
+
+def _may_be_drawn(data: RecipeData, epoch: int) -> bool:
+    result, _ = data.assignment(epoch)
+    return bool((result.reason == Reason.NOT_DRAWN).any())
 
 
 def resume(
@@ -195,10 +229,16 @@ def _difference(data: RecipeData, spec: PlanSpec, cursor: Cursor, done: int, res
     return lines
 
 
-def write_plan(run: RunFolder, position: Position) -> None:
-    """Keep a segment's plan in the run folder, for a resume after changes."""
+def write_plan(run: RunFolder, position: Position, in_use: Collection[tuple[int, int]] = ()) -> None:
+    """Keep a segment's plan in the run folder, for a resume after changes.
+
+    Args:
+        run: The run folder.
+        position: Where the segment begins.
+        in_use: Generations and epochs whose plans a checkpoint may still ask for.
+    """
     arrays = {f.name: getattr(position.plan, f.name) for f in fields(position.plan)}
-    plans.write(run, position.generation, position.epoch, position.segment, arrays)
+    plans.write(run, position.generation, position.epoch, position.segment, arrays, in_use)
 
 
 def no_steps(data: RecipeData, epoch: int = 0) -> UserError:

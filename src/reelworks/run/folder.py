@@ -109,6 +109,10 @@ class RunFolder:
                 remedy="choose a folder you may write to with --output DIR, or mend its permissions",
             ) from error
 
+    def refreeze(self, frozen: dict[str, Any]) -> None:
+        """Replace what `create` froze, keeping the run's identity."""
+        files.write_json(self.info_file, {**self.info(), **frozen})
+
     def info(self) -> dict[str, Any]:
         """Read `run.json`.
 

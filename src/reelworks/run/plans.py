@@ -6,6 +6,7 @@ import io
 import re
 import zipfile
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ from reelworks.core import files
 from reelworks.run.folder import RunFolder
 
 Arrays = dict[str, NDArray[Any]]
-# The segment before the present one may still be asked for by an older checkpoint.
-_EPOCHS_KEPT = 3
 _NAME = re.compile(r"plan-(\d{3,})-(\d{6,})-(\d{3,})\.npz")
 
 
@@ -26,14 +25,30 @@ def path(run: RunFolder, generation: int, epoch: int, segment: int) -> Path:
     return run.plan_folder / f"plan-{generation:03d}-{epoch:06d}-{segment:03d}.npz"
 
 
-def write(run: RunFolder, generation: int, epoch: int, segment: int, arrays: Arrays) -> None:
-    """Write a segment's plan whole, and drop those of long finished epochs."""
+def write(
+    run: RunFolder,
+    generation: int,
+    epoch: int,
+    segment: int,
+    arrays: Arrays,
+    in_use: Collection[tuple[int, int]] = (),
+) -> None:
+    """Write a segment's plan whole, and drop those that no checkpoint can ask for any more.
+
+    Args:
+        run: The run folder.
+        generation: Times that the data were restarted.
+        epoch: The segment's epoch.
+        segment: Its number in the epoch.
+        arrays: The plan.
+        in_use: Generations and epochs of the run's checkpoints.
+    """
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     files.write_bytes(path(run, generation, epoch, segment), buffer.getvalue())
     for old in run.plan_folder.iterdir():
         name = _NAME.fullmatch(old.name)
-        if name and (int(name[1]), int(name[2])) < (generation, epoch - _EPOCHS_KEPT + 1):
+        if name and (int(name[1]), int(name[2])) not in {*in_use, (generation, epoch)}:
             old.unlink(missing_ok=True)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 
+from reelworks.core import workers
 from reelworks.media.load import Frames, MediaError, Request, load
 
 # A clip may lose its worker to another clip that crashed it; only one that does so again is to blame.
 _ATTEMPTS = 3
+_PATIENCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,8 @@ class DecodePool:
         if self.num_workers == 0:
             return ThreadPoolExecutor(2, thread_name_prefix="decode")
         # Never forked: a child that inherits the trainer's threads and locks may hang at once.
-        return ProcessPoolExecutor(self.num_workers, mp_context=multiprocessing.get_context("spawn"))
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(self.num_workers, mp_context=context, initializer=workers.serve)
 
     def submit(self, request: Request) -> Job:
         """Queue a clip."""
@@ -82,5 +86,13 @@ class DecodePool:
         self._executor = self._start()
 
     def close(self) -> None:
-        """Stop the workers; what is queued is dropped."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        """Stop the workers; what is queued is dropped, and a worker that hangs in a decoder is killed."""
+        # Pools do not show their processes in public, and offer no way to end one that does not answer.
+        processes = list((getattr(self._executor, "_processes", None) or {}).values())
+        self._executor.shutdown(wait=not processes, cancel_futures=True)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        for process in processes:
+            process.join(max(deadline - time.monotonic(), 0))
+            if process.is_alive():
+                process.kill()
+                process.join()

@@ -11,29 +11,34 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 
-from reelworks.checkpoint import manifest
+from reelworks.checkpoint import commit, manifest
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.precision.boundary import Boundary
 from reelworks.run.events import EventLog
 from reelworks.train.state import TrainState
 
 # Point: owner of a function, its name, and whether the process dies before or after the call.
-POINTS: dict[str, tuple[Any, str, str]] = {
-    "in the forward pass": (Boundary, "__call__", "after"),
+Points = dict[str, tuple[Any, str, str]]
+IN_A_STEP: Points = {
+    "after a forward pass": (Boundary, "__call__", "after"),
     "before the optimizer steps": (torch.optim.AdamW, "step", "before"),
     "after the optimizer stepped": (torch.optim.AdamW, "step", "after"),
     "after the average moved": (TrainState, "update_ema", "after"),
-    "before an event is written": (EventLog, "write", "before"),
-    "before shards are written": (dcp, "save", "before"),
-    "after shards are written": (dcp, "save", "after"),
+}
+IN_A_SAVE: Points = {
+    "before shards are written": (commit, "save_shards", "before"),
+    "after shards are written": (commit, "save_shards", "after"),
     "before the manifest is written": (manifest, "write", "before"),
     "before the commit's rename": (CheckpointStore, "publish", "before"),
+}
+AROUND_A_COMMIT: Points = {
+    "before a step is told": (EventLog, "write", "before"),
     "after the commit's rename": (CheckpointStore, "publish", "after"),
     "before retention deletes": (CheckpointStore, "remove", "before"),
     "after retention deleted": (CheckpointStore, "remove", "after"),
 }
+POINTS: Points = {**IN_A_STEP, **IN_A_SAVE, **AROUND_A_COMMIT}
 
 
 def kill_at(point: str, call: int) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from reelworks.core.config import Config
+from reelworks.core.errors import UserError
 
 
 class TrainConfig(Config):
@@ -50,8 +51,23 @@ class ValidationConfig(Config):
 
     split: float = Field(0.01, ge=0, lt=1, description="share of source files held out")
     every_steps: int | None = Field(500, ge=1, description="steps from one validation to the next")
-    times: list[float] = Field([100.0, 300.0, 500.0, 700.0, 900.0], description="timesteps in (0, 1000)")
+    times: list[float] = Field([100.0, 300.0, 500.0, 700.0, 900.0], description="timesteps in (0, 1000]")
     max_clips: int = Field(64, ge=1, description="held-out clips looked at, the same ones each time")
+
+    @field_validator("times")
+    @classmethod
+    def _times(cls, value: list[float]) -> list[float]:
+        wrong = [t for t in value if not 0 < t <= 1000]
+        if wrong or not value:
+            raise UserError(
+                "a timestep must lie in (0, 1000], 1000 being pure noise"
+                if wrong
+                else "no time to validate at",
+                field="validation.times",
+                value=wrong[0] if wrong else value,
+                remedy="give times such as [100.0, 500.0, 900.0]",
+            )
+        return value
 
 
 class PreviewConfig(Config):
@@ -62,6 +78,6 @@ class PreviewConfig(Config):
     height: int = Field(64, ge=1, description="pixels")
     width: int = Field(96, ge=1, description="pixels")
     num_frames: int = Field(17, ge=1, description="1 gives pictures")
-    fps: float = Field(24.0, gt=0, description="frames per second")
+    fps: float = Field(24.0, gt=0, le=240, description="frames per second")
     num_inference_steps: int = Field(25, ge=1, description="steps of the sampler")
     guidance_scale: float = Field(2.0, ge=1, description="strength of the prompt; 1 is no guidance")

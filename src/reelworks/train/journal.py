@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -113,7 +114,8 @@ class Journal:
                 self.tell.say(f"a clip could not be decoded: {failure['path']}: {failure['reason']}")
                 if self.world.is_main:
                     path = self.run.coverage_folder / f"epoch-{epoch:06d}.jsonl"
-                    files.append_json_line(path, {"step": step, "became": "failed", **failure})
+                    with suppress(OSError):  # told above; a full disk ends no training
+                        files.append_json_line(path, {"step": step, "became": "failed", **failure})
 
     def _clips(self, done: Position, step: int, result: StepResult, seen: Seen) -> None:
         """With --debug: the clips that this rank trained in the step."""

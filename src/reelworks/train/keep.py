@@ -53,9 +53,7 @@ class Keeper:
                 )
             return None
         if resume != "auto":
-            step = verify.named(self.store, _step(resume), full=True).step
-            self._abandon_after(step)
-            return step
+            return verify.named(self.store, _step(resume), full=True).step
         # After a kill files may be whole in size and not in content; reading them once tells.
         found = verify.newest_valid(self.store, full=True)
         if found is None:
@@ -65,14 +63,21 @@ class Keeper:
             print(f"checkpoint of step {step} is passed over: {reason}", flush=True)
         return info.step
 
-    def _abandon_after(self, step: int) -> None:
+    def abandon_after(self, step: int, tell: Recorder) -> None:
         """Set later checkpoints aside: the run goes on from an earlier step, and they are of another branch.
 
         Left in place, one of them would count as the save of its step, or as the newest.
         """
+        if not self.world.is_main:
+            return
         for later in [s for s in self.store.steps() if s > step]:
             aside = self.store.quarantine(later, f"abandoned: the run went back to step {step}")
-            print(f"checkpoint of step {later} is set aside as {aside.name}", flush=True)
+            tell.say(f"checkpoint of step {later} is set aside as {aside.name}")
+
+    def epochs_in_use(self) -> set[tuple[int, int]]:
+        """Generation and epoch of every checkpoint's cursor."""
+        cursors = [json.loads((info.path / _CURSOR).read_text()) for info in self.store.list()]
+        return {(cursor["generation"], cursor["epoch"]) for cursor in cursors}
 
     def restore(self, step: int, state: TrainState) -> tuple[Cursor, Excluded]:
         """Load weights, average and optimizer in place; return the cursor.
@@ -89,6 +94,16 @@ class Keeper:
             Excluded.from_bytes(load.read_extra(path, _EXCLUDED)) if _EXCLUDED in names else Excluded.none()
         )
         return Cursor(**json.loads(load.read_extra(path, _CURSOR))), excluded
+
+    def has_metrics(self, step: int) -> bool:
+        """Say whether a checkpoint knows its validation loss, or there is nothing to know it by."""
+        found = not self.world.is_main or bool(self.store.info(step).metrics)
+        return bool(self.world.broadcast(found))
+
+    def record_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Tell a checkpoint what was measured after its save."""
+        if self.world.is_main:
+            self.store.record_metrics(step, metrics)
 
     def save(
         self,
@@ -111,7 +126,11 @@ class Keeper:
         )
         if not self.world.is_main:
             return saved.info
-        decisions = retention.apply_retention(self.store, self.recipe.checkpoints)
+        try:
+            decisions = retention.apply_retention(self.store, self.recipe.checkpoints)
+        except OSError as error:
+            tell.say(f"warning: old checkpoints could not be deleted ({error})")
+            return saved.info
         described: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
         for decision in decisions:
             described[decision.keep].append({"step": decision.step, "reasons": list(decision.reasons)})

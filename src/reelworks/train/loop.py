@@ -45,7 +45,8 @@ class Loop:
     tell: Recorder
     journal: Journal
     signals: Signals = field(default_factory=Signals)
-    _measured: tuple[int, float] | None = None
+    _measured: dict[str, float] = field(default_factory=dict)
+    _measured_step: int | None = None
     _skipped_in_a_row: int = 0
     _saved_step: int | None = None
 
@@ -59,17 +60,17 @@ class Loop:
             UserError: Too many clips fail, or no step can be applied any more.
         """
         recipe = self.recipe
-        if self._is_done(position):
-            self.tell.say(
-                f"nothing left to train at step {position.global_step}; raise train.max_steps or max_epochs"
-            )
-            return "finished"
         with ExitStack() as stack:
             pool = DecodePool(recipe.data.num_workers)
             stack.callback(pool.close)
             stack.enter_context(self.signals.listening())
             self._saved_step = position.global_step if resumed else None
-            if not resumed:
+            if self._is_done(position):
+                self._complete(position, pool)
+                return "finished"
+            if resumed:
+                self.keeper.abandon_after(position.global_step, self.tell)
+            else:
                 self._validate(position, pool)
             source = batches.read_ahead(
                 self.feed.rows(position, recipe.train.max_steps, recipe.train.max_epochs),
@@ -82,16 +83,21 @@ class Loop:
                     position = self._next_epoch(position)
                 position, stop = self._step(position, source)
                 self._after(position, pool)
-                if stop:
+                if stop and not self._is_done(position):
                     self._save(position, last=True)
                     self.tell.event("stop", step=position.global_step, reason="signal")
                     return "signal"
-            if not _due(recipe.validation.every_steps, position.global_step):
-                self._validate(position, pool)
-            self._save(position, last=True)
-            self.previewer.run(position.global_step, self.tell)
             self.tell.event("stop", step=position.global_step, reason="finished")
         return "finished"
+
+    def _complete(self, position: Position, pool: DecodePool) -> None:
+        """Do what a run that was killed behind its last save still owes."""
+        step = position.global_step
+        self.tell.say(f"nothing left to train at step {step}; raise train.max_steps or max_epochs")
+        if not self.keeper.has_metrics(step) and (measured := self._validate(position, pool)):
+            self.keeper.record_metrics(step, measured)
+        if not self.previewer.exist(step):
+            self.previewer.run(step, self.tell)
 
     def _is_done(self, position: Position) -> bool:
         train = self.recipe.train
@@ -102,17 +108,16 @@ class Loop:
 
     def _begin(self, position: Position) -> None:
         if self.keeper.world.is_main:
-            positions.write_plan(self.run, position)
+            try:
+                positions.write_plan(self.run, position, self.keeper.epochs_in_use())
+            except OSError as error:
+                self.tell.say(f"warning: the plan is not kept, so the data must not change now ({error})")
         self.journal.epoch_begins(position)
 
     def _next_epoch(self, position: Position) -> Position:
-        position = positions.begin_epoch(
-            self.data,
-            position.spec,
-            epoch=position.epoch + 1,
-            global_step=position.global_step,
-            generation=position.generation,
-        )
+        position, empty = positions.next_epoch(self.data, position.spec, position)
+        for epoch in empty:
+            self.tell.say(f"epoch {epoch}: no clip was drawn")
         self._begin(position)
         return position
 
@@ -141,10 +146,10 @@ class Loop:
                 value=self.recipe.data.max_failure_share,
                 remedy=f"see {self.run.coverage_folder} for files and reasons; mend them or raise the limit",
             )
-        self._skipped_in_a_row = 0 if result.applied else self._skipped_in_a_row + 1
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if not result.finite else 0
         if self._skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
             raise UserError(
-                f"{_MAX_SKIPPED_IN_A_ROW} steps in a row could not be applied",
+                f"{_MAX_SKIPPED_IN_A_ROW} steps in a row had a loss or gradient that is not finite",
                 field="train.learning_rate",
                 value=self.recipe.train.learning_rate,
                 remedy="lower it or lengthen train.warmup_steps, then resume from an earlier checkpoint "
@@ -153,30 +158,33 @@ class Loop:
 
     def _after(self, position: Position, pool: DecodePool) -> None:
         """What is due at a step's edge: validation, preview, checkpoint, the epoch's account."""
-        step = position.global_step
-        if _due(self.recipe.validation.every_steps, step):
-            self._validate(position, pool)
-        if _due(self.recipe.preview.every_steps, step) and not self._is_done(position):
-            self.previewer.run(step, self.tell)
+        step, done = position.global_step, self._is_done(position)
         if position.at_end:
             self.journal.epoch_ends(position)
-        if _due(self.recipe.checkpoints.every_steps, step):
-            self._save(position)
+        # Before the save, so that a checkpoint knows its loss.
+        if done or _due(self.recipe.validation.every_steps, step):
+            self._validate(position, pool)
+        if done or _due(self.recipe.checkpoints.every_steps, step):
+            self._save(position, last=done)
+        if done or _due(self.recipe.preview.every_steps, step):
+            self.previewer.run(step, self.tell)
 
-    def _validate(self, position: Position, pool: DecodePool) -> None:
+    def _validate(self, position: Position, pool: DecodePool) -> dict[str, float]:
         began = time.monotonic()
         result = self.validator.run(pool)
+        self._measured = {}
         if result is not None:
-            self._measured = (position.global_step, result.loss)
+            self._measured = {"validation/loss": result.loss}
+            self._measured_step = position.global_step
             self.journal.validation(position.global_step, result, time.monotonic() - began)
+        return self._measured
 
     def _save(self, position: Position, *, last: bool = False) -> None:
         """Save; only a save that nothing follows may end the run."""
         if self._saved_step == position.global_step:
             return
         # A loss that was measured at another step is not this checkpoint's.
-        measured = self._measured is not None and self._measured[0] == position.global_step
-        metrics = {"validation/loss": self._measured[1]} if measured and self._measured else {}
+        metrics = self._measured if self._measured_step == position.global_step else {}
         try:
             self.keeper.save(position, self.data, self.stepper.state, metrics, self.tell)
         except SaveFailed as error:

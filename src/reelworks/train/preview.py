@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.encode.live import LiveEncoder
 from reelworks.generate import pipeline, writers
@@ -31,6 +33,13 @@ class Previewer:
     run_folder: RunFolder
     seed: int
 
+    def exist(self, step: int) -> bool:
+        """Say whether a step's previews are there."""
+        return bool(self.world.broadcast(self.world.is_main and self._folder(step).is_dir()))
+
+    def _folder(self, step: int) -> Path:
+        return self.run_folder.previews_folder / f"step-{step:09d}"
+
     def run(self, step: int, tell: Recorder) -> None:
         """Generate a clip for every prompt, the same noise at every step."""
         c = self.config
@@ -42,10 +51,13 @@ class Previewer:
             clips = pipeline.generate(self.boundary, self.encoder, self.objective, c.prompts, options)
         if not self.world.is_main:
             return
-        folder = f"step-{step:09d}"
         names = []
         for index, frames in enumerate(clips):
-            name = f"{folder}/{index:02d}.{'png' if len(frames) == 1 else 'mp4'}"
-            writers.write(self.run_folder.previews_folder / name, frames, c.fps)
-            names.append(name)
+            path = self._folder(step) / f"{index:02d}.{'png' if len(frames) == 1 else 'mp4'}"
+            try:
+                writers.write(path, frames, c.fps)
+            except UserError as error:
+                tell.say(f"warning: a preview is lost: {error.problem}")
+                return
+            names.append(path.relative_to(self.run_folder.previews_folder).as_posix())
         tell.event("preview", step=step, files=names, prompts=c.prompts)

@@ -34,6 +34,7 @@ class Recorder:
         self._step = first_step
         self._recent: deque[tuple[float, int]] = deque(maxlen=_SPEED_WINDOW)
         self._last_line = 0.0
+        self._lost_events = False
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -55,8 +56,15 @@ class Recorder:
 
     def event(self, kind: str, **fields: Any) -> None:
         """Write an event; numbers that are not finite become null, which JSON can say."""
-        if self._main:
+        if not self._main:
+            return
+        try:
             self._log.write(kind, **_finite(fields))
+        except OSError as error:
+            # A full disk is no reason to end a training; its reports will have a gap.
+            if not self._lost_events:
+                self.say(f"warning: events cannot be written ({error}); going on without")
+            self._lost_events = True
 
     def scalars(self, step: int, **values: float) -> None:
         """Write curves; `a__b` becomes `a/b`."""

@@ -16,7 +16,6 @@ import reelworks
 from reelworks.catalog.scan import ScanProgress
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files
-from reelworks.core.errors import UserError
 from reelworks.parallel import mesh
 from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
@@ -78,11 +77,11 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
         if world.is_main:
             stack.enter_context(lock.hold(folder.lock_file))
             preparing.scan(recipe, on_scan)
-        world.barrier()
+        world.wait()
         data = RecipeData.open(recipe)
-        info = _open_folder(recipe, folder, world)
+        info, said = _open_folder(recipe, folder, world)
         spec = _spec(data, info, world)
-        return _train(recipe, options, world, folder, data, spec, info, threads)
+        return _train(recipe, options, world, folder, data, spec, info["id"], threads, said)
 
 
 def _train(
@@ -92,8 +91,9 @@ def _train(
     folder: RunFolder,
     data: RecipeData,
     spec: PlanSpec,
-    info: dict[str, Any],
+    run_id: str,
     threads: int,
+    said: list[str],
 ) -> int:
     denoiser = build.denoiser(recipe, world.device)
     encoder = build.encoder(recipe, world.device)
@@ -103,9 +103,10 @@ def _train(
     )
     state = TrainState.start(denoiser.module, recipe.train)
     boundary = Boundary(denoiser)
-    keeper = Keeper(CheckpointStore(folder.checkpoints_folder), recipe, info["id"], world)
+    keeper = Keeper(CheckpointStore(folder.checkpoints_folder), recipe, run_id, world)
     step = keeper.find(options.resume)
-    position, said = _position(data, spec, folder, keeper, step, state)
+    position, found = _position(data, spec, folder, keeper, step, state)
+    said = found + said
     bucket = rehearsal.largest(data.table, set(position.plan.bucket.tolist()) or {0})
     rehearsal.rehearse(boundary, encoder, state, bucket)
     if world.is_main:
@@ -154,7 +155,8 @@ def _position(
     data: RecipeData, spec: PlanSpec, folder: RunFolder, keeper: Keeper, step: int | None, state: TrainState
 ) -> tuple[Position, list[str]]:
     if step is None:
-        return positions.begin_epoch(data, spec, epoch=0), ["starting fresh"]
+        begun, empty = positions.next_epoch(data, spec, None)
+        return begun, ["starting fresh", *(f"epoch {epoch}: no clip was drawn" for epoch in empty)]
     cursor, excluded = keeper.restore(step, state)
     position, difference = positions.resume(data, spec, folder, cursor, excluded)
     return position, [f"resumed from step {step}, epoch {position.epoch}, row {position.row}", *difference]
@@ -168,26 +170,33 @@ def _set_threads(recipe: Recipe, world: World) -> int:
     return threads
 
 
-def _open_folder(recipe: Recipe, folder: RunFolder, world: World) -> dict[str, Any]:
-    """Make the run folder, or read what is frozen in it."""
-    if world.is_main and not folder.exists:
-        steps, width = forecast.step_shape(recipe, world.size)
-        folder.create({"micro_batches_per_step": steps, "slot_width": width})
+def _open_folder(recipe: Recipe, folder: RunFolder, world: World) -> tuple[dict[str, Any], list[str]]:
+    """Make the run folder, or read what is frozen in it; also what changed of that, as lines for people.
+
+    The shape of a step is frozen with the first checkpoint, so that another number of ranks goes on with
+    the same global batches. Asking for another shape in the recipe thaws it.
+    """
+    said: list[str] = []
+    train = recipe.train
+    asked = [train.gradient_accumulation_steps, train.micro_batches_per_step, train.slot_width]
+    if world.is_main:
+        former = folder.info() if folder.exists else {}
+        begun = bool(CheckpointStore(folder.checkpoints_folder).steps())
+        if not begun or former.get("asked") != asked:
+            steps, width = forecast.step_shape(recipe, world.size)
+            frozen = {"micro_batches_per_step": steps, "slot_width": width, "asked": asked}
+            folder.refreeze(frozen) if former else folder.create(frozen)
+            if begun:
+                then = former.get("micro_batches_per_step")
+                said.append(f"micro-batches per step: {then} then, {steps} now")
     world.barrier()
-    return folder.info()
+    return folder.info(), said
 
 
 def _spec(data: RecipeData, info: dict[str, Any], world: World) -> PlanSpec:
-    spec = data.spec(info["micro_batches_per_step"], info["slot_width"])
-    if world.size > spec.micro_batches_per_step:
-        raise UserError(
-            f"a step has {spec.micro_batches_per_step} micro-batches, so some ranks would never work",
-            field="--nproc-per-node",
-            value=world.size,
-            remedy=f"use at most {spec.micro_batches_per_step} ranks, or start another run with "
-            "more train.gradient_accumulation_steps",
-        )
-    return spec
+    if world.size > info["micro_batches_per_step"]:
+        raise forecast.too_many_ranks(info["micro_batches_per_step"], world.size)
+    return data.spec(info["micro_batches_per_step"], info["slot_width"])
 
 
 def _write_context(

@@ -17,7 +17,10 @@ class Signals:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGTERM and SIGUSR1 for the time of training; a second one works as if nobody listened."""
+        """Take SIGTERM and SIGUSR1 for the time of training.
+
+        Once more is no more: a scheduler and a launcher may both pass on the same request.
+        """
         former = {s: signal.signal(s, self._remember) for s in (signal.SIGTERM, signal.SIGUSR1)}
         try:
             yield
@@ -27,4 +30,3 @@ class Signals:
 
     def _remember(self, number: int, _frame: FrameType | None) -> None:
         self.name = signal.Signals(number).name
-        signal.signal(number, signal.SIG_DFL)

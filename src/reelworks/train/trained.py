@@ -71,30 +71,52 @@ class Trained:
 
 
 def _locate(source: Path) -> tuple[RunFolder, int]:
-    named = source.parent.name == "checkpoints"
-    run = RunFolder(source.parent.parent if named else source)
+    checkpoint = _as_checkpoint(source)
+    run = RunFolder(source if checkpoint is None else checkpoint.parent.parent)
     run.info()
     store = CheckpointStore(run.checkpoints_folder)
-    if named:
-        step = source.name.removeprefix("step-")
+    if checkpoint is not None:
+        step = checkpoint.name.removeprefix("step-")
         return run, verify.named(store, int(step) if step.isdigit() else -1, full=False).step
-    found = _newest(store)
-    if found is None:
+    return run, _newest(store, source)
+
+
+def _as_checkpoint(source: Path) -> Path | None:
+    """The path below `checkpoints/` that is meant, whole even if it was typed in there; None for a run."""
+    if RunFolder(source).exists:
+        return None
+    # Links are followed only where needed: `checkpoints` itself may be one, to a larger disk.
+    whole = (source.absolute(), source.resolve())
+    return next((path for path in whole if path.parent.name == "checkpoints"), None)
+
+
+def _newest(store: CheckpointStore, source: Path) -> int:
+    """Newest checkpoint with all its files; looking never changes the store, which may be in use."""
+    damage = []
+    for step in reversed(store.steps()):
+        try:
+            verify.verify(store.path(step), full=False)
+        except BadCheckpoint as error:
+            damage.append(f"\n    step {step}: {error.reason}")
+        except OSError as error:  # no verdict: an older one would pass for the newest
+            raise UserError(
+                f"the checkpoint cannot be read now ({error.strerror or error})",
+                field="checkpoint",
+                value=str(store.path(step)),
+                remedy="try again when storage answers, or name another checkpoint",
+            ) from error
+        else:
+            return step
+    if damage:
         raise UserError(
-            "the run has no checkpoint yet",
+            f"no checkpoint of the run can be read:{''.join(damage)}",
             field="RUN",
             value=str(source),
-            remedy="train it first, or wait for its first save",
+            remedy="put back what is missing, or train on to the next save",
         )
-    return run, found
-
-
-def _newest(store: CheckpointStore) -> int | None:
-    """Newest checkpoint with all its files; looking never changes the store, which may be in use."""
-    for info in reversed(store.list()):
-        try:
-            verify.verify(info.path, full=False)
-        except BadCheckpoint:
-            continue
-        return info.step
-    return None
+    raise UserError(
+        "the run has no checkpoint yet",
+        field="RUN",
+        value=str(source),
+        remedy="train it first, or wait for its first save",
+    )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -16,6 +19,7 @@ from stream_crash import Deadly
 
 from reelworks.core.shape import Shape
 from reelworks.media.load import Request
+from reelworks.stream import workers
 from reelworks.stream.batches import MicroBatch, Work, read_ahead
 from reelworks.stream.workers import DecodePool, Failure
 
@@ -161,3 +165,35 @@ def test_a_failure_is_a_value() -> None:
     pool.close()
     assert isinstance(result, Failure)
     assert "No such file" in result.reason
+
+
+def test_a_worker_that_hangs_is_killed_when_the_pool_closes(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "_PATIENCE_SECONDS", 0.2)
+    pipe = tmp_path / "nobody-writes.png"
+    os.mkfifo(pipe)
+    pool = DecodePool(1)
+    pool.submit(Request(pipe, True, Shape(1, 8, 8)))
+    time.sleep(1.0)
+    (process,) = pool._executor._processes.values()
+    assert process.is_alive()
+    pool.close()
+    assert not process.is_alive()
+
+
+def _start_workers_and_die(pids):
+    pool = DecodePool(1)
+    pool.submit(Request(Path("nowhere.png"), True, Shape(1, 8, 8))).future.result()
+    pids.send([process.pid for process in pool._executor._processes.values()])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_do_not_outlive_a_killed_trainer():
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    trainer = multiprocessing.get_context("spawn").Process(target=_start_workers_and_die, args=(sender,))
+    trainer.start()
+    (pid,) = receiver.recv()
+    trainer.join()
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the worker lives on"
+        time.sleep(0.1)

@@ -1,0 +1,81 @@
+"""Several ranks on this machine, as torchrun would start them, with the ranks' own exit codes.
+
+Under torchrun every failure ends in code 1 and a traceback of the launcher's; here bad input stays one
+screen and code 2, and a run that saved on a signal leaves with the code that a scheduler requeues on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from types import FrameType
+
+# Time for the others to learn of a rank's end by themselves, before they are stopped.
+_GRACE_SECONDS = 1.0
+_LOOK_EVERY_SECONDS = 0.05
+
+
+def launch(processes: int, arguments: list[str]) -> int:
+    """Start ranks of `python -m reelworks` and wait for all of them.
+
+    SIGTERM, SIGUSR1 and SIGINT go to every rank. When a rank fails, the others are stopped.
+
+    Returns:
+        The exit code of the rank that failed first, or that all ranks share.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [_start(rank, processes, port, arguments) for rank in range(processes)]
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, forward)
+    return _wait(ranks)
+
+
+def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subprocess.Popen[bytes]:
+    threads = max((os.cpu_count() or 1) // processes, 1)
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+    }
+    # A group of its own: Ctrl-C on the terminal comes to the launcher alone, which passes it on once.
+    return subprocess.Popen(
+        [sys.executable, "-m", "reelworks", *arguments], env=environment, start_new_session=True
+    )
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
+    first = 0
+    while any(rank.poll() is None for rank in ranks):
+        failed = [rank.returncode for rank in ranks if rank.returncode]
+        if failed:
+            first = failed[0]
+            # Ranks that saved on a signal all leave by themselves.
+            time.sleep(_GRACE_SECONDS)
+            _stop(ranks)
+        time.sleep(_LOOK_EVERY_SECONDS)
+    codes = [first, *(rank.returncode for rank in ranks)]
+    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+
+
+def _stop(ranks: list[subprocess.Popen[bytes]]) -> None:
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.kill()
+        rank.wait()

@@ -1,0 +1,136 @@
+"""What `coverage` says of each clip is what ranks logged behind their optimizer steps, clip by clip."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import children
+import numpy as np
+from PIL import Image
+
+from reelworks.prepare import coverage
+from reelworks.prepare.coverage import Coverage
+from reelworks.run.folder import RunFolder
+
+SEVERAL_EPOCHS = {"bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [4, 3]}]}
+
+
+def logged(run: Path) -> dict[tuple[int, int, int], int]:
+    """Step that trained each (epoch, uid, copy), of what a resume repeated the last telling alone."""
+    last = {line["step"]: line for line in children.debug_lines(run)}
+    return {
+        (line["epoch"], clip["uid"], clip["copy"]): line["step"]
+        for line in last.values()
+        for clip in line["trained"]
+    }
+
+
+def covered(told: Coverage) -> dict[tuple[int, int, int], int]:
+    return {
+        (epoch["epoch"], clip["uid"], clip["copy"]): epoch["step"]
+        for clip in told.clips(told.places())
+        for epoch in clip["epochs"]
+        if epoch["became"] == "trained"
+    }
+
+
+def became(told: Coverage, epoch: int) -> Counter[str]:
+    return Counter(clip["epochs"][epoch]["became"] for clip in told.clips(told.places()))
+
+
+def own_footage(footage: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(footage, tmp_path / "footage"))
+
+
+def test_coverage_equals_the_log_also_where_plan_files_are_gone(tiny, tmp_path):
+    assert children.train(tiny(train={"max_steps": 14}, **SEVERAL_EPOCHS), debug=True) == [0]
+    run = RunFolder(tmp_path / "run")
+    told = coverage.cover(run)
+    assert covered(told) == logged(run.path)
+    assert len(told.epochs) == 3
+    for epoch in told.epochs:
+        assert epoch.adds_up
+        assert epoch.available
+    reasons = became(told, 0)
+    assert {"no_caption", "unreadable", "held_out"} <= reasons.keys()
+    assert sum(reasons.values()) == 19
+    assert became(told, 2)["not_yet"] > 0
+    for plan in run.plan_folder.glob("plan-*.npz"):
+        plan.unlink()
+    assert covered(coverage.cover(run)) == logged(run.path)
+
+
+def test_a_killed_and_resumed_run_is_told_as_it_went(tiny, tmp_path):
+    recipe = tiny(train={"max_steps": 9, "gradient_accumulation_steps": 2}, **SEVERAL_EPOCHS)
+    assert children.train(recipe, fault=("after the optimizer stepped", 6), debug=True) != [0]
+    assert covered(coverage.cover(RunFolder(tmp_path / "run"))).items() <= logged(tmp_path / "run").items()
+    assert children.train(recipe, debug=True) == [0]
+    told = coverage.cover(RunFolder(tmp_path / "run"))
+    assert covered(told) == logged(tmp_path / "run")
+    assert all(epoch.adds_up for epoch in told.epochs)
+
+
+def test_clips_that_come_and_go_in_mid_epoch(tiny, footage, tmp_path):
+    folder = own_footage(footage, tmp_path)
+    changes = {"dataset": [{"path": str(folder)}], "validation": {"split": 0.0}}
+    assert children.train(tiny(train={"max_steps": 2}, **changes), debug=True) == [0]
+    run = RunFolder(tmp_path / "run")
+    left = [
+        c
+        for c in coverage.cover(run).clips(coverage.cover(run).places())
+        if c["epochs"][0]["became"] == "not_yet"
+    ]
+    gone = next(c["path"] for c in left if c["path"].endswith(".mp4"))
+    (folder / Path(gone).name).unlink()
+    picture = np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(picture).save(folder / "late.png")
+    (folder / "late.txt").write_text("came late")
+    assert children.train(tiny(train={"max_steps": 5}, **changes), debug=True) == [0]
+    for plan_files in ("there", "gone"):
+        told = coverage.cover(run)
+        assert covered(told) == logged(run.path), plan_files
+        assert told.epochs[0].adds_up
+        (late,) = told.clips(told.places(clip="late.png"))
+        assert late["epochs"][0]["became"] in ("trained", "not_yet")
+        (lost,) = told.clips(told.places(clip=Path(gone).name))
+        assert lost["epochs"][0]["became"] == "removed"
+        assert lost["path"] == gone
+        for plan in run.plan_folder.glob("plan-*.npz"):
+            plan.unlink()
+
+
+def _lose_a_file(recipe: dict, victim: str) -> None:
+    from reelworks.prepare import data
+    from reelworks.recipe import load
+    from reelworks.train.run import RunOptions, run
+
+    original = data.scan
+
+    def scan(*args, **kwargs):
+        result = original(*args, **kwargs)
+        Path(victim).unlink()
+        return result
+
+    data.scan = scan
+    run(load.parse(recipe), RunOptions(debug=True))
+
+
+def test_a_failing_clip_is_named_with_its_reason(tiny, footage, tmp_path):
+    folder = own_footage(footage, tmp_path)
+    recipe = tiny(
+        dataset=[{"path": str(folder), "repeats": 2}], train={"max_epochs": 1}, validation={"split": 0.0}
+    )
+    recipe["train"].pop("max_steps")
+    assert children.in_child(_lose_a_file, recipe, str(folder / "clip-3.mp4")) == 0
+    told = coverage.cover(RunFolder(tmp_path / "run"))
+    assert covered(told) == logged(tmp_path / "run")
+    (epoch,) = told.epochs
+    assert epoch.adds_up
+    assert epoch.counts["failed"] == 2
+    for clip in told.clips(told.places(clip="clip-3.mp4")):
+        assert clip["epochs"][0]["became"] == "failed"
+        assert "clip-3.mp4" in clip["epochs"][0]["reason"]
+    never = {clip["path"] for clip in told.clips(told.places(never_trained=True))}
+    assert never == {"footage/clip-3.mp4", "footage/damaged.mp4", "footage/no-caption.mp4"}

@@ -1,0 +1,71 @@
+"""`--nproc-per-node`: several ranks behind one command, with one error and honest exit codes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from reelworks.recipe import load
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def start(tiny, tmp_path):
+    """Start two ranks of a recipe as a user does."""
+
+    def run(**changes: object) -> subprocess.Popen[str]:
+        path = tmp_path / "recipe.toml"
+        path.write_text(load.dump(load.parse(tiny(**changes))))
+        command = [sys.executable, "-m", "reelworks", "train", str(path), "--nproc-per-node", "2"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    return run
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    deadline = time.monotonic() + 90
+    while not any(e["step"] >= step for e in events.read(RunFolder(run).events_file, "step")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_mistake_is_told_once_with_code_2(start, tmp_path):
+    process = start(dataset=[{"path": str(tmp_path / "nowhere")}])
+    _, told = process.communicate(timeout=90)
+    assert process.returncode == 2
+    assert told.count("error:") == 1
+    assert "Traceback" not in told
+    assert len(told.splitlines()) < 8
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+def test_a_signal_saves_and_leaves_with_the_requeue_code(start, tmp_path, number, code):
+    process = start(train={"max_steps": 400})
+    wait_for_step(tmp_path / "run", 2)
+    process.send_signal(number)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=90)
+    assert process.returncode == code, told
+    assert "Traceback" not in told
+    assert list(events.read(RunFolder(tmp_path / "run").events_file, "stop"))[-1]["reason"] == "signal"
+
+
+def test_a_rank_that_dies_ends_the_others(start, tmp_path):
+    import psutil
+
+    process = start(train={"max_steps": 4000})
+    wait_for_step(tmp_path / "run", 1)
+    ranks = psutil.Process(process.pid).children()
+    assert len(ranks) == 2
+    ranks[1].send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert not any(rank.is_running() for rank in ranks)
