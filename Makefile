@@ -65,7 +65,7 @@ reference: $(STAMP)
 bench: $(STAMP)
 	@set -e; for file in benchmarks/[!_]*.py; do \
 		if [ -e "$$file" ]; then \
-			echo "== $$file"; $(VENV)/bin/python "$$file"; \
+			echo "== $$file"; $(VENV)/bin/python -m "benchmarks.$$(basename "$$file" .py)"; \
 		else \
 			echo "there is no benchmark in benchmarks/"; \
 		fi; \

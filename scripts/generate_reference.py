@@ -43,7 +43,7 @@ The same as a JSON Schema, for editors: [recipe.schema.json](recipe.schema.json)
 """
 # What the file may leave out although the model needs it: the loader fills it in.
 FILLED_IN = "output"
-_WORDS = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`"}
+_WORDS = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", Any: "value"}
 _SIGNS = {Ge: "≥", Gt: ">", Le: "≤", Lt: "<"}
 
 
@@ -174,10 +174,15 @@ def _type_words(annotation: Any) -> str:
     if annotation is types.NoneType:
         return f'`"{absent.WORD}"`'
     if origin in (list, tuple):
-        return f"list of {_type_words(args[0])}s"
+        return f"list of {_plural(_type_words(args[0]))}"
     if origin is dict:
-        return f"table of {_type_words(args[1])}s"
+        return f"table of {_plural(_type_words(args[1]))}"
     return _WORDS[annotation]
+
+
+def _plural(words: str) -> str:
+    head, of, rest = words.partition(" of ")
+    return f"{head}s{of}{rest}"
 
 
 def _names() -> str:

@@ -26,16 +26,18 @@ def train(
     recipe: dict[str, Any],
     *,
     fault: tuple[str, int] | None = None,
-    resume: str = "auto",
-    debug: bool = False,
     world: int = 1,
+    **options: Any,
 ) -> list[int]:
-    """Run a recipe to its end, or to its fault, on `world` gloo ranks; returns exit codes by rank."""
+    """Run a recipe to its end, or to its fault, on `world` gloo ranks; returns exit codes by rank.
+
+    `options` are those of the command line, fields of `RunOptions`.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [
-        SERVER.Process(target=_told, args=(_child, recipe, fault, resume, debug, rank, world, port))
+        SERVER.Process(target=_told, args=(_child, recipe, fault, options, rank, world, port))
         for rank in range(world)
     ]
     _log(recipe).unlink(missing_ok=True)
@@ -52,8 +54,7 @@ def train(
 def _child(
     recipe: dict[str, Any],
     fault: tuple[str, int] | None,
-    resume: str,
-    debug: bool,
+    options: dict[str, Any],
     rank: int,
     world: int,
     port: int,
@@ -73,7 +74,9 @@ def _child(
 
     if fault is not None:
         faults.kill_at(*fault)
-    os._exit(run(load.parse(recipe), RunOptions(resume=resume, debug=debug)))
+    if options.get("load"):
+        options["load"] = Path(options["load"])
+    os._exit(run(load.parse(recipe), RunOptions(**options)))
 
 
 def in_child(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> int:

@@ -10,6 +10,7 @@ import children
 import numpy as np
 from PIL import Image
 
+from reelworks.core import files
 from reelworks.prepare import coverage
 from reelworks.prepare.coverage import Coverage
 from reelworks.run.folder import RunFolder
@@ -19,7 +20,10 @@ SEVERAL_EPOCHS = {"bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch
 
 def logged(run: Path) -> dict[tuple[int, int, int], int]:
     """Step that trained each (epoch, uid, copy), of what a resume repeated the last telling alone."""
-    last = {line["step"]: line for line in children.debug_lines(run)}
+    last = {}
+    for rank in (run / "debug").glob("steps-rank-*.jsonl"):
+        for line in files.read_json_lines(rank):
+            last[rank.name, line["step"]] = line
     return {
         (line["epoch"], clip["uid"], clip["copy"]): line["step"]
         for line in last.values()
@@ -134,3 +138,23 @@ def test_a_failing_clip_is_named_with_its_reason(tiny, footage, tmp_path):
         assert "clip-3.mp4" in clip["epochs"][0]["reason"]
     never = {clip["path"] for clip in told.clips(told.places(never_trained=True))}
     assert never == {"footage/clip-3.mp4", "footage/damaged.mp4", "footage/no-caption.mp4"}
+
+
+def test_two_ranks_and_other_buckets_in_mid_epoch(tiny, tmp_path):
+    changes = {"validation": {"split": 0.0}}
+    assert children.train(tiny(train={"max_steps": 1}, **changes, **SEVERAL_EPOCHS), world=2, debug=True) == [
+        0,
+        0,
+    ]
+    assert children.train(tiny(train={"max_steps": 3}, **changes), debug=True) == [0]
+    run = RunFolder(tmp_path / "run")
+    told = coverage.cover(run)
+    assert covered(told) == logged(run.path)
+    (epoch,) = told.epochs
+    assert epoch.adds_up
+    (run.plan_folder / "plan-000-000000-000.npz").unlink()
+    (partly,) = coverage.cover(run).epochs
+    assert not partly.available
+    assert not partly.adds_up
+    left = {key: step for key, step in logged(run.path).items() if step > 1}
+    assert covered(coverage.cover(run)) == left

@@ -6,15 +6,24 @@ whose `keep_prob` its own draw passes. Pictures use entries of one frame, videos
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.buckets.opensora import walk
+from reelworks.buckets.opensora.walk import DialectSizes
 from reelworks.buckets.table import BucketTable
 from reelworks.core import draws
 from reelworks.core.draws import Purpose
+
+U64 = NDArray[np.uint64]
+I32 = NDArray[np.int32]
+
+# Clips looked at together: few enough that what is computed about them stays in the processor's cache.
+_BLOCK = 1 << 16
 
 
 class Reason(IntEnum):
@@ -61,6 +70,10 @@ class Clips:
     excluded: NDArray[np.int8]
     held_out: NDArray[np.bool_]
 
+    def take(self, where: NDArray[np.int64]) -> Clips:
+        """Clips at the given places."""
+        return Clips(**{name: column[where] for name, column in vars(self).items()})
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -85,59 +98,102 @@ def held_out(seed: int, group: NDArray[np.uint64], share: float) -> NDArray[np.b
 def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assignment:
     """Assign every clip for one epoch.
 
-    Held-out clips are assigned without a draw (an entry of `keep_prob` 0 still takes none), so that validation sees the same shapes in every epoch.
+    Held-out clips are assigned without a draw (an entry of `keep_prob` 0 still takes none), so that
+    validation sees the same shapes in every epoch.
     """
     n = len(clips.uid)
-    bucket = np.full(n, -1, dtype=np.int32)
-    fits_any = np.zeros(n, dtype=np.bool_)
-    open_ = clips.excluded == Reason.NONE
-    short = np.ones(n, dtype=np.bool_)
-    small = np.ones(n, dtype=np.bool_)
+    count = range(len(table.entries))
+    sizes = [_Sizes.of(table, i) for i in count] if table.dialect is None else []
+    dialect_sizes = [] if table.dialect is None else [DialectSizes.of(table, i) for i in count]
+    result = Assignment(np.full(n, -1, np.int32), clips.excluded.astype(np.int8), np.full(n, -1, np.int32))
+    for first in range(0, n, _BLOCK):
+        where = slice(first, first + _BLOCK)
+        block = Clips(**{name: column[where] for name, column in vars(clips).items()})
+        state = draws.hash64(seed, epoch, block.uid, block.copy, Purpose.KEEP)
+        bucket, reason, nearest = result.bucket[where], result.reason[where], result.nearest[where]
+        if table.dialect is None:
+            for is_image in (True, False):
+                _take(block, table, sizes, state, is_image, bucket)
+        else:
+            walk.take(block, reason == Reason.NONE, table, dialect_sizes, state, bucket)
+        lost = np.flatnonzero((reason == Reason.NONE) & (bucket < 0))
+        reason[(bucket >= 0) & block.held_out] = Reason.HELD_OUT
+        reason[lost], nearest[lost] = _explain(block.take(lost), table, dialect_sizes or sizes)
+    return result
+
+
+def _take(
+    clips: Clips, table: BucketTable, sizes: list[_Sizes], state: U64, is_image: bool, bucket: I32
+) -> None:
+    """Give the clips of one kind to the entries in turn; each entry looks at those that are left."""
+    left = np.flatnonzero((clips.excluded == Reason.NONE) & (clips.is_image == is_image))
+    for index, entry in enumerate(table.entries):
+        if (entry.num_frames == 1) != is_image or not len(left):
+            continue
+        open_ = left[clips.num_frames[left] >= entry.num_frames]
+        if entry.keep_prob < 1:
+            drawn = draws.passes(draws.extend(state[open_], *entry.draw_words), entry.keep_prob)
+            # An entry that training never uses is none for validation either.
+            open_ = open_[drawn | (clips.held_out[open_] & (entry.keep_prob > 0))]
+        choice, large_enough, shape_fits = sizes[index].best(clips.height[open_], clips.width[open_], table)
+        fits = large_enough & shape_fits
+        bucket[open_[fits]] = choice[fits]
+        left = left[bucket[left] < 0]
+
+
+def _explain(
+    clips: Clips, table: BucketTable, sizes: Sequence[_Sizes | DialectSizes]
+) -> tuple[NDArray[np.int8], I32]:
+    """Reason of each clip that no entry took, and the nearest entry of those that fit nowhere."""
+    n = len(clips.uid)
+    short, small = np.ones(n, dtype=np.bool_), np.ones(n, dtype=np.bool_)
+    fits_any, kind_known = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
     for index, entry in enumerate(table.entries):
         right_kind = clips.is_image == (entry.num_frames == 1)
-        long_enough = right_kind & (clips.num_frames >= entry.num_frames)
-        choice, large_enough, shape_fits = _best_size(clips, table, index)
-        fits = open_ & long_enough & large_enough & shape_fits
-        draw = draws.hash64(seed, epoch, clips.uid, clips.copy, Purpose.KEEP, *entry.draw_words)
-        # An entry that training never uses is none for validation either.
-        drawn = draws.passes(draw, entry.keep_prob) | (clips.held_out & (entry.keep_prob > 0))
-        take = fits & drawn & (bucket < 0)
-        bucket[take] = choice[take]
-        fits_any |= fits
-        short &= ~long_enough
-        small &= ~(long_enough & large_enough)
-    reason = clips.excluded.astype(np.int8, copy=True)
-    lost = open_ & (bucket < 0)
-    video_entries = any(entry.num_frames > 1 for entry in table.entries)
-    image_entries = any(entry.num_frames == 1 for entry in table.entries)
-    kind_known = np.where(clips.is_image, image_entries, video_entries)
-    reason[lost] = Reason.NO_BUCKET
-    reason[lost & kind_known & small] = Reason.TOO_SMALL
-    reason[lost & kind_known & short] = Reason.TOO_SHORT
-    reason[lost & fits_any] = Reason.NOT_DRAWN
-    reason[open_ & (bucket >= 0) & clips.held_out] = Reason.HELD_OUT
-    nearest = np.where(lost & ~fits_any, _nearest_entry(clips, table), -1).astype(np.int32)
-    return Assignment(bucket, reason, nearest)
+        kind_known |= right_kind
+        at = np.flatnonzero(right_kind & (clips.num_frames >= entry.needed_frames))
+        _, large_enough, shape_fits = sizes[index].best(clips.height[at], clips.width[at], table)
+        short[at] = False
+        small[at] &= ~large_enough
+        fits_any[at] |= large_enough & shape_fits
+    reason = np.full(n, Reason.NO_BUCKET, dtype=np.int8)
+    reason[kind_known & small] = Reason.TOO_SMALL
+    reason[kind_known & short] = Reason.TOO_SHORT
+    reason[fits_any] = Reason.NOT_DRAWN
+    nearest, nowhere = np.full(n, -1, dtype=np.int32), np.flatnonzero(~fits_any)
+    nearest[nowhere] = _nearest_entry(clips.take(nowhere), table)
+    return reason, nearest
 
 
-def _best_size(
-    clips: Clips, table: BucketTable, entry: int
-) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Nearest aspect ratio of an entry for every clip: bucket index, size reached, crop bearable."""
-    indices = np.array(table.of_entry(entry), dtype=np.int32)
-    heights = np.array([table.buckets[i].shape.height for i in indices], dtype=np.float64)
-    widths = np.array([table.buckets[i].shape.width for i in indices], dtype=np.float64)
-    height = np.maximum(clips.height, 1).astype(np.float64)
-    width = np.maximum(clips.width, 1).astype(np.float64)
-    log_ratio = np.log(width / height)
-    order = np.argsort(np.log(widths / heights), kind="stable")
-    sorted_ratios = np.log(widths / heights)[order]
-    edges = (sorted_ratios[1:] + sorted_ratios[:-1]) / 2
-    pick = order[np.searchsorted(edges, log_ratio)]
-    scale = np.maximum(heights[pick] / height, widths[pick] / width)
-    large_enough = (scale <= 1.0) | table.upscale
-    kept = (heights[pick] * widths[pick]) / (scale * scale * height * width)
-    return indices[pick], large_enough, kept >= 1.0 - table.max_crop
+@dataclass(frozen=True)
+class _Sizes:
+    """An entry's sizes by width / height ascending; `edges` lie half way between their log ratios."""
+
+    bucket: I32
+    height: NDArray[np.float64]
+    width: NDArray[np.float64]
+    edges: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, table: BucketTable, entry: int) -> _Sizes:
+        bucket = np.array(table.of_entry(entry), dtype=np.int32)
+        height = np.array([table.buckets[i].shape.height for i in bucket], dtype=np.float64)
+        width = np.array([table.buckets[i].shape.width for i in bucket], dtype=np.float64)
+        order = np.argsort(np.log(width / height), kind="stable")
+        ratios = np.log(width / height)[order]
+        return cls(bucket[order], height[order], width[order], (ratios[1:] + ratios[:-1]) / 2)
+
+    def best(
+        self, height_px: NDArray[np.int64], width_px: NDArray[np.int64], table: BucketTable
+    ) -> tuple[I32, NDArray[np.bool_], NDArray[np.bool_]]:
+        """Nearest aspect ratio for every clip: bucket index, size reached, crop bearable."""
+        height = np.maximum(height_px, 1).astype(np.float64)
+        width = np.maximum(width_px, 1).astype(np.float64)
+        pick = np.searchsorted(self.edges, np.log(width / height))
+        to_height, to_width = self.height[pick], self.width[pick]
+        scale = np.maximum(to_height / height, to_width / width)
+        kept = (to_height * to_width) / (scale * scale * height * width)
+        return self.bucket[pick], (scale <= 1.0) | table.upscale, kept >= 1.0 - table.max_crop
 
 
 def _nearest_entry(clips: Clips, table: BucketTable) -> NDArray[np.int32]:
@@ -147,8 +203,9 @@ def _nearest_entry(clips: Clips, table: BucketTable) -> NDArray[np.int32]:
     area = np.maximum(clips.height * clips.width, 1).astype(np.float64)
     frames = np.maximum(clips.num_frames, 1).astype(np.float64)
     for index, entry in enumerate(table.entries):
-        growth = np.maximum(entry.num_frames / frames, 1) * np.maximum(entry.pixels / area, 1)
-        growth = np.where(clips.is_image == (entry.num_frames == 1), growth, np.inf)
+        growth = np.maximum(entry.needed_frames / frames, 1) * np.maximum(entry.needed_pixels / area, 1)
+        takes = (clips.is_image == (entry.num_frames == 1)) & (entry.keep_prob > 0)
+        growth = np.where(takes, growth, np.inf)
         better = growth < least
         best[better], least[better] = index, growth[better]
     return best

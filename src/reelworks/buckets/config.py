@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from reelworks.buckets.opensora import parse
 from reelworks.core.config import Config
+from reelworks.core.errors import UserError
 
 DEFAULT_ASPECT_RATIOS = ["21:9", "16:9", "3:2", "4:3", "1:1", "3:4", "2:3", "9:16", "9:21"]
+MOST_EXTREME = 20  # no footage is wider; beyond it a side would round to a handful of pixels
 
 
 class BucketEntryConfig(Config):
@@ -57,12 +61,56 @@ class BucketsConfig(Config):
     """`[buckets]`: what holds for all entries."""
 
     batch_size: int = Field(1, ge=1, description="where an entry names none")
-    incomplete_batch: Literal["partial", "pad"] = Field(
-        "partial", description="last micro-batch of a bucket: fewer clips, or weight-0 copies"
+    incomplete_batch: Literal["partial", "pad", "merge"] = Field(
+        "partial",
+        description="last micro-batch of a bucket: fewer clips, weight-0 copies, or its clips go to the next "
+        "smaller bucket that can take them",
     )
     aspect_ratios: list[str] = Field(DEFAULT_ASPECT_RATIOS, description="width:height")
     upscale: bool = Field(False, description="let clips smaller than a bucket be enlarged")
     max_crop: float = Field(0.5, gt=0, lt=1, description="largest share of a frame that a crop may cut")
+    probability: Literal["native", "opensora-1.2", "opensora-2.0", "downgrade"] = Field(
+        "native",
+        description='what the probabilities of `opensora` mean: "opensora-1.2" (also 1.1) chances to stay, '
+        '"opensora-2.0" chance to stay, then to be shortened, "downgrade" chance to be moved to a lower '
+        "resolution, else to be shortened",
+    )
+    compat: bool = Field(
+        False, description="lose the clips of exactly an entry's length, as Open-Sora 1.1 and 1.2 do"
+    )
+    opensora: dict[str, dict[str, parse.Value]] | None = Field(
+        None,
+        description='a table of Open-Sora in place of `[[bucket]]`: "240p" = { 1 = [0.3, 297], '
+        '51 = [[0.4, 0.33], 20], 408 = [0.0, "none"] }; sizes and what is large enough follow its rules, '
+        "not aspect_ratios, upscale and max_crop",
+    )
+
+    @field_validator("opensora", mode="before")
+    @classmethod
+    def _as_toml(cls, value: object) -> object:
+        return None if value is None else parse.normal_form(value)
+
+    @model_validator(mode="after")
+    def _dialect_is_sound(self) -> BucketsConfig:
+        self.dialect()
+        return self
+
+    def dialect(self) -> parse.Dialect | None:
+        """The table of Open-Sora, read; None where there is none.
+
+        Raises:
+            UserError: A name or value in it is not possible, or what its probabilities mean is not said.
+        """
+        if self.opensora is not None:
+            return parse.parse(self.opensora, self.probability, compat=self.compat)
+        if self.probability != "native" or self.compat:
+            raise UserError(
+                "there is no table of Open-Sora",
+                field="buckets.probability" if self.probability != "native" else "buckets.compat",
+                value=self.probability if self.probability != "native" else self.compat,
+                remedy="add [buckets.opensora], or remove this key",
+            )
+        return None
 
     @field_validator("aspect_ratios")
     @classmethod
@@ -78,12 +126,19 @@ def parse_ratio(text: str) -> float:
     """Read `"16:9"` (width:height) as a number.
 
     Raises:
-        ValueError: It is not two positive numbers.
+        UserError: It is not two positive numbers, or narrower than 1:20 or 20:1.
     """
     try:
         width, height = (float(part) for part in text.split(":"))
     except ValueError:
-        raise ValueError(f'aspect ratio "{text}" is not of the form "16:9" (width:height)') from None
-    if width <= 0 or height <= 0:
-        raise ValueError(f'aspect ratio "{text}" must be positive')
+        raise _bad_ratio(text, "an aspect ratio has the form width:height") from None
+    # Written so that NaN fails each comparison.
+    if not (0 < width < math.inf and 0 < height < math.inf):
+        raise _bad_ratio(text, "both sides of an aspect ratio are positive numbers")
+    if not (width <= MOST_EXTREME * height and height <= MOST_EXTREME * width):
+        raise _bad_ratio(text, f"an aspect ratio lies between 1:{MOST_EXTREME} and {MOST_EXTREME}:1")
     return width / height
+
+
+def _bad_ratio(text: str, problem: str) -> UserError:
+    return UserError(problem, field="buckets.aspect_ratios", value=text, remedy='give e.g. "16:9"')

@@ -11,13 +11,27 @@ from numpy.typing import NDArray
 
 from reelworks.buckets import sizes
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig, parse_ratio
+from reelworks.buckets.opensora.parse import PIXEL_SHARE, Dialect
+from reelworks.buckets.opensora.ratios import COMPUTED_MULTIPLE, Resolution
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A resolution at one frame count; `size` is (height, width) where the resolution names one."""
+    """A resolution at one frame count.
+
+    Attributes:
+        resolution: Its name.
+        pixels: Pixels in all.
+        num_frames: Frames.
+        batch_size: Clips of a micro-batch; 0 for an entry that takes no clip.
+        keep_prob: Chance that a clip which fits stays.
+        size: (height, width) where the resolution names one.
+        keep_length: In the Open-Sora dialect, chance to be kept at this length.
+        spare_frames: Frames that a clip must have beyond `num_frames`; pictures need none.
+        pixel_share: Share of `pixels` that a clip must have.
+    """
 
     resolution: str
     pixels: int
@@ -25,6 +39,19 @@ class Entry:
     batch_size: int
     keep_prob: float
     size: tuple[int, int] | None = None
+    keep_length: float = 1.0
+    spare_frames: int = 0
+    pixel_share: float = 1.0
+
+    @property
+    def needed_frames(self) -> int:
+        """Frames that a clip must have."""
+        return self.num_frames + (self.spare_frames if self.num_frames > 1 else 0)
+
+    @property
+    def needed_pixels(self) -> float:
+        """Pixels in all that a clip must have."""
+        return self.pixels * self.pixel_share
 
     @property
     def draw_words(self) -> tuple[int, ...]:
@@ -49,12 +76,16 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BucketTable:
-    """Entries by pixels and then by frames, descending; buckets entry by entry."""
+    """Entries by pixels and then by frames, descending; buckets entry by entry.
+
+    `dialect` is there in a table of Open-Sora; its entries are those of the table, one by one.
+    """
 
     entries: tuple[Entry, ...]
     buckets: tuple[Bucket, ...]
     upscale: bool
     max_crop: float
+    dialect: Dialect | None = None
 
     def of_entry(self, entry: int) -> list[int]:
         """Indices of an entry's buckets."""
@@ -78,13 +109,19 @@ def build(entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry:
         geometry: Multiples and frame rule of the model and its autoencoder.
 
     Raises:
-        UserError: No entry, two equal entries, a frame count or a size that the model does not take.
+        UserError: No entry, two equal entries, a frame count or a size that the model does not take,
+            or entries both of ours and of Open-Sora.
     """
+    dialect = config.dialect()
+    if dialect is not None:
+        _refuse_both(entries)
+        return _of_dialect(dialect, geometry)
     if not entries:
         raise UserError(
             "the recipe has no bucket",
             field="bucket",
-            remedy='add e.g. [[bucket]] resolution = "256px", num_frames = [1, 17]',
+            remedy='add e.g. [[bucket]] resolution = "256px", num_frames = [1, 17], '
+            "or a table of Open-Sora as [buckets.opensora]",
         )
     expanded = sorted(
         (entry for config_entry in entries for entry in _expand(config_entry, config, geometry)),
@@ -94,6 +131,60 @@ def build(entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry:
         _refuse_equal(first, second)
     buckets = [b for i, e in enumerate(expanded) for b in _sizes_of(i, e, config, geometry)]
     return BucketTable(tuple(expanded), tuple(buckets), config.upscale, config.max_crop)
+
+
+def _refuse_both(entries: Sequence[BucketEntryConfig]) -> None:
+    if entries:
+        raise UserError(
+            "the recipe has a table of Open-Sora too",
+            field="bucket",
+            value=[entry.resolution for entry in entries],
+            remedy="keep the [[bucket]] entries or [buckets.opensora], and remove the other",
+        )
+
+
+def _of_dialect(dialect: Dialect, geometry: Geometry) -> BucketTable:
+    """The table of Open-Sora; entries without a batch size have no bucket, since no clip stays there."""
+    entries, buckets = [], []
+    for index, parsed in enumerate(dialect.entries):
+        resolution, frames = parsed.resolution, parsed.num_frames
+        _check_frames(frames, geometry, f'buckets.opensora."{resolution.name}"')
+        entry = Entry(
+            resolution.name,
+            resolution.pixels,
+            frames,
+            parsed.batch_size,
+            parsed.keep_prob,
+            keep_length=parsed.keep_length,
+            spare_frames=dialect.spare_frames,
+            pixel_share=PIXEL_SHARE,
+        )
+        entries.append(entry)
+        if not parsed.batch_size:
+            continue
+        _check_strides(resolution, geometry)
+        for ratio, (height, width) in zip(resolution.keys, resolution.sizes, strict=True):
+            shape = Shape(frames, height, width)
+            name = f"{resolution.name} {ratio} ×{frames}"
+            buckets.append(Bucket(index, ratio, shape, name, entry.batch_size, geometry.tokens(shape)))
+    # Its own rule says what is large enough, and it cuts away whatever its sizes ask for.
+    return BucketTable(tuple(entries), tuple(buckets), upscale=True, max_crop=1.0, dialect=dialect)
+
+
+def _check_strides(resolution: Resolution, geometry: Geometry) -> None:
+    """Refuse sizes that the autoencoder does not divide; what a patch leaves over, the denoiser pads."""
+    _, down, across = geometry.stride
+    wrong = [size for size in resolution.sizes if size[0] % down or size[1] % across]
+    if wrong:
+        side = round(resolution.pixels**0.5)
+        raise UserError(
+            f"this autoencoder takes multiples of {down} × {across} pixels, and {len(wrong)} of the "
+            f"{len(resolution.sizes)} sizes are none, such as {wrong[0][0]} × {wrong[0][1]}",
+            field="buckets.opensora",
+            value=resolution.name,
+            remedy=f'write "{side}px" in its place, which has as many pixels at multiples of '
+            f"{COMPUTED_MULTIPLE}, or choose an autoencoder (autoencoder.stride) that divides all of them",
+        )
 
 
 def _refuse_equal(first: Entry, second: Entry) -> None:
@@ -113,18 +204,22 @@ def _expand(entry: BucketEntryConfig, config: BucketsConfig, geometry: Geometry)
     pixels = budget if isinstance(budget, int) else budget[0] * budget[1]
     result = []
     for frames, batch, keep in zip(entry.frames(), entry.batch_sizes(), entry.keep_probs(), strict=True):
-        if not geometry.accepts_frames(frames):
-            a, b = geometry.frame_rule
-            below = (frames - b) // a * a + b
-            raise UserError(
-                f"this model takes {a}n+{b} frames",
-                field="bucket.num_frames",
-                value=frames,
-                remedy=f"use {max(below, 1)} or {below + a}",
-            )
+        _check_frames(frames, geometry, "bucket.num_frames")
         size = budget if isinstance(budget, tuple) else None
         result.append(Entry(entry.resolution, pixels, frames, batch or config.batch_size, keep, size))
     return result
+
+
+def _check_frames(frames: int, geometry: Geometry, field: str) -> None:
+    if not geometry.accepts_frames(frames):
+        a, b = geometry.frame_rule
+        below = (frames - b) // a * a + b
+        raise UserError(
+            f"this model takes {a}n+{b} frames",
+            field=field,
+            value=frames,
+            remedy=f"use {max(below, 1)} or {below + a}",
+        )
 
 
 def _sizes_of(index: int, entry: Entry, config: BucketsConfig, geometry: Geometry) -> list[Bucket]:

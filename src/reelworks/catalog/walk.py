@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 from reelworks.catalog import captions, probe
 from reelworks.core.errors import UserError
+from reelworks.run.folder import RunFolder
 
 
 class Entry(NamedTuple):
@@ -34,7 +36,8 @@ class Entry(NamedTuple):
 def listing(name: str, root: Path) -> list[Entry]:
     """List a dataset's media files, depth first, in sorted order; hidden files and folders are skipped.
 
-    Links are followed, but no folder is entered from within itself.
+    Links are followed, but no folder is entered from within itself, and no run folder: what a run
+    generated is no footage.
 
     Raises:
         UserError: The folder is missing, cannot be read, or holds no media. A folder that cannot be
@@ -81,6 +84,8 @@ def _walk(
     if place in above:  # a link to a folder that it lies in
         return
     names = {e.name for e in inside}
+    if prefix and RunFolder(folder).info_file.name in names and _is_run(RunFolder(folder)):
+        return
     for entry in inside:
         if entry.is_dir():
             yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, place), others)
@@ -88,6 +93,15 @@ def _walk(
             yield _entry(entry, prefix, names)
         elif not entry.name.endswith(captions.SUFFIX):
             others[Path(entry.name).suffix.lower() or "no extension"] += 1
+
+
+def _is_run(run: RunFolder) -> bool:
+    """Tell our `run.json` from another's of that name, whose footage must not vanish silently."""
+    try:
+        info = json.loads(run.info_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(info, dict) and {"format", "id"} <= info.keys()
 
 
 def _entry(entry: os.DirEntry[str], prefix: str, names: set[str]) -> Entry:

@@ -177,7 +177,7 @@ class CheckpointStore:
         files.write_bytes(self.root / names.LATEST, f"{names.of_step(info.step)}\n".encode())
 
     def remove(self, step: int, reasons: tuple[str, ...]) -> None:
-        """Delete a checkpoint: gone with the rename, unlinked afterwards.
+        """Delete a checkpoint: gone with the rename, unlinked afterwards, then told to the history.
 
         Raises:
             UserError: It is pinned, or there is none.
@@ -189,9 +189,10 @@ class CheckpointStore:
         trash = self.root / names.trash(step)
         self.path(step).rename(trash)
         files.fsync_folder(self.root)
-        self.log("deleted", step, reasons=list(reasons))
-        # What cannot be unlinked now is removed by the next sweep.
+        # Before the history is told: on a full disk this makes the room for its line. What cannot be unlinked
+        # now is removed by the next sweep.
         shutil.rmtree(trash, ignore_errors=True)
+        self.log("deleted", step, reasons=list(reasons))
 
     def quarantine(self, step: int, reason: str) -> Path:
         """Set a bad checkpoint aside, whole, for a person to look at; returns where it lies now."""

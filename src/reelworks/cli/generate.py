@@ -22,10 +22,10 @@ def generate(
     height: Annotated[int, typer.Option(min=1, help="Pixels.")] = 64,
     width: Annotated[int, typer.Option(min=1, help="Pixels.")] = 96,
     num_frames: Annotated[int, typer.Option(min=1)] = 17,
-    fps: Annotated[float, typer.Option(min=1)] = 24.0,
+    fps: Annotated[float, typer.Option(min=1, max=240)] = 24.0,
     guidance_scale: Annotated[float, typer.Option(min=1)] = 2.0,
     num_inference_steps: Annotated[int, typer.Option(min=1)] = 25,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     raw_weights: Annotated[bool, typer.Option("--raw-weights", help="Not their average.")] = False,
 ) -> None:
     """Generate clips or pictures from prompts.
@@ -41,9 +41,13 @@ def generate(
     paths = writers.numbered(output, len(prompts))
     for path in paths:
         writers.check(path, num_frames)
-    model = Trained.load(source, averaged=not raw_weights)
     shape = Shape(num_frames, height, width)
     options = GenerateOptions(shape, fps, num_inference_steps, guidance_scale, seed)
+    model = Trained.load(source, averaged=not raw_weights)
+    for prompt in prompts:
+        if unseen := model.encoder.text_encoder.unseen(prompt):
+            longest = model.encoder.text_encoder.max_length
+            show.line(f"the model sees {longest} words: not the last {unseen} of {prompt!r}")
     for path, frames in zip(paths, model.generate(prompts, options), strict=True):
         writers.write(path, frames, fps)
         show.line(f"{path}: {shape}, step {model.step}")

@@ -8,7 +8,19 @@ import time
 
 import typer
 
-from reelworks.cli import checkpoints, demo_data, generate, plan, report, scan, train
+from reelworks.cli import (
+    checkpoints,
+    coverage,
+    demo_data,
+    generate,
+    import_opensora,
+    inspect,
+    plan,
+    preview,
+    report,
+    scan,
+    train,
+)
 from reelworks.core.errors import UserError
 
 EXIT_BAD_INPUT = 2
@@ -25,10 +37,14 @@ app = typer.Typer(
 )
 app.command("demo-data")(demo_data.demo_data)
 app.command("scan")(scan.scan)
+app.command("inspect")(inspect.inspect)
+app.command("preview")(preview.preview)
 app.command("plan")(plan.plan)
 app.command("train")(train.train)
 app.command("generate")(generate.generate)
+app.command("coverage")(coverage.coverage)
 app.command("report")(report.report)
+app.command("import-opensora")(import_opensora.import_opensora)
 app.add_typer(checkpoints.app, name="checkpoints")
 
 

@@ -22,6 +22,13 @@ DataPath = Annotated[
 ]
 
 
+def setting(key: str, text: str) -> str:
+    """Write an override whose value is a text, whatever it looks like: `2026-11-20` is a folder too."""
+    import tomli_w
+
+    return f"{key}={tomli_w.dumps({'value': text}).removeprefix('value = ').rstrip()}"
+
+
 def load_recipe(path: Path, overrides: list[str] | None, data_path: Path | None = None) -> Recipe:
     """Read a recipe with what the command line changes of it."""
     from reelworks.recipe import load

@@ -110,9 +110,11 @@ def plan(told: dict[str, Any]) -> None:
 
 
 def _incomplete(told: dict[str, Any]) -> str:
-    return {"partial": "trained with fewer clips", "pad": "filled with weight-0 copies"}[
-        told["incomplete_batch"]
-    ]
+    return {
+        "partial": "trained with fewer clips",
+        "pad": "filled with weight-0 copies",
+        "merge": "where no smaller bucket takes their clips",
+    }[told["incomplete_batch"]]
 
 
 def _reasons(told: dict[str, Any]) -> None:

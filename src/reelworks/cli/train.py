@@ -18,6 +18,16 @@ def train(
     output: Annotated[Path | None, typer.Option(help="The run folder.")] = None,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps in all.")] = None,
     resume: Annotated[str, typer.Option(metavar="auto|never|STEP", help="Where to go on.")] = "auto",
+    load: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN|CHECKPOINT", help="Begin with another run's weights and optimizer."),
+    ] = None,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Of --load, the weights alone.")
+    ] = False,
+    start_from_scratch: Annotated[
+        bool, typer.Option("--start-from-scratch", help="Begin the data again; keep weights and step count.")
+    ] = False,
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
     overrides: Overrides = None,
     debug: Annotated[bool, typer.Option("--debug", help="Log the clips of every step.")] = False,
@@ -41,5 +51,15 @@ def train(
     from reelworks.train.run import RunOptions, run
 
     with show.scan_progress() as on_scan:
-        code = run(loaded, RunOptions(resume=resume, debug=debug), on_scan)
+        code = run(
+            loaded,
+            RunOptions(
+                resume=resume,
+                load=load,
+                weights_only=weights_only,
+                start_from_scratch=start_from_scratch,
+                debug=debug,
+            ),
+            on_scan,
+        )
     raise typer.Exit(code)

@@ -53,8 +53,12 @@ def _word(value: Word) -> U64:
 
 def hash64(*words: Word) -> U64:
     """Hash words (integers, strings, or integer arrays that broadcast) to uint64 of their common shape."""
+    return extend(np.asarray(0x9E3779B97F4A7C15, dtype=np.uint64), *words)
+
+
+def extend(state: U64, *words: Word) -> U64:
+    """Go on with a hash: `extend(hash64(a), b) == hash64(a, b)`, so that many draws share a beginning."""
     with np.errstate(over="ignore"):
-        state: U64 = np.asarray(0x9E3779B97F4A7C15, dtype=np.uint64)
         for word in words:
             state = _mix(state + _word(word) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1))
     return state

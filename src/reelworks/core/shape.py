@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from reelworks.core.errors import UserError
+
 
 @dataclass(frozen=True, order=True)
 class Shape:
@@ -40,6 +42,41 @@ class Geometry:
         """Say whether the frame rule allows `num_frames`; one frame (a picture) is always allowed."""
         a, b = self.frame_rule
         return num_frames == 1 or (num_frames >= max(b, 1) and (num_frames - b) % a == 0)
+
+    def nearest_frames(self, num_frames: int) -> int:
+        """Find the frame count nearest to `num_frames` that the frame rule allows."""
+        a, b = self.frame_rule
+        below = (num_frames - b) // a * a + b
+        taken = (n for n in (1, below, below + a) if self.accepts_frames(n))
+        return min(taken, key=lambda n: abs(n - num_frames))
+
+    def require(self, shape: Shape, fields: tuple[str, str, str]) -> None:
+        """Refuse a shape that has no latent; unlike a bucket's, its sizes need not fill whole patches.
+
+        Args:
+            shape: What is to be encoded or decoded.
+            fields: The keys or options that hold frames, height and width.
+
+        Raises:
+            UserError: Names the first that does not fit, and the nearest value that does.
+        """
+        frames, *sizes = fields
+        for field, size, multiple in zip(sizes, (shape.height, shape.width), self.stride[1:], strict=True):
+            if size < multiple or size % multiple:
+                near = max(round(size / multiple), 1) * multiple
+                raise UserError(
+                    f"this autoencoder takes multiples of {multiple}",
+                    field=field,
+                    value=size,
+                    remedy=f"use {near}",
+                )
+        if not self.accepts_frames(shape.num_frames):
+            raise UserError(
+                "this model takes {}n+{} frames".format(*self.frame_rule),
+                field=frames,
+                value=shape.num_frames,
+                remedy=f"use {self.nearest_frames(shape.num_frames)}",
+            )
 
     def latent(self, shape: Shape) -> tuple[int, int, int]:
         """Latent (T, H, W) of a pixel shape."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +23,8 @@ from reelworks.objective import rectified_flow, timesteps
 from reelworks.objective.config import ObjectiveConfig
 from reelworks.precision.boundary import Boundary
 
+MAX_FPS = 240
+
 
 @dataclass(frozen=True)
 class GenerateOptions:
@@ -32,6 +36,9 @@ class GenerateOptions:
         num_inference_steps: Euler steps.
         guidance_scale: 1 is no guidance.
         seed: Of the noise; each prompt has its own.
+
+    Raises:
+        UserError: `fps` or `guidance_scale` is not a number that a clip can be made with.
     """
 
     shape: Shape
@@ -39,6 +46,20 @@ class GenerateOptions:
     num_inference_steps: int
     guidance_scale: float
     seed: int
+
+    def __post_init__(self) -> None:
+        """Refuse what the model would turn into noise, or the writer into a broken file."""
+        if not 0 < self.fps <= MAX_FPS:
+            raise UserError(
+                f"not in (0, {MAX_FPS}]", field="--fps", value=self.fps, remedy="use the footage's, e.g. 24"
+            )
+        if not math.isfinite(self.guidance_scale):
+            raise UserError(
+                "not a number to multiply by",
+                field="--guidance-scale",
+                value=self.guidance_scale,
+                remedy="use 1 (no guidance) to some 10",
+            )
 
 
 @torch.no_grad()
@@ -55,10 +76,31 @@ def generate(
         `[T, H, W, 3]` uint8 for each prompt, whatever the others are.
 
     Raises:
-        UserError: The model does not take this shape.
+        UserError: The model does not take this shape, or it does not fit into memory.
     """
-    _check_shape(options.shape, encoder)
-    return [_one(boundary, encoder, objective, prompt, options) for prompt in prompts]
+    encoder.autoencoder.geometry.require(options.shape, ("--num-frames", "--height", "--width"))
+    with _enough_memory(options.shape):
+        return [_one(boundary, encoder, objective, prompt, options) for prompt in prompts]
+
+
+@contextmanager
+def _enough_memory(shape: Shape) -> Iterator[None]:
+    """Tell a failed allocation as what it is: too large a shape."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, TypeError) as error:
+        # torch has one class for its devices' memory; the host's is told by words, and so are sizes beyond
+        # 64 bits, which never reach an allocator.
+        told = any(word in str(error).lower() for word in ("alloc", "overflow"))
+        if not (told or isinstance(error, torch.OutOfMemoryError | MemoryError)):
+            raise
+        reason = str(error).partition("\n")[0][:200]
+        raise UserError(
+            f"this does not fit into memory ({reason or 'the host has no more'})",
+            field="--num-frames, --height, --width",
+            value=str(shape),
+            remedy="lower one of them",
+        ) from error
 
 
 def _one(
@@ -111,26 +153,3 @@ def _one(
         shift=ratio,
     )
     return encoder.frames(latent, shape.num_frames)[0].cpu().numpy()
-
-
-def _check_shape(shape: Shape, encoder: LiveEncoder) -> None:
-    geometry = encoder.autoencoder.geometry
-    for name, size, multiple in zip(
-        ("--height", "--width"), (shape.height, shape.width), geometry.stride[1:], strict=True
-    ):
-        if size < multiple or size % multiple:
-            near = max(round(size / multiple), 1) * multiple
-            raise UserError(
-                f"this autoencoder takes multiples of {multiple}",
-                field=name,
-                value=size,
-                remedy=f"use {near}",
-            )
-    if not geometry.accepts_frames(shape.num_frames):
-        a, b = geometry.frame_rule
-        raise UserError(
-            f"this model takes {a}n+{b} frames",
-            field="--num-frames",
-            value=shape.num_frames,
-            remedy=f"use {max((shape.num_frames - b) // a, 0) * a + b}",
-        )

@@ -117,6 +117,10 @@ class TextEncoder(Protocol):
         """Return `[B, L, D]` float32 embeddings and the `[B, L]` bool mask of tokens that count."""
         ...
 
+    def unseen(self, caption: str) -> int:
+        """Count the words at a caption's end that `max_length` cuts off."""
+        ...
+
     def to(self, device: torch.device) -> TextEncoder:
         """Move to a device, in place."""
         ...

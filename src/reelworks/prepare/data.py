@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.buckets import assign, table
+from reelworks.buckets import assign, merge, table
 from reelworks.buckets.assign import Assignment, Clips, Reason
 from reelworks.buckets.table import BucketTable
 from reelworks.catalog import scan as scanning
@@ -72,15 +72,15 @@ class RecipeData:
     _plans: OrderedDict[tuple[int, str], EpochPlan] = field(default_factory=OrderedDict)
 
     @classmethod
-    def open(cls, recipe: Recipe) -> RecipeData:
-        """Read the catalog and compute the table.
+    def open(cls, recipe: Recipe, version: int | None = None) -> RecipeData:
+        """Read the catalog, as it is or as it was when it had `version` parts, and compute the table.
 
         Raises:
             UserError: There is no catalog, or the buckets do not fit the model.
         """
         shape_rules = geometry(recipe.model, recipe.autoencoder)
         buckets = table.build(recipe.bucket, recipe.buckets, shape_rules)
-        catalog = Catalog.open(Path(recipe.catalog_folder))
+        catalog = Catalog.open(Path(recipe.catalog_folder), version)
         rows = catalog.live()
         names = [source.name for source in sources(recipe)]
         rows = rows.take(_mask(pc.is_in(rows.dataset.cast(pa.string()), value_set=pa.array(names))))
@@ -166,6 +166,7 @@ class RecipeData:
         r = self.recipe
         shaping = [buckets, r.buckets.model_dump(), [e.model_dump() for e in r.bucket], r.validation.split]
         shaping += [r.data.frame_interval, r.data.fps, [d.model_dump(exclude={"path"}) for d in r.dataset]]
+        merges = r.buckets.incomplete_batch == "merge"
         return PlanSpec(
             seed=r.seed,
             micro_batches_per_step=micro_batches_per_step,
@@ -175,6 +176,7 @@ class RecipeData:
             # Without measurements a token costs a microsecond: only ratios order anything.
             costs_us=tuple(int(n) for n in self.table.tokens()),
             buckets_digest=digests.digest_json(shaping),
+            merge_to=tuple(int(n) for n in merge.targets(self.table)) if merges else (),
         )
 
     def plan(self, spec: PlanSpec, epoch: int) -> EpochPlan:

@@ -172,9 +172,8 @@ def resume(
 def _segment(data: RecipeData, spec: PlanSpec, epoch: int, excluded: Excluded) -> EpochPlan:
     if not excluded.bits.any():
         return data.plan(spec, epoch)
-    ordinal, copy = excluded.places()
-    uid = data.catalog.all_rows().uid[ordinal]
-    return plan(cursors.remaining(data.entries(epoch), uid, copy), spec, epoch)
+    uid = data.catalog.all_rows().uid
+    return plan(cursors.remaining_after(data.entries(epoch), excluded, uid), spec, epoch)
 
 
 def _consumed(data: RecipeData, run: RunFolder, cursor: Cursor, excluded: Excluded) -> Excluded:
@@ -222,11 +221,31 @@ def _same_catalog(data: RecipeData, former: EpochPlan, excluded: Excluded) -> bo
 def _difference(data: RecipeData, spec: PlanSpec, cursor: Cursor, done: int, rest: EpochPlan) -> list[str]:
     lines = []
     if cursor.catalog != data.digest:
-        lines.append(f"catalog: version {cursor.catalog_version} then, {data.catalog.version} now")
+        lines.append(_catalog_difference(data, cursor))
     if cursor.spec != spec.digest():
-        lines.append("buckets, batch sizes or seed differ from the checkpoint's")
+        lines.append("buckets, batch sizes, the step's shape or the seed differ from the checkpoint's")
     lines.append(f"epoch {cursor.epoch}: {done} clips done, {rest.planned} left in {rest.steps} new steps")
     return lines
+
+
+def _catalog_difference(data: RecipeData, cursor: Cursor) -> str:
+    """Clips added, removed and edited since a checkpoint; its version of the catalog can be read again."""
+    try:
+        then = RecipeData.open(data.recipe, cursor.catalog_version).rows
+    except UserError:
+        return f"catalog: version {cursor.catalog_version} is not there any more, {data.catalog.version} now"
+    added = int((~np.isin(data.rows.uid, then.uid)).sum())
+    removed = int((~np.isin(then.uid, data.rows.uid)).sum())
+    same = then.find(data.rows.uid)
+    known = same >= 0
+    edited = int((then.ordinal[same[known]] != data.rows.ordinal[known]).sum())
+    return f"catalog: {added} clips added, {removed} removed, {edited} changed"
+
+
+def start_again(data: RecipeData, spec: PlanSpec, cursor: Cursor) -> Position:
+    """The first row of epoch 0 in a new generation of the data; steps count on."""
+    begun, _ = next_epoch(data, spec, None)
+    return replace(begun, generation=cursor.generation + 1, global_step=cursor.global_step)
 
 
 def write_plan(run: RunFolder, position: Position, in_use: Collection[tuple[int, int]] = ()) -> None:

@@ -47,6 +47,8 @@ def _problem(error: Any) -> UserError:
         return UserError("this key is needed", field=field, remedy=f"add {field} to the recipe")
     if kind in _TYPE_WORDS:
         return UserError("wrong type", field=field, value=value, remedy=f"give {_TYPE_WORDS[kind]}")
+    if kind == "string_too_short":
+        return UserError("this is empty", field=field, value=value, remedy="give a text, or remove the key")
     if message.startswith("Input should be "):
         allowed = message.removeprefix("Input should be ")
         return UserError("this value is not allowed", field=field, value=value, remedy=f"give {allowed}")

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from reelworks.buckets import table
 from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
 from reelworks.models import config as models
 from reelworks.recipe import absent
 from reelworks.recipe.explain import explain
@@ -62,7 +63,12 @@ def parse(values: dict[str, Any]) -> Recipe:
     except ValidationError as error:
         raise explain(error) from None
     models.require_known("text.name", recipe.text.name, models.TEXT_ENCODERS)
-    table.build(recipe.bucket, recipe.buckets, models.geometry(recipe.model, recipe.autoencoder))
+    geometry = models.geometry(recipe.model, recipe.autoencoder)
+    table.build(recipe.bucket, recipe.buckets, geometry)
+    preview = recipe.preview
+    if preview.prompts:
+        shape = Shape(preview.num_frames, preview.height, preview.width)
+        geometry.require(shape, ("preview.num_frames", "preview.height", "preview.width"))
     return recipe
 
 

@@ -22,11 +22,13 @@ class Recipe(Config):
     """A complete run. Relative paths start at the folder in which the command is given."""
 
     version: Literal[1] = Field(description="of the recipe's format")
-    output: str = Field(description="the run folder; default: runs/<the recipe's file name>")
-    catalog: str | None = Field(None, description="folder of the catalog; default: <output>/catalog")
-    seed: int = Field(42, ge=0, description="of every random choice")
+    output: str = Field(min_length=1, description="the run folder; default: runs/<the recipe's file name>")
+    catalog: str | None = Field(
+        None, min_length=1, description="folder of the catalog; default: <output>/catalog"
+    )
+    seed: int = Field(42, ge=0, lt=2**63, description="of every random choice")
     dataset: list[DatasetConfig] = Field(min_length=1)
-    bucket: list[BucketEntryConfig] = Field(min_length=1)
+    bucket: list[BucketEntryConfig] = Field([], description="needed, unless there is `[buckets.opensora]`")
     buckets: BucketsConfig = BucketsConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

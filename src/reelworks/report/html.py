@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
 from reelworks.core import files
 from reelworks.report import data as run_data
-from reelworks.report import facts, figures, story, words
+from reelworks.report import facts, figures, page, story
 from reelworks.report.data import Event, RunData
 from reelworks.run.folder import RunFolder
 
@@ -62,15 +59,10 @@ def write(run: RunFolder) -> Path:
 
 def render(data: RunData, previews_folder: Path) -> str:
     """Return the page; all that comes from files is escaped."""
-    from plotly.offline import get_plotlyjs
-
     drawn = figures.all_of(data)
-    here = Path(__file__).parent
     checkpoints = story.checkpoints(data)
-    return _template().render(
-        css=Markup((here / "style.css").read_text(encoding="utf-8")),
-        script=Markup((here / "script.js").read_text(encoding="utf-8")),
-        plotly=Markup(get_plotlyjs()) if drawn else "",
+    return page.render(
+        "template.html",
         data=data,
         name=data.path.resolve().name,
         state=story.state(data),
@@ -88,19 +80,6 @@ def render(data: RunData, previews_folder: Path) -> str:
         history=story.history(data),
         environment=_flat(data.environment[-1]) if data.environment else {},
     )
-
-
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    for function in (words.count, words.loss, words.percent, words.size, words.duration, words.moment):
-        environment.filters[function.__name__] = function
-    return environment.get_template("template.html")
 
 
 def previews(data: RunData, folder: Path) -> list[PreviewStep]:

@@ -4,7 +4,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
 `step` (optimizer steps done). Kinds and their fields:
 
     start       world_size, micro_batches_per_step, slot_width, threads, device, resumed_from (step or null)
-    epoch       epoch, segment, planned, rows: an epoch's plan begins
+    epoch       epoch, segment, planned, rows, plan (digest): an epoch's plan begins
     step        epoch, row, loss, loss_by_bucket {name: loss}, learning_rate, grad_norm, clips, tokens,
                 seconds, buckets [name, ...]
     validation  loss, loss_by_time {"100": loss, ...}, clips, seconds

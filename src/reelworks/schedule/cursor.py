@@ -16,6 +16,12 @@ from numpy.typing import NDArray
 from reelworks.core.errors import UserError
 from reelworks.schedule.plan import Entries, EpochPlan
 
+# Clips looked up together, so that a block's own sorting stays cheap.
+_BLOCK = 1 << 18
+# A uid is a hash: most clips that are not consumed show it by their first bits.
+_PREFIX_BITS = 24
+_PREFIX_SHIFT = np.uint64(64 - _PREFIX_BITS)
+
 
 @dataclass(frozen=True)
 class Cursor:
@@ -103,10 +109,46 @@ def remaining(
 ) -> Entries:
     """Entries whose (uid, copy) is not consumed; an edited clip keeps its uid and so stays consumed."""
     keep = np.ones(len(entries), dtype=np.bool_)
-    for copy in np.unique(consumed_copy):
-        done = consumed_uid[consumed_copy == copy]
-        keep &= ~((entries.copy == copy) & np.isin(entries.uid, done))
+    for copy in np.flatnonzero(np.bincount(consumed_copy)):
+        done = np.sort(consumed_uid[consumed_copy == copy])
+        may = np.zeros(1 << _PREFIX_BITS, dtype=np.bool_)
+        may[done >> _PREFIX_SHIFT] = True
+        for first in range(0, len(entries), _BLOCK):
+            where = slice(first, first + _BLOCK)
+            likely = np.flatnonzero((entries.copy[where] == copy) & may[entries.uid[where] >> _PREFIX_SHIFT])
+            keep[first + likely[_among(entries.uid[first + likely], done)]] = False
     return entries.take(keep)
+
+
+def remaining_after(entries: Entries, excluded: Excluded, uid: NDArray[np.uint64]) -> Entries:
+    """Entries that are not excluded: `remaining`, faster, where ordinals mean the same rows as before.
+
+    Args:
+        entries: Of the catalog as it is now.
+        excluded: Places consumed.
+        uid: Of every row that the catalog ever had, by ordinal.
+    """
+    rows, copies = excluded.bits.shape
+    known = np.flatnonzero((entries.ordinal < rows) & (entries.copy < copies))
+    place = entries.ordinal[known] * copies + entries.copy[known]
+    done = excluded.bits.reshape(-1)
+    keep = np.ones(len(entries), dtype=np.bool_)
+    keep[known[done[place]]] = False
+    # The others were edited since, which gave them a new row, or have no bucket any more.
+    others = done.copy()
+    others[place] = False
+    elsewhere = np.flatnonzero(others)
+    rest = entries.take(keep)
+    return remaining(rest, uid[elsewhere // copies], elsewhere % copies) if len(elsewhere) else rest
+
+
+def _among(uid: NDArray[np.uint64], done: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which uids are among the sorted ones; looked up in their order, so that the search walks forward."""
+    order = np.argsort(uid)
+    place = np.minimum(np.searchsorted(done, uid[order]), len(done) - 1)
+    found = np.empty(len(uid), dtype=np.bool_)
+    found[order] = done[place] == uid[order]
+    return found
 
 
 def check_same(cursor: Cursor, plan: EpochPlan) -> None:

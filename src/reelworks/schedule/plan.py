@@ -2,7 +2,8 @@
 
 1. Clips are ordered by (bucket, hash of (seed, epoch, uid, copy)): a full shuffle inside each bucket
    that stays as it is when other clips come or go.
-2. Each bucket is cut into micro-batches of its size; the last may be incomplete.
+2. Each bucket is cut into micro-batches of its size; the last may be incomplete. It then stays so
+   ("partial"), is filled with weight-0 copies ("pad"), or its clips go to a smaller bucket ("merge").
 3. `L` micro-batches of one bucket make a slot, `G / L` slots make a step (a *row*), of different buckets
    where possible. What is left over per bucket is grouped with its likes in cost.
 4. Rank `r` of `W` takes the columns `r, r + W, ...` of a row. The global batch is the same for every `W`.
@@ -16,8 +17,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import digests, draws
-from reelworks.core.draws import Purpose
+from reelworks.core import digests
+from reelworks.schedule import cut as cutting
+from reelworks.schedule import merge as merging
+from reelworks.schedule import order as ordering
+from reelworks.schedule import steps as stepping
 
 PLANNER_VERSION = 1
 I64 = NDArray[np.int64]
@@ -55,10 +59,11 @@ class PlanSpec:
         seed: The recipe's seed.
         micro_batches_per_step: `G`.
         slot_width: `L`, a divisor of `G`.
-        incomplete_batch: "partial" or "pad".
+        incomplete_batch: "partial", "pad" or "merge".
         batch_sizes: Per bucket.
         costs_us: Whole microseconds that one clip of each bucket takes.
         buckets_digest: Digest of the table, since equal numbers may mean other shapes.
+        merge_to: With "merge", for each bucket the one of a higher index that takes its clips, or -1.
         planner_version: Changes whenever the same arguments would give another plan.
     """
 
@@ -69,6 +74,7 @@ class PlanSpec:
     batch_sizes: tuple[int, ...]
     costs_us: tuple[int, ...]
     buckets_digest: str
+    merge_to: tuple[int, ...] = ()
     planner_version: int = PLANNER_VERSION
 
     def digest(self) -> str:
@@ -156,71 +162,35 @@ def plan(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:
         spec: Everything else that shapes the plan.
         epoch: Number of the epoch, from 0.
     """
-    key = (entries.bucket.astype(np.uint64) << np.uint64(48)) | (
-        draws.hash64(spec.seed, epoch, entries.uid, entries.copy, Purpose.SHUFFLE) >> np.uint64(16)
+    order = ordering.by_bucket_and_hash(
+        entries.uid, entries.copy, entries.bucket, seed=spec.seed, epoch=epoch
     )
-    # Ties of the 48-bit hash are broken by identity, so the order of the input never matters.
-    ordered = entries.take(np.lexsort((entries.copy, entries.uid, key)))
-    source, real, offsets = _cut(ordered.bucket, spec)
-    bucket = ordered.bucket[source]
-    micro_bucket = bucket[offsets[:-1]]
-    costs = np.diff(offsets) * np.array(spec.costs_us, dtype=np.int64)[micro_bucket]
-    rows = _rows(micro_bucket, costs, spec, epoch)
+    bucket = entries.bucket[order]
+    if spec.incomplete_batch == "merge":
+        moved, bucket = merging.merge(bucket, spec.batch_sizes, spec.merge_to)
+        order = order[moved]
+    cuts = cutting.cut(bucket, spec.batch_sizes, pad=spec.incomplete_batch == "pad")
+    source = cuts.source()
+    if source is not None:
+        order, bucket = order[source], bucket[source]
+    costs = cuts.length * np.array(spec.costs_us, dtype=np.int64)[cuts.bucket]
+    rows = stepping.rows(
+        cuts.bucket,
+        costs,
+        micro_batches_per_step=spec.micro_batches_per_step,
+        slot_width=spec.slot_width,
+        seed=spec.seed,
+        epoch=epoch,
+    )
     return EpochPlan(
-        ordered.uid[source], ordered.copy[source], ordered.ordinal[source], bucket, real, offsets, rows
+        uid=entries.uid[order],
+        copy=entries.copy[order],
+        ordinal=entries.ordinal[order],
+        bucket=bucket,
+        real=cuts.real(),
+        offsets=cuts.offsets,
+        rows=rows,
     )
-
-
-def _cut(bucket: I64, spec: PlanSpec) -> tuple[I64, NDArray[np.bool_], I64]:
-    """Cut runs of equal buckets into micro-batches: source of each place, real or not, offsets."""
-    starts = np.flatnonzero(np.r_[True, bucket[1:] != bucket[:-1]]) if len(bucket) else np.zeros(0, np.int64)
-    counts = np.diff(np.r_[starts, len(bucket)])
-    size = np.array(spec.batch_sizes, dtype=np.int64)[bucket[starts]]
-    micro_batches = -(-counts // size)
-    total = int(micro_batches.sum())
-    run = np.repeat(np.arange(len(starts)), micro_batches)
-    within = np.arange(total) - np.repeat(np.cumsum(micro_batches) - micro_batches, micro_batches)
-    clips = np.minimum(size[run], counts[run] - within * size[run])
-    length = size[run] if spec.incomplete_batch == "pad" else clips
-    offsets = np.r_[0, np.cumsum(length)].astype(np.int64)
-    micro = np.repeat(np.arange(total), length)
-    place = np.arange(int(offsets[-1])) - offsets[micro]
-    # A padding copy repeats the micro-batch's own clips in turn: same bucket, nothing else to decode.
-    source = starts[run[micro]] + within[micro] * size[run[micro]] + place % np.maximum(clips[micro], 1)
-    return source.astype(np.int64), place < clips[micro], offsets
-
-
-def _rows(micro_bucket: I64, costs: I64, spec: PlanSpec, epoch: int) -> I64:
-    """Group micro-batches into slots of one bucket, slots into rows, and shuffle the rows."""
-    width, per_row = spec.slot_width, spec.micro_batches_per_step // spec.slot_width
-    slots = _slots(micro_bucket, costs, width)
-    if not len(slots):
-        return np.zeros((0, spec.micro_batches_per_step), dtype=np.int64)
-    n_rows = -(-len(slots) // per_row)
-    # Slots lie bucket by bucket; dealt out like cards, a row gets slots that are n_rows apart.
-    grid = np.full((n_rows * per_row, width), -1, dtype=np.int64)
-    grid[: len(slots)] = slots
-    rows = grid.reshape(per_row, n_rows, width).transpose(1, 0, 2).reshape(n_rows, per_row * width)
-    # Real columns first, so that empty ones can be left out for all ranks at once.
-    rows = np.take_along_axis(rows, np.argsort(rows < 0, axis=1, kind="stable"), axis=1)
-    order = np.argsort(draws.hash64(spec.seed, epoch, np.arange(n_rows), Purpose.STEP_ORDER), kind="stable")
-    return np.ascontiguousarray(rows[order])
-
-
-def _slots(micro_bucket: I64, costs: I64, width: int) -> I64:
-    """Slots of `width` micro-batches: those of one bucket, then the left over ones by cost."""
-    index = np.arange(len(micro_bucket), dtype=np.int64)
-    if width == 1:
-        return index[:, None]
-    starts = np.flatnonzero(np.r_[True, micro_bucket[1:] != micro_bucket[:-1]]) if len(index) else index
-    counts = np.diff(np.r_[starts, len(index)])
-    within = index - np.repeat(starts, counts)
-    whole = within < np.repeat(counts // width * width, counts)
-    left = index[~whole]
-    left = left[np.argsort(costs[left], kind="stable")]
-    padded = np.full(-(-len(left) // width) * width, -1, dtype=np.int64)
-    padded[: len(left)] = left
-    return np.concatenate([index[whole].reshape(-1, width), padded.reshape(-1, width)])
 
 
 def rank_columns(row: I64, rank: int, world: int) -> Iterator[tuple[int, bool]]:

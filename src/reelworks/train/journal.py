@@ -56,6 +56,7 @@ class Journal:
             segment=position.segment,
             planned=position.counts.planned,
             rows=position.plan.steps,
+            plan=position.plan.digest(),
         )
 
     def step(self, done: Position, step: int, result: StepResult, seen: Seen, seconds: float) -> None:

@@ -16,6 +16,7 @@ import reelworks
 from reelworks.catalog.scan import ScanProgress
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files
+from reelworks.core.errors import UserError
 from reelworks.parallel import mesh
 from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
@@ -29,7 +30,7 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.run import events, lock
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import PlanSpec
-from reelworks.train import build, rehearsal
+from reelworks.train import build, difference, origin, rehearsal
 from reelworks.train.feed import Feed
 from reelworks.train.journal import Journal
 from reelworks.train.keep import Keeper
@@ -50,10 +51,16 @@ class RunOptions:
 
     Attributes:
         resume: "auto", "never", or a step.
+        load: Another run, or a checkpoint, to begin with; without effect once this run has its own.
+        weights_only: Take only the weights of `load`.
+        start_from_scratch: Begin the data again at epoch 0, and keep weights, optimizer and step count.
         debug: Log the clips of every step, on every rank.
     """
 
     resume: str = "auto"
+    load: Path | None = None
+    weights_only: bool = False
+    start_from_scratch: bool = False
     debug: bool = False
 
 
@@ -71,6 +78,12 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
     Raises:
         UserError: Anything a person can mend.
     """
+    if options.weights_only and options.load is None:
+        raise UserError(
+            "there is nothing to take weights from",
+            field="--weights-only",
+            remedy="add --load RUN|CHECKPOINT",
+        )
     with mesh.join() as world, ExitStack() as stack:
         threads = _set_threads(recipe, world)
         folder = RunFolder(Path(recipe.output))
@@ -105,7 +118,7 @@ def _train(
     boundary = Boundary(denoiser)
     keeper = Keeper(CheckpointStore(folder.checkpoints_folder), recipe, run_id, world)
     step = keeper.find(options.resume)
-    position, found = _position(data, spec, folder, keeper, step, state)
+    position, found = _position(data, spec, folder, keeper, step, state, options)
     said = found + said
     bucket = rehearsal.largest(data.table, set(position.plan.bucket.tolist()) or {0})
     rehearsal.rehearse(boundary, encoder, state, bucket)
@@ -152,14 +165,36 @@ def _train(
 
 
 def _position(
-    data: RecipeData, spec: PlanSpec, folder: RunFolder, keeper: Keeper, step: int | None, state: TrainState
+    data: RecipeData,
+    spec: PlanSpec,
+    folder: RunFolder,
+    keeper: Keeper,
+    step: int | None,
+    state: TrainState,
+    options: RunOptions,
 ) -> tuple[Position, list[str]]:
+    """Find where to train on, with the weights for it in place; also what to tell of it."""
     if step is None:
         begun, empty = positions.next_epoch(data, spec, None)
-        return begun, ["starting fresh", *(f"epoch {epoch}: no clip was drawn" for epoch in empty)]
+        said = ["starting fresh", *(f"epoch {epoch}: no clip was drawn" for epoch in empty)]
+        if options.load is not None:
+            said.append(
+                origin.take_over(options.load, state, keeper.world, weights_only=options.weights_only)
+            )
+        return begun, said
     cursor, excluded = keeper.restore(step, state)
-    position, difference = positions.resume(data, spec, folder, cursor, excluded)
-    return position, [f"resumed from step {step}, epoch {position.epoch}, row {position.row}", *difference]
+    changes = difference.of_recipes(folder, data.recipe)
+    if options.load is not None:
+        changes.append("--load is without effect: the run goes on from its own checkpoint")
+    if options.start_from_scratch:
+        begun = positions.start_again(data, spec, cursor)
+        return begun, [f"weights of step {step}; the data begin again at epoch 0", *changes]
+    position, found = positions.resume(data, spec, folder, cursor, excluded)
+    return position, [
+        f"resumed from step {step}, epoch {position.epoch}, row {position.row}",
+        *found,
+        *changes,
+    ]
 
 
 def _set_threads(recipe: Recipe, world: World) -> int:

@@ -135,7 +135,23 @@ def test_entries_that_cannot_be(values: dict[str, object], said: str) -> None:
         entry(**values)
 
 
-@pytest.mark.parametrize("ratio", ["16/9", "0:1", "16:9:4", "-16:9", "wide"])
+@pytest.mark.parametrize(
+    "ratio",
+    [
+        "16/9", "0:1", "16:9:4", "-16:9", "wide", "", "nan:1", "1:nan", "inf:1", "inf:inf", "1:inf", "1e308:1e-308",
+        "20.1:1", "1:20.1",
+    ],
+)  # fmt: skip
 def test_ratios_that_cannot_be(ratio: str) -> None:
-    with pytest.raises(ValidationError, match="aspect ratio"):
-        BucketsConfig(aspect_ratios=[ratio])
+    with pytest.raises(ValidationError, match="aspect ratio") as caught:
+        BucketsConfig(aspect_ratios=["16:9", ratio])
+    (told,) = (problem["ctx"]["error"] for problem in caught.value.errors())
+    assert isinstance(told, UserError)
+    assert (told.field, told.value) == ("buckets.aspect_ratios", ratio)
+
+
+@pytest.mark.parametrize(
+    ("text", "ratio"), [("16:9", 16 / 9), ("2.39:1", 2.39), ("20:1", 20), ("1:20", 0.05)]
+)
+def test_ratios_that_can_be(text: str, ratio: float) -> None:
+    assert parse_ratio(text) == ratio

@@ -13,6 +13,7 @@ from reelworks.catalog import scan as scanning
 from reelworks.catalog.scan import ScanProgress, ScanResult, Source, scan
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
+from reelworks.run.folder import RunFolder
 
 
 @pytest.fixture
@@ -255,3 +256,28 @@ def test_two_files_of_one_uid(data: Path, target: Path, monkeypatch) -> None:
     monkeypatch.setattr("reelworks.core.draws.hash_int", lambda *_: 7)
     with pytest.raises(UserError, match="have the same uid"):
         run(data, target)
+
+
+def test_a_run_folder_inside_the_dataset_is_no_footage(data: Path, target: Path) -> None:
+    run_folder = RunFolder(data / "sub" / "run")
+    preview = run_folder.previews_folder / "step-000000002"
+    preview.mkdir(parents=True)
+    media.write_picture(preview / "00.png", 3)
+    before = run(data, target)
+    assert "sub/run/previews/step-000000002/00.png" in paths(target)
+    run_folder.create({})
+    after = run(data, target)
+    assert (after.found, after.removed) == (before.found - 1, 1)
+    assert paths(target) == ["a.png", "sub/B.PNG", "sub/bad.mp4", "sub/c.mp4"]
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "{", '{"format": "mp4"}'])
+def test_a_run_json_of_somebody_else_hides_nothing(data: Path, target: Path, text: str) -> None:
+    (data / "sub" / "run.json").write_text(text)
+    assert run(data, target).found == 4
+
+
+def test_a_dataset_may_be_a_run_folder_or_lie_in_one(data: Path, target: Path) -> None:
+    RunFolder(data).create({})
+    assert run(data, target).found == 4
+    assert run(data / "sub", target, "below").found == 3

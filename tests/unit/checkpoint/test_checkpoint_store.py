@@ -97,6 +97,16 @@ def test_pins(store: CheckpointStore) -> None:
     assert store.history()[-1]["reasons"] == ["over the limit"]
 
 
+def test_a_full_disk_is_emptied_before_the_history_is_told(store: CheckpointStore) -> None:
+    fill(store, 100, 200)
+    (store.root / names.HISTORY).unlink(missing_ok=True)
+    (store.root / names.HISTORY).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        store.remove(100, ("over the limit",))
+    assert store.steps() == [200]
+    assert not list(store.root.glob(".trash*"))
+
+
 def test_sweep_takes_leftovers_and_nothing_else(store: CheckpointStore) -> None:
     fill(store, 100)
     for name in FOREIGN:

@@ -36,6 +36,41 @@ def test_frame_rules(rule: tuple[int, int], taken: list[int], refused: list[int]
     assert not any(geometry.accepts_frames(n) for n in refused)
 
 
+@pytest.mark.parametrize(
+    ("shape", "field", "remedy"),
+    [
+        (Shape(17, 65, 96), "h", "use 64"),
+        (Shape(17, 3, 96), "h", "use 8"),
+        (Shape(17, 64, 101), "w", "use 104"),
+        (Shape(18, 64, 96), "t", "use 17"),
+        (Shape(23, 64, 96), "t", "use 25"),
+        (Shape(2, 64, 96), "t", "use 1"),
+        (Shape(18, 65, 101), "h", "use 64"),
+    ],
+)
+def test_a_shape_without_a_latent_is_refused_with_the_nearest_that_has_one(
+    shape: Shape, field: str, remedy: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        Geometry((4, 8, 8), (1, 2, 2), (8, 1)).require(shape, ("t", "h", "w"))
+    assert (caught.value.field, caught.value.remedy) == (field, remedy)
+
+
+def test_sizes_need_not_fill_patches() -> None:
+    for frames, height, width in [(1, 8, 24), (17, 72, 104)]:
+        Geometry((4, 8, 8), (1, 2, 2), (8, 1)).require(Shape(frames, height, width), ("t", "h", "w"))
+
+
+@pytest.mark.parametrize("rule", [(1, 0), (4, 1), (8, 1), (8, 0), (4, 3)])
+def test_the_nearest_frame_count_is_taken_and_none_is_nearer(rule: tuple[int, int]) -> None:
+    geometry = Geometry((1, 8, 8), (1, 2, 2), rule)
+    taken = [n for n in range(1, 60) if geometry.accepts_frames(n)]
+    for frames in range(1, 40):
+        near = geometry.nearest_frames(frames)
+        assert near in taken
+        assert abs(near - frames) == min(abs(n - frames) for n in taken)
+
+
 def test_latents_and_tokens_round_up() -> None:
     geometry = Geometry(stride=(4, 8, 8), patch=(1, 2, 2))
     assert geometry.multiple == (16, 16)

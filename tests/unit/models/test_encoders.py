@@ -63,6 +63,16 @@ def test_long_captions_keep_their_first_words_and_empty_ones_have_a_token():
     assert text[1, 0].any()
 
 
+@pytest.mark.parametrize(
+    ("caption", "unseen"), [("", 0), ("one two three four", 0), ("One, two-three: four FIVE six!", 2)]
+)
+def test_words_beyond_the_end_are_counted(caption, unseen):
+    encoder = registry.build_text_encoder(TextConfig(dim=16, max_length=4))
+    assert encoder.unseen(caption) == unseen
+    seen = " ".join(hashed.words(caption)[: len(hashed.words(caption)) - unseen])
+    assert torch.equal(encoder.encode([caption])[0], encoder.encode([seen])[0])
+
+
 def test_vectors_are_the_same_on_every_platform():
     vectors = np.stack([hashed.word_vector(word, 64) for word in ("kite", "größe", "")])
     assert hashlib.sha256(vectors.astype("<f4").tobytes()).hexdigest()[:16] == "e9622ef851e6db85"

@@ -138,7 +138,7 @@ def test_a_change_is_told_and_begins_a_segment(training: Training) -> None:
     picture(training, "new.png")
     batch_size(training, 2)
     said = training.resume(training.save())
-    assert said[0] == "catalog: version 1 then, 2 now"
+    assert said[0] == "catalog: 1 clips added, 0 removed, 0 changed"
     assert "batch sizes" in said[1]
     assert said[2] == f"epoch 0: {done} clips done, {10 - done} left in 1 new steps"
     assert (training.position.segment, training.position.row, training.position.global_step) == (1, 0, 1)

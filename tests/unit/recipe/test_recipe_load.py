@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reelworks.cli.options import setting
 from reelworks.core.errors import UserError
 from reelworks.recipe import load as recipes
 from reelworks.recipe.recipe import Recipe
@@ -138,6 +139,17 @@ MISTAKES = [
     ("text.name='hash'", "text.name", "hash", 'did you mean "hashed"?'),
     ("objective.mask_ratios={headd = 0.1}", "objective.mask_ratios.headd", 0.1, "known: |did you mean"),
     ("objective.timestep_shift=-1.0", "objective.timestep_shift", -1.0, '"auto"'),
+    ("output=''", "output", "", "give a text"),
+    ("catalog=''", "catalog", "", "remove the key"),
+    (f"seed={2**63}", "seed", 2**63, "give less than 9223372036854775808"),
+    ("buckets.aspect_ratios=['nan:1']", "buckets.aspect_ratios", "nan:1", '"16:9"'),
+    ("validation.times=[]", "validation.times", [], "give times such as"),
+    ("validation.times=[500, 0.0]", "validation.times", 0.0, "give times such as"),
+    ("validation.times=[1000.5]", "validation.times", 1000.5, "give times such as"),
+    ("preview={prompts = ['a'], height = 60}", "preview.height", 60, "use 64"),
+    ("preview={prompts = ['a'], width = 101}", "preview.width", 101, "use 104"),
+    ("preview={prompts = ['a'], height = 0}", "preview.height", 0, "greater than or equal to 1"),
+    ("preview.fps=241", "preview.fps", 241, "less than or equal to 240"),
     ("checkpoints.keep_every=750", "checkpoints.keep_every", 750, "multiple of 500"),
 ]
 
@@ -151,6 +163,41 @@ def test_a_mistake_names_field_value_and_remedy(
     assert isinstance(error.value, float) if value is float else error.value == value
     assert re.search(remedy, error.remedy) or remedy in error.remedy
     assert error.problem
+
+
+def test_the_ends_of_ranges_are_taken(tmp_path: Path) -> None:
+    recipe = recipes.load(write(tmp_path), [f"seed={2**63 - 1}", "validation.times=[1000, 0.001]"])
+    assert (recipe.seed, recipe.validation.times) == (2**63 - 1, [1000.0, 0.001])
+    assert recipes.parse(tomllib.loads(recipes.dump(recipe))) == recipe
+
+
+def test_a_preview_follows_the_stride_of_the_autoencoder_and_only_if_there_is_one(tmp_path: Path) -> None:
+    sizes = ["preview.height=60", "preview.width=90", "preview.num_frames=18"]
+    assert recipes.load(write(tmp_path), sizes).preview.height == 60
+    few = ["preview.prompts=['a']", "autoencoder.stride=6"]
+    assert recipes.load(write(tmp_path), [*sizes, *few]).preview.width == 90
+    assert mistake(tmp_path, *few).field == "preview.height"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "2026-11-20",
+        "7",
+        "1e3",
+        "true",
+        "[a]",
+        "{}",
+        'a"b',
+        "a\\b",
+        "a b # c",
+        "größe 🎬",
+        "a\x7f\n\tb",
+        "plain",
+    ],
+)
+def test_a_folder_given_as_an_option_is_a_text_whatever_it_looks_like(tmp_path: Path, name: str) -> None:
+    assert recipes.load(write(tmp_path), [setting("output", name)]).output == name
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from test_schedule_plan import cases, identities, make_entries, make_spec
 
 from reelworks.core.errors import UserError
-from reelworks.schedule.cursor import Cursor, Excluded, check_same, remaining
+from reelworks.schedule.cursor import Cursor, Excluded, check_same, remaining, remaining_after
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
 
 
 @given(cases(), st.integers(1, 7))
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 def test_the_first_rows_and_what_remains_are_the_epoch(case: tuple[Entries, PlanSpec], new_size: int) -> None:
     entries, spec = case
     made = plan(entries, spec, 0)
@@ -31,7 +31,7 @@ def test_the_first_rows_and_what_remains_are_the_epoch(case: tuple[Entries, Plan
 
 
 @given(cases())
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 def test_rows_before_are_the_rows_before(case: tuple[Entries, PlanSpec]) -> None:
     entries, spec = case
     made = plan(entries, spec, 0)
@@ -43,6 +43,36 @@ def test_rows_before_are_the_rows_before(case: tuple[Entries, PlanSpec]) -> None
             real = [identities(made)[i] for i in range(where.start, where.stop) if made.real[i]]
             assert not seen & set(real)
             seen |= set(real)
+
+
+@given(cases(), st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_by_ordinals_remains_what_remains_by_uids(case: tuple[Entries, PlanSpec], every: int) -> None:
+    """Edited clips have a new ordinal; others have lost their bucket since; some were never planned."""
+    entries, _ = case
+    rows = int(entries.ordinal.max(initial=-1)) + 1
+    uid = np.zeros(rows + len(entries), dtype=np.uint64)
+    uid[entries.ordinal] = entries.uid
+    done = entries.take(np.arange(len(entries)) % 4 < every)
+    excluded = Excluded.none().with_places(done.ordinal, done.copy)
+    edited = entries.uid % 3 == 0
+    ordinal = np.where(edited, entries.ordinal + rows, entries.ordinal)
+    uid[ordinal] = entries.uid
+    now = replace(entries, ordinal=ordinal).take(entries.uid % 5 != 1)
+    expected = remaining(now, done.uid, done.copy)
+    assert identities(remaining_after(now, excluded, uid)) == identities(expected)
+    slow = set(identities(done))
+    assert identities(expected) == [i for i in identities(now) if i not in slow]
+
+
+@given(st.sets(st.integers(0, 300)), st.integers(0, 55))
+def test_uids_that_begin_alike_are_told_apart(done: set[int], shift: int) -> None:
+    """The quick look at a uid's first bits only ever saves work."""
+    uid = np.arange(200, dtype=np.uint64) << np.uint64(shift)
+    entries = Entries(uid, np.zeros(200, np.int64), np.arange(200), np.zeros(200, np.int64))
+    consumed = np.array(sorted(done), dtype=np.uint64) << np.uint64(shift)
+    left = remaining(entries, consumed, np.zeros(len(done), dtype=np.int64))
+    assert set(left.ordinal.tolist()) == set(range(200)) - done
 
 
 places = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 4)), max_size=40)

@@ -72,6 +72,10 @@ class HashedTextEncoder:
                 text_BLD[row, place] = word_vector(word, self.dim)
         return torch.from_numpy(text_BLD).to(self._device), torch.from_numpy(mask_BL).to(self._device)
 
+    def unseen(self, caption: str) -> int:
+        """Count the words at a caption's end that `max_length` cuts off."""
+        return max(len(words(caption)) - self.max_length, 0)
+
     def to(self, device: torch.device) -> TextEncoder:
         """Put what `encode` returns on a device, from now on."""
         self._device = torch.device(device)

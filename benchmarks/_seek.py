@@ -1,0 +1,137 @@
+"""Saved states of an epoch, and the child process that finds the next step from one of them.
+
+A state is what a checkpoint and a run folder hold: the catalog's columns, the spec, the cursor and the
+bitmap of what was consumed; right after a change also the plan that the checkpoint went by.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import _weblike
+from reelworks.buckets import assign
+from reelworks.buckets.assign import Clips, Reason
+from reelworks.core import draws
+from reelworks.schedule import cursor as cursors
+from reelworks.schedule.cursor import Cursor, Excluded
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
+
+SEED = 42
+
+
+@dataclass(frozen=True)
+class State:
+    """Where an epoch stands: the plan of its present segment and what earlier ones consumed."""
+
+    clips: Clips
+    live: NDArray[np.bool_]
+    spec: PlanSpec
+    excluded: Excluded
+    plan: EpochPlan
+    row: int
+
+    def consumed(self) -> Excluded:
+        """Places consumed up to the row."""
+        done = self.plan.places_before(self.row)
+        return self.excluded.with_places(self.plan.ordinal[done], self.plan.copy[done])
+
+
+def entries(clips: Clips, live: NDArray[np.bool_]) -> Entries:
+    """Entries of epoch 0; a clip's ordinal is its row."""
+    result = assign.assign(clips, _weblike.buckets(), seed=SEED, epoch=0)
+    where = np.flatnonzero((result.reason == Reason.NONE) & live)
+    return Entries(clips.uid[where], clips.copy[where], where, result.bucket[where].astype(np.int64))
+
+
+def segment(clips: Clips, live: NDArray[np.bool_], spec: PlanSpec, excluded: Excluded) -> EpochPlan:
+    """Plan what is left of the epoch."""
+    left = entries(clips, live)
+    return plan(cursors.remaining_after(left, excluded, clips.uid) if len(excluded.bits) else left, spec, 0)
+
+
+def change(
+    state: State, *, spec: PlanSpec | None = None, clips: Clips | None = None, live: Any = None
+) -> State:
+    """The state at the first row after a change of spec or catalog; the bitmap holds what was consumed."""
+    consumed = state.consumed()
+    changed = replace(
+        state,
+        excluded=consumed,
+        row=0,
+        spec=spec or state.spec,
+        clips=state.clips if clips is None else clips,
+        live=state.live if live is None else live,
+    )
+    made = segment(changed.clips, changed.live, changed.spec, consumed)
+    return replace(changed, plan=made, row=made.steps // 3)
+
+
+def edit(state: State) -> tuple[Clips, NDArray[np.bool_]]:
+    """A catalog with a hundredth removed, a hundredth edited (a new row of the same uid) and as many new."""
+    n = len(state.clips.uid)
+    share = draws.hash64("edit", state.clips.uid) % np.uint64(100)
+    edited = np.flatnonzero(share == 1)
+    new = state.clips.take(edited)
+    new = replace(new, uid=draws.hash64("new", new.uid))
+    parts = (state.clips, state.clips.take(edited), new)
+    clips = Clips(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Clips)})
+    return clips, np.concatenate([share > 1, np.ones(len(clips.uid) - n, dtype=np.bool_)])
+
+
+def save(state: State, folder: Path, former: State | None = None) -> None:
+    """Write the state; with `former`, the checkpoint is the former's, and the state's change comes new."""
+    folder.mkdir()
+    held = former or state
+    np.savez(folder / "catalog.npz", live=state.live, **vars(state.clips))
+    (folder / "spec.json").write_text(json.dumps(asdict(state.spec)))
+    (folder / "excluded").write_bytes(held.excluded.to_bytes())
+    cursor = Cursor(
+        *("catalog", 1, held.spec.digest(), held.plan.digest(), held.plan.row_digest(held.row)),
+        *(0, 0, 0, held.row, 0, 0, 0, 0, 0),
+    )
+    (folder / "cursor.json").write_text(json.dumps(cursor.to_json()))
+    if former is not None:
+        np.savez(folder / "plan.npz", **{f.name: getattr(former.plan, f.name) for f in fields(EpochPlan)})
+
+
+def seek(folder: Path) -> tuple[str, int]:
+    """Find the next step: digest of its uids, and its row."""
+    with np.load(folder / "catalog.npz") as stored:
+        columns = dict(stored)
+    live, clips = columns.pop("live"), Clips(**columns)
+    values: dict[str, Any] = json.loads((folder / "spec.json").read_text())
+    values |= {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
+    spec = PlanSpec(**values)
+    cursor = Cursor(**json.loads((folder / "cursor.json").read_text()))
+    excluded = Excluded.from_bytes((folder / "excluded").read_bytes())
+    if cursor.spec == spec.digest():
+        found = segment(clips, live, spec, excluded)
+        cursors.check_same(cursor, found)
+        return found.row_digest(cursor.row), cursor.row
+    with np.load(folder / "plan.npz") as stored:
+        former = EpochPlan(**dict(stored))
+    done = former.places_before(cursor.row)
+    found = segment(clips, live, spec, excluded.with_places(former.ordinal[done], former.copy[done]))
+    return found.row_digest(0), 0
+
+
+def run(folder: Path) -> dict[str, Any]:
+    """Seek in a fresh process."""
+    command = [sys.executable, "-m", "benchmarks._seek", str(folder)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return dict(json.loads(out.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    began = time.perf_counter()
+    row_digest, row = seek(Path(sys.argv[1]))
+    print(json.dumps({"seconds": time.perf_counter() - began, "next": row_digest, "row": row}))

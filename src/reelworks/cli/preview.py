@@ -1,0 +1,39 @@
+"""`reelworks preview`: what each bucket will see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
+
+
+def preview(
+    recipe: RecipeArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Default: preview/ in the run folder."),
+    ] = None,
+    clips: Annotated[int, typer.Option(min=1, help="Clips shown of each bucket.")] = 6,
+    data_path: DataPath = None,
+    overrides: Overrides = None,
+    json: Json = False,
+) -> None:
+    """Draw what each bucket will see, and what is cut away.
+
+    One contact sheet for each bucket of the first epoch, an index page, and the clips of which most is cut.
+    """
+    from reelworks.cli import show, show_data
+    from reelworks.prepare import data as preparing
+    from reelworks.report import preview as previewing
+
+    loaded = load_recipe(recipe, overrides, data_path)
+    with show.scan_progress(quiet=json) as on_progress:
+        preparing.scan(loaded, on_progress)
+    told = previewing.write(loaded, output or Path(loaded.output) / "preview", clips)
+    if json:
+        show.json(told)
+    else:
+        show_data.preview(told)

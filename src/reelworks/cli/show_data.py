@@ -1,0 +1,93 @@
+"""How coverage, inspections and previews look on a terminal."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reelworks.cli import show
+
+if TYPE_CHECKING:
+    from reelworks.prepare.coverage import Coverage, EpochCoverage
+    from reelworks.report.inspect import Inspection
+
+_FILES_SHOWN = 3
+_WORST_SHOWN = 10
+_ACCOUNT = ("trained", "failed", "skipped", "not_yet")
+
+
+def coverage(told: Coverage, places: list[int]) -> None:
+    """The account of every epoch, then the clips asked for."""
+    if not told.epochs:
+        show.line("no epoch has begun")
+    for epoch in told.epochs:
+        show.line(f"epoch {epoch.epoch}: {_account(epoch)}")
+        others = {label: n for label, n in epoch.counts.items() if label not in _ACCOUNT}
+        if others:
+            show.line("  not planned: " + ", ".join(f"{n} {label}" for label, n in others.items()))
+    for clip in told.clips(places):
+        copy = f" (copy {clip['copy']})" if told.copy.any() else ""
+        show.line(f"\n{clip['path']}{copy}")
+        for one in clip["epochs"]:
+            show.line(f"  epoch {one['epoch']}: {_became(one)}")
+
+
+def _account(epoch: EpochCoverage) -> str:
+    if not epoch.available:
+        return f"{epoch.planned} planned; a plan it went by is gone, so not every clip can be told"
+    parts = [epoch.counts.get(name, 0) for name in _ACCOUNT]
+    text = f"{epoch.planned} planned = {parts[0]} trained + {parts[1]} failed + {parts[2]} skipped"
+    text += f" + {parts[3]} not yet" if parts[3] or epoch.told is None else ""
+    if epoch.adds_up:
+        return text + "; adds up"
+    twice = f", {epoch.twice} clips trained more than once" if epoch.twice else ""
+    return text.replace(" = ", " against ", 1) + f"; does NOT add up{twice}"
+
+
+def _became(one: dict[str, Any]) -> str:
+    step = f" (step {one['step']})" if "step" in one else ""
+    reason = f": {one['reason']}" if "reason" in one else ""
+    return str(one["became"]).replace("_", " ") + step + reason
+
+
+def inspection(found: Inspection, html: Path | None) -> None:
+    """Distributions, advice, and buckets as TOML."""
+    s = found.summary
+    kinds = ", ".join(f"{count} {kind}s" for kind, count in s.by_kind)
+    show.line(f"{s.clips} clips: {kinds}, {s.bad} unreadable; {s.duration_seconds:.0f} s of video")
+    for title, unit, histogram in found.histograms:
+        largest = max(count for _, count in histogram)
+        width = max(12, *(len(label) for label, _ in histogram))
+        show.line(f"\n{title} ({unit})")
+        for label, count in histogram:
+            show.line(f"  {label:>{width}}  {'█' * math.ceil(30 * count / largest):<30}  {count}")
+    if found.advice:
+        show.line("\nadvice")
+    for one in found.advice:
+        show.line(f"  {one.text}: {one.remedy}")
+        for file in one.files[:_FILES_SHOWN]:
+            show.line(f"    {file}")
+        if len(one.files) > _FILES_SHOWN:
+            show.line("    and more; --json names them")
+    show.line("\nproposed buckets")
+    show.line(found.proposal.to_toml())
+    if html is not None:
+        show.line(str(html))
+
+
+def preview(told: dict[str, Any]) -> None:
+    """Crop losses by bucket, the clips that lose most, and where the sheets are."""
+    for bucket in told["buckets"]:
+        show.line(
+            f"{bucket['name']}: {bucket['clips']} clip{'s' if bucket['clips'] > 1 else ''} of {bucket['shape']}, "
+            f"{bucket['mean_lost']:.1%} cut away in the mean, {bucket['max_lost']:.1%} at most"
+        )
+        for one in bucket["shown"]:
+            if one["error"]:
+                show.line(f"  cannot be read: {one['path']}: {one['error']}")
+    show.line("cut most")
+    for one in told["worst"][:_WORST_SHOWN]:
+        size = f"{one['width']}×{one['height']}"
+        show.line(f"  {one['lost']:>6.1%}  {one['path']}  {size} in {one['bucket']}")
+    show.line(told["index"])

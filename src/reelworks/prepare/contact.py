@@ -1,0 +1,131 @@
+"""What clips look like when training reads them: frames, and what a crop leaves of the picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.core.draws import Purpose, hash64
+from reelworks.core.shape import Shape
+from reelworks.media import sampling
+from reelworks.media.load import Frames, MediaError, Request, load
+from reelworks.prepare import requests
+from reelworks.prepare.data import RecipeData
+from reelworks.schedule.plan import Entries, EpochPlan
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Look:
+    """A clip as an epoch reads it.
+
+    Attributes:
+        path: Dataset and path.
+        caption: As the model is told it.
+        source: Frames, height and width of the file as displayed.
+        lost: Share of the frame's area that the crop cuts away.
+        first_frame: Number of the first frame read, and how far apart the frames read lie.
+        step: Source frames from one frame read to the next.
+        window: (top, left, height, width) of the crop in `whole`.
+        frames: `[T, H, W, 3]` what training reads; None if it cannot be read.
+        whole: `[h, w, 3]` the first frame read, resized as for training and not cropped.
+        error: Why it cannot be read.
+    """
+
+    path: str
+    caption: str
+    source: Shape
+    lost: float
+    first_frame: int
+    step: float
+    window: tuple[int, int, int, int]
+    frames: Frames | None
+    whole: Frames | None
+    error: str = ""
+
+
+def planned(plan: EpochPlan) -> Entries:
+    """Clips of a plan in the buckets that train them, copies that pad left out."""
+    real = plan.real
+    bucket = plan.bucket[real].astype(np.int64)
+    return Entries(plan.uid[real], plan.copy[real].astype(np.int64), plan.ordinal[real], bucket)
+
+
+def lost_shares(data: RecipeData, entries: Entries) -> NDArray[np.float64]:
+    """Share of the frame's area that each entry's bucket cuts away."""
+    row = data.rows.find(entries.uid)
+    height, width = data.rows.height[row].astype(np.float64), data.rows.width[row].astype(np.float64)
+    shapes = [bucket.shape for bucket in data.table.buckets]
+    to_height = np.array([s.height for s in shapes], dtype=np.float64)[entries.bucket]
+    to_width = np.array([s.width for s in shapes], dtype=np.float64)[entries.bucket]
+    scale = np.maximum(to_height / height, to_width / width)
+    lost: NDArray[np.float64] = 1 - to_height * to_width / (scale * scale * height * width)
+    return np.maximum(lost, 0.0)
+
+
+def choose(data: RecipeData, entries: Entries, lost: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Places of clips to show: the one that loses most, then others by chance, always the same ones."""
+    order = np.argsort(hash64(data.recipe.seed, entries.uid, entries.copy, Purpose.PREVIEW), kind="stable")
+    worst = int(np.argmax(lost))
+    chosen: NDArray[np.int64] = np.r_[worst, order[order != worst]][:count]
+    return chosen
+
+
+def look(data: RecipeData, entries: Entries, lost: NDArray[np.float64], *, epoch: int) -> list[Look]:
+    """Read clips of one bucket, with the draws of an epoch, as training will.
+
+    Args:
+        data: The recipe's data.
+        entries: Clips of one bucket, at least one.
+        lost: Of `lost_shares`.
+        epoch: Number of the epoch.
+    """
+    rows, bucket = data.rows.find(entries.uid), int(entries.bucket[0])
+    built = requests.build(data, rows, entries.copy, bucket, epoch=epoch)
+    pairs = zip(rows.tolist(), lost.tolist(), built, strict=True)
+    return [_look(data, row, share, request) for row, share, request in pairs]
+
+
+def _look(data: RecipeData, row: int, lost: float, request: Request) -> Look:
+    rows = data.rows
+    source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
+    first, window, resized = placed(request, source)
+    frames, whole, error = None, None, ""
+    try:
+        frames, whole = load(request), load(replace(request, shape=resized))[0]
+    except MediaError as problem:
+        error = str(problem)
+    return Look(
+        path=f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}",
+        caption=rows.caption[row].as_py() or "",
+        source=source,
+        lost=lost,
+        first_frame=first,
+        step=request.step,
+        window=window,
+        frames=frames,
+        whole=whole,
+        error=error,
+    )
+
+
+def placed(request: Request, source: Shape) -> tuple[int, tuple[int, int, int, int], Shape]:
+    """Where a request begins and crops.
+
+    Returns:
+        The first frame's number; (top, left, height, width) of the crop in the resized frame; and the shape
+        that gives all of the resized frames.
+    """
+    shape = request.shape
+    height, width = sampling.cover(source.height, source.width, shape.height, shape.width)
+    top = sampling.crop_offset(height, shape.height, request.crop_draw[0])
+    left = sampling.crop_offset(width, shape.width, request.crop_draw[1])
+    indices = sampling.frame_indices(
+        source.num_frames, shape.num_frames, request.step, request.first_frame_draw
+    )
+    window = (top, left, shape.height, shape.width)
+    return int(indices[0]), window, Shape(shape.num_frames, height, width)

@@ -1,0 +1,93 @@
+"""The plans that an epoch went by, and which step took each of their clips."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.prepare.data import RecipeData
+from reelworks.run import plans
+from reelworks.run.coverage import Epoch, Step
+from reelworks.run.folder import RunFolder
+from reelworks.schedule import cursor as cursors
+from reelworks.schedule import plan as planning
+from reelworks.schedule.plan import EpochPlan
+
+_VERSIONS_TRIED = 16
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of an epoch under one plan; arrays have one element for each clip that it planned.
+
+    Attributes:
+        number: From 0.
+        uid, copy: The clip.
+        step: The step that took it, 0 where none that holds did.
+    """
+
+    number: int
+    uid: NDArray[np.uint64]
+    copy: NDArray[np.int64]
+    step: NDArray[np.int64]
+
+
+def segments(run: RunFolder, data: RecipeData, epoch: Epoch) -> tuple[list[Segment], bool]:
+    """Read the plans of an epoch's segments, or make them again where their files are gone.
+
+    Args:
+        run: The run's folder.
+        data: The recipe's data at the catalog's newest version.
+        epoch: What the events say of the epoch.
+
+    Returns:
+        The segments that trained something and the one under way; and False if some of them are gone for
+        good, so that the others do not tell the whole epoch.
+    """
+    found: list[Segment] = []
+    whole = True
+    for number in sorted(n for n in epoch.plans if epoch.steps.get(n) or n == epoch.segment):
+        went_by = _read(run, epoch, number)
+        if went_by is None and whole:  # what is left to plan depends on all that was trained before
+            went_by = _made_again(data, epoch, number, found)
+        if went_by is None:
+            whole = False
+        else:
+            found.append(_segment(number, went_by, epoch.steps.get(number, [])))
+    return found, whole
+
+
+def _segment(number: int, plan: EpochPlan, steps: list[Step]) -> Segment:
+    taken_by = np.zeros(len(plan.offsets), dtype=np.int64)  # the last one is for empty columns, -1
+    for step in steps:
+        taken_by[plan.rows[step.row]] = step.step
+    by_place = np.repeat(taken_by[:-1], np.diff(plan.offsets))
+    return Segment(number, plan.uid[plan.real], plan.copy[plan.real].astype(np.int64), by_place[plan.real])
+
+
+def _read(run: RunFolder, epoch: Epoch, number: int) -> EpochPlan | None:
+    """Read a segment's plan; None if it is not the one that the segment went by."""
+    arrays = plans.read(run, epoch.generation, epoch.epoch, number)
+    if arrays is None or arrays.keys() != {f.name for f in fields(EpochPlan)}:
+        return None
+    stored = EpochPlan(**arrays)
+    return stored if stored.digest() == epoch.plans[number] else None
+
+
+def _made_again(data: RecipeData, epoch: Epoch, number: int, former: list[Segment]) -> EpochPlan | None:
+    """Plan a segment again, on the newest version of the catalog that gives the plan it went by.
+
+    Where the recipe's buckets changed since, none does.
+    """
+    newest = data.catalog.version
+    uid = np.concatenate([s.uid[s.step > 0] for s in former] or [np.zeros(0, np.uint64)])
+    copy = np.concatenate([s.copy[s.step > 0] for s in former] or [np.zeros(0, np.int64)])
+    for version in range(newest, max(newest - _VERSIONS_TRIED, 0), -1):
+        then = data if version == newest else RecipeData.open(data.recipe, version)
+        spec = then.spec(*epoch.step_shapes[number])
+        again = planning.plan(cursors.remaining(then.entries(epoch.epoch), uid, copy), spec, epoch.epoch)
+        if again.digest() == epoch.plans[number]:
+            return again
+    return None

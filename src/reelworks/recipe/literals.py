@@ -1,0 +1,234 @@
+"""Reads the literal values of a Python file without running it.
+
+Configs of other trainers are Python programs. Here only their syntax tree is looked at: numbers, texts,
+lists, tuples, sets, dicts, `dict(a=1)`, signs and arithmetic of numbers, and names given a literal earlier
+in the file. What needs anything else (a call, an import, a loop) is not read, and listed.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reelworks.core.errors import UserError
+
+BASE = "_base_"
+DELETE = "_delete_"
+
+# No powers: a short one may take for ever.
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+
+
+@dataclass
+class Literals:
+    """What a file says.
+
+    Attributes:
+        values: Literal by name.
+        unread: What is no literal, by name or by "line 12": the source text.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+
+
+class _NotALiteralError(Exception):
+    pass
+
+
+def read(path: Path) -> Literals:
+    """Read a file, and beneath it the files that its `_base_` names, as mmengine's configs inherit.
+
+    Raises:
+        UserError: A file is missing or no Python, or a file is its own base.
+    """
+    return _read(path, ())
+
+
+def _read(path: Path, below: tuple[Path, ...]) -> Literals:
+    if path.resolve() in below:
+        raise UserError("the file is its own base", field=BASE, value=str(path), remedy=f"mend {BASE} in it")
+    own = _parse(path)
+    bases = own.values.get(BASE, [])
+    merged = Literals()
+    for base in [bases] if isinstance(bases, str) else bases:
+        found = _read(path.parent / str(base), (*below, path.resolve()))
+        _merge(merged, found)
+    _merge(merged, own)
+    merged.values = _without_marks(merged.values)
+    return merged
+
+
+def _parse(path: Path) -> Literals:
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except OSError as error:
+        raise UserError(
+            f"the config cannot be read ({error.strerror})",
+            field="CONFIG",
+            value=str(path),
+            remedy="check the path",
+        ) from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None)
+        where = "" if line is None else f" (line {line})"
+        raise UserError(
+            f"this is no Python file{where}: {getattr(error, 'msg', error)}",
+            field="CONFIG",
+            value=str(path),
+            remedy="give a config of Open-Sora, such as configs/opensora-v1-2/train/stage1.py",
+        ) from error
+    result = Literals()
+    for statement in tree.body:
+        _statement(statement, result)
+    return result
+
+
+def _statement(statement: ast.stmt, result: Literals) -> None:
+    targets: list[ast.expr] = []
+    if isinstance(statement, ast.Assign):
+        targets = statement.targets
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        targets = [statement.target]
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return  # a docstring
+    if not targets or not all(isinstance(target, ast.Name) for target in targets):
+        _give_up(statement, result)
+        return
+    assert isinstance(statement, ast.Assign | ast.AnnAssign)
+    assert statement.value is not None
+    try:
+        value = _value(statement.value, result.values)
+    except (_NotALiteralError, RecursionError):
+        _give_up(statement, result)
+        return
+    for target in targets:
+        assert isinstance(target, ast.Name)
+        result.values[target.id] = value
+        result.unread.pop(target.id, None)
+
+
+def _give_up(statement: ast.stmt, result: Literals) -> None:
+    """List a statement that is not read; what it may have changed is not known any more."""
+    text = ast.unparse(statement)
+    names = _changed(statement, result.values)
+    for name in names:
+        result.values.pop(name, None)
+        result.unread[name] = text
+    if not names:
+        result.unread[f"line {statement.lineno}"] = text
+
+
+def _changed(statement: ast.stmt, known: dict[str, Any]) -> set[str]:
+    """Names that an assignment gives, or that any other statement (a loop, a method call) mentions."""
+    if isinstance(statement, ast.Assign):
+        return {name.id for target in statement.targets for name in _names(target)}
+    if isinstance(statement, ast.AnnAssign):
+        return {name.id for name in _names(statement.target)}
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return set()
+    return {n.id for n in _names(statement) if n.id in known or not isinstance(n.ctx, ast.Load)}
+
+
+def _names(node: ast.AST) -> list[ast.Name]:
+    return [inner for inner in ast.walk(node) if isinstance(inner, ast.Name)]
+
+
+def _value(node: ast.expr, known: dict[str, Any]) -> Any:
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() | None):
+            return _finite(node.value)
+        case ast.Name(id=name) if name in known:
+            return known[name]
+        case ast.List() | ast.Tuple() | ast.Set():
+            items = [_value(item, known) for item in node.elts]
+            return tuple(items) if isinstance(node, ast.Tuple) else items
+        case ast.Dict():
+            return _dict(node, known)
+        case ast.Call(func=ast.Name(id="dict"), args=[]):
+            return _keywords(node, known)
+        case ast.UnaryOp() | ast.BinOp():
+            return _number(node, known)
+    raise _NotALiteralError
+
+
+def _dict(node: ast.Dict, known: dict[str, Any]) -> dict[Any, Any]:
+    result: dict[Any, Any] = {}
+    for key, value in zip(node.keys, node.values, strict=True):
+        if key is None:
+            result |= _mapping(value, known)
+            continue
+        name = _value(key, known)
+        if not isinstance(name, str | int | float):
+            raise _NotALiteralError
+        result[name] = _value(value, known)
+    return result
+
+
+def _keywords(node: ast.Call, known: dict[str, Any]) -> dict[Any, Any]:
+    result: dict[Any, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            result |= _mapping(keyword.value, known)
+        else:
+            result[keyword.arg] = _value(keyword.value, known)
+    return result
+
+
+def _mapping(node: ast.expr, known: dict[str, Any]) -> dict[Any, Any]:
+    value = _value(node, known)
+    if not isinstance(value, dict):
+        raise _NotALiteralError
+    return value
+
+
+def _number(node: ast.UnaryOp | ast.BinOp, known: dict[str, Any]) -> Any:
+    parts = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
+    values = [_value(part, known) for part in parts]
+    apply = _OPERATORS.get(type(node.op))
+    if apply is None or any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
+        raise _NotALiteralError
+    try:
+        return _finite(apply(*values))
+    except ArithmeticError:
+        raise _NotALiteralError from None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _NotALiteralError
+    return value
+
+
+def _merge(onto: Literals, later: Literals) -> None:
+    onto.values = _merged(onto.values, later.values)
+    for name in later.values:
+        onto.unread.pop(name, None)
+    for name in later.unread:
+        onto.values.pop(name, None)
+    onto.unread |= later.unread
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """A later dict completes an earlier one, unless it says `_delete_`."""
+    if not isinstance(old, dict) or not isinstance(new, dict) or new.get(DELETE):
+        return new
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+
+
+def _without_marks(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_marks(inner) for key, inner in value.items() if key != DELETE}

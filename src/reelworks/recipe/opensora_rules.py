@@ -1,0 +1,99 @@
+"""The forms that a rule for a key of Open-Sora may have, and the recipe that rules fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+_TABLES = (
+    "data",
+    "buckets",
+    "model",
+    "autoencoder",
+    "objective",
+    "precision",
+    "parallel",
+    "train",
+    "checkpoints",
+)
+
+
+class Fate(StrEnum):
+    """What became of a key."""
+
+    CONVERTED = "converted"
+    NOT_NEEDED = "not needed"
+    NOT_THERE_YET = "not there yet"
+    UNKNOWN = "unknown"
+    UNREAD = "unread"
+    TO_FILL_IN = "to fill in"
+
+
+Told = tuple[Fate, str]
+
+
+class Draft:
+    """A recipe that is being filled.
+
+    Attributes:
+        values: The whole config.
+        name: Of the run.
+        recipe: Plain values, in the order in which one reads a recipe.
+    """
+
+    def __init__(self, values: dict[str, Any], name: str) -> None:
+        self.values, self.name = values, name
+        self.recipe: dict[str, Any] = {"version": 1, "output": name, "dataset": [{"path": "data"}]}
+        for table in _TABLES:
+            self.recipe[table] = {}
+
+    def set(self, key: str, value: Any) -> str:
+        """Set a dotted key; return what a line says of it."""
+        *parents, last = key.split(".")
+        here = self.recipe
+        for part in parents:
+            here = here[part]
+        here[last] = value
+        shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
+        return f"{key} = {shown}" if not isinstance(value, dict) else key
+
+
+Rule = Callable[[Any, Draft], Told]
+
+
+def to(target: str, none: Any = None) -> Rule:
+    """Take the value as it is; None and 0 become `none` where that is given."""
+
+    def handle(value: Any, draft: Draft) -> Told:
+        value = none if none is not None and not value else value
+        return Fate.CONVERTED, draft.set(target, list(value) if isinstance(value, tuple) else value)
+
+    return handle
+
+
+def by_name(target: str, names: dict[Any, Any], otherwise: Any, why: str) -> Rule:
+    """Take the recipe's word for a value; for unknown ones `otherwise`, listed with the reason."""
+
+    def handle(value: Any, draft: Draft) -> Told:
+        if isinstance(value, str | bool | None) and value in names:
+            return Fate.CONVERTED, draft.set(target, names[value])
+        return Fate.NOT_THERE_YET, f"{why}; {draft.set(target, otherwise)} in its place"
+
+    return handle
+
+
+def only(accepted: tuple[Any, ...], as_here: str, else_: str) -> Rule:
+    """Accept values that ask for what happens anyway, and others, which have no key."""
+
+    def handle(value: Any, draft: Draft) -> Told:
+        if value in accepted:
+            return Fate.NOT_NEEDED, as_here
+        return Fate.NOT_THERE_YET, else_
+
+    return handle
+
+
+def not_needed(why: str) -> Rule:
+    """Pass over a key that asks for what happens anyway, whatever its value."""
+    return lambda value, draft: (Fate.NOT_NEEDED, why)

@@ -1,0 +1,183 @@
+"""What a catalog holds, as values and as a page: distributions, advice, proposed buckets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.summary import Histogram, Summary, summarise
+from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.prepare import advice, proposal
+from reelworks.prepare.advice import Advice
+from reelworks.prepare.proposal import Proposal
+from reelworks.report import page, words
+from reelworks.report.facts import Fact
+from reelworks.report.figures import Figure
+
+_SECONDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+_TOKENS = (1, 9, 17, 33, 65, 129, 257)
+_FOLDERS = 30
+_POINTS = 2000  # of the plot of sizes: more would hide each other
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found. Histograms list (label, count), empty classes left out.
+
+    Attributes:
+        summary: Counts and the distributions that a scan prints.
+        duration: Lengths of readable videos.
+        caption_tokens: Words and punctuation marks of the captions that readable clips have.
+        pictures_by_folder: Readable pictures, the fullest folders first.
+        folders: Folders that hold pictures.
+        sizes: Width and height of some readable clips, spread over the catalog.
+        advice: What to mend or to know.
+        proposal: Buckets for it.
+    """
+
+    summary: Summary
+    duration: Histogram
+    caption_tokens: Histogram
+    pictures_by_folder: Histogram
+    folders: int
+    sizes: list[tuple[int, int]]
+    advice: list[Advice]
+    proposal: Proposal
+
+    @property
+    def histograms(self) -> list[tuple[str, str, Histogram]]:
+        """Title, unit and classes of every distribution that has any."""
+        every = [
+            ("resolution", "short side", self.summary.resolution),
+            ("aspect ratio", "width : height", self.summary.aspect_ratio),
+            ("frames", "frames", self.summary.num_frames),
+            ("fps", "frames per second", self.summary.fps),
+            ("duration", "seconds", self.duration),
+            ("caption length", "words and punctuation marks", self.caption_tokens),
+            ("pictures per folder", "folder", self.pictures_by_folder),
+        ]
+        return [one for one in every if one[2]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        value = {name: item for name, item in asdict(self).items() if name != "sizes"}
+        return {**value, "proposal": self.proposal.to_json()}
+
+
+def inspect(rows: CatalogRows) -> Inspection:
+    """Look at rows, usually `Catalog.live()`; nothing but the rows is read."""
+    good = rows.take(rows.readable)
+    video = advice.is_video(good)
+    by_folder = _pictures_by_folder(good.take(~video))
+    chosen = np.unique(np.linspace(0, len(good) - 1, min(_POINTS, len(good))).astype(np.int64))
+    return Inspection(
+        summary=summarise(rows),
+        duration=_classes(good.duration_seconds[video], _SECONDS, "{:g}"),
+        caption_tokens=_classes(_caption_tokens(good), _TOKENS, "{:d}"),
+        pictures_by_folder=by_folder[:_FOLDERS],
+        folders=len(by_folder),
+        sizes=list(zip(good.width[chosen].tolist(), good.height[chosen].tolist(), strict=True)),
+        advice=advice.advise(rows),
+        proposal=proposal.propose(rows),
+    )
+
+
+def _classes(values: NDArray[Any], edges: tuple[Any, ...], number: str) -> Histogram:
+    """Count values by class; a class begins at its lower edge and ends before the next one's."""
+    whole = isinstance(edges[0], int)
+    labels = [f"{number.format(a)}–{number.format(b - 1 if whole else b)}" for a, b in pairwise(edges)]
+    labels.append(f"{number.format(edges[-1])} and more")
+    if whole:
+        labels.insert(0, "none")
+    place = np.searchsorted(edges, values, side="right") - (not whole)
+    counts = np.bincount(place, minlength=len(labels)).tolist()
+    return [(label, count) for label, count in zip(labels, counts, strict=True) if count]
+
+
+def _caption_tokens(rows: CatalogRows) -> NDArray[np.int64]:
+    captions = pc.value_counts(rows.caption.drop_null())
+    lengths = [advice.count_tokens(text) for text in captions.field("values").to_pylist()]
+    return np.repeat(np.array(lengths, dtype=np.int64), captions.field("counts").to_numpy())
+
+
+def _pictures_by_folder(rows: CatalogRows) -> Histogram:
+    pairs = zip(rows.dataset.to_pylist(), rows.path.to_pylist(), strict=True)
+    return Counter(str(PurePosixPath(dataset, path).parent) for dataset, path in pairs).most_common()
+
+
+def write(found: Inspection, catalog: Path, file: Path) -> None:
+    """Draw an inspection as one HTML file.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    text = page.render(
+        "inspect.html",
+        figures=figures(found),
+        name=catalog.resolve().name,
+        path=catalog,
+        headline=headline(found),
+        advice=found.advice,
+        histograms=found.histograms,
+        folders=found.folders,
+        proposal=found.proposal,
+    )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(file, text.encode())
+    except OSError as error:
+        raise UserError(
+            f"the page cannot be written ({error.strerror})",
+            field="--html",
+            value=str(file),
+            remedy="choose a file in a folder that you may write to",
+        ) from error
+
+
+def headline(found: Inspection) -> list[Fact]:
+    """Cards on top of the page."""
+    s = found.summary
+    kinds = ", ".join(words.plural(count, kind) for kind, count in s.by_kind)
+    captions = f"{words.count(s.captions_missing)} missing, {words.count(s.captions_empty)} empty"
+    captioned = sum(count for _, count in s.by_kind) - s.captions_missing - s.captions_empty
+    return [
+        Fact("Clips", words.count(s.clips), kinds),
+        Fact("Captioned", words.count(captioned), captions),
+        Fact("Unreadable", words.count(s.bad), ""),
+        Fact("Footage", words.duration(s.duration_seconds), words.size(s.size_bytes)),
+    ]
+
+
+def figures(found: Inspection) -> list[Figure]:
+    """A bar plot of each distribution, and the sizes as points."""
+    drawn = [_bars(i, title, unit, histogram) for i, (title, unit, histogram) in enumerate(found.histograms)]
+    return [*drawn, _sizes(found)] if found.sizes else drawn
+
+
+def _bars(index: int, title: str, unit: str, histogram: Histogram) -> Figure:
+    labels, counts = zip(*histogram, strict=True)
+    marker = {"color": f"@c{index % 8 + 1}"}
+    bars = {"type": "bar", "name": "clips", "x": list(labels), "y": list(counts), "marker": marker}
+    axes = {"xaxis": {"title": {"text": unit}, "type": "category"}, "yaxis": {"title": {"text": "clips"}}}
+    return Figure(title.replace(" ", "-"), title.capitalize(), "", {"data": [bars], "layout": axes})
+
+
+def _sizes(found: Inspection) -> Figure:
+    width, height = zip(*found.sizes, strict=True)
+    marker = {"color": "@c1", "size": 8, "opacity": 0.45}
+    points = {"type": "scatter", "mode": "markers", "x": list(width), "y": list(height), "marker": marker}
+    axes = {
+        side: {"title": {"text": unit}, "type": "log"}
+        for side, unit in (("xaxis", "width, pixels"), ("yaxis", "height, pixels"))
+    }
+    plot = {"data": [points], "layout": {**axes, "hovermode": "closest"}}
+    return Figure("sizes", "Sizes", f"{words.plural(len(width), 'clip')} as displayed.", plot)

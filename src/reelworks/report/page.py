@@ -1,0 +1,41 @@
+"""Pages of one file each: a template of this folder with the style sheet and the scripts inside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from reelworks.report import words
+from reelworks.report.figures import Figure
+
+
+def render(template: str, *, figures: list[Figure], **values: Any) -> str:
+    """Fill a template; all that comes from files is escaped.
+
+    Args:
+        template: Its name in this folder.
+        figures: Plots; without any the page carries no plotting library.
+        values: What else the template names.
+    """
+    from plotly.offline import get_plotlyjs
+
+    here = Path(__file__).parent
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(here),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for function in (words.count, words.loss, words.percent, words.size, words.duration, words.moment):
+        environment.filters[function.__name__] = function
+    return environment.get_template(template).render(
+        css=Markup((here / "style.css").read_text(encoding="utf-8")),
+        script=Markup((here / "script.js").read_text(encoding="utf-8")),
+        plotly=Markup(get_plotlyjs()) if figures else "",
+        figures=figures,
+        **values,
+    )

@@ -1,0 +1,100 @@
+"""What each bucket of a recipe will see, as contact sheets and an index page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.prepare import contact, forecast, position
+from reelworks.prepare.contact import Look
+from reelworks.prepare.data import RecipeData
+from reelworks.recipe.recipe import Recipe
+from reelworks.report import page, sheet
+from reelworks.schedule.plan import Entries
+
+Json = dict[str, Any]
+WORST = 20
+
+
+def write(recipe: Recipe, folder: Path, clips: int) -> Json:
+    """Draw a sheet for each bucket that the first epoch trains, and `index.html`; the catalog must be there.
+
+    Args:
+        recipe: What would be trained.
+        folder: Where to write; former sheets of the same names are replaced.
+        clips: Clips shown of each bucket.
+
+    Returns:
+        {"index", "buckets": [{"name", "sheet", "clips", "mean_lost", "max_lost", "shown": [...]}], "worst": [...]}.
+
+    Raises:
+        UserError: No clip fits any bucket, or the folder cannot be written.
+    """
+    data = RecipeData.open(recipe)
+    begun, _ = position.next_epoch(data, data.spec(*forecast.step_shape(recipe, 1)), None)
+    entries = contact.planned(begun.plan)
+    lost = contact.lost_shares(data, entries)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        buckets = [
+            _bucket(data, entries.take(where), lost[where], begun.epoch, folder, clips)
+            for index in np.unique(entries.bucket).tolist()
+            for where in [np.flatnonzero(entries.bucket == index)]
+        ]
+        told = {"index": str(folder / "index.html"), "buckets": buckets, "worst": worst(data, entries, lost)}
+        text = page.render("preview.html", figures=[], name=Path(recipe.output).name, told=told)
+        files.write_bytes(folder / "index.html", text.encode())
+    except OSError as error:
+        raise UserError(
+            f"the sheets cannot be written ({error.strerror})",
+            field="--output",
+            value=str(folder),
+            remedy="choose a folder that you may write to",
+        ) from error
+    return told
+
+
+def _bucket(data: RecipeData, entries: Entries, lost: Any, epoch: int, folder: Path, clips: int) -> Json:
+    bucket = data.table.buckets[int(entries.bucket[0])]
+    chosen = contact.choose(data, entries, lost, clips)
+    looks = contact.look(data, entries.take(chosen), lost[chosen], epoch=epoch)
+    name = re.sub(r"[^\w.-]+", "-", bucket.name.replace("×", "x").replace(":", "by")).strip("-") + ".png"
+    files.write_bytes(folder / name, sheet.draw(looks, bucket.shape))
+    return {
+        "name": bucket.name,
+        "shape": str(bucket.shape),
+        "sheet": name,
+        "clips": len(entries),
+        "mean_lost": float(lost.mean()),
+        "max_lost": float(lost.max()),
+        "shown": [_shown(look) for look in looks],
+    }
+
+
+def _shown(look: Look) -> Json:
+    told = {"path": look.path, "caption": look.caption, "error": look.error}
+    return {**told, "lost": look.lost, "first_frame": look.first_frame}
+
+
+def worst(data: RecipeData, entries: Entries, lost: Any) -> list[Json]:
+    """The clips of which crops cut most, each once."""
+    order = np.argsort(-lost, kind="stable")
+    _, first = np.unique(entries.uid[order], return_index=True)
+    told = []
+    for place in order[np.sort(first)[:WORST]].tolist():
+        row = int(data.rows.find(entries.uid[place : place + 1])[0])
+        told.append(
+            {
+                "path": f"{data.rows.dataset[row].as_py()}/{data.rows.path[row].as_py()}",
+                "width": int(data.rows.width[row]),
+                "height": int(data.rows.height[row]),
+                "bucket": data.table.buckets[int(entries.bucket[place])].name,
+                "lost": float(lost[place]),
+            }
+        )
+    return told

@@ -1,0 +1,104 @@
+"""Contact sheets: clips of one bucket as training reads them, beside what is cut away."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from reelworks.core.shape import Shape
+from reelworks.prepare.contact import Look
+
+_HEIGHT_PX = 130
+_WIDTH_PX = 210
+_GAP_PX = 12
+_TEXT_PX = 14
+_FRAMES = 5
+_PAGE, _INK, _QUIET, _MARK = (247, 247, 244), (22, 22, 26), (110, 108, 103), (42, 120, 214)
+_DIM = 0.35
+
+
+def draw(looks: list[Look], shape: Shape) -> bytes:
+    """Draw clips one below the other.
+
+    Each line shows the whole first frame with the crop's window, then frames as training reads them.
+
+    Returns:
+        A PNG file.
+    """
+    lines = [_line(look, shape) for look in looks]
+    width = max(line.width for line in lines) + 2 * _GAP_PX
+    height = sum(line.height + _GAP_PX for line in lines) + _GAP_PX
+    sheet = Image.new("RGB", (width, height), _PAGE)
+    top = _GAP_PX
+    for line in lines:
+        sheet.paste(line, (_GAP_PX, top))
+        top += line.height + _GAP_PX
+    file = io.BytesIO()
+    sheet.save(file, "PNG")
+    return file.getvalue()
+
+
+def frames_shown(num_frames: int) -> list[int]:
+    """Numbers of the frames that a sheet shows, first and last among them."""
+    numbers: list[int] = np.unique(np.linspace(0, num_frames - 1, _FRAMES).round().astype(int)).tolist()
+    return numbers
+
+
+def _line(look: Look, shape: Shape) -> Image.Image:
+    pictures = _pictures(look)
+    texts = [(look.path, _INK), (_facts(look, shape), _QUIET)]
+    font = ImageFont.load_default(_TEXT_PX)
+    widths = [int(font.getlength(text)) for text, _ in texts]
+    width = max(sum(p.width + _GAP_PX // 2 for p in pictures) + _GAP_PX, *widths)
+    tallest = max((p.height for p in pictures), default=0)
+    line = Image.new("RGB", (width, tallest + 3 * _TEXT_PX + 4), _PAGE)
+    pen = ImageDraw.Draw(line)
+    for number, (text, colour) in enumerate(texts):
+        pen.text((0, number * (_TEXT_PX + 4)), text, fill=colour, font=font)
+    left = 0
+    for number, picture in enumerate(pictures):
+        line.paste(picture, (left, 2 * (_TEXT_PX + 4) + 4))
+        left += picture.width + (_GAP_PX if number == 0 else _GAP_PX // 2)
+    return line
+
+
+def _pictures(look: Look) -> list[Image.Image]:
+    """The whole first frame with the crop's window, then frames as they are read, all at one scale."""
+    if look.whole is None or look.frames is None:
+        return []
+    scale = min(_HEIGHT_PX / look.whole.shape[0], _WIDTH_PX / look.whole.shape[1])
+    first = _scaled(with_window(look.whole, look.window), scale)
+    top, left, height, width = (round(edge * scale) for edge in look.window)
+    ImageDraw.Draw(first).rectangle((left, top, left + width - 1, top + height - 1), outline=_MARK, width=2)
+    return [first, *(_scaled(look.frames[i], scale) for i in frames_shown(len(look.frames)))]
+
+
+def _facts(look: Look, shape: Shape) -> str:
+    if look.error:
+        return f"cannot be read: {look.error}"
+    # Plain letters: the font that Pillow carries has no sign of multiplication.
+    sizes = f"{look.source.width} x {look.source.height} to {shape.width} x {shape.height}"
+    text = f"{sizes}, {look.lost:.1%} cut away"
+    if look.source.num_frames == 1:
+        return text
+    last = look.first_frame + int((shape.num_frames - 1) * look.step + 1e-6)
+    every = "" if look.step == 1 else f", {look.step:.3g} apart"
+    return f"{text}, frames {look.first_frame} to {last} of {look.source.num_frames}{every}"
+
+
+def with_window(whole_HWC: NDArray[np.uint8], window: tuple[int, int, int, int]) -> NDArray[np.uint8]:
+    """Darken what the crop cuts away; what it keeps stays as it is."""
+    top, left, height, width = window
+    shown = (whole_HWC * _DIM).astype(np.uint8)
+    inside = (slice(top, top + height), slice(left, left + width))
+    shown[inside] = whole_HWC[inside]
+    return shown
+
+
+def _scaled(frame_HWC: NDArray[np.uint8], scale: float) -> Image.Image:
+    image = Image.fromarray(np.ascontiguousarray(frame_HWC))
+    size = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
+    return image.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST)

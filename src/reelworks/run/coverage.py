@@ -1,0 +1,97 @@
+"""What a run's events say of its steps: which hold, by which plan they went, which clips failed.
+
+The plan says which clips a step was to train, so that "trained" needs no log of every clip: it follows
+from the steps that hold and the exceptions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step that holds.
+
+    Attributes:
+        step: Its number, from 1.
+        row: Its row in the segment's plan.
+        clips: Clips that counted.
+        applied: False where it was skipped: a loss or gradient was not finite, or no clip was decoded.
+    """
+
+    step: int
+    row: int
+    clips: int
+    applied: bool
+
+
+@dataclass
+class Epoch:
+    """An epoch as far as it went.
+
+    Attributes:
+        generation: Times that the data were restarted from scratch.
+        epoch: From 0.
+        planned: Clips planned, all segments together.
+        segment: The one under way, or the last.
+        plans: Digest of each segment's plan, by the segment's number.
+        step_shapes: Micro-batches per step and slot width of each segment.
+        steps: Steps that hold, by segment.
+        failures: Reasons by (step, uid); one for each copy that failed.
+        ended: The account that training gave at the epoch's end; None while it runs.
+    """
+
+    generation: int
+    epoch: int
+    planned: int = 0
+    segment: int = 0
+    plans: dict[int, str] = field(default_factory=dict)
+    step_shapes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    steps: dict[int, list[Step]] = field(default_factory=dict)
+    failures: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    ended: Event | None = None
+
+
+def epochs(run: RunFolder) -> list[Epoch]:
+    """Epochs that hold, oldest first.
+
+    The files below `coverage/` name the same failures, those of steps that a resume repeated included, so
+    the events decide which of them hold.
+    """
+    told: dict[tuple[int, int], Epoch] = {}
+    now: Epoch | None = None
+    step_shape = (1, 1)
+    for event in events.timeline(run.events_file, "start", "epoch", "step", "failure", "epoch_end"):
+        if event["kind"] == "start":
+            step_shape = event["micro_batches_per_step"], event["slot_width"]
+        elif event["kind"] == "epoch":
+            key = (event.get("generation", 0), event["epoch"])
+            now = told.setdefault(key, Epoch(*key))
+            if now.plans and event["segment"] != now.segment and event["rows"]:
+                now.ended = None  # clips came after the epoch's account, and it goes on with them
+            now.planned, now.segment = event["planned"], event["segment"]
+            # Runs of old do not tell the digest; no plan is taken for theirs then.
+            now.plans[now.segment] = event.get("plan", "")
+            now.step_shapes[now.segment] = step_shape
+        elif now is None:
+            continue
+        elif event["kind"] == "step":
+            now.steps.setdefault(now.segment, []).append(_step(event))
+        elif event["kind"] == "failure":
+            now.failures.setdefault((event["step"], event["uid"]), []).append(event["reason"])
+        else:
+            now.ended = event
+    return [told[key] for key in sorted(told)]
+
+
+def _step(event: Event) -> Step:
+    # What is not finite stands as null; a step with either was not applied.
+    applied = event["loss"] is not None and event["grad_norm"] is not None and event["clips"] > 0
+    return Step(event["step"], event["row"], event["clips"], applied)

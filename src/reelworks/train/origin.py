@@ -1,0 +1,109 @@
+"""Weights from another run: which checkpoint is meant, and what of it is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reelworks.checkpoint import load, verify
+from reelworks.checkpoint.manifest import BadCheckpoint
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core.errors import UserError
+from reelworks.parallel.mesh import World, local
+from reelworks.run.folder import RunFolder
+from reelworks.train.state import TrainState
+
+
+def take_over(source: Path, state: TrainState, world: World, *, weights_only: bool) -> str:
+    """Begin a run with what another one has learned, in place; its position in the data stays behind.
+
+    Args:
+        source: The other run's folder, or one of its checkpoints.
+        state: Weights, average and optimizer of this run.
+        world: This process among the others.
+        weights_only: Take the weights alone; the average begins as their copy, the optimizer empty.
+
+    Returns:
+        What was taken, as a line for people.
+
+    Raises:
+        UserError: There is no such checkpoint, or it is of another model.
+    """
+    path = world.broadcast(_path(source) if world.is_main else None)
+    assert isinstance(path, Path)
+    tensors: dict[str, Any] = state.state_dict()
+    if weights_only:
+        tensors = {"model": tensors["model"]}
+    load.load(path, tensors)
+    if not weights_only:
+        state.load_optimizer(tensors["optimizer"])
+        return f"weights, average and optimizer from {path}"
+    parameters = dict(state.module.named_parameters())
+    with torch.no_grad():
+        for name, average in state.ema.items():
+            local(average).copy_(local(parameters[name].detach()))
+    return f"weights from {path}"
+
+
+def _path(source: Path) -> Path:
+    run, step = locate(source)
+    return CheckpointStore(run.checkpoints_folder).path(step)
+
+
+def locate(source: Path) -> tuple[RunFolder, int]:
+    """Find the checkpoint that a run folder (its newest good one) or a checkpoint's folder means.
+
+    Raises:
+        UserError: There is no run, or no checkpoint that can be read.
+    """
+    checkpoint = _as_checkpoint(source)
+    run = RunFolder(source if checkpoint is None else checkpoint.parent.parent)
+    run.info()
+    store = CheckpointStore(run.checkpoints_folder)
+    if checkpoint is not None:
+        step = checkpoint.name.removeprefix("step-")
+        return run, verify.named(store, int(step) if step.isdigit() else -1, full=False).step
+    return run, _newest(store, source)
+
+
+def _as_checkpoint(source: Path) -> Path | None:
+    """The path below `checkpoints/` that is meant, whole even if it was typed in there; None for a run."""
+    if RunFolder(source).exists:
+        return None
+    # Links are followed only where needed: `checkpoints` itself may be one, to a larger disk.
+    whole = (source.absolute(), source.resolve())
+    return next((path for path in whole if path.parent.name == "checkpoints"), None)
+
+
+def _newest(store: CheckpointStore, source: Path) -> int:
+    """Newest checkpoint with all its files; looking never changes the store, which may be in use."""
+    damage = []
+    for step in reversed(store.steps()):
+        try:
+            verify.verify(store.path(step), full=False)
+        except BadCheckpoint as error:
+            damage.append(f"\n    step {step}: {error.reason}")
+        except OSError as error:  # no verdict: an older one would pass for the newest
+            raise UserError(
+                f"the checkpoint cannot be read now ({error.strerror or error})",
+                field="checkpoint",
+                value=str(store.path(step)),
+                remedy="try again when storage answers, or name another checkpoint",
+            ) from error
+        else:
+            return step
+    if damage:
+        raise UserError(
+            f"no checkpoint of the run can be read:{''.join(damage)}",
+            field="RUN",
+            value=str(source),
+            remedy="put back the files that are missing, or generate from another run",
+        )
+    raise UserError(
+        "the run has no checkpoint yet",
+        field="RUN",
+        value=str(source),
+        remedy="train it first, or wait for its first save",
+    )

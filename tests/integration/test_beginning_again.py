@@ -1,0 +1,97 @@
+"""--load, --weights-only, --start-from-scratch and --resume, in every combination: none ends in an index error."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import children
+import pytest
+import torch
+
+from reelworks.checkpoint import load
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.recipe import load as recipes
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+from reelworks.train import build
+from reelworks.train.state import TrainState
+
+
+def state_at(run: Path, step: int) -> dict:
+    recipe = recipes.load(run / "recipe.toml")
+    tensors = TrainState.start(build.denoiser(recipe, torch.device("cpu")).module, recipe.train).state_dict()
+    load.load(CheckpointStore(run / "checkpoints").path(step), tensors)
+    return tensors
+
+
+def steps(run: Path) -> list[int]:
+    return [e["step"] for e in events.timeline(RunFolder(run).events_file, "step")]
+
+
+@pytest.fixture
+def pretrained(tiny, tmp_path):
+    assert children.train(tiny("pretrained", train={"max_steps": 2})) == [0]
+    return tmp_path / "pretrained"
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_another_run_brings_its_weights_and_not_its_place(tiny, tmp_path, pretrained, weights_only):
+    """The story of the field: pretraining, then fine-tuning on a fraction of the clips."""
+    few = tiny(
+        "tuned",
+        bucket=[{"resolution": "32px", "num_frames": 1, "batch_size": 2}],
+        # A step too small to be seen: what is saved is what was loaded.
+        train={"max_steps": 1, "learning_rate": 1e-30},
+        checkpoints={"every_steps": 1},
+    )
+    assert children.train(few, load=str(pretrained), weights_only=weights_only) == [0]
+    before, after = state_at(pretrained, 2), state_at(tmp_path / "tuned", 1)
+    for name, value in before["model"].items():
+        torch.testing.assert_close(after["model"][name], value)
+    # One step moves the average a little towards the weights, from where it began.
+    start = before["model"] if weights_only else before["ema"]
+    rate = 1 - 1 / 10
+    for name, value in after["ema"].items():
+        expected = torch.lerp(start[name], before["model"][name], rate)
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-7)
+    name = next(iter(after["optimizer"]["state"]))
+    assert float(after["optimizer"]["state"][name]["step"]) == (1 if weights_only else 3)
+    assert steps(tmp_path / "tuned") == [1]
+    (start,) = events.read(RunFolder(tmp_path / "tuned").events_file, "start")
+    assert start["resumed_from"] is None
+
+
+def test_the_data_begin_again_and_the_steps_count_on(tiny, tmp_path):
+    assert children.train(tiny(train={"max_steps": 3}), debug=True) == [0]
+    again = tiny(train={"max_steps": 6, "learning_rate": 5e-4})
+    assert children.train(again, debug=True, start_from_scratch=True) == [0]
+    run = tmp_path / "run"
+    assert steps(run) == [1, 2, 3, 4, 5, 6]
+    lines = {line["step"]: line for line in children.debug_lines(run)}
+    for step in (1, 2, 3):
+        clips = [[clip["uid"] for clip in lines[s]["trained"]] for s in (step, step + 3)]
+        assert clips[0] == clips[1], "the data begin as they began"
+    assert "train.learning_rate: 0.001 then, 0.0005 now" in children.output(again)
+    assert "the data begin again at epoch 0" in children.output(again)
+
+
+def test_no_combination_ends_in_a_traceback(tiny, tmp_path, pretrained):
+    choices = itertools.product(["auto", "2", "never"], [None, str(pretrained)], [False, True], [False, True])
+    for number, (resume, source, weights_only, scratch) in enumerate(choices):
+        fresh = number % 2 == 0
+        recipe = tiny(f"run-{number}" if fresh else "pretrained", train={"max_steps": 3})
+        codes = children.train(
+            recipe, resume=resume, load=source, weights_only=weights_only, start_from_scratch=scratch
+        )
+        told = children.output(recipe)
+        refused = (
+            (weights_only and source is None)
+            or (resume == "2" and fresh)
+            or (resume == "never" and not fresh)
+        )
+        assert (codes != [0]) == refused, told
+        if refused:
+            assert "UserError" in told
+            assert "remedy" in told
+        assert "IndexError" not in told

@@ -1,0 +1,88 @@
+"""`inspect`, `preview` and `coverage` as a person types them, without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import children
+import pytest
+
+from reelworks.recipe import load as recipes
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    """Run the command line in this process; returns what it prints and its exit code."""
+    from reelworks.cli import main
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["reelworks", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main.main()
+        said = capsys.readouterr()
+        return said.out + said.err, left.value.code or 0
+
+    return run
+
+
+def test_the_three_verbs_after_a_training(tiny, tmp_path, typed):
+    made = tiny(train={"max_steps": 4})
+    assert children.train(made) == [0]
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(recipes.dump(recipes.parse(made)))
+
+    told, code = typed("coverage", tmp_path / "run", "--clip", "damaged.mp4")
+    assert code == 0
+    assert "trained + 0 failed + 0 skipped +" in told
+    assert "adds up" in told
+    assert "epoch 0: unreadable" in told
+    told, _ = typed("coverage", tmp_path / "run", "--never-trained", "--json")
+    value = json.loads(told)
+    assert {"footage0/damaged.mp4", "footage0/no-caption.mp4"} <= {clip["path"] for clip in value["clips"]}
+    told, code = typed("coverage", tmp_path / "run", "--clip", "nothing.mp4")
+    assert code == 2
+    assert "remedy" in told
+
+    told, code = typed("inspect", tmp_path / "run" / "catalog", "--html", tmp_path / "page.html")
+    assert code == 0
+    assert "1 clip cannot be read" in told
+    assert "[[bucket]]" in told
+    assert (tmp_path / "page.html").stat().st_size > 100_000
+    assert json.loads(typed("inspect", tmp_path / "run" / "catalog", "--json")[0])["summary"]["clips"] == 19
+
+    told, code = typed("preview", recipe, "-o", tmp_path / "sheets", "--clips", 2)
+    assert code == 0
+    assert "cut most" in told
+    assert (tmp_path / "sheets" / "index.html").is_file()
+    value = json.loads(typed("preview", recipe, "--json")[0])
+    assert value["index"] == str(tmp_path / "run" / "preview" / "index.html")
+
+
+def test_none_of_them_loads_torch(tiny, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(recipes.dump(recipes.parse(tiny())))
+    (tmp_path / "run").mkdir()
+    code = f"""
+import sys
+from reelworks.cli import main
+from reelworks.run.folder import RunFolder
+def typed(*words):
+    sys.argv = ["reelworks", *words]
+    try:
+        main.main()
+    except SystemExit as left:
+        assert not left.code, left.code
+run = {str(tmp_path / "run")!r}
+typed("preview", {str(recipe)!r}, "--json")
+typed("inspect", run + "/catalog")
+from pathlib import Path
+RunFolder(Path(run)).create({{"micro_batches_per_step": 1, "slot_width": 1}})
+Path(run, "recipe.toml").write_text(Path({str(recipe)!r}).read_text())
+typed("coverage", run)
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "no epoch has begun" in done.stdout

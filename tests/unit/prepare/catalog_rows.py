@@ -1,0 +1,42 @@
+"""Rows of a catalog that no scan made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from reelworks.catalog.rows import SCHEMA, CatalogRows
+
+VIDEO = {
+    "kind": "video",
+    "num_frames": 100,
+    "height": 720,
+    "width": 1280,
+    "fps": 24.0,
+    "duration_seconds": 100 / 24,
+}
+PICTURE = {
+    "kind": "image",
+    "num_frames": 1,
+    "height": 1024,
+    "width": 1024,
+    "fps": 0.0,
+    "duration_seconds": 0.0,
+}
+BAD = {"error": "truncated: no frame", "num_frames": 0, "height": 0, "width": 0, "fps": 0.0, "caption": None}
+
+
+def rows(*values: dict[str, Any]) -> CatalogRows:
+    """One row for each dict of what differs from a plain video."""
+    full = [_row(i, value) for i, value in enumerate(values)]
+    return CatalogRows.from_table(pa.Table.from_pylist(full, schema=SCHEMA))
+
+
+def _row(i: int, value: dict[str, Any]) -> dict[str, Any]:
+    path = f"clip-{i:04d}"
+    identity = {"ordinal": i, "uid": 1000 + 7919 * i, "path": path, "group": path, "fingerprint": path}
+    where = {"dataset": "data", "root": "/data", "size_bytes": 1000, "mtime_ns": 0}
+    stream = {"codec": "h264", "pixel_format": "yuv420p", "bit_depth": 8, "rotation": 0}
+    flags = {"variable_fps": False, "has_alpha": False, "caption": f"shot number {i}", "error": None}
+    return {**identity, **where, **stream, **flags, **VIDEO, **value}

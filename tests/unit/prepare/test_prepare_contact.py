@@ -1,0 +1,90 @@
+"""What a preview shows is what training reads: the same frames, the crop where it says."""
+
+from __future__ import annotations
+
+import numpy as np
+import prepare_files as made
+import pytest
+from PIL import Image
+
+from reelworks.media.load import load
+from reelworks.prepare import contact, requests
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("contact")
+    data = path / "data"
+    data.mkdir()
+    generator = np.random.default_rng(0)
+    for i, size in enumerate([(60, 100), (48, 200), (100, 60), (64, 64)]):
+        pixels = generator.integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(data / f"{i}.png")
+        (data / f"{i}.txt").write_text(f"noise {i}")
+    made.clip(data / "long.mp4", 40, (60, 100))
+    made.clip(data / "wide.mp4", 20, (48, 96))
+    return path
+
+
+@pytest.fixture(scope="module", params=["center", "random"])
+def data(folder, request):
+    changes = {"data": {"crop": request.param, "num_workers": 0}}
+    changes["buckets"] = {"max_crop": 0.9, "incomplete_batch": "pad"}
+    return made.opened(made.recipe(folder, **changes))
+
+
+def test_the_window_of_the_whole_frame_is_the_frame_that_training_reads(data):
+    entries = data.entries(0)
+    lost = contact.lost_shares(data, entries)
+    assert len(entries) == 6
+    for place in range(len(entries)):
+        one = entries.take(np.array([place]))
+        (look,) = contact.look(data, one, lost[[place]], epoch=3)
+        (request,) = requests.build(data, data.rows.find(one.uid), one.copy, int(one.bucket[0]), epoch=3)
+        assert np.array_equal(look.frames, load(request))
+        top, left, height, width = look.window
+        assert np.array_equal(look.whole[top : top + height, left : left + width], look.frames[0])
+        inside = height * width / (look.whole.shape[0] * look.whole.shape[1])
+        assert look.lost == pytest.approx(1 - inside, abs=0.02)
+
+
+def test_a_preview_shows_the_clips_of_the_plan_in_the_buckets_that_train_them(data):
+    plan = data.plan(data.spec(1, 1), 0)
+    shown, assigned = contact.planned(plan), data.entries(0)
+    assert dict(zip(shown.uid.tolist(), shown.bucket.tolist(), strict=True)) == dict(
+        zip(assigned.uid.tolist(), assigned.bucket.tolist(), strict=True)
+    )
+
+
+def test_the_one_that_loses_most_comes_first_and_the_choice_is_stable(data):
+    entries = data.entries(0)
+    lost = contact.lost_shares(data, entries)
+    chosen = contact.choose(data, entries, lost, 3)
+    assert chosen[0] == np.argmax(lost)
+    assert len(set(chosen.tolist())) == 3
+    assert contact.choose(data, entries, lost, 99).tolist()[:3] == chosen.tolist()
+    assert len(contact.choose(data, entries, lost, 99)) == len(entries)
+
+
+def test_draws_follow_the_recipe(data):
+    rows, copies = np.arange(len(data.rows)), np.zeros(len(data.rows), dtype=np.int64)
+    first, again = (requests.build(data, rows, copies, 0, epoch=0) for _ in range(2))
+    other = requests.build(data, rows, copies, 0, epoch=1)
+    assert first == again
+    assert [r.first_frame_draw for r in first] != [r.first_frame_draw for r in other]
+    centred = data.recipe.data.crop == "center"
+    assert all((r.crop_draw == (0.5, 0.5)) == centred for r in first)
+
+
+def test_a_file_that_is_gone_is_told(folder, tmp_path):
+    import shutil
+
+    shutil.copytree(folder / "data", tmp_path / "data")
+    data = made.opened(made.recipe(tmp_path, buckets={"max_crop": 0.9}))
+    entries = data.entries(0)
+    (tmp_path / "data" / "long.mp4").unlink()
+    row = data.rows.path.to_pylist().index("long.mp4")
+    place = entries.uid.tolist().index(int(data.rows.uid[row]))
+    (look,) = contact.look(data, entries.take(np.array([place])), np.zeros(1), epoch=0)
+    assert look.frames is None
+    assert "long.mp4" in look.error

@@ -1,0 +1,155 @@
+"""Coverage from plans and events alone: skipped steps, plans made again, plans that are gone."""
+
+from __future__ import annotations
+
+import numpy as np
+import prepare_files as made
+import pytest
+
+from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.prepare import coverage
+from reelworks.prepare import position as positions
+from reelworks.recipe import load as recipes
+from reelworks.run.events import EventLog
+from reelworks.run.folder import RunFolder
+
+
+class Told:
+    """A run that tells its steps as training does, without training."""
+
+    def __init__(self, folder):
+        (folder / "data").mkdir()
+        for i in range(7):
+            made.picture(folder / "data" / f"{i}.png", grey=i)
+        self.recipe = made.recipe(folder)
+        self.data = made.opened(self.recipe)
+        self.run = RunFolder(folder / "run")
+        self.run.create({"micro_batches_per_step": 1, "slot_width": 1})
+        files.write_bytes(self.run.recipe_file, recipes.dump(self.recipe).encode())
+        self.log = EventLog(self.run.events_file)
+        self.log.write("start", step=0, resumed_from=None, micro_batches_per_step=1, slot_width=1)
+        self.plan, self.done = None, 0
+
+    def epoch(self, number):
+        position = positions.begin_epoch(self.data, self.data.spec(1, 1), epoch=number)
+        positions.write_plan(self.run, position)
+        self.plan = position.plan
+        told = {"epoch": number, "segment": 0, "planned": self.plan.planned, "rows": self.plan.steps}
+        self.log.write("epoch", step=self.done, plan=self.plan.digest(), **told)
+
+    def size(self, row):
+        where = self.plan.places(int(self.plan.micro_batches(row)[0]))
+        return where.stop - where.start
+
+    def step(self, row, *, failed=0, finite=True):
+        self.done += 1
+        where = self.plan.places(int(self.plan.micro_batches(row)[0]))
+        clips = where.stop - where.start - failed
+        norm = 1.0 if finite else None
+        told = {"row": row, "clips": clips, "loss": 0.5, "grad_norm": norm}
+        self.log.write("step", step=self.done, epoch=0, **told)
+        for uid in self.plan.uid[where][:failed]:
+            self.log.write("failure", step=self.done, uid=int(uid), path="", reason="torn")
+
+
+@pytest.fixture
+def told(tmp_path):
+    return Told(tmp_path)
+
+
+def test_failed_skipped_and_still_to_come(told):
+    told.epoch(0)
+    full, other, last = sorted(range(3), key=told.size, reverse=True)
+    told.step(full, failed=1)
+    told.step(other, finite=False)
+    (epoch,) = coverage.cover(told.run).epochs
+    assert epoch.counts == {"failed": 1, "trained": 2, "skipped": 3, "not_yet": told.size(last)}
+    assert epoch.adds_up
+    found = coverage.cover(told.run)
+    (torn,) = [c for c in found.clips(found.places()) if c["epochs"][0]["became"] == "failed"]
+    assert torn["epochs"] == [{"epoch": 0, "became": "failed", "step": 1, "reason": "torn"}]
+
+
+def test_an_account_that_differs_does_not_add_up(told):
+    told.epoch(0)
+    for row in range(3):
+        told.step(row)
+    assert coverage.cover(told.run).epochs[0].adds_up
+    end = {"epoch": 0, "planned": 7, "trained": 6, "failed": 1, "skipped": 0}
+    told.log.write("epoch_end", step=3, **end)
+    assert not coverage.cover(told.run).epochs[0].adds_up
+
+
+def test_a_lost_plan_is_made_again_on_the_catalog_it_was_made_on(told, tmp_path):
+    told.epoch(0)
+    told.step(0)
+    before = coverage.cover(told.run)
+    for plan in told.run.plan_folder.glob("*.npz"):
+        plan.unlink()
+    made.picture(tmp_path / "data" / "late.png", grey=99)
+    made.opened(told.recipe)
+    after = coverage.cover(told.run)
+    (epoch,) = after.epochs
+    assert epoch.available
+    assert (
+        dict(zip(after.uid.tolist(), epoch.step.tolist(), strict=True)).items()
+        >= dict(zip(before.uid.tolist(), before.epochs[0].step.tolist(), strict=True)).items()
+    )
+    (late,) = after.clips(after.places(clip="late.png"))
+    assert late["epochs"] == [{"epoch": 0, "became": "not_planned"}]
+
+
+def test_a_file_that_holds_another_plan_is_not_believed(told):
+    told.epoch(0)
+    told.step(0)
+    before = coverage.cover(told.run).epochs[0].step
+    (own,) = told.run.plan_folder.glob("*.npz")
+    wrong = positions.begin_epoch(told.data, told.data.spec(2, 1), epoch=0)
+    positions.write_plan(told.run, wrong)
+    assert coverage.cover(told.run).epochs[0].step.tolist() == before.tolist()
+    own.write_bytes(own.read_bytes()[:100])
+    assert coverage.cover(told.run).epochs[0].step.tolist() == before.tolist()
+
+
+def test_a_plan_that_cannot_be_made_again_is_said_to_be_gone(told):
+    told.epoch(0)
+    told.step(0)
+    for plan in told.run.plan_folder.glob("*.npz"):
+        plan.unlink()
+    changed = made.recipe(
+        told.run.path.parent, bucket=[{"resolution": "48px", "num_frames": 1, "batch_size": 2}]
+    )
+    files.write_bytes(told.run.recipe_file, recipes.dump(changed).encode())
+    (epoch,) = coverage.cover(told.run).epochs
+    assert not epoch.available
+    assert not epoch.adds_up
+    assert epoch.counts == {"not_available": 7}
+
+
+def test_clips_are_found_by_any_end_of_their_path(told, tmp_path):
+    told.epoch(0)
+    found = coverage.cover(told.run)
+    for asked in ("3.png", "data/3.png", str(tmp_path / "data" / "3.png")):
+        assert [found.path(i) for i in found.places(clip=asked)] == ["data/3.png"]
+    with pytest.raises(UserError, match="--clip"):
+        found.places(clip="33.png")
+
+
+def test_never_trained_names_what_no_epoch_trained(told):
+    told.epoch(0)
+    told.step(0)
+    found = coverage.cover(told.run)
+    never = found.places(never_trained=True)
+    assert len(never) == 7 - told.size(0)
+    assert (found.epochs[0].step[never] == 0).all()
+    told.step(1)
+    told.step(2)
+    assert coverage.cover(told.run).places(never_trained=True) == []
+    assert np.unique(coverage.cover(told.run).epochs[0].step).tolist() == [1, 2, 3]
+
+
+def test_a_run_that_has_not_begun_has_no_epoch(told):
+    found = coverage.cover(told.run)
+    assert found.epochs == []
+    assert len(found.places()) == 7

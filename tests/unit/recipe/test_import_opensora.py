@@ -1,0 +1,445 @@
+"""`import-opensora`: every key of a config is accounted for, nothing is run, and the recipe loads.
+
+The configs have the form of Open-Sora's own for stage 1 to 3 of v1.2 and stage 1 of v1.1.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from reelworks.cli.main import app
+from reelworks.core.errors import UserError
+from reelworks.recipe import literals, load, opensora
+from reelworks.recipe.opensora import Imported
+from reelworks.recipe.opensora_rules import Fate
+from reelworks.recipe.recipe import Recipe
+
+COMMON = """
+# Dataset settings
+dataset = dict(
+    type="VariableVideoTextDataset",
+    transform_name="resize_crop",
+)
+grad_checkpoint = True
+
+# Acceleration settings
+num_workers = 8
+num_bucket_build_workers = 16
+dtype = "bf16"
+plugin = "zero2"
+
+# Model settings
+model = dict(
+    type="STDiT3-XL/2",
+    from_pretrained=None,
+    qk_norm=True,
+    enable_flash_attn=True,
+    enable_layernorm_kernel=True,
+    freeze_y_embedder=True,
+)
+vae = dict(
+    type="OpenSoraVAE_V1_2",
+    from_pretrained="hpcai-tech/OpenSora-VAE-v1.2",
+    micro_frame_size=17,
+    micro_batch_size=4,
+)
+text_encoder = dict(
+    type="t5",
+    from_pretrained="DeepFloyd/t5-v1_1-xxl",
+    model_max_length=300,
+    shardformer=True,
+)
+scheduler = dict(
+    type="rflow",
+    use_timestep_transform=True,
+    sample_method="logit-normal",
+)
+
+# Log settings
+seed = 42
+outputs = "outputs"
+wandb = False
+epochs = 1000
+log_every = 10
+ckpt_every = 200
+
+# optimization settings
+load = None
+grad_clip = 1.0
+lr = 1e-4
+ema_decay = 0.99
+adam_eps = 1e-15
+"""
+MASKS = """
+mask_ratios = {
+    "random": 0.05,
+    "intepolate": 0.005,
+    "quarter_random": 0.005,
+    "quarter_head": 0.005,
+    "quarter_tail": 0.005,
+    "quarter_head_tail": 0.005,
+    "image_random": 0.025,
+    "image_head": 0.05,
+    "image_tail": 0.025,
+    "image_head_tail": 0.025,
+}
+"""
+STAGE_1 = (
+    COMMON
+    + MASKS
+    + """
+bucket_config = {  # 12s/it
+    "144p": {1: (1.0, 475), 51: (1.0, 51), 102: ((1.0, 0.33), 27), 204: ((1.0, 0.1), 13)},
+    "256": {1: (0.4, 297), 51: (0.5, 20), 102: ((0.5, 0.33), 10)},
+    "1080p": {1: (0.1, 5)},
+}
+warmup_steps = 1000
+"""
+)
+STAGE_2 = (
+    COMMON
+    + MASKS
+    + """
+bucket_config = {
+    "480p": {1: (0.5, 89), 51: (0.2, 5), 102: (0.2, 2), 204: (0.1, 1)},
+    "720p": {1: (0.1, 36), 51: (0.03, 1)},
+}
+"""
+)
+STAGE_3 = (
+    COMMON
+    + MASKS
+    + """
+bucket_config = {  # 20s/it
+    "480p": {1: (1.0, 89), 51: (0.5, 5), 204: ((0.5, 0.5), 1), 408: (0.0, None)},
+    "720p": {1: (0.3, 36), 102: (0.1, 1), 204: (0.0, None)},
+}
+warmup_steps = 1000
+"""
+)
+V1_1 = """
+# Define dataset
+dataset = dict(
+    type="VariableVideoTextDataset",
+    data_path=None,
+    num_frames=None,
+    frame_interval=3,
+    image_size=(None, None),
+    transform_name="resize_crop",
+)
+bucket_config = {
+    "256": {1: (0.5, 24), 16: (0.5, 3), 48: (0.5, 1), 64: (0.0, None)},
+    "512": {1: (0.4, 12)},
+}
+mask_ratios = {
+    "mask_no": 0.75,
+    "mask_quarter_random": 0.025,
+    "mask_quarter_head": 0.025,
+    "mask_quarter_tail": 0.025,
+    "mask_quarter_head_tail": 0.05,
+    "mask_image_random": 0.025,
+    "mask_image_head": 0.025,
+    "mask_image_tail": 0.025,
+    "mask_image_head_tail": 0.05,
+}
+num_workers = 8
+dtype = "bf16"
+grad_checkpoint = False
+plugin = "zero2"
+sp_size = 1
+model = dict(
+    type="STDiT2-XL/2",
+    from_pretrained=None,
+    input_sq_size=512,
+    qk_norm=True,
+    qk_norm_legacy=True,
+    enable_flash_attn=True,
+    enable_layernorm_kernel=True,
+)
+vae = dict(type="VideoAutoencoderKL", from_pretrained="stabilityai/sd-vae-ft-ema", micro_batch_size=4)
+text_encoder = dict(type="t5", from_pretrained="DeepFloyd/t5-v1_1-xxl", model_max_length=200, shardformer=True)
+scheduler = dict(type="iddpm", timestep_respacing="")
+seed = 42
+outputs = "outputs"
+wandb = False
+epochs = 1000
+log_every = 10
+ckpt_every = 500
+load = None
+batch_size = None
+lr = 2e-5
+grad_clip = 1.0
+"""
+V2_0 = """
+bucket_config = {"256px": {1: (1.0, 50), 65: ((0.5, 0.2), 1)}, "768px_ar16:9": {1: (0.5, 11)}}
+dataset = dict(type="video_text", transform_name="resize_crop", fps_max=24, vmaf=True)
+model = dict(type="flux", from_pretrained=None)
+ae = dict(type="hunyuan_vae", from_pretrained="x")
+optim = dict(cls="HybridAdam", lr=5e-5, eps=1e-15, weight_decay=0.1, adamw_mode=True)
+warmup_steps = 0
+accumulation_steps = 2
+keep_n_latest = 4
+ema_decay = None
+ckpt_every = 0
+grad_clip = 1.0
+"""
+ALL = {"stage1": STAGE_1, "stage2": STAGE_2, "stage3": STAGE_3, "v1_1": V1_1, "v2_0": V2_0}
+
+
+def convert(folder: Path, text: str, **options: Any) -> tuple[Imported, Recipe]:
+    """The conversion, and the recipe as it loads from a file."""
+    config, written = folder / "config.py", folder / "stage.toml"
+    config.write_text(text)
+    made = opensora.convert(config, name="stage", **options)
+    written.write_text(made.text)
+    return made, load.load(written)
+
+
+def fates(made: Imported) -> dict[str, Fate]:
+    return {line.key: line.fate for line in made.lines}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_key_has_one_line_and_the_recipe_loads(tmp_path: Path, name: str) -> None:
+    made, recipe = convert(tmp_path, ALL[name])
+    keys = [line.key for line in made.lines]
+    assert len(keys) == len(set(keys))
+    values = literals.read(tmp_path / "config.py").values
+    parts = {key for key, value in values.items() if isinstance(value, dict) and f"{key}.type" in keys}
+    inner = {f"{part}.{key}" for part in parts for key in values[part]}
+    assert (values.keys() - parts - {"optim"}) | inner <= set(keys)
+    assert recipe.buckets.opensora is not None
+    assert all(line.remark for line in made.lines)
+    assert load.parse(tomllib.loads(load.dump(recipe))) == recipe
+
+
+def test_a_stage_of_1_2(tmp_path: Path) -> None:
+    made, recipe = convert(tmp_path, STAGE_1, data_path="clips")
+    train = recipe.train
+    assert (recipe.seed, recipe.output, recipe.dataset[0].path) == (42, "outputs/stage", "clips")
+    assert (train.learning_rate, train.clip_norm, train.warmup_steps) == (1e-4, 1.0, 1000)
+    assert (train.ema_decay, train.eps, train.betas, train.weight_decay) == (0.99, 1e-15, [0.9, 0.999], 0.0)
+    assert (train.max_epochs, train.log_every, recipe.checkpoints.every_steps) == (1000, 10, 200)
+    assert (recipe.model.name, recipe.model.weights) == ("stdit3-xl", None)
+    assert recipe.model.gradient_checkpointing
+    assert recipe.objective.timestep_shift == "auto"
+    assert recipe.objective.timestep_sampling == "logit-normal"
+    assert (len(recipe.objective.mask_ratios), recipe.objective.mask_ratios["intepolate"]) == (10, 0.005)
+    assert (recipe.precision.compute, recipe.parallel.strategy) == ("bfloat16", "fsdp")
+    assert (recipe.data.num_workers, recipe.data.frame_interval) == (8, 1)
+    assert (recipe.buckets.probability, recipe.buckets.compat) == ("opensora-1.2", False)
+    assert recipe.buckets.opensora == {
+        "144p": {"1": [1.0, 475], "51": [1.0, 51], "102": [[1.0, 0.33], 27], "204": [[1.0, 0.1], 13]},
+        "256": {"1": [0.4, 297], "51": [0.5, 20], "102": [[0.5, 0.33], 10]},
+        "1080p": {"1": [0.1, 5]},
+    }
+    missing = {line.key for line in made.lines if line.fate == Fate.NOT_THERE_YET}
+    assert {"vae.type", "vae.micro_frame_size", "text_encoder.type", "model.freeze_y_embedder"} == missing - {
+        "vae.from_pretrained",
+        "vae.micro_batch_size",
+        "text_encoder.from_pretrained",
+        "text_encoder.model_max_length",
+        "text_encoder.shardformer",
+    }
+    assert Fate.UNKNOWN not in fates(made).values()
+
+
+def test_what_a_config_leaves_out_is_what_open_sora_takes(tmp_path: Path) -> None:
+    text = 'bucket_config = {"256": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-3B/2", from_pretrained="w")'
+    made, recipe = convert(tmp_path, text)
+    assert (recipe.seed, recipe.train.eps, recipe.train.clip_norm, recipe.train.warmup_steps) == (
+        1024,
+        1e-8,
+        None,
+        0,
+    )
+    assert recipe.checkpoints.every_steps is None
+    assert (recipe.objective.timestep_shift, recipe.objective.timestep_sampling) == ("none", "uniform")
+    assert (recipe.model.name, recipe.model.weights) == ("stdit3-3b", "w")
+    told = {line.key: line.remark for line in made.lines}
+    assert told["seed"] == "seed = 1024 (Open-Sora's default)"
+    assert fates(made)["dataset.data_path"] == Fate.TO_FILL_IN
+
+
+def test_the_autoencoder_takes_each_size_of_the_table(tmp_path: Path) -> None:
+    for name, stride in (("144p", 1), ("360p", 2), ("256", 8), ("1080p", 2)):
+        text = f'bucket_config = {{"{name}": {{1: (1.0, 4)}}}}\nmodel = dict(type="STDiT3-XL/2")'
+        found = convert(tmp_path, text)[1].autoencoder.stride
+        assert found <= stride
+        assert found == 8 or name != "256"
+
+
+def test_stages_without_warm_up_and_with_entries_that_take_nothing(tmp_path: Path) -> None:
+    assert convert(tmp_path, STAGE_2)[1].train.warmup_steps == 0
+    table = convert(tmp_path, STAGE_3)[1].buckets.opensora
+    assert table is not None
+    assert table["480p"]["408"] == [0.0, "none"]
+
+
+def test_1_1(tmp_path: Path) -> None:
+    made, recipe = convert(tmp_path, V1_1)
+    assert (recipe.data.frame_interval, recipe.train.learning_rate) == (3, 2e-5)
+    assert recipe.objective.mask_ratios["identity"] == 0.75
+    assert recipe.objective.mask_ratios["image_head_tail"] == 0.05
+    assert recipe.buckets.probability == "opensora-1.2"
+    told = fates(made)
+    for key in ("model.type", "model.qk_norm_legacy", "scheduler.type", "scheduler.timestep_respacing"):
+        assert told[key] in (Fate.NOT_THERE_YET, Fate.UNKNOWN)
+    assert told["model.qk_norm_legacy"] == Fate.UNKNOWN
+    assert told["sp_size"] == told["batch_size"] == told["dataset.image_size"] == Fate.NOT_NEEDED
+
+
+def test_2_0(tmp_path: Path) -> None:
+    made, recipe = convert(tmp_path, V2_0)
+    assert recipe.buckets.probability == "opensora-2.0"
+    assert (recipe.train.learning_rate, recipe.train.eps, recipe.train.weight_decay) == (5e-5, 1e-15, 0.1)
+    assert (recipe.train.gradient_accumulation_steps, recipe.checkpoints.keep_last) == (2, 4)
+    assert (recipe.train.ema_decay, recipe.checkpoints.every_steps, recipe.data.fps) == (0.0, None, 24.0)
+    assert (fates(made)["dataset.vmaf"], fates(made)["ae.type"]) == (Fate.UNKNOWN, Fate.NOT_THERE_YET)
+
+
+def test_the_meaning_of_the_probabilities_is_asked_for_where_nothing_tells_it(tmp_path: Path) -> None:
+    text = 'bucket_config = {"256": {1: (0.5, 4)}}\nmodel = dict(type="PixArt-XL/2")'
+    with pytest.raises(UserError, match="--probability"):
+        convert(tmp_path, text)
+    assert convert(tmp_path, text, probability="downgrade")[1].buckets.probability == "downgrade"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lr = 1", "no bucket_config"),
+        ("bucket_config = make()", "bucket_config = make()"),
+        ("bucket_config = {", "no Python file"),
+        ("bucket_config = 3", "no dict of dicts"),
+        ('bucket_config = {"256": {1: 4}}', "a pair of probability and batch size"),
+        ('bucket_config = {"256": {1: (2.0, 4)}}', "lies in [0, 1]"),
+        ('bucket_config = {"256": {1: (1.0, 4)}}\nlr = "fast"', "train.learning_rate"),
+        ('bucket_config = {"256": {1: (1.0, 4)}}\nmask_ratios = {"sideways": 0.1}', "no such mask strategy"),
+        ('bucket_config = {"256": {1: (1.0, 4)}}\nmask_ratios = {"random": "x"}', "mask_ratios"),
+        ('bucket_config = {"256": {1: (1.0, 4)}}\nmask_ratios = 3', "mask_ratios"),
+        ('bucket_config = {"256": {1: (1.0, 4)}}\ndataset = dict(fps_max="x")', "fps"),
+        ('_base_ = "config.py"\nbucket_config = {}', "its own base"),
+        ('_base_ = "gone.py"\nbucket_config = {}', "cannot be read"),
+    ],
+)
+def test_what_cannot_be_converted_is_explained(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        convert(tmp_path, text, probability="opensora-1.2")
+    assert said in str(caught.value)
+
+
+def read(folder: Path, text: str) -> literals.Literals:
+    (folder / "literals.py").write_text(text)
+    return literals.read(folder / "literals.py")
+
+
+def test_literals_are_read_as_python_means_them(tmp_path: Path) -> None:
+    text = (
+        '"""What it is."""\nimport os\na = -1\nb: float = 2 * 1.5\nc = [a, (b, +3)]\nd = dict(e=c, **{"f": None})\n'
+        'g = h = {1: "x", "y": True, **d}\nd = 7\n'
+    )
+    assert read(tmp_path, text).values == {
+        "a": -1,
+        "b": 3.0,
+        "c": [-1, (3.0, 3)],
+        "d": 7,
+        "g": {1: "x", "y": True, "e": [-1, (3.0, 3)], "f": None},
+        "h": {1: "x", "y": True, "e": [-1, (3.0, 3)], "f": None},
+    }
+    assert read(tmp_path, text).unread == {"line 2": "import os"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "lr = max(1, 2)",
+        "lr += 1",
+        "lr['x'] = 1",
+        "lr.update(x=1)",
+        "if True:\n    lr = 3",
+        "for lr in [1]:\n    pass",
+        "del lr",
+        "lr, other = 1, 2",
+        "lr = 9**9**9",
+        "lr = 1e999",
+        "lr = 1 / 0",
+        "lr = unknown",
+        "lr = f'{seed}'",
+        "lr = {**seed}",
+    ],
+)
+def test_what_is_no_literal_is_listed_and_makes_no_value(tmp_path: Path, change: str) -> None:
+    found = read(tmp_path, f"seed = 1\nlr = 2\n{change}\n")
+    assert "lr" not in found.values
+    assert "lr" in found.unread
+    later = read(tmp_path, f"seed = 1\nlr = 2\n{change}\nlr = 5\n")
+    assert later.values["lr"] == 5
+
+
+def test_nothing_is_run(tmp_path: Path) -> None:
+    target = tmp_path / "ran"
+    text = f"import pathlib\npathlib.Path({str(target)!r}).touch()\nx = open({str(target)!r}, 'w')\n{STAGE_1}"
+    made, _ = convert(tmp_path, text)
+    assert not target.exists()
+    assert [line.key for line in made.lines if line.fate == Fate.UNREAD] == ["line 1", "line 2", "x"]
+
+
+def test_bases_are_read_and_completed(tmp_path: Path) -> None:
+    (tmp_path / "base.py").write_text(
+        'bucket_config = {"256": {1: (1.0, 8)}}\nmodel = dict(type="flux", from_pretrained="w")\nseed = 3\nlr = f()'
+    )
+    made, recipe = convert(
+        tmp_path,
+        '_base_ = ["base.py"]\nbucket_config = {"_delete_": True, "512": {1: (1.0, 2)}}\n'
+        "model = dict(from_pretrained=None)\nlr = 1e-3\n",
+    )
+    assert (recipe.buckets.opensora, recipe.seed) == ({"512": {"1": [1.0, 2]}}, 3)
+    assert (recipe.model.weights, recipe.buckets.probability) == (None, "opensora-2.0")
+    assert (recipe.train.learning_rate, Fate.UNREAD in fates(made).values()) == (1e-3, False)
+
+
+def test_a_mistake_in_a_recipe_names_its_place(tmp_path: Path) -> None:
+    made, _ = convert(tmp_path, STAGE_3)
+    values = tomllib.loads(made.text)
+    values["buckets"]["opensora"]["480p"]["204"] = [[0.5, 1.5], 1]
+    with pytest.raises(UserError) as caught:
+        load.parse(values)
+    assert (caught.value.field, caught.value.value) == ('buckets.opensora."480p".204', 1.5)
+    values = tomllib.loads(made.text)
+    values["autoencoder"]["stride"] = 8
+    with pytest.raises(UserError, match="takes multiples of 8 × 8 pixels"):
+        load.parse(values)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    config, output = tmp_path / "stage1.py", tmp_path / "new" / "stage1.toml"
+    config.write_text(STAGE_1 + "mystery = 3\n")
+    ran = CliRunner().invoke(app, ["import-opensora", str(config), "-o", str(output), "--data-path", "clips"])
+    assert ran.exit_code == 0
+    for said in ("converted (", "not there yet (", "unknown (1)", "mystery", "train.learning_rate = 0.0001"):
+        assert said in ran.stdout
+    assert load.load(output).dataset[0].path == "clips"
+    again = CliRunner().invoke(app, ["import-opensora", str(config), "-o", str(output)])
+    assert isinstance(again.exception, UserError)
+    told = CliRunner().invoke(
+        app,
+        [
+            "import-opensora",
+            str(config),
+            "-o",
+            str(tmp_path / "b.toml"),
+            "--json",
+            "--probability",
+            "downgrade",
+        ],
+    )
+    keys = {line["key"]: line["fate"] for line in json.loads(told.stdout)["keys"]}
+    assert (keys["mystery"], keys["lr"]) == ("unknown", "converted")
+    assert load.load(tmp_path / "b.toml").buckets.probability == "downgrade"

@@ -1,0 +1,108 @@
+"""Which steps, segments and failures of a run hold, from its events."""
+
+from __future__ import annotations
+
+from reelworks.run import coverage
+from reelworks.run.events import EventLog
+from reelworks.run.folder import RunFolder
+
+
+def run_with(tmp_path, *events):
+    log = EventLog(tmp_path / "events.jsonl")
+    for kind, fields in events:
+        log.write(kind, **fields)
+    return RunFolder(tmp_path)
+
+
+def start(resumed_from, shape=(4, 2)):
+    fields = {"micro_batches_per_step": shape[0], "slot_width": shape[1]}
+    return "start", {"step": resumed_from or 0, "resumed_from": resumed_from, **fields}
+
+
+def epoch(step, number=0, segment=0, planned=9, rows=3):
+    return "epoch", {
+        "step": step,
+        "epoch": number,
+        "segment": segment,
+        "planned": planned,
+        "rows": rows,
+        "plan": f"plan {segment}",
+    }
+
+
+def step(number, row, *, clips=3, loss=0.5, norm=1.0):
+    fields = {"step": number, "row": row, "clips": clips, "loss": loss, "grad_norm": norm}
+    return "step", {**fields, "epoch": 0}
+
+
+def failure(number, uid, reason="damaged"):
+    return "failure", {"step": number, "uid": uid, "reason": reason}
+
+
+def rows_by_segment(told):
+    return {segment: [s.row for s in steps] for segment, steps in told.steps.items()}
+
+
+def test_steps_that_a_resume_repeats_count_once_with_their_failures(tmp_path):
+    first = [start(None), epoch(0), step(1, 0), step(2, 1), failure(2, 7, "then")]
+    again = [start(1), epoch(1), step(2, 1), failure(2, 8, "now"), step(3, 2)]
+    end = ("epoch_end", {"step": 3, "epoch": 0, "planned": 9, "trained": 8, "failed": 1, "skipped": 0})
+    (told,) = coverage.epochs(run_with(tmp_path, *first, *again, end))
+    assert rows_by_segment(told) == {0: [0, 1, 2]}
+    assert told.failures == {(2, 8): ["now"]}
+    assert told.ended is not None
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_from_nothing(tmp_path):
+    (told,) = coverage.epochs(run_with(tmp_path, start(None), epoch(0), step(1, 0), start(None), epoch(0)))
+    assert told.steps == {}
+
+
+def test_steps_belong_to_the_segment_begun_last(tmp_path):
+    events = [
+        start(None),
+        epoch(0),
+        step(1, 0),
+        start(1),
+        epoch(1, segment=1, planned=11, rows=4),
+        step(2, 0),
+    ]
+    (told,) = coverage.epochs(run_with(tmp_path, *events))
+    assert rows_by_segment(told) == {0: [0], 1: [0]}
+    assert (told.segment, told.planned, told.plans) == (1, 11, {0: "plan 0", 1: "plan 1"})
+
+
+def test_each_segment_has_the_step_shape_of_its_start(tmp_path):
+    events = [start(None), epoch(0), step(1, 0), start(1, (8, 4)), epoch(1, segment=1)]
+    (told,) = coverage.epochs(run_with(tmp_path, *events))
+    assert told.step_shapes == {0: (4, 2), 1: (8, 4)}
+
+
+def test_a_change_undone_goes_back_to_the_former_segment(tmp_path):
+    changed = [start(1), epoch(1, segment=1, planned=11), step(2, 0)]
+    undone = [start(1), epoch(1), step(2, 1)]
+    (told,) = coverage.epochs(run_with(tmp_path, start(None), epoch(0), step(1, 0), *changed, *undone))
+    assert rows_by_segment(told) == {0: [0, 1]}
+    assert (told.segment, told.planned) == (0, 9)
+
+
+def test_clips_that_come_after_an_epochs_account_open_it_again(tmp_path):
+    end = ("epoch_end", {"step": 1, "epoch": 0, "planned": 3, "trained": 3, "failed": 0, "skipped": 0})
+    done = [start(None), epoch(0, rows=1), step(1, 0), end, start(1)]
+    (told,) = coverage.epochs(run_with(tmp_path, *done, epoch(1, segment=1, planned=4, rows=1)))
+    assert told.ended is None
+
+
+def test_a_step_without_a_finite_gradient_or_a_clip_was_not_applied(tmp_path):
+    events = [
+        step(1, 0),
+        step(2, 1, norm=None),
+        step(3, 2, loss=None),
+        step(4, 3, clips=0, loss=None, norm=None),
+    ]
+    (told,) = coverage.epochs(run_with(tmp_path, start(None), epoch(0), *events))
+    assert [s.applied for s in told.steps[0]] == [True, False, False, False]
+
+
+def test_a_folder_without_events_has_no_epoch(tmp_path):
+    assert coverage.epochs(RunFolder(tmp_path)) == []

@@ -1,0 +1,160 @@
+"""A trained model comes back from wherever a person names it, or says why it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from reelworks.checkpoint import commit
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.cli import main as cli
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.generate.pipeline import GenerateOptions
+from reelworks.recipe import load as recipes
+from reelworks.run.folder import RunFolder
+from reelworks.train import build
+from reelworks.train.state import TrainState
+from reelworks.train.trained import Trained
+
+RECIPE = {
+    "version": 1,
+    "output": "unused",
+    "dataset": [{"path": "unused"}],
+    "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
+    "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
+    "text": {"dim": 16, "max_length": 6},
+    "precision": {"compute": "float32"},
+    "train": {"max_steps": 4},
+}
+OPTIONS = GenerateOptions(Shape(1, 16, 24), 24.0, 1, 2.0, 0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """A run with checkpoints of steps 2 and 4, as training leaves it."""
+    folder = RunFolder(tmp_path / "run")
+    folder.create({})
+    recipe = recipes.parse(RECIPE)
+    folder.recipe_file.write_text(recipes.dump(recipe))
+    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")).module, recipe.train)
+    for step in (2, 4):
+        commit.save(CheckpointStore(folder.checkpoints_folder), step, state.state_dict())
+    return folder
+
+
+def refusal(source: Path) -> UserError:
+    with pytest.raises(UserError) as caught:
+        Trained.load(source)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("inside", "typed", "step"),
+    [
+        (".", "run", 4),
+        ("run", ".", 4),
+        ("run/checkpoints", "..", 4),
+        (".", "run/checkpoints/step-000000002", 2),
+        ("run", "checkpoints/step-000000002", 2),
+        ("run/checkpoints", "step-000000002", 2),
+        ("run/checkpoints", "step-000000002/", 2),
+        ("run/checkpoints/step-000000002", ".", 2),
+        ("run/checkpoints/step-000000004", "../step-000000002", 2),
+    ],
+)
+def test_paths_are_understood_wherever_they_are_typed(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, inside: str, typed: str, step: int
+) -> None:
+    monkeypatch.chdir(run.path.parent / inside)
+    assert Trained.load(Path(typed)).step == step
+
+
+def test_checkpoints_may_lie_elsewhere_and_a_run_be_called_anything(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.checkpoints_folder.rename(tmp_path / "disk")
+    run.checkpoints_folder.symlink_to(tmp_path / "disk")
+    assert Trained.load(run.checkpoints_folder / "step-000000002").step == 2
+    (tmp_path / "checkpoints").mkdir()
+    run.path.rename(tmp_path / "checkpoints" / "run")
+    monkeypatch.chdir(tmp_path / "checkpoints")
+    assert Trained.load(Path("run")).step == 4
+
+
+def test_damaged_checkpoints_are_passed_over_and_told_if_there_is_no_other(run: RunFolder) -> None:
+    store = CheckpointStore(run.checkpoints_folder)
+    (store.path(4) / "manifest.json").unlink()
+    assert Trained.load(run.path).step == 2
+    shard = next((store.path(2) / "dcp").glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    error = refusal(run.path)
+    assert (error.field, error.value) == ("RUN", str(run.path))
+    assert "step 4: manifest.json is missing" in error.problem
+    assert f"step 2: dcp/{shard.name} has " in error.problem
+    assert store.steps() == [2, 4], "looking changes nothing"
+
+
+def test_a_run_before_its_first_save_says_so(run: RunFolder) -> None:
+    run.checkpoints_folder.rename(run.path / "gone")
+    assert "no checkpoint yet" in refusal(run.path).problem
+
+
+@pytest.mark.parametrize(
+    ("shape", "named"),
+    [
+        (Shape(17, 80_000, 80_000), "17×80000×80000"),
+        (Shape(1, 8 * 10**12, 8), "1×8000000000000×8"),
+        (Shape(10**20, 16, 16), "100000000000000000000×16×16"),
+    ],
+)
+def test_a_size_beyond_memory_is_named(run: RunFolder, shape: Shape, named: str) -> None:
+    with pytest.raises(UserError, match="does not fit into memory") as caught:
+        Trained.load(run.path).generate(["x"], dataclasses.replace(OPTIONS, shape=shape))
+    assert (caught.value.value, caught.value.remedy) == (named, "lower one of them")
+    assert "--height" in str(caught.value)
+
+
+def test_other_errors_of_generation_stay_what_they_are(run: RunFolder) -> None:
+    model = Trained.load(run.path)
+    model.boundary.denoiser.module.x_embedder = torch.nn.Linear(1, 1)
+    with pytest.raises((RuntimeError, TypeError)):
+        model.generate(["x"], OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("fps", math.nan), ("fps", math.inf), ("fps", 0.0), ("fps", 241.0), ("guidance_scale", math.nan)],
+)
+def test_options_that_no_clip_can_be_made_with(name: str, value: float) -> None:
+    with pytest.raises(UserError) as caught:
+        dataclasses.replace(OPTIONS, **{name: value})
+    assert (caught.value.field, caught.value.value) == (
+        f"--{name.replace('_', '-')}",
+        pytest.approx(value, nan_ok=True),
+    )
+
+
+@pytest.mark.parametrize(("prompt", "unseen"), [("one two three four five six", 0), ("a b c d e f, g-h", 2)])
+def test_generate_tells_words_that_are_not_seen(
+    run: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    prompt: str,
+    unseen: int,
+) -> None:
+    picture = run.path / "out.png"
+    sizes = ["--height", "16", "--width", "24", "--num-frames", "1", "--num-inference-steps", "1"]
+    arguments = ["generate", str(run.path), "--prompt", prompt, "-o", str(picture), *sizes]
+    monkeypatch.setattr(sys, "argv", ["reelworks", *arguments])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert not left.value.code
+    assert picture.is_file()
+    told = f"the model sees 6 words: not the last {unseen} of {prompt!r}"
+    assert (told in capsys.readouterr().out) == bool(unseen)
