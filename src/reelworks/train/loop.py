@@ -66,6 +66,8 @@ class Loop:
             stack.enter_context(self.signals.listening())
             self._saved_step = position.global_step if resumed else None
             if self._is_done(position):
+                if not resumed:
+                    raise positions.no_steps(self.data)
                 self._complete(position, pool)
                 return "finished"
             if resumed:
@@ -81,6 +83,9 @@ class Loop:
             while not self._is_done(position):
                 if position.at_end:
                     position = self._next_epoch(position)
+                    if self._is_done(position):  # the epochs that were left draw no clip
+                        self._after(position, pool)
+                        break
                 position, stop = self._step(position, source)
                 self._after(position, pool)
                 if stop and not self._is_done(position):
@@ -118,7 +123,8 @@ class Loop:
         position, empty = positions.next_epoch(self.data, position.spec, position)
         for epoch in empty:
             self.tell.say(f"epoch {epoch}: no clip was drawn")
-        self._begin(position)
+        if not self._is_done(position):
+            self._begin(position)
         return position
 
     def _step(self, position: Position, source: Iterator[MicroBatch]) -> tuple[Position, bool]:
