@@ -1,7 +1,7 @@
 """What is on disk: a row for each video or picture, and what was measured of it.
 
 Owns probing (true frame counts, displayed size, damage), caption files, the append-only Parquet
-store and the scan that brings a catalog up to date with its folders. Imports core, run, numpy, pyarrow,
-PyAV and Pillow; never torch. It decides nothing about training: buckets, filters and the hold-out
-belong to others.
+store, the scan that brings a catalog up to date with its folders, and expressions over its columns.
+Imports core, run, numpy, pyarrow, PyAV and Pillow; never torch. It decides nothing about training:
+buckets, what a filter leaves out and the hold-out belong to others.
 """

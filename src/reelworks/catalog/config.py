@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from reelworks.catalog import expression
+from reelworks.catalog.expression_parts import NUMBERS, TEXTS
 from reelworks.core.config import Config
 
 
@@ -20,6 +22,21 @@ class DatasetConfig(Config):
         "the folder's own name unless given.",
     )
     repeats: int = Field(default=1, ge=1, description="How often each clip is shown in one epoch.")
+    filter: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Trains only clips for which this holds, as in "
+        "\"height >= 480 and fps > 20 and kind == 'video'\"; columns: "
+        f"{', '.join((*NUMBERS, *TEXTS))}; also startswith(path, 'a/'), "
+        "contains(caption, 'cat') and in [...].",
+    )
+
+    @field_validator("filter")
+    @classmethod
+    def _filter(cls, value: str | None) -> str | None:
+        if value is not None:
+            expression.parse(value)
+        return value
 
     @property
     def dataset_name(self) -> str:

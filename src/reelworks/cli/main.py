@@ -17,6 +17,7 @@ from reelworks.cli import (
     inspect,
     plan,
     preview,
+    replay,
     report,
     scan,
     train,
@@ -43,6 +44,7 @@ app.command("plan")(plan.plan)
 app.command("train")(train.train)
 app.command("generate")(generate.generate)
 app.command("coverage")(coverage.coverage)
+app.command("replay")(replay.replay)
 app.command("report")(report.report)
 app.command("import-opensora")(import_opensora.import_opensora)
 app.add_typer(checkpoints.app, name="checkpoints")

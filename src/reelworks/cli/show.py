@@ -98,6 +98,8 @@ def plan(told: dict[str, Any]) -> None:
         table.add_row(bucket["name"], f"{bucket['height']}×{bucket['width']}", *map(str, cells))
     _console.print(table)
     _reasons(told)
+    for unmatched in told["quarantine_unmatched"]:
+        line(f"warning: quarantine names {unmatched}, which is no clip of the recipe")
     line(
         f"{told['steps_per_epoch']} steps per epoch of {told['micro_batches_per_step']} micro-batches "
         f"(slots of {told['slot_width']}); {told['micro_batches']} micro-batches, "

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from reelworks.buckets import assign, merge, table
 from reelworks.buckets.assign import Assignment, Clips, Reason
 from reelworks.buckets.table import BucketTable
+from reelworks.catalog import filters
 from reelworks.catalog import scan as scanning
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.scan import ScanProgress, ScanResult, Source
@@ -27,6 +28,8 @@ from reelworks.core.draws import hash64, hash_int
 from reelworks.core.shape import Geometry
 from reelworks.media import sampling
 from reelworks.models.config import geometry
+from reelworks.prepare import quarantine
+from reelworks.prepare.quarantine import Quarantine
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
 
@@ -96,8 +99,37 @@ class RecipeData:
         """True for rows with a caption that says something."""
         return _mask(pc.greater(pc.binary_length(self.rows.caption.fill_null("")), 0))
 
+    @cached_property
+    def quarantine(self) -> Quarantine:
+        """The recipe's list of clips not to train.
+
+        Raises:
+            UserError: Its file cannot be read.
+        """
+        return quarantine.read(self.recipe.quarantine)
+
+    @cached_property
+    def quarantined(self) -> NDArray[np.bool_]:
+        """True for rows that the quarantine names."""
+        return self.quarantine.rows(self.rows)
+
+    @cached_property
+    def excluded(self) -> NDArray[np.int8]:
+        """Reason of each row that is known before shapes are looked at, or `Reason.NONE`."""
+        excluded = np.full(len(self.rows), Reason.NONE, dtype=np.int8)
+        for text in {d.filter for d in self.recipe.dataset if d.filter is not None}:
+            names = [d.dataset_name for d in self.recipe.dataset if d.filter == text]
+            its = _mask(pc.is_in(self.rows.dataset.cast(pa.string()), value_set=pa.array(names)))
+            excluded[its & ~filters.keeps(self.rows, text)] = Reason.FILTERED
+        excluded[~self.captioned] = Reason.NO_CAPTION
+        excluded[self.quarantined] = Reason.QUARANTINED
+        excluded[~self.rows.readable] = Reason.UNREADABLE
+        return excluded
+
     def _groups(self) -> NDArray[np.uint64]:
         """A number for what is held out together; a file that is its own group is known by its uid."""
+        if self.recipe.validation.group == "folder":
+            return _folders(self.rows)
         own = _mask(pc.equal(self.rows.group, self.rows.path))
         groups = self.rows.uid.copy()
         shared = np.flatnonzero(~own)
@@ -112,9 +144,6 @@ class RecipeData:
         row = np.repeat(np.arange(len(times)), times)
         copy = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
         r = self.rows
-        excluded = np.full(len(times), Reason.NONE, dtype=np.int8)
-        excluded[~self.captioned] = Reason.NO_CAPTION
-        excluded[~r.readable] = Reason.UNREADABLE
         held = assign.held_out(self.recipe.seed, self._groups(), self.recipe.validation.split)
         frames = sampling.frames_available(r.num_frames, np.maximum(r.fps, 1e-6), self.recipe.data)
         clips = Clips(
@@ -124,7 +153,7 @@ class RecipeData:
             height=r.height.astype(np.int64)[row],
             width=r.width.astype(np.int64)[row],
             is_image=self.is_image[row],
-            excluded=excluded[row],
+            excluded=self.excluded[row],
             held_out=held[row],
         )
         return clips, row
@@ -166,6 +195,7 @@ class RecipeData:
         r = self.recipe
         shaping = [buckets, r.buckets.model_dump(), [e.model_dump() for e in r.bucket], r.validation.split]
         shaping += [r.data.frame_interval, r.data.fps, [d.model_dump(exclude={"path"}) for d in r.dataset]]
+        shaping += [r.validation.group, self.quarantine.digest()]
         merges = r.buckets.incomplete_batch == "merge"
         return PlanSpec(
             seed=r.seed,
@@ -191,6 +221,19 @@ class RecipeData:
 
 def _mask(column: Any) -> NDArray[np.bool_]:
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _folders(rows: CatalogRows) -> NDArray[np.uint64]:
+    """A number for the dataset and folder of each row; clips right in a dataset's folder share one."""
+    folder = pc.replace_substring_regex(rows.path, pattern=r"/?[^/]*$", replacement="").dictionary_encode()
+    return hash64(_hashes(rows.dataset), _hashes(folder))
+
+
+def _hashes(words: Any) -> NDArray[np.uint64]:
+    """Hash a dictionary-encoded column: each word once."""
+    of_word = np.array([hash_int(word) for word in words.dictionary.to_pylist()], dtype=np.uint64)
+    hashes: NDArray[np.uint64] = of_word[words.indices.to_numpy(zero_copy_only=False)]
+    return hashes
 
 
 def _texts(column: Any) -> NDArray[np.str_]:

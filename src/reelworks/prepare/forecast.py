@@ -1,14 +1,16 @@
-"""The forecast of a recipe for a number of ranks."""
+"""The forecast of a recipe for a number of ranks and epochs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from reelworks.core.errors import UserError
+from reelworks.prepare import ahead, cure, summary
 from reelworks.prepare import position as positions
-from reelworks.prepare import summary
 from reelworks.prepare.data import RecipeData
+from reelworks.prepare.figures import Figures
 from reelworks.recipe.recipe import Recipe
+from reelworks.schedule.plan import PlanSpec
 
 
 def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
@@ -43,13 +45,34 @@ def too_many_ranks(micro_batches_per_step: int, world: int) -> UserError:
     )
 
 
-def forecast(recipe: Recipe, world: int) -> dict[str, Any]:
-    """Summarise the first epoch of a run that `world` ranks begin; the catalog must be there.
+def forecast(recipe: Recipe, world: int, epochs: int = 1) -> dict[str, Any]:
+    """Summarise the first epoch of a run that `world` ranks begin, and look further ahead.
+
+    Args:
+        recipe: The recipe; its catalog must be there.
+        world: Ranks.
+        epochs: Epochs that `epochs`, `sum`, `shares` and `never_seen` are about. `proposals` is None unless
+            imbalance or padding is above `cure.WASTE_ALLOWED`; `fewer_ranks` is where no proposal suffices.
 
     Raises:
-        UserError: The epoch would have no step.
+        UserError: The first epoch would have no step.
     """
     data = RecipeData.open(recipe)
     spec = data.spec(*step_shape(recipe, world))
     position = positions.begin_epoch(data, spec, epoch=0)
-    return summary.summarise(data, spec, position.plan, world=world)
+    told = summary.summarise(data, spec, position.plan, world=world)
+    further, total = ahead.look_ahead(data, spec, world=world, epochs=epochs)
+    cures = _cures(data, spec, total, world=world, epochs=epochs)
+    return told | further | {"loss_weight": recipe.train.loss_weight} | cures
+
+
+def _cures(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, epochs: int) -> dict[str, Any]:
+    if not cure.too_much(total):
+        return {"proposals": None, "fewer_ranks": None}
+    found = cure.proposals(data, spec, total, world=world, epochs=epochs)
+    if any(one["suffices"] for one in found):
+        return {"proposals": found, "fewer_ranks": None}
+    fewer = cure.fewer_ranks(
+        data, lambda ranks: data.spec(*step_shape(data.recipe, ranks)), world=world, epochs=epochs
+    )
+    return {"proposals": found, "fewer_ranks": fewer}

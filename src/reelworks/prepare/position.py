@@ -9,6 +9,7 @@ import numpy as np
 
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
+from reelworks.prepare import left_out
 from reelworks.prepare.data import RecipeData
 from reelworks.run import plans
 from reelworks.run.folder import RunFolder
@@ -223,7 +224,10 @@ def _difference(data: RecipeData, spec: PlanSpec, cursor: Cursor, done: int, res
     if cursor.catalog != data.digest:
         lines.append(_catalog_difference(data, cursor))
     if cursor.spec != spec.digest():
-        lines.append("buckets, batch sizes, the step's shape or the seed differ from the checkpoint's")
+        lines.append(
+            "buckets, batch sizes, filters, quarantine, hold-out, the step's shape or the seed differ from the "
+            "checkpoint's"
+        )
     lines.append(f"epoch {cursor.epoch}: {done} clips done, {rest.planned} left in {rest.steps} new steps")
     return lines
 
@@ -263,14 +267,8 @@ def write_plan(run: RunFolder, position: Position, in_use: Collection[tuple[int,
 def no_steps(data: RecipeData, epoch: int = 0) -> UserError:
     """The error for an epoch without a step: every entry with its clips, and what would cure it."""
     result, _ = data.assignment(epoch)
-    if (result.reason == Reason.NO_CAPTION).sum() > (result.reason != Reason.NO_CAPTION).sum():
-        return UserError(
-            f"{int((result.reason == Reason.NO_CAPTION).sum())} of {len(result.reason)} clips have no caption "
-            "(reason no_caption), so an epoch would have no step",
-            field="dataset.path",
-            value=[dataset.path for dataset in data.recipe.dataset],
-            remedy="write each caption into a text file beside its clip: cat.mp4 and cat.txt",
-        )
+    if (error := left_out.mostly(data.recipe, result.reason)) is not None:
+        return error
     lines = []
     for index, entry in enumerate(data.table.entries):
         inside = np.isin(result.bucket, data.table.of_entry(index)) & (result.reason == Reason.NONE)

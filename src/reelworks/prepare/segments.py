@@ -46,9 +46,35 @@ def segments(run: RunFolder, data: RecipeData, epoch: Epoch) -> tuple[list[Segme
         The segments that trained something and the one under way; and False if some of them are gone for
         good, so that the others do not tell the whole epoch.
     """
+    return _found(
+        run, data, epoch, sorted(n for n in epoch.plans if epoch.steps.get(n) or n == epoch.segment)
+    )
+
+
+def plan_of(run: RunFolder, data: RecipeData, epoch: Epoch, number: int) -> tuple[EpochPlan, bool] | None:
+    """Read the plan of one segment, or make it again.
+
+    Args:
+        run: The run's folder.
+        data: The recipe's data at the catalog's newest version.
+        epoch: What the events say of the epoch.
+        number: The segment's, from 0.
+
+    Returns:
+        The plan, and whether it was read; None if it is gone for good.
+    """
+    stored = _read(run, epoch, number)
+    if stored is not None:
+        return stored, True
+    former, whole = _found(run, data, epoch, sorted(n for n in epoch.steps if n < number))
+    again = _made_again(data, epoch, number, former) if whole else None
+    return None if again is None else (again, False)
+
+
+def _found(run: RunFolder, data: RecipeData, epoch: Epoch, numbers: list[int]) -> tuple[list[Segment], bool]:
     found: list[Segment] = []
     whole = True
-    for number in sorted(n for n in epoch.plans if epoch.steps.get(n) or n == epoch.segment):
+    for number in numbers:
         went_by = _read(run, epoch, number)
         if went_by is None and whole:  # what is left to plan depends on all that was trained before
             went_by = _made_again(data, epoch, number, found)
@@ -77,14 +103,17 @@ def _read(run: RunFolder, epoch: Epoch, number: int) -> EpochPlan | None:
 
 
 def _made_again(data: RecipeData, epoch: Epoch, number: int, former: list[Segment]) -> EpochPlan | None:
-    """Plan a segment again, on the newest version of the catalog that gives the plan it went by.
+    """Plan a segment again, on the catalog's version of then, or the newest one that gives the plan it went by.
 
-    Where the recipe's buckets changed since, none does.
+    Where the recipe's buckets changed since, none does. Versions that differ in captions alone give equal plans,
+    so the version that the events tell comes first.
     """
     newest = data.catalog.version
+    then_version = epoch.catalog_versions.get(number, newest)
+    versions = [then_version, *range(newest, max(newest - _VERSIONS_TRIED, 0), -1)]
     uid = np.concatenate([s.uid[s.step > 0] for s in former] or [np.zeros(0, np.uint64)])
     copy = np.concatenate([s.copy[s.step > 0] for s in former] or [np.zeros(0, np.int64)])
-    for version in range(newest, max(newest - _VERSIONS_TRIED, 0), -1):
+    for version in dict.fromkeys(v for v in versions if v <= newest):  # a catalog made anew may have fewer
         then = data if version == newest else RecipeData.open(data.recipe, version)
         spec = then.spec(*epoch.step_shapes[number])
         again = planning.plan(cursors.remaining(then.entries(epoch.epoch), uid, copy), spec, epoch.epoch)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from reelworks.buckets.assign import Reason
+from reelworks.catalog import filters
 from reelworks.prepare.data import RecipeData
 from reelworks.schedule import plan as planning
 from reelworks.schedule.plan import EpochPlan, PlanSpec
@@ -38,6 +39,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         "planned": plan.planned,
         "held_out": int((assignment.reason == Reason.HELD_OUT).sum()),
         "reasons": _reasons(data, assignment.reason, assignment.nearest, row),
+        "quarantine_unmatched": data.quarantine.unmatched(data.rows),
         "buckets": [bucket for bucket in buckets if bucket["clips"]],
         "empty_buckets": [bucket["name"] for bucket in buckets if not bucket["clips"]],
         "steps_per_epoch": plan.steps,
@@ -98,6 +100,13 @@ def _explain(data: RecipeData, kind: Reason, row: int, nearest: int) -> dict[str
     detail = ""
     if kind == Reason.UNREADABLE:
         detail = str(rows.error[row].as_py())
+    elif kind == Reason.QUARANTINED:
+        detail = f"named in {data.recipe.quarantine}"
+    elif kind == Reason.FILTERED:
+        dataset = rows.dataset[row].as_py()
+        text = next(d.filter for d in data.recipe.dataset if d.filter and d.dataset_name == dataset)
+        found = filters.values(rows, row, text)
+        detail = f"{text}; it has " + ", ".join(f"{name} {_short(value)}" for name, value in found.items())
     elif kind == Reason.NO_CAPTION:
         detail = "no caption file" if rows.caption[row].as_py() is None else "the caption is empty"
     elif kind in (Reason.TOO_SHORT, Reason.TOO_SMALL, Reason.NO_BUCKET):
@@ -105,3 +114,7 @@ def _explain(data: RecipeData, kind: Reason, row: int, nearest: int) -> dict[str
         if nearest >= 0:
             detail += f"; nearest entry: {data.table.entries[nearest]}"
     return {"path": f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}", "detail": detail}
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)

@@ -27,6 +27,12 @@ class Recipe(Config):
         None, min_length=1, description="folder of the catalog; default: <output>/catalog"
     )
     seed: int = Field(42, ge=0, lt=2**63, description="of every random choice")
+    quarantine: str | None = Field(
+        None,
+        min_length=1,
+        description="a text file of clips not to train: a line for each, dataset/path as reports print it; "
+        "lines that begin with # are comments",
+    )
     dataset: list[DatasetConfig] = Field(min_length=1)
     bucket: list[BucketEntryConfig] = Field([], description="needed, unless there is `[buckets.opensora]`")
     buckets: BucketsConfig = BucketsConfig()

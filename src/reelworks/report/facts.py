@@ -13,7 +13,10 @@ MAX_NAMES = 500  # file names listed per reason: ten million would make a page t
 # How reports say each reason, and what to do about it.
 REASONS: dict[str, tuple[str, str]] = {
     "unreadable": ("unreadable", "The file cannot be decoded; replace or remove it."),
-    "quarantined": ("quarantined", "It failed while training; look at the file, then scan again."),
+    "quarantined": (
+        "quarantined",
+        "The recipe's quarantine names it; take its line out once the file is mended.",
+    ),
     "no_caption": ("no caption", "Add a caption, or allow clips without one."),
     "filtered": ("filtered out", "The recipe's filter excludes it."),
     "too_short": ("too short", "It has fewer frames than any bucket; add a bucket with fewer frames."),

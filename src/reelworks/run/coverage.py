@@ -43,6 +43,7 @@ class Epoch:
         segment: The one under way, or the last.
         plans: Digest of each segment's plan, by the segment's number.
         step_shapes: Micro-batches per step and slot width of each segment.
+        catalog_versions: Version of the catalog that each segment was planned on, where the events tell it.
         steps: Steps that hold, by segment.
         failures: Reasons by (step, uid); one for each copy that failed.
         ended: The account that training gave at the epoch's end; None while it runs.
@@ -54,6 +55,7 @@ class Epoch:
     segment: int = 0
     plans: dict[int, str] = field(default_factory=dict)
     step_shapes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    catalog_versions: dict[int, int] = field(default_factory=dict)
     steps: dict[int, list[Step]] = field(default_factory=dict)
     failures: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     ended: Event | None = None
@@ -80,6 +82,8 @@ def epochs(run: RunFolder) -> list[Epoch]:
             # Runs of old do not tell the digest; no plan is taken for theirs then.
             now.plans[now.segment] = event.get("plan", "")
             now.step_shapes[now.segment] = step_shape
+            if "catalog_version" in event:
+                now.catalog_versions[now.segment] = event["catalog_version"]
         elif now is None:
             continue
         elif event["kind"] == "step":

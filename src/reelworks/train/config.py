@@ -49,7 +49,10 @@ class TrainConfig(Config):
 class ValidationConfig(Config):
     """`[validation]`: loss of the averaged weights on held-out clips at fixed times and fixed noise."""
 
-    split: float = Field(0.01, ge=0, lt=1, description="share of source files held out")
+    split: float = Field(0.01, ge=0, lt=1, description="share of source files, or of folders, held out")
+    group: Literal["file", "folder"] = Field(
+        "file", description="what is held out as a whole: each file by itself, or all clips of a folder"
+    )
     every_steps: int | None = Field(500, ge=1, description="steps from one validation to the next")
     times: list[float] = Field([100.0, 300.0, 500.0, 700.0, 900.0], description="timesteps in (0, 1000]")
     max_clips: int = Field(64, ge=1, description="held-out clips looked at, the same ones each time")

@@ -15,9 +15,10 @@ from reelworks.core import draws
 from reelworks.core.draws import U64, Purpose
 from reelworks.encode.live import LiveEncoder
 from reelworks.models.api import DenoiserInputs
-from reelworks.objective import masks, rectified_flow, timesteps
+from reelworks.objective import rectified_flow
 from reelworks.objective.config import ObjectiveConfig
-from reelworks.stream.batches import MicroBatch, Work
+from reelworks.stream.batches import MicroBatch
+from reelworks.train import choices
 
 
 @dataclass(frozen=True)
@@ -63,26 +64,17 @@ def training_example(
     batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int
 ) -> Example:
     """Draw times, noise, masks and caption dropout, and noise the latents."""
-    work = batch.work
     latent = encoder.latents(batch.frames)
-
-    def words(purpose: Purpose) -> U64:
-        return draws.hash64(seed, work.epoch, work.uids, work.copies, purpose)
-
-    uniform = torch.from_numpy(draws.uniform(words(Purpose.TIMESTEP)))
-    time = timesteps.sample(uniform, config.timestep_sampling)
-    time = timesteps.shift(time, ratio_of(config, work, latent.shape[2])).to(encoder.device)
-    noise = normal(tuple(latent.shape[1:]), words(Purpose.NOISE), encoder.device)
-    frame_mask = masks.draw_frame_mask(config.mask_ratios, latent.shape[2], words(Purpose.MASK))
-    drop = draws.passes(words(Purpose.TEXT_DROPOUT), config.caption_dropout)
+    drawn = choices.draw(batch.work, config, seed=seed, latent_frames=latent.shape[2])
+    noise_words = choices.words(batch.work, Purpose.NOISE, seed=seed)
     return _example(
         batch,
         encoder,
         latent,
-        time,
-        noise,
-        frame_mask=torch.from_numpy(frame_mask).to(encoder.device),
-        drop_text=torch.from_numpy(drop).to(encoder.device),
+        drawn.time.to(encoder.device),
+        normal(tuple(latent.shape[1:]), noise_words, encoder.device),
+        frame_mask=torch.from_numpy(drawn.frame_mask).to(encoder.device),
+        drop_text=torch.from_numpy(drawn.drop_text).to(encoder.device),
     )
 
 
@@ -108,17 +100,6 @@ def validation_example(batch: MicroBatch, encoder: LiveEncoder, *, seed: int, ti
         noise,
         frame_mask=torch.ones(len(times), latent.shape[2], dtype=torch.bool, device=encoder.device),
         drop_text=torch.zeros(len(times), dtype=torch.bool, device=encoder.device),
-    )
-
-
-def ratio_of(config: ObjectiveConfig, work: Work, latent_frames: int) -> float:
-    """Shift of the timesteps for the shape of a micro-batch."""
-    return timesteps.shift_ratio(
-        config,
-        height=work.shape.height,
-        width=work.shape.width,
-        num_frames=work.shape.num_frames,
-        latent_frames=latent_frames,
     )
 
 

@@ -57,6 +57,7 @@ class Journal:
             planned=position.counts.planned,
             rows=position.plan.steps,
             plan=position.plan.digest(),
+            catalog_version=self.data.catalog.version,
         )
 
     def step(self, done: Position, step: int, result: StepResult, seen: Seen, seconds: float) -> None:

@@ -1,0 +1,76 @@
+"""Filters applied to a catalog's rows; numpy and Arrow do the work, no row becomes a Python object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.catalog import expression
+from reelworks.catalog.expression_parts import NUMBERS, Truth
+from reelworks.catalog.rows import CatalogRows
+
+_TEXT = pa.large_string()
+
+
+def keeps(rows: CatalogRows, text: str) -> Truth:
+    """True for the rows that a filter keeps; the measures of unreadable files count as 0.
+
+    Raises:
+        UserError: The text is not a filter.
+    """
+    return expression.parse(text).evaluate(_RowColumns(rows), len(rows))
+
+
+def values(rows: CatalogRows, row: int, text: str) -> dict[str, Any]:
+    """What one row has in the columns that a filter looks at."""
+    told: dict[str, Any] = {}
+    for name in expression.parse(text).names:
+        if name == "caption_length":
+            told[name] = len(rows.caption[row].as_py() or "")
+        elif name in NUMBERS:
+            told[name] = getattr(rows, name)[row].item()
+        else:
+            told[name] = getattr(rows, name)[row].as_py()
+    return told
+
+
+@dataclass(frozen=True)
+class _RowColumns:
+    """Columns of rows, as expressions ask for them."""
+
+    rows: CatalogRows
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        if name == "caption_length":
+            lengths = pc.utf8_length(self.rows.caption.fill_null(""))
+            return np.asarray(lengths.to_numpy(zero_copy_only=False), dtype=np.float64)
+        return np.asarray(getattr(self.rows, name), dtype=np.float64)
+
+    def texts(self, name: str) -> _Texts:
+        return _Texts(getattr(self.rows, name).cast(_TEXT).fill_null(""))
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """A text column without nulls."""
+
+    column: Any
+
+    def is_in(self, texts: Sequence[str]) -> Truth:
+        return _mask(pc.is_in(self.column, value_set=pa.array(texts, type=_TEXT)))
+
+    def startswith(self, text: str) -> Truth:
+        return _mask(pc.starts_with(self.column, pattern=text))
+
+    def contains(self, text: str) -> Truth:
+        return _mask(pc.match_substring(self.column, pattern=text))
+
+
+def _mask(column: Any) -> Truth:
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.bool_)

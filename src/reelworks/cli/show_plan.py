@@ -1,0 +1,109 @@
+"""How forecasts of several epochs, warnings of waste and two plans side by side look on a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from reelworks.cli import show
+
+Json = dict[str, Any]
+_FILES_SHOWN = 5
+_EPOCH_KEYS = ("steps", "clips", "tokens", "micro_batches", "incomplete", "imbalance", "padding")
+_SHARES = ("share_of_clips", "share_of_tokens", "share_of_gradient")
+
+_console = Console(highlight=False)
+
+
+def forecast(told: Json) -> None:
+    """The first epoch, then what all of them come to."""
+    show.plan(told)
+    shares = _table("share of", "clips", "tokens", "gradient")
+    for one in told["shares"]:
+        shares.add_row(one["name"], *(f"{one[key]:.1%}" for key in _SHARES))
+    _console.print(shares)
+    if len(told["epochs"]) > 1:
+        epochs = _table("epoch", "steps", "clips", "tokens", "batches", "not full", "imbalance", "padding")
+        for one in told["epochs"]:
+            epochs.add_row(str(one["epoch"]), *_cells(one))
+        epochs.add_row("sum", *_cells(told["sum"]))
+        _console.print(epochs)
+    _never_seen(told)
+    _warning(told)
+
+
+def _never_seen(told: Json) -> None:
+    epochs = len(told["epochs"])
+    never = told["never_seen"]
+    when = "this epoch" if epochs == 1 else f"{epochs} epochs"
+    by_reason = ", ".join(f"{one['clips']} {reason}" for reason, one in never["by_reason"].items())
+    show.line(f"{never['clips']} clips never seen in {when}" + (f": {by_reason}" if by_reason else ""))
+    if epochs > 1:
+        for reason, one in never["by_reason"].items():
+            more = one["clips"] - len(one["files"][:_FILES_SHOWN])
+            named = ", ".join(one["files"][:_FILES_SHOWN])
+            show.line(f"  {reason}: {named}" + (f" and {more} more" if more else ""))
+
+
+def _warning(told: Json) -> None:
+    """What is wasted, and what would cure it."""
+    proposals = told["proposals"]
+    if proposals is None:
+        return
+    total = told["sum"]
+    show.line(f"\nwarning: imbalance {total['imbalance']:.1%}, padding {total['padding']:.1%}")
+    for one in proposals:
+        show.line(f"  {_change(one)}")
+        show.line(f"    gives {_gives(one)}" + ("" if one["suffices"] else "; better, not enough"))
+    if (fewer := told["fewer_ranks"]) is not None:
+        show.line(f"  --world {fewer['world']}\n    gives {_gives(fewer)}")
+    if not proposals and fewer is None:
+        show.line("  neither merging, nor other batch sizes, nor fewer GPUs make it better")
+
+
+def _gives(one: Json) -> str:
+    return f"{one['steps']} steps, imbalance {one['imbalance']:.1%}, padding {one['padding']:.1%}"
+
+
+def _change(one: Json) -> str:
+    """What to type; batch sizes that stand in a table of Open-Sora, where `--set` is unwieldy, by name."""
+    parts = [f"--set '{text}'" for text in one["set"]]
+    if not any(text.startswith("bucket.") for text in one["set"]):
+        parts += [f"{b['entry']}: batch size {b['to']} (now {b['from']})" for b in one["batch_sizes"]]
+    return ", ".join(parts) if len(parts) > len(one["set"]) else " ".join(parts)
+
+
+def difference(told: Json, names: tuple[str, str]) -> None:
+    """Keys, figures, buckets and reasons of two recipes."""
+    keys = _table("key", *names)
+    for one in told["keys"]:
+        keys.add_row(one["key"], str(one["a"]), str(one["b"]))
+    _console.print(keys) if told["keys"] else show.line("no key differs")
+    figures = _table(f"{told['epochs']} epoch{'s' if told['epochs'] > 1 else ''}", *names)
+    for one in told["figures"]:
+        figures.add_row(one["name"].replace("_", " "), *(_number(one["name"], one[x]) for x in "ab"))
+    _console.print(figures)
+    for title, part in (("clips of bucket", "buckets"), ("rejected", "reasons")):
+        table = _table(title, *names)
+        for one in told[part]:
+            table.add_row(one["name"], str(one["a"]), str(one["b"]))
+        _console.print(table)
+
+
+def _cells(one: Json) -> list[str]:
+    return [_number(key, one[key]) for key in _EPOCH_KEYS]
+
+
+def _number(key: str, value: float) -> str:
+    return f"{value:.1%}" if key in ("imbalance", "padding") else str(value)
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table

@@ -1,0 +1,54 @@
+"""The error for an epoch that is empty because most clips are left out before buckets look at them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.buckets.assign import Reason
+from reelworks.core.errors import UserError
+from reelworks.recipe.recipe import Recipe
+
+
+def mostly(recipe: Recipe, reason: NDArray[np.int8]) -> UserError | None:
+    """Name the one choice that leaves out more than half of the clips; None where there is no such choice.
+
+    Args:
+        recipe: The recipe.
+        reason: `Reason` of every clip of an epoch without a step.
+    """
+    for kind, (problem, field, value, remedy) in _told(recipe).items():
+        count = int((reason == kind).sum())
+        if 2 * count > len(reason):
+            problem = f"{count} of {len(reason)} clips {problem} (reason {kind.label}), so an epoch would have no step"
+            return UserError(problem, field=field, value=value, remedy=remedy)
+    return None
+
+
+def _told(recipe: Recipe) -> dict[Reason, tuple[str, str, Any, str]]:
+    """Problem, field, value and remedy of each choice."""
+    folders = recipe.validation.group == "folder"
+    lower = "lower validation.split" + (', or set validation.group = "file"' if folders else "")
+    return {
+        Reason.NO_CAPTION: (
+            "have no caption",
+            "dataset.path",
+            [dataset.path for dataset in recipe.dataset],
+            "write each caption into a text file beside its clip: cat.mp4 and cat.txt",
+        ),
+        Reason.FILTERED: (
+            "do not pass their dataset's filter",
+            "dataset.filter",
+            [dataset.filter for dataset in recipe.dataset],
+            "loosen it; `reelworks inspect CATALOG` shows what the clips have",
+        ),
+        Reason.QUARANTINED: (
+            "are quarantined",
+            "quarantine",
+            recipe.quarantine,
+            "take lines out of that file",
+        ),
+        Reason.HELD_OUT: ("are held out for validation", "validation.split", recipe.validation.split, lower),
+    }

@@ -1,0 +1,212 @@
+"""What `replay` tells of a step is what its ranks were fed: clips, order, shapes, draws and frames."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import children
+import numpy as np
+import pytest
+from PIL import Image
+
+from reelworks.core.errors import UserError
+from reelworks.media import load as media
+from reelworks.report import replay as sheets
+from reelworks.run.folder import RunFolder
+from reelworks.train.replay import Replay, replay
+
+BUSY = {
+    "bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [4, 3]}],
+    "data": {"crop": "random"},
+    "objective": {"mask_ratios": {"image_head": 0.4, "random": 0.3}, "caption_dropout": 0.4},
+}
+RUN = "run"
+
+
+def digest(frames: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(frames).tobytes()).hexdigest()
+
+
+def _train_and_tell(recipe: dict) -> None:
+    """Train, and write down what the model was given, micro-batch by micro-batch."""
+    from reelworks.recipe import load
+    from reelworks.train import step
+    from reelworks.train.run import RunOptions, run
+
+    original, fed = step.training_example, []
+
+    def example(batch, *args, **kwargs):
+        made = original(batch, *args, **kwargs)
+        fed.append(
+            {
+                "uids": batch.work.uids.tolist(),
+                "frames": [digest(clip) for clip in batch.frames.numpy()],
+                "captions": list(batch.work.captions),
+                "times": made.inputs.time.tolist(),
+                "masks": made.inputs.frame_mask.tolist(),
+                "dropped": made.inputs.drop_text.tolist(),
+            }
+        )
+        return made
+
+    step.training_example = example
+    run(load.parse(recipe), RunOptions(debug=True))
+    Path(recipe["output"], "fed.json").write_text(json.dumps(fed))
+
+
+def logged(run: Path, rank: int) -> dict[int, dict]:
+    """The last telling of each step by a rank."""
+    lines = (run / "debug" / f"steps-rank-{rank:05d}.jsonl").read_text().splitlines()
+    return {line["step"]: line for line in map(json.loads, lines)}
+
+
+def trained(told: Replay, rank: int) -> list[dict]:
+    value = told.to_json()
+    mine = [one for one in value["micro_batches"] if one["rank"] == rank]
+    clips = [clip for one in mine for clip in one["clips"] if clip["became"] == "trained"]
+    return [{"uid": c["uid"], "copy": c["copy"], "path": c["file"]} for c in clips]
+
+
+def check(run: Path, world: int) -> list[Replay]:
+    """Every step of a run against the log of every rank."""
+    steps = logged(run, 0)
+    replays = [replay(RunFolder(run), number) for number in steps]
+    for told, number in zip(replays, steps, strict=True):
+        assert len(told.ranks) == world
+        for rank in range(world):
+            line = logged(run, rank)[number]
+            assert trained(told, rank) == line["trained"]
+            assert [str(work.shape) for work in told.ranks[rank]] == line["shapes"]
+            assert (told.epoch.epoch, told.step.row) == (line["epoch"], line["row"])
+    return replays
+
+
+def test_every_step_is_told_as_the_model_was_fed(tiny, tmp_path):
+    recipe = tiny(train={"max_steps": 8, "gradient_accumulation_steps": 2}, **BUSY)
+    assert children.in_child(_train_and_tell, recipe) == 0
+    replays = check(tmp_path / RUN, 1)
+    assert {told.plan_read for told in replays} == {True, False}  # early epochs' plan files are gone
+    fed = json.loads((tmp_path / RUN / "fed.json").read_text())
+    works = [(told, work) for told in replays for work in told.ranks[0]]
+    assert len(works) == len(fed) > len(replays)
+    for (told, work), given in zip(works, fed, strict=True):
+        (one,) = (m for m in told.to_json()["micro_batches"] if m["column"] == work.index)
+        clips = one["clips"]
+        assert [c["uid"] for c in clips] == given["uids"]
+        assert [c["timestep"] for c in clips] == given["times"]
+        assert [c["generated"] for c in clips] == given["masks"]
+        assert [c["caption_dropped"] for c in clips] == given["dropped"]
+        assert [c["caption"] for c in clips] == given["captions"]
+        assert [digest(look.frames) for look in sheets.looks(told, work)] == given["frames"]
+        assert [digest(media.load(request)) for request in work.requests] == given["frames"]
+        for look, clip in zip(sheets.looks(told, work), clips, strict=True):
+            top, left = clip["crop"]
+            cropped = look.whole[top : top + one["height"], left : left + one["width"]]
+            assert np.array_equal(cropped, look.frames[0])
+    assert any(True in given["dropped"] for given in fed)
+    assert any(False in mask for given in fed for mask in given["masks"])
+
+
+def test_two_ranks_then_killed_then_one(tiny, tmp_path):
+    changes = {**BUSY, "bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [4, 2]}]}
+    recipe = tiny(train={"max_steps": 4}, **changes)
+    assert children.train(recipe, world=2, debug=True) == [0, 0]
+    run = tmp_path / RUN
+    assert any(told.to_json()["fillers"] for told in check(run, 2))
+    before = replay(RunFolder(run), 2).to_json()
+    recipe["train"]["max_steps"] = 7
+    assert children.train(recipe, fault=("after the optimizer stepped", 2), debug=True) != [0]
+    assert children.train(recipe, debug=True) == [0]
+    after = replay(RunFolder(run), 2).to_json()
+    assert {**after, "plan_read": None} == {**before, "plan_read": None}
+    for number in range(5, 8):
+        told = replay(RunFolder(run), number)
+        assert trained(told, 0) == logged(run, 0)[number]["trained"]
+        assert len(told.ranks) == 1
+    with pytest.raises(UserError, match="from 1 to 7"):
+        replay(RunFolder(run), 8)
+
+
+def test_clips_that_changed_since_are_told_as_they_were(tiny, footage, tmp_path):
+    folder = Path(shutil.copytree(footage, tmp_path / "footage"))
+    changes = {"dataset": [{"path": str(folder)}], "validation": {"split": 0.0}, **BUSY}
+    assert children.train(tiny(train={"max_steps": 2}, **changes), debug=True) == [0]
+    run = RunFolder(tmp_path / RUN)
+    gone, edited = (clip["file"] for clip in trained_files(replay(run, 1))[:2])
+    Path(gone).unlink()
+    Path(edited).with_suffix(".txt").write_text("another caption")
+    assert children.train(tiny(train={"max_steps": 3}, **changes), debug=True) == [0]
+    (told, *_) = check(run.path, 1)
+    clips = {clip["file"]: clip for clip in trained_files(told)}
+    assert clips[gone]["since"] == "removed"
+    assert clips[edited]["since"] == "edited"
+    assert clips[edited]["caption"] != "another caption"
+    lost = [look for work in told.columns for look in sheets.looks(told, work) if look.error]
+    assert [look.path for look in lost] == [clips[gone]["path"]]
+
+    (run.plan_folder / "plan-000-000000-000.npz").rename(tmp_path / "aside")
+    again = replay(run, 1)
+    assert not again.plan_read
+    assert {**again.to_json(), "plan_read": True} == told.to_json()
+    (tmp_path / "aside").rename(run.plan_folder / "plan-000-000000-000.npz")
+
+    recipe = run.recipe_file.read_text()
+    run.recipe_file.write_text(recipe.replace('"32px"', '"64px"'))
+    with pytest.raises(UserError, match="buckets are not those"):
+        replay(run, 1)
+    (run.plan_folder / "plan-000-000000-000.npz").unlink()
+    with pytest.raises(UserError, match="is gone"):
+        replay(run, 1)
+
+
+def test_a_caption_edited_since_is_told_as_it_was_where_the_plan_is_made_again(tiny, footage, tmp_path):
+    folder = Path(shutil.copytree(footage, tmp_path / "footage"))
+    changes = {"dataset": [{"path": str(folder)}], "validation": {"split": 0.0}, **BUSY}
+    assert children.train(tiny(train={"max_steps": 1}, **changes)) == [0]
+    run = RunFolder(tmp_path / RUN)
+    before = trained_files(replay(run, 1))
+    Path(before[0]["file"]).with_suffix(".txt").write_text("another caption")
+    assert children.train(tiny(train={"max_steps": 2}, **changes)) == [0]
+    (run.plan_folder / "plan-000-000000-000.npz").unlink()
+    again = replay(run, 1)
+    assert not again.plan_read
+    assert trained_files(again) == [{**before[0], "since": "edited"}, *before[1:]]
+
+
+def trained_files(told: Replay) -> list[dict]:
+    return [clip for one in told.to_json()["micro_batches"] for clip in one["clips"]]
+
+
+def test_the_verb_prints_a_step_and_draws_it(tiny, tmp_path, monkeypatch, capsys):
+    from reelworks.cli import main
+
+    def typed(*words: object) -> tuple[str, int]:
+        monkeypatch.setattr(sys, "argv", ["reelworks", "replay", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main.main()
+        said = capsys.readouterr()
+        return said.out + said.err, left.value.code or 0
+
+    assert children.train(tiny(train={"max_steps": 1}, buckets={"incomplete_batch": "pad"}, **BUSY)) == [0]
+    run = tmp_path / RUN
+    told, code = typed(run, "--step", 1, "--pictures", "--json")
+    assert code == 0
+    value = json.loads(told)
+    assert value == {**replay(RunFolder(run), 1).to_json(), "sheets": value["sheets"]}
+    assert len(value["sheets"]) == len(value["micro_batches"])
+    for path in value["sheets"]:
+        assert Path(path).parent == run / "replay" / "step-000000001"
+        with Image.open(path) as sheet:
+            assert sheet.height > 100
+    told, code = typed(run, "--step", 1)
+    assert code == 0
+    assert "step 1: epoch 0, segment 0" in told
+    for clip in trained_files(replay(RunFolder(run), 1)):
+        assert clip["path"] in told
+    told, code = typed(run, "--step", 9)
+    assert code == 2
+    assert "--step = 9" in told
