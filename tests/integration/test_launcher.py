@@ -69,3 +69,15 @@ def test_a_rank_that_dies_ends_the_others(start, tmp_path):
     process.communicate(timeout=30)
     assert process.returncode != 0
     assert not any(rank.is_running() for rank in ranks)
+
+
+def test_ranks_do_not_outlive_a_killed_launcher(start, tmp_path):
+    import psutil
+
+    process = start(train={"max_steps": 4000})
+    wait_for_step(tmp_path / "run", 1)
+    ranks = psutil.Process(process.pid).children()
+    process.kill()
+    _, alive = psutil.wait_procs(ranks, timeout=20)
+    process.communicate(timeout=10)
+    assert not alive

@@ -48,6 +48,11 @@ def train(
 
         raise typer.Exit(launch(nproc_per_node, sys.argv[1:]))
     from reelworks.cli import show
+    from reelworks.core import workers
+    from reelworks.parallel.launch import LAUNCHED
+
+    if LAUNCHED in os.environ:
+        workers.end_with_parent()
     from reelworks.train.run import RunOptions, run
 
     with show.scan_progress() as on_scan:

@@ -1,4 +1,4 @@
-"""Manners of a worker process: it leaves signals to its parent, and does not outlive it."""
+"""Manners of a process that serves another: it leaves signals to its parent, and does not outlive it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def serve() -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """End this process soon after its parent, however that ended."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
 

@@ -14,6 +14,8 @@ import sys
 import time
 from types import FrameType
 
+# Set for ranks that this launcher started: they end with it.
+LAUNCHED = "REELWORKS_LAUNCHED"
 # Time for the others to learn of a rank's end by themselves, before they are stopped.
 _GRACE_SECONDS = 1.0
 _LOOK_EVERY_SECONDS = 0.05
@@ -52,6 +54,7 @@ def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subpro
         "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        LAUNCHED: "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
     }
     # A group of its own: Ctrl-C on the terminal comes to the launcher alone, which passes it on once.

@@ -99,7 +99,7 @@ def _newest(store: CheckpointStore, source: Path) -> int:
             f"no checkpoint of the run can be read:{''.join(damage)}",
             field="RUN",
             value=str(source),
-            remedy="put back the files that are missing, or generate from another run",
+            remedy="put back the files that are missing, or name another run",
         )
     raise UserError(
         "the run has no checkpoint yet",
