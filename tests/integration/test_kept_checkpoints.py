@@ -134,7 +134,7 @@ def test_epochs_that_draw_no_clip_are_passed_over(tiny, tmp_path):
     drawn = [end["epoch"] for end in ends]
     assert max(drawn) < 12
     # The same ones, wherever the run is made to end; with a checkpoint and its loss behind the last.
-    for epochs in range(1, 9):
+    for epochs in (1, 2, 6):
         short = {**recipe, "output": str(tmp_path / f"short-{epochs}"), "train": {**recipe["train"]}}
         short["train"]["max_epochs"] = epochs
         expected = [epoch for epoch in drawn if epoch < epochs]
