@@ -104,6 +104,23 @@ def _told(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> No
     target(recipe, *args)
 
 
+def lose_a_file(recipe: dict[str, Any], victim: str) -> None:
+    """Train on a clip that vanishes behind the scan."""
+    from reelworks.prepare import data
+    from reelworks.recipe import load
+    from reelworks.train.run import RunOptions, run
+
+    original = data.scan
+
+    def scan(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        Path(victim).unlink()
+        return result
+
+    data.scan = scan
+    run(load.parse(recipe), RunOptions(debug=True))
+
+
 def debug_lines(run: Path) -> list[dict[str, Any]]:
     """What all ranks logged of their steps."""
     lines = []

@@ -105,29 +105,13 @@ def test_clips_that_come_and_go_in_mid_epoch(tiny, footage, tmp_path):
             plan.unlink()
 
 
-def _lose_a_file(recipe: dict, victim: str) -> None:
-    from reelworks.prepare import data
-    from reelworks.recipe import load
-    from reelworks.train.run import RunOptions, run
-
-    original = data.scan
-
-    def scan(*args, **kwargs):
-        result = original(*args, **kwargs)
-        Path(victim).unlink()
-        return result
-
-    data.scan = scan
-    run(load.parse(recipe), RunOptions(debug=True))
-
-
 def test_a_failing_clip_is_named_with_its_reason(tiny, footage, tmp_path):
     folder = own_footage(footage, tmp_path)
     recipe = tiny(
         dataset=[{"path": str(folder), "repeats": 2}], train={"max_epochs": 1}, validation={"split": 0.0}
     )
     recipe["train"].pop("max_steps")
-    assert children.in_child(_lose_a_file, recipe, str(folder / "clip-3.mp4")) == 0
+    assert children.in_child(children.lose_a_file, recipe, str(folder / "clip-3.mp4")) == 0
     told = coverage.cover(RunFolder(tmp_path / "run"))
     assert covered(told) == logged(tmp_path / "run")
     (epoch,) = told.epochs

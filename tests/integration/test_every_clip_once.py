@@ -75,22 +75,6 @@ def test_a_planted_loss_is_noticed(tiny, footage, tmp_path):
     assert trained(tmp_path / "run") != scanned_less_named(tmp_path / "run", footage)
 
 
-def _lose_a_file(recipe: dict, victim: str) -> None:
-    from reelworks.prepare import data
-    from reelworks.recipe import load
-    from reelworks.train.run import RunOptions, run
-
-    original = data.scan
-
-    def scan(*args, **kwargs):
-        result = original(*args, **kwargs)
-        Path(victim).unlink()
-        return result
-
-    data.scan = scan
-    run(load.parse(recipe), RunOptions(debug=True))
-
-
 def test_a_clip_that_vanishes_after_the_scan_is_named_and_shifts_nothing(tiny, footage, tmp_path):
     import shutil
 
@@ -102,7 +86,7 @@ def test_a_clip_that_vanishes_after_the_scan_is_named_and_shifts_nothing(tiny, f
         recipe["train"].pop("max_steps")
     assert children.train(calm, debug=True) == [0]
     victim = copy / "clip-3.mp4"
-    assert children.in_child(_lose_a_file, hurt, str(victim)) == 0
+    assert children.in_child(children.lose_a_file, hurt, str(victim)) == 0
     assert trained(tmp_path / "calm") - trained(tmp_path / "hurt") == Counter([victim.name])
     (account,) = events.read(RunFolder(tmp_path / "hurt").events_file, "epoch_end")
     assert account["failed"] == 1

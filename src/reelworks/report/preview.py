@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from reelworks.core import files
-from reelworks.core.errors import UserError
 from reelworks.prepare import contact, forecast, position
 from reelworks.prepare.contact import Look
 from reelworks.prepare.data import RecipeData
@@ -50,12 +49,7 @@ def write(recipe: Recipe, folder: Path, clips: int) -> Json:
         text = page.render("preview.html", figures=[], name=Path(recipe.output).name, told=told)
         files.write_bytes(folder / "index.html", text.encode())
     except OSError as error:
-        raise UserError(
-            f"the sheets cannot be written ({error.strerror})",
-            field="--output",
-            value=str(folder),
-            remedy="choose a folder that you may write to",
-        ) from error
+        raise sheet.unwritable(folder, error) from error
     return told
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reelworks.core import files
-from reelworks.core.errors import UserError
 from reelworks.prepare import contact
 from reelworks.prepare.contact import Look
 from reelworks.report import sheet
@@ -32,12 +31,7 @@ def write(replay: Replay, folder: Path) -> list[Path]:
             written.append(folder / f"column-{work.index:04d}.png")
             files.write_bytes(written[-1], sheet.draw(looks(replay, work), work.shape))
     except OSError as error:
-        raise UserError(
-            f"the sheets cannot be written ({error.strerror})",
-            field="--output",
-            value=str(folder),
-            remedy="choose a folder that you may write to",
-        ) from error
+        raise sheet.unwritable(folder, error) from error
     return written
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.prepare.contact import Look
 
@@ -102,3 +104,13 @@ def _scaled(frame_HWC: NDArray[np.uint8], scale: float) -> Image.Image:
     image = Image.fromarray(np.ascontiguousarray(frame_HWC))
     size = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
     return image.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST)
+
+
+def unwritable(folder: Path, error: OSError) -> UserError:
+    """The error for a folder that takes no sheets."""
+    return UserError(
+        f"the sheets cannot be written ({error.strerror})",
+        field="--output",
+        value=str(folder),
+        remedy="choose a folder that you may write to",
+    )

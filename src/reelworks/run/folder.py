@@ -62,11 +62,6 @@ class RunFolder:
         return self.path / "previews"
 
     @property
-    def exports_folder(self) -> Path:
-        """Weights written for use elsewhere."""
-        return self.path / "exports"
-
-    @property
     def checkpoints_folder(self) -> Path:
         """Checkpoints; only the checkpoint package writes here."""
         return self.path / "checkpoints"

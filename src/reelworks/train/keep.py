@@ -89,10 +89,9 @@ class Keeper:
         tensors = state.state_dict()
         load.load(path, tensors)
         state.load_optimizer(tensors["optimizer"])
-        names = [entry.path for entry in self.store.info(step).manifest.files]
-        excluded = (
-            Excluded.from_bytes(load.read_extra(path, _EXCLUDED)) if _EXCLUDED in names else Excluded.none()
-        )
+        excluded = Excluded.none()
+        if load.has_extra(path, _EXCLUDED):
+            excluded = Excluded.from_bytes(load.read_extra(path, _EXCLUDED))
         return Cursor(**json.loads(load.read_extra(path, _CURSOR))), excluded
 
     def has_metrics(self, step: int) -> bool:
