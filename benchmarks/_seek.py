@@ -96,11 +96,11 @@ def save(state: State, folder: Path, former: State | None = None) -> None:
     (folder / "excluded").write_bytes(held.excluded.to_bytes())
     cursor = Cursor(
         *("catalog", 1, held.spec.digest(), held.plan.digest(), held.plan.row_digest(held.row)),
-        *(0, 0, 0, held.row, 0, 0, 0, 0, 0),
+        *(0, 0, 0, held.row, 0, 0, 0, 0, 0, 0),
     )
     (folder / "cursor.json").write_text(json.dumps(cursor.to_json()))
     if former is not None:
-        np.savez(folder / "plan.npz", **{f.name: getattr(former.plan, f.name) for f in fields(EpochPlan)})
+        np.savez(folder / "plan.npz", **former.plan.arrays())
 
 
 def seek(folder: Path) -> tuple[str, int]:

@@ -118,11 +118,12 @@ def summary(clips: list[NDArray[np.uint8]], seconds: float) -> int:
     losses = [e["loss"] for e in events.timeline(RUN.events_file, "validation")]
     score = colour.score([(p.colour, clip) for p, clip in zip(PROMPTS, clips, strict=True)])
     named = sum(len(files) for files in told["reasons"].values())
+    by_reason = ", ".join(f"{one['clips']} {reason}" for reason, one in told["left_out"].items())
     kept = list(events.read(RUN.events_file, "retention"))[-1]["kept"]
     print("\n== what happened")
     print(f"clips scanned      {told['catalog']['clips']}")
     print(f"planned per epoch  {told['planned']}")
-    print(f"named with reason  {named}: " + ", ".join(f"{len(f)} {r}" for r, f in told["reasons"].items()))
+    print(f"named with reason  {named}: {by_reason}")
     print(f"validation loss    {losses[0]:.4f} before, {losses[-1]:.4f} after ({losses[-1] / losses[0]:.0%})")
     print(
         f"prompts            {score.right} of {len(PROMPTS)} in their colour, {score.rotated} under rotated colours"

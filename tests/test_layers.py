@@ -56,9 +56,18 @@ TORCH_FREE_PACKAGES = (
     "cli",
 )
 TORCH_FREE_MODULES = (
+    "checkpoint.account",
     "checkpoint.config",
+    "checkpoint.forecast",
+    "checkpoint.lease",
     "checkpoint.manifest",
+    "checkpoint.mirror",
+    "checkpoint.mirror_fetch",
+    "checkpoint.mirror_files",
+    "checkpoint.mirror_place",
+    "checkpoint.mount",
     "checkpoint.policy",
+    "checkpoint.quantities",
     "checkpoint.store",
     "checkpoint.verify",
     "checkpoint.names",

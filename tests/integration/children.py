@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Callable
@@ -18,7 +19,13 @@ from typing import Any
 SERVER = multiprocessing.get_context("forkserver")
 # torch imports its compiler on the first use of the meta device, which is most of a tiny run's time.
 SERVER.set_forkserver_preload(
-    ["reelworks.train.run", "reelworks.testing.faults", "torch._dynamo", "PIL.Image", "children"]
+    [
+        "reelworks.train.run",
+        "reelworks.testing.faults",
+        "torch._dynamo",
+        "PIL.PngImagePlugin",
+        "pyarrow.dataset",
+    ]
 )
 
 
@@ -119,6 +126,14 @@ def lose_a_file(recipe: dict[str, Any], victim: str) -> None:
 
     data.scan = scan
     run(load.parse(recipe), RunOptions(debug=True))
+
+
+def lose_plans(run: Path) -> None:
+    """Remove the plans that a run keeps."""
+    kept = list((run / "plan").glob("plan-*"))
+    assert kept, "or the test would lose nothing"
+    for plan in kept:
+        shutil.rmtree(plan)
 
 
 def debug_lines(run: Path) -> list[dict[str, Any]]:

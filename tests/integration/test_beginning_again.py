@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import sys
 from pathlib import Path
 
 import children
@@ -74,6 +77,63 @@ def test_the_data_begin_again_and_the_steps_count_on(tiny, tmp_path):
         assert clips[0] == clips[1], "the data begin as they began"
     assert "train.learning_rate: 0.001 then, 0.0005 now" in children.output(again)
     assert "the data begin again at epoch 0" in children.output(again)
+
+
+def generations(run: Path) -> list[int]:
+    """Of each beginning of an epoch, in the order in which they happened."""
+    return [e["generation"] for e in events.read(RunFolder(run).events_file, "epoch") if e["epoch"] == 0]
+
+
+def test_a_command_that_is_given_again_after_a_kill_begins_the_data_once(tiny, tmp_path):
+    """Killed before its first save, then preempted: the same command still comes to its end."""
+    run = tmp_path / "run"
+    assert children.train(tiny(train={"max_steps": 2})) == [0]
+    command = tiny(train={"max_steps": 6})
+    again = {"start_from_scratch": True}
+    assert children.train(command, fault=("after the optimizer stepped", 1), **again) != [0]
+    assert children.in_child(_preempted, command) == 75
+    assert generations(run) == [0, 1, 1]
+    assert children.train(command, **again) == [0]
+    assert "--start-from-scratch is without effect: the data began again" in children.output(command)
+    assert generations(run) == [0, 1, 1, 1]
+    assert steps(run) == [1, 2, 3, 4, 5, 6]
+
+    assert children.train(command, **again) == [0]
+    told = children.output(command)
+    assert "train.max_steps = 6 is reached" in told
+    assert "the data begin again" not in told
+    *_, last = events.read(RunFolder(run).events_file)
+    assert (last["kind"], last["reason"]) == ("stop", "finished")
+    further = tiny(train={"max_steps": 9})
+    assert children.in_child(_preempted, further) == 75
+    assert generations(run)[-1] == 2, "those that it began are finished, so it begins them anew"
+    assert children.train(further, **again, resume="8") == [0]
+    assert generations(run)[-1] == 3, "a checkpoint is named, so they begin again unfinished"
+
+
+def _preempted(recipe: dict) -> None:
+    """Train until a scheduler asks to leave, in the first step; the second one is the last."""
+    from reelworks.train.run import RunOptions, run
+    from reelworks.train.state import TrainState
+
+    original = TrainState.update_ema
+
+    def update_ema(self, step, decay):
+        original(self, step, decay)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    TrainState.update_ema = update_ema
+    sys.exit(run(recipes.parse(recipe), RunOptions(start_from_scratch=True)))
+
+
+def test_keys_are_compared_with_those_that_the_checkpoint_was_trained_by(tiny, tmp_path):
+    """A start in between, with other values, is not what a return to an earlier step comes from."""
+    assert children.train(tiny(train={"max_steps": 2})) == [0]
+    assert children.train(tiny(train={"max_steps": 4, "learning_rate": 5e-4})) == [0]
+    back = tiny(train={"max_steps": 3, "learning_rate": 2e-4})
+    assert children.train(back, resume="2") == [0]
+    assert "train.learning_rate: 0.001 then, 0.0002 now" in children.output(back)
+    assert "train.max_steps: 2 then, 3 now" in children.output(back)
 
 
 def test_no_combination_ends_in_a_traceback(tiny, tmp_path, pretrained):

@@ -61,8 +61,7 @@ def test_coverage_equals_the_log_also_where_plan_files_are_gone(tiny, tmp_path):
     assert {"no_caption", "unreadable", "held_out"} <= reasons.keys()
     assert sum(reasons.values()) == 19
     assert became(told, 2)["not_yet"] > 0
-    for plan in run.plan_folder.glob("plan-*.npz"):
-        plan.unlink()
+    children.lose_plans(run.path)
     assert covered(coverage.cover(run)) == logged(run.path)
 
 
@@ -101,8 +100,8 @@ def test_clips_that_come_and_go_in_mid_epoch(tiny, footage, tmp_path):
         (lost,) = told.clips(told.places(clip=Path(gone).name))
         assert lost["epochs"][0]["became"] == "removed"
         assert lost["path"] == gone
-        for plan in run.plan_folder.glob("plan-*.npz"):
-            plan.unlink()
+        if plan_files == "there":
+            children.lose_plans(run.path)
 
 
 def test_a_failing_clip_is_named_with_its_reason(tiny, footage, tmp_path):
@@ -136,9 +135,23 @@ def test_two_ranks_and_other_buckets_in_mid_epoch(tiny, tmp_path):
     assert covered(told) == logged(run.path)
     (epoch,) = told.epochs
     assert epoch.adds_up
-    (run.plan_folder / "plan-000-000000-000.npz").unlink()
-    (partly,) = coverage.cover(run).epochs
-    assert not partly.available
-    assert not partly.adds_up
-    left = {key: step for key, step in logged(run.path).items() if step > 1}
-    assert covered(coverage.cover(run)) == left
+    children.lose_plans(run.path)
+    again = coverage.cover(run)
+    assert covered(again) == logged(run.path)
+    assert again.epochs[0].to_json() == epoch.to_json()
+
+
+def test_data_that_began_again_have_epochs_of_their_own(tiny, tmp_path):
+    """What the first generation trained is not taken for what the second one did."""
+    (tmp_path / "bad.txt").write_text("footage/no such clip.mp4\n")
+    named = tiny(train={"max_steps": 2}, quarantine=str(tmp_path / "bad.txt"))
+    assert children.train(named, debug=True) == [0]
+    assert "warning: quarantine names footage/no such clip.mp4" in children.output(named)
+    first = logged(tmp_path / "run")
+    assert children.train(tiny(train={"max_steps": 3}), debug=True, start_from_scratch=True) == [0]
+    told = coverage.cover(RunFolder(tmp_path / "run"))
+    assert [(one.generation, one.epoch, one.counts["trained"]) for one in told.epochs] == [
+        (0, 0, len(first)),
+        (1, 0, sum(step == 3 for step in logged(tmp_path / "run").values())),
+    ]
+    assert all(one.adds_up for one in told.epochs)

@@ -8,6 +8,7 @@ import sys
 
 import children
 import pytest
+import tomli_w
 
 from reelworks.recipe import load as recipes
 
@@ -86,3 +87,39 @@ assert "torch" not in sys.modules
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "no epoch has begun" in done.stdout
+
+
+def test_a_plan_tells_what_becomes_of_incomplete_batches_and_of_auto_buckets(tiny, tmp_path, typed):
+    """Every way to treat them, in all three forms that a plan is told in."""
+    recipe = tmp_path / "recipe.toml"
+    told = {
+        "partial": "trained with fewer clips",
+        "pad": "filled with weight-0 copies",
+        "merge": "where no smaller bucket takes their clips",
+        "repeat": "clips shown once more",
+    }
+    for way, words in told.items():
+        recipe.write_text(recipes.dump(recipes.parse(tiny(buckets={"incomplete_batch": way}))))
+        said, code = typed("plan", recipe, "--world", 2, "--html", tmp_path / f"{way}.html")
+        assert code == 0
+        assert words in said
+        value = json.loads(typed("plan", recipe, "--json")[0])
+        assert (value["repeated"] > 0) == (way == "repeat")
+        assert way in (tmp_path / f"{way}.html").read_text()
+    made = tiny(train={"max_steps": 3})
+    del made["bucket"]
+    made["buckets"] = "auto"
+    recipe.write_text(tomli_w.dumps(made))
+    said, code = typed("plan", recipe)
+    assert code == 0
+    assert "entries proposed, which the run then keeps" in said
+    assert children.train(made) == [0]
+    frozen = recipes.load(tmp_path / "run" / "recipe.toml")
+    assert frozen.bucket
+    assert frozen.buckets.entries == "frozen"
+    made["train"]["max_steps"] = 5
+    assert children.train(made) == [0]
+    assert recipes.load(tmp_path / "run" / "recipe.toml").bucket == frozen.bucket
+    said, code = typed("coverage", tmp_path / "run")
+    assert code == 0
+    assert "adds up" in said

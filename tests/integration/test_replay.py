@@ -15,6 +15,7 @@ from PIL import Image
 
 from reelworks.core.errors import UserError
 from reelworks.media import load as media
+from reelworks.prepare import coverage
 from reelworks.report import replay as sheets
 from reelworks.run.folder import RunFolder
 from reelworks.train.replay import Replay, replay
@@ -68,7 +69,7 @@ def trained(told: Replay, rank: int) -> list[dict]:
     value = told.to_json()
     mine = [one for one in value["micro_batches"] if one["rank"] == rank]
     clips = [clip for one in mine for clip in one["clips"] if clip["became"] == "trained"]
-    return [{"uid": c["uid"], "copy": c["copy"], "path": c["file"]} for c in clips]
+    return [{"uid": c["uid"], "copy": c["copy"], "showing": c["showing"], "path": c["file"]} for c in clips]
 
 
 def check(run: Path, world: int) -> list[Replay]:
@@ -148,19 +149,48 @@ def test_clips_that_changed_since_are_told_as_they_were(tiny, footage, tmp_path)
     lost = [look for work in told.columns for look in sheets.looks(told, work) if look.error]
     assert [look.path for look in lost] == [clips[gone]["path"]]
 
-    (run.plan_folder / "plan-000-000000-000.npz").rename(tmp_path / "aside")
+    children.lose_plans(run.path)
     again = replay(run, 1)
     assert not again.plan_read
     assert {**again.to_json(), "plan_read": True} == told.to_json()
-    (tmp_path / "aside").rename(run.plan_folder / "plan-000-000000-000.npz")
 
-    recipe = run.recipe_file.read_text()
-    run.recipe_file.write_text(recipe.replace('"32px"', '"64px"'))
-    with pytest.raises(UserError, match="buckets are not those"):
+
+def test_a_step_is_told_by_the_recipe_that_it_was_trained_by(tiny, tmp_path):
+    """Objective and buckets change in mid-epoch, one after the other: draws and shapes are those of then."""
+    common = {"validation": {"split": 0.0}, "data": {"crop": "random"}}
+    first = tiny(train={"max_steps": 2}, **common, bucket=BUSY["bucket"], objective=BUSY["objective"])
+    assert children.train(first, debug=True) == [0]
+    run = RunFolder(tmp_path / RUN)
+    before = [replay(run, number).to_json() for number in (1, 2)]
+    other_draws = tiny(train={"max_steps": 3}, **common, bucket=BUSY["bucket"])
+    assert children.train(other_draws, debug=True) == [0]
+    (recipe,) = {told.step.recipe for told in (replay(run, 1), replay(run, 2))}
+    assert replay(run, 3).step.recipe != recipe
+    assert children.train(tiny(train={"max_steps": 5}, **common), debug=True) == [0]
+    children.lose_plans(run.path)
+    assert [{**one.to_json(), "plan_read": True} for one in check(run.path, 1)[:2]] == before
+    generated = {told.step.step: generated_of(told) for told in check(run.path, 1)}
+    assert not all(generated[1] + generated[2])
+    assert all(generated[3] + generated[4] + generated[5])
+    (epoch,) = coverage.cover(run).epochs
+    assert epoch.adds_up
+    assert sum(epoch.counts[name] for name in ("trained", "not_yet")) == epoch.planned
+
+
+def test_buckets_that_are_not_those_of_the_step_are_an_error(tiny, tmp_path):
+    assert children.train(tiny(train={"max_steps": 1}, **BUSY)) == [0]
+    run = RunFolder(tmp_path / RUN)
+    (kept,) = run.recipes_folder.iterdir()
+    kept.write_text(kept.read_text().replace('"32px"', '"64px"'))
+    with pytest.raises(UserError, match="buckets that the recipe gives are not those"):
         replay(run, 1)
-    (run.plan_folder / "plan-000-000000-000.npz").unlink()
+    children.lose_plans(run.path)
     with pytest.raises(UserError, match="is gone"):
         replay(run, 1)
+
+
+def generated_of(told: Replay) -> list[bool]:
+    return [given for clip in trained_files(told) for given in clip["generated"]]
 
 
 def test_a_caption_edited_since_is_told_as_it_was_where_the_plan_is_made_again(tiny, footage, tmp_path):
@@ -171,7 +201,7 @@ def test_a_caption_edited_since_is_told_as_it_was_where_the_plan_is_made_again(t
     before = trained_files(replay(run, 1))
     Path(before[0]["file"]).with_suffix(".txt").write_text("another caption")
     assert children.train(tiny(train={"max_steps": 2}, **changes)) == [0]
-    (run.plan_folder / "plan-000-000000-000.npz").unlink()
+    children.lose_plans(run.path)
     again = replay(run, 1)
     assert not again.plan_read
     assert trained_files(again) == [{**before[0], "since": "edited"}, *before[1:]]

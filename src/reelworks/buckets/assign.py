@@ -1,13 +1,14 @@
 """Clip → bucket, or a reason from a closed list; vectorised over the whole catalog.
 
 A clip tries the entries by pixels and then by frames, descending, and takes the first that it fills and
-whose `keep_prob` its own draw passes. Pictures use entries of one frame, videos all the others.
+whose `keep_prob` its own draw passes. Pictures use entries of one frame, videos all the others. Where the table
+extends short videos, one that is too short for every entry whose size it fills takes the shortest of these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -116,6 +117,8 @@ def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assign
                 _take(block, table, sizes, state, is_image, bucket)
         else:
             walk.take(block, reason == Reason.NONE, table, dialect_sizes, state, bucket)
+        if table.extends_short:
+            block = _take_short(block, table, dialect_sizes or sizes, state, bucket)
         lost = np.flatnonzero((reason == Reason.NONE) & (bucket < 0))
         reason[(bucket >= 0) & block.held_out] = Reason.HELD_OUT
         reason[lost], nearest[lost] = _explain(block.take(lost), table, dialect_sizes or sizes)
@@ -139,6 +142,37 @@ def _take(
         fits = large_enough & shape_fits
         bucket[open_[fits]] = choice[fits]
         left = left[bucket[left] < 0]
+
+
+def _take_short(
+    clips: Clips, table: BucketTable, sizes: Sequence[_Sizes | DialectSizes], state: U64, bucket: I32
+) -> Clips:
+    """Give videos that are too short for every entry whose size they fill to the shortest of these.
+
+    Returns:
+        The clips with these as long as any entry asks, since their length keeps them from nothing.
+    """
+    at = np.flatnonzero((clips.excluded == Reason.NONE) & ~clips.is_image & (bucket < 0))
+    shortest = np.full(len(at), -1, dtype=np.int64)
+    choice = np.full(len(at), -1, dtype=np.int32)
+    short = np.ones(len(at), dtype=np.bool_)
+    used = [i for i, e in enumerate(table.entries) if e.keep_prob > 0 and e.keep_length > 0]
+    videos = [i for i in used if table.entries[i].num_frames > 1]
+    for index in sorted(videos, key=lambda i: table.entries[i].num_frames):
+        its, large_enough, shape_fits = sizes[index].best(clips.height[at], clips.width[at], table)
+        fits = large_enough & shape_fits
+        short &= ~fits | (clips.num_frames[at] < table.entries[index].needed_frames)
+        first = fits & (shortest < 0)
+        shortest[first], choice[first] = index, its[first]
+    num_frames = clips.num_frames.copy()
+    num_frames[at[short]] = max((e.needed_frames for e in table.entries), default=1)
+    for index in videos:
+        mine = np.flatnonzero(short & (shortest == index))
+        entry, where = table.entries[index], at[mine]
+        drawn = draws.passes(draws.extend(state[where], *entry.draw_words), entry.keep_prob)
+        taken = drawn | clips.held_out[where]
+        bucket[where[taken]] = choice[mine[taken]]
+    return replace(clips, num_frames=num_frames)
 
 
 def _explain(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from reelworks.buckets.opensora import parse
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
 DEFAULT_ASPECT_RATIOS = ["21:9", "16:9", "3:2", "4:3", "1:1", "3:4", "2:3", "9:16", "9:21"]
+AUTO = "auto"
 MOST_EXTREME = 20  # no footage is wider; beyond it a side would round to a handful of pixels
 
 
@@ -31,13 +33,20 @@ class BucketEntryConfig(Config):
         frames = self.frames()
         for name, values in (("batch_size", self.batch_size), ("keep_prob", self.keep_prob)):
             if isinstance(values, list) and len(values) != len(frames):
-                raise ValueError(f"{name} lists {len(values)} values for {len(frames)} frame counts")
-        if any(f < 1 for f in frames):
-            raise ValueError("num_frames must be at least 1")
-        if any(b is not None and b < 1 for b in self.batch_sizes()):
-            raise ValueError("batch_size must be at least 1")
-        if any(not 0 <= p <= 1 for p in self.keep_probs()):
-            raise ValueError("keep_prob must lie in [0, 1]")
+                raise _bad_entry(
+                    name,
+                    values,
+                    f"{len(values)} values for {len(frames)} frame counts",
+                    f"list {len(frames)}, one for each of num_frames, or give one number for all",
+                )
+        if not frames:
+            raise _bad_entry("num_frames", [], "the list is empty", "list at least one, as in [1, 17]")
+        _check_each("num_frames", frames, [f >= 1 for f in frames], "give a whole number of at least 1")
+        sizes = [b for b in self.batch_sizes() if b is not None]
+        _check_each("batch_size", sizes, [b >= 1 for b in sizes], "give a whole number of at least 1")
+        chances = self.keep_probs()
+        # Written so that NaN fails.
+        _check_each("keep_prob", chances, [0 <= p <= 1 for p in chances], "give a chance from 0 to 1")
         return self
 
     def frames(self) -> list[int]:
@@ -57,14 +66,37 @@ class BucketEntryConfig(Config):
         return [self.keep_prob] * len(self.frames())
 
 
-class BucketsConfig(Config):
-    """`[buckets]`: what holds for all entries."""
+def _check_each(name: str, values: Sequence[float], sound: list[bool], remedy: str) -> None:
+    for value, is_sound in zip(values, sound, strict=True):
+        if not is_sound:
+            raise _bad_entry(name, value, "out of range", remedy)
 
+
+def _bad_entry(name: str, value: object, problem: str, remedy: str) -> UserError:
+    return UserError(problem, field=f"bucket.{name}", value=value, remedy=remedy)
+
+
+class BucketsConfig(Config):
+    """`[buckets]`: what holds for all entries. `buckets = "auto"` is short for `entries = "auto"` in it."""
+
+    entries: Literal["given", "auto", "again", "frozen"] = Field(
+        "given",
+        description='"given": those of the recipe. "auto": proposed from what the datasets hold, what the model takes '
+        'and what fits max_tokens; a run keeps those that it began with. "again": proposed anew, also where the run '
+        'has some. "frozen" stands in the recipe that a run writes, beside the `[[bucket]]` entries that it keeps',
+    )
+    max_tokens: int = Field(
+        36_864,
+        ge=1,
+        description="with proposed entries: most latent tokens of a micro-batch. The default is one clip of "
+        "480p × 81 frames where an autoencoder makes 4 frames one",
+    )
+    max_batch_size: int = Field(64, ge=1, description="with proposed entries: most clips of a micro-batch")
     batch_size: int = Field(1, ge=1, description="where an entry names none")
-    incomplete_batch: Literal["partial", "pad", "merge"] = Field(
+    incomplete_batch: Literal["partial", "pad", "merge", "repeat"] = Field(
         "partial",
-        description="last micro-batch of a bucket: fewer clips, weight-0 copies, or its clips go to the next "
-        "smaller bucket that can take them",
+        description="last micro-batch of a bucket: fewer clips, weight-0 copies, its clips go to the next "
+        "smaller bucket that can take them, or clips of the bucket shown once more",
     )
     aspect_ratios: list[str] = Field(DEFAULT_ASPECT_RATIOS, description="width:height")
     upscale: bool = Field(False, description="let clips smaller than a bucket be enlarged")
@@ -84,6 +116,11 @@ class BucketsConfig(Config):
         '51 = [[0.4, 0.33], 20], 408 = [0.0, "none"] }; sizes and what is large enough follow its rules, '
         "not aspect_ratios, upscale and max_crop",
     )
+
+    @property
+    def proposes(self) -> bool:
+        """True where the entries are still to be found."""
+        return self.entries in ("auto", "again")
 
     @field_validator("opensora", mode="before")
     @classmethod
@@ -120,6 +157,17 @@ class BucketsConfig(Config):
         for text in value:
             parse_ratio(text)
         return value
+
+
+def as_table(value: Any) -> Any:
+    """The table that `buckets = "auto"` is short for; any other value as it is."""
+    return {"entries": AUTO} if value == AUTO else value
+
+
+# What a recipe may say of `buckets`.
+BucketsField = Annotated[
+    BucketsConfig, BeforeValidator(as_table, json_schema_input_type=BucketsConfig | Literal["auto"])
+]
 
 
 def parse_ratio(text: str) -> float:

@@ -9,6 +9,7 @@ import re
 from reelworks.core.errors import UserError
 
 _NUMBER = "([1-9][0-9]*)"
+_WIDE = 16 / 9
 
 
 def pixel_budget(resolution: str) -> int | tuple[int, int]:
@@ -31,13 +32,38 @@ def pixel_budget(resolution: str) -> int | tuple[int, int]:
     )
 
 
-def nearest_size(pixels: int, ratio: float, multiple: tuple[int, int]) -> tuple[int, int]:
+def size_at(resolution: str, ratio: float, multiple: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of a resolution at an aspect ratio (width / height).
+
+    A resolution named by its lines is no larger than its format, upright or not: footage of 1920 × 1080 is to
+    fill "1080p", though 1080 is no multiple of 16.
+    """
+    budget = pixel_budget(resolution)
+    if isinstance(budget, tuple):
+        return budget
+    lines = re.fullmatch(_NUMBER + "p", resolution)
+    most = (math.inf, math.inf)
+    if lines is not None and math.isclose(max(ratio, 1 / ratio), _WIDE, rel_tol=0.01):
+        sides = int(lines[1]), int(lines[1]) * _WIDE
+        most = sides if ratio > 1 else sides[::-1]
+    return nearest_size(budget, ratio, multiple, most)
+
+
+def nearest_size(
+    pixels: int,
+    ratio: float,
+    multiple: tuple[int, int],
+    most: tuple[float, float] = (math.inf, math.inf),
+) -> tuple[int, int]:
     """Height and width nearest to `pixels` in area and to `ratio` (width / height) in shape.
 
-    Both are multiples of `multiple`; nearness is the sum of the two absolute log ratios.
+    Both are multiples of `multiple`, and not above `most` unless one multiple is; nearness is the sum of the
+    two absolute log ratios.
     """
     height = math.sqrt(pixels / ratio)
-    candidates = itertools.product(_around(height, multiple[0]), _around(height * ratio, multiple[1]))
+    candidates = itertools.product(
+        _around(height, multiple[0], most[0]), _around(height * ratio, multiple[1], most[1])
+    )
     return min(
         candidates,
         key=lambda size: (
@@ -47,6 +73,6 @@ def nearest_size(pixels: int, ratio: float, multiple: tuple[int, int]) -> tuple[
     )
 
 
-def _around(value: float, multiple: int) -> list[int]:
-    low = max(int(value // multiple), 1)
-    return [low * multiple, (low + 1) * multiple]
+def _around(value: float, multiple: int, most: float) -> list[int]:
+    low = max(int(value // multiple), 1) * multiple
+    return [low, low + multiple] if low + multiple <= most else [low]

@@ -78,13 +78,18 @@ class Bucket:
 class BucketTable:
     """Entries by pixels and then by frames, descending; buckets entry by entry.
 
-    `dialect` is there in a table of Open-Sora; its entries are those of the table, one by one.
+    Attributes:
+        upscale: Clips smaller than a bucket are enlarged.
+        max_crop: Largest share of a frame that a crop may cut.
+        extends_short: A video shorter than every entry whose size it fills goes to the shortest of these.
+        dialect: There in a table of Open-Sora; its entries are those of the table, one by one.
     """
 
     entries: tuple[Entry, ...]
     buckets: tuple[Bucket, ...]
     upscale: bool
     max_crop: float
+    extends_short: bool = False
     dialect: Dialect | None = None
 
     def of_entry(self, entry: int) -> list[int]:
@@ -100,13 +105,23 @@ class BucketTable:
         return np.array([b.tokens for b in self.buckets], dtype=np.int64)
 
 
-def build(entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry: Geometry) -> BucketTable:
+EMPTY = BucketTable((), (), upscale=False, max_crop=1.0)
+
+
+def build(
+    entries: Sequence[BucketEntryConfig],
+    config: BucketsConfig,
+    geometry: Geometry,
+    *,
+    extends_short: bool = False,
+) -> BucketTable:
     """Compute the table.
 
     Args:
         entries: `[[bucket]]` entries of a recipe.
         config: `[buckets]`.
         geometry: Multiples and frame rule of the model and its autoencoder.
+        extends_short: Videos may be shorter than their bucket.
 
     Raises:
         UserError: No entry, two equal entries, a frame count or a size that the model does not take,
@@ -115,13 +130,13 @@ def build(entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry:
     dialect = config.dialect()
     if dialect is not None:
         _refuse_both(entries)
-        return _of_dialect(dialect, geometry)
+        return _of_dialect(dialect, geometry, extends_short)
     if not entries:
         raise UserError(
             "the recipe has no bucket",
             field="bucket",
-            remedy='add e.g. [[bucket]] resolution = "256px", num_frames = [1, 17], '
-            "or a table of Open-Sora as [buckets.opensora]",
+            remedy='add e.g. [[bucket]] resolution = "256px", num_frames = [1, 17], or a table of Open-Sora as '
+            '[buckets.opensora], or write buckets = "auto"',
         )
     expanded = sorted(
         (entry for config_entry in entries for entry in _expand(config_entry, config, geometry)),
@@ -130,7 +145,7 @@ def build(entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry:
     for first, second in itertools.pairwise(expanded):
         _refuse_equal(first, second)
     buckets = [b for i, e in enumerate(expanded) for b in _sizes_of(i, e, config, geometry)]
-    return BucketTable(tuple(expanded), tuple(buckets), config.upscale, config.max_crop)
+    return BucketTable(tuple(expanded), tuple(buckets), config.upscale, config.max_crop, extends_short)
 
 
 def _refuse_both(entries: Sequence[BucketEntryConfig]) -> None:
@@ -143,8 +158,10 @@ def _refuse_both(entries: Sequence[BucketEntryConfig]) -> None:
         )
 
 
-def _of_dialect(dialect: Dialect, geometry: Geometry) -> BucketTable:
+def _of_dialect(dialect: Dialect, geometry: Geometry, extends_short: bool) -> BucketTable:
     """The table of Open-Sora; entries without a batch size have no bucket, since no clip stays there."""
+    # Where its clips of exactly an entry's length are to be lost, shorter ones are too.
+    extends_short = extends_short and not dialect.spare_frames
     entries, buckets = [], []
     for index, parsed in enumerate(dialect.entries):
         resolution, frames = parsed.resolution, parsed.num_frames
@@ -168,7 +185,7 @@ def _of_dialect(dialect: Dialect, geometry: Geometry) -> BucketTable:
             name = f"{resolution.name} {ratio} ×{frames}"
             buckets.append(Bucket(index, ratio, shape, name, entry.batch_size, geometry.tokens(shape)))
     # Its own rule says what is large enough, and it cuts away whatever its sizes ask for.
-    return BucketTable(tuple(entries), tuple(buckets), upscale=True, max_crop=1.0, dialect=dialect)
+    return BucketTable(tuple(entries), tuple(buckets), True, 1.0, extends_short, dialect)
 
 
 def _check_strides(resolution: Resolution, geometry: Geometry) -> None:
@@ -230,7 +247,7 @@ def _sizes_of(index: int, entry: Entry, config: BucketsConfig, geometry: Geometr
         chosen[budget] = f"{budget[1]}:{budget[0]}"
     else:
         for text in config.aspect_ratios:
-            size = sizes.nearest_size(budget, parse_ratio(text), geometry.multiple)
+            size = sizes.size_at(entry.resolution, parse_ratio(text), geometry.multiple)
             chosen.setdefault(size, text)
     result = []
     for (height, width), ratio in chosen.items():

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.catalog.rows import CatalogRows
@@ -22,6 +24,9 @@ _NOT_NEGATIVE = (
     "rotation",
 )
 _POSITIVE_IF_READABLE = ("num_frames", "height", "width")
+_KINDS = ("video", "image")
+# Training must not open what nobody scanned: nothing, an absolute path, a way out of the folder.
+_OUTSIDE = r"^$|^/|(^|/)\.\.(/|$)|\x00"
 
 
 def damaged(path: Path, problem: str) -> UserError:
@@ -35,14 +40,17 @@ def damaged(path: Path, problem: str) -> UserError:
 
 
 def check_rows(rows: CatalogRows, path: Path) -> None:
-    """Check ordinals and measures of all rows.
+    """Check ordinals, places and measures of all rows.
 
     Raises:
-        UserError: Ordinals are not 0, 1, 2, …, or a measure is negative, not finite, or 0 in a row
-            without an error.
+        UserError: Ordinals are not 0, 1, 2, …, a file does not lie below its folder, or a measure is
+            negative, not finite, or 0 in a row without an error.
     """
-    if not np.array_equal(rows.ordinal, np.arange(len(rows))):
-        raise damaged(path, "its ordinals are not the rows' positions")
+    _refuse(rows.ordinal != np.arange(len(rows)), rows, "ordinal", path)
+    _refuse(_mask(pc.match_substring_regex(rows.path, _OUTSIDE)), rows, "path", path)
+    _refuse(~_mask(pc.starts_with(rows.root.dictionary, "/"))[rows.root.indices], rows, "root", path)
+    kinds = _mask(pc.is_in(rows.kind.dictionary, pa.array(_KINDS)))
+    _refuse(~kinds[rows.kind.indices], rows, "kind", path)
     for name in _NOT_NEGATIVE:
         values = getattr(rows, name)
         _refuse(~np.isfinite(values) | (values < 0), rows, name, path)
@@ -50,11 +58,16 @@ def check_rows(rows: CatalogRows, path: Path) -> None:
         _refuse(rows.readable & (getattr(rows, name) < 1), rows, name, path)
 
 
+def _mask(values: Any) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = values.to_numpy(zero_copy_only=False)
+    return mask
+
+
 def _refuse(wrong: NDArray[np.bool_], rows: CatalogRows, name: str, path: Path) -> None:
     if wrong.any():
         first = int(np.argmax(wrong))
         value: Any = getattr(rows, name)[first]
-        raise damaged(path, f"row {first} ({rows.path[first].as_py()}) has {name} = {value}")
+        raise damaged(path, f"row {first} ({rows.path[first].as_py()!r}) has {name} = {value}")
 
 
 def check_retired(ordinals: NDArray[np.int64], first: int, path: Path) -> None:

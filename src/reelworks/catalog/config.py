@@ -22,6 +22,13 @@ class DatasetConfig(Config):
         "the folder's own name unless given.",
     )
     repeats: int = Field(default=1, ge=1, description="How often each clip is shown in one epoch.")
+    weight: float = Field(
+        default=1.0,
+        gt=0,
+        le=1000,
+        description="Showings of each clip in an epoch on average: 0.25 shows a quarter of the clips, other "
+        "ones each epoch; 2.5 shows all twice and half of them a third time. Multiplies repeats.",
+    )
     filter: str | None = Field(
         default=None,
         min_length=1,

@@ -14,7 +14,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from itertools import islice
 from typing import TypeVar
 
-from reelworks.core.workers import serve
+from reelworks.core.workers import serve, submit
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -79,7 +79,7 @@ def _one_at_a_time(function: Callable[[T], R], items: Sequence[T], crashed: Call
             while remaining:
                 item = remaining.popleft()
                 try:
-                    yield pool.submit(function, item).result()
+                    yield submit(pool, function, item).result()
                 except BrokenExecutor:
                     yield crashed(item)
                     break  # a broken pool takes no more work: start another
@@ -94,7 +94,7 @@ def _pool(workers: int, processes: bool) -> Executor:
 
 def _submit(pool: Executor, function: Callable[[T], R], chunk: list[T]) -> Future[list[R]]:
     try:
-        return pool.submit(_each, function, chunk)
+        return submit(pool, _each, function, chunk)
     except BrokenExecutor as error:  # so that the chunk waits in its place with the other suspects
         failed: Future[list[R]] = Future()
         failed.set_exception(error)

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from reelworks.catalog import checks
+from reelworks.catalog import checks, columns
 from reelworks.catalog.rows import SCHEMA, CatalogRows
 from reelworks.core import files
 from reelworks.core.errors import UserError
@@ -52,8 +52,11 @@ class Part:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Part:
-        """Read an entry of `catalog.json`; a wrong one raises KeyError, TypeError or ValueError."""
-        return cls(int(value["rows"]), int(value["retired"]), float(value["time"]), list(value["sources"]))
+        """Read an entry of `catalog.json`; a wrong one raises KeyError, TypeError, ValueError or OverflowError."""
+        rows, retired = int(value["rows"]), int(value["retired"])
+        if min(rows, retired) < 0:
+            raise ValueError(f"a part of {rows} rows, which retires {retired}")
+        return cls(rows, retired, float(value["time"]), list(value["sources"]))
 
 
 @dataclass(frozen=True)
@@ -105,11 +108,11 @@ class Catalog:
         Raises:
             UserError: A part is missing or damaged.
         """
-        tables = [
-            _read_parquet(self.path / _part_name(i), SCHEMA, part.rows)
-            for i, part in enumerate(self.parts)
-            if part.rows
-        ]
+        first, tables = 0, []
+        for i, part in enumerate(self.parts):
+            if part.rows:
+                tables.append(_read_parquet(self.path / _part_name(i), SCHEMA, part.rows, first))
+            first += part.rows
         return pa.concat_tables(tables).unify_dictionaries() if tables else SCHEMA.empty_table()
 
     def all_rows(self) -> CatalogRows:
@@ -193,7 +196,7 @@ def _read_parts(path: Path) -> tuple[Part, ...]:
         document = json.loads((path / "catalog.json").read_text(encoding="utf-8"))
         newer = document["format"] > FORMAT_VERSION
         parts = () if newer else tuple(Part.from_json(part) for part in document["parts"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise checks.damaged(path, f"catalog.json cannot be read: {error}") from error
     if newer:
         raise UserError(
@@ -205,17 +208,15 @@ def _read_parts(path: Path) -> tuple[Part, ...]:
     return parts
 
 
-def _read_parquet(file: Path, schema: Any, num_rows: int) -> pa.Table:
-    absent: set[str] = set()
+def _read_parquet(file: Path, schema: Any, num_rows: int, first: int = 0) -> pa.Table:
     try:
-        absent = set(schema.names) - set(pq.read_schema(file).names)
-        columns = [name for name in schema.names if name not in absent]
-        table = pq.read_table(file, columns=columns, page_checksum_verification=True)
-        table = table if absent else table.cast(schema)
+        names = [name for name in schema.names if name in pq.read_schema(file).names]
+        table = pq.read_table(file, columns=names, page_checksum_verification=True)
+        table = columns.conform(table, schema, first)
+    except columns.ColumnError as error:
+        raise checks.damaged(file.parent, f"{file.name} {error}") from error
     except (OSError, ValueError, pa.ArrowException) as error:
         raise checks.damaged(file.parent, f"{file.name} cannot be read: {error}") from error
-    if absent:
-        raise checks.damaged(file.parent, f"{file.name} lacks the columns {', '.join(sorted(absent))}")
     if len(table) != num_rows:
         raise checks.damaged(file.parent, f"{file.name} has {len(table)} rows instead of {num_rows}")
     return table

@@ -12,10 +12,9 @@ from __future__ import annotations
 import errno
 import os
 import platform
-import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +22,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 import reelworks
 from reelworks.checkpoint import manifest, names, ranks, space
 from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry, Manifest
+from reelworks.checkpoint.shards import Shards, Written
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
 from reelworks.checkpoint.verify import verify
-from reelworks.core import digests, files
+from reelworks.core import digests, storage
 from reelworks.core.errors import UserError
 
 DCP = "dcp"
@@ -91,19 +89,44 @@ def save(
         DiskFull: Too little room, before or while writing.
         SaveFailed: Anything else that kept any rank from its part.
     """
-    began = time.perf_counter()
-    order = _Order(store, step, extra or {}, metrics or {}, run_id, began)
+    saving = begin(store, step, state, extra=extra, metrics=metrics, run_id=run_id)
+    saving.write()
+    return saving.finish()
+
+
+def begin(
+    store: CheckpointStore,
+    step: int,
+    state: dict[str, Any],
+    *,
+    extra: Mapping[str, bytes] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    run_id: str = "",
+    stage: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> Saving:
+    """Begin a save that `Saving.write` and `Saving.finish` complete; else as `save`, and collective too.
+
+    Args:
+        stage: Makes a copy of the state, once it is known to fit. Without it the state must not change
+            before `Saving.write` has returned.
+    """
+    order = _Order(store, step, extra or {}, metrics or {}, run_id, time.perf_counter())
     with _told_as_save_failed(store):
-        info = ranks.on_first(lambda: _present(store, step))
-        fresh = info is None
-        if info is None:
-            info = _save(order, state)
-    return Saved(info, time.perf_counter() - began, fresh)
+        present = ranks.on_first(lambda: _present(store, step))
+        if present is not None:
+            return Saving(order, present, None, None)
+        state_bytes = sum(ranks.on_all(lambda: space.local_bytes(state)))
+        temporary = ranks.on_first(lambda: _open(order, state_bytes))
+        with _dropped_on_failure(temporary):
+            ranks.on_all(lambda: _require_shared(temporary))
+            if stage is not None:
+                state = ranks.each(lambda: stage(state))
+            return Saving(order, None, temporary, Shards.plan(temporary / DCP, state))
 
 
 @dataclass(frozen=True)
 class _Order:
-    """What `save` was asked for."""
+    """What `begin` was asked for."""
 
     store: CheckpointStore
     step: int
@@ -111,6 +134,61 @@ class _Order:
     metrics: Mapping[str, float]
     run_id: str
     began: float
+
+
+@dataclass
+class Saving:
+    """A save that has begun.
+
+    Attributes:
+        order: What was asked for.
+        present: The step's valid checkpoint, if it had one before.
+        temporary: The folder in flight, if not.
+        shards: This rank's part of it.
+    """
+
+    order: _Order
+    present: CheckpointInfo | None
+    temporary: Path | None
+    shards: Shards | None
+    _written: Written | Exception | None = None
+
+    def write(self) -> None:
+        """Write this rank's shards. Not collective, on any thread; what fails is told by `finish`."""
+        if self.shards is not None:
+            try:
+                self._written = self.shards.write()
+            except Exception as error:
+                self._written = error
+
+    def finish(self) -> Saved:
+        """Publish what all ranks have written. Collective; raises as `save` does."""
+        if self.present is not None:
+            return Saved(self.present, time.perf_counter() - self.order.began, fresh=False)
+        temporary = self.temporary
+        assert temporary is not None
+        with _told_as_save_failed(self.order.store), _dropped_on_failure(temporary):
+            info = ranks.through_first(self._result, lambda parts: self._commit(temporary, parts))
+        return Saved(info, time.perf_counter() - self.order.began, fresh=True)
+
+    def _result(self) -> Written:
+        if isinstance(self._written, Exception):
+            raise self._written
+        assert self._written is not None
+        return self._written
+
+    def _commit(self, temporary: Path, parts: list[Written]) -> list[CheckpointInfo]:
+        assert self.shards is not None
+        return [_commit(self.order, temporary, self.shards.finish(parts))] * len(parts)
+
+
+@contextmanager
+def _dropped_on_failure(temporary: Path) -> Iterator[None]:
+    try:
+        yield
+    except ranks.RanksFailed:
+        ranks.on_first(lambda: storage.rmtree_if_possible(temporary))
+        raise
 
 
 @contextmanager
@@ -148,29 +226,18 @@ def _present(store: CheckpointStore, step: int) -> CheckpointInfo | None:
     return store.info(step)
 
 
-def _save(order: _Order, state: dict[str, Any]) -> CheckpointInfo:
-    """Take all ranks through the stages; a failure in one ends the save for all."""
-    state_bytes = sum(ranks.on_all(lambda: space.local_bytes(state)))
-    temporary = ranks.on_first(lambda: _open(order, state_bytes))
-    try:
-        ranks.on_all(lambda: _require_shared(temporary))
-        parts = ranks.on_all(lambda: _write_shards(temporary, state))
-        entries = [entry for part in parts for entry in part]
-        return ranks.on_first(lambda: _commit(order, temporary, entries))
-    except ranks.RanksFailed:
-        ranks.on_first(lambda: shutil.rmtree(temporary, ignore_errors=True))
-        raise
-
-
 def _open(order: _Order, state_bytes: int) -> Path:
     """Make the temporary folder if the checkpoint will fit."""
     root = order.store.root
-    if not root.is_dir():
-        root.mkdir(parents=True)
-        files.fsync_folder(root.parent)
+    storage.mkdirs(root)
     space.require(root, state_bytes + sum(map(len, order.extra.values())))
     temporary = root / names.in_flight(order.step, names.fresh_id())
-    (temporary / DCP).mkdir(parents=True)
+    storage.mkdir(temporary)
+    try:
+        storage.mkdir(temporary / DCP)
+    except OSError:
+        storage.rmtree_if_possible(temporary)
+        raise
     return temporary
 
 
@@ -180,28 +247,11 @@ def _require_shared(temporary: Path) -> None:
         raise RuntimeError(f"{temporary.parent} is not the same folder here as on rank 0")
 
 
-def _write_shards(temporary: Path, state: dict[str, Any]) -> list[FileEntry]:
-    """Write this rank's shards and digest the files that came of it."""
-    folder = temporary / DCP
-    writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, overwrite=False)
-    with quiet():
-        save_shards(state, storage_writer=writer, no_dist=not ranks.is_distributed())
-    mine = sorted(folder.glob(f"__{ranks.rank()}_*.distcp"))
-    return [_entry(temporary, file) for file in mine]
-
-
-def _entry(temporary: Path, file: Path) -> FileEntry:
-    path = file.relative_to(temporary).as_posix()
-    return FileEntry(path=path, size=file.stat().st_size, digest=digests.digest_file(file))
-
-
 def _commit(order: _Order, temporary: Path, entries: list[FileEntry]) -> CheckpointInfo:
     """On rank 0: complete the temporary folder, publish it, and tell."""
     store, step = order.store, order.step
-    entries = [*entries, _entry(temporary, temporary / DCP / ".metadata")]
     for name, data in order.extra.items():
         entries.append(_write_extra(temporary, name, data))
-    files.fsync_folder(temporary / DCP)
     manifest.write(temporary, _manifest(order, temporary, entries))
     # Also proves that rank 0 sees what the other nodes have written.
     verify(temporary, full=False)
@@ -240,5 +290,6 @@ def _manifest(order: _Order, temporary: Path, entries: list[FileEntry]) -> Manif
 def _write_extra(temporary: Path, name: str, data: bytes) -> FileEntry:
     if "/" in name or not manifest.is_inside(name) or name in (DCP, manifest.FILE_NAME):
         raise ValueError(f"{name!r} cannot name an extra file")
-    files.write_bytes(temporary / name, data)
+    with storage.create(temporary / name) as file:
+        file.write(data)
     return FileEntry(path=name, size=len(data), digest=digests.digest_bytes(data))

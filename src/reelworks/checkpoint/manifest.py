@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from reelworks.checkpoint import names, patience
-from reelworks.core import digests, files
+from reelworks.checkpoint import names
+from reelworks.core import digests, files, patience
 from reelworks.core.config import Config
 
 FORMAT_VERSION = 1
@@ -107,13 +107,28 @@ def read(folder: Path) -> Manifest:
     """
     try:
         data = patience.patiently((folder / FILE_NAME).read_bytes)
-        content = json.loads(data, parse_constant=_refuse_constant)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise BadCheckpoint(f"{FILE_NAME} is missing") from error
+        raise missing() from error
+    return parse(data, names.parse_step(folder.name))
+
+
+def missing() -> BadCheckpoint:
+    """Make the error for a folder without a manifest."""
+    return BadCheckpoint(f"{FILE_NAME} is missing")
+
+
+def parse(data: bytes, step: int | None) -> Manifest:
+    """Read a manifest's content as strictly as `read` does.
+
+    Args:
+        data: The content.
+        step: The step that it must be of; None for any.
+    """
+    try:
+        content = json.loads(data, parse_constant=_refuse_constant)
     except ValueError as error:
         raise BadCheckpoint(f"{FILE_NAME} is not JSON ({error})") from error
     manifest = _parse(content)
-    step = names.parse_step(folder.name)
     if step is not None and step != manifest.step:
         raise BadCheckpoint(f"{FILE_NAME} is of step {manifest.step}")
     return manifest

@@ -16,6 +16,7 @@ import uuid
 HISTORY = "history.jsonl"
 LATEST = "latest"
 PINS = "pins"
+IN_FLIGHT = ".tmp-"
 
 _STEP = re.compile(r"step-(\d{9,})")
 # What a killed process may leave: saves in flight, half-emptied trash, an unfinished `latest`.
@@ -41,7 +42,7 @@ def parse_step(name: str) -> int | None:
 
 def in_flight(step: int, save_id: str) -> str:
     """Name the folder into which a save writes."""
-    return f".tmp-{of_step(step)}-{save_id}"
+    return f"{IN_FLIGHT}{of_step(step)}-{save_id}"
 
 
 def trash(step: int) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
+from reelworks.checkpoint.quantities import told_bytes
+
+Reasons = tuple[str, ...]
 
 
 class Retainable(Protocol):
@@ -16,6 +20,16 @@ class Retainable(Protocol):
     @property
     def step(self) -> int:
         """Optimizer steps done."""
+        ...
+
+    @property
+    def created(self) -> float:
+        """When it was saved, in seconds since 1970."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """What deleting it frees."""
         ...
 
     @property
@@ -30,40 +44,57 @@ class Retainable(Protocol):
 
 
 @dataclass(frozen=True)
+class Moment:
+    """What a plan depends on besides the checkpoints and the policy.
+
+    Attributes:
+        now: Seconds since 1970.
+        in_use: Steps that are being read.
+        other_bytes: What `checkpoints/` holds besides them: deleted and not unlinked yet, set aside, damaged.
+        next_bytes: What the next save takes, or the one in flight.
+        free_bytes: What the file system has free, a save in flight not counted yet.
+    """
+
+    now: float
+    in_use: Collection[int] = ()
+    other_bytes: int = 0
+    next_bytes: int = 0
+    free_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Decision:
     """What becomes of one checkpoint; all reasons speak for what is done."""
 
     step: int
     keep: bool
-    reasons: tuple[str, ...]
+    reasons: Reasons
 
 
 def plan_retention(
-    checkpoints: Iterable[Retainable], policy: CheckpointsConfig, in_use: int | None = None
+    checkpoints: Iterable[Retainable], policy: CheckpointsConfig, moment: Moment
 ) -> list[Decision]:
     """Decide about each checkpoint; oldest first, whatever order they come in.
 
-    The newest, the best, the pinned ones and the one in use stay in any case, so that no setting can
-    leave a run without a way back. A metric that is NaN, infinite or missing is never best; equal
-    values go to the newer. Applying a plan and planning again keeps everything.
+    The newest, the best, the pinned ones and those in use are a floor that no setting breaks, so that no run
+    is left without a way back. A metric that is NaN, infinite or missing is never best; equal values go to
+    the newer. Applying a plan and planning again keeps everything; a larger budget never keeps less.
 
     Args:
         checkpoints: Valid checkpoints only: a damaged one must not take the place of a good one.
         policy: The recipe's `[checkpoints]`.
-        in_use: Step that is being read, exported or evaluated.
+        moment: Time, readers and space.
     """
-    newest_first = sorted(checkpoints, key=lambda c: c.step, reverse=True)
-    ranked = rank_best(newest_first, policy.keep_best)
-    keep = {c.step: _reasons_to_keep(i, c, ranked, policy, in_use) for i, c in enumerate(newest_first)}
+    case = _Case(sorted(checkpoints, key=lambda c: c.step, reverse=True), policy, moment)
+    keep = {c.step: _reasons_to_keep(case, place, c) for place, c in enumerate(case.newest_first)}
     if policy.save_total_limit is not None:
-        keep = _limit(newest_first, keep, ranked, policy.save_total_limit, in_use)
-    decisions = [
-        Decision(c.step, True, keep[c.step])
-        if keep[c.step]
-        else Decision(c.step, False, _reasons_to_go(c, policy))
-        for c in newest_first
-    ]
-    return decisions[::-1]
+        keep = _limit(case, keep, policy.save_total_limit)
+    evicted = _evict(case, {step for step, reasons in keep.items() if reasons})
+    decisions = []
+    for c in reversed(case.newest_first):
+        goes = evicted.get(c.step) or (() if keep[c.step] else _reasons_to_go(case, c))
+        decisions.append(Decision(c.step, not goes, goes or keep[c.step]))
+    return decisions
 
 
 def rank_best(checkpoints: Iterable[Retainable], best: KeepBest | None) -> list[int]:
@@ -71,63 +102,105 @@ def rank_best(checkpoints: Iterable[Retainable], best: KeepBest | None) -> list[
     if best is None:
         return []
     sign = 1 if best.mode == "min" else -1
-    scored = [(sign * value, -c.step) for c in checkpoints if (value := _score(c, best.metric)) is not None]
+    scored = [(sign * value, -c.step) for c in checkpoints if (value := score(c, best.metric)) is not None]
     return [-step for _, step in sorted(scored)]
 
 
-def _score(checkpoint: Retainable, metric: str) -> float | None:
+def score(checkpoint: Retainable, metric: str) -> float | None:
+    """A checkpoint's value of a metric, if it is a number."""
     value = checkpoint.metrics.get(metric)
     return value if value is not None and math.isfinite(value) else None
 
 
-def _reasons_to_keep(
-    place: int, c: Retainable, ranked: Sequence[int], policy: CheckpointsConfig, in_use: int | None
-) -> tuple[str, ...]:
-    reasons = []
+@dataclass(frozen=True)
+class _Case:
+    """One question to the policy."""
+
+    newest_first: Sequence[Retainable]
+    policy: CheckpointsConfig
+    moment: Moment
+
+    @cached_property
+    def ranked(self) -> list[int]:
+        return rank_best(self.newest_first, self.policy.keep_best)
+
+    @cached_property
+    def floor(self) -> set[int]:
+        always = {c.step for i, c in enumerate(self.newest_first) if i == 0 or c.pinned}
+        return always | {*self.ranked[:1], *self.moment.in_use}
+
+
+def _reasons_to_keep(case: _Case, place: int, c: Retainable) -> Reasons:
+    policy, reasons = case.policy, []
     if place == 0:
         reasons.append("the newest")
     elif place < policy.keep_last:
         reasons.append(f"among the last {policy.keep_last}")
-    if policy.keep_best and c.step in ranked[: policy.keep_best.n]:
-        best = policy.keep_best
-        which = "the best" if c.step == ranked[0] else f"among the best {best.n}"
-        reasons.append(f"{which} by {best.metric} ({_score(c, best.metric):.6g})")
+    if (best := policy.keep_best) and c.step in case.ranked[: best.n]:
+        which = "the best" if c.step == case.ranked[0] else f"among the best {best.n}"
+        reasons.append(f"{which} by {best.metric} ({score(c, best.metric):.6g})")
     if policy.keep_every and c.step % policy.keep_every == 0:
         reasons.append(f"a multiple of {policy.keep_every} steps")
+    if policy.keep_within_seconds and case.moment.now - c.created < policy.keep_within_seconds:
+        reasons.append(f"younger than {policy.keep_within}")
     if c.pinned:
         reasons.append("pinned")
-    if c.step == in_use:
+    if c.step in case.moment.in_use:
         reasons.append("in use")
     return tuple(reasons)
 
 
-def _limit(
-    newest_first: Sequence[Retainable],
-    keep: Mapping[int, tuple[str, ...]],
-    ranked: Sequence[int],
-    limit: int,
-    in_use: int | None,
-) -> dict[int, tuple[str, ...]]:
-    """Keep `limit` in all: first what must stay, then what a rule names, then the newest of the rest."""
-    must = {newest_first[0].step, in_use, *ranked[:1]} if newest_first else set()
-    must |= {c.step for c in newest_first if c.pinned}
-    order = sorted(newest_first, key=lambda c: (c.step not in must, not keep[c.step], -c.step))
-    allowed = {c.step for i, c in enumerate(order) if i < limit or c.step in must}
+def _limit(case: _Case, keep: Mapping[int, Reasons], limit: int) -> dict[int, Reasons]:
+    """Keep `limit` in all: first the floor, then what a rule names, then the newest of the rest."""
+    order = sorted(case.newest_first, key=lambda c: (c.step not in case.floor, not keep[c.step], -c.step))
+    allowed = {c.step for i, c in enumerate(order) if i < limit or c.step in case.floor}
     within = (f"within save_total_limit = {limit}",)
     return {step: (reasons or within) if step in allowed else () for step, reasons in keep.items()}
 
 
-def _reasons_to_go(c: Retainable, policy: CheckpointsConfig) -> tuple[str, ...]:
+def _evict(case: _Case, kept: Collection[int]) -> dict[int, Reasons]:
+    """Let go, oldest first, of what is kept and not of the floor, until the budgets hold or nothing is left."""
+    over = _over_budget(case, kept)
+    evicted: dict[int, Reasons] = {}
+    for c in reversed(case.newest_first):
+        over = {budget: missing for budget, missing in over.items() if missing > 0}
+        if over and c.step in kept and c.step not in case.floor:
+            evicted[c.step] = tuple(
+                f"{budget}: {told_bytes(missing)} over, and the oldest that only a rule keeps"
+                for budget, missing in over.items()
+            )
+            over = {budget: missing - c.num_bytes for budget, missing in over.items()}
+    return evicted
+
+
+def _over_budget(case: _Case, kept: Collection[int]) -> dict[str, int]:
+    """By how many bytes each budget is exceeded once everything else is deleted."""
+    policy, moment = case.policy, case.moment
+    sizes = {c.step: c.num_bytes for c in case.newest_first}
+    stays = sum(size for step, size in sizes.items() if step in kept)
+    over = {}
+    if (limit := policy.max_disk_bytes) is not None:
+        over[f"max_disk = {policy.max_disk}"] = stays + moment.other_bytes + moment.next_bytes - limit
+    if (least := policy.min_free_bytes) is not None:
+        freed = sum(sizes.values()) - stays
+        over[f"min_free = {policy.min_free}"] = least - (moment.free_bytes + freed - moment.next_bytes)
+    return over
+
+
+def _reasons_to_go(case: _Case, c: Retainable) -> Reasons:
     """Say of every rule why it does not hold this checkpoint."""
+    policy = case.policy
     if policy.save_total_limit is not None:
         return (f"over save_total_limit = {policy.save_total_limit}",)
     reasons = [f"not among the last {policy.keep_last}"]
     if best := policy.keep_best:
-        score = _score(c, best.metric)
-        if score is None:
+        value = score(c, best.metric)
+        if value is None:
             reasons.append(f"no finite {best.metric}")
         else:
-            reasons.append(f"not among the best {best.n} by {best.metric} ({score:.6g})")
+            reasons.append(f"not among the best {best.n} by {best.metric} ({value:.6g})")
     if policy.keep_every:
         reasons.append(f"not a multiple of {policy.keep_every} steps")
+    if policy.keep_within:
+        reasons.append(f"older than {policy.keep_within}")
     return tuple(reasons)

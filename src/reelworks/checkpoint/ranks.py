@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,16 @@ def on_all(work: Callable[[], T]) -> list[T]:
         RanksFailed: On every rank, if any rank's work raised.
     """
     outcomes = _gather(_attempt(work))
-    failures = {f for outcome in outcomes if isinstance(outcome, _Failures) for f in outcome.all}
-    if failures:
-        raise RanksFailed(sorted(failures, key=lambda f: (f.rank, f.text)))
+    if failures := _failures(outcomes).all:
+        raise RanksFailed(list(failures))
     return cast(list[T], outcomes)
+
+
+def each(work: Callable[[], T]) -> T:
+    """Do `work` on each rank and return its own result, which need not be picklable. As `on_all` else."""
+    results: list[T] = []
+    on_all(lambda: results.append(work()))
+    return results[0]
 
 
 def on_first(work: Callable[[], T]) -> T:
@@ -63,9 +70,36 @@ def on_first(work: Callable[[], T]) -> T:
     return cast(T, on_all(lambda: work() if rank() == 0 else None)[0])
 
 
+def through_first(own: Callable[[], T], whole: Callable[[list[T]], list[R]]) -> R:
+    """Bring what each rank has to rank 0, and from there to each rank its share. Collective.
+
+    Args:
+        own: Run on each rank.
+        whole: Run on rank 0 with all results by rank; gives a share for each rank.
+
+    Raises:
+        RanksFailed: On every rank, if any rank's work raised, or rank 0's did.
+    """
+    brought = _bring(_attempt(own))
+    shares: list[R | _Failures] = []
+    if brought is not None:
+        failures = _failures(brought)
+        outcome = failures if failures.all else _attempt(lambda: whole(cast(list[T], brought)))
+        shares = [outcome] * world_size() if isinstance(outcome, _Failures) else [*outcome]
+    share = _hand_out(shares)
+    if isinstance(share, _Failures):
+        raise RanksFailed(list(share.all))
+    return share
+
+
 @dataclass(frozen=True)
 class _Failures:
     all: tuple[Failure, ...]
+
+
+def _failures(outcomes: list[Any]) -> _Failures:
+    found = {f for outcome in outcomes if isinstance(outcome, _Failures) for f in outcome.all}
+    return _Failures(tuple(sorted(found, key=lambda f: (f.rank, f.text))))
 
 
 def _attempt(work: Callable[[], T]) -> T | _Failures:
@@ -95,3 +129,20 @@ def _gather(outcome: Any) -> list[Any]:
     gathered: list[Any] = [None] * world_size()
     dist.all_gather_object(gathered, outcome)
     return gathered
+
+
+def _bring(outcome: Any) -> list[Any] | None:
+    """All outcomes on rank 0, None elsewhere."""
+    if not is_distributed():
+        return [outcome]
+    brought: list[Any] | None = [None] * world_size() if rank() == 0 else None
+    dist.gather_object(outcome, brought)
+    return brought
+
+
+def _hand_out(shares: list[R | _Failures]) -> R | _Failures:
+    if not is_distributed():
+        return shares[0]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, shares if rank() == 0 else None)
+    return cast("R | _Failures", mine[0])

@@ -2,41 +2,104 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from reelworks.checkpoint import lease, names
 from reelworks.checkpoint import policy as policies
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.manifest import BadCheckpoint
-from reelworks.checkpoint.policy import Decision
+from reelworks.checkpoint.policy import Decision, Moment
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
 from reelworks.checkpoint.verify import verify
+from reelworks.core.errors import UserError
 
 
-def plan(store: CheckpointStore, policy: CheckpointsConfig, in_use: int | None = None) -> list[Decision]:
+def plan(store: CheckpointStore, policy: CheckpointsConfig, in_use: Collection[int] = ()) -> list[Decision]:
     """Say what `apply_retention` would do, and do nothing.
 
-    Only checkpoints whose files are all there, by size, take part: a damaged one neither takes the place
-    of a good one nor is deleted.
+    Args:
+        store: Of the run.
+        policy: The recipe's `[checkpoints]`.
+        in_use: Steps to keep besides those that a process reads through `lease.reading`.
     """
-    return policies.plan_retention([c for c in store.list() if _whole(c)], policy, in_use)
+    infos = whole(store)
+    return policies.plan_retention(infos, policy, _moment(store, infos, policy, in_use))
 
 
 def apply_retention(
-    store: CheckpointStore, policy: CheckpointsConfig, in_use: int | None = None
+    store: CheckpointStore, policy: CheckpointsConfig, in_use: Collection[int] = ()
 ) -> list[Decision]:
     """Delete what the policy does not keep, oldest first; on rank 0, after a commit.
 
     Returns:
         All decisions, oldest first, for the events of the run.
     """
-    decisions = plan(store, policy, in_use)
-    for decision in decisions:
-        if not decision.keep:
-            store.remove(decision.step, decision.reasons)
-    return decisions
+    return [_apply(store, decision) for decision in plan(store, policy, in_use)]
 
 
-def _whole(checkpoint: CheckpointInfo) -> bool:
+def prune(store: CheckpointStore, policy: CheckpointsConfig) -> list[Decision]:
+    """Also remove what dead processes left; for a command that holds the run's lock."""
+    store.sweep()
+    return apply_retention(store, policy)
+
+
+def _apply(store: CheckpointStore, decision: Decision) -> Decision:
+    if decision.keep:
+        return decision
     try:
-        verify(checkpoint.path, full=False)
+        store.remove(decision.step, decision.reasons)
+    except UserError as error:  # pinned, or being read, since the plan was made
+        return Decision(decision.step, True, (error.problem,))
+    return decision
+
+
+def whole(store: CheckpointStore) -> list[CheckpointInfo]:
+    """Checkpoints whose files are all there, by size.
+
+    A damaged one neither takes the place of a good one nor is deleted.
+    """
+    return [info for info in store.list() if _is_whole(info)]
+
+
+def _is_whole(info: CheckpointInfo) -> bool:
+    try:
+        verify(info.path, full=False)
     except (BadCheckpoint, OSError):
         return False
     return True
+
+
+def _moment(
+    store: CheckpointStore,
+    infos: Sequence[CheckpointInfo],
+    policy: CheckpointsConfig,
+    in_use: Collection[int],
+) -> Moment:
+    """Look at the clock and the readers, and at the disk if there is a budget."""
+    now = time.time()
+    in_use = {*in_use, *(info.step for info in infos if lease.is_read(info.path))}
+    if not infos or (policy.max_disk is None and policy.min_free is None):
+        return Moment(now, in_use)
+    in_flight = sum(folder_bytes(path) for path in store.root.glob(f"{names.IN_FLIGHT}*"))
+    return Moment(
+        now,
+        in_use,
+        other_bytes=folder_bytes(store.root) - in_flight - sum(info.num_bytes for info in infos),
+        next_bytes=max(infos[-1].num_bytes, in_flight),
+        free_bytes=shutil.disk_usage(store.root).free + in_flight,
+    )
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder; what vanishes meanwhile counts nothing."""
+    total = 0
+    for where, _, files in os.walk(folder):
+        for name in files:
+            with suppress(FileNotFoundError):
+                total += (Path(where) / name).lstat().st_size
+    return total

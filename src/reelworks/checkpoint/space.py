@@ -12,9 +12,8 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from reelworks.checkpoint import ranks
+from reelworks.checkpoint import mount, ranks
 
-_MARGIN = 1.02
 # torch.save wraps each value in an archive of 1 to 1.5 KB, and the metadata describes each.
 _RECORD_BYTES = 2048
 
@@ -38,14 +37,14 @@ def local_bytes(state: Any) -> int:
     return _RECORD_BYTES + (state.numel() * state.element_size() if isinstance(state, Tensor) else 0)
 
 
-def require(folder: Path, need_bytes: int) -> None:
-    """Check that a folder's disk has room, with a margin.
+def require(folder: Path, need_bytes: int, what: str = "a checkpoint") -> None:
+    """Check that a folder's disk has room for something, with a margin.
 
     Raises:
         OSError: ENOSPC, as the disk itself would say later.
     """
-    need_bytes, free_bytes = int(need_bytes * _MARGIN), shutil.disk_usage(folder).free
+    need_bytes, free_bytes = int(need_bytes * mount.MARGIN), shutil.disk_usage(folder).free
     if free_bytes < need_bytes:
         raise OSError(
-            errno.ENOSPC, f"a checkpoint needs {need_bytes / 1e9:.3f} GB, {free_bytes / 1e9:.3f} GB are free"
+            errno.ENOSPC, f"{what} needs {need_bytes / 1e9:.3f} GB, {free_bytes / 1e9:.3f} GB are free"
         )

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reelworks.checkpoint import manifest, names
+from reelworks.checkpoint import lease, manifest, names
 from reelworks.checkpoint.manifest import BadCheckpoint, Manifest
-from reelworks.core import files
+from reelworks.core import files, storage
 from reelworks.core.errors import UserError
 
 
@@ -40,6 +40,16 @@ class CheckpointInfo:
     pinned: bool
     metrics: dict[str, float]
 
+    @property
+    def created(self) -> float:
+        """When it was saved, in seconds since 1970."""
+        return self.manifest.created
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its files, the manifest not counted."""
+        return self.manifest.total_bytes
+
 
 @dataclass(frozen=True)
 class Broken:
@@ -58,6 +68,8 @@ class CheckpointStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._late: dict[str, dict[str, float]] = {}
+        self._seen_bytes = 0
 
     def path(self, step: int) -> Path:
         """Folder of a step's checkpoint, whether it is there or not."""
@@ -95,6 +107,10 @@ class CheckpointStore:
         known = {**_floats(found.metrics), **late.get(found.save_id, {})}
         return CheckpointInfo(step, self.path(step), found, self.is_pinned(step), known)
 
+    def metrics_of(self, found: Manifest) -> dict[str, float]:
+        """Metrics of a manifest and those recorded since, whether its checkpoint is still here or not."""
+        return {**_floats(found.metrics), **self._late_metrics().get(found.save_id, {})}
+
     def history(self) -> list[dict[str, Any]]:
         """Everything that happened here, oldest first."""
         return list(files.read_json_lines(self.root / names.HISTORY))
@@ -115,35 +131,54 @@ class CheckpointStore:
         self.log("metrics", step, save_id=save_id, metrics=manifest.plain_metrics(metrics))
 
     def _late_metrics(self) -> dict[str, dict[str, float]]:
-        # By save, not by step: a checkpoint that is made again has not been measured yet.
-        late: dict[str, dict[str, float]] = {}
-        for event in self.history():
+        """Metrics by save, not by step: a checkpoint that is made again has not been measured yet."""
+        for event in files.parse_json_lines(self._history_since_last_look()):
             if event.get("event") == "metrics":
-                late.setdefault(event["save_id"], {}).update(_floats(event["metrics"]))
-        return late
+                self._late.setdefault(event["save_id"], {}).update(_floats(event["metrics"]))
+        return self._late
+
+    def _history_since_last_look(self) -> list[bytes]:
+        """Whole lines that are new; thousands of old ones are not read again at each save."""
+        try:
+            with (self.root / names.HISTORY).open("rb") as f:
+                f.seek(self._seen_bytes)
+                data = f.read()
+        except FileNotFoundError:
+            return []
+        lines = data[: data.rfind(b"\n") + 1]
+        self._seen_bytes += len(lines)
+        return lines.splitlines()
 
     def is_pinned(self, step: int) -> bool:
         """Say whether a person asked to keep a checkpoint."""
         return (self.root / names.PINS / names.of_step(step)).exists()
 
     def pin(self, step: int) -> None:
-        """Keep a checkpoint whatever the policy says.
+        """Keep a checkpoint whatever the policy says; may be called while another process trains.
 
         Raises:
             UserError: There is no such checkpoint.
         """
         if step not in self.steps():
             raise self.unknown(step)
+        if self.is_pinned(step):
+            return
         pins = self.root / names.PINS
-        pins.mkdir(exist_ok=True)
-        (pins / names.of_step(step)).touch()
-        files.fsync_folder(pins)
+        storage.mkdirs(pins)
+        with suppress(FileExistsError), storage.create(pins / names.of_step(step)):
+            pass
+        storage.fsync_folder(pins)
+        # `remove` looks for the pin once more behind its rename, so one of the two sees the other.
+        if step not in self.steps():
+            storage.unlink(pins / names.of_step(step))
+            raise self.unknown(step)
         self.log("pin", step)
 
     def unpin(self, step: int) -> None:
         """Leave a checkpoint to the policy again; does nothing to one that is not pinned."""
         if self.is_pinned(step):
-            (self.root / names.PINS / names.of_step(step)).unlink()
+            storage.unlink(self.root / names.PINS / names.of_step(step))
+            storage.fsync_folder(self.root / names.PINS)
             self.log("unpin", step)
 
     def unknown(self, step: int) -> UserError:
@@ -162,8 +197,8 @@ class CheckpointStore:
         target = self.path(step)
         if os.path.lexists(target):
             raise FileExistsError(f"{target} is occupied")
-        temporary.rename(target)
-        files.fsync_folder(self.root)
+        storage.rename(temporary, target)
+        storage.fsync_folder(self.root)
 
     def record_saved(self, info: CheckpointInfo, seconds: float) -> None:
         """Tell the history and `latest` about a published checkpoint."""
@@ -173,32 +208,49 @@ class CheckpointStore:
             save_id=info.manifest.save_id,
             bytes=info.manifest.total_bytes,
             seconds=round(seconds, 3),
+            metrics=info.manifest.metrics,
         )
         files.write_bytes(self.root / names.LATEST, f"{names.of_step(info.step)}\n".encode())
 
     def remove(self, step: int, reasons: tuple[str, ...]) -> None:
-        """Delete a checkpoint: gone with the rename, unlinked afterwards, then told to the history.
+        """Delete a checkpoint: gone with the rename, unlinked afterwards; the history is told before and after.
 
         Raises:
-            UserError: It is pinned, or there is none.
+            UserError: It is pinned or being read, or there is none.
         """
         if step not in self.steps():
             raise self.unknown(step)
-        if self.is_pinned(step):
-            raise UserError("the checkpoint is pinned", field="step", value=step, remedy="unpin it first")
-        trash = self.root / names.trash(step)
-        self.path(step).rename(trash)
-        files.fsync_folder(self.root)
+        path, trash = self.path(step), self.root / names.trash(step)
+        self._refuse_if_wanted(step, path)
+        # Told before, so that no death leaves a deletion unexplained; a full disk may refuse the line.
+        with suppress(OSError):
+            self.log("deleting", step, reasons=list(reasons))
+        storage.rename(path, trash)
+        try:
+            self._refuse_if_wanted(step, trash)
+        except UserError:
+            storage.rename(trash, path)
+            raise
+        finally:
+            storage.fsync_folder(self.root)
         # Before the history is told: on a full disk this makes the room for its line. What cannot be unlinked
         # now is removed by the next sweep.
-        shutil.rmtree(trash, ignore_errors=True)
+        storage.rmtree_if_possible(trash)
         self.log("deleted", step, reasons=list(reasons))
+
+    def _refuse_if_wanted(self, step: int, path: Path) -> None:
+        if self.is_pinned(step):
+            raise UserError("the checkpoint is pinned", field="step", value=step, remedy="unpin it first")
+        if lease.is_read(path):
+            raise UserError(
+                "the checkpoint is being read", field="step", value=step, remedy="wait until that is done"
+            )
 
     def quarantine(self, step: int, reason: str) -> Path:
         """Set a bad checkpoint aside, whole, for a person to look at; returns where it lies now."""
         target = self.root / names.bad(step)
-        self.path(step).rename(target)
-        files.fsync_folder(self.root)
+        storage.rename(self.path(step), target)
+        storage.fsync_folder(self.root)
         self.log("quarantined", step, reason=reason, name=target.name)
         return target
 
@@ -211,10 +263,7 @@ class CheckpointStore:
             return []
         leftovers = sorted(path for path in self.root.iterdir() if names.is_leftover(path.name))
         for path in leftovers:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            storage.rmtree(path)
         return [path.name for path in leftovers]
 
     def list(self) -> CheckpointInfos:

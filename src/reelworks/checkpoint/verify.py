@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reelworks.checkpoint import manifest, patience
+from reelworks.checkpoint import manifest
 from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry, NewerFormat
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
-from reelworks.core import digests
+from reelworks.core import digests, patience
 from reelworks.core.errors import UserError
 
 Skipped = list[tuple[int, str]]

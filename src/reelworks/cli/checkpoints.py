@@ -1,34 +1,200 @@
-"""`reelworks checkpoints`: what a run has kept."""
+"""`reelworks checkpoints`: what a run has kept, why, and for how long."""
 
 from __future__ import annotations
 
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
-from reelworks.cli.options import Json, RunArgument
+from reelworks.cli.options import Json, Overrides, RunArgument
 
-app = typer.Typer(help="Look at the checkpoints of a run.", no_args_is_help=True, rich_markup_mode=None)
+if TYPE_CHECKING:
+    from reelworks.checkpoint.config import CheckpointsConfig, Weights
+    from reelworks.checkpoint.store import CheckpointStore
+
+EXIT_BAD = 1
+
+app = typer.Typer(
+    help="Look at the checkpoints of a run, keep them, let them go.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+StepArgument = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Optimizer steps done.")]
+OptionalStep = Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, help="Optimizer steps done.")]
+
+
+class Dtype(enum.StrEnum):
+    """Of exported floating-point tensors."""
+
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float32 = "float32"
 
 
 @app.callback()
 def checkpoints() -> None:
-    """Look at the checkpoints of a run."""
+    """Look at the checkpoints of a run, keep them, let them go."""
 
 
-@app.command("ls")
-def ls(run: RunArgument, json: Json = False) -> None:
-    """List checkpoints, with why each is kept."""
-    from reelworks.checkpoint import retention
+def _open(run: Path, overrides: list[str] | None = None) -> tuple[CheckpointStore, CheckpointsConfig]:
+    """A run's checkpoints, and the policy that it was last started with."""
     from reelworks.checkpoint.store import CheckpointStore
-    from reelworks.cli import show
     from reelworks.recipe import load
     from reelworks.run.folder import RunFolder
 
     folder = RunFolder(run)
     folder.info()
-    store = CheckpointStore(folder.checkpoints_folder)
-    decisions = retention.plan(store, load.load(folder.recipe_file).checkpoints)
-    good, broken = store.scan()
+    policy = load.load(folder.recipe_file, list(overrides or [])).checkpoints
+    return CheckpointStore(folder.checkpoints_folder), policy
+
+
+@app.command("ls")
+def ls(run: RunArgument, json: Json = False) -> None:
+    """List checkpoints, with why each is kept."""
+    import shutil
+
+    from reelworks.checkpoint import account
+    from reelworks.cli import show, show_checkpoints
+
+    store, policy = _open(run)
+    rows = account.rows(store, policy)
+    # `checkpoints` itself may be a link to another disk.
+    disk = store.root if store.root.exists() else run
+    show.json(rows) if json else show_checkpoints.table(rows, shutil.disk_usage(disk).free)
+
+
+@app.command("show")
+def show_one(run: RunArgument, step: OptionalStep = None, json: Json = False) -> None:
+    """Show what one checkpoint consists of; the newest, if no step is given."""
+    from reelworks.checkpoint import account
+    from reelworks.cli import show, show_checkpoints
+
+    store, policy = _open(run)
+    newest = max(store.steps(), default=-1) if step is None else step
+    told = account.details(store, policy, newest)
+    show.json(told) if json else show_checkpoints.details(told)
+
+
+@app.command("verify")
+def verify(
+    run: RunArgument,
+    step: OptionalStep = None,
+    full: Annotated[bool, typer.Option("--full", help="Read everything and compare digests.")] = False,
+    json: Json = False,
+) -> None:
+    """Check checkpoints against their manifests; exit code 1 if one is bad."""
+    from reelworks.checkpoint import account
+    from reelworks.cli import show, show_checkpoints
+
+    store, _ = _open(run)
+    if step is not None and step not in store.steps():
+        raise store.unknown(step)
+    rows = account.verified(store, store.steps() if step is None else [step], full)
+    show.json(rows) if json else show_checkpoints.verified(rows, full)
+    if not all(row["good"] for row in rows):
+        raise typer.Exit(EXIT_BAD)
+
+
+@app.command("prune")
+def prune(
+    run: RunArgument,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    json: Json = False,
+    overrides: Overrides = None,
+) -> None:
+    """Delete now what the policy would delete at the next save; refused while the run trains."""
+    from contextlib import nullcontext
+
+    from reelworks.checkpoint import retention
+    from reelworks.cli import show, show_checkpoints
+    from reelworks.run import lock
+    from reelworks.run.folder import RunFolder
+
+    store, policy = _open(run, overrides)
+    remedy = "wait for it: it prunes by itself after each save; --dry-run looks without deleting"
+    alone = lock.hold(RunFolder(run).lock_file, field="RUN", remedy=remedy)
+    with nullcontext() if dry_run else alone:
+        sizes = {info.step: info.num_bytes for info in store.list()}
+        decisions = (retention.plan if dry_run else retention.prune)(store, policy)
+    told: dict[str, Any] = {"dry_run": dry_run, "kept": [], "deleted": []}
+    for one in decisions:
+        row = {"step": one.step, "bytes": sizes[one.step], "reasons": list(one.reasons)}
+        told["kept" if one.keep else "deleted"].append(row)
+    show.json(told) if json else show_checkpoints.pruned(told)
+
+
+@app.command("explain")
+def explain(run: RunArgument, step: StepArgument, json: Json = False) -> None:
+    """Say why a checkpoint is there, or why it went."""
+    from reelworks.checkpoint import account
+    from reelworks.cli import show, show_checkpoints
+
+    told = account.explain(*_open(run), step)
+    show.json(told) if json else show_checkpoints.explained(told)
+
+
+@app.command("pin")
+def pin(run: RunArgument, step: StepArgument, json: Json = False) -> None:
+    """Keep a checkpoint whatever the policy says; also while the run trains."""
+    _set_pin(run, step, True, json)
+
+
+@app.command("unpin")
+def unpin(run: RunArgument, step: StepArgument, json: Json = False) -> None:
+    """Leave a checkpoint to the policy again."""
+    _set_pin(run, step, False, json)
+
+
+def _set_pin(run: Path, step: int, pinned: bool, json: bool) -> None:
+    from reelworks.checkpoint import account
+    from reelworks.cli import show, show_checkpoints
+
+    store, policy = _open(run)
+    store.pin(step) if pinned else store.unpin(step)
+    row = account.row(store, policy, step)
+    show.json(row) if json else show.line(f"step {step}: {show_checkpoints.why(row)}")
+
+
+@app.command("best")
+def best(run: RunArgument, json: Json = False) -> None:
+    """Print the folder of the best checkpoint, by the recipe's keep_best."""
+    from reelworks.checkpoint import account
+    from reelworks.cli import show
+
+    row = account.best(*_open(run))
+    show.json(row) if json else show.line(str(row["path"]))
+
+
+@app.command("export")
+def export(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="A .safetensors file that is not there yet.")
+    ],
+    ema: Annotated[bool, typer.Option("--ema/--weights", help="The average, or the trained weights.")] = True,
+    dtype: Annotated[Dtype, typer.Option(help="Of floating-point tensors.")] = Dtype.bfloat16,
+    json: Json = False,
+) -> None:
+    """Write the weights of a run's newest checkpoint, or of the one named, as .safetensors."""
+    from reelworks.checkpoint import account
+    from reelworks.checkpoint import export as exporting
+    from reelworks.checkpoint.store import CheckpointStore
+    from reelworks.cli import show
+    from reelworks.run import coverage
+    from reelworks.train import origin
+
+    exporting.require_free(output)
+    run, step = origin.locate(source)
+    info = CheckpointStore(run.checkpoints_folder).info(step)
+    recipe, epoch = coverage.recipe_of(run, step), account.epoch(info)
+    about = exporting.about(run_id=run.info()["id"], recipe=recipe, step=step, epoch=epoch)
+    weights: Weights = "ema" if ema else "model"
+    written = exporting.from_checkpoint(info.path, output, weights=weights, dtype=dtype.value, about=about)
+    for path in [] if json else written:
+        show.line(f"{path}: {weights} of step {step} in {dtype}")
     if json:
-        show.json(show.checkpoints_json(good, broken, decisions))
-    else:
-        show.checkpoints(good, broken, decisions)
+        show.json({"step": step, "weights": weights, "dtype": dtype.value, "files": written})

@@ -17,6 +17,11 @@ def plan(
     recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE", help="A recipe, or two with --diff.")],
     world: Annotated[int, typer.Option(min=1, help="GPUs to plan for.")] = 1,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to look ahead.")] = 1,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it as one HTML file.")] = None,
+    left_out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also list all clips left out, as .csv or .parquet."),
+    ] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Compare two recipes and their plans.")] = False,
     data_path: DataPath = None,
     overrides: Overrides = None,
@@ -30,13 +35,23 @@ def plan(
     from reelworks.cli import show, show_plan
     from reelworks.prepare import compare
 
-    _check_count(recipes, diff)
+    _check_options(recipes, diff, {"--html": html, "--left-out": left_out})
     told = [_forecast(load_recipe(path, overrides, data_path), world, epochs, json) for path in recipes]
     if diff:
         compared = compare.compare(told[0], told[1])
         show.json(compared) if json else show_plan.difference(compared, (str(recipes[0]), str(recipes[1])))
-    else:
-        show.json(told[0][1]) if json else show_plan.forecast(told[0][1])
+        return
+    (recipe, forecast), (path,) = told[0], recipes
+    if left_out is not None:
+        from reelworks.prepare import reasons
+        from reelworks.prepare.data import RecipeData
+
+        reasons.write(left_out, RecipeData.open(recipe), 0)
+    if html is not None:
+        from reelworks.report import plan as page
+
+        page.write(forecast, path.stem, html)
+    show.json(forecast) if json else show_plan.forecast(forecast, html)
 
 
 def _forecast(recipe: Recipe, world: int, epochs: int, quiet: bool) -> tuple[Recipe, dict[str, Any]]:
@@ -50,9 +65,17 @@ def _forecast(recipe: Recipe, world: int, epochs: int, quiet: bool) -> tuple[Rec
     return recipe, forecast.forecast(recipe, world, epochs)
 
 
-def _check_count(recipes: list[Path], diff: bool) -> None:
+def _check_options(recipes: list[Path], diff: bool, files: dict[str, Path | None]) -> None:
     from reelworks.core.errors import UserError
 
+    for option, path in files.items():
+        if diff and path is not None:
+            raise UserError(
+                "the file is of one plan",
+                field=option,
+                value=str(path),
+                remedy=f"leave out --diff or {option}",
+            )
     if len(recipes) != (2 if diff else 1):
         raise UserError(
             "--diff compares two recipes" if diff else "one recipe is planned at a time",

@@ -49,7 +49,9 @@ def _lines(value: dict[str, Any]) -> list[str]:
     """The step, then its micro-batches with a line for each clip."""
     ranks = f"{value['world_size']} rank{'s' if value['world_size'] > 1 else ''}"
     lines = [
-        f"step {value['step']}: epoch {value['epoch']}, segment {value['segment']}, row {value['row']}, on {ranks}; "
+        f"step {value['step']}: epoch {value['epoch']}"
+        + (f" of generation {value['generation']}" if value["generation"] else "")
+        + f", segment {value['segment']}, row {value['row']}, on {ranks}; "
         f"{value['clips']} clips counted" + ("" if value["applied"] else "; skipped"),
         f"plan {value['plan']}, " + ("read from its file" if value["plan_read"] else "made again"),
     ]

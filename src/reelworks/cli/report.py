@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from reelworks.cli.options import RunArgument
 
 
-def report(run: RunArgument) -> None:
+def report(
+    run: RunArgument,
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="Also write what a clip of each bucket cost, for a recipe's cost.measured."),
+    ] = None,
+) -> None:
     """Draw a run as one HTML file."""
     from reelworks.cli import show
+    from reelworks.prepare import costs as measuring
     from reelworks.report import html
     from reelworks.run.folder import RunFolder
 
+    if costs is not None:
+        measured = measuring.measure(RunFolder(run))
+        measuring.write(costs, measured)
+        show.line(f"{costs}: {len(measured)} buckets")
     show.line(str(html.write(RunFolder(run))))

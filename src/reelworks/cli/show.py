@@ -18,8 +18,6 @@ from reelworks.core import files
 if TYPE_CHECKING:
     from reelworks.catalog.scan import ScanProgress, ScanResult
     from reelworks.catalog.summary import Summary
-    from reelworks.checkpoint.policy import Decision
-    from reelworks.checkpoint.store import Broken, CheckpointInfo
 
 _FILES_SHOWN = 5
 _BUCKET_KEYS = ("batch_size", "global_batch", "clips", "micro_batches", "incomplete", "tokens_per_clip")
@@ -89,6 +87,8 @@ def _histogram(title: str, histogram: Sequence[tuple[str, int]]) -> None:
 
 def plan(told: dict[str, Any]) -> None:
     """Buckets, reasons and the figures of an epoch."""
+    from reelworks.prepare import summary
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("bucket", no_wrap=True)
     for name in ("size", "batch", "global", "clips", "batches", "not full", "tokens"):
@@ -98,8 +98,8 @@ def plan(told: dict[str, Any]) -> None:
         table.add_row(bucket["name"], f"{bucket['height']}×{bucket['width']}", *map(str, cells))
     _console.print(table)
     _reasons(told)
-    for unmatched in told["quarantine_unmatched"]:
-        line(f"warning: quarantine names {unmatched}, which is no clip of the recipe")
+    for warning in summary.warnings(told):
+        line(warning)
     line(
         f"{told['steps_per_epoch']} steps per epoch of {told['micro_batches_per_step']} micro-batches "
         f"(slots of {told['slot_width']}); {told['micro_batches']} micro-batches, "
@@ -116,54 +116,17 @@ def _incomplete(told: dict[str, Any]) -> str:
         "partial": "trained with fewer clips",
         "pad": "filled with weight-0 copies",
         "merge": "where no smaller bucket takes their clips",
+        "repeat": f"filled with {told['repeated']} clips shown once more",
     }[told["incomplete_batch"]]
 
 
 def _reasons(told: dict[str, Any]) -> None:
     for reason, entries in told["reasons"].items():
-        line(f"{reason}: {len(entries)}")
+        clips = told["left_out"][reason]["clips"]
+        line(f"{reason}: {clips}")
         if reason == "held_out":
             continue
         for entry in entries[:_FILES_SHOWN]:
             line(f"  {entry['path']}" + (f": {entry['detail']}" if entry["detail"] else ""))
-        if len(entries) > _FILES_SHOWN:
-            line(f"  and {len(entries) - _FILES_SHOWN} more; --json lists all")
-
-
-def checkpoints_json(
-    good: Sequence[CheckpointInfo], broken: Sequence[Broken], decisions: Sequence[Decision]
-) -> list[dict[str, Any]]:
-    """Checkpoints with reasons as JSON, oldest first."""
-    reasons = {decision.step: decision for decision in decisions}
-    listed: list[dict[str, Any]] = []
-    for info in good:
-        decision = reasons.get(info.step)
-        metrics = {name: value for name, value in info.metrics.items() if math.isfinite(value)}
-        listed.append(
-            {
-                "step": info.step,
-                "path": info.path,
-                "bytes": info.manifest.total_bytes,
-                "metrics": metrics,
-                "pinned": info.pinned,
-                "keep": decision.keep if decision else None,
-                "reasons": list(decision.reasons) if decision else ["files are missing"],
-            }
-        )
-    listed += [{"step": b.step, "path": b.path, "keep": None, "reasons": [b.reason]} for b in broken]
-    return sorted(listed, key=lambda one: int(one["step"]))
-
-
-def checkpoints(
-    good: Sequence[CheckpointInfo], broken: Sequence[Broken], decisions: Sequence[Decision]
-) -> None:
-    """The same as a table."""
-    table = Table()
-    for name, justify in (("step", "right"), ("size", "right"), ("metrics", "left"), ("why", "left")):
-        table.add_column(name, justify="right" if justify == "right" else "left")
-    for one in checkpoints_json(good, broken, decisions):
-        metrics = ", ".join(f"{name} {value:.4f}" for name, value in one.get("metrics", {}).items())
-        size = f"{one['bytes'] / 1e6:.1f} MB" if "bytes" in one else "?"
-        why = "; ".join(one["reasons"]) if one["keep"] is not False else "goes at the next save"
-        table.add_row(str(one["step"]), size, metrics, why)
-    _console.print(table)
+        if clips > _FILES_SHOWN:
+            line(f"  and {clips - _FILES_SHOWN} more; --left-out FILE lists all")

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reelworks.cli import show
+from reelworks.cli import show, show_losses
 
 if TYPE_CHECKING:
     from reelworks.prepare.coverage import Coverage, EpochCoverage
@@ -22,7 +22,7 @@ def coverage(told: Coverage, places: list[int]) -> None:
     if not told.epochs:
         show.line("no epoch has begun")
     for epoch in told.epochs:
-        show.line(f"epoch {epoch.epoch}: {_account(epoch)}")
+        show.line(f"{_epoch(epoch.generation, epoch.epoch)}: {_account(epoch)}")
         others = {label: n for label, n in epoch.counts.items() if label not in _ACCOUNT}
         if others:
             show.line("  not planned: " + ", ".join(f"{n} {label}" for label, n in others.items()))
@@ -30,7 +30,12 @@ def coverage(told: Coverage, places: list[int]) -> None:
         copy = f" (copy {clip['copy']})" if told.copy.any() else ""
         show.line(f"\n{clip['path']}{copy}")
         for one in clip["epochs"]:
-            show.line(f"  epoch {one['epoch']}: {_became(one)}")
+            show.line(f"  {_epoch(one['generation'], one['epoch'])}: {_became(one)}")
+
+
+def _epoch(generation: int, epoch: int) -> str:
+    """An epoch's name; data that began again count their epochs from 0 again."""
+    return f"epoch {epoch}" + (f" of generation {generation}" if generation else "")
 
 
 def _account(epoch: EpochCoverage) -> str:
@@ -90,4 +95,6 @@ def preview(told: dict[str, Any]) -> None:
     for one in told["worst"][:_WORST_SHOWN]:
         size = f"{one['width']}×{one['height']}"
         show.line(f"  {one['lost']:>6.1%}  {one['path']}  {size} in {one['bucket']}")
+    if told["short_clips"]:
+        show.line(show_losses.short_clips(told["short_clips"]))
     show.line(told["index"])

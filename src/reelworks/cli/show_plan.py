@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from reelworks.cli import show
+from reelworks.cli import show, show_losses
+from reelworks.report import words
 
 Json = dict[str, Any]
 _FILES_SHOWN = 5
 _EPOCH_KEYS = ("steps", "clips", "tokens", "micro_batches", "incomplete", "imbalance", "padding")
-_SHARES = ("share_of_clips", "share_of_tokens", "share_of_gradient")
+_SHARES = ("share_of_clips", "share_of_tokens", "share_of_time", "share_of_gradient")
 
 _console = Console(highlight=False)
 
 
-def forecast(told: Json) -> None:
+def forecast(told: Json, html: Path | None) -> None:
     """The first epoch, then what all of them come to."""
     show.plan(told)
-    shares = _table("share of", "clips", "tokens", "gradient")
+    show_losses.losses(told)
+    shares = _table("share of", "clips", "tokens", "time", "gradient")
     for one in told["shares"]:
         shares.add_row(one["name"], *(f"{one[key]:.1%}" for key in _SHARES))
     _console.print(shares)
+    if len(told["datasets"]) > 1:
+        _datasets(told["datasets"])
     if len(told["epochs"]) > 1:
         epochs = _table("epoch", "steps", "clips", "tokens", "batches", "not full", "imbalance", "padding")
         for one in told["epochs"]:
@@ -33,6 +38,17 @@ def forecast(told: Json) -> None:
         _console.print(epochs)
     _never_seen(told)
     _warning(told)
+    if html is not None:
+        show.line(f"\n{html}")
+
+
+def _datasets(told: list[Json]) -> None:
+    table = _table("share of", "clips", "tokens", "time", "showings per clip")
+    for one in told:
+        table.add_row(
+            one["name"], *(f"{one[key]:.1%}" for key in _SHARES[:3]), f"{one['showings_per_clip']:.2f}"
+        )
+    _console.print(table)
 
 
 def _never_seen(told: Json) -> None:
@@ -56,7 +72,7 @@ def _warning(told: Json) -> None:
     total = told["sum"]
     show.line(f"\nwarning: imbalance {total['imbalance']:.1%}, padding {total['padding']:.1%}")
     for one in proposals:
-        show.line(f"  {_change(one)}")
+        show.line(f"  {words.change(one)}")
         show.line(f"    gives {_gives(one)}" + ("" if one["suffices"] else "; better, not enough"))
     if (fewer := told["fewer_ranks"]) is not None:
         show.line(f"  --world {fewer['world']}\n    gives {_gives(fewer)}")
@@ -66,14 +82,6 @@ def _warning(told: Json) -> None:
 
 def _gives(one: Json) -> str:
     return f"{one['steps']} steps, imbalance {one['imbalance']:.1%}, padding {one['padding']:.1%}"
-
-
-def _change(one: Json) -> str:
-    """What to type; batch sizes that stand in a table of Open-Sora, where `--set` is unwieldy, by name."""
-    parts = [f"--set '{text}'" for text in one["set"]]
-    if not any(text.startswith("bucket.") for text in one["set"]):
-        parts += [f"{b['entry']}: batch size {b['to']} (now {b['from']})" for b in one["batch_sizes"]]
-    return ", ".join(parts) if len(parts) > len(one["set"]) else " ".join(parts)
 
 
 def difference(told: Json, names: tuple[str, str]) -> None:

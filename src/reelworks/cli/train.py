@@ -53,7 +53,8 @@ def train(
 
     if LAUNCHED in os.environ:
         workers.end_with_parent()
-    from reelworks.train.run import RunOptions, run
+    from reelworks.train.beginning import RunOptions
+    from reelworks.train.run import run
 
     with show.scan_progress() as on_scan:
         code = run(

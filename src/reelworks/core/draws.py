@@ -8,6 +8,7 @@ to save. Draws are unsigned 64-bit integer arithmetic and equal on every platfor
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any
 
@@ -34,6 +35,8 @@ class Purpose(IntEnum):
     MODEL = 11
     PREVIEW = 12
     SLOT_ORDER = 13
+    WINDOW = 14
+    SHARE = 15
 
 
 def _mix(x: U64) -> U64:
@@ -43,9 +46,15 @@ def _mix(x: U64) -> U64:
     return x ^ (x >> np.uint64(31))
 
 
+def text_words(texts: Iterable[str]) -> U64:
+    """Integers that stand for texts: `hash64(text_words(texts))` hashes each as `hash_int(text)` does."""
+    eight_bytes = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    return np.frombuffer(b"".join(eight_bytes), dtype="<u8").astype(np.uint64)
+
+
 def _word(value: Word) -> U64:
     if isinstance(value, str):
-        value = int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little")
+        value = text_words([value])[0]
     if isinstance(value, int):
         value = np.uint64(value & 0xFFFFFFFFFFFFFFFF)
     return np.asarray(value).astype(np.uint64)

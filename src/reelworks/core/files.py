@@ -5,34 +5,28 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-
-def fsync_folder(path: Path) -> None:
-    """Make the entries of a folder durable."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+from reelworks.core import storage
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace `path` atomically and durably."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with temporary.open("wb") as f:
+        with storage.create(temporary) as f:
             f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    fsync_folder(path.parent)
+        storage.rename(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            storage.unlink(temporary)
+        raise
+    storage.fsync_folder(path.parent)
 
 
 def _plain(value: Any) -> Any:
@@ -57,21 +51,30 @@ def write_json(path: Path, value: Any) -> None:
 def append_json_line(path: Path, value: Any) -> None:
     """Append one JSON line with a single write, starting afresh after a line that a crash tore."""
     line = (to_json(value) + "\n").encode()
-    with path.open("ab+") as f:
-        if f.tell() and (f.seek(-1, os.SEEK_END), f.read(1))[1] != b"\n":
-            line = b"\n" + line
-        f.write(line)
+    storage.append(path, b"\n" + line if _is_torn(path) else line)
+
+
+def _is_torn(path: Path) -> bool:
+    try:
+        with path.open("rb") as f:
+            return f.seek(0, os.SEEK_END) > 0 and (f.seek(-1, os.SEEK_END), f.read(1))[1] != b"\n"
+    except FileNotFoundError:
+        return False
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the whole lines of a JSON-lines file; a torn line (a crash in mid-write) is passed over."""
-    if not path.exists():
-        return
-    with path.open("rb") as f:
-        for line in f:
-            try:
-                value = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(value, dict):
-                yield value
+    if path.exists():
+        with path.open("rb") as f:
+            yield from parse_json_lines(f)
+
+
+def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield what the lines of a JSON-lines file say; torn ones are passed over."""
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from reelworks.catalog import opening
+from reelworks.core import patience
 from reelworks.core.shape import Shape
 from reelworks.media import sampling
+from reelworks.media.config import ShortClips
 
 Frames = NDArray[np.uint8]
 
@@ -48,6 +50,7 @@ class Request:
         step: Source frames from one used frame to the next.
         first_frame_draw: In [0, 1).
         crop_draw: In [0, 1), along height and along width; 0.5 is the centre.
+        short_clips: What to do with a video of fewer frames than asked for.
     """
 
     path: Path
@@ -56,10 +59,11 @@ class Request:
     step: float = 1.0
     first_frame_draw: float = 0.0
     crop_draw: tuple[float, float] = (0.5, 0.5)
+    short_clips: ShortClips = "reject"
 
 
 def load(request: Request) -> Frames:
-    """Read a clip or picture.
+    """Read a clip or picture; where the storage errs in passing, again after a pause.
 
     Returns:
         `[T, H, W, 3]` uint8 RGB, as displayed: rotation metadata and EXIF orientation applied, alpha laid
@@ -69,10 +73,14 @@ def load(request: Request) -> Frames:
         MediaError: Missing, damaged, or with fewer frames than asked for.
     """
     try:
-        frames = _load_image(request) if request.is_image else _load_video(request)
+        frames = patience.patiently(
+            lambda: _load_image(request) if request.is_image else _load_video(request)
+        )
     except (MediaError, opening.OpeningError) as error:
         raise MediaError(str(error)) from None
     except Exception as error:  # decoders raise nearly anything on damaged input
+        if patience.may_pass(error):
+            raise MediaError(f"I/O error, {len(patience.WAITS_SECONDS) + 1} tries: {error}") from error
         raise MediaError(f"{type(error).__name__}: {error}") from error
     expected = (request.shape.num_frames, request.shape.height, request.shape.width, 3)
     if frames.shape != expected:
@@ -109,7 +117,9 @@ def _load_video(request: Request) -> Frames:
         times = _presentation_times(container, stream)
         if not times:
             raise MediaError("no frame")
-        indices = sampling.frame_indices(len(times), shape.num_frames, request.step, request.first_frame_draw)
+        indices = sampling.frame_indices(
+            len(times), shape.num_frames, request.step, request.first_frame_draw, request.short_clips
+        )
         if indices[-1] >= len(times):
             raise MediaError(f"{len(times)} frames are there, {int(indices[-1]) + 1} are needed")
         keys = [times[i] for i in indices]

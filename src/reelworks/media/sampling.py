@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.media.config import DataConfig
+from reelworks.media.config import DataConfig, ShortClips
 
 # The rate that Open-Sora v1.2 tells the model for a picture; a published model knows it.
 IMAGE_FPS = 120.0
@@ -30,22 +30,32 @@ def frames_available(
     return np.where(frames > 0, np.ceil((frames - _EPSILON) / frame_step(fps, config)), 0).astype(np.int64)
 
 
-def frame_indices(num_frames: int, wanted: int, step: float, draw: float) -> NDArray[np.int64]:
+def frame_indices(
+    num_frames: int, wanted: int, step: float, draw: float, short_clips: ShortClips = "reject"
+) -> NDArray[np.int64]:
     """Indices of `wanted` frames that lie `step` apart, begun at a drawn place.
 
     Args:
-        num_frames: Frames in the file.
+        num_frames: Frames in the file, at least one.
         wanted: Frames of the bucket.
         step: Source frames from one used frame to the next.
         draw: In [0, 1), chooses the first frame among all that leave room; 0 starts at the beginning.
+        short_clips: What comes after the last frame of a file that is too short: "hold" repeats it, "loop"
+            starts over.
 
     Returns:
-        `[wanted]` ascending; of a file that is too short, the last ones lie beyond its end.
+        `[wanted]` ascending; of a file that is too short, with "reject" the last ones lie beyond its end.
     """
     span = np.floor(np.arange(wanted) * step + _EPSILON).astype(np.int64)
     room = max(num_frames - int(span[-1]), 1)
     start = min(int(draw * room), room - 1)
-    indices: NDArray[np.int64] = span + start
+    offered = int(np.searchsorted(span, num_frames))
+    place = np.arange(wanted)
+    if short_clips == "hold":
+        place = np.minimum(place, offered - 1)
+    elif short_clips == "loop":
+        place %= offered
+    indices: NDArray[np.int64] = span[place] + start
     return indices
 
 

@@ -26,6 +26,7 @@ class ModelConfig(Config):
         hidden_size: Width in place of the preset's.
         depth: Pairs of spatial and temporal blocks in place of the preset's.
         num_heads: Attention heads in place of the preset's.
+        license: Licence of the weights, such as "apache-2.0"; stands in the header of what is exported.
     """
 
     name: str = "stdit3-xl"
@@ -34,6 +35,7 @@ class ModelConfig(Config):
     hidden_size: int | None = Field(default=None, gt=0)
     depth: int | None = Field(default=None, gt=0)
     num_heads: int | None = Field(default=None, gt=0)
+    license: str | None = Field(default=None, min_length=1)
 
 
 class AutoencoderConfig(Config):

@@ -31,7 +31,7 @@ def compare(before: tuple[Recipe, Json], after: tuple[Recipe, Json]) -> Json:
         "figures": [{"name": name, "a": a["sum"][name], "b": b["sum"][name]} for name in FIGURES],
         "buckets": _side_by_side(*({one["name"]: one["clips"] for one in told["shares"]} for told in (a, b))),
         "reasons": _side_by_side(
-            *({reason: len(files) for reason, files in told["reasons"].items()} for told in (a, b))
+            *({reason: one["clips"] for reason, one in told["left_out"].items()} for told in (a, b))
         ),
     }
 

@@ -14,7 +14,7 @@ from reelworks.media import sampling
 from reelworks.media.load import Frames, MediaError, Request, load
 from reelworks.prepare import requests
 from reelworks.prepare.data import RecipeData
-from reelworks.schedule.plan import Entries, EpochPlan
+from reelworks.schedule.plan import Entries
 
 Json = dict[str, Any]
 
@@ -48,25 +48,6 @@ class Look:
     error: str = ""
 
 
-def planned(plan: EpochPlan) -> Entries:
-    """Clips of a plan in the buckets that train them, copies that pad left out."""
-    real = plan.real
-    bucket = plan.bucket[real].astype(np.int64)
-    return Entries(plan.uid[real], plan.copy[real].astype(np.int64), plan.ordinal[real], bucket)
-
-
-def lost_shares(data: RecipeData, entries: Entries) -> NDArray[np.float64]:
-    """Share of the frame's area that each entry's bucket cuts away."""
-    row = data.rows.find(entries.uid)
-    height, width = data.rows.height[row].astype(np.float64), data.rows.width[row].astype(np.float64)
-    shapes = [bucket.shape for bucket in data.table.buckets]
-    to_height = np.array([s.height for s in shapes], dtype=np.float64)[entries.bucket]
-    to_width = np.array([s.width for s in shapes], dtype=np.float64)[entries.bucket]
-    scale = np.maximum(to_height / height, to_width / width)
-    lost: NDArray[np.float64] = 1 - to_height * to_width / (scale * scale * height * width)
-    return np.maximum(lost, 0.0)
-
-
 def choose(data: RecipeData, entries: Entries, lost: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """Places of clips to show: the one that loses most, then others by chance, always the same ones."""
     order = np.argsort(hash64(data.recipe.seed, entries.uid, entries.copy, Purpose.PREVIEW), kind="stable")
@@ -81,7 +62,7 @@ def look(data: RecipeData, entries: Entries, lost: NDArray[np.float64], *, epoch
     Args:
         data: The recipe's data.
         entries: Clips of one bucket, at least one.
-        lost: Of `lost_shares`.
+        lost: Of `losses.lost_shares`.
         epoch: Number of the epoch.
     """
     rows, bucket = data.rows.find(entries.uid), int(entries.bucket[0])

@@ -16,8 +16,8 @@ from reelworks.buckets.assign import Reason
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core.errors import UserError
 from reelworks.prepare.data import RecipeData
+from reelworks.prepare.former import FormerData
 from reelworks.prepare.segments import Segment, segments
-from reelworks.recipe import load as recipes
 from reelworks.run import coverage as told
 from reelworks.run.folder import RunFolder
 
@@ -50,6 +50,7 @@ class EpochCoverage:
     """One epoch, for the clips of a `Coverage`.
 
     Attributes:
+        generation: Times that the data were restarted from scratch.
         epoch: From 0.
         planned: Clips planned, all segments together, as training told it.
         counts: Clips by label.
@@ -62,6 +63,7 @@ class EpochCoverage:
         failures: Reason by place.
     """
 
+    generation: int
     epoch: int
     planned: int
     counts: dict[str, int]
@@ -88,6 +90,7 @@ class EpochCoverage:
     def to_json(self) -> Json:
         """Counts and whether they add up; no clip by name."""
         return {
+            "generation": self.generation,
             "epoch": self.epoch,
             "planned": self.planned,
             "counts": self.counts,
@@ -99,7 +102,8 @@ class EpochCoverage:
 
     def became(self, place: int) -> Json:
         """What became of one clip: its state, and step and reason where it has them."""
-        value: Json = {"epoch": self.epoch, "became": LABELS[int(self.state[place])]}
+        value: Json = {"generation": self.generation, "epoch": self.epoch}
+        value["became"] = LABELS[int(self.state[place])]
         if self.step[place]:
             value["step"] = int(self.step[place])
         if place in self.failures:
@@ -193,17 +197,22 @@ def cover(run: RunFolder) -> Coverage:
         UserError: There is no run, or its recipe or catalog cannot be read.
     """
     run.info()
-    data = RecipeData.open(recipes.load(run.recipe_file))
+    data = FormerData(run)
+    now = data.now()
     begun = told.epochs(run)
-    plans = [segments(run, data, epoch) for epoch in begun]
-    clips, row = data.clips()
+    plans = [segments(data, epoch) for epoch in begun]
+    clips, row = now.clips()
     places = _Places(clips.uid, clips.copy.astype(np.int64))
+    for then in {epoch.recipes[epoch.segment]: None for epoch in begun}:
+        if (looked_at := data.find(then)) is not None:
+            clips, _ = looked_at.clips()
+            places.add(clips.uid, clips.copy.astype(np.int64))
     for segment in (s for found, _ in plans for s in found):
         places.add(segment.uid, segment.copy)
     row = np.r_[row, np.full(len(places.uid) - len(row), -1, dtype=np.int64)]
-    former = _former_paths(data, places, row)
+    former = _former_paths(now, places, row)
     epochs = [_epoch(data, epoch, *found, places, row) for epoch, found in zip(begun, plans, strict=True)]
-    return Coverage(data.rows, row, places.uid, places.copy, former, epochs)
+    return Coverage(now.rows, row, places.uid, places.copy, former, epochs)
 
 
 def _former_paths(data: RecipeData, places: _Places, row: NDArray[np.int64]) -> dict[int, str]:
@@ -218,7 +227,7 @@ def _former_paths(data: RecipeData, places: _Places, row: NDArray[np.int64]) -> 
 
 
 def _epoch(
-    data: RecipeData,
+    data: FormerData,
     epoch: told.Epoch,
     found: list[Segment],
     whole: bool,
@@ -226,10 +235,15 @@ def _epoch(
     row: NDArray[np.int64],
 ) -> EpochCoverage:
     """Reasons first, then what the plans and the steps that hold make of the others."""
-    assignment, live = data.assignment(epoch.epoch)
-    state = np.full(len(row), State.REMOVED, dtype=np.int8)
+    then = data.find(epoch.recipes[epoch.segment])
+    whole = whole and then is not None
     open_ = State.NOT_PLANNED if whole else State.NOT_AVAILABLE
-    state[: len(live)] = np.where(assignment.reason == Reason.NONE, open_, assignment.reason)
+    state = np.where(row < 0, State.REMOVED, open_).astype(np.int8)
+    if then is not None:
+        clips, _ = then.clips()
+        assignment, _ = then.assignment(epoch.epoch)
+        at = places.find(clips.uid, clips.copy.astype(np.int64))
+        state[at] = np.where(assignment.reason == Reason.NONE, open_, assignment.reason)
     step = np.zeros(len(row), dtype=np.int64)
     times = np.zeros(len(row), dtype=np.int64)
     for segment in found:
@@ -248,6 +262,7 @@ def _epoch(
     counts = {LABELS[label]: number for label, number in zip(labels.tolist(), numbers.tolist(), strict=True)}
     told_trained = sum(s.clips for s in done if s.applied)
     return EpochCoverage(
+        generation=epoch.generation,
         epoch=epoch.epoch,
         planned=epoch.planned,
         counts=counts,
@@ -285,6 +300,9 @@ class _Places:
 
     def find(self, uid: NDArray[np.uint64], copy: NDArray[np.int64]) -> NDArray[np.int64]:
         """Places of pairs, -1 where there is none."""
+        n = len(uid)
+        if np.array_equal(self.uid[:n], uid) and np.array_equal(self.copy[:n], copy):
+            return np.arange(n)  # the clips that were there from the first, in their order
         found = np.full(len(uid), -1, dtype=np.int64)
         for c in np.unique(copy):
             mine = np.flatnonzero(self.copy == c)

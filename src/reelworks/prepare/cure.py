@@ -173,11 +173,13 @@ def _told(data: RecipeData, cure: Cure, total: Figures) -> Json:
 
 
 def _settings(data: RecipeData, cure: Cure) -> list[str]:
-    """The cure as it is typed after `--set`; a table of Open-Sora has its batch sizes elsewhere."""
+    """The cure as it is typed after `--set`, without batch sizes of entries that stand elsewhere."""
     recipe = data.recipe
     settings = []
     if cure.incomplete_batch != recipe.buckets.incomplete_batch:
         settings.append(f"buckets.incomplete_batch={cure.incomplete_batch}")
+    if data.chosen is not None:  # entries that stand in no file that is read next
+        return settings
     new = {
         (data.table.entries[i].resolution, data.table.entries[i].num_frames): size
         for i, size in cure.batch_sizes.items()

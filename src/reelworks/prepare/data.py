@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -24,13 +24,19 @@ from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.scan import ScanProgress, ScanResult, Source
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests
-from reelworks.core.draws import hash64, hash_int
+from reelworks.core.draws import Purpose, hash64, passes, text_words
 from reelworks.core.shape import Geometry
 from reelworks.media import sampling
 from reelworks.models.config import geometry
-from reelworks.prepare import quarantine
+from reelworks.prepare import auto, costs, quarantine
+from reelworks.prepare.auto import Chosen
 from reelworks.prepare.quarantine import Quarantine
 from reelworks.recipe.recipe import Recipe
+from reelworks.run import plans
+from reelworks.run.folder import RunFolder
+from reelworks.schedule import cost
+from reelworks.schedule import cursor as cursors
+from reelworks.schedule.cursor import Excluded
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
 
 _PLANS_KEPT = 3
@@ -64,6 +70,8 @@ class RecipeData:
         digest: Digest of the catalog's state.
         geometry: What model and autoencoder do to shapes.
         table: The bucket table.
+        run: The run folder whose processes share their plans, or None.
+        chosen: How the bucket entries were found, where the recipe left them open; `recipe` then has them.
     """
 
     recipe: Recipe
@@ -72,7 +80,9 @@ class RecipeData:
     digest: str
     geometry: Geometry
     table: BucketTable
-    _plans: OrderedDict[tuple[int, str], EpochPlan] = field(default_factory=OrderedDict)
+    run: RunFolder | None = None
+    chosen: Chosen | None = None
+    _plans: OrderedDict[str, EpochPlan] = field(default_factory=OrderedDict)
 
     @classmethod
     def open(cls, recipe: Recipe, version: int | None = None) -> RecipeData:
@@ -82,12 +92,17 @@ class RecipeData:
             UserError: There is no catalog, or the buckets do not fit the model.
         """
         shape_rules = geometry(recipe.model, recipe.autoencoder)
-        buckets = table.build(recipe.bucket, recipe.buckets, shape_rules)
         catalog = Catalog.open(Path(recipe.catalog_folder), version)
         rows = catalog.live()
         names = [source.name for source in sources(recipe)]
         rows = rows.take(_mask(pc.is_in(rows.dataset.cast(pa.string()), value_set=pa.array(names))))
-        return cls(recipe, catalog, rows, rows.digest(), shape_rules, buckets)
+        opened = cls(recipe, catalog, rows, rows.digest(), shape_rules, table.EMPTY)
+        chosen = None
+        if recipe.buckets.proposes:
+            recipe, chosen = auto.choose(recipe, shape_rules, lambda: opened.clips()[0])
+        extends_short = recipe.data.short_clips != "reject"
+        buckets = table.build(recipe.bucket, recipe.buckets, shape_rules, extends_short=extends_short)
+        return replace(opened, recipe=recipe, table=buckets, chosen=chosen)
 
     @cached_property
     def is_image(self) -> NDArray[np.bool_]:
@@ -126,25 +141,35 @@ class RecipeData:
         excluded[~self.rows.readable] = Reason.UNREADABLE
         return excluded
 
-    def _groups(self) -> NDArray[np.uint64]:
-        """A number for what is held out together; a file that is its own group is known by its uid."""
-        if self.recipe.validation.group == "folder":
+    def _groups(self, by: Literal["file", "folder"]) -> NDArray[np.uint64]:
+        """A number for what belongs together; a file that is its own group is known by its uid."""
+        if by == "folder":
             return _folders(self.rows)
         own = _mask(pc.equal(self.rows.group, self.rows.path))
         groups = self.rows.uid.copy()
         shared = np.flatnonzero(~own)
-        groups[shared] = [hash_int(self.rows.group[int(i)].as_py()) for i in shared]
+        groups[shared] = _hashes(self.rows.group.take(pa.array(shared)).dictionary_encode())
         return groups
+
+    @cached_property
+    def _showings(self) -> NDArray[np.float64]:
+        """How often an epoch shows each row on average."""
+        of = {d.dataset_name: d.repeats * d.weight for d in self.recipe.dataset}
+        names = self.rows.dataset.dictionary.to_pylist()  # it may hold datasets that no row is of
+        shown: NDArray[np.float64] = np.array([of.get(name, 0) for name in names], dtype=np.float64)[
+            self.rows.dataset.indices.to_numpy(zero_copy_only=False)
+        ]
+        return shown
 
     def clips(self) -> tuple[Clips, NDArray[np.int64]]:
         """What assignment looks at, and the row behind every element: repeats stand side by side."""
-        repeats = {s.name: d.repeats for s, d in zip(sources(self.recipe), self.recipe.dataset, strict=True)}
-        names, code = np.unique(_texts(self.rows.dataset), return_inverse=True)
-        times = np.array([repeats[str(name)] for name in names], dtype=np.int64)[code]
+        times = np.ceil(self._showings).astype(np.int64)
         row = np.repeat(np.arange(len(times)), times)
         copy = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
         r = self.rows
-        held = assign.held_out(self.recipe.seed, self._groups(), self.recipe.validation.split)
+        held = assign.held_out(
+            self.recipe.seed, self._groups(self.recipe.validation.group), self.recipe.validation.split
+        )
         frames = sampling.frames_available(r.num_frames, np.maximum(r.fps, 1e-6), self.recipe.data)
         clips = Clips(
             uid=r.uid[row],
@@ -161,18 +186,31 @@ class RecipeData:
     def assignment(self, epoch: int) -> tuple[Assignment, NDArray[np.int64]]:
         """Assignment of every clip and copy in an epoch, and the row behind each."""
         clips, row = self.clips()
-        return assign.assign(clips, self.table, seed=self.recipe.seed, epoch=epoch), row
+        return self._assign(clips, row, epoch), row
+
+    def _assign(self, clips: Clips, row: NDArray[np.int64], epoch: int) -> Assignment:
+        """Assign; of a dataset whose weight is no whole number, the last copy is only drawn."""
+        result = assign.assign(clips, self.table, seed=self.recipe.seed, epoch=epoch)
+        chance = self._showings[row] - clips.copy
+        at = np.flatnonzero((chance < 1) & (result.reason == Reason.NONE))
+        drawn = passes(
+            hash64(self.recipe.seed, epoch, clips.uid[at], clips.copy[at], Purpose.SHARE), chance[at]
+        )
+        result.reason[at[~drawn]] = Reason.NOT_DRAWN
+        return result
 
     def entries(self, epoch: int) -> Entries:
         """Clips that an epoch trains."""
         clips, row = self.clips()
-        result = assign.assign(clips, self.table, seed=self.recipe.seed, epoch=epoch)
+        result = self._assign(clips, row, epoch)
         where = result.reason == Reason.NONE
+        by = self.recipe.data.locality
         return Entries(
             clips.uid[where],
             clips.copy[where],
             self.rows.ordinal[row][where],
             result.bucket[where].astype(np.int64),
+            None if by is None else self._groups(by)[row][where],
         )
 
     def held_out(self) -> Entries:
@@ -189,13 +227,28 @@ class RecipeData:
             result.bucket[where].astype(np.int64),
         )
 
+    @cached_property
+    def _measured_ms(self) -> dict[str, float]:
+        return costs.read(self.recipe.cost.measured)
+
     def spec(self, micro_batches_per_step: int, slot_width: int) -> PlanSpec:
         """All that shapes a plan besides the entries."""
         buckets = [[b.name, *b.shape.__dict__.values(), b.batch_size] for b in self.table.buckets]
         r = self.recipe
-        shaping = [buckets, r.buckets.model_dump(), [e.model_dump() for e in r.bucket], r.validation.split]
+        how_found = {"entries", "max_tokens", "max_batch_size"}  # what they found counts
+        shaping: list[Any] = [
+            buckets,
+            r.buckets.model_dump(exclude=how_found),
+            [e.model_dump() for e in r.bucket],
+        ]
         shaping += [r.data.frame_interval, r.data.fps, [d.model_dump(exclude={"path"}) for d in r.dataset]]
-        shaping += [r.validation.group, self.quarantine.digest()]
+        shaping += [
+            r.data.short_clips,
+            r.validation.split,
+            r.validation.group,
+            r.data.locality,
+            self.quarantine.digest(),
+        ]
         merges = r.buckets.incomplete_batch == "merge"
         return PlanSpec(
             seed=r.seed,
@@ -203,20 +256,55 @@ class RecipeData:
             slot_width=slot_width,
             incomplete_batch=r.buckets.incomplete_batch,
             batch_sizes=tuple(int(n) for n in self.table.batch_sizes()),
-            # Without measurements a token costs a microsecond: only ratios order anything.
-            costs_us=tuple(int(n) for n in self.table.tokens()),
+            costs_us=cost.costs_us(
+                [b.name for b in self.table.buckets], self.table.tokens(), r.cost, self._measured_ms
+            ),
             buckets_digest=digests.digest_json(shaping),
             merge_to=tuple(int(n) for n in merge.targets(self.table)) if merges else (),
+            window_clips=r.data.locality_clips if r.data.locality else 0,
         )
 
-    def plan(self, spec: PlanSpec, epoch: int) -> EpochPlan:
-        """Plan of a whole epoch; the last few are kept, since reading ahead and training share them."""
-        key = (epoch, spec.digest())
+    def plan(
+        self,
+        spec: PlanSpec,
+        epoch: int,
+        *,
+        generation: int = 0,
+        segment: int = 0,
+        excluded: Excluded | None = None,
+    ) -> EpochPlan:
+        """Plan of an epoch; the last few are kept, since reading ahead and training share them.
+
+        Args:
+            spec: All that shapes it besides the entries.
+            epoch: From 0.
+            generation: Times that the data were restarted.
+            segment: Stretch of the epoch, from 0.
+            excluded: What earlier segments consumed.
+        """
+        consumed = Excluded.none() if excluded is None else excluded
+        key = digests.digest_json([self.digest, spec.digest(), epoch, consumed.digest()])
         if key not in self._plans:
-            self._plans[key] = plan(self.entries(epoch), spec, epoch)
+            self._plans[key] = self._plan(spec, key, (generation, epoch, segment), consumed)
             while len(self._plans) > _PLANS_KEPT:
                 self._plans.popitem(last=False)
         return self._plans[key]
+
+    def _plan(self, spec: PlanSpec, key: str, place: tuple[int, int, int], excluded: Excluded) -> EpochPlan:
+        if self.run is None:
+            return self._make(spec, place[1], excluded)
+        try:
+            return EpochPlan(
+                **plans.shared(self.run, *place, key, lambda: self._make(spec, place[1], excluded).arrays())
+            )
+        except OSError:  # a full disk ends no training; where plans are kept it is told
+            return self._make(spec, place[1], excluded)
+
+    def _make(self, spec: PlanSpec, epoch: int, excluded: Excluded) -> EpochPlan:
+        entries = self.entries(epoch)
+        if excluded.bits.any():
+            entries = cursors.remaining_after(entries, excluded, self.catalog.all_rows().uid)
+        return plan(entries, spec, epoch)
 
 
 def _mask(column: Any) -> NDArray[np.bool_]:
@@ -230,11 +318,7 @@ def _folders(rows: CatalogRows) -> NDArray[np.uint64]:
 
 
 def _hashes(words: Any) -> NDArray[np.uint64]:
-    """Hash a dictionary-encoded column: each word once."""
-    of_word = np.array([hash_int(word) for word in words.dictionary.to_pylist()], dtype=np.uint64)
+    """Hash a dictionary-encoded column: each word once, as `hash_int` does."""
+    of_word = hash64(text_words(words.dictionary.to_pylist()))
     hashes: NDArray[np.uint64] = of_word[words.indices.to_numpy(zero_copy_only=False)]
     return hashes
-
-
-def _texts(column: Any) -> NDArray[np.str_]:
-    return np.asarray(column.to_pylist(), dtype=np.str_)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.schedule import plan as planning
+from reelworks.schedule import weight as weighing
 from reelworks.schedule.plan import EpochPlan, PlanSpec
+from reelworks.schedule.weight import LossWeight
 
 Json = dict[str, Any]
 I64 = NDArray[np.int64]
@@ -22,21 +24,25 @@ class Figures:
 
     Attributes:
         steps: Optimizer steps.
-        clips: Clips trained, repeats counted, copies that pad not.
+        clips: Showings that count, copies that pad left out.
+        repeated: Those among them that fill micro-batches with clips shown before.
         tokens: What the model sees of them.
         micro_batches: All.
         incomplete: Micro-batches with fewer clips than the batch size.
         places: Clips and copies that pad.
-        busy_us: Planned work of a mean rank, in microseconds.
+        useful_us: What the clips cost a mean rank, copies that pad left out, in microseconds.
+        busy_us: Planned work of a mean rank.
         spent_us: Planned time of every rank, waiting included.
     """
 
     steps: int = 0
     clips: int = 0
+    repeated: int = 0
     tokens: int = 0
     micro_batches: int = 0
     incomplete: int = 0
     places: int = 0
+    useful_us: float = 0.0
     busy_us: float = 0.0
     spent_us: float = 0.0
 
@@ -55,19 +61,21 @@ class Figures:
 
     @property
     def waste(self) -> float:
-        """Share of places and time together that trains nothing."""
-        return 1 - (1 - self.imbalance) * (1 - self.padding)
+        """Share of time that trains nothing: waiting, and copies that pad."""
+        return 1 - self.useful_us / self.spent_us if self.spent_us else 0.0
 
     def to_json(self) -> Json:
         """Counts and shares."""
         return {
             "steps": self.steps,
             "clips": self.clips,
+            "repeated": self.repeated,
             "tokens": self.tokens,
             "micro_batches": self.micro_batches,
             "incomplete": self.incomplete,
             "imbalance": self.imbalance,
             "padding": self.padding,
+            "waste": self.waste,
         }
 
 
@@ -81,29 +89,28 @@ def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures
         world: Ranks.
     """
     bucket, clips = micro_batches(plan)
+    costs = np.array(spec.costs_us, dtype=np.int64)
     busy = float(plan.costs_us(spec).sum()) / world
     return Figures(
         steps=plan.steps,
         clips=int(clips.sum()),
+        repeated=plan.repeated,
         tokens=int((clips * tokens[bucket]).sum()),
         micro_batches=len(bucket),
-        incomplete=int((clips < np.array(spec.batch_sizes, dtype=np.int64)[bucket]).sum()),
+        incomplete=int((plan.own_clips() < np.array(spec.batch_sizes, dtype=np.int64)[bucket]).sum()),
         places=len(plan.uid),
+        useful_us=float((clips * costs[bucket]).sum()) / world,
         busy_us=busy,
         spent_us=busy / (1 - planning.waste(plan, spec, world)),
     )
 
 
 def micro_batches(plan: EpochPlan) -> tuple[I64, I64]:
-    """Bucket and number of clips of every micro-batch."""
-    starts = plan.offsets[:-1]
-    before = np.concatenate([[0], np.cumsum(plan.real)]).astype(np.int64)
-    return plan.bucket[starts].astype(np.int64), np.diff(before[plan.offsets])
+    """Bucket of every micro-batch, and how many of its places count."""
+    return plan.bucket[plan.offsets[:-1]].astype(np.int64), plan.counted(plan.real)
 
 
-def gradient_weight(
-    plan: EpochPlan, tokens: I64, loss_weight: Literal["token", "sample", "micro_batch"]
-) -> F64:
+def gradient_weight(plan: EpochPlan, tokens: I64, loss_weight: LossWeight) -> F64:
     """What each bucket has in an epoch's gradients, in steps: the sum is the number of steps.
 
     Every step counts alike, and within a step its micro-batches do by the weight that `train.loss_weight`
@@ -115,8 +122,7 @@ def gradient_weight(
         loss_weight: What counts alike.
     """
     bucket, clips = micro_batches(plan)
-    weights = {"token": clips * tokens[bucket], "sample": clips, "micro_batch": np.ones_like(clips)}
-    weight = weights[loss_weight].astype(np.float64)
+    weight = clips * weighing.of_clip(loss_weight, tokens[bucket], clips)
     of_row = np.append(weight, 0.0)[plan.rows].sum(axis=1)
     there = plan.rows >= 0
     share = weight[plan.rows[there]] / np.repeat(of_row, there.sum(axis=1))

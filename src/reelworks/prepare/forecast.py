@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from reelworks.core.errors import UserError
@@ -58,12 +59,17 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> dict[str, Any]:
         UserError: The first epoch would have no step.
     """
     data = RecipeData.open(recipe)
-    spec = data.spec(*step_shape(recipe, world))
+    spec = _spec(data, world)
     position = positions.begin_epoch(data, spec, epoch=0)
     told = summary.summarise(data, spec, position.plan, world=world)
     further, total = ahead.look_ahead(data, spec, world=world, epochs=epochs)
     cures = _cures(data, spec, total, world=world, epochs=epochs)
-    return told | further | {"loss_weight": recipe.train.loss_weight} | cures
+    smaller = ahead.smaller_worlds(data, partial(_spec, data), world)
+    return told | further | {"smaller_worlds": smaller, "loss_weight": recipe.train.loss_weight} | cures
+
+
+def _spec(data: RecipeData, world: int) -> PlanSpec:
+    return data.spec(*step_shape(data.recipe, world))
 
 
 def _cures(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, epochs: int) -> dict[str, Any]:
@@ -72,7 +78,5 @@ def _cures(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, epoc
     found = cure.proposals(data, spec, total, world=world, epochs=epochs)
     if any(one["suffices"] for one in found):
         return {"proposals": found, "fewer_ranks": None}
-    fewer = cure.fewer_ranks(
-        data, lambda ranks: data.spec(*step_shape(data.recipe, ranks)), world=world, epochs=epochs
-    )
+    fewer = cure.fewer_ranks(data, partial(_spec, data), world=world, epochs=epochs)
     return {"proposals": found, "fewer_ranks": fewer}

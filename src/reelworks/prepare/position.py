@@ -15,7 +15,7 @@ from reelworks.run import plans
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import cursor as cursors
 from reelworks.schedule.cursor import Cursor, Excluded
-from reelworks.schedule.plan import EpochPlan, PlanSpec, plan
+from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 # So many empty epochs in a row are no chance any more.
 _EMPTY_EPOCHS = 1000
@@ -29,11 +29,16 @@ class Counts:
     trained: int = 0
     failed: int = 0
     skipped: int = 0
+    repeated: int = 0
 
-    def add(self, trained: int, failed: int, skipped: int) -> Counts:
+    def add(self, trained: int, failed: int, skipped: int, repeated: int) -> Counts:
         """Counts after one more step."""
         return replace(
-            self, trained=self.trained + trained, failed=self.failed + failed, skipped=self.skipped + skipped
+            self,
+            trained=self.trained + trained,
+            failed=self.failed + failed,
+            skipped=self.skipped + skipped,
+            repeated=self.repeated + repeated,
         )
 
 
@@ -73,6 +78,7 @@ class Position:
             trained=self.counts.trained,
             failed=self.counts.failed,
             skipped=self.counts.skipped,
+            repeated=self.counts.repeated,
         )
 
 
@@ -84,14 +90,16 @@ def begin_epoch(
     Raises:
         UserError: The epoch has no step; names every bucket with its clips and what would cure it.
     """
-    epoch_plan = data.plan(spec, epoch)
+    epoch_plan = data.plan(spec, epoch, generation=generation)
     if epoch_plan.steps == 0:
         raise no_steps(data, epoch)
     counts = Counts(planned=epoch_plan.planned)
     return Position(spec, epoch_plan, Excluded.none(), counts, generation, epoch, 0, 0, global_step)
 
 
-def next_epoch(data: RecipeData, spec: PlanSpec, position: Position | None) -> tuple[Position, list[int]]:
+def next_epoch(
+    data: RecipeData, spec: PlanSpec, position: Position | None, *, generation: int = 0
+) -> tuple[Position, list[int]]:
     """The first row of the next epoch that has one; of the first epoch, without a position.
 
     With `keep_prob` below 1 a small set may draw no clip at all in an epoch: such epochs are passed over.
@@ -103,15 +111,16 @@ def next_epoch(data: RecipeData, spec: PlanSpec, position: Position | None) -> t
         UserError: No epoch can have a step.
     """
     first = 0 if position is None else position.epoch + 1
+    generation = generation if position is None else position.generation
     for epoch in range(first, first + _EMPTY_EPOCHS):
-        if data.plan(spec, epoch).steps or not _may_be_drawn(data, epoch):
+        if data.plan(spec, epoch, generation=generation).steps or not _may_be_drawn(data, epoch):
             break
     begun = begin_epoch(
         data,
         spec,
         epoch=epoch,
         global_step=0 if position is None else position.global_step,
-        generation=0 if position is None else position.generation,
+        generation=generation,
     )
     return begun, list(range(first, epoch))
 
@@ -135,10 +144,12 @@ def resume(
     Raises:
         UserError: The plan that the checkpoint went by is needed and missing, or not the same again.
     """
-    counts = Counts(cursor.planned, cursor.trained, cursor.failed, cursor.skipped)
+    counts = Counts(cursor.planned, cursor.trained, cursor.failed, cursor.skipped, cursor.repeated)
     same = (cursor.catalog, cursor.spec) == (data.digest, spec.digest())
     if same:
-        segment_plan = _segment(data, spec, cursor.epoch, excluded)
+        segment_plan = data.plan(
+            spec, cursor.epoch, generation=cursor.generation, segment=cursor.segment, excluded=excluded
+        )
         cursors.check_same(cursor, segment_plan)
         found = Position(
             spec,
@@ -153,7 +164,9 @@ def resume(
         )
         return found, []
     consumed = _consumed(data, run, cursor, excluded)
-    segment_plan = _segment(data, spec, cursor.epoch, consumed)
+    segment_plan = data.plan(
+        spec, cursor.epoch, generation=cursor.generation, segment=cursor.segment + 1, excluded=consumed
+    )
     done = counts.trained + counts.failed + counts.skipped
     counts = replace(counts, planned=done + segment_plan.planned)
     found = Position(
@@ -168,13 +181,6 @@ def resume(
         cursor.global_step,
     )
     return found, _difference(data, spec, cursor, done, segment_plan)
-
-
-def _segment(data: RecipeData, spec: PlanSpec, epoch: int, excluded: Excluded) -> EpochPlan:
-    if not excluded.bits.any():
-        return data.plan(spec, epoch)
-    uid = data.catalog.all_rows().uid
-    return plan(cursors.remaining_after(data.entries(epoch), excluded, uid), spec, epoch)
 
 
 def _consumed(data: RecipeData, run: RunFolder, cursor: Cursor, excluded: Excluded) -> Excluded:
@@ -248,8 +254,8 @@ def _catalog_difference(data: RecipeData, cursor: Cursor) -> str:
 
 def start_again(data: RecipeData, spec: PlanSpec, cursor: Cursor) -> Position:
     """The first row of epoch 0 in a new generation of the data; steps count on."""
-    begun, _ = next_epoch(data, spec, None)
-    return replace(begun, generation=cursor.generation + 1, global_step=cursor.global_step)
+    begun, _ = next_epoch(data, spec, None, generation=cursor.generation + 1)
+    return replace(begun, global_step=cursor.global_step)
 
 
 def write_plan(run: RunFolder, position: Position, in_use: Collection[tuple[int, int]] = ()) -> None:
@@ -260,8 +266,9 @@ def write_plan(run: RunFolder, position: Position, in_use: Collection[tuple[int,
         position: Where the segment begins.
         in_use: Generations and epochs whose plans a checkpoint may still ask for.
     """
-    arrays = {f.name: getattr(position.plan, f.name) for f in fields(position.plan)}
-    plans.write(run, position.generation, position.epoch, position.segment, arrays, in_use)
+    now = position.generation, position.epoch
+    plans.write(run, *now, position.segment, position.plan.arrays())
+    plans.drop(run, in_use, now)
 
 
 def no_steps(data: RecipeData, epoch: int = 0) -> UserError:

@@ -20,7 +20,7 @@ def build(
     Args:
         data: The recipe's data.
         rows: Places of the clips in `data.rows`.
-        copies: Which repeat of each, from 0.
+        copies: Which repeat and showing of each, as `schedule.plan.draw_copies` tells them.
         bucket: Index into the bucket table.
         epoch: Number of the epoch, from 0.
     """
@@ -34,6 +34,7 @@ def build(
             step=float(sampling.frame_step(float(data.rows.fps[row]), config)),
             first_frame_draw=float(first[i]),
             crop_draw=(float(down[i]), float(across[i])),
+            short_clips=config.short_clips,
         )
         for i, row in enumerate(rows.tolist())
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.prepare.data import RecipeData
+from reelworks.prepare.former import FormerData
 from reelworks.run import plans
 from reelworks.run.coverage import Epoch, Step
 from reelworks.run.folder import RunFolder
@@ -34,48 +34,44 @@ class Segment:
     step: NDArray[np.int64]
 
 
-def segments(run: RunFolder, data: RecipeData, epoch: Epoch) -> tuple[list[Segment], bool]:
+def segments(data: FormerData, epoch: Epoch) -> tuple[list[Segment], bool]:
     """Read the plans of an epoch's segments, or make them again where their files are gone.
 
     Args:
-        run: The run's folder.
-        data: The recipe's data at the catalog's newest version.
+        data: The run's data.
         epoch: What the events say of the epoch.
 
     Returns:
         The segments that trained something and the one under way; and False if some of them are gone for
         good, so that the others do not tell the whole epoch.
     """
-    return _found(
-        run, data, epoch, sorted(n for n in epoch.plans if epoch.steps.get(n) or n == epoch.segment)
-    )
+    return _found(data, epoch, sorted(n for n in epoch.plans if epoch.steps.get(n) or n == epoch.segment))
 
 
-def plan_of(run: RunFolder, data: RecipeData, epoch: Epoch, number: int) -> tuple[EpochPlan, bool] | None:
+def plan_of(data: FormerData, epoch: Epoch, number: int) -> tuple[EpochPlan, bool] | None:
     """Read the plan of one segment, or make it again.
 
     Args:
-        run: The run's folder.
-        data: The recipe's data at the catalog's newest version.
+        data: The run's data.
         epoch: What the events say of the epoch.
         number: The segment's, from 0.
 
     Returns:
         The plan, and whether it was read; None if it is gone for good.
     """
-    stored = _read(run, epoch, number)
+    stored = _read(data.run, epoch, number)
     if stored is not None:
         return stored, True
-    former, whole = _found(run, data, epoch, sorted(n for n in epoch.steps if n < number))
+    former, whole = _found(data, epoch, sorted(n for n in epoch.steps if n < number))
     again = _made_again(data, epoch, number, former) if whole else None
     return None if again is None else (again, False)
 
 
-def _found(run: RunFolder, data: RecipeData, epoch: Epoch, numbers: list[int]) -> tuple[list[Segment], bool]:
+def _found(data: FormerData, epoch: Epoch, numbers: list[int]) -> tuple[list[Segment], bool]:
     found: list[Segment] = []
     whole = True
     for number in numbers:
-        went_by = _read(run, epoch, number)
+        went_by = _read(data.run, epoch, number)
         if went_by is None and whole:  # what is left to plan depends on all that was trained before
             went_by = _made_again(data, epoch, number, found)
         if went_by is None:
@@ -90,7 +86,8 @@ def _segment(number: int, plan: EpochPlan, steps: list[Step]) -> Segment:
     for step in steps:
         taken_by[plan.rows[step.row]] = step.step
     by_place = np.repeat(taken_by[:-1], np.diff(plan.offsets))
-    return Segment(number, plan.uid[plan.real], plan.copy[plan.real].astype(np.int64), by_place[plan.real])
+    first = plan.first
+    return Segment(number, plan.uid[first], plan.copy[first].astype(np.int64), by_place[first])
 
 
 def _read(run: RunFolder, epoch: Epoch, number: int) -> EpochPlan | None:
@@ -102,19 +99,21 @@ def _read(run: RunFolder, epoch: Epoch, number: int) -> EpochPlan | None:
     return stored if stored.digest() == epoch.plans[number] else None
 
 
-def _made_again(data: RecipeData, epoch: Epoch, number: int, former: list[Segment]) -> EpochPlan | None:
-    """Plan a segment again, on the catalog's version of then, or the newest one that gives the plan it went by.
+def _made_again(data: FormerData, epoch: Epoch, number: int, former: list[Segment]) -> EpochPlan | None:
+    """Plan a segment again, by its recipe, on the catalog's version of then or another that gives the plan it went by.
 
-    Where the recipe's buckets changed since, none does. Versions that differ in captions alone give equal plans,
-    so the version that the events tell comes first.
+    Versions that differ in captions alone give equal plans, so the version that the events tell comes first.
     """
-    newest = data.catalog.version
+    recipe = epoch.recipes[number]
+    if (now := data.find(recipe)) is None:
+        return None
+    newest = now.catalog.version
     then_version = epoch.catalog_versions.get(number, newest)
     versions = [then_version, *range(newest, max(newest - _VERSIONS_TRIED, 0), -1)]
     uid = np.concatenate([s.uid[s.step > 0] for s in former] or [np.zeros(0, np.uint64)])
     copy = np.concatenate([s.copy[s.step > 0] for s in former] or [np.zeros(0, np.int64)])
     for version in dict.fromkeys(v for v in versions if v <= newest):  # a catalog made anew may have fewer
-        then = data if version == newest else RecipeData.open(data.recipe, version)
+        then = data.of(recipe, None if version == newest else version)
         spec = then.spec(*epoch.step_shapes[number])
         again = planning.plan(cursors.remaining(then.entries(epoch.epoch), uid, copy), spec, epoch.epoch)
         if again.digest() == epoch.plans[number]:

@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 
 from reelworks.buckets.assign import Reason
-from reelworks.catalog import filters
+from reelworks.prepare import figures, losses, reasons
 from reelworks.prepare.data import RecipeData
 from reelworks.schedule import plan as planning
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 Json = dict[str, Any]
+_LINES_SHOWN = 20
 
 
 def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, epoch: int = 0) -> Json:
-    """Summarise an epoch: buckets, reasons with file names, steps, imbalance, padding.
+    """Summarise an epoch: buckets, reasons with their first files, steps, imbalance, padding.
 
     Args:
         data: The recipe's data.
@@ -26,7 +27,8 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         epoch: Which epoch the assignment is for.
     """
     assignment, row = data.assignment(epoch)
-    buckets = [_bucket(data, plan, index, spec) for index in range(len(data.table.buckets))]
+    left_out = reasons.left_out(assignment, row)
+    buckets = _buckets(data, plan, spec)
     places = len(plan.uid)
     micro_batches = len(plan.offsets) - 1
     return {
@@ -37,8 +39,10 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
             "bad": int((~data.rows.readable).sum()),
         },
         "planned": plan.planned,
+        "repeated": plan.repeated,
         "held_out": int((assignment.reason == Reason.HELD_OUT).sum()),
-        "reasons": _reasons(data, assignment.reason, assignment.nearest, row),
+        "left_out": reasons.counts(data, left_out),
+        "reasons": reasons.named(data, left_out),
         "quarantine_unmatched": data.quarantine.unmatched(data.rows),
         "buckets": [bucket for bucket in buckets if bucket["clips"]],
         "empty_buckets": [bucket["name"] for bucket in buckets if not bucket["clips"]],
@@ -50,71 +54,43 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         "slot_width": spec.slot_width,
         "world": world,
         "imbalance": planning.waste(plan, spec, world),
-        "padding": 1 - plan.planned / places if places else 0.0,
+        "padding": 1 - int(plan.real.sum()) / places if places else 0.0,
         "rows_not_full": int((plan.rows < 0).any(axis=1).sum()),
-    }
+        "chosen_buckets": None if data.chosen is None else data.chosen.to_json(),
+    } | losses.losses(data, plan)
 
 
-def _bucket(data: RecipeData, plan: EpochPlan, index: int, spec: PlanSpec) -> Json:
-    bucket = data.table.buckets[index]
-    entry = data.table.entries[bucket.entry]
-    inside = plan.bucket == index
-    micro = plan.bucket[plan.offsets[:-1]] == index
-    real = (
-        np.add.reduceat(plan.real.astype(np.int64), plan.offsets[:-1])
-        if len(plan.offsets) > 1
-        else plan.offsets
-    )
-    incomplete = micro & (real[: len(micro)] < bucket.batch_size)
-    return {
-        "name": bucket.name,
-        "num_frames": bucket.shape.num_frames,
-        "height": bucket.shape.height,
-        "width": bucket.shape.width,
-        "batch_size": bucket.batch_size,
-        "global_batch": bucket.batch_size * spec.micro_batches_per_step,
-        "keep_prob": entry.keep_prob,
-        "clips": int((inside & plan.real).sum()),
-        "micro_batches": int(micro.sum()),
-        "incomplete": int(incomplete.sum()),
-        "tokens_per_clip": bucket.tokens,
-    }
+def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[Json]:
+    """Every bucket, those without a clip too."""
+    table, n = data.table, len(data.table.buckets)
+    bucket, _ = figures.micro_batches(plan)
+    clips = np.bincount(plan.bucket[plan.first], minlength=n).tolist()
+    incomplete = np.bincount(bucket[plan.own_clips() < table.batch_sizes()[bucket]], minlength=n).tolist()
+    batches = np.bincount(bucket, minlength=n).tolist()
+    return [
+        {
+            "name": one.name,
+            "num_frames": one.shape.num_frames,
+            "height": one.shape.height,
+            "width": one.shape.width,
+            "batch_size": one.batch_size,
+            "global_batch": one.batch_size * spec.micro_batches_per_step,
+            "keep_prob": table.entries[one.entry].keep_prob,
+            "clips": clips[i],
+            "micro_batches": batches[i],
+            "incomplete": incomplete[i],
+            "tokens_per_clip": one.tokens,
+        }
+        for i, one in enumerate(table.buckets)
+    ]
 
 
-def _reasons(data: RecipeData, reason: Any, nearest: Any, row: Any) -> dict[str, list[dict[str, str]]]:
-    """Files by reason and path, held-out ones included; every copy of a clip shares its file's line."""
-    result: dict[str, list[dict[str, str]]] = {}
-    for kind in Reason:
-        if kind == Reason.NONE:
-            continue
-        where = np.flatnonzero(reason == kind)
-        _, first = np.unique(row[where], return_index=True)
-        if len(first):
-            found = [_explain(data, kind, int(row[i]), int(nearest[i])) for i in where[first]]
-            result[kind.label] = sorted(found, key=lambda file: file["path"])
-    return result
-
-
-def _explain(data: RecipeData, kind: Reason, row: int, nearest: int) -> dict[str, str]:
-    rows = data.rows
-    detail = ""
-    if kind == Reason.UNREADABLE:
-        detail = str(rows.error[row].as_py())
-    elif kind == Reason.QUARANTINED:
-        detail = f"named in {data.recipe.quarantine}"
-    elif kind == Reason.FILTERED:
-        dataset = rows.dataset[row].as_py()
-        text = next(d.filter for d in data.recipe.dataset if d.filter and d.dataset_name == dataset)
-        found = filters.values(rows, row, text)
-        detail = f"{text}; it has " + ", ".join(f"{name} {_short(value)}" for name, value in found.items())
-    elif kind == Reason.NO_CAPTION:
-        detail = "no caption file" if rows.caption[row].as_py() is None else "the caption is empty"
-    elif kind in (Reason.TOO_SHORT, Reason.TOO_SMALL, Reason.NO_BUCKET):
-        detail = f"{rows.num_frames[row]} frames of {rows.height[row]} × {rows.width[row]}"
-        if nearest >= 0:
-            detail += f"; nearest entry: {data.table.entries[nearest]}"
-    return {"path": f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}", "detail": detail}
-
-
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+def warnings(told: Json) -> list[str]:
+    """What a person should look at before training, as lines."""
+    unmatched = told["quarantine_unmatched"]
+    lines = [
+        f"warning: quarantine names {line}, which is no clip of the recipe"
+        for line in unmatched[:_LINES_SHOWN]
+    ]
+    more = len(unmatched) - _LINES_SHOWN
+    return lines + ([f"warning: and {more} more lines of it that name no clip"] if more > 0 else [])

@@ -27,14 +27,18 @@ _TYPE_WORDS = {
 
 def explain(error: ValidationError) -> UserError:
     """Make one error of all that is wrong: the first problem in full, the others below its remedy."""
-    first, *others = [_problem(e) for e in error.errors()]
+    found = error.errors()
+    paths = [_path(e) for e in found]
+    # Of the alternatives of a union, the one meant is that of which a part is wrong.
+    meant = [e for e, path in zip(found, paths, strict=True) if not any(_is_part(p, path) for p in paths)]
+    first, *others = [_problem(e) for e in meant]
     more = [f"\n  also {p.field} = {p.value!r}: {p.problem}; {p.remedy}" for p in others[: _SHOWN - 1]]
     return UserError(first.problem, field=first.field, value=first.value, remedy=first.remedy + "".join(more))
 
 
 def _problem(error: Any) -> UserError:
     """One of pydantic's errors as ours."""
-    path = [part for part in error["loc"] if not _names_a_type(part)]
+    path = _path(error)
     field = ".".join(str(part) for part in path)
     kind, value, message = error["type"], error["input"], error["msg"]
     told = error.get("ctx", {}).get("error")
@@ -51,9 +55,20 @@ def _problem(error: Any) -> UserError:
         return UserError("this is empty", field=field, value=value, remedy="give a text, or remove the key")
     if message.startswith("Input should be "):
         allowed = message.removeprefix("Input should be ")
-        return UserError("this value is not allowed", field=field, value=value, remedy=f"give {allowed}")
+        what = "a number " if allowed.startswith(("greater", "less")) else ""
+        return UserError(
+            "this value is not allowed", field=field, value=value, remedy=f"give {what}{allowed}"
+        )
     message = message.removeprefix("Value error, ")
     return UserError(message[:1].lower() + message[1:], field=field, value=value, remedy=_REFERENCE)
+
+
+def _path(error: Any) -> list[int | str]:
+    return [part for part in error["loc"] if not _names_a_type(part)]
+
+
+def _is_part(path: Sequence[int | str], of: Sequence[int | str]) -> bool:
+    return len(path) > len(of) and path[: len(of)] == of
 
 
 def _names_a_type(part: int | str) -> bool:

@@ -11,6 +11,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from reelworks.buckets import table
+from reelworks.buckets.config import as_table
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.models import config as models
@@ -64,12 +65,27 @@ def parse(values: dict[str, Any]) -> Recipe:
         raise explain(error) from None
     models.require_known("text.name", recipe.text.name, models.TEXT_ENCODERS)
     geometry = models.geometry(recipe.model, recipe.autoencoder)
-    table.build(recipe.bucket, recipe.buckets, geometry)
+    if recipe.buckets.proposes:
+        _refuse_given(recipe)
+    else:
+        table.build(recipe.bucket, recipe.buckets, geometry)
     preview = recipe.preview
     if preview.prompts:
         shape = Shape(preview.num_frames, preview.height, preview.width)
         geometry.require(shape, ("preview.num_frames", "preview.height", "preview.width"))
     return recipe
+
+
+def _refuse_given(recipe: Recipe) -> None:
+    """Refuse entries beside the wish to have them proposed."""
+    for name, given in (("[[bucket]]", recipe.bucket), ("[buckets.opensora]", recipe.buckets.opensora)):
+        if given:
+            raise UserError(
+                f"entries are to be proposed, and the recipe gives {name} too",
+                field="buckets.entries",
+                value=recipe.buckets.entries,
+                remedy=f'remove {name}, or write buckets.entries = "given"',
+            )
 
 
 def dump(recipe: Recipe) -> str:
@@ -88,6 +104,7 @@ def _override(values: dict[str, Any], text: str) -> None:
     except tomllib.TOMLDecodeError:
         value = raw
     *parents, last = key.strip().split(".")
+    values.update({"buckets": as_table(values["buckets"])} if "buckets" in values else {})
     here: Any = values
     for part in parents:
         here = _descend(here, part, text)

@@ -6,15 +6,16 @@ from typing import Literal
 
 from pydantic import Field
 
-from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.buckets.config import BucketEntryConfig, BucketsConfig, BucketsField
 from reelworks.catalog.config import DatasetConfig
-from reelworks.checkpoint.config import CheckpointsConfig
+from reelworks.checkpoint.config import CheckpointsConfig, ExportsConfig
 from reelworks.core.config import Config
 from reelworks.media.config import DataConfig
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.objective.config import ObjectiveConfig
 from reelworks.parallel.config import ParallelConfig
 from reelworks.precision.config import PrecisionConfig
+from reelworks.schedule.config import CostConfig
 from reelworks.train.config import PreviewConfig, TrainConfig, ValidationConfig
 
 
@@ -34,8 +35,11 @@ class Recipe(Config):
         "lines that begin with # are comments",
     )
     dataset: list[DatasetConfig] = Field(min_length=1)
-    bucket: list[BucketEntryConfig] = Field([], description="needed, unless there is `[buckets.opensora]`")
-    buckets: BucketsConfig = BucketsConfig()
+    bucket: list[BucketEntryConfig] = Field(
+        [], description='needed, unless there is `buckets = "auto"` or `[buckets.opensora]`'
+    )
+    buckets: BucketsField = BucketsConfig()
+    cost: CostConfig = CostConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     autoencoder: AutoencoderConfig = AutoencoderConfig()
@@ -47,6 +51,7 @@ class Recipe(Config):
     validation: ValidationConfig = ValidationConfig()
     preview: PreviewConfig = PreviewConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig()
+    exports: ExportsConfig = ExportsConfig()
 
     @property
     def catalog_folder(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from reelworks.report import story, words
 from reelworks.report.data import RunData
 
+Json = dict[str, Any]
 MAX_NAMES = 500  # file names listed per reason: ten million would make a page that no browser opens
 
 # How reports say each reason, and what to do about it.
@@ -39,13 +40,25 @@ class Fact:
 
 @dataclass(frozen=True)
 class Reason:
-    """Clips that are not trained, by reason."""
+    """Clips that are not trained, by reason.
+
+    Attributes:
+        name: As in the summary.
+        label: As people read it.
+        remedy: What to do.
+        files: The first of them.
+        total: How many there are.
+        nearest: Clips by the entry that would ask least of them, for those that fit nowhere.
+        all_in: What names also those that `files` leaves out, where the page does not say it.
+    """
 
     name: str
     label: str
     remedy: str
     files: list[dict[str, Any]]
     total: int
+    nearest: dict[str, int]
+    all_in: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,13 +71,15 @@ class Part:
     tone: str
 
 
-def reasons(data: RunData) -> list[Reason]:
-    """Reasons that name at least one clip: those that are mishaps first, each by number."""
+def reasons(summary: Json) -> list[Reason]:
+    """Reasons of a plan's summary that name at least one clip: those that are mishaps first, each by number."""
     found = []
-    for name, entries in data.summary.get("reasons", {}).items():
+    for name, entries in summary.get("reasons", {}).items():
         label, remedy = REASONS.get(name, (name.replace("_", " "), ""))
         if entries:
-            found.append(Reason(name, label, remedy, entries[:MAX_NAMES], len(entries)))
+            told = summary.get("left_out", {}).get(name, {})
+            total, nearest = told.get("clips", len(entries)), told.get("nearest", {})
+            found.append(Reason(name, label, remedy, entries[:MAX_NAMES], total, nearest))
     return sorted(found, key=lambda reason: (reason.name in NOT_REJECTED, -reason.total))
 
 
@@ -73,30 +88,32 @@ def failures(data: RunData) -> Reason | None:
     entries = [{"path": e.get("path", ""), "detail": e.get("reason", "")} for e in data.of("failure")]
     remedy = "Counted under coverage; look at the file."
     label = "failed while training"
-    return Reason("failed", label, remedy, entries[:MAX_NAMES], len(entries)) if entries else None
+    if not entries:
+        return None
+    return Reason("failed", label, remedy, entries[:MAX_NAMES], len(entries), {}, "events.jsonl")
 
 
-def rejected(data: RunData) -> int:
+def rejected(summary: Json) -> int:
     """Clips that could not be trained, as against kept back or not drawn."""
-    return sum(reason.total for reason in reasons(data) if reason.name not in NOT_REJECTED)
+    return sum(reason.total for reason in reasons(summary) if reason.name not in NOT_REJECTED)
 
 
-def accounting(data: RunData) -> list[Part]:
+def accounting(summary: Json) -> list[Part]:
     """Where every scanned clip went: planned, held out, then each reason."""
-    held_out = data.summary.get("held_out", 0)
-    parts = [("planned", data.summary.get("planned", 0), "c1"), ("held out", held_out, "c5")]
+    held_out = summary.get("held_out", 0)
+    parts = [("planned", summary.get("planned", 0), "c1"), ("held out", held_out, "c5")]
     tones = ("c6", "c8", "c3", "c7", "c4", "c2")
-    others = [reason for reason in reasons(data) if reason.name != "held_out"]
+    others = [reason for reason in reasons(summary) if reason.name != "held_out"]
     for i, reason in enumerate(others):
         parts.append((reason.label, reason.total, tones[i % len(tones)]))
     total = sum(number for _, number, _ in parts)
     return [Part(label, number, number / total, tone) for label, number, tone in parts if number]
 
 
-def balance(data: RunData) -> str:
+def balance(summary: Json) -> str:
     """The sum that accounts for every scanned clip; empty where repeats make it another sum."""
-    scanned = data.summary.get("catalog", {}).get("clips")
-    parts = accounting(data)
+    scanned = summary.get("catalog", {}).get("clips")
+    parts = accounting(summary)
     if not parts or sum(part.total for part in parts) != scanned:
         return ""
     return f"{words.count(scanned)} = " + " + ".join(words.count(part.total) for part in parts)
@@ -118,9 +135,9 @@ class BucketRow:
     keep_prob: float | None
 
 
-def buckets(data: RunData) -> list[BucketRow]:
+def buckets(summary: Json) -> list[BucketRow]:
     """Planned buckets in the plan's order."""
-    rows = data.summary.get("buckets", [])
+    rows = summary.get("buckets", [])
     clips = sum(row["clips"] for row in rows) or 1
     tokens = sum(row["clips"] * row["tokens_per_clip"] for row in rows) or 1
     return [
@@ -188,7 +205,9 @@ def _data_facts(data: RunData) -> list[Fact]:
         Fact("Clips scanned", words.count(catalog.get("clips")), ", ".join(kinds)),
         Fact("Planned", words.count(data.summary.get("planned")), per_epoch),
         Fact("Held out", words.count(data.summary.get("held_out")), "for validation"),
-        Fact("Rejected", words.count(rejected(data)), f"{words.count(bad)} unreadable" if bad else ""),
+        Fact(
+            "Rejected", words.count(rejected(data.summary)), words.count(bad) + " unreadable" if bad else ""
+        ),
     ]
 
 

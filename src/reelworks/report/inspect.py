@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.summary import Histogram, Summary, summarise
-from reelworks.core import files
-from reelworks.core.errors import UserError
 from reelworks.prepare import advice, proposal
 from reelworks.prepare.advice import Advice
 from reelworks.prepare.proposal import Proposal
@@ -87,7 +85,7 @@ def inspect(rows: CatalogRows) -> Inspection:
         folders=len(by_folder),
         sizes=list(zip(good.width[chosen].tolist(), good.height[chosen].tolist(), strict=True)),
         advice=advice.advise(rows),
-        proposal=proposal.propose(rows),
+        proposal=proposal.of_rows(rows),
     )
 
 
@@ -131,16 +129,7 @@ def write(found: Inspection, catalog: Path, file: Path) -> None:
         folders=found.folders,
         proposal=found.proposal,
     )
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        files.write_bytes(file, text.encode())
-    except OSError as error:
-        raise UserError(
-            f"the page cannot be written ({error.strerror})",
-            field="--html",
-            value=str(file),
-            remedy="choose a file in a folder that you may write to",
-        ) from error
+    page.write(file, text)
 
 
 def headline(found: Inspection) -> list[Fact]:

@@ -1,4 +1,7 @@
-"""Pages of one file each: a template of this folder with the style sheet and the scripts inside it."""
+"""Pages of one file each: a template of this folder with the style sheet and the scripts inside it.
+
+All templates fill `base.html`; what several of them show stands in `parts.html`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from reelworks.core import files
+from reelworks.core.errors import UserError
 from reelworks.report import words
 from reelworks.report.figures import Figure
 
@@ -20,8 +25,6 @@ def render(template: str, *, figures: list[Figure], **values: Any) -> str:
         figures: Plots; without any the page carries no plotting library.
         values: What else the template names.
     """
-    from plotly.offline import get_plotlyjs
-
     here = Path(__file__).parent
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(here),
@@ -30,12 +33,37 @@ def render(template: str, *, figures: list[Figure], **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for function in (words.count, words.loss, words.percent, words.size, words.duration, words.moment):
+    spoken = (words.count, words.loss, words.percent, words.size, words.duration, words.moment, words.change)
+    for function in spoken:
         environment.filters[function.__name__] = function
     return environment.get_template(template).render(
         css=Markup((here / "style.css").read_text(encoding="utf-8")),
         script=Markup((here / "script.js").read_text(encoding="utf-8")),
-        plotly=Markup(get_plotlyjs()) if figures else "",
+        plotly=_plotly() if figures else "",
         figures=figures,
         **values,
     )
+
+
+def _plotly() -> Markup:
+    from plotly.offline import get_plotlyjs  # slow to import, and not every page has figures
+
+    return Markup(get_plotlyjs())
+
+
+def write(file: Path, text: str) -> None:
+    """Write the page that `--html FILE` asks for.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(file, text.encode())
+    except OSError as error:
+        raise UserError(
+            f"the page cannot be written ({error.strerror})",
+            field="--html",
+            value=str(file),
+            remedy="choose a file in a folder that you may write to",
+        ) from error

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from reelworks.core import files
-from reelworks.prepare import contact, forecast, position
+from reelworks.prepare import contact, forecast, losses, position
 from reelworks.prepare.contact import Look
 from reelworks.prepare.data import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -29,15 +29,16 @@ def write(recipe: Recipe, folder: Path, clips: int) -> Json:
         clips: Clips shown of each bucket.
 
     Returns:
-        {"index", "buckets": [{"name", "sheet", "clips", "mean_lost", "max_lost", "shown": [...]}], "worst": [...]}.
+        {"index", "buckets": [{"name", "sheet", "clips", "mean_lost", "max_lost", "shown": [...]}], "worst": [...],
+        "short_clips": videos that are shorter than their bucket}.
 
     Raises:
         UserError: No clip fits any bucket, or the folder cannot be written.
     """
     data = RecipeData.open(recipe)
     begun, _ = position.next_epoch(data, data.spec(*forecast.step_shape(recipe, 1)), None)
-    entries = contact.planned(begun.plan)
-    lost = contact.lost_shares(data, entries)
+    entries = losses.planned(begun.plan)
+    lost = losses.lost_shares(data, entries)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         buckets = [
@@ -45,7 +46,12 @@ def write(recipe: Recipe, folder: Path, clips: int) -> Json:
             for index in np.unique(entries.bucket).tolist()
             for where in [np.flatnonzero(entries.bucket == index)]
         ]
-        told = {"index": str(folder / "index.html"), "buckets": buckets, "worst": worst(data, entries, lost)}
+        told: Json = {
+            "index": str(folder / "index.html"),
+            "buckets": buckets,
+            "worst": losses.worst(data, entries, lost, WORST),
+        }
+        told["short_clips"] = losses.short_clips(data, entries)
         text = page.render("preview.html", figures=[], name=Path(recipe.output).name, told=told)
         files.write_bytes(folder / "index.html", text.encode())
     except OSError as error:
@@ -73,22 +79,3 @@ def _bucket(data: RecipeData, entries: Entries, lost: Any, epoch: int, folder: P
 def _shown(look: Look) -> Json:
     told = {"path": look.path, "caption": look.caption, "error": look.error}
     return {**told, "lost": look.lost, "first_frame": look.first_frame}
-
-
-def worst(data: RecipeData, entries: Entries, lost: Any) -> list[Json]:
-    """The clips of which crops cut most, each once."""
-    order = np.argsort(-lost, kind="stable")
-    _, first = np.unique(entries.uid[order], return_index=True)
-    told = []
-    for place in order[np.sort(first)[:WORST]].tolist():
-        row = int(data.rows.find(entries.uid[place : place + 1])[0])
-        told.append(
-            {
-                "path": f"{data.rows.dataset[row].as_py()}/{data.rows.path[row].as_py()}",
-                "width": int(data.rows.width[row]),
-                "height": int(data.rows.height[row]),
-                "bucket": data.table.buckets[int(entries.bucket[place])].name,
-                "lost": float(lost[place]),
-            }
-        )
-    return told

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reelworks.core import files
-from reelworks.prepare import contact
+from reelworks.prepare import contact, losses
 from reelworks.prepare.contact import Look
 from reelworks.report import sheet
 from reelworks.schedule.plan import Entries
@@ -37,8 +37,8 @@ def write(replay: Replay, folder: Path) -> list[Path]:
 
 def looks(replay: Replay, work: Work) -> list[Look]:
     """The clips of a micro-batch as training read them; copies that only pad are left out."""
-    uid, copy = work.uids[work.real], work.copies[work.real].astype("int64")
+    uid, copy = work.uids[work.real], work.draw_copies[work.real]
     row = replay.data.rows.find(uid)
     entries = Entries(uid, copy, replay.data.rows.ordinal[row], 0 * row + work.bucket)
-    lost = contact.lost_shares(replay.data, entries)
+    lost = losses.lost_shares(replay.data, entries)
     return contact.look(replay.data, entries, lost, epoch=work.epoch)

@@ -1,8 +1,9 @@
-"""Numbers as people read them."""
+"""Numbers and settings as people read and type them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 
 def count(value: float | None) -> str:
@@ -55,3 +56,15 @@ def moment(seconds_since_1970: float | None) -> str:
 def plural(number: float, noun: str) -> str:
     """Write `1 clip`, `2 clips`."""
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def change(proposal: dict[str, Any]) -> str:
+    """Write what a proposal changes as it is typed.
+
+    Batch sizes that stand in a table of Open-Sora, where `--set` is unwieldy, are told by name.
+    """
+    typed = " ".join(f"--set '{text}'" for text in proposal["set"])
+    if any(text.startswith("bucket.") for text in proposal["set"]):
+        return typed
+    sizes = [f"{b['entry']}: batch size {b['to']} (now {b['from']})" for b in proposal["batch_sizes"]]
+    return ", ".join(filter(None, [typed, *sizes]))

@@ -7,6 +7,7 @@ from the steps that hold and the exceptions.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from reelworks.run import events
@@ -24,12 +25,14 @@ class Step:
         row: Its row in the segment's plan.
         clips: Clips that counted.
         applied: False where it was skipped: a loss or gradient was not finite, or no clip was decoded.
+        recipe: File of the recipe that its start went by, below `recipes/`.
     """
 
     step: int
     row: int
     clips: int
     applied: bool
+    recipe: str
 
 
 @dataclass
@@ -43,6 +46,7 @@ class Epoch:
         segment: The one under way, or the last.
         plans: Digest of each segment's plan, by the segment's number.
         step_shapes: Micro-batches per step and slot width of each segment.
+        recipes: File of the recipe that each segment was planned by, below `recipes/`.
         catalog_versions: Version of the catalog that each segment was planned on, where the events tell it.
         steps: Steps that hold, by segment.
         failures: Reasons by (step, uid); one for each copy that failed.
@@ -55,6 +59,7 @@ class Epoch:
     segment: int = 0
     plans: dict[int, str] = field(default_factory=dict)
     step_shapes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    recipes: dict[int, str] = field(default_factory=dict)
     catalog_versions: dict[int, int] = field(default_factory=dict)
     steps: dict[int, list[Step]] = field(default_factory=dict)
     failures: dict[tuple[int, int], list[str]] = field(default_factory=dict)
@@ -69,12 +74,15 @@ def epochs(run: RunFolder) -> list[Epoch]:
     """
     told: dict[tuple[int, int], Epoch] = {}
     now: Epoch | None = None
-    step_shape = (1, 1)
+    step_shape, recipe = (1, 1), ""
     for event in events.timeline(run.events_file, "start", "epoch", "step", "failure", "epoch_end"):
         if event["kind"] == "start":
             step_shape = event["micro_batches_per_step"], event["slot_width"]
+            recipe = event["recipe"]
         elif event["kind"] == "epoch":
-            key = (event.get("generation", 0), event["epoch"])
+            key = (event["generation"], event["epoch"])
+            # What was begun beyond it is void: the run went back before anything of that was saved.
+            told = {begun: one for begun, one in told.items() if begun <= key}
             now = told.setdefault(key, Epoch(*key))
             if now.plans and event["segment"] != now.segment and event["rows"]:
                 now.ended = None  # clips came after the epoch's account, and it goes on with them
@@ -82,12 +90,15 @@ def epochs(run: RunFolder) -> list[Epoch]:
             # Runs of old do not tell the digest; no plan is taken for theirs then.
             now.plans[now.segment] = event.get("plan", "")
             now.step_shapes[now.segment] = step_shape
+            now.recipes[now.segment] = recipe
             if "catalog_version" in event:
                 now.catalog_versions[now.segment] = event["catalog_version"]
         elif now is None:
             continue
         elif event["kind"] == "step":
-            now.steps.setdefault(now.segment, []).append(_step(event))
+            now.steps.setdefault(now.segment, []).append(_step(event, recipe))
+        elif event["kind"] == "failure" and event["showing"]:
+            continue  # its first showing tells what became of the clip
         elif event["kind"] == "failure":
             now.failures.setdefault((event["step"], event["uid"]), []).append(event["reason"])
         else:
@@ -95,7 +106,29 @@ def epochs(run: RunFolder) -> list[Epoch]:
     return [told[key] for key in sorted(told)]
 
 
-def _step(event: Event) -> Step:
+def recipe_of(run: RunFolder, step: int) -> Path:
+    """File of the recipe that a step was trained by; of the latest start's, if the events do not tell the step."""
+    recipe, found = "", ""
+    for event in events.timeline(run.events_file, "start", "step"):
+        if event["kind"] == "start":
+            recipe = event["recipe"]
+        elif event["step"] == step:
+            found = recipe
+    return run.recipes_folder / found if found else run.recipe_file
+
+
+def finished_generations(run: RunFolder) -> set[int]:
+    """Generations of the data whose training came to its end at least once."""
+    finished, now = set(), 0
+    for event in events.timeline(run.events_file, "epoch", "stop"):
+        if event["kind"] == "epoch":
+            now = event["generation"]
+        elif event["reason"] == "finished":
+            finished.add(now)
+    return finished
+
+
+def _step(event: Event, recipe: str) -> Step:
     # What is not finite stands as null; a step with either was not applied.
     applied = event["loss"] is not None and event["grad_norm"] is not None and event["clips"] > 0
-    return Step(event["step"], event["row"], event["clips"], applied)
+    return Step(event["step"], event["row"], event["clips"], applied, recipe)

@@ -3,13 +3,18 @@
 Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, except for the first few,
 `step` (optimizer steps done). Kinds and their fields:
 
-    start       world_size, micro_batches_per_step, slot_width, threads, device, resumed_from (step or null)
-    epoch       epoch, segment, planned, rows, plan (digest): an epoch's plan begins
+    start       world_size, micro_batches_per_step, slot_width, threads, device, recipe (file below recipes/),
+                resumed_from (step or null)
+    epoch       generation, epoch, segment, planned, rows, plan (digest): an epoch's plan begins
     step        epoch, row, loss, loss_by_bucket {name: loss}, learning_rate, grad_norm, clips, tokens,
                 seconds, buckets [name, ...]
     validation  loss, loss_by_time {"100": loss, ...}, clips, seconds
     checkpoint  name, bytes, seconds
     retention   kept [{step, reasons}], deleted [{step, reasons}]
+    mirrored    bytes, seconds: the step's checkpoint is in the mirror
+    mirror_skipped    newer (step): it was not mirrored, because a newer one waited
+    unmirrored  reason: it could not be mirrored; training went on
+    mirror_retention  kept, deleted: as in retention
     preview     files [path below previews/], prompts [text, ...]
     failure     uid, path, reason: a clip became a filler
     epoch_end   epoch, planned, trained, failed, skipped

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reelworks.core import files
+from reelworks.core import digests, files
 from reelworks.core.errors import UserError
 
 FORMAT_VERSION = 1
@@ -28,8 +28,13 @@ class RunFolder:
 
     @property
     def recipe_file(self) -> Path:
-        """The resolved recipe."""
+        """The resolved recipe of the latest start."""
         return self.path / "recipe.toml"
+
+    @property
+    def recipes_folder(self) -> Path:
+        """Every resolved recipe that a start went by, named by its digest."""
+        return self.path / "recipes"
 
     @property
     def environment_file(self) -> Path:
@@ -67,9 +72,19 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def exports_folder(self) -> Path:
+        """Weights for use, written along with checkpoints."""
+        return self.path / "exports"
+
+    @property
     def report_file(self) -> Path:
         """The report as one HTML file."""
         return self.path / "report.html"
+
+    @property
+    def save_file(self) -> Path:
+        """A file by which a person asks a running training to save."""
+        return self.path / "save"
 
     @property
     def lock_file(self) -> Path:
@@ -103,6 +118,18 @@ class RunFolder:
                 value=str(self.path),
                 remedy="choose a folder you may write to with --output DIR, or mend its permissions",
             ) from error
+
+    def keep_recipe(self, text: str) -> str:
+        """Write a start's resolved recipe, beside those of former starts.
+
+        Returns:
+            The name of its file below `recipes/`, the same for the same text.
+        """
+        name = f"recipe-{digests.digest_bytes(text.encode())[:8]}.toml"
+        self.recipes_folder.mkdir(exist_ok=True)
+        files.write_bytes(self.recipes_folder / name, text.encode())
+        files.write_bytes(self.recipe_file, text.encode())
+        return name
 
     def refreeze(self, frozen: dict[str, Any]) -> None:
         """Replace what `create` froze, keeping the run's identity."""

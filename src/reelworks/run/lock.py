@@ -1,78 +1,126 @@
-"""One writer a folder: one training a run, one scan a catalog."""
+"""One writer a folder: one training a run, one scan a catalog.
+
+The kernel's lock serves where the file system has locks: it ends with its process, however that dies, and no
+process id has to be trusted. Elsewhere a heartbeat serves (`run.heartbeat`), which a holder that stands still
+for long can lose; so whoever publishes something asks `Held.check` first.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import json
 import os
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from reelworks.core.errors import UserError
+from reelworks.run import heartbeat
+from reelworks.run.holder import Busy, Holder
 
 _FREE_BY_HAND = "wait for it, stop it with SIGTERM (it saves and leaves), or choose another --output"
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
+
+
+class LockLost(UserError):  # noqa: N818
+    """Another process has taken the folder over: nothing may be published in it any more."""
+
+
+class Held:
+    """A lock that was taken."""
+
+    def __init__(self, folder: Path, doing: str, field: str, is_ours: Callable[[], bool]) -> None:
+        self._folder, self._doing, self._field, self._is_ours = folder, doing, field, is_ours
+
+    def check(self) -> None:
+        """Ask right before something is published.
+
+        Raises:
+            LockLost: The lock was taken over, or its file removed.
+            OSError: The file system does not answer.
+        """
+        if not self._is_ours():
+            raise LockLost(
+                f"another {self._doing} has taken this folder over, so this one must not write into it any more",
+                field=self._field,
+                value=str(self._folder),
+                remedy="let the other one go on; what was published before is as it was",
+            )
 
 
 @contextmanager
 def hold(
-    path: Path, *, doing: str = "training", field: str = "output", remedy: str = _FREE_BY_HAND
-) -> Iterator[None]:
-    """Hold an exclusive lock; the kernel drops it when the process dies, however it dies.
+    path: Path,
+    *,
+    doing: str = "training",
+    field: str = "output",
+    remedy: str = _FREE_BY_HAND,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[Held]:
+    """Hold an exclusive lock.
 
     Args:
         path: The lock's file; its folder is made if it is not there.
         doing: What the lock is held for, in one word.
         field: The recipe key or option that names the folder.
         remedy: What to do when another process holds it.
+        say: Told, where only a heartbeat serves, that a former holder is waited for.
 
     Raises:
         UserError: Another process holds it, or the folder cannot be written.
     """
-    with _open(path, field) as f:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            f.seek(0)
+            is_ours = _take(path, say, stack)
+        except Busy as error:
             raise UserError(
-                f"another {doing} is running in this folder ({_holder(f.read())})",
+                f"another {doing} is running in this folder ({error})",
                 field=field,
                 value=str(path.parent),
                 remedy=remedy,
             ) from error
-        except OSError as error:  # some network file systems have no locks
-            raise _not_writable(path, field, error) from error
+        except OSError as error:
+            raise UserError(
+                f"the folder cannot be written ({error.strerror})",
+                field=field,
+                value=str(path.parent),
+                remedy="choose a folder you may write to with --output DIR, or mend its permissions",
+            ) from error
+        yield Held(path.parent, doing, field, is_ours)
+
+
+def _take(path: Path, say: Callable[[str], None], stack: ExitStack) -> Callable[[], bool]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    me = Holder.here()
+    try:
+        return stack.enter_context(_locked(path, me))
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return stack.enter_context(heartbeat.beating(path.with_name(f"{path.name}.heartbeat"), me, say))
+
+
+@contextmanager
+def _locked(path: Path, me: Holder) -> Iterator[Callable[[], bool]]:
+    """Hold the kernel's lock on a file; the file says who holds it."""
+    with path.open("a+") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            f.seek(0)
+            raise Busy(Holder.parse(f.read())) from error
         f.truncate(0)
-        f.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        f.write(me.to_json())
         f.flush()
         try:
-            yield
+            yield lambda: _is_file(path, f.fileno())
         finally:
             f.truncate(0)
 
 
-def _open(path: Path, field: str) -> TextIO:
+def _is_file(path: Path, fd: int) -> bool:
+    """Say whether an open file still has its name: another one there could be locked by another process."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("a+")
-    except OSError as error:
-        raise _not_writable(path, field, error) from error
-
-
-def _not_writable(path: Path, field: str, error: OSError) -> UserError:
-    return UserError(
-        f"the folder cannot be written ({error.strerror})",
-        field=field,
-        value=str(path.parent),
-        remedy="choose a folder you may write to with --output DIR, or mend its permissions",
-    )
-
-
-def _holder(text: str) -> str:
-    try:
-        holder = json.loads(text)
-        return f"process {holder['pid']} on {holder['host']}"
-    except (ValueError, KeyError, TypeError):
-        return "its process is not known"
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False

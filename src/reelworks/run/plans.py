@@ -1,63 +1,132 @@
-"""Plans as files of the run folder: one for each segment, read back when a resume finds changes."""
+"""Plans as folders of arrays in the run folder, one for each segment of an epoch.
+
+They serve two ends: the processes of a machine map the same pages of a plan that one of them made, and a
+resume after changes reads what was planned before them.
+"""
 
 from __future__ import annotations
 
-import io
+import fcntl
+import json
 import re
-import zipfile
-import zlib
-from collections.abc import Collection
+import shutil
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import files
+from reelworks.core import digests, files, storage
 from reelworks.run.folder import RunFolder
 
 Arrays = dict[str, NDArray[Any]]
-_NAME = re.compile(r"plan-(\d{3,})-(\d{6,})-(\d{3,})\.npz")
+_NAME = re.compile(r"plan-(\d{3,})-(\d{6,})-(\d{3,})")
+_ABOUT = "about.json"
+_UNFINISHED = ".new-"
 
 
 def path(run: RunFolder, generation: int, epoch: int, segment: int) -> Path:
-    """File of a segment's plan."""
-    return run.plan_folder / f"plan-{generation:03d}-{epoch:06d}-{segment:03d}.npz"
+    """Folder of a segment's plan."""
+    return run.plan_folder / f"plan-{generation:03d}-{epoch:06d}-{segment:03d}"
 
 
-def write(
-    run: RunFolder,
-    generation: int,
-    epoch: int,
-    segment: int,
-    arrays: Arrays,
-    in_use: Collection[tuple[int, int]] = (),
-) -> None:
-    """Write a segment's plan whole, and drop those that no checkpoint can ask for any more.
+def read(run: RunFolder, generation: int, epoch: int, segment: int) -> Arrays | None:
+    """Map a segment's plan; None where there is none or it is damaged."""
+    stored = _read(path(run, generation, epoch, segment))
+    return None if stored is None else stored[1]
+
+
+def shared(
+    run: RunFolder, generation: int, epoch: int, segment: int, made_of: str, make: Callable[[], Arrays]
+) -> Arrays:
+    """Map a segment's plan; the first process that asks for it makes it, and others wait for that.
 
     Args:
         run: The run folder.
         generation: Times that the data were restarted.
         epoch: The segment's epoch.
         segment: Its number in the epoch.
-        arrays: The plan.
-        in_use: Generations and epochs of the run's checkpoints.
+        made_of: Digest of all that the plan follows from; a stored one of something else is replaced.
+        make: Makes the plan.
+
+    Raises:
+        OSError: The plan could not be written, or not read back.
     """
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    files.write_bytes(path(run, generation, epoch, segment), buffer.getvalue())
+    run.plan_folder.mkdir(parents=True, exist_ok=True)
+    with _lock(run):
+        folder = path(run, generation, epoch, segment)
+        stored = _read(folder)
+        if stored is None or stored[0] != made_of:
+            _write(folder, made_of, make())
+            stored = _read(folder)
+    if stored is None:
+        raise OSError(f"{folder} reads otherwise than it was written")
+    return stored[1]
+
+
+def write(run: RunFolder, generation: int, epoch: int, segment: int, arrays: Arrays) -> None:
+    """Keep a segment's plan, unless the same one lies there."""
+    folder = path(run, generation, epoch, segment)
+    stored = _read(folder)
+    if stored is None or digests.digest_arrays(**stored[1]) != digests.digest_arrays(**arrays):
+        with _lock(run):
+            _write(folder, "", arrays)
+
+
+def drop(run: RunFolder, in_use: Collection[tuple[int, int]], now: tuple[int, int]) -> None:
+    """Remove plans that no checkpoint can ask for any more.
+
+    Args:
+        run: The run folder.
+        in_use: Generations and epochs of the run's checkpoints.
+        now: Generation and epoch that training is in; later epochs may have been planned ahead.
+    """
     for old in run.plan_folder.iterdir():
         name = _NAME.fullmatch(old.name)
-        if name and (int(name[1]), int(name[2])) not in {*in_use, (generation, epoch)}:
-            old.unlink(missing_ok=True)
+        which = (int(name[1]), int(name[2])) if name else now
+        if which not in in_use and not (which[0] == now[0] and which[1] >= now[1]):
+            shutil.rmtree(old, ignore_errors=True)
 
 
-def read(run: RunFolder, generation: int, epoch: int, segment: int) -> Arrays | None:
-    """Read a segment's plan; None where there is none or it is damaged."""
+def _read(folder: Path) -> tuple[str, Arrays] | None:
+    """What a stored plan is made of, and its arrays; None unless they are as they were written."""
     try:
-        # By way of memory: numpy leaves a damaged file open.
-        data = io.BytesIO(path(run, generation, epoch, segment).read_bytes())
-        with np.load(data, allow_pickle=False) as stored:
-            return dict(stored)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+        about = json.loads((folder / _ABOUT).read_bytes())
+        arrays = {
+            file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in folder.glob("*.npy")
+        }
+        whole = digests.digest_arrays(**arrays) == about["digest"]
+        return (str(about["made_of"]), arrays) if whole else None
+    except (OSError, ValueError, EOFError, KeyError, TypeError):
         return None
+
+
+def _write(folder: Path, made_of: str, arrays: Arrays) -> None:
+    unfinished = folder.with_name(f"{_UNFINISHED}{uuid.uuid4().hex[:8]}")
+    try:
+        unfinished.mkdir(parents=True)
+        for name, array in arrays.items():
+            with (unfinished / f"{name}.npy").open("wb") as f:
+                np.save(f, array, allow_pickle=False)
+                f.flush()
+                storage.fsync(f.fileno(), unfinished)
+        about = {"made_of": made_of, "digest": digests.digest_arrays(**arrays)}
+        files.write_json(unfinished / _ABOUT, about)
+        # Who maps the former one keeps it: its pages outlive its name.
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    storage.fsync_folder(folder.parent)
+
+
+@contextmanager
+def _lock(run: RunFolder) -> Iterator[None]:
+    """Wait for one's turn; on a file system without locks each machine makes its own, which are equal."""
+    with (run.plan_folder / ".lock").open("a") as f:
+        with suppress(OSError):
+            fcntl.flock(f, fcntl.LOCK_EX)
+        yield

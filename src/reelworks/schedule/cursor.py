@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.core import digests
 from reelworks.core.errors import UserError
 from reelworks.schedule.plan import Entries, EpochPlan
 
@@ -40,6 +41,7 @@ class Cursor:
         global_step: Optimizer steps done in the run.
         planned: Clips planned in the epoch so far, all segments.
         trained, failed, skipped: What became of the clips consumed in the epoch.
+        repeated: Second and later showings in the epoch; they consume nothing.
     """
 
     catalog: str
@@ -56,6 +58,7 @@ class Cursor:
     trained: int
     failed: int
     skipped: int
+    repeated: int
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -88,6 +91,10 @@ class Excluded:
         """Ordinals and copies that are consumed."""
         ordinal, copy = np.nonzero(self.bits)
         return ordinal.astype(np.int64), copy.astype(np.int64)
+
+    def digest(self) -> str:
+        """Digest of the places consumed."""
+        return digests.digest_arrays(bits=np.packbits(self.bits), shape=np.array(self.bits.shape))
 
     def to_bytes(self) -> bytes:
         """Pack: a small header and a bit for each (ordinal, copy)."""

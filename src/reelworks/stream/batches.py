@@ -13,7 +13,9 @@ from torch import Tensor
 
 from reelworks.core.shape import Shape
 from reelworks.media.load import Request
-from reelworks.stream.workers import DecodePool, Failure, Job
+from reelworks.schedule import plan as planning
+from reelworks.stream.crew import Failure
+from reelworks.stream.workers import DecodePool, Job
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Work:
         filler: True where the rank only keeps the others company: nothing of it counts.
         bucket: Index into the bucket table.
         uids, copies: Identities, one for each clip.
-        real: False where a clip only pads the micro-batch.
+        showing: 0 where a clip is shown, n where it is shown for the nth time more, -1 where it only pads.
         requests: What to decode.
         captions, fps: As the model is told them.
     """
@@ -41,10 +43,27 @@ class Work:
     shape: Shape
     uids: NDArray[np.uint64]
     copies: NDArray[np.int64]
-    real: NDArray[np.bool_]
+    showing: NDArray[np.int32]
     requests: tuple[Request, ...]
     captions: tuple[str, ...]
     fps: tuple[float, ...]
+
+    @property
+    def real(self) -> NDArray[np.bool_]:
+        """False where a clip only pads the micro-batch."""
+        real: NDArray[np.bool_] = self.showing >= 0
+        return real
+
+    @property
+    def first(self) -> NDArray[np.bool_]:
+        """True where the clip is not shown once more."""
+        first: NDArray[np.bool_] = self.showing == 0
+        return first
+
+    @property
+    def draw_copies(self) -> NDArray[np.int64]:
+        """What tells the draws about a clip's copies and showings apart."""
+        return planning.draw_copies(self.copies, self.showing)
 
 
 @dataclass(frozen=True)
@@ -55,13 +74,18 @@ class MicroBatch:
         work: What was asked for.
         frames: `[B, T, H, W, 3]` uint8; zeros where a clip failed.
         counts: `[B]` True where a clip counts in the loss: real, decoded, and not of a filler.
-        failures: Place in the micro-batch and reason, real clips only.
+        failures: Place in the micro-batch and reason, copies that pad left out.
     """
 
     work: Work
     frames: Tensor
     counts: Tensor
     failures: tuple[tuple[int, str], ...]
+
+    @property
+    def failed(self) -> int:
+        """Clips that could not be decoded; a second showing is told, but is no clip of its own."""
+        return sum(bool(self.work.first[place]) for place, _ in self.failures)
 
 
 def read_ahead(work: Iterable[Work], pool: DecodePool, depth: int) -> Iterator[MicroBatch]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from reelworks.checkpoint import commit, manifest
+from reelworks.checkpoint import manifest
+from reelworks.checkpoint.shards import Shards
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.precision.boundary import Boundary
 from reelworks.run.events import EventLog
@@ -27,8 +28,8 @@ IN_A_STEP: Points = {
     "after the average moved": (TrainState, "update_ema", "after"),
 }
 IN_A_SAVE: Points = {
-    "before shards are written": (commit, "save_shards", "before"),
-    "after shards are written": (commit, "save_shards", "after"),
+    "before shards are written": (Shards, "write", "before"),
+    "after shards are written": (Shards, "write", "after"),
     "before the manifest is written": (manifest, "write", "before"),
     "before the commit's rename": (CheckpointStore, "publish", "before"),
 }

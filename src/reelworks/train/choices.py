@@ -40,7 +40,7 @@ class Choices:
 
 def words(work: Work, purpose: Purpose, *, seed: int) -> U64:
     """One word for each clip, from which all its draws for a purpose follow."""
-    return draws.hash64(seed, work.epoch, work.uids, work.copies, purpose)
+    return draws.hash64(seed, work.epoch, work.uids, work.draw_copies, purpose)
 
 
 def draw(work: Work, config: ObjectiveConfig, *, seed: int, latent_frames: int) -> Choices:

@@ -31,6 +31,11 @@ class TrainConfig(Config):
     clip_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient")
     ema_decay: float = Field(0.9999, ge=0, lt=1, description="reached by way of (1 + step) / (10 + step)")
     loss_weight: Literal["token", "sample", "micro_batch"] = Field("token", description="what counts alike")
+    skip_steps: list[list[int]] = Field(
+        [],
+        description="steps that are counted but not trained, as [first, last]: their clips are passed over, for "
+        "data that break a run; resume from a checkpoint before them",
+    )
     log_every: int = Field(1, ge=1, description="steps from one line of progress to the next")
     threads: int | None = Field(None, ge=1, description="CPU threads of each rank; default: cores / ranks")
 
@@ -40,10 +45,17 @@ class TrainConfig(Config):
             raise ValueError("say when to stop: set max_steps or max_epochs")
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
             raise ValueError("betas are two numbers in [0, 1)")
+        for pair in self.skip_steps:
+            if len(pair) != 2 or not 1 <= pair[0] <= pair[1]:
+                raise ValueError(f"skip_steps holds {pair}: name the first and the last step, both from 1")
         g, width = self.micro_batches_per_step, self.slot_width
         if g is not None and width is not None and g % width:
             raise ValueError(f"slot_width {width} must divide micro_batches_per_step {g}")
         return self
+
+    def skips(self, step: int) -> bool:
+        """True for a step (from 1) that is not to be trained."""
+        return any(first <= step <= last for first, last in self.skip_steps)
 
 
 class ValidationConfig(Config):

@@ -6,17 +6,18 @@ import tomllib
 
 from reelworks.recipe import difference
 from reelworks.recipe.recipe import Recipe
+from reelworks.run import coverage as told
 from reelworks.run.folder import RunFolder
 
 # How many changed keys are told one by one.
 _SHOWN = 12
 
 
-def of_recipes(folder: RunFolder, now: Recipe) -> list[str]:
-    """Compare the recipe that the run's latest start wrote with the present one, key by key."""
+def of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
+    """Compare the recipe that a step was trained by with the present one, key by key."""
     try:
-        then = tomllib.loads(folder.recipe_file.read_text())
-    except (OSError, tomllib.TOMLDecodeError):
+        then = tomllib.loads(told.recipe_of(folder, step).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return []
     changed = difference.changes(then, difference.values(now))
     lines = [f"{one.key}: {one.before} then, {one.after} now" for one in changed]

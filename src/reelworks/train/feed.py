@@ -25,14 +25,17 @@ class Feed:
     rank: int
     world: int
 
-    def rows(self, position: Position, max_steps: int | None, max_epochs: int | None) -> Iterator[Work]:
+    def rows(self, position: Position) -> Iterator[Work]:
         """Yield the micro-batches from a position on, over the edges of epochs, to the end of training."""
+        train = self.data.recipe.train
+        max_steps, max_epochs = train.max_steps, train.max_epochs
         while max_epochs is None or position.epoch < max_epochs:
             left = position.plan.steps - position.row
             if max_steps is not None:
                 left = min(left, max_steps - position.global_step)
-            for row in range(position.row, position.row + left):
-                yield from self.row(position.plan, position.epoch, row)
+            for ahead in range(left):
+                if not train.skips(position.global_step + ahead + 1):
+                    yield from self.row(position.plan, position.epoch, position.row + ahead)
             done = replace(position, global_step=position.global_step + left)
             last_epoch = max_epochs is not None and position.epoch + 1 >= max_epochs
             if last_epoch or (max_steps is not None and done.global_step >= max_steps):
@@ -54,7 +57,7 @@ class Feed:
                 index=place * self.world + self.rank,
                 last=place == len(columns) - 1,
                 filler=filler,
-                real=plan.real[where],
+                showing=plan.showing[where],
             )
 
     def work(
@@ -69,10 +72,12 @@ class Feed:
         index: int = 0,
         last: bool = True,
         filler: bool = False,
-        real: NDArray[np.bool_] | None = None,
+        showing: NDArray[np.int32] | None = None,
     ) -> Work:
         """Describe one micro-batch completely."""
         rows = np.searchsorted(self.data.rows.ordinal, ordinals)
+        showing = np.zeros(len(uids), dtype=np.int32) if showing is None else showing
+        drawn = planning.draw_copies(copies, showing)
         return Work(
             epoch=epoch,
             row=row,
@@ -83,8 +88,8 @@ class Feed:
             shape=self.data.table.buckets[bucket].shape,
             uids=uids,
             copies=copies,
-            real=np.ones(len(uids), dtype=np.bool_) if real is None else real,
-            requests=tuple(requests.build(self.data, rows, copies, bucket, epoch=epoch)),
+            showing=showing,
+            requests=tuple(requests.build(self.data, rows, drawn, bucket, epoch=epoch)),
             captions=tuple(self.data.rows.caption[r].as_py() for r in rows.tolist()),
             fps=tuple(requests.shown_fps(self.data, r) for r in rows.tolist()),
         )

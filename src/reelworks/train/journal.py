@@ -13,6 +13,7 @@ from reelworks.parallel.mesh import World
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.run.folder import RunFolder
+from reelworks.schedule.plan import EpochPlan
 from reelworks.stream.batches import MicroBatch
 from reelworks.train.recorder import Recorder
 from reelworks.train.step import StepResult
@@ -52,6 +53,7 @@ class Journal:
         self.tell.event(
             "epoch",
             step=position.global_step,
+            generation=position.generation,
             epoch=position.epoch,
             segment=position.segment,
             planned=position.counts.planned,
@@ -82,7 +84,10 @@ class Journal:
             learning_rate=result.learning_rate,
             grad_norm=result.grad_norm,
             clips=result.clips,
-            tokens=sum(buckets[bucket].tokens * clips for bucket, clips in row_of(done)),
+            repeated=result.repeated,
+            tokens=sum(
+                buckets[bucket].tokens * n for bucket, n in zip(*counted(done.plan, done.row), strict=True)
+            ),
             seconds=seconds,
             buckets=names,
         )
@@ -96,8 +101,7 @@ class Journal:
         shown = names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "no clip"
         self.tell.step(step, loss=result.loss, clips=result.clips, bucket=shown, log_every=self.log_every)
         if not result.applied:
-            why = "loss or gradient is not finite" if not result.finite else "no clip could be decoded"
-            self.tell.say(f"step {step} is skipped: {why}")
+            self.tell.say(f"step {step} is skipped: {result.why_not}")
         if result.failed:
             self._failures(done.epoch, step, seen)
         if self.debug:
@@ -105,7 +109,12 @@ class Journal:
 
     def _failures(self, epoch: int, step: int, seen: Seen) -> None:
         mine = [
-            {"uid": int(b.work.uids[i]), "path": str(b.work.requests[i].path), "reason": reason}
+            {
+                "uid": int(b.work.uids[i]),
+                "showing": int(b.work.showing[i]),
+                "path": str(b.work.requests[i].path),
+                "reason": reason,
+            }
             for b in seen.batches
             for i, reason in b.failures
         ]
@@ -124,7 +133,12 @@ class Journal:
         folder = self.run.path / "debug"
         folder.mkdir(exist_ok=True)
         trained = [
-            {"uid": int(b.work.uids[i]), "copy": int(b.work.copies[i]), "path": str(b.work.requests[i].path)}
+            {
+                "uid": int(b.work.uids[i]),
+                "copy": int(b.work.copies[i]),
+                "showing": int(b.work.showing[i]),
+                "path": str(b.work.requests[i].path),
+            }
             for b in seen.batches
             for i in np.flatnonzero(b.counts.numpy()).tolist()
             if result.applied
@@ -142,7 +156,7 @@ class Journal:
         c = position.counts
         self.tell.say(
             f"epoch {position.epoch}: {c.planned} planned = {c.trained} trained + {c.failed} failed "
-            f"+ {c.skipped} skipped"
+            f"+ {c.skipped} skipped" + (f"; {c.repeated} shown again to fill batches" if c.repeated else "")
         )
         self.tell.event(
             "epoch_end",
@@ -152,6 +166,7 @@ class Journal:
             trained=c.trained,
             failed=c.failed,
             skipped=c.skipped,
+            repeated=c.repeated,
         )
         if c.planned != c.trained + c.failed + c.skipped:
             raise AssertionError(f"clips are missing from the account of epoch {position.epoch}: {c}")
@@ -170,8 +185,8 @@ class Journal:
         self.tell.say(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips")
 
 
-def row_of(position: Position) -> list[tuple[int, int]]:
-    """Bucket and planned clips of each micro-batch in the position's row, over all ranks."""
-    plan = position.plan
-    places = [plan.places(int(m)) for m in plan.micro_batches(position.row)]
-    return [(int(plan.bucket[where.start]), int(plan.real[where].sum())) for where in places]
+def counted(plan: EpochPlan, row: int) -> tuple[list[int], list[int]]:
+    """Bucket of each micro-batch in a row, over all ranks, and how many of its places count."""
+    places = [plan.places(int(m)) for m in plan.micro_batches(row)]
+    real = [int((plan.showing[where] >= 0).sum()) for where in places]
+    return [int(plan.bucket[where.start]) for where in places], real

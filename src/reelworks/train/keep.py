@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from reelworks.checkpoint import commit, load, retention, verify
-from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
+from reelworks.checkpoint.commit import Saved
+from reelworks.checkpoint.config import KeepBest
+from reelworks.checkpoint.policy import rank_best
+from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.parallel.mesh import World
@@ -104,37 +108,63 @@ class Keeper:
         if self.world.is_main:
             self.store.record_metrics(step, metrics)
 
-    def save(
-        self,
-        position: Position,
-        data: RecipeData,
-        state: TrainState,
-        metrics: dict[str, float],
-        tell: Recorder,
-    ) -> CheckpointInfo:
-        """Save at a step's edge, then retire what the policy does not keep."""
+    def is_best(self, metrics: dict[str, float]) -> bool:
+        """Say whether what was measured now is better than what any checkpoint has; equal on all ranks."""
+        best = self.recipe.checkpoints.keep_best
+        if best is None or best.metric not in metrics:
+            return False
+        return bool(self.world.broadcast(self.world.is_main and self._beats_all(best, metrics[best.metric])))
+
+    def _beats_all(self, best: KeepBest, value: float) -> bool:
+        sign = 1 if best.mode == "min" else -1
+        infos = self.store.list()
+        ranked = rank_best(infos, best)
+        known = [info.metrics[best.metric] for info in infos if info.step == ranked[0]] if ranked else []
+        return math.isfinite(value) and all(sign * value < sign * other for other in known)
+
+    def order(self, position: Position, data: RecipeData, metrics: dict[str, float]) -> Order:
+        """What a checkpoint holds beside the tensors."""
         extra = {_CURSOR: files.to_json(position.to_cursor(data).to_json(), indent=2).encode()}
         if position.excluded.bits.any():
             extra[_EXCLUDED] = position.excluded.to_bytes()
-        step = position.global_step
-        saved = commit.save(
-            self.store, step, state.state_dict(), extra=extra, metrics=metrics, run_id=self.run_id
-        )
+        return {"extra": extra, "metrics": metrics, "run_id": self.run_id}
+
+    def save(
+        self, position: Position, data: RecipeData, state: TrainState, metrics: dict[str, float]
+    ) -> Saved:
+        """Save at a step's edge, and wait for it.
+
+        Raises:
+            SaveFailed: There is no checkpoint of this step.
+        """
+        order = self.order(position, data, metrics)
+        return commit.save(self.store, position.global_step, state.state_dict(), **order)
+
+    def published(self, saved: Saved, tell: Recorder) -> None:
+        """Tell of a new checkpoint, then retire what the policy does not keep."""
+        step = saved.info.step
         tell.event(
             "checkpoint", step=step, name=saved.info.path.name, bytes=saved.bytes, seconds=saved.seconds
         )
         if not self.world.is_main:
-            return saved.info
+            return
         try:
             decisions = retention.apply_retention(self.store, self.recipe.checkpoints)
         except OSError as error:
             tell.say(f"warning: old checkpoints could not be deleted ({error})")
-            return saved.info
+            return
         described: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
         for decision in decisions:
             described[decision.keep].append({"step": decision.step, "reasons": list(decision.reasons)})
         tell.event("retention", step=step, kept=described[True], deleted=described[False])
-        return saved.info
+
+
+class Order(TypedDict):
+    """What `commit.save` is told beside the tensors."""
+
+    extra: dict[str, bytes]
+    metrics: dict[str, float]
+    run_id: str
 
 
 def _step(text: str) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from reelworks.checkpoint.commit import SaveFailed
 from reelworks.core.errors import UserError
 from reelworks.prepare import position as positions
 from reelworks.prepare.data import RecipeData
@@ -17,13 +16,15 @@ from reelworks.run.folder import RunFolder
 from reelworks.stream import batches
 from reelworks.stream.batches import MicroBatch
 from reelworks.stream.workers import DecodePool
+from reelworks.train import state as states
 from reelworks.train.feed import Feed
-from reelworks.train.journal import Journal, Seen, row_of
+from reelworks.train.journal import Journal, Seen
 from reelworks.train.keep import Keeper
 from reelworks.train.preview import Previewer
 from reelworks.train.recorder import Recorder
+from reelworks.train.saves import Saver
 from reelworks.train.signals import Signals
-from reelworks.train.step import Stepper, StepResult
+from reelworks.train.step import Stepper, StepResult, Votes
 from reelworks.train.validate import Validator
 
 # So many steps in a row without an update mean that going on is hopeless.
@@ -42,13 +43,14 @@ class Loop:
     validator: Validator
     previewer: Previewer
     keeper: Keeper
+    saver: Saver
     tell: Recorder
     journal: Journal
     signals: Signals = field(default_factory=Signals)
     _measured: dict[str, float] = field(default_factory=dict)
     _measured_step: int | None = None
+    _seconds: float = 0.0
     _skipped_in_a_row: int = 0
-    _saved_step: int | None = None
 
     def go(self, position: Position, resumed: bool) -> str:
         """Train from a position to the end.
@@ -61,21 +63,22 @@ class Loop:
         """
         recipe = self.recipe
         with ExitStack() as stack:
-            pool = DecodePool(recipe.data.num_workers)
+            pool = DecodePool(recipe.data.num_workers, recipe.data.decode_timeout)
             stack.callback(pool.close)
             stack.enter_context(self.signals.listening())
-            self._saved_step = position.global_step if resumed else None
+            self.saver.saved_step = position.global_step if resumed else None
             if self._is_done(position):
                 if not resumed:
                     raise positions.no_steps(self.data)
                 self._complete(position, pool)
+                self.tell.event("stop", step=position.global_step, reason="finished")
                 return "finished"
             if resumed:
                 self.keeper.abandon_after(position.global_step, self.tell)
             else:
                 self._validate(position, pool)
             source = batches.read_ahead(
-                self.feed.rows(position, recipe.train.max_steps, recipe.train.max_epochs),
+                self.feed.rows(position),
                 pool,
                 recipe.data.prefetch_micro_batches,
             )
@@ -86,10 +89,10 @@ class Loop:
                     if self._is_done(position):  # the epochs that were left draw no clip
                         self._after(position, pool)
                         break
-                position, stop = self._step(position, source)
-                self._after(position, pool)
-                if stop and not self._is_done(position):
-                    self._save(position, last=True)
+                position, votes = self._step(position, source)
+                self._after(position, pool, votes)
+                if votes.stop and not self._is_done(position):
+                    self.saver.last(position, self._metrics_of(position))
                     self.tell.event("stop", step=position.global_step, reason="signal")
                     return "signal"
             self.tell.event("stop", step=position.global_step, reason="finished")
@@ -127,21 +130,30 @@ class Loop:
             self._begin(position)
         return position
 
-    def _step(self, position: Position, source: Iterator[MicroBatch]) -> tuple[Position, bool]:
+    def _step(self, position: Position, source: Iterator[MicroBatch]) -> tuple[Position, Votes]:
         began = time.monotonic()
         seen = Seen()
         step = position.global_step
-        result = self.stepper.run(
-            seen.watch(source), position.plan, position.row, step, bool(self.signals.name)
-        )
-        planned = sum(clips for _, clips in row_of(position))
+        if self.recipe.train.skips(step + 1):
+            result = StepResult.skipped(states.learning_rate(self.recipe.train, step))
+        else:
+            result = self.stepper.run(
+                seen.watch(source),
+                position.plan,
+                position.row,
+                step,
+                self.saver.votes(stop=bool(self.signals.name)),
+            )
+        planned = position.plan.planned_in(position.row)
         # Counted, not derived: a clip that got lost on the way must not balance the account.
         trained, skipped = (result.clips, 0) if result.applied else (0, planned - result.failed)
-        self.journal.step(position, step + 1, result, seen, time.monotonic() - began)
-        counts = position.counts.add(trained, result.failed, skipped)
+        self._seconds = time.monotonic() - began
+        self.journal.step(position, step + 1, result, seen, self._seconds)
+        repeated = result.repeated if result.applied else 0
+        counts = position.counts.add(trained, result.failed, skipped, repeated)
         position = replace(position, row=position.row + 1, global_step=step + 1, counts=counts)
         self._check(position, result)
-        return position, result.asked_to_stop
+        return position, result.votes
 
     def _check(self, position: Position, result: StepResult) -> None:
         counts = position.counts
@@ -162,7 +174,7 @@ class Loop:
                 "with --resume STEP",
             )
 
-    def _after(self, position: Position, pool: DecodePool) -> None:
+    def _after(self, position: Position, pool: DecodePool, votes: Votes | None = None) -> None:
         """What is due at a step's edge: validation, preview, checkpoint, the epoch's account."""
         step, done = position.global_step, self._is_done(position)
         if position.at_end:
@@ -170,8 +182,10 @@ class Loop:
         # Before the save, so that a checkpoint knows its loss.
         if done or _due(self.recipe.validation.every_steps, step):
             self._validate(position, pool)
-        if done or _due(self.recipe.checkpoints.every_steps, step):
-            self._save(position, last=done)
+        if done:
+            self.saver.last(position, self._metrics_of(position))
+        elif votes is not None:
+            self.saver.after_step(position, self._metrics_of(position), votes, self._seconds)
         if done or _due(self.recipe.preview.every_steps, step):
             self.previewer.run(step, self.tell)
 
@@ -185,21 +199,9 @@ class Loop:
             self.journal.validation(position.global_step, result, time.monotonic() - began)
         return self._measured
 
-    def _save(self, position: Position, *, last: bool = False) -> None:
-        """Save; only a save that nothing follows may end the run."""
-        if self._saved_step == position.global_step:
-            return
-        # A loss that was measured at another step is not this checkpoint's.
-        metrics = self._measured if self._measured_step == position.global_step else {}
-        try:
-            self.keeper.save(position, self.data, self.stepper.state, metrics, self.tell)
-        except SaveFailed as error:
-            if last:
-                raise
-            self.tell.event("unsaved", step=position.global_step, reason=error.problem)
-            self.tell.say(f"warning: {error}")
-            return
-        self._saved_step = position.global_step
+    def _metrics_of(self, position: Position) -> dict[str, float]:
+        """What was measured at this very step: a loss of another one is not this checkpoint's."""
+        return self._measured if self._measured_step == position.global_step else {}
 
 
 def _due(every: int | None, step: int) -> bool:

@@ -15,8 +15,8 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.prepare import contact
 from reelworks.prepare.data import RecipeData
+from reelworks.prepare.former import FormerData
 from reelworks.prepare.segments import plan_of
-from reelworks.recipe import load as recipes
 from reelworks.run import coverage as told
 from reelworks.run import events
 from reelworks.run.coverage import Epoch, Step
@@ -39,7 +39,7 @@ class Replay:
         epoch: The epoch it belongs to.
         segment: The segment of the epoch, from 0.
         plan_read: False where the plan's file is gone and it was made again.
-        data: The recipe's data; its rows are those of the step's clips alone, as they were planned.
+        data: The data of the recipe that the step was trained by; its rows are those of the step's clips alone, as they were planned.
         since: What became of each clip's row since, by uid: "unchanged", "edited" or "removed".
         ranks: Micro-batches of each rank in the order in which it trained them, fillers included.
     """
@@ -97,11 +97,12 @@ class Replay:
         row = int(rows.find(work.uids[i : i + 1])[0])
         source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
         first, (top, left, *_), resized = contact.placed(request, source)
-        reason = reasons[uid].pop(0) if work.real[i] and reasons.get(uid) else None
+        reason = reasons[uid].pop(0) if work.first[i] and reasons.get(uid) else None
         became = "failed" if reason is not None else "trained" if self.step.applied else "skipped"
         return {
             "uid": uid,
             "copy": int(work.copies[i]),
+            "showing": int(work.showing[i]),
             "path": f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}",
             "file": str(request.path),
             "became": became if work.real[i] else "padding",
@@ -132,18 +133,19 @@ def replay(run: RunFolder, number: int) -> Replay:
         UserError: There is no run, no such step in it holds, or its plan or buckets are gone for good.
     """
     run.info()
-    data = RecipeData.open(recipes.load(run.recipe_file))
     epoch, segment, step = _find(told.epochs(run), number)
-    found = plan_of(run, data, epoch, segment)
+    former = FormerData(run)
+    found = plan_of(former, epoch, segment)
     if found is None:
         raise UserError(
-            f"the plan of epoch {epoch.epoch}, segment {segment}, is gone, and today's recipe and catalog do not "
-            "give it again",
+            f"the plan of epoch {epoch.epoch}, segment {segment}, is gone, and recipe and catalog of then do not give it "
+            "again",
             field="--step",
             value=number,
-            remedy=f"bring back {run.plan_folder} or the recipe of then from a backup of the run, or ask for a later "
+            remedy=f"bring back {run.plan_folder} or {run.recipes_folder} from a backup of the run, or ask for a later "
             "step",
         )
+    data = former.of(step.recipe)
     plan, plan_read = found
     event, world = _event(run, number)
     _check_buckets(data, plan, step, event)
@@ -191,10 +193,11 @@ def _check_buckets(data: RecipeData, plan: EpochPlan, step: Step, event: Json) -
         same = tokens == event["tokens"] and set(event["buckets"]) <= {buckets[i].name for i in indices}
     if not same:
         raise UserError(
-            "the recipe's buckets are not those that this step was trained with",
+            "the buckets that the recipe gives are not those that this step was trained with",
             field="--step",
             value=step.step,
-            remedy="copy the run folder, put the recipe of then there as recipe.toml, and replay the copy",
+            remedy=f"bring back recipes/{step.recipe} in the run folder as it was, or replay it with the version of "
+            "reelworks that trained it",
         )
 
 

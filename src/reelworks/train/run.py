@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 import reelworks
 from reelworks.catalog.scan import ScanProgress
+from reelworks.checkpoint.background import Background
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files
 from reelworks.core.errors import UserError
@@ -21,8 +22,7 @@ from reelworks.parallel import mesh
 from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
 from reelworks.prepare import data as preparing
-from reelworks.prepare import forecast, summary
-from reelworks.prepare import position as positions
+from reelworks.prepare import forecast, reasons, summary
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.recipe import load as recipes
@@ -30,38 +30,21 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.run import events, lock
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import PlanSpec
-from reelworks.train import build, difference, origin, rehearsal
+from reelworks.train import beginning, build, rehearsal
+from reelworks.train.beginning import RunOptions
 from reelworks.train.feed import Feed
 from reelworks.train.journal import Journal
 from reelworks.train.keep import Keeper
 from reelworks.train.loop import Loop
 from reelworks.train.preview import Previewer
 from reelworks.train.recorder import Recorder
+from reelworks.train.saves import Saver
 from reelworks.train.state import TrainState
 from reelworks.train.step import Stepper
 from reelworks.train.validate import Validator
 
 # EX_TEMPFAIL: saved on a signal; a scheduler may requeue the same command.
 EXIT_REQUEUE = 75
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What the command line adds to a recipe.
-
-    Attributes:
-        resume: "auto", "never", or a step.
-        load: Another run, or a checkpoint, to begin with; without effect once this run has its own.
-        weights_only: Take only the weights of `load`.
-        start_from_scratch: Begin the data again at epoch 0, and keep weights, optimizer and step count.
-        debug: Log the clips of every step, on every rank.
-    """
-
-    resume: str = "auto"
-    load: Path | None = None
-    weights_only: bool = False
-    start_from_scratch: bool = False
-    debug: bool = False
 
 
 def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], None] | None = None) -> int:
@@ -91,10 +74,11 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
             stack.enter_context(lock.hold(folder.lock_file))
             preparing.scan(recipe, on_scan)
         world.wait()
-        data = RecipeData.open(recipe)
+        data = replace(RecipeData.open(recipe), run=folder)
         info, said = _open_folder(recipe, folder, world)
         spec = _spec(data, info, world)
-        return _train(recipe, options, world, folder, data, spec, info["id"], threads, said)
+        said += data.chosen.lines() if data.chosen else []
+        return _train(data.recipe, options, world, folder, data, spec, info["id"], threads, said)
 
 
 def _train(
@@ -118,13 +102,16 @@ def _train(
     boundary = Boundary(denoiser)
     keeper = Keeper(CheckpointStore(folder.checkpoints_folder), recipe, run_id, world)
     step = keeper.find(options.resume)
-    position, found = _position(data, spec, folder, keeper, step, state, options)
+    position, found = beginning.find(data, spec, folder, keeper, step, state, options)
+    _agree(world, position)
     said = found + said
     bucket = rehearsal.largest(data.table, set(position.plan.bucket.tolist()) or {0})
     rehearsal.rehearse(boundary, encoder, state, bucket)
+    kept = ""
     if world.is_main:
+        kept = folder.keep_recipe(recipes.dump(data.recipe))
         said += _threads_changed(folder, threads)
-        said.append(_write_context(recipe, folder, data, position, world, threads))
+        said += _write_context(folder, data, position, world, threads)
     with Recorder(
         folder, main=world.is_main, total_steps=recipe.train.max_steps, first_step=position.global_step
     ) as tell:
@@ -136,6 +123,7 @@ def _train(
             slot_width=spec.slot_width,
             threads=threads,
             device=str(world.device),
+            recipe=kept,
             resumed_from=step,
         )
         for line in said:
@@ -159,42 +147,28 @@ def _train(
             recipe.preview, boundary, encoder, recipe.objective, state, world, folder, recipe.seed
         )
         journal = Journal(folder, data, world, tell, recipe.train.log_every, options.debug)
-        loop = Loop(recipe, folder, data, feed, stepper, validator, previewer, keeper, tell, journal)
+        background = Background(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        saver = Saver(recipe.checkpoints, folder, keeper, data, state, tell, background)
+        loop = Loop(recipe, folder, data, feed, stepper, validator, previewer, keeper, saver, tell, journal)
         ended = loop.go(position, resumed=step is not None)
     return EXIT_REQUEUE if ended == "signal" else 0
 
 
-def _position(
-    data: RecipeData,
-    spec: PlanSpec,
-    folder: RunFolder,
-    keeper: Keeper,
-    step: int | None,
-    state: TrainState,
-    options: RunOptions,
-) -> tuple[Position, list[str]]:
-    """Find where to train on, with the weights for it in place; also what to tell of it."""
-    if step is None:
-        begun, empty = positions.next_epoch(data, spec, None)
-        said = ["starting fresh", *(f"epoch {epoch}: no clip was drawn" for epoch in empty)]
-        if options.load is not None:
-            said.append(
-                origin.take_over(options.load, state, keeper.world, weights_only=options.weights_only)
-            )
-        return begun, said
-    cursor, excluded = keeper.restore(step, state)
-    changes = difference.of_recipes(folder, data.recipe)
-    if options.load is not None:
-        changes.append("--load is without effect: the run goes on from its own checkpoint")
-    if options.start_from_scratch:
-        begun = positions.start_again(data, spec, cursor)
-        return begun, [f"weights of step {step}; the data begin again at epoch 0", *changes]
-    position, found = positions.resume(data, spec, folder, cursor, excluded)
-    return position, [
-        f"resumed from step {step}, epoch {position.epoch}, row {position.row}",
-        *found,
-        *changes,
-    ]
+def _agree(world: World, position: Position) -> None:
+    """Refuse to train where ranks planned differently, as with a catalog that one machine has an older copy of.
+
+    Raises:
+        UserError: On all ranks alike.
+    """
+    plans = world.gather(position.plan.digest())
+    others = [str(rank) for rank, plan in enumerate(plans) if plan != plans[0]]
+    if others:
+        raise UserError(
+            f"rank {', '.join(others)} planned another epoch than rank 0",
+            field="catalog",
+            remedy="let all machines read the same catalog and the same files that the recipe names, with the same "
+            "version of reelworks",
+        )
 
 
 def _set_threads(recipe: Recipe, world: World) -> int:
@@ -235,13 +209,15 @@ def _spec(data: RecipeData, info: dict[str, Any], world: World) -> PlanSpec:
 
 
 def _write_context(
-    recipe: Recipe, folder: RunFolder, data: RecipeData, position: Position, world: World, threads: int
-) -> str:
-    """Write the resolved recipe, the plan's summary and the environment of this start; tell the plan."""
-    files.write_bytes(folder.recipe_file, recipes.dump(recipe).encode())
-    plan = data.plan(position.spec, position.epoch)
-    told = summary.summarise(data, position.spec, plan, world=world.size, epoch=position.epoch)
+    folder: RunFolder, data: RecipeData, position: Position, world: World, threads: int
+) -> list[str]:
+    """Write the plan's summary, what it leaves out, and the environment of this start; tell the plan."""
+    spec, epoch = position.spec, position.epoch
+    # The rest of an epoch says little about it; the whole one is planned for the summary alone.
+    plan = position.plan if position.segment == 0 else replace(data, run=None).plan(spec, epoch)
+    told = summary.summarise(data, spec, plan, world=world.size, epoch=epoch)
     files.write_json(folder.plan_folder / "summary.json", told)
+    reasons.write(folder.plan_folder / "left-out.parquet", data, epoch)
     files.write_json(
         folder.environment_file,
         {
@@ -254,11 +230,12 @@ def _write_context(
             "threads": threads,
         },
     )
-    named = ", ".join(f"{len(files_)} {reason}" for reason, files_ in told["reasons"].items())
-    return (
-        f"{told['catalog']['clips']} clips: {told['planned']} planned in {told['steps_per_epoch']} steps per epoch"
-        + (f"; {named}" if named else "")
-    )
+    named = ", ".join(f"{one['clips']} {reason}" for reason, one in told["left_out"].items())
+    planned = f"{told['planned']} planned in {told['steps_per_epoch']} steps per epoch"
+    return [
+        f"{told['catalog']['clips']} clips: {planned}" + (f"; {named}" if named else ""),
+        *summary.warnings(told),
+    ]
 
 
 def _threads_changed(folder: RunFolder, threads: int) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from reelworks.objective.config import ObjectiveConfig
 from reelworks.parallel import mesh
 from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
+from reelworks.schedule import weight as weighing
 from reelworks.schedule.plan import EpochPlan
 from reelworks.stream.batches import MicroBatch
 from reelworks.train import state as states
@@ -29,7 +31,21 @@ from reelworks.train.config import TrainConfig
 from reelworks.train.example import training_example
 from reelworks.train.state import TrainState
 
-_HEAD = 5
+_HEAD = 8
+
+
+class Votes(NamedTuple):
+    """What a rank asks of all ranks at a step's edge; one rank's yes is everybody's.
+
+    Attributes:
+        stop: To save and leave.
+        save: To save.
+        writing: To wait: its part of the save in flight is not written yet.
+    """
+
+    stop: bool
+    save: bool
+    writing: bool
 
 
 @dataclass(frozen=True)
@@ -43,9 +59,11 @@ class StepResult:
         loss_by_bucket: The same for each bucket that took part.
         grad_norm: Norm of the whole gradient before clipping.
         learning_rate: Used in this step.
-        clips: Clips that counted.
+        clips: Clips that counted, each once.
+        repeated: Second and later showings that counted.
         failed: Clips that could not be decoded.
-        asked_to_stop: True if any rank got a signal.
+        votes: What any rank asked of all.
+        on_demand: True if the recipe leaves the step out.
     """
 
     applied: bool
@@ -55,8 +73,24 @@ class StepResult:
     grad_norm: float
     learning_rate: float
     clips: int
+    repeated: int
     failed: int
-    asked_to_stop: bool
+    votes: Votes
+    on_demand: bool = False
+
+    @property
+    def why_not(self) -> str:
+        """Why it was not applied."""
+        if self.on_demand:
+            return "train.skip_steps names it"
+        return "no clip could be decoded" if self.finite else "loss or gradient is not finite"
+
+    @classmethod
+    def skipped(cls, rate: float) -> StepResult:
+        """Of a step that the recipe leaves out."""
+        # Ranks do not meet in it, so that each takes the others to be writing still.
+        votes = Votes(stop=False, save=False, writing=True)
+        return cls(False, True, math.nan, {}, math.nan, rate, 0, 0, 0, votes, on_demand=True)
 
 
 @dataclass(frozen=True)
@@ -73,7 +107,7 @@ class Stepper:
     seed: int
 
     def run(
-        self, batches: Iterator[MicroBatch], plan: EpochPlan, row: int, step: int, stop: bool
+        self, batches: Iterator[MicroBatch], plan: EpochPlan, row: int, step: int, votes: Votes
     ) -> StepResult:
         """Take one optimizer step.
 
@@ -82,11 +116,11 @@ class Stepper:
             plan: The plan that holds the row.
             row: Which row.
             step: Optimizer steps done before this one.
-            stop: True if this rank was asked to stop.
+            votes: What this rank asks of all.
         """
         planned = self.planned_weight(plan, row)
         sums = torch.zeros(_HEAD + 2 * len(self.table.buckets), dtype=torch.float64)
-        sums[4] = float(stop)
+        sums[5:_HEAD] = torch.tensor(votes, dtype=torch.float64)
         rate = states.learning_rate(self.train, step)
         for group in self.state.optimizer.param_groups:
             group["lr"] = rate
@@ -110,14 +144,8 @@ class Stepper:
         return total
 
     def _clip_weight(self, bucket: int, clips: int) -> float:
-        """What a clip counts beside others; the mean over a step does not depend on the unit."""
-        match self.train.loss_weight:
-            case "token":
-                return float(self.table.buckets[bucket].tokens)
-            case "sample":
-                return 1.0
-            case "micro_batch":
-                return 1.0 / max(clips, 1)
+        """What a clip counts beside others."""
+        return float(weighing.of_clip(self.train.loss_weight, self.table.buckets[bucket].tokens, clips))
 
     def _micro_batch(self, batch: MicroBatch, planned: float, sums: Tensor, step: int) -> None:
         work = batch.work
@@ -136,13 +164,15 @@ class Stepper:
         loss_sum, weight_sum = float(weighted.detach()), float(weight.sum())
         sums[0] += loss_sum
         sums[1] += weight_sum
-        sums[2] += int(example.counts.sum())
-        sums[3] += len(batch.failures)
+        counted, first = batch.counts.numpy(), work.first
+        sums[2] += int((counted & first).sum())
+        sums[3] += int((counted & ~first).sum())
+        sums[4] += batch.failed
         sums[_HEAD + work.bucket] += loss_sum
         sums[_HEAD + len(self.table.buckets) + work.bucket] += weight_sum
 
     def _update(self, sums: Tensor, planned: float, rate: float, step: int) -> StepResult:
-        loss_sum, actual, clips, failed, stop = sums[:_HEAD].tolist()
+        loss_sum, actual, clips, repeated, failed, *asked = sums[:_HEAD].tolist()
         n = len(self.table.buckets)
         by_bucket = {
             i: float(sums[_HEAD + i] / sums[_HEAD + n + i]) for i in range(n) if sums[_HEAD + n + i] > 0
@@ -155,7 +185,18 @@ class Stepper:
             self.state.update_ema(step, self.train.ema_decay)
         self.state.optimizer.zero_grad(set_to_none=True)
         loss = loss_sum / actual if actual > 0 else math.nan
-        return StepResult(applied, finite, loss, by_bucket, norm, rate, int(clips), int(failed), stop > 0)
+        return StepResult(
+            applied,
+            finite,
+            loss,
+            by_bucket,
+            norm,
+            rate,
+            int(clips),
+            int(repeated),
+            int(failed),
+            Votes(*(n > 0 for n in asked)),
+        )
 
     def _gradient_norm(self, scale: float) -> float:
         """Scale gradients for clips that did not count, clip them, and return their norm before clipping."""

@@ -177,3 +177,48 @@ def test_validation_uses_no_entry_that_training_never_does() -> None:
 def test_no_clips_are_no_trouble() -> None:
     result = run(take(many(3), np.zeros(0, dtype=np.int64)))
     assert len(result.bucket) == len(result.reason) == len(result.nearest) == 0
+
+
+EXTENDED = [
+    BucketEntryConfig.model_validate(entry)
+    for entry in (
+        {"resolution": "256px", "num_frames": [1, 17]},
+        {"resolution": "128px", "num_frames": [9, 33]},
+        {"resolution": "64px", "num_frames": 21},
+    )
+]
+
+
+@given(st.lists(shapes, min_size=1, max_size=30))
+def test_only_videos_too_short_for_all_that_they_fill_are_extended(clips: list[tuple[int, int, int]]) -> None:
+    """Extended or not, all others are assigned alike; those go to the shortest entry whose size they fill."""
+    plain, extended = (
+        table.build(EXTENDED, BucketsConfig(), GEOMETRY, extends_short=extends) for extends in (False, True)
+    )
+    before, after = run(make_clips(clips), plain), run(make_clips(clips), extended)
+    videos = [i for i, e in enumerate(plain.entries) if e.num_frames > 1]
+    for i, (frames, height, width) in enumerate(clips):
+        by_size = {e: b for e in videos if (b := fills(plain, e, (999, height, width))) is not None}
+        if frames > 1 and by_size and before.bucket[i] < 0:
+            shortest = min(by_size, key=lambda e: (plain.entries[e].num_frames, e))
+            assert after.bucket[i] == by_size[shortest]
+            assert frames < plain.entries[shortest].num_frames
+        else:
+            assert after.bucket[i] == before.bucket[i]
+        assert after.reason[i] != Reason.TOO_SHORT
+        assert (after.bucket[i] >= 0) == (after.reason[i] == Reason.NONE)
+
+
+def test_a_short_clip_is_drawn_by_the_chance_of_its_entry() -> None:
+    """No more of them than of others come to an entry, none to one that is switched off; validation has all."""
+    entries = [
+        BucketEntryConfig(resolution="128px", num_frames=9, keep_prob=0.0),
+        BucketEntryConfig(resolution="128px", num_frames=[17, 33], keep_prob=[0.3, 1.0]),
+    ]
+    built = table.build(entries, BucketsConfig(), GEOMETRY, extends_short=True)
+    held = np.arange(4000) % 4 == 0
+    result = run(make_clips([(10, 200, 200)] * 4000, held_out=held), built)
+    assert {built.entries[built.buckets[b].entry].num_frames for b in result.bucket if b >= 0} == {17}
+    assert (result.reason[held] == Reason.HELD_OUT).all()
+    assert set(result.reason[~held]) == {Reason.NONE, Reason.NOT_DRAWN}
+    assert abs((result.reason[~held] == Reason.NONE).mean() - 0.3) < 0.03

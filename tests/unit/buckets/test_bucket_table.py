@@ -66,6 +66,31 @@ def test_entries_stand_by_pixels_then_frames_descending() -> None:
     assert built.batch_sizes().tolist() == [b.batch_size for b in built.buckets]
 
 
+@given(
+    st.integers(144, 2160),
+    st.sampled_from([(8, 8), (16, 16), (32, 16), (64, 64)]),
+    st.booleans(),
+)
+def test_footage_of_a_format_fills_the_resolution_of_its_name(
+    lines: int, multiple: tuple[int, int], upright: bool
+) -> None:
+    """At 16:9 and 9:16 no size named by lines is larger than that format, nor a multiple smaller than need be."""
+    most = (lines * 16 / 9, lines) if upright else (lines, lines * 16 / 9)
+    size = sizes.size_at(f"{lines}p", 9 / 16 if upright else 16 / 9, multiple)
+    for side, limit, step in zip(size, most, multiple, strict=True):
+        assert side % step == 0
+        assert limit - 2 * step < side <= limit
+
+
+@pytest.mark.parametrize(
+    ("resolution", "size"),
+    [("1080p", (1072, 1920)), ("720p", (720, 1280)), ("480p", (480, 848)), ("1440px", (1088, 1920))],
+)
+def test_sizes_at_16_9(resolution: str, size: tuple[int, int]) -> None:
+    """Named lines are never exceeded; other resolutions stay nearest to their pixels."""
+    assert sizes.size_at(resolution, 16 / 9, (16, 16)) == size
+
+
 def test_buckets_of_an_entry_are_distinct_sizes_near_its_budget() -> None:
     built = build(entry("256px", 17))
     assert len({b.shape for b in built.buckets}) == len(built.buckets) == 9
@@ -121,18 +146,34 @@ def test_frame_counts_obey_the_model(rule: tuple[int, int], frames: int, remedy:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "field", "value", "remedy"),
     [
-        ({"num_frames": 0}, "num_frames must be at least 1"),
-        ({"num_frames": [1, 17], "batch_size": [4]}, "batch_size lists 1 values for 2 frame counts"),
-        ({"num_frames": [1, 17], "keep_prob": [0.5, 0.5, 1.0]}, "keep_prob lists 3 values"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"keep_prob": 1.5}, "keep_prob must lie in"),
+        ({"num_frames": 0}, "num_frames", 0, "at least 1"),
+        ({"num_frames": [17, -17]}, "num_frames", -17, "at least 1"),
+        ({"num_frames": []}, "num_frames", [], "list at least one"),
+        ({"num_frames": [1, 17], "batch_size": [4]}, "batch_size", [4], "list 2"),
+        ({"num_frames": [1, 17], "keep_prob": [0.5, 0.5, 1.0]}, "keep_prob", [0.5, 0.5, 1.0], "list 2"),
+        ({"batch_size": 0}, "batch_size", 0, "at least 1"),
+        ({"num_frames": [1, 17], "batch_size": [4, 0]}, "batch_size", 0, "at least 1"),
+        ({"keep_prob": 1.5}, "keep_prob", 1.5, "from 0 to 1"),
+        ({"num_frames": [1, 17], "keep_prob": [0.5, -0.1]}, "keep_prob", -0.1, "from 0 to 1"),
     ],
 )
-def test_entries_that_cannot_be(values: dict[str, object], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_entries_that_cannot_be(values: dict[str, object], field: str, value: object, remedy: str) -> None:
+    """An impossible entry is told by its key, the value and what to write."""
+    with pytest.raises(ValidationError) as caught:
         entry(**values)
+    (told,) = (problem["ctx"]["error"] for problem in caught.value.errors())
+    assert isinstance(told, UserError)
+    assert (told.field, told.value) == (f"bucket.{field}", value)
+    assert remedy in told.remedy
+
+
+@pytest.mark.parametrize("chance", [math.nan, math.inf, [math.nan, 0.5]])
+def test_chances_are_finite(chance: float | list[float]) -> None:
+    """NaN, which no comparison refuses, is no chance."""
+    with pytest.raises(ValidationError, match="finite"):
+        entry(num_frames=[1, 17], keep_prob=chance)
 
 
 @pytest.mark.parametrize(

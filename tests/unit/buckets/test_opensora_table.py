@@ -287,3 +287,26 @@ def test_values_may_be_written_as_toml_or_as_python_has_them() -> None:
     python = {"256": {1: (1.0, 2), 16: ((0.5, 0.1), 1), 64: (0.0, None)}}
     toml = {"256": {"1": [1.0, 2], "16": [[0.5, 0.1], 1], "64": [0.0, "none"]}}
     assert build(python) == build(toml)
+
+
+def test_short_clips_are_extended_only_where_no_length_takes_them() -> None:
+    """Clips too short for the table go to its shortest used length; `compat` loses them as it does others."""
+    entries = {"256": {"17": [0.5, 2], "34": [[0.5, 0.5], 1]}, "144p": {"17": [0.0, "none"], "51": [1.0, 1]}}
+    short, long = many(50, (9, 300, 300)), many(50, (40, 300, 300))
+    for compat in (False, True):
+        config = BucketsConfig.model_validate(
+            {"opensora": entries, "probability": "opensora-1.2", "compat": compat}
+        )
+        plain, extended = (
+            table.build([], config, ANY_SIZE, extends_short=extends) for extends in (False, True)
+        )
+        assert np.array_equal(run(long, plain).bucket, run(long, extended).bucket)
+        assert Reason.NOT_DRAWN in run(long, extended).reason
+        assert set(run(short, plain).reason) == {Reason.TOO_SHORT}
+        result = run(short, extended)
+        if compat:
+            assert set(result.reason) == {Reason.TOO_SHORT}
+        else:
+            assert set(result.reason) == {Reason.NONE, Reason.NOT_DRAWN}
+            taken_by = {str(extended.entries[extended.buckets[b].entry]) for b in result.bucket if b >= 0}
+            assert taken_by == {"256 ×17"}

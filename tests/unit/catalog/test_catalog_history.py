@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import catalog_media as media
+import media_makers as media
 import pyarrow as pa
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st

@@ -6,7 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
-import catalog_media as media
+import media_makers as media
 import numpy as np
 import pytest
 from av.stream import Disposition
@@ -17,7 +17,7 @@ from reelworks.catalog import probe
 CONTAINERS = {
     "clip.mp4": {},
     "clip.MOV": {"codec": "mpeg4"},
-    "clip.m4v": {"options": {"movflags": "faststart"}},
+    "clip.m4v": {"container_options": {"movflags": "faststart"}},
     "clip.mkv": {},
     "clip.webm": {"codec": "libvpx-vp9"},
     "clip.avi": {"codec": "mpeg4"},
@@ -91,7 +91,7 @@ def test_ntsc_rate_is_exact(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("clockwise", "size"), [(90, (48, 64)), (180, (64, 48)), (270, (48, 64))])
 def test_rotation_is_applied_to_the_size(tmp_path: Path, clockwise: int, size: tuple[int, int]) -> None:
     clip = media.write_video(tmp_path / "a.mp4", num_frames=2)
-    media.rotate_mp4(clip, clockwise)
+    media.rotate(clip, clockwise)
     found = probe.probe(clip)
     assert (found.width, found.height) == size
     assert found.rotation == clockwise

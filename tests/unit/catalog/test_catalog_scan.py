@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import catalog_media as media
+import media_makers as media
 import pytest
 
 from reelworks.catalog import probe

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import catalog_media as media
+import media_makers as media
 import pytest
 
 from reelworks.catalog.rows import SCHEMA, CatalogRows

@@ -1,8 +1,5 @@
-"""Small states, checkpoints made of them, and a machine that dies at a chosen file operation."""
+"""Small states, and checkpoints made of them."""
 
-import io
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,32 +83,3 @@ def write_plain(
 
 class Killed(BaseException):
     """The process is gone: nothing that handles errors may help."""
-
-
-class Machine:
-    """Counts the operations that change files; from number `die_at` on none happens any more."""
-
-    def __init__(self, monkeypatch: Any, die_at: int | None = None) -> None:
-        self.count, self.die_at = 0, die_at
-        self.log: list[tuple[str, str, int]] = []  # operation, target of a rename, inode of an fsync
-        for name in ("mkdir", "unlink", "rmdir", "fsync", "rename", "replace"):
-            monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
-        monkeypatch.setattr(io, "open", self._wrap("open", io.open))
-
-    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if name == "open" and not set(str(args[1] if len(args) > 1 else "r")) & set("wax+"):
-                return real(*args, **kwargs)
-            self.count += 1
-            if self.die_at is not None and self.count >= self.die_at:
-                raise Killed
-            self.log.append(
-                (
-                    name,
-                    str(args[1]) if name == "rename" else "",
-                    os.fstat(args[0]).st_ino if name == "fsync" else 0,
-                )
-            )
-            return real(*args, **kwargs)
-
-        return call

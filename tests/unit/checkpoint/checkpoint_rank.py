@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from reelworks.checkpoint import commit, space
+from reelworks.checkpoint import commit, export, space
 from reelworks.checkpoint.load import load
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import digests
+from reelworks.core import storage
 from reelworks.core.errors import UserError
 
 
@@ -41,18 +42,34 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
 
 def fail_together(store: CheckpointStore, state: dict[str, Any], rank: int, folder: Path) -> None:
     """Rank 1's disk is full after the shards are written: both ranks must say the same."""
-    real = digests.digest_file
 
-    def full(path: Path) -> str:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(call: str, path: Path) -> None:
+        if call == "fsync" and rank == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    if rank == 1:
-        digests.digest_file = full
     try:
-        commit.save(store, 20, state)
+        with storage.guarded(full):
+            commit.save(store, 20, state)
     except commit.DiskFull as error:
         (folder / f"error{rank}.txt").write_text(str(error))
-    digests.digest_file = real
+
+
+def export_together(model: nn.Module, rank: int, folder: Path) -> None:
+    """Rank 0's disk is full: both ranks must say so, and neither wait for the other; then it has room."""
+
+    def full(call: str, path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    weights = get_model_state_dict(model)
+    state = {"model": weights, "ema": {name: 2 * value for name, value in weights.items()}}
+    target = folder / "exported.safetensors"
+    given: dict[str, Any] = {"weights": "ema", "dtype": "float32", "about": {"rank": str(rank)}}
+    try:
+        with storage.guarded(full) if rank == 0 else nullcontext():
+            export.weights_only(state, target, **given)
+    except export.ExportFailed as error:
+        (folder / f"unexported{rank}.txt").write_text(str(error))
+    export.weights_only(state, target, **given)
 
 
 def main(rank: int, folder: Path) -> None:
@@ -84,6 +101,7 @@ def main(rank: int, folder: Path) -> None:
     (folder / f"saved{rank}.txt").write_text(f"{saved.info.manifest.save_id} {saved.fresh}")
     (folder / f"bytes{rank}.txt").write_text(str(space.local_bytes(state)))
     full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    export_together(model, rank, folder)
     if rank == 0:
         torch.save(full, folder / "expected.pt")
     dist.destroy_process_group()

@@ -1,7 +1,9 @@
 """The floor always stays; everything else stays or goes for a reason that the policy names."""
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
-from reelworks.checkpoint.policy import plan_retention
+from reelworks.checkpoint.policy import Decision, Moment, plan_retention
 
 LOSS = "validation/loss"
 NAN, INF = math.nan, math.inf
@@ -20,22 +22,31 @@ class Record:
     step: int
     pinned: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
+    created: float = 0.0
+    num_bytes: int = 100
 
 
 def run(*losses: float | None, pinned: tuple[int, ...] = ()) -> list[Record]:
     """Checkpoints of steps 100, 200, ... with these losses; None is not measured."""
     return [
-        Record(100 * i, 100 * i in pinned, {} if loss is None else {LOSS: loss})
+        Record(100 * i, 100 * i in pinned, {} if loss is None else {LOSS: loss}, created=3600.0 * i)
         for i, loss in enumerate(losses, 1)
     ]
 
 
-def kept(records: list[Record], in_use: int | None = None, **policy: object) -> list[int]:
-    return [d.step for d in plan_retention(records, CheckpointsConfig(**policy), in_use) if d.keep]
+def plan(records: list[Record], policy: CheckpointsConfig, **moment: Any) -> list[Decision]:
+    return plan_retention(records, policy, Moment(**{"now": 0.0, **moment}))
+
+
+def kept(
+    records: list[Record], in_use: tuple[int, ...] = (), now: float = 0.0, **policy: object
+) -> list[int]:
+    decisions = plan(records, CheckpointsConfig(**policy), in_use=in_use, now=now)
+    return [d.step for d in decisions if d.keep]
 
 
 BEST_1 = KeepBest()
-MAX_2 = KeepBest(mode="max", n=2)
+MAX_1, MAX_2 = (KeepBest(mode="max", n=n) for n in (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -48,6 +59,7 @@ MAX_2 = KeepBest(mode="max", n=2)
         (run(9, 1, 3, 4, 5), {"keep_last": 1}, [200, 500]),
         # Not a number is never best, wherever it stands: sorting with it gives any order.
         (run(0.5, 1.0, NAN, 0.2), {"keep_last": 1, "keep_best": MAX_2}, [100, 200, 400]),
+        (run(0.5, 1.0, NAN, 0.2), {"keep_last": 1, "keep_best": MAX_1}, [200, 400]),
         (run(1.0, NAN, 0.5, 0.2), {"keep_last": 1, "keep_best": MAX_2}, [100, 300, 400]),
         (run(-INF, 2, INF, 3), {"keep_last": 1, "keep_best": BEST_1}, [200, 400]),
         (run(NAN, None, NAN), {"keep_last": 1}, [300]),
@@ -58,6 +70,8 @@ MAX_2 = KeepBest(mode="max", n=2)
         (run(5, 4, 3, 2, 1), {"keep_last": 1, "keep_best": None, "keep_every": 200, "every_steps": 100},
          [200, 400, 500]),
         (run(1, 2, 3, 4, pinned=(200,)), {"keep_last": 1, "keep_best": None}, [200, 400]),
+        # Saved at 1:00, 2:00, ... 5:00; asked at 0:00, so all of them are younger.
+        (run(1, 2, 3, 4, 5), {"keep_last": 1, "keep_best": None, "keep_within": "2h"}, [100, 200, 300, 400, 500]),
         # A limit counts all, the best included, and cannot break the floor.
         (run(1, 2, 3, 4, 5), {"save_total_limit": 3}, [100, 400, 500]),
         (run(1, 2, 3, 4, 5), {"save_total_limit": 1}, [100, 500]),
@@ -72,8 +86,56 @@ def test_table(records: list[Record], policy: dict[str, object], expected: list[
 
 
 def test_in_use_is_kept() -> None:
-    assert kept(run(None, None, None), keep_last=1, in_use=100) == [100, 300]
-    assert kept(run(None, None, None), keep_last=1, in_use=100, save_total_limit=1) == [100, 300]
+    records = run(None, None, None, None)
+    assert kept(records, keep_last=1, in_use=(100, 200)) == [100, 200, 400]
+    assert kept(records, keep_last=1, in_use=(100,), save_total_limit=1) == [100, 400]
+
+
+@pytest.mark.parametrize(
+    ("within", "expected"),
+    [("3600s", [500]), ("60m", [500]), ("2h", [500]), ("0.1d", [400, 500]), ("1w", [*range(100, 501, 100)])],
+)
+def test_young_ones_are_kept(within: str, expected: list[int]) -> None:
+    """Saved at 1:00 to 5:00, asked at 6:00."""
+    assert (
+        kept(run(1, 2, 3, 4, 5), keep_last=1, keep_best=None, keep_within=within, now=6 * 3600.0) == expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "moment", "expected"),
+    [
+        # 100 bytes each, the next save has room too.
+        ({"keep_last": 5, "max_disk": "600B"}, {}, [100, 200, 300, 400, 500]),
+        ({"keep_last": 5, "max_disk": "599B"}, {}, [100, 300, 400, 500]),
+        ({"keep_last": 5, "max_disk": "450B"}, {}, [100, 400, 500]),
+        ({"keep_last": 5, "max_disk": "450B"}, {"other_bytes": 100}, [100, 500]),
+        ({"keep_last": 5, "max_disk": "1B"}, {}, [100, 500]),
+        ({"keep_last": 5, "max_disk": "1B"}, {"in_use": (200,)}, [100, 200, 500]),
+        ({"keep_last": 5, "keep_best": None, "max_disk": "300B"}, {}, [400, 500]),
+        # What goes anyway is counted as free before anything else is given up.
+        ({"keep_last": 2, "max_disk": "400B"}, {}, [100, 400, 500]),
+        ({"keep_last": 5, "min_free": "50B"}, {"free_bytes": 150}, [100, 200, 300, 400, 500]),
+        ({"keep_last": 5, "min_free": "50B"}, {"free_bytes": 149}, [100, 300, 400, 500]),
+        ({"keep_last": 3, "min_free": "250B"}, {"free_bytes": 150}, [100, 400, 500]),
+        ({"keep_last": 2, "min_free": "50B"}, {"free_bytes": 0}, [100, 400, 500]),
+        ({"keep_last": 5, "min_free": "1TB"}, {"free_bytes": 0}, [100, 500]),
+        ({"save_total_limit": 4, "max_disk": "400B"}, {}, [100, 400, 500]),
+    ],
+)  # fmt: skip
+def test_budgets_let_the_oldest_go_first(policy: Any, moment: Any, expected: list[int]) -> None:
+    """The first is the best, so it stays; the newest stays; what goes says by how much the budget is exceeded."""
+    decisions = plan(run(1, 2, 3, 4, 5), CheckpointsConfig(**policy), next_bytes=100, **moment)
+    assert [d.step for d in decisions if d.keep] == expected
+
+
+def test_a_budget_says_what_it_asked_for() -> None:
+    policy = CheckpointsConfig(keep_last=5, max_disk="450B", min_free="1TB")
+    decisions = plan(run(1, 2, 3), policy, free_bytes=10**12 - 50, next_bytes=200)
+    assert decisions[1].reasons == (
+        "max_disk = 450B: 50 B over, and the oldest that only a rule keeps",
+        "min_free = 1TB: 250 B over, and the oldest that only a rule keeps",
+    )
 
 
 def test_a_metric_that_arrives_late_counts_from_then_on() -> None:
@@ -83,7 +145,7 @@ def test_a_metric_that_arrives_late_counts_from_then_on() -> None:
 
 def test_reasons_say_why() -> None:
     policy = CheckpointsConfig(keep_last=2, keep_every=1000)
-    decisions = {d.step: d for d in plan_retention(run(1, 2, NAN, 4, 5, pinned=(100,)), policy)}
+    decisions = {d.step: d for d in plan(run(1, 2, NAN, 4, 5, pinned=(100,)), policy)}
     assert decisions[100].reasons == ("the best by validation/loss (1)", "pinned")
     assert decisions[200].reasons == (
         "not among the last 2", "not among the best 1 by validation/loss (2)", "not a multiple of 1000 steps",
@@ -91,7 +153,7 @@ def test_reasons_say_why() -> None:
     assert "no finite validation/loss" in decisions[300].reasons
     assert decisions[400].reasons == ("among the last 2",)
     assert decisions[500].reasons == ("the newest",)
-    limited = plan_retention(run(1, 2, 3), CheckpointsConfig(save_total_limit=1))
+    limited = plan(run(1, 2, 3), CheckpointsConfig(save_total_limit=1))
     assert limited[1].reasons == ("over save_total_limit = 1",)
 
 
@@ -101,7 +163,9 @@ METRICS = st.one_of(
     st.sampled_from([0.0, 1.0, NAN, INF, -INF]).map(lambda x: {LOSS: x}),
 )
 RUNS = st.lists(
-    st.builds(Record, st.integers(0, 40), st.booleans(), METRICS), max_size=12, unique_by=lambda r: r.step
+    st.builds(Record, st.integers(0, 40), st.booleans(), METRICS, st.floats(0, 1000), st.integers(0, 99)),
+    max_size=12,
+    unique_by=lambda r: r.step,
 )
 POLICIES = st.builds(
     CheckpointsConfig,
@@ -109,13 +173,24 @@ POLICIES = st.builds(
     keep_last=st.integers(1, 4),
     keep_best=st.none() | st.builds(KeepBest, mode=st.sampled_from(["min", "max"]), n=st.integers(1, 3)),
     keep_every=st.none() | st.integers(1, 9),
+    keep_within=st.none() | st.integers(1, 900).map("{}s".format),
     save_total_limit=st.none() | st.integers(1, 6),
+    max_disk=st.none() | st.integers(1, 900).map("{}B".format),
+    min_free=st.none() | st.integers(1, 900).map("{}B".format),
+)
+MOMENTS = st.builds(
+    Moment,
+    now=st.floats(0, 1200),
+    in_use=st.sets(st.integers(0, 40), max_size=2),
+    other_bytes=st.integers(0, 200),
+    next_bytes=st.integers(0, 99),
+    free_bytes=st.integers(0, 900),
 )
 
 
-def floor(records: list[Record], policy: CheckpointsConfig, in_use: int | None) -> set[int]:
+def floor(records: list[Record], policy: CheckpointsConfig, moment: Moment) -> set[int]:
     """What no policy may delete, told in another way than the policy does."""
-    steps = {r.step for r in records if r.pinned or r.step == in_use}
+    steps = {r.step for r in records if r.pinned or r.step in moment.in_use}
     if records:
         steps.add(max(r.step for r in records))
     scored = [r for r in records if math.isfinite(r.metrics.get(LOSS, NAN))]
@@ -125,25 +200,79 @@ def floor(records: list[Record], policy: CheckpointsConfig, in_use: int | None) 
     return steps
 
 
+def keep(records: list[Record], policy: CheckpointsConfig, moment: Moment) -> set[int]:
+    return {d.step for d in plan_retention(records, policy, moment) if d.keep}
+
+
 @settings(max_examples=150, deadline=None)
-@given(RUNS, POLICIES, st.none() | st.integers(0, 40), st.randoms(use_true_random=False))
-def test_properties(records, policy, in_use, random) -> None:
-    decisions = plan_retention(records, policy, in_use)
-    keep = {d.step for d in decisions if d.keep}
-    must = floor(records, policy, in_use)
+@given(RUNS, POLICIES, MOMENTS, st.randoms(use_true_random=False))
+def test_the_floor_holds_and_the_order_of_listing_does_not_matter(records, policy, moment, random) -> None:
+    decisions = plan_retention(records, policy, moment)
+    stays = {d.step for d in decisions if d.keep}
+    must = floor(records, policy, moment)
 
     assert [d.step for d in decisions] == sorted(r.step for r in records)
     assert all(d.reasons for d in decisions)
-    assert must <= keep
+    assert must <= stays
     if policy.save_total_limit is not None:
-        assert len(keep) <= max(policy.save_total_limit, len(must))
+        assert len(stays) <= max(policy.save_total_limit, len(must))
 
     shuffled = list(records)
     random.shuffle(shuffled)
-    assert plan_retention(shuffled, policy, in_use) == decisions
+    assert plan_retention(shuffled, policy, moment) == decisions
 
-    survivors = [r for r in records if r.step in keep]
-    assert all(d.keep for d in plan_retention(survivors, policy, in_use))
+
+@settings(max_examples=150, deadline=None)
+@given(RUNS, POLICIES, MOMENTS)
+def test_a_plan_that_was_applied_deletes_nothing_more(records, policy, moment) -> None:
+    stays = keep(records, policy, moment)
+    survivors = [r for r in records if r.step in stays]
+    freed = sum(r.num_bytes for r in records if r.step not in stays)
+    later = dataclasses.replace(moment, free_bytes=moment.free_bytes + freed)
+    assert keep(survivors, policy, later) == stays
+
+
+@settings(max_examples=150, deadline=None)
+@given(RUNS, POLICIES, MOMENTS)
+def test_rules_together_keep_what_each_of_them_keeps(records, policy, moment) -> None:
+    """Without limits and budgets, what stays is the union of what the single rules keep."""
+    free = {"save_total_limit": None, "max_disk": None, "min_free": None}
+    alone = CheckpointsConfig(every_steps=None, keep_last=1, keep_best=None)
+    rules = ("keep_last", "keep_best", "keep_every", "keep_within")
+    single = [alone.model_copy(update={rule: getattr(policy, rule)}) for rule in rules]
+    union = set().union(*(keep(records, one, moment) for one in single))
+    assert keep(records, policy.model_copy(update=free), moment) == union
+
+
+@settings(max_examples=150, deadline=None)
+@given(RUNS, POLICIES, MOMENTS, st.integers(1, 900), st.integers(0, 900))
+def test_a_larger_budget_never_keeps_less(records, policy, moment, disk, more) -> None:
+    budget = lambda size: policy.model_copy(update={"max_disk": f"{size}B"})  # noqa: E731
+    assert keep(records, budget(disk), moment) <= keep(records, budget(disk + more), moment)
+    roomier = dataclasses.replace(moment, free_bytes=moment.free_bytes + more)
+    assert keep(records, policy, moment) <= keep(records, policy, roomier)
+
+
+@settings(max_examples=150, deadline=None)
+@given(RUNS, POLICIES, MOMENTS)
+def test_a_budget_holds_unless_nothing_but_the_floor_is_left(records, policy, moment) -> None:
+    stays = keep(records, policy, moment)
+    sizes = {r.step: r.num_bytes for r in records}
+    held = sum(sizes[step] for step in stays)
+    if stays - floor(records, policy, moment):
+        if policy.max_disk_bytes is not None:
+            assert held + moment.other_bytes + moment.next_bytes <= policy.max_disk_bytes
+        if policy.min_free_bytes is not None:
+            free = moment.free_bytes + sum(sizes.values()) - held - moment.next_bytes
+            assert free >= policy.min_free_bytes
+
+
+@settings(max_examples=150, deadline=None)
+@given(RUNS, POLICIES, MOMENTS, st.sampled_from([NAN, INF, -INF]), st.integers(0, 40))
+def test_what_is_not_finite_is_as_if_it_was_never_measured(records, policy, moment, odd, at) -> None:
+    measured = [dataclasses.replace(r, metrics={LOSS: odd}) if r.step == at else r for r in records]
+    bare = [dataclasses.replace(r, metrics={}) if r.step == at else r for r in records]
+    assert plan_retention(measured, policy, moment) == plan_retention(bare, policy, moment)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +283,28 @@ def test_properties(records, policy, in_use, random) -> None:
         ({"keep_best": {"mode": "lowest"}}, "'min' or 'max'"),
         ({"keep_every": 700}, "give a multiple of 500"),
         ({"keep_lats": 3}, "Extra inputs"),
+        ({"max_disk": "500"}, "write a size above 0"),
+        ({"max_disk": "0GB"}, "write a size above 0"),
+        ({"min_free": "50 gigabytes"}, "checkpoints.min_free = '50 gigabytes'"),
+        ({"keep_within": "2 fortnights"}, "write a duration above 0"),
+        ({"on_full": "panic"}, "'wait', 'weights-only' or 'stop'"),
     ],
 )
 def test_config_refuses(values: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         CheckpointsConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1B", 1),
+        ("2 kB", 2000),
+        ("1.5MB", 1_500_000),
+        ("500GB", 500 * 10**9),
+        ("2GiB", 2 * 2**30),
+        ("3TB", 3 * 10**12),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert CheckpointsConfig(max_disk=text).max_disk_bytes == size

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from checkpoint_rank import build, state_of
+from safetensors.torch import load_file
 
 from reelworks.checkpoint import commit
 from reelworks.checkpoint.load import load
@@ -68,6 +69,12 @@ def test_one_process_to_two_and_back(tmp_path: Path) -> None:
     for name, value in model.state_dict().items():
         assert torch.equal(expected[name], value)
         assert torch.equal(other.state_dict()[name], value)
+    exported = load_file(tmp_path / "exported.safetensors")
+    assert exported.keys() == expected.keys()
+    assert all(torch.equal(exported[name], 2 * value) for name, value in expected.items())
+    unexported = texts(tmp_path, "unexported")
+    assert unexported[0] == unexported[1]
+    assert "rank 0: OSError: [Errno 28] No space left on device" in unexported[0]
     reference = state_of(model, optimizer)["optimizer"]["state"]
     for name, values in reference.items():
         for key, value in values.items():

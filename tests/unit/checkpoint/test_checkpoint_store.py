@@ -92,7 +92,7 @@ def test_pins(store: CheckpointStore) -> None:
     store.remove(100, ("over the limit",))
     assert store.steps() == [200]
     assert [(e["event"], e["step"]) for e in store.history()] == [
-        ("pin", 100), ("unpin", 100), ("deleted", 100),
+        ("pin", 100), ("unpin", 100), ("deleting", 100), ("deleted", 100),
     ]  # fmt: skip
     assert store.history()[-1]["reasons"] == ["over the limit"]
 
@@ -185,6 +185,6 @@ def test_an_edited_manifest_is_noticed(store: CheckpointStore) -> None:
 
 
 def test_listing_needs_no_torch() -> None:
-    modules = ["config", "names", "manifest", "policy", "store", "verify", "retention"]
+    modules = ["account", "forecast", "lease", "manifest", "mount", "retention", "store", "verify"]
     code = "import sys\n" + "".join(f"import reelworks.checkpoint.{m}\n" for m in modules)
     subprocess.run([sys.executable, "-c", code + "sys.exit('torch' in sys.modules)"], check=True)

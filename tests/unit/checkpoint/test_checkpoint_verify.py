@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from checkpoint_helpers import write_plain
 
-from reelworks.checkpoint import patience
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import named, newest_valid, verify
-from reelworks.core import digests
+from reelworks.core import digests, patience
 from reelworks.core.errors import UserError
 
 DATA = "dcp/__0_0.distcp"

@@ -26,6 +26,11 @@ def test_arrays_hash_like_their_elements(values: list[int | str]) -> None:
     assert together.tolist() == [draws.hash_int(*values, int(uid)) for uid in uids]
 
 
+@given(st.lists(st.text(max_size=8), max_size=4))
+def test_many_texts_hash_like_each(texts: list[str]) -> None:
+    assert draws.hash64(draws.text_words(texts)).tolist() == [draws.hash_int(text) for text in texts]
+
+
 @given(st.lists(words, min_size=2, max_size=4, unique=True))
 def test_the_order_of_words_counts(values: list[int | str]) -> None:
     assert draws.hash_int(*values) != draws.hash_int(*reversed(values))

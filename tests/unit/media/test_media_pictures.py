@@ -3,7 +3,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import media_files as files
+import media_makers as files
 import numpy as np
 import pytest
 from PIL import Image, ImageOps

@@ -30,6 +30,24 @@ def test_a_clip_offers_the_most_frames_that_can_be_read(
     assert sampling.frame_indices(num_frames, offered + 1, step, draw)[-1] >= num_frames
 
 
+@given(st.integers(1, 60), st.integers(1, 90), st.sampled_from([1.0, 1.25, 2.5, 3.0]), draws)
+def test_a_short_clip_is_held_or_starts_over(num_frames: int, wanted: int, step: float, draw: float) -> None:
+    """A file that is long enough is read as ever; of a short one each frame is shown, then the last or all again."""
+    plain, held, looped = (
+        sampling.frame_indices(num_frames, wanted, step, draw, rule) for rule in ("reject", "hold", "loop")
+    )
+    if plain[-1] < num_frames:
+        assert np.array_equal(held, plain)
+        assert np.array_equal(looped, plain)
+        return
+    inside = plain[plain < num_frames]
+    n = len(inside)
+    assert np.array_equal(held[:n], inside)
+    assert np.array_equal(looped[:n], inside)
+    assert (held[n:] == inside[-1]).all()
+    assert np.array_equal(looped[n:], looped[:-n])
+
+
 def test_steps_follow_interval_or_rate_and_never_make_frames_up() -> None:
     fps = np.array([60.0, 24.0, 12.0])
     assert sampling.frame_step(fps, DataConfig(frame_interval=3)).tolist() == [3, 3, 3]

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import av
-import media_files as files
+import media_makers as files
 import numpy as np
 import pytest
 from av.stream import Disposition

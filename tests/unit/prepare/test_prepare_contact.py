@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from reelworks.media.load import load
-from reelworks.prepare import contact, requests
+from reelworks.prepare import contact, losses, requests
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def data(folder, request):
 
 def test_the_window_of_the_whole_frame_is_the_frame_that_training_reads(data):
     entries = data.entries(0)
-    lost = contact.lost_shares(data, entries)
+    lost = losses.lost_shares(data, entries)
     assert len(entries) == 6
     for place in range(len(entries)):
         one = entries.take(np.array([place]))
@@ -50,7 +50,7 @@ def test_the_window_of_the_whole_frame_is_the_frame_that_training_reads(data):
 
 def test_a_preview_shows_the_clips_of_the_plan_in_the_buckets_that_train_them(data):
     plan = data.plan(data.spec(1, 1), 0)
-    shown, assigned = contact.planned(plan), data.entries(0)
+    shown, assigned = losses.planned(plan), data.entries(0)
     assert dict(zip(shown.uid.tolist(), shown.bucket.tolist(), strict=True)) == dict(
         zip(assigned.uid.tolist(), assigned.bucket.tolist(), strict=True)
     )
@@ -58,7 +58,7 @@ def test_a_preview_shows_the_clips_of_the_plan_in_the_buckets_that_train_them(da
 
 def test_the_one_that_loses_most_comes_first_and_the_choice_is_stable(data):
     entries = data.entries(0)
-    lost = contact.lost_shares(data, entries)
+    lost = losses.lost_shares(data, entries)
     chosen = contact.choose(data, entries, lost, 3)
     assert chosen[0] == np.argmax(lost)
     assert len(set(chosen.tolist())) == 3

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import prepare_files as made
 import pytest
 
-from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.prepare import coverage
 from reelworks.prepare import position as positions
 from reelworks.recipe import load as recipes
+from reelworks.run import plans
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
 
@@ -26,16 +28,23 @@ class Told:
         self.data = made.opened(self.recipe)
         self.run = RunFolder(folder / "run")
         self.run.create({"micro_batches_per_step": 1, "slot_width": 1})
-        files.write_bytes(self.run.recipe_file, recipes.dump(self.recipe).encode())
+        kept = self.run.keep_recipe(recipes.dump(self.recipe))
         self.log = EventLog(self.run.events_file)
-        self.log.write("start", step=0, resumed_from=None, micro_batches_per_step=1, slot_width=1)
+        shape = {"micro_batches_per_step": 1, "slot_width": 1}
+        self.log.write("start", step=0, resumed_from=None, recipe=kept, **shape)
         self.plan, self.done = None, 0
 
     def epoch(self, number):
         position = positions.begin_epoch(self.data, self.data.spec(1, 1), epoch=number)
         positions.write_plan(self.run, position)
         self.plan = position.plan
-        told = {"epoch": number, "segment": 0, "planned": self.plan.planned, "rows": self.plan.steps}
+        told = {
+            "generation": 0,
+            "epoch": number,
+            "segment": 0,
+            "planned": self.plan.planned,
+            "rows": self.plan.steps,
+        }
         self.log.write("epoch", step=self.done, plan=self.plan.digest(), **told)
 
     def size(self, row):
@@ -50,7 +59,7 @@ class Told:
         told = {"row": row, "clips": clips, "loss": 0.5, "grad_norm": norm}
         self.log.write("step", step=self.done, epoch=0, **told)
         for uid in self.plan.uid[where][:failed]:
-            self.log.write("failure", step=self.done, uid=int(uid), path="", reason="torn")
+            self.log.write("failure", step=self.done, uid=int(uid), showing=0, path="", reason="torn")
 
 
 @pytest.fixture
@@ -68,7 +77,7 @@ def test_failed_skipped_and_still_to_come(told):
     assert epoch.adds_up
     found = coverage.cover(told.run)
     (torn,) = [c for c in found.clips(found.places()) if c["epochs"][0]["became"] == "failed"]
-    assert torn["epochs"] == [{"epoch": 0, "became": "failed", "step": 1, "reason": "torn"}]
+    assert torn["epochs"] == [{"generation": 0, "epoch": 0, "became": "failed", "step": 1, "reason": "torn"}]
 
 
 def test_an_account_that_differs_does_not_add_up(told):
@@ -85,8 +94,7 @@ def test_a_lost_plan_is_made_again_on_the_catalog_it_was_made_on(told, tmp_path)
     told.epoch(0)
     told.step(0)
     before = coverage.cover(told.run)
-    for plan in told.run.plan_folder.glob("*.npz"):
-        plan.unlink()
+    shutil.rmtree(plans.path(told.run, 0, 0, 0))
     made.picture(tmp_path / "data" / "late.png", grey=99)
     made.opened(told.recipe)
     after = coverage.cover(told.run)
@@ -97,34 +105,53 @@ def test_a_lost_plan_is_made_again_on_the_catalog_it_was_made_on(told, tmp_path)
         >= dict(zip(before.uid.tolist(), before.epochs[0].step.tolist(), strict=True)).items()
     )
     (late,) = after.clips(after.places(clip="late.png"))
-    assert late["epochs"] == [{"epoch": 0, "became": "not_planned"}]
+    assert late["epochs"] == [{"generation": 0, "epoch": 0, "became": "not_planned"}]
 
 
 def test_a_file_that_holds_another_plan_is_not_believed(told):
     told.epoch(0)
     told.step(0)
     before = coverage.cover(told.run).epochs[0].step
-    (own,) = told.run.plan_folder.glob("*.npz")
+    own = plans.path(told.run, 0, 0, 0)
     wrong = positions.begin_epoch(told.data, told.data.spec(2, 1), epoch=0)
     positions.write_plan(told.run, wrong)
     assert coverage.cover(told.run).epochs[0].step.tolist() == before.tolist()
-    own.write_bytes(own.read_bytes()[:100])
+    (own / "uid.npy").write_bytes(b"torn")
     assert coverage.cover(told.run).epochs[0].step.tolist() == before.tolist()
+
+
+def test_another_recipe_since_changes_nothing_that_is_told_of_former_epochs(told, tmp_path):
+    """Reasons and lost plans of an epoch are those of the recipe that it was trained by."""
+    made.picture(tmp_path / "data" / "speck.png", (8, 8))
+    told.data = made.opened(told.recipe)
+    told.epoch(0)
+    told.step(0)
+    before = coverage.cover(told.run).epochs[0]
+    assert before.counts["too_small"] == 1
+    shutil.rmtree(plans.path(told.run, 0, 0, 0))
+    told.run.keep_recipe(recipes.dump(other_recipe(told)))
+    (epoch,) = coverage.cover(told.run).epochs
+    assert epoch.to_json() == before.to_json()
+    assert epoch.step.tolist() == before.step.tolist()
 
 
 def test_a_plan_that_cannot_be_made_again_is_said_to_be_gone(told):
     told.epoch(0)
     told.step(0)
-    for plan in told.run.plan_folder.glob("*.npz"):
-        plan.unlink()
-    changed = made.recipe(
-        told.run.path.parent, bucket=[{"resolution": "48px", "num_frames": 1, "batch_size": 2}]
-    )
-    files.write_bytes(told.run.recipe_file, recipes.dump(changed).encode())
+    shutil.rmtree(plans.path(told.run, 0, 0, 0))
+    kept = told.run.keep_recipe(recipes.dump(told.recipe))
+    told.run.keep_recipe(recipes.dump(other_recipe(told)))
+    (told.run.recipes_folder / kept).unlink()
     (epoch,) = coverage.cover(told.run).epochs
     assert not epoch.available
     assert not epoch.adds_up
     assert epoch.counts == {"not_available": 7}
+
+
+def other_recipe(told):
+    """One that takes no clip of the run."""
+    folder = told.run.path.parent
+    return made.recipe(folder, dataset=[{"path": str(folder / "data"), "filter": "height > 999"}])
 
 
 def test_clips_are_found_by_any_end_of_their_path(told, tmp_path):

@@ -237,6 +237,18 @@ def test_the_command_warns_and_says_what_cures(written: tuple[str, str]) -> None
     assert "  too_small: data/tiny.png" in said
 
 
+def test_the_command_draws_what_it_prints(written: tuple[str, str], tmp_path: Path) -> None:
+    _, wasteful = written
+    page = tmp_path / "plan.html"
+    told = json.loads(command(wasteful, "--world", "2", "--html", str(page), "--json"))
+    text = page.read_text()
+    assert "What b would train" in text
+    assert all(one["name"] in text for one in told["shares"])
+    assert command(wasteful, "--world", "2", "--html", str(page)).splitlines()[-1] == str(page)
+    with pytest.raises(UserError, match="--html"):
+        command("--diff", *written, "--html", str(page))
+
+
 def test_the_command_compares_two_recipes(written: tuple[str, str]) -> None:
     said = command("--diff", *written)
     told = json.loads(command("--diff", *written, "--json"))

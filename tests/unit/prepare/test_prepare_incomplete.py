@@ -38,16 +38,18 @@ def open_data(folder: Path, incomplete_batch: str, small: str = "48px") -> Recip
     return RecipeData.open(recipe)
 
 
-@pytest.mark.parametrize("incomplete_batch", ["partial", "pad", "merge"])
+@pytest.mark.parametrize("incomplete_batch", ["partial", "pad", "merge", "repeat"])
 def test_all_are_trained_in_every_epoch(folder: Path, incomplete_batch: str) -> None:
     data = open_data(folder, incomplete_batch)
     spec = data.spec(2, 1)
     for epoch in range(3):
         made = data.plan(spec, epoch)
         assert made.steps > 0
-        assert sorted(made.uid[made.real].tolist()) == sorted(data.rows.uid.tolist())
+        assert sorted(made.uid[made.first].tolist()) == sorted(data.rows.uid.tolist())
         told = summary.summarise(data, spec, made, world=2, epoch=epoch)
         assert told["planned"] == sum(bucket["clips"] for bucket in told["buckets"]) == 20
+        full = np.diff(made.offsets) == 4
+        assert full.all() == (incomplete_batch in ("pad", "repeat"))
 
 
 def test_merged_ones_are_few_and_shown_smaller_but_never_enlarged(folder: Path) -> None:

@@ -123,10 +123,10 @@ MISTAKES = [
     ('seed="42"', "seed", "42", "give a whole number"),
     ("seed=4.0", "seed", 4.0, "give a whole number"),
     ("seed=true", "seed", True, "give a whole number"),
-    ("seed=-1", "seed", -1, "give greater than or equal to 0"),
+    ("seed=-1", "seed", -1, "give a number greater than or equal to 0"),
     ("train.learning_rate='fast'", "train.learning_rate", "fast", "give a number"),
     ("train.learning_rate=nan", "train.learning_rate", float, "give a finite number"),
-    ("train.learning_rate=0", "train.learning_rate", 0, "give greater than 0"),
+    ("train.learning_rate=0", "train.learning_rate", 0, "give a number greater than 0"),
     ("preview.prompts='one'", "preview.prompts", "one", "give a list"),
     ("data=3", "data", 3, "give a table"),
     ("data.crop='left'", "data.crop", "left", "give 'center' or 'random'"),
@@ -141,7 +141,7 @@ MISTAKES = [
     ("objective.timestep_shift=-1.0", "objective.timestep_shift", -1.0, '"auto"'),
     ("output=''", "output", "", "give a text"),
     ("catalog=''", "catalog", "", "remove the key"),
-    (f"seed={2**63}", "seed", 2**63, "give less than 9223372036854775808"),
+    (f"seed={2**63}", "seed", 2**63, "give a number less than 9223372036854775808"),
     ("buckets.aspect_ratios=['nan:1']", "buckets.aspect_ratios", "nan:1", '"16:9"'),
     ("validation.times=[]", "validation.times", [], "give times such as"),
     ("validation.times=[500, 0.0]", "validation.times", 0.0, "give times such as"),
@@ -210,10 +210,52 @@ def test_what_is_missing_is_named(tmp_path: Path, removed: str, field: str) -> N
 
 def test_what_contradicts_itself_is_told_in_words(tmp_path: Path) -> None:
     assert "not both" in str(mistake(tmp_path, "data.fps=8.0", "data.frame_interval=2"))
-    assert "batch_size lists 2 values for 1" in str(mistake(tmp_path, "bucket.0.num_frames=[9]"))
+    assert "batch_size = [4, 2]: 2 values for 1" in str(mistake(tmp_path, "bucket.0.num_frames=[9]"))
     assert "slot_width 3 must divide" in str(
         mistake(tmp_path, "train.micro_batches_per_step=4", "train.slot_width=3")
     )
+
+
+AUTO = SMALL.replace(
+    '[[bucket]]\nresolution = "64px"\nnum_frames = [1, 9]\nbatch_size = [4, 2]\n', ""
+).replace("version = 1", 'version = 1\nbuckets = "auto"')
+
+
+@pytest.mark.parametrize("overrides", [[], ["buckets=auto"], ["buckets.entries=auto"]])
+def test_auto_is_short_for_a_table_whose_keys_can_be_set(tmp_path: Path, overrides: list[str]) -> None:
+    """Both ways to write it, on the command line too, leave the other keys of the table open."""
+    recipe = recipes.load(
+        write(tmp_path, AUTO), [*overrides, "buckets.max_tokens=500", "buckets.upscale=true"]
+    )
+    assert (recipe.buckets.entries, recipe.buckets.max_tokens, recipe.buckets.upscale) == ("auto", 500, True)
+    assert recipes.parse(tomllib.loads(recipes.dump(recipe))) == recipe
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text", "field", "value", "said"),
+    [
+        (["buckets=auto"], SMALL, "buckets.entries", "auto", "remove [[bucket]]"),
+        (["buckets.opensora={ 256 = { 1 = [1.0, 4] } }", "buckets.probability=opensora-1.2"], AUTO, "buckets.entries",
+         "auto", "remove [buckets.opensora]"),
+        (["buckets.entries=frozen"], AUTO, "bucket", None, 'write buckets = "auto"'),
+        (["buckets=automatic"], AUTO, "buckets", "automatic", "table"),
+        (["buckets.max_tokens=0"], AUTO, "buckets.max_tokens", 0, "a number greater than or equal to 1"),
+        (["buckets.batch_size=0"], SMALL, "buckets.batch_size", 0, "equal to 1"),
+        (["bucket.0.keep_prob=nan"], SMALL, "bucket.0.keep_prob", ..., "finite number"),
+        (["bucket.0.keep_prob=[0.5, nan]"], SMALL, "bucket.0.keep_prob.1", ..., "finite number"),
+        (["bucket.0.keep_prob=1.01"], SMALL, "bucket.keep_prob", 1.01, "from 0 to 1"),
+        (["bucket.0.num_frames=[1, -9]"], SMALL, "bucket.num_frames", -9, "at least 1"),
+        (["bucket.0.num_frames=[9, 9]"], SMALL, "bucket", "64px ×9 and 64px ×9", "remove one"),
+        (["data.short_clips=freeze"], SMALL, "data.short_clips", "freeze", "'hold' or 'loop'"),
+    ],
+)  # fmt: skip
+def test_bad_buckets_are_told_by_key_value_and_remedy(
+    tmp_path: Path, overrides: list[str], text: str, field: str, value: object, said: str
+) -> None:
+    error = mistake(tmp_path, *overrides, text=text)
+    assert error.field == field
+    assert value in (..., error.value)
+    assert said in error.remedy
 
 
 def test_several_mistakes_are_told_at_once(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def train(clock, rng, saved, first, last, total, every):
         step(clock, number, rng, total)
         if number == 100:
             reason = "packet is corrupt"
-            clock.tell("failure", step=number, uid="00ff", path="shots/012.mp4", reason=reason)
+            clock.tell("failure", step=number, uid="00ff", showing=0, path="shots/012.mp4", reason=reason)
         if number % 13 == 0:
             failed = int(number == 104)
             clock.tell("epoch_end", step=number, epoch=number // 13 - 1, planned=64, trained=64 - failed,

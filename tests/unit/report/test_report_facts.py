@@ -46,7 +46,7 @@ def test_shares_of_buckets_sum_to_one():
          "micro_batches": 1, "incomplete": 0, "tokens_per_clip": tokens}
         for n, clips, tokens in (("a", 3, 100), ("b", 1, 700))
     ]  # fmt: skip
-    a, b = facts.buckets(told(summary={"buckets": rows}))
+    a, b = facts.buckets({"buckets": rows})
     assert (a.share_of_clips, b.share_of_clips) == (0.75, 0.25)
     assert (a.share_of_tokens, b.share_of_tokens) == (0.3, 0.7)
     assert a.keep_prob is None
@@ -54,7 +54,7 @@ def test_shares_of_buckets_sum_to_one():
 
 def test_long_lists_of_names_are_cut_but_counted():
     entries = [{"path": f"{i}.mp4", "detail": ""} for i in range(facts.MAX_NAMES + 7)]
-    (reason,) = facts.reasons(told(summary={"reasons": {"odd_new_reason": entries, "too_small": []}}))
+    (reason,) = facts.reasons({"reasons": {"odd_new_reason": entries, "too_small": []}})
     assert (len(reason.files), reason.total) == (facts.MAX_NAMES, facts.MAX_NAMES + 7)
     assert reason.label == "odd new reason"
 
@@ -66,10 +66,9 @@ def test_held_out_and_not_drawn_clips_are_not_called_rejected():
         "held_out": 1,
         "reasons": {"held_out": entry, "not_drawn": entry, "too_small": entry},
     }
-    data = told(summary=summary | {"catalog": {"clips": 8}})
-    assert facts.rejected(data) == 1
-    assert facts.balance(data) == "8 = 5 + 1 + 1 + 1"
-    assert facts.balance(told(summary=summary | {"catalog": {"clips": 9}})) == ""
+    assert facts.rejected(summary) == 1
+    assert facts.balance(summary | {"catalog": {"clips": 8}}) == "8 = 5 + 1 + 1 + 1"
+    assert facts.balance(summary | {"catalog": {"clips": 9}}) == ""
 
 
 def test_checkpoints_follow_the_last_word_about_each_step():

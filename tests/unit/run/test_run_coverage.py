@@ -14,14 +14,15 @@ def run_with(tmp_path, *events):
     return RunFolder(tmp_path)
 
 
-def start(resumed_from, shape=(4, 2)):
-    fields = {"micro_batches_per_step": shape[0], "slot_width": shape[1]}
+def start(resumed_from, shape=(4, 2), recipe="a.toml"):
+    fields = {"micro_batches_per_step": shape[0], "slot_width": shape[1], "recipe": recipe}
     return "start", {"step": resumed_from or 0, "resumed_from": resumed_from, **fields}
 
 
-def epoch(step, number=0, segment=0, planned=9, rows=3):
+def epoch(step, number=0, segment=0, planned=9, rows=3, generation=0):
     return "epoch", {
         "step": step,
+        "generation": generation,
         "epoch": number,
         "segment": segment,
         "planned": planned,
@@ -36,7 +37,7 @@ def step(number, row, *, clips=3, loss=0.5, norm=1.0):
 
 
 def failure(number, uid, reason="damaged"):
-    return "failure", {"step": number, "uid": uid, "reason": reason}
+    return "failure", {"step": number, "uid": uid, "showing": 0, "reason": reason}
 
 
 def rows_by_segment(told):
@@ -102,6 +103,47 @@ def test_a_step_without_a_finite_gradient_or_a_clip_was_not_applied(tmp_path):
     ]
     (told,) = coverage.epochs(run_with(tmp_path, start(None), epoch(0), *events))
     assert [s.applied for s in told.steps[0]] == [True, False, False, False]
+
+
+def test_each_step_has_the_recipe_of_its_start_and_each_segment_that_of_its_last_beginning(tmp_path):
+    """A recipe that leaves the plan as it is changes in mid-segment, another one begins a segment."""
+    first = [start(None), epoch(0), step(1, 0), step(2, 1)]
+    same_plan = [start(1, recipe="b.toml"), epoch(1), step(2, 1)]
+    other_plan = [start(2, recipe="c.toml"), epoch(2, segment=1), step(3, 0)]
+    run = run_with(tmp_path, *first, *same_plan, *other_plan)
+    (told,) = coverage.epochs(run)
+    assert {s.step: s.recipe for steps in told.steps.values() for s in steps} == {
+        1: "a.toml",
+        2: "b.toml",
+        3: "c.toml",
+    }
+    assert told.recipes == {0: "b.toml", 1: "c.toml"}
+    assert [coverage.recipe_of(run, number).name for number in (1, 2, 3)] == ["a.toml", "b.toml", "c.toml"]
+    assert coverage.recipe_of(run, 4) == run.recipe_file
+
+
+def test_epochs_of_two_generations_are_two_and_those_given_up_are_none(tmp_path):
+    """Data begin again at step 1, are lost before a save, and the run goes on with the former ones."""
+    again = [start(1), epoch(1, generation=1), step(2, 0)]
+    first = [start(None), epoch(0), step(1, 0)]
+    both = coverage.epochs(run_with(tmp_path, *first, *again))
+    assert [(one.generation, one.epoch, len(one.steps[0])) for one in both] == [(0, 0, 1), (1, 0, 1)]
+    (told,) = coverage.epochs(run_with(tmp_path, start(1), epoch(1), step(2, 1)))
+    assert (told.generation, rows_by_segment(told)) == (0, {0: [0, 1]})
+
+
+def test_a_generation_is_finished_once_its_training_came_to_an_end_that_holds(tmp_path):
+    def stop(number, reason):
+        return "stop", {"step": number, "reason": reason}
+
+    first = [start(None), epoch(0), step(1, 0), stop(1, "finished")]
+    again = [start(1), epoch(1, generation=1), step(2, 0), stop(2, "signal")]
+    run = run_with(tmp_path, *first, *again)
+    assert coverage.finished_generations(run) == {0}
+    run_with(tmp_path, start(2), epoch(2, generation=1), step(3, 1), stop(3, "finished"))
+    assert coverage.finished_generations(run) == {0, 1}
+    run_with(tmp_path, start(2), epoch(2, generation=1))
+    assert coverage.finished_generations(run) == {0}
 
 
 def test_a_folder_without_events_has_no_epoch(tmp_path):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -67,27 +69,48 @@ def test_plans_come_back_equal(run: RunFolder) -> None:
 
 
 def test_plans_that_no_checkpoint_needs_go_and_strange_files_stay(run: RunFolder) -> None:
-    strange = [
-        run.plan_folder / name for name in ("plan-mine.npz", "plan-000-000000-000.npz.old", "summary.json")
-    ]
+    strange = [run.plan_folder / name for name in ("plan-mine", "plan-000-000000-000.old", "summary.json")]
     for file in strange:
         file.write_text("")
     for epoch in range(6):
-        plans.write(run, 0, epoch, 0, _arrays(epoch), in_use=[(0, 1), (0, epoch - 1)])
+        plans.write(run, 0, epoch, 0, _arrays(epoch))
+    plans.drop(run, [(0, 1), (0, 3)], (0, 4))  # the last one was planned ahead
     kept = [epoch for epoch in range(6) if plans.read(run, 0, epoch, 0) is not None]
-    assert kept == [1, 4, 5]
+    assert kept == [1, 3, 4, 5]
     assert all(file.exists() for file in strange)
-    plans.write(run, 1, 0, 0, _arrays(0))  # the data begin anew: those plans are of no use
+    plans.drop(run, [], (1, 0))  # the data begin anew: those plans are of no use
     assert plans.read(run, 0, 5, 0) is None
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "text"])
-def test_a_damaged_plan_is_none(run: RunFolder, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "text", "missing"])
+@pytest.mark.parametrize("file", ["uid.npy", "about.json"])
+def test_a_damaged_plan_is_none_and_made_again(run: RunFolder, damage: str, file: str) -> None:
     plans.write(run, 0, 0, 0, _arrays(0))
-    file = plans.path(run, 0, 0, 0)
-    data = bytearray(file.read_bytes())
-    at = data.index(b"NUMPY") + 130  # inside the first array
-    data[at] ^= 0xFF
+    hurt = plans.path(run, 0, 0, 0) / file
+    data = bytearray(hurt.read_bytes())
+    data[-9] ^= 0xFF
     spoilt = {"cut": data[: len(data) // 2], "flip": data, "empty": b"", "text": b"no plan"}
-    file.write_bytes(spoilt[damage])
+    if damage == "missing":
+        hurt.unlink()
+    else:
+        hurt.write_bytes(spoilt[damage])
     assert plans.read(run, 0, 0, 0) is None
+    again = plans.shared(run, 0, 0, 0, "", lambda: _arrays(0))
+    assert np.array_equal(again["uid"], _arrays(0)["uid"])
+
+
+def test_one_process_makes_a_plan_and_all_map_it(run: RunFolder) -> None:
+    made: list[str] = []
+
+    def make(of: str) -> dict[str, np.ndarray]:
+        made.append(of)
+        time.sleep(0.05)
+        return _arrays(1)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: plans.shared(run, 0, 1, 0, "a", lambda: make("a")), range(4)))
+    assert made == ["a"]
+    assert all(isinstance(arrays["uid"], np.memmap) for arrays in found)
+    other = plans.shared(run, 0, 1, 0, "b", lambda: make("b"))  # of other data: that of "a" is no use
+    assert made == ["a", "b"]
+    assert np.array_equal(found[0]["uid"], other["uid"])  # and who maps the former one keeps it

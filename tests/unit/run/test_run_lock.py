@@ -1,24 +1,81 @@
+"""One writer a folder: by the kernel's lock, and by a heartbeat where the file system has no locks."""
+
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from reelworks.core.errors import UserError
-from reelworks.run import lock
+from reelworks.run import heartbeat, lock
+from reelworks.run.holder import Holder
+from reelworks.run.lock import LockLost
 
+# Holds, then answers each line it is given with what it knows of its lock.
 _HOLD = """
-import sys, time
+import fcntl, sys
 from pathlib import Path
-from reelworks.run import lock
-with lock.hold(Path(sys.argv[1])):
+from reelworks.run import heartbeat, lock
+if code := int(sys.argv[2]):
+    def flock(*_):
+        raise OSError(code, "no locks")
+    fcntl.flock = flock
+    heartbeat.BEAT_SECONDS, heartbeat.LOST_SECONDS, heartbeat._SETTLE_SECONDS = 0.1, 0.6, 0.1
+with lock.hold(Path(sys.argv[1])) as held:
     print("held", flush=True)
-    time.sleep(60)
+    for _ in sys.stdin:
+        try:
+            held.check()
+            print("ours", flush=True)
+        except lock.LockLost:
+            print("lost", flush=True)
 """
+Process = subprocess.Popen[str]
+
+
+@contextmanager
+def holder(path: Path, code: int = 0) -> Iterator[Process]:
+    """Another process that holds a lock; with an error number, one that flock fails with."""
+    command = [sys.executable, "-c", _HOLD, str(path), str(code)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def ask(process: Process) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without locks, and less patience."""
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(heartbeat, "LOST_SECONDS", 0.6)
+    monkeypatch.setattr(heartbeat, "_SETTLE_SECONDS", 0.1)
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
@@ -39,19 +96,42 @@ def test_who_asks_names_the_work_and_the_field(tmp_path: Path) -> None:
     assert (caught.value.field, caught.value.remedy) == ("catalog", "wait")
 
 
-def test_a_lock_ends_with_its_process_and_says_who_held_it(tmp_path: Path) -> None:
-    path = tmp_path / ".lock"
-    holder = subprocess.Popen([sys.executable, "-c", _HOLD, str(path)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=f"process {holder.pid} on "):
+def test_a_second_process_is_refused_and_told_who_holds_it_since_when(tmp_path: Path) -> None:
+    path, year = tmp_path / ".lock", time.strftime("%Y-")
+    with holder(path) as first:
+        known = f"process {first.pid} on {socket.gethostname()}, since {year}"
+        with pytest.raises(UserError, match=known):
             lock.hold(path).__enter__()
-    finally:
-        holder.send_signal(signal.SIGKILL)
-        holder.communicate()
-    with lock.hold(path):
-        pass
+        assert ask(first) == "ours"
+
+
+def test_a_killed_holder_leaves_the_lock_to_the_next_at_once(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with holder(path) as first:
+        first.send_signal(signal.SIGKILL)
+    with lock.hold(path) as held:
+        held.check()
+
+
+def test_a_paused_holder_keeps_the_kernels_lock(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with holder(path) as first:
+        first.send_signal(signal.SIGSTOP)
+        with pytest.raises(UserError, match="another training"):
+            lock.hold(path).__enter__()
+        first.send_signal(signal.SIGCONT)
+        assert ask(first) == "ours"
+
+
+def test_a_lock_whose_file_was_replaced_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with lock.hold(path) as held:
+        path.unlink()
+        with pytest.raises(LockLost, match="has taken this folder over"):
+            held.check()
+        path.touch()
+        with pytest.raises(LockLost):
+            held.check()
 
 
 def test_an_unknown_holder_is_no_crash(tmp_path: Path) -> None:
@@ -67,3 +147,96 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be written") as caught:
         lock.hold(tmp_path / "file" / ".lock", field="catalog").__enter__()
     assert caught.value.field == "catalog"
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_a_living_holder_is_seen_and_named(
+    tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / ".lock"
+    monkeypatch.setattr(heartbeat, "LOST_SECONDS", 10.0)
+    said: list[str] = []
+    with holder(path, code) as first:
+        began = time.monotonic()
+        with pytest.raises(UserError, match=f"process {first.pid} on "):
+            lock.hold(path, say=said.append).__enter__()
+        assert time.monotonic() - began < heartbeat.LOST_SECONDS
+        assert f"process {first.pid}" in said[0]
+        assert ask(first) == "ours"
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_a_killed_holder_is_followed_after_a_while(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with holder(path, errno.ENOLCK) as first:
+        first.send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    with lock.hold(path) as held:
+        assert time.monotonic() - began >= heartbeat.LOST_SECONDS
+        held.check()
+    began = time.monotonic()
+    with lock.hold(path):  # one that was let go is free at once
+        assert time.monotonic() - began < heartbeat.LOST_SECONDS / 2
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_a_paused_holder_loses_its_lock_and_knows_before_it_publishes(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with holder(path, errno.ENOLCK) as first:
+        first.send_signal(signal.SIGSTOP)
+        with lock.hold(path) as held:
+            first.send_signal(signal.SIGCONT)
+            assert ask(first) == "lost"
+            time.sleep(3 * heartbeat.BEAT_SECONDS)  # nor does it take the file back
+            held.check()
+            assert ask(first) == "lost"
+            assert first.stdin is not None
+            first.stdin.close()
+            assert first.wait(10) == 0
+            held.check()  # its end leaves the file of the other alone
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_a_short_pause_costs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with holder(path, errno.ENOLCK) as first:
+        first.send_signal(signal.SIGSTOP)
+        time.sleep(3 * heartbeat.BEAT_SECONDS)
+        first.send_signal(signal.SIGCONT)
+        assert ask(first) == "ours"
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_of_several_that_wait_one_takes_over(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    (tmp_path / ".lock.heartbeat").write_text(Holder(1, "gone", 0.0, "t").to_json(beats=3))
+    taken, refused = [], []
+
+    def take() -> None:
+        try:
+            taken.append(stack.enter_context(lock.hold(path)))
+        except UserError:
+            refused.append(1)
+
+    with ExitStack() as stack:
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(taken), len(refused)) == (1, 3)
+        taken[0].check()
+    assert [file.name for file in tmp_path.iterdir()] == [".lock"]
+
+
+def test_an_error_that_says_nothing_about_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(UserError, match="Input/output error"):
+        lock.hold(tmp_path / ".lock").__enter__()
+    assert not (tmp_path / ".lock.heartbeat").exists()

@@ -7,6 +7,7 @@ by brute force: what is consumed is a set of (uid, copy), and what remains is al
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 
@@ -14,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core import digests, draws
+from reelworks.core.draws import Purpose
 from reelworks.schedule.cursor import Cursor, Excluded, check_same, remaining_after
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan, rank_columns
 
 Place = tuple[int, int]
-Batch = tuple[tuple[Place, ...], ...]
+Batch = tuple[tuple[tuple[int, int, int], ...], ...]  # (uid, copy, showing) by micro-batch
 
 TRAINED, FAILED, SKIPPED = "trained", "failed", "skipped"
 NONE_FAIL = -1
@@ -60,7 +62,13 @@ class Catalog:
 
 @dataclass(frozen=True)
 class Config:
-    """What a recipe says: the clips' shapes beyond `shapes` have no bucket."""
+    """What a recipe says.
+
+    Attributes:
+        shapes: The clips' shapes beyond these have no bucket.
+        showings: How often an epoch shows each clip, on average.
+        window_clips: About how many clips are shuffled together; 0 shuffles all.
+    """
 
     seed: int = 0
     g: int = 4
@@ -68,21 +76,27 @@ class Config:
     incomplete: str = "partial"
     batch_sizes: tuple[int, ...] = (3, 2, 4)
     shapes: int = 12
-    repeats: int = 1
+    showings: float = 1
+    window_clips: int = 0
 
     def spec(self) -> PlanSpec:
         n = len(self.batch_sizes)
         costs = tuple(100 * (i * 7 % 5 + 1) for i in range(n))
-        table = digests.digest_json([n, self.shapes, self.repeats])
+        table = digests.digest_json([n, self.shapes, self.showings])
         to = (*range(1, n), -1) if self.incomplete == "merge" else ()
         return PlanSpec(
-            self.seed, self.g, self.width, self.incomplete, self.batch_sizes, costs, table, merge_to=to
-        )
+            self.seed, self.g, self.width, self.incomplete, self.batch_sizes, costs, table, to,
+            self.window_clips,
+        )  # fmt: skip
 
-    def entries(self, catalog: Catalog) -> Entries:
-        ordinal = np.flatnonzero(catalog.live & (catalog.shape < self.shapes)).repeat(self.repeats)
-        copy = np.tile(np.arange(self.repeats), len(ordinal) // self.repeats)
-        return Entries(catalog.uid[ordinal], copy, ordinal, catalog.shape[ordinal] % len(self.batch_sizes))
+    def entries(self, catalog: Catalog, epoch: int) -> Entries:
+        """Clips of folders of forty, shown as often as the recipe says: the last copy only if it is drawn."""
+        copies = math.ceil(self.showings)
+        ordinal = np.flatnonzero(catalog.live & (catalog.shape < self.shapes)).repeat(copies)
+        copy = np.tile(np.arange(copies), len(ordinal) // copies)
+        uid, bucket = catalog.uid[ordinal], catalog.shape[ordinal] % len(self.batch_sizes)
+        drawn = draws.passes(draws.hash64(self.seed, epoch, uid, copy, Purpose.SHARE), self.showings - copy)
+        return Entries(uid, copy, ordinal, bucket, draws.hash64(uid % np.uint64(40))).take(drawn)
 
 
 Change = tuple[Catalog, Config]
@@ -93,9 +107,10 @@ def identities(entries: Entries | EpochPlan) -> list[Place]:
 
 
 def batch(made: EpochPlan, micro_batches: list[int]) -> Batch:
-    """Clips of micro-batches, without the copies that pad."""
+    """Clips of micro-batches with their showings, without the copies that pad."""
     where = [np.flatnonzero(made.real[made.places(m)]) + made.places(m).start for m in micro_batches]
-    return tuple(tuple(zip(made.uid[w].tolist(), made.copy[w].tolist(), strict=True)) for w in where)
+    arrays = (made.uid, made.copy, made.showing)
+    return tuple(tuple(zip(*(array[w].tolist() for array in arrays), strict=True)) for w in where)
 
 
 def columns_of_all_ranks(row: NDArray[np.int64], world: int) -> list[int]:
@@ -133,6 +148,7 @@ class Run:
     row: int = 0
     global_step: int = 0
     planned: int = 0
+    repeated: int = 0
     excluded: Excluded = field(default_factory=Excluded.none)
     account: dict[Place, str] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
@@ -147,9 +163,9 @@ class Run:
         self.begin_epoch(self.epoch + 1)
 
     def begin_epoch(self, epoch: int) -> None:
-        self.epoch, self.segment, self.row = epoch, 0, 0
+        self.epoch, self.segment, self.row, self.repeated = epoch, 0, 0, 0
         self.excluded, self.account = Excluded.none(), {}
-        self.plan = plan(self.config.entries(self.catalog), self.config.spec(), epoch)
+        self.plan = plan(self.config.entries(self.catalog, epoch), self.config.spec(), epoch)
         self.planned = self.plan.planned
         self.plans[epoch, 0] = self.plan
 
@@ -162,7 +178,11 @@ class Run:
         row = self.plan.rows[self.row]
         taken = batch(self.plan, columns_of_all_ranks(row, self.world))
         assert taken == batch(self.plan, self.plan.micro_batches(self.row).tolist()), "ranks differ from row"
-        for place in (place for micro_batch in taken for place in micro_batch):
+        for *clip, showing in (place for micro_batch in taken for place in micro_batch):
+            place = (clip[0], clip[1])
+            if showing:
+                self.repeated += 1
+                continue
             assert place not in self.account, "a clip is trained twice in an epoch"
             self.account[place] = FAILED if place[0] % 7 == fails else SKIPPED if skipped else TRAINED
         self.batches.append(taken)
@@ -177,7 +197,7 @@ class Run:
         cursor = Cursor(
             self.catalog.digest(), 1, self.config.spec().digest(), self.plan.digest(),
             self.plan.row_digest(self.row), 0, self.epoch, self.segment, self.row, self.global_step,
-            self.planned, became[TRAINED], became[FAILED], became[SKIPPED],
+            self.planned, became[TRAINED], became[FAILED], became[SKIPPED], self.repeated,
         )  # fmt: skip
         text = json.dumps(asdict(cursor))
         return Saved(text, self.excluded.to_bytes(), dict(self.account), len(self.batches), len(self.events))
@@ -190,7 +210,7 @@ class Run:
         self.account = dict(saved.account)
         del self.batches[saved.steps :], self.events[saved.events :]
         self.epoch, self.segment, self.row = cursor.epoch, cursor.segment, cursor.row
-        self.global_step, self.planned = cursor.global_step, cursor.planned
+        self.global_step, self.planned, self.repeated = cursor.global_step, cursor.planned, cursor.repeated
         if (cursor.catalog, cursor.spec) == (catalog.digest(), spec.digest()):
             self.plan, self.excluded = self._rest(excluded), excluded
             check_same(cursor, self.plan)
@@ -206,12 +226,12 @@ class Run:
         self._check_rest()
 
     def _rest(self, excluded: Excluded) -> EpochPlan:
-        left = remaining_after(self.config.entries(self.catalog), excluded, self.catalog.uid)
+        left = remaining_after(self.config.entries(self.catalog, self.epoch), excluded, self.catalog.uid)
         return plan(left, self.config.spec(), self.epoch)
 
     def _check_rest(self) -> None:
         """The segment is the plan of what the account does not know, whatever failed or was skipped."""
-        entries = self.config.entries(self.catalog)
+        entries = self.config.entries(self.catalog, self.epoch)
         left = [i for i, place in enumerate(identities(entries)) if place not in self.account]
         by_force = plan(entries.take(np.array(left, dtype=np.int64)), self.config.spec(), self.epoch)
         assert by_force.digest() == self.plan.digest(), "the segment is not what remains of the epoch"
@@ -231,6 +251,6 @@ class Run:
     def check_end(self) -> None:
         """Each (uid, copy) alive is in the account, and the account adds up."""
         assert self.at_end
-        alive = set(identities(self.config.entries(self.catalog)))
+        alive = set(identities(self.config.entries(self.catalog, self.epoch)))
         assert alive <= self.account.keys(), "a clip was never trained"
         assert self.planned == len(self.account), "planned = trained + failed + skipped"

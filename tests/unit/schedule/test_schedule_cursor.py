@@ -25,7 +25,7 @@ def test_the_first_rows_and_what_remains_are_the_epoch(case: tuple[Entries, Plan
         done = made.places_before(row)
         rest = remaining(entries, made.uid[done], made.copy[done])
         again = plan(rest, other, 0)
-        trained, left = identities(made, done), identities(again, again.real)
+        trained, left = identities(made, done), identities(again, again.first)
         assert sorted(trained + left) == sorted(identities(entries))
     assert made.places_before(made.steps).sum() == made.planned
 
@@ -40,7 +40,7 @@ def test_rows_before_are_the_rows_before(case: tuple[Entries, PlanSpec]) -> None
         assert set(identities(made, made.places_before(row))) == seen
         for micro_batch in made.micro_batches(row):
             where = made.places(int(micro_batch))
-            real = [identities(made)[i] for i in range(where.start, where.stop) if made.real[i]]
+            real = [identities(made)[i] for i in range(where.start, where.stop) if made.first[i]]
             assert not seen & set(real)
             seen |= set(real)
 
@@ -103,7 +103,7 @@ def test_adding_places_leaves_the_former_value() -> None:
 
 
 def _cursor(made: EpochPlan, row: int) -> Cursor:
-    return Cursor("catalog", 1, "spec", made.digest(), made.row_digest(row), 0, 0, 0, row, row, 9, 9, 0, 0)
+    return Cursor("catalog", 1, "spec", made.digest(), made.row_digest(row), 0, 0, 0, row, row, 9, 9, 0, 0, 0)
 
 
 def test_a_cursor_is_plain_values() -> None:

@@ -32,10 +32,11 @@ def configs(draw: st.DrawFn) -> Config:
         seed=draw(st.integers(0, 3)),
         g=g,
         width=draw(st.sampled_from([w for w in range(1, g + 1) if g % w == 0])),
-        incomplete=draw(st.sampled_from(["partial", "pad", "merge"])),
+        incomplete=draw(st.sampled_from(["partial", "pad", "merge", "repeat"])),
         batch_sizes=tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=8))),
         shapes=draw(st.sampled_from([12, 12, 9, 5])),
-        repeats=draw(st.integers(1, 3)),
+        showings=draw(st.sampled_from([1, 2, 3, 0.4, 1.7])),
+        window_clips=draw(st.sampled_from([0, 0, 1, 30, 1000])),
     )
 
 
@@ -72,7 +73,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 2), times=st.sampled_from([2, 3]))
     def enlarge_batches(self, back: int, times: int) -> None:
-        sizes = tuple(times * size for size in self.run.config.batch_sizes)
+        sizes = tuple(min(times * size, 50) for size in self.run.config.batch_sizes)
         self._resume(back, replace(self.run.config, batch_sizes=sizes), self.run.world)
 
     def _resume(self, back: int, config: Config, world: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -25,7 +26,10 @@ def make_entries(counts: list[int], copies: int = 1, seed: int = 0) -> Entries:
     copy = np.tile(np.arange(copies), clips)
     bucket = np.repeat(np.repeat(np.arange(len(counts)), counts), copies)
     ordinal = np.repeat(np.arange(clips), copies)
-    return Entries(uid, copy, ordinal, bucket).take(np.random.default_rng(seed).permutation(clips * copies))
+    group = draws.hash64(ordinal // 7)  # as clips of folders are: of several buckets
+    return Entries(uid, copy, ordinal, bucket, group).take(
+        np.random.default_rng(seed).permutation(clips * copies)
+    )
 
 
 def make_spec(
@@ -42,7 +46,9 @@ def cases(draw: st.DrawFn) -> tuple[Entries, PlanSpec]:
     sizes = draw(st.lists(st.integers(1, 9), min_size=buckets, max_size=buckets))
     g = draw(st.integers(1, 16))
     width = draw(st.sampled_from([w for w in range(1, g + 1) if g % w == 0]))
-    spec = make_spec(sizes, g, width, draw(st.sampled_from(["partial", "pad"])), draw(st.integers(0, 99)))
+    incomplete = draw(st.sampled_from(["partial", "pad", "repeat"]))
+    spec = make_spec(sizes, g, width, incomplete, draw(st.integers(0, 99)))
+    spec = replace(spec, window_clips=draw(st.sampled_from([0, 0, 1, 20, 10_000])))
     return make_entries(counts, draw(st.integers(1, 3)), draw(st.integers(0, 9))), spec
 
 
@@ -64,7 +70,7 @@ def micro_buckets(made: EpochPlan) -> NDArray[np.int64]:
 def test_each_copy_of_each_clip_is_planned_once(case: tuple[Entries, PlanSpec], epoch: int) -> None:
     entries, spec = case
     made = plan(entries, spec, epoch)
-    assert sorted(identities(made, made.real)) == sorted(identities(entries))
+    assert sorted(identities(made, made.first)) == sorted(identities(entries))
     assert made.planned == len(entries)
     of = dict(zip(identities(entries), zip(entries.ordinal, entries.bucket, strict=True), strict=True))
     assert all(
@@ -80,14 +86,49 @@ def test_micro_batches_are_of_one_bucket_and_full_but_for_one_each(case: tuple[E
     incomplete = []
     for where in micro_batches(made):
         (bucket,) = set(made.bucket[where].tolist())
-        real, size = int(made.real[where].sum()), spec.batch_sizes[bucket]
-        assert 1 <= real <= size
-        assert where.stop - where.start == (size if spec.incomplete_batch == "pad" else real)
-        if real < size:
+        own, size = int(made.first[where].sum()), spec.batch_sizes[bucket]
+        assert 1 <= own <= size
+        assert where.stop - where.start == (own if spec.incomplete_batch == "partial" else size)
+        if own < size:
             incomplete.append(bucket)
-            own = set(identities(made, made.real & _mask(made, where)))
-            assert set(identities(made, _mask(made, where))) == own  # what pads is already decoded here
     assert len(incomplete) == len(set(incomplete))
+
+
+@given(cases())
+@unhurried
+def test_what_pads_is_already_decoded_there(case: tuple[Entries, PlanSpec]) -> None:
+    entries, spec = case
+    made = plan(entries, replace(spec, incomplete_batch="pad"), 0)
+    assert made.repeated == 0
+    for where in micro_batches(made):
+        own = set(identities(made, made.first & _mask(made, where)))
+        assert set(identities(made, _mask(made, where))) == own
+
+
+@given(cases(), st.integers(0, 3))
+@unhurried
+def test_second_showings_are_clips_of_the_bucket_shown_as_seldom_as_can_be(
+    case: tuple[Entries, PlanSpec], epoch: int
+) -> None:
+    entries, spec = case
+    made = plan(entries, replace(spec, incomplete_batch="repeat"), epoch)
+    assert made.real.all()
+    assert made.planned + made.repeated == len(made.uid)
+    for bucket in set(made.bucket.tolist()):
+        inside = made.bucket == bucket
+        clips = int((made.first & inside).sum())
+        shown = identities(made, inside)
+        times = [shown.count(key) for key in set(shown)]
+        assert len(times) == clips
+        assert max(times) - min(times) <= 1
+        # Each showing of a copy has its own number, so that it meets its own draws.
+        keys = list(zip(shown, made.showing[inside].tolist(), strict=True))
+        assert len(set(keys)) == len(keys)
+        drawn = planning.draw_copies(made.copy[inside], made.showing[inside])
+        assert len(set(zip(made.uid[inside].tolist(), drawn.tolist(), strict=True))) == len(keys)
+    for where in micro_batches(made):  # none meets itself in a micro-batch while others are there
+        clips = int((made.first & (made.bucket == made.bucket[where.start])).sum())
+        assert len(set(identities(made, _mask(made, where)))) == min(clips, where.stop - where.start)
 
 
 def _mask(made: EpochPlan, where: slice) -> NDArray[np.bool_]:
@@ -164,14 +205,15 @@ def test_waste_is_the_share_of_waiting() -> None:
 @unhurried
 def test_the_others_keep_their_order_when_a_clip_goes(case: tuple[Entries, PlanSpec], which: int) -> None:
     entries, spec = case
+    spec = replace(spec, window_clips=0)  # which count clips
     if not len(entries):
         return
     gone = entries.uid[which % len(entries)]
     before = plan(entries, spec, 2)
     after = plan(entries.take(entries.uid != gone), spec, 2)
     for bucket in range(len(spec.batch_sizes)):
-        had = identities(before, before.real & (before.bucket == bucket) & (before.uid != gone))
-        assert identities(after, after.real & (after.bucket == bucket)) == had
+        had = identities(before, before.first & (before.bucket == bucket) & (before.uid != gone))
+        assert identities(after, after.first & (after.bucket == bucket)) == had
 
 
 def test_epochs_and_seeds_differ_in_batches_and_in_their_order() -> None:
@@ -189,6 +231,39 @@ def test_rows_mix_buckets_where_there_are_several() -> None:
     made = plan(make_entries([64, 64, 64, 64]), spec, 0)
     assert made.steps == 16
     assert all(len(set(micro_buckets(made)[row].tolist())) == 4 for row in made.rows)
+
+
+@given(cases(), st.integers(0, 3))
+@unhurried
+def test_with_locality_groups_are_read_together_in_windows_of_another_order_each_epoch(
+    case: tuple[Entries, PlanSpec], epoch: int
+) -> None:
+    entries, spec = case
+    spec = replace(spec, window_clips=20)
+    made = plan(entries, spec, epoch)
+    group = dict(zip(identities(entries), entries.group.tolist(), strict=True))
+    windows = max(round(len(entries) / 20), 1)
+    hashed = {g: int(draws.hash64(spec.seed, epoch, g, draws.Purpose.WINDOW)) for g in group.values()}
+    # The slots of a row, and rows one after the other, begin in windows that never go back.
+    slots = made.rows.reshape(-1, spec.slot_width)
+    first = [identities(made)[made.offsets[slot[0]]] for slot in slots if (slot >= 0).all()]
+    begun = [hashed[group[key]] * windows >> 64 for key in first]
+    assert begun == sorted(begun)
+
+
+def test_windows_hold_about_as_many_clips_as_asked_for_and_are_shuffled_inside() -> None:
+    entries, spec = make_entries([2000, 2000]), replace(make_spec([2, 2], g=2, width=1), window_clips=400)
+    made = plan(entries, spec, 0)
+    group = dict(zip(entries.ordinal.tolist(), entries.group.tolist(), strict=True))
+    row_of = np.repeat(np.argsort(made.rows.ravel()) // 2, 2)
+    rows: dict[int, list[int]] = {}
+    for ordinal, row in zip(made.ordinal.tolist(), row_of.tolist(), strict=True):
+        rows.setdefault(group[ordinal], []).append(row)
+    spread = np.array([max(found) - min(found) for found in rows.values() if len(found) == 7])
+    assert np.quantile(spread, 0.95) < 200  # a tenth of the 1,000 rows is a window; all would be 750
+    assert np.median(spread) > 40  # and within it a group's clips lie apart
+    again = plan(entries, spec, 1)
+    assert not np.array_equal(made.ordinal, again.ordinal)
 
 
 def test_repeats_of_a_clip_are_spread() -> None:
@@ -219,17 +294,21 @@ def test_digests_see_the_plan_and_the_spec(case: tuple[Entries, PlanSpec]) -> No
     assert len(set(rows)) == len(rows)
 
 
-def test_plans_never_change() -> None:
+GOLDEN = {
+    "partial": "0b1f5e02a21aac3081506db726807026",
+    "pad": "329a9bdd89e7a7a3c8d3de3e98ec3540",
+    "repeat": "40697888a5438a1fea06d3bc8333ddb2",
+    "merge": "aa4fce597a8b17c56fd461397bc8ed8d",
+    "locality": "7042c74e99839f709153dc706db7d11a",
+}
+
+
+@pytest.mark.parametrize("way", GOLDEN)
+def test_plans_never_change(way: str) -> None:
     """A run that was planned once goes on with the same plan for as long as the planner has this version."""
-    spec = make_spec([4, 3, 1], g=6, width=3, incomplete="pad")
-    made = plan(make_entries([50, 20, 7], copies=2), spec, 3)
+    spec = make_spec([4, 3, 2], g=6, width=3, incomplete="partial" if way == "locality" else way)
+    spec = replace(spec, merge_to=(1, 2, -1), window_clips=30 if way == "locality" else 0)
+    made = plan(make_entries([53, 20, 7], copies=1), spec, 3)
     assert planning.PLANNER_VERSION == 1
-    assert (made.steps, made.planned) == (9, 154)
-    assert made.digest() == "18b5c38b7fc8b8e0c88c94bb37bb933a"
-    merged = plan(
-        make_entries([50, 20, 7], copies=2),
-        replace(spec, incomplete_batch="merge", merge_to=(1, 2, -1)),
-        3,
-    )
-    assert (merged.steps, merged.planned) == (9, 154)
-    assert merged.digest() == "52274a09ff55d17a70b347c235ef061a"
+    assert made.planned == 80
+    assert made.digest() == GOLDEN[way]

@@ -21,7 +21,7 @@ from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "buckets" / "bucket_random_counts.json"
 ANY_SIZE = Geometry(stride=(1, 1, 1), patch=(1, 2, 2))
-WAYS = ["partial", "pad", "merge"]
+WAYS = ["partial", "pad", "merge", "repeat"]
 SEVEN_SIZES = [(96, 96), (128, 72), (72, 128), (96, 128), (128, 96), (64, 150), (150, 64)]
 
 
@@ -53,7 +53,7 @@ def trained_by_all(made: EpochPlan, world: int) -> Counter[int]:
     """How often the ranks train each clip in the epoch, together."""
     where = [m for row in made.rows for m in columns_of_all_ranks(row, world)]
     places = np.concatenate([np.r_[made.places(m)] for m in where])
-    return Counter(made.uid[places[made.real[places]]].tolist())
+    return Counter(made.uid[places[made.first[places]]].tolist())
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -71,7 +71,7 @@ def test_fine_tuning_on_a_twentieth_of_the_clips_after_100_000_steps(way: str) -
     fewer = catalog.without(catalog.uid[np.arange(38_000) % 20 != 7])
     row, former = run.row, set(run.account)
     run.resume(run.save(), fewer, config, world=8)
-    alive = set(identities(config.entries(fewer)))
+    alive = set(identities(config.entries(fewer, run.epoch)))
     assert len(alive) == 1900
     assert run.plan.planned == len(alive - former) > 0
     assert run.plan.steps < row, "the checkpoint's row lies beyond the new plan"
@@ -95,9 +95,10 @@ def test_batch_sizes_doubled_in_mid_epoch(way: str) -> None:
     run.resume(run.save(), catalog, doubled, world=8)
     run.finish()
     run.check_end()
-    seen = Counter(place for step in run.batches for micro_batch in step for place in micro_batch)
+    shown = [place for step in run.batches for micro_batch in step for place in micro_batch]
+    seen = Counter((uid, copy) for uid, copy, showing in shown if showing == 0)
     assert set(seen.values()) == {1}
-    assert seen.keys() == set(identities(doubled.entries(catalog)))
+    assert seen.keys() == set(identities(doubled.entries(catalog, 0)))
     assert len(seen) == 20_000
 
 

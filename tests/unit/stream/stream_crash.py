@@ -1,10 +1,16 @@
-"""Deaths for decoding processes; a request of this path kills the worker that unpickles it."""
+"""Deaths of decoding processes and of the trainer; imported by processes of their own, so without torch."""
 
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+
+from reelworks.core.shape import Shape
+from reelworks.media.load import Request
+from reelworks.stream.workers import DecodePool
 
 
 @dataclass(frozen=True)
@@ -32,3 +38,12 @@ def _die(log: Path, deaths: int, good: Path) -> Path:
             f.flush()
             os._exit(139)
     return good
+
+
+def start_workers_and_die(pids: Connection) -> None:
+    """Be a trainer that tells its worker's process id and is killed."""
+    pool = DecodePool(1, 60.0)
+    job = pool.submit(Request(Path("nowhere.png"), True, Shape(1, 8, 8)))
+    pool.result(job)
+    pids.send([place.pid for place in job.crew._places])
+    os.kill(os.getpid(), signal.SIGKILL)

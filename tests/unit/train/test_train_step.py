@@ -19,7 +19,9 @@ from reelworks.train import build
 from reelworks.train.config import TrainConfig
 from reelworks.train.example import training_example
 from reelworks.train.state import TrainState, learning_rate
-from reelworks.train.step import Stepper
+from reelworks.train.step import Stepper, Votes
+
+QUIET = Votes(stop=False, save=False, writing=False)
 
 MODEL = ModelConfig(name="stdit3-tiny", hidden_size=32, depth=1, num_heads=2)
 CPU = torch.device("cpu")
@@ -88,7 +90,7 @@ def micro_batch(
         shape=shape,
         uids=np.array(uids, dtype=np.uint64),
         copies=np.zeros(len(uids), dtype=np.int64),
-        real=np.ones(len(uids), dtype=np.bool_),
+        showing=np.zeros(len(uids), dtype=np.int32),
         requests=(),
         captions=tuple(f"clip {uid}" for uid in uids),
         fps=(24.0,) * len(uids),
@@ -108,7 +110,7 @@ def plan_of(batches: list[MicroBatch]) -> EpochPlan:
         zeros,
         zeros,
         bucket,
-        np.ones(len(uid), dtype=np.bool_),
+        np.zeros(len(uid), dtype=np.int32),
         np.r_[0, np.cumsum(sizes)].astype(np.int64),
         np.arange(len(batches))[None],
     )
@@ -124,7 +126,7 @@ def take(stepper: Stepper, batches: list[MicroBatch], monkeypatch) -> tuple[obje
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", remember)
-        result = stepper.run(iter(batches), plan_of(batches), 0, 0, False)
+        result = stepper.run(iter(batches), plan_of(batches), 0, 0, QUIET)
     return result, gradients
 
 
@@ -192,7 +194,7 @@ def test_a_step_that_is_not_finite_changes_nothing(stepper):
     before = {name: value.clone() for name, value in s.state.ema.items()}
     weights = [parameter.detach().clone() for parameter in s.state.module.parameters()]
     batch = micro_batch(s, 0, [1, 2])
-    result = s.run(iter([batch]), plan_of([batch]), 0, 0, False)
+    result = s.run(iter([batch]), plan_of([batch]), 0, 0, QUIET)
     assert (result.applied, result.finite) == (False, False)
     for parameter, former in zip(s.state.module.parameters(), weights, strict=True):
         assert torch.equal(parameter.nan_to_num(), former.nan_to_num())
@@ -204,8 +206,8 @@ def test_a_step_that_is_not_finite_changes_nothing(stepper):
 def test_a_step_without_a_clip_is_skipped(stepper):
     s = stepper()
     batch = micro_batch(s, 0, [1, 2], failed=(0, 1))
-    result = s.run(iter([batch]), plan_of([batch]), 0, 0, True)
-    assert (result.applied, result.clips, result.failed, result.asked_to_stop) == (False, 0, 2, True)
+    result = s.run(iter([batch]), plan_of([batch]), 0, 0, QUIET._replace(stop=True))
+    assert (result.applied, result.clips, result.failed, result.votes.stop) == (False, 0, 2, True)
 
 
 def test_gradients_are_clipped_to_the_norm(stepper, monkeypatch):

@@ -1,15 +1,17 @@
-"""Tiny real files whose frames say which they are."""
+"""Tiny real clips and pictures, for the tests of several packages."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 GREY_STEP = 6  # greys of neighbouring frames; codecs err by less than half of it
 
@@ -32,8 +34,8 @@ def write(
     *,
     codec: str = "libx264",
     pixel_format: str = "yuv420p",
-    rate: int = 24,
-    times_ms: list[int] | None = None,
+    rate: Fraction | int = 24,
+    times_ms: Sequence[int] | None = None,
     options: dict[str, str] | None = None,
     container_options: dict[str, str] | None = None,
 ) -> Path:
@@ -54,6 +56,21 @@ def write(
     return path
 
 
+def write_video(
+    path: Path, *, num_frames: int = 8, size: tuple[int, int] = (64, 48), **encoding: Any
+) -> Path:
+    """Encode frames of which only number and size, (width, height), matter; see `write`."""
+    if encoding.get("codec") == "libx265":
+        encoding["options"] = {"x265-params": "log-level=none"}
+    return write(path, numbered(num_frames, size[::-1]), **encoding)
+
+
+def write_picture(path: Path, value: int = 0, *, size: tuple[int, int] = (4, 3), mode: str = "RGB") -> Path:
+    """A picture of one colour; size is (width, height)."""
+    Image.new(mode, size, value).save(path)
+    return path
+
+
 def rotate(path: Path, clockwise: int) -> None:
     """Write a rotation into the track header, as phones do; the frames stay as they are."""
     matrices = {90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
@@ -62,6 +79,27 @@ def rotate(path: Path, clockwise: int) -> None:
     start = data.index(b"tkhd") + 44  # version and flags, times, ids, layer, volume
     data[start : start + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
     path.write_bytes(data)
+
+
+def hide_first_frames(source: Path, path: Path, num_frames: int) -> None:
+    """Copy a clip with an edit list that starts later, as lossless cutters do."""
+    options = {"avoid_negative_ts": "disabled"}
+    with av.open(str(source)) as opened, av.open(str(path), "w", options=options) as container:
+        stream = opened.streams.video[0]
+        copied = container.add_stream_from_template(stream)
+        step = int(1 / (stream.average_rate * stream.time_base))
+        for packet in opened.demux(stream):
+            if packet.dts is not None:
+                packet.pts -= num_frames * step
+                packet.dts -= num_frames * step
+                packet.stream = copied
+                container.mux(packet)
+
+
+def decoded_frames(path: Path) -> int:
+    """Frames that a decoder gives."""
+    with av.open(str(path)) as container:
+        return sum(1 for _ in container.decode(video=0))
 
 
 def quarters(height: int, width: int) -> NDArray[np.uint8]:

@@ -1,0 +1,229 @@
+"""Weights for use: one .safetensors file with the model's own key names, out of a checkpoint or a live state."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.tensor import DTensor
+
+import reelworks
+from reelworks.checkpoint import lease, mount, ranks, tensor_file
+from reelworks.checkpoint.commit import DCP, quiet
+from reelworks.checkpoint.config import Dtype, Weights
+from reelworks.checkpoint.manifest import BadCheckpoint
+from reelworks.checkpoint.tensor_file import Entry
+from reelworks.checkpoint.verify import verify
+from reelworks.core import digests, storage
+from reelworks.core.errors import UserError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+Kind = tuple[torch.dtype, tuple[int, ...]]
+
+# Tensors are read together up to so many bytes: each reading opens the checkpoint's metadata again.
+_READ_BYTES = 256 << 20
+
+
+class ExportFailed(UserError):  # noqa: N818
+    """No weights were written. Equal on all ranks."""
+
+
+def about(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> dict[str, str]:
+    """Say where weights come from, for a file's header.
+
+    Args:
+        run_id: The run's id in `run.json`.
+        recipe: The resolved recipe that they were trained by; its digest begins its name below `recipes/`.
+        step: Optimizer steps done.
+        epoch: From 0; None if it is not known.
+    """
+    data = recipe.read_bytes()
+    model = tomllib.loads(data.decode()).get("model", {})
+    told = {
+        # Loaders of the field ask for it.
+        "format": "pt",
+        "reelworks": reelworks.__version__,
+        "run_id": run_id,
+        "recipe_digest": digests.digest_bytes(data),
+        "model": model.get("name"),
+        "license": model.get("license"),
+        "step": step,
+        "epoch": epoch,
+    }
+    return {key: str(value) for key, value in told.items() if value is not None}
+
+
+def from_checkpoint(
+    path: Path, target: Path, *, weights: Weights, dtype: Dtype, about: Mapping[str, str]
+) -> list[Path]:
+    """Write a checkpoint's weights, in one process and a few tensors at a time.
+
+    Args:
+        path: The checkpoint's folder; all its digests are compared first, and it is not deleted meanwhile.
+        target: The file; see `tensor_file.write` for what becomes of large ones.
+        weights: "ema" takes the average where there is one, and what is not trained from the model.
+        dtype: Of floating-point tensors; others stay as they are.
+        about: Texts for the header (`about`).
+
+    Returns:
+        The files written.
+
+    Raises:
+        UserError: It is damaged, has no average, or a value does not fit the dtype; names the tensor.
+        ExportFailed: Storage fails or has too little room.
+    """
+    with lease.reading(path):
+        try:
+            verify(path, full=True)
+        except BadCheckpoint as error:
+            raise UserError(
+                f"the checkpoint is bad: {error.reason}",
+                field="checkpoint",
+                value=str(path),
+                remedy="name another one",
+            ) from error
+        stored = {
+            key: one
+            for key, one in FileSystemReader(path / DCP).read_metadata().state_dict_metadata.items()
+            if isinstance(one, TensorStorageMetadata)
+        }
+        keys = _keys(path, stored, weights)
+        kinds = {name: (stored[key].properties.dtype, tuple(stored[key].size)) for name, key in keys.items()}
+        entries = _entries(kinds, dtype)
+        read = _read(path, [(keys[entry.name], *kinds[entry.name]) for entry in entries])
+        with told_as_failed(target):
+            return tensor_file.write(target, entries, _cast(entries, read), _told(about, weights, dtype))
+
+
+def require_free(target: Path) -> None:
+    """Refuse a target that `from_checkpoint` should not write to, before anything is read; its folder is made.
+
+    Raises:
+        UserError: It is not a .safetensors file, or something lies there.
+    """
+    index = target.with_name(target.name + tensor_file.INDEX_SUFFIX)
+    if target.suffix == ".safetensors" and not (target.exists() or index.exists()):
+        with told_as_failed(target):
+            storage.mkdirs(target.parent)
+        return
+    there = target.suffix == ".safetensors"
+    raise UserError(
+        "there is a file of this name" if there else "weights are written as .safetensors",
+        field="--output",
+        value=str(target),
+        remedy="remove it, or name another file" if there else f"name it {target.stem}.safetensors",
+    )
+
+
+def weights_only(
+    state: Mapping[str, Any], target: Path, *, weights: Weights, dtype: Dtype, about: Mapping[str, str]
+) -> list[Path]:
+    """Write the weights of a live state. Collective over the default process group, if there is one.
+
+    Args:
+        state: `{"model": ..., "ema": ...}`, tensors or DTensors by name, which are made whole one by one.
+        target, weights, dtype, about: As for `from_checkpoint`; the file's folder must be there.
+
+    Raises:
+        ExportFailed: Rank 0 could not write them.
+    """
+    model, ema = state["model"], state["ema"] if weights == "ema" else {}
+    values = {name: ema.get(name, value) for name, value in model.items() if isinstance(value, Tensor)}
+    entries = _entries({name: (v.dtype, tuple(v.shape)) for name, v in values.items()}, dtype)
+    whole = _gathered(values[entry.name] for entry in entries)
+
+    def work() -> list[Path]:
+        try:
+            if ranks.rank():
+                return []
+            return tensor_file.write(target, entries, _cast(entries, whole), _told(about, weights, dtype))
+        finally:
+            # Also if rank 0 has failed: the others wait in the same collectives.
+            for _ in whole:
+                pass
+
+    with told_as_failed(target):
+        return ranks.on_all(work)[0]
+
+
+@contextmanager
+def told_as_failed(target: Path) -> Iterator[None]:
+    """Turn a failure of any rank, or of storage, into `ExportFailed`."""
+    try:
+        yield
+    except (ranks.RanksFailed, OSError) as error:
+        errnos = {error.errno} if isinstance(error, OSError) else error.errnos
+        raise ExportFailed(
+            f"no weights were written ({error})",
+            field="exports",
+            value=str(target),
+            remedy="free disk space" if errnos & mount.FULL else "mend what the message names",
+        ) from error
+
+
+def _told(about: Mapping[str, str], weights: Weights, dtype: Dtype) -> dict[str, str]:
+    return {**about, "weights": weights, "dtype": dtype}
+
+
+def _gathered(values: Iterable[Tensor]) -> Iterator[Tensor]:
+    for value in values:
+        yield value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _keys(path: Path, stored: Iterable[str], weights: Weights) -> dict[str, str]:
+    """Where each of the model's tensors is taken from, by its name in the model's state dict."""
+    parts = {part: [k for k in stored if k.startswith(f"{part}.")] for part in ("model", "ema")}
+    missing = "model" if not parts["model"] else weights if not parts[weights] else None
+    if missing:
+        raise UserError(
+            "the checkpoint has no " + ("averaged weights" if missing == "ema" else "weights"),
+            field="checkpoint",
+            value=str(path),
+            remedy="take the trained ones with --weights" if missing == "ema" else "name another one",
+        )
+    keys = {key.removeprefix("model."): key for key in parts["model"]}
+    averages = {key.removeprefix("ema."): key for key in parts["ema"]} if weights == "ema" else {}
+    return keys | averages
+
+
+def _entries(tensors: Mapping[str, Kind], dtype: Dtype) -> list[Entry]:
+    return tensor_file.ordered(
+        Entry(name, DTYPES[dtype] if own.is_floating_point else own, shape)
+        for name, (own, shape) in tensors.items()
+    )
+
+
+def _read(path: Path, wanted: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> Iterator[Tensor]:
+    """Read tensors in order."""
+    waiting: dict[str, Tensor] = {}
+    size = 0
+    for i, (key, dtype, shape) in enumerate(wanted):
+        waiting[key] = torch.empty(shape, dtype=dtype)
+        size += waiting[key].nbytes
+        if size >= _READ_BYTES or i + 1 == len(wanted):
+            with quiet():
+                load_shards(waiting, storage_reader=FileSystemReader(path / DCP), no_dist=True)
+            yield from waiting.values()
+            waiting, size = {}, 0
+
+
+def _cast(entries: Sequence[Entry], tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    for entry, tensor in zip(entries, tensors, strict=True):
+        cast = tensor.to(entry.dtype)
+        if cast.is_floating_point() and bool((cast.isinf() & ~tensor.isinf()).any()):
+            raise UserError(
+                f"{entry.name} has values up to {float(tensor.abs().max()):.3g}, too large for it",
+                field="dtype",
+                value=str(entry.dtype).removeprefix("torch."),
+                remedy="take bfloat16 or float32",
+            )
+        yield cast

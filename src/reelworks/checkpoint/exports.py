@@ -1,0 +1,109 @@
+"""The folder `exports/`: weights written along with checkpoints, kept by a rule of their own.
+
+They are products, not checkpoints: nothing resumes from them. Deleted is only what this rule wrote: a file with
+its exact name whose header says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from reelworks.checkpoint import export, names, ranks
+from reelworks.checkpoint.config import ExportsConfig, Weights
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.tensor_file import INDEX_SUFFIX
+from reelworks.core import storage
+from reelworks.run.folder import RunFolder
+
+_KEPT_BY = ("kept_by", "exports.keep_last")
+_NAME = re.compile(r"(step-\d{9,})-(ema|model)(-\d{5}-of-\d{5})?\.safetensors")
+_LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.tmp")
+
+
+def path_of(run: RunFolder, step: int, weights: Weights) -> Path:
+    """Where the weights of a step are written."""
+    return run.exports_folder / f"{names.of_step(step)}-{weights}.safetensors"
+
+
+def write(
+    run: RunFolder, state: Mapping[str, Any], config: ExportsConfig, *, step: int, epoch: int
+) -> Path | None:
+    """Write the weights of a live state where the recipe asks for it. Collective; after a commit.
+
+    Args:
+        run: The run, whose `recipe.toml` is that of this start.
+        state: As for `export.weights_only`.
+        config: The recipe's `[exports]`.
+        step: Optimizer steps done.
+        epoch: From 0.
+
+    Returns:
+        The file (of shards, the one that their names begin like); None if nothing was due.
+
+    Raises:
+        ExportFailed: On all ranks; the checkpoint is not touched by that.
+    """
+    weights = config.weights
+    if weights is None:
+        return None
+    target = path_of(run, step, weights)
+    with export.told_as_failed(target):
+        told = ranks.on_first(lambda: _about(run, config, step, epoch))
+    if told is None:
+        return None
+    export.weights_only(state, target, weights=weights, dtype=config.dtype, about=told)
+    with export.told_as_failed(target):
+        ranks.on_first(lambda: _retire(run.exports_folder, weights, config.keep_last))
+    return target
+
+
+def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int) -> dict[str, str] | None:
+    """What the file's header says; None if no file is due at this save."""
+    folder = run.exports_folder
+    storage.mkdirs(folder)
+    for path in folder.iterdir():
+        if _LEFTOVER.fullmatch(path.name):  # of a process that died
+            storage.unlink(path)
+    assert config.weights is not None
+    there = [done for done in _ours(folder, config.weights) if done < step]
+    history = CheckpointStore(run.checkpoints_folder).history()
+    saves = {step, *(event["step"] for event in history if event["event"] == "saved")}
+    if there and sum(saved > max(there) for saved in saves) < config.every_saves:
+        return None
+    told = export.about(run_id=run.info()["id"], recipe=run.recipe_file, step=step, epoch=epoch)
+    return {**told, **dict([_KEPT_BY])}
+
+
+def _retire(folder: Path, weights: Weights, keep_last: int | None) -> None:
+    if keep_last is None:
+        return
+    ours = _ours(folder, weights)
+    for step in sorted(ours)[:-keep_last]:
+        # Without its index a file of shards is gone as a whole.
+        storage.rmtree_if_possible(folder / f"{names.of_step(step)}-{weights}.safetensors{INDEX_SUFFIX}")
+        for path in ours[step]:
+            storage.unlink(path)
+
+
+def _ours(folder: Path, weights: Weights) -> dict[int, list[Path]]:
+    """Files that were written along with saves, by step."""
+    found: dict[int, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        match = _NAME.fullmatch(path.name)
+        step = names.parse_step(match[1]) if match and match[2] == weights else None
+        if step is not None and _is_ours(path):
+            found.setdefault(step, []).append(path)
+    return found
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with safe_open(path, "numpy") as file:
+            return _KEPT_BY in (file.metadata() or {}).items()
+    except (OSError, SafetensorError):
+        return False

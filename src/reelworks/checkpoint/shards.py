@@ -1,0 +1,139 @@
+"""Shards on disk: torch.distributed.checkpoint in three stages, of which only the middle one takes long.
+
+    plan (collective)  →  write (this rank alone, on any thread)  →  finish (rank 0)
+
+torch's own `save` is all three in one and talks to other ranks in between, so that it cannot run beside
+training without a process group of its own. The planner and the writer are torch's; the files go through
+our storage, which digests what is written on its way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.storage import WriteResult
+
+from reelworks.checkpoint import ranks
+from reelworks.checkpoint.manifest import FileEntry
+from reelworks.core import storage
+
+METADATA = ".metadata"
+
+
+@dataclass
+class _Files(FileSystem):
+    """torch's view of a folder; remembers size and digest of every file that it wrote there."""
+
+    entries: dict[Path, tuple[int, str]] = field(default_factory=dict)
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        assert mode == "wb"
+        file = Path(path)
+
+        def told(size: int, digest: str) -> None:
+            self.entries[file] = size, digest
+
+        with storage.create(file, told=told) as stream:
+            yield stream
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        storage.rename(Path(path), Path(new_path))
+        self.entries[Path(new_path)] = self.entries.pop(Path(path))
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """The folder is made before; torch asks for it once more."""
+
+    def rm_file(self, path: str | os.PathLike[str]) -> None:
+        raise FileExistsError(f"{path} is there already")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What one rank wrote: for the metadata, and for the manifest."""
+
+    results: list[WriteResult]
+    entries: list[FileEntry]
+
+
+@dataclass
+class Shards:
+    """A state on its way to a folder.
+
+    Attributes:
+        folder: An empty folder that all ranks see.
+        metadata: On rank 0, what torch will look the tensors up in.
+        mine: What this rank writes.
+    """
+
+    folder: Path
+    metadata: Metadata | None
+    mine: SavePlan
+    _planner: DefaultSavePlanner
+    _writer: FileSystemWriter
+    _files: _Files
+
+    @classmethod
+    def plan(cls, folder: Path, state: dict[str, Any]) -> Shards:
+        """Share the state out among the ranks. Collective; raises as `ranks.on_all` does.
+
+        Args:
+            folder: An empty folder that all ranks see.
+            state: Nested dicts of tensors, DTensors and plain values. They must not change until written.
+        """
+        files = _Files()
+        # Our streams make themselves durable.
+        writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=False, overwrite=False)
+        writer.fs = files
+        planner = DefaultSavePlanner()
+        first = ranks.rank() == 0
+
+        def own() -> SavePlan:
+            planner.set_up_planner(state, writer.storage_meta(), first)
+            writer.set_up_storage_writer(first, rank=ranks.rank(), use_collectives=True)
+            return writer.prepare_local_plan(planner.create_local_plan())
+
+        whole: Metadata | None = None
+
+        def share_out(plans: list[SavePlan]) -> list[SavePlan]:
+            nonlocal whole
+            shared, whole = planner.create_global_plan(plans)
+            return writer.prepare_global_plan(shared)
+
+        mine = planner.finish_plan(ranks.through_first(own, share_out))
+        return cls(folder, whole, mine, planner, writer, files)
+
+    def write(self) -> Written:
+        """Write this rank's share. Neither collective nor bound to a thread.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        future = self._writer.write_data(self.mine, self._planner)
+        future.wait()
+        return Written(future.value(), self._entries())
+
+    def finish(self, written: list[Written]) -> list[FileEntry]:
+        """On rank 0, with what all ranks wrote: write the metadata. Returns the entries of all files."""
+        assert self.metadata is not None
+        own = set(self._files.entries)
+        self._writer.finish(self.metadata, [part.results for part in written])
+        new = [entry for entry in self._entries() if self.folder.parent / entry.path not in own]
+        storage.fsync_folder(self.folder)
+        return [entry for part in written for entry in part.entries] + new
+
+    def _entries(self) -> list[FileEntry]:
+        root = self.folder.parent
+        return [
+            FileEntry(path=file.relative_to(root).as_posix(), size=size, digest=digest)
+            for file, (size, digest) in sorted(self._files.entries.items())
+        ]

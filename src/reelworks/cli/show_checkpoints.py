@@ -1,0 +1,115 @@
+"""How checkpoints look on a terminal, drawn from the values that `--json` prints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from reelworks.checkpoint.quantities import told_bytes, told_seconds
+from reelworks.cli import show
+
+Row = dict[str, Any]
+
+_console = Console(highlight=False)
+
+
+def table(rows: Sequence[Row], free_bytes: int) -> None:
+    """A line for each checkpoint, and what they come to."""
+    drawn = Table()
+    for name in ("step", "epoch", "size", "age"):
+        drawn.add_column(name, justify="right", no_wrap=True)
+    drawn.add_column("metrics")
+    drawn.add_column("kept because")
+    for row in rows:
+        drawn.add_row(
+            str(row["step"]),
+            _or_unknown(row.get("epoch")),
+            told_bytes(row["bytes"]) if "bytes" in row else "?",
+            told_seconds(time.time() - row["created"]) if "created" in row else "?",
+            _metrics(row),
+            why(row),
+        )
+    _console.print(drawn)
+    total = told_bytes(sum(row.get("bytes", 0) for row in rows))
+    show.line(f"{len(rows)} checkpoints, {total}; {told_bytes(free_bytes)} are free")
+
+
+def why(row: Row) -> str:
+    """Why a checkpoint stays, or what is the matter with it."""
+    reasons = "; ".join(row["reasons"])
+    return {"kept": reasons, "goes": f"goes at the next save: {reasons}"}.get(
+        row["state"], f"damaged: {reasons}"
+    )
+
+
+def details(row: Row) -> None:
+    """One checkpoint and its files."""
+    show.line(f"step {row['step']}: {why(row)}")
+    show.line(f"  {row['path']}")
+    if "files" not in row:
+        return
+    versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+    show.line(
+        f"  epoch {_or_unknown(row['epoch'])}, saved {_when(row['created'])} by {row['world_size']} "
+        f"process{'es' if row['world_size'] > 1 else ''}, {told_bytes(row['bytes'])}"
+    )
+    show.line(f"  metrics: {_metrics(row) or 'none'}")
+    show.line(f"  versions: {versions}")
+    for file in row["files"]:
+        show.line(f"  {file['path']}  {told_bytes(file['size'])}")
+
+
+def verified(rows: Sequence[Row], full: bool) -> None:
+    """Which checkpoints are good."""
+    how = "all digests compared" if full else "sizes compared; --full reads everything"
+    for row in rows:
+        show.line(f"step {row['step']}: {'good' if row['good'] else 'bad: ' + row['reason']}")
+    show.line(f"{sum(row['good'] for row in rows)} of {len(rows)} good ({how})")
+
+
+def pruned(told: Row) -> None:
+    """What went, or would, and why."""
+    for row in told["deleted"]:
+        verb = "would delete" if told["dry_run"] else "deleted"
+        show.line(f"{verb} step {row['step']} ({told_bytes(row['bytes'])}): {'; '.join(row['reasons'])}")
+    freed = told_bytes(sum(row["bytes"] for row in told["deleted"]))
+    show.line(f"{len(told['deleted'])} of {len(told['deleted']) + len(told['kept'])} checkpoints, {freed}")
+
+
+def explained(told: Row) -> None:
+    """What became of a checkpoint, and everything known of it."""
+    for text in _explained(told):
+        show.line(text)
+
+
+def _explained(told: Row) -> Iterator[str]:
+    if told["state"] in ("kept", "goes", "damaged"):
+        yield f"step {told['step']} is there; {'' if told['state'] != 'kept' else 'kept: '}{why(told)}"
+    else:
+        ended = f" {_when(told['ended'])}" if told["ended"] else ""
+        yield f"step {told['step']} is {told['state']}{ended}: {'; '.join(told['reasons'])}"
+    size = f", {told_bytes(told['bytes'])}" if told["bytes"] is not None else ""
+    yield f"  saved {_when(told['saved']) if told['saved'] else 'at a time not known'}{size}"
+    yield f"  metrics: {_metrics(told) or 'none'}"
+    kinds = [event["event"] for event in told["history"]]
+    for i, event in enumerate(told["history"]):
+        if event["event"] == "deleting" and "deleted" in kinds[i:]:
+            continue
+        about = event.get("reasons") or [event["reason"]] if {"reasons", "reason"} & event.keys() else []
+        yield f"  {_when(event['time'])}  {event['event']}" + (f": {'; '.join(about)}" if about else "")
+
+
+def _metrics(row: Row) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in row.get("metrics", {}).items())
+
+
+def _or_unknown(value: object) -> str:
+    return "?" if value is None else str(value)
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -1,0 +1,176 @@
+"""Clips that an epoch leaves out: how many for each reason, the first by name, all of them as a file.
+
+Counts are over files: copies of a clip that share a reason count once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyarrow import csv, parquet
+
+from reelworks.buckets.assign import Assignment, Reason
+from reelworks.catalog import filters
+from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.prepare.data import RecipeData
+
+Json = dict[str, Any]
+FILES_NAMED = 1000  # of each reason; more would make a summary that nobody opens
+_WRITERS: dict[str, Callable[[Any, Any], None]] = {".parquet": parquet.write_table, ".csv": csv.write_csv}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Clips left out for one reason.
+
+    Attributes:
+        reason: Why.
+        row: Their rows, ascending.
+        nearest: For each the entry that would ask least of it, -1 where there is none.
+    """
+
+    reason: Reason
+    row: NDArray[np.int64]
+    nearest: NDArray[np.int32]
+
+
+def left_out(assignment: Assignment, row: NDArray[np.int64]) -> list[LeftOut]:
+    """Group what an epoch leaves out by reason; reasons without a clip are not there.
+
+    Args:
+        assignment: Of every clip and copy.
+        row: Row behind each, copies of a clip side by side.
+    """
+    found = []
+    for reason in Reason:
+        where = (
+            np.flatnonzero(assignment.reason == reason) if reason != Reason.NONE else np.zeros(0, np.int64)
+        )
+        where = where[np.diff(row[where], prepend=-1) != 0]
+        if len(where):
+            found.append(LeftOut(reason, row[where], assignment.nearest[where]))
+    return found
+
+
+def counts(data: RecipeData, found: list[LeftOut]) -> Json:
+    """Clips by reason, and of those that fit nowhere by the entry that would ask least of them."""
+    told: Json = {}
+    for one in found:
+        entry, number = np.unique(one.nearest[one.nearest >= 0], return_counts=True)
+        names = [str(data.table.entries[i]) for i in entry.tolist()]
+        told[one.reason.label] = {
+            "clips": len(one.row),
+            "nearest": dict(zip(names, number.tolist(), strict=True)),
+        }
+    return told
+
+
+def named(data: RecipeData, found: list[LeftOut]) -> dict[str, list[dict[str, str]]]:
+    """The first files of each reason by dataset and path, `FILES_NAMED` at most, with particulars."""
+    return {
+        one.reason.label: [
+            _explain(data, one.reason, int(one.row[i]), int(one.nearest[i])) for i in _first(data, one.row)
+        ]
+        for one in found
+    }
+
+
+def _first(data: RecipeData, row: NDArray[np.int64]) -> list[int]:
+    """Places of the first rows by dataset and path."""
+    taken = pa.array(row)
+    names = pa.table({"dataset": _words(data.rows.dataset.take(taken)), "path": data.rows.path.take(taken)})
+    order = [("dataset", "ascending"), ("path", "ascending")]
+    first: list[int] = pc.select_k_unstable(names, FILES_NAMED, order).to_pylist()
+    return first
+
+
+def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[str, str]:
+    rows = data.rows
+    detail = ""
+    if reason == Reason.UNREADABLE:
+        detail = str(rows.error[row].as_py())
+    elif reason == Reason.QUARANTINED:
+        detail = f"named in {data.recipe.quarantine}"
+    elif reason == Reason.FILTERED:
+        dataset = rows.dataset[row].as_py()
+        text = next(d.filter for d in data.recipe.dataset if d.filter and d.dataset_name == dataset)
+        found = filters.values(rows, row, text)
+        detail = f"{text}; it has " + ", ".join(f"{name} {_short(value)}" for name, value in found.items())
+    elif reason == Reason.NO_CAPTION:
+        detail = "no caption file" if rows.caption[row].as_py() is None else "the caption is empty"
+    elif reason in (Reason.TOO_SHORT, Reason.TOO_SMALL, Reason.NO_BUCKET):
+        detail = f"{rows.num_frames[row]} frames of {rows.height[row]} × {rows.width[row]}"
+        if nearest >= 0:
+            detail += f"; nearest entry: {data.table.entries[nearest]}"
+    return {"path": f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}", "detail": detail}
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+
+
+def write(path: Path, data: RecipeData, epoch: int) -> None:
+    """Write all that an epoch leaves out, a row each, by reason: names, measures, nearest entry, error.
+
+    Args:
+        path: Ends in .parquet or .csv.
+        data: The recipe's data.
+        epoch: From 0.
+
+    Raises:
+        UserError: The name ends otherwise, or the file cannot be written.
+    """
+    writer = _WRITERS.get(path.suffix)
+    if writer is None:
+        raise UserError(
+            "neither .parquet nor .csv",
+            field="--left-out",
+            value=str(path),
+            remedy="end the name in one of them",
+        )
+    buffer = pa.BufferOutputStream()
+    writer(_table(data, left_out(*data.assignment(epoch))), buffer)
+    try:
+        files.write_bytes(path, buffer.getvalue())
+    except OSError as error:
+        raise UserError(
+            f"the file cannot be written ({error.strerror})",
+            field="--left-out",
+            value=str(path),
+            remedy="name a file in a folder that is there and that you may write to",
+        ) from error
+
+
+def _table(data: RecipeData, found: list[LeftOut]) -> Any:
+    rows = data.rows
+    row = np.concatenate([one.row for one in found] or [np.zeros(0, np.int64)])
+    nearest = np.concatenate([one.nearest for one in found] or [np.zeros(0, np.int32)])
+    reason = np.repeat([int(one.reason) for one in found], [len(one.row) for one in found]).astype(np.int32)
+    taken = pa.array(row, type=pa.int64())
+    entries = pa.array([str(entry) for entry in data.table.entries], type=pa.string())
+    labels = pa.array([kind.label for kind in Reason], type=pa.string())
+    return pa.table(
+        {
+            "dataset": _words(rows.dataset.take(taken)),
+            "path": rows.path.take(taken),
+            "reason": labels.take(pa.array(reason)),
+            "num_frames": rows.num_frames[row],
+            "height": rows.height[row],
+            "width": rows.width[row],
+            "nearest_entry": entries.take(pa.array(nearest, mask=nearest < 0)),
+            "error": rows.error.take(taken),
+        }
+    )
+
+
+def _words(column: Any) -> Any:
+    """A dictionary-encoded column as plain texts, which sort and stand in CSV."""
+    return column.cast(pa.string())

@@ -1,0 +1,29 @@
+"""Recipe keys of what a clip costs, by which the plan balances ranks."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from reelworks.core.config import Config
+
+
+class CostConfig(Config):
+    """`[cost]`: time that one clip takes; only ratios between buckets matter."""
+
+    measured: str | None = Field(
+        None,
+        min_length=1,
+        description="a JSON file of milliseconds per clip by the bucket's name, as `reelworks report RUN "
+        "--costs FILE` writes it; buckets that it lacks follow the formula, scaled to those that it has",
+    )
+    per_clip_us: float = Field(0.0, ge=0, allow_inf_nan=False, description="microseconds of each clip")
+    per_token_us: float = Field(1.0, ge=0, allow_inf_nan=False, description="for each latent token")
+    per_token_squared_us: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="for each pair of tokens: full attention over long clips"
+    )
+
+    @model_validator(mode="after")
+    def _costs_something(self) -> CostConfig:
+        if not self.per_clip_us + self.per_token_us + self.per_token_squared_us:
+            raise ValueError("one of per_clip_us, per_token_us and per_token_squared_us must be above 0")
+        return self

@@ -1,0 +1,176 @@
+"""When a run saves: steps, minutes, epochs, the best, a file; beside training or not; and what a full disk does."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import children
+import pytest
+
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+
+
+def saved(run: Path) -> list[int]:
+    return [e["step"] for e in events.read(RunFolder(run).events_file, "checkpoint")]
+
+
+def tensors(run: Path, step: int) -> dict[str, str]:
+    """Digests of what a checkpoint holds."""
+    info = CheckpointStore(run / "checkpoints").info(step)
+    return {f.path: f.digest for f in info.manifest.files if f.path.endswith(".distcp")}
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_saves_beside_training_hold_what_saves_that_it_waits_for_do(tiny, tmp_path, world):
+    for name, asynchronous in (("waits", False), ("beside", True)):
+        recipe = tiny(
+            name,
+            checkpoints={"every_steps": 2, "keep_last": 9, "asynchronous": asynchronous},
+            train={"max_steps": 7},
+        )
+        assert children.train(recipe, world=world) == [0] * world
+    waits, beside = saved(tmp_path / "waits"), saved(tmp_path / "beside")
+    assert waits == [2, 4, 6, 7]
+    assert beside[-1] == 7
+    assert set(beside) <= set(waits)
+    assert len(beside) > 1
+    for step in beside:
+        assert tensors(tmp_path / "beside", step) == tensors(tmp_path / "waits", step)
+
+
+def _slow_disk(recipe: dict) -> None:
+    """The shards of step 1 are not on the disk before step 4 is done."""
+    import time
+
+    from reelworks.core import storage
+    from reelworks.recipe import load
+    from reelworks.train.run import RunOptions, run
+
+    log = RunFolder(Path(recipe["output"]))
+
+    def wait(call: str, path: Path) -> None:
+        if call == "fsync" and path.suffix == ".distcp" and "step-000000001-" in str(path):
+            while sum(1 for _ in events.read(log.events_file, "step")) < 4:
+                time.sleep(0.01)
+
+    with storage.guarded(wait):
+        os._exit(run(load.parse(recipe), RunOptions()))
+
+
+def test_a_save_that_is_due_while_one_is_written_is_left_out_and_told(tiny, tmp_path):
+    recipe = tiny(
+        checkpoints={"every_steps": 1, "keep_last": 20, "asynchronous": True}, train={"max_steps": 9}
+    )
+    assert children.in_child(_slow_disk, recipe) == 0
+    run = RunFolder(tmp_path / "run")
+    unsaved = [(e["step"], e["reason"]) for e in events.read(run.events_file, "unsaved")]
+    assert unsaved[:3] == [(step, "step 1 is still being written") for step in (2, 3, 4)]
+    assert sorted({*saved(tmp_path / "run"), *(step for step, _ in unsaved)}) == list(range(1, 10))
+    assert 9 in saved(tmp_path / "run")
+    assert "step 2 is not saved: step 1 is still being written" in children.output(recipe)
+
+
+def _full_disk(recipe: dict, *steps: int) -> None:
+    """The disk is full for the checkpoints of some steps."""
+    from reelworks.core import storage
+    from reelworks.recipe import load
+    from reelworks.train import saves
+    from reelworks.train.run import RunOptions, run
+
+    saves._PATIENCE_SECONDS = 0.0
+
+    def full(call: str, path: Path) -> None:
+        if call == "write" and any(f"checkpoints/.tmp-step-{step:09d}" in str(path) for step in steps):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with storage.guarded(full):
+        os._exit(run(load.parse(recipe), RunOptions()))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_on_a_full_disk_training_goes_on_and_saves_as_soon_as_it_can(tiny, tmp_path, asynchronous):
+    recipe = tiny(
+        checkpoints={"every_steps": 2, "keep_last": 9, "asynchronous": asynchronous}, train={"max_steps": 8}
+    )
+    assert children.in_child(_full_disk, recipe, 2) == 0
+    steps = saved(tmp_path / "run")
+    assert steps[0] == 3 or (asynchronous and steps[0] > 2)
+    assert steps[-1] == 8
+    assert "warning" in children.output(recipe)
+    assert not list((tmp_path / "run" / "checkpoints").glob(".tmp-*"))
+
+
+def test_a_full_disk_at_the_end_is_the_run_s_failure(tiny, tmp_path):
+    recipe = tiny(checkpoints={"every_steps": 2, "keep_last": 9}, train={"max_steps": 4})
+    assert children.in_child(_full_disk, recipe, 4) != 0
+    assert saved(tmp_path / "run") == [2]
+    assert "No space left on device" in children.output(recipe)
+
+
+def test_on_full_stop_ends_the_run(tiny, tmp_path):
+    recipe = tiny(checkpoints={"every_steps": 2, "keep_last": 9, "on_full": "stop"}, train={"max_steps": 8})
+    assert children.in_child(_full_disk, recipe, 4) != 0
+    assert max(e["step"] for e in events.read(RunFolder(tmp_path / "run").events_file, "step")) == 4
+
+
+def test_a_file_asks_for_a_save(tiny, tmp_path):
+    recipe = tiny(checkpoints={"every_steps": None, "keep_last": 9}, train={"max_steps": 5})
+    del recipe["checkpoints"]["every_steps"]
+    recipe["checkpoints"]["every_steps"] = 1000
+    run = RunFolder(tmp_path / "run")
+    assert children.in_child(_with_save_file, recipe) == 0
+    assert len(saved(run.path)) == 2
+    assert saved(run.path)[-1] == 5
+    assert not run.save_file.exists()
+
+
+def _with_save_file(recipe: dict) -> None:
+    from reelworks.recipe import load
+    from reelworks.train.run import RunOptions, run
+    from reelworks.train.state import TrainState
+
+    original = TrainState.update_ema
+
+    def update_ema(self, step, *args):
+        original(self, step, *args)
+        if step == 1:
+            RunFolder(Path(recipe["output"])).save_file.touch()
+
+    TrainState.update_ema = update_ema
+    os._exit(run(load.parse(recipe), RunOptions()))
+
+
+def test_minutes_epochs_and_the_best_ask_for_a_save(tiny, tmp_path):
+    base = {"every_steps": 1000, "keep_last": 99}
+    by_time = tiny("time", checkpoints={**base, "every_minutes": 1e-6}, train={"max_steps": 3})
+    by_epoch = tiny("epoch", checkpoints={**base, "at_epoch_end": True}, train={"max_epochs": 3})
+    by_epoch["train"].pop("max_steps")
+    by_best = tiny(
+        "best",
+        checkpoints={**base, "at_best": True},
+        validation={"every_steps": 1},
+        train={"max_steps": 6, "learning_rate": 1e-2},
+    )
+    for recipe in (by_time, by_epoch, by_best):
+        assert children.train(recipe) == [0]
+    assert saved(tmp_path / "time") == [1, 2, 3]
+    ends = [e["step"] for e in events.read(RunFolder(tmp_path / "epoch").events_file, "epoch_end")]
+    assert saved(tmp_path / "epoch") == ends
+    losses = [
+        (e["step"], e["loss"]) for e in events.read(RunFolder(tmp_path / "best").events_file, "validation")
+    ]
+    best, expected = float("inf"), []
+    for step, loss in losses[1:]:  # the first is of untrained weights, which nobody saves
+        if loss < best:
+            expected, best = [*expected, step], loss
+    assert saved(tmp_path / "best") == sorted({*expected, 6})
+
+
+def test_a_save_that_takes_longer_than_the_grace_is_told(tiny, tmp_path):
+    recipe = tiny(checkpoints={"every_steps": 2, "grace_seconds": 1e-6}, train={"max_steps": 2})
+    assert children.train(recipe) == [0]
+    assert "checkpoints.grace_seconds = 1e-06" in children.output(recipe)

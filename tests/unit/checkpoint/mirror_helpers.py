@@ -1,0 +1,111 @@
+"""A run with checkpoints, a mirror whose storage can fail, and someone who listens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from checkpoint_helpers import write_plain
+from fsspec.implementations.local import LocalFileSystem
+
+from reelworks.checkpoint.config import MirrorConfig
+from reelworks.checkpoint.mirror import Mirror
+from reelworks.checkpoint.mirror_place import Place
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.run.folder import RunFolder
+
+_CALLS = ("put_file", "pipe_file", "mv", "rm_file", "rm", "cat_file", "get_file", "find", "ls")
+
+
+class Storage:
+    """A local file system that asks before each call; what is asked may raise, wait, or do the work by halves."""
+
+    def __init__(self, before: Callable[[int, str], None]) -> None:
+        self._real, self._before, self.calls = (
+            LocalFileSystem(auto_mkdir=True, skip_instance_cache=True),
+            before,
+            0,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._real, name)
+        if name not in _CALLS:
+            return real
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            self._before(self.calls, name)
+            return real(*args, **kwargs)
+
+        return call
+
+
+@dataclass
+class Told:
+    """Keeps what a run is told."""
+
+    lines: list[str] = field(default_factory=list)
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self.events.append((kind, fields))
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.events]
+
+
+def new_run(path: Path, *steps: int) -> RunFolder:
+    """A run folder with small files of all kinds and checkpoints."""
+    run = RunFolder(path)
+    run.create({"micro_batches_per_step": 1})
+    run.keep_recipe("version = 1\n")
+    run.events_file.write_text('{"kind": "start"}\n')
+    for name, text in {
+        "plan/plan-000-000000-000/uid.npy": "uids",
+        "plan/plan-000-000000-000/about.json": "{}",
+        "catalog/part-000000.parquet": "rows",
+        "catalog/catalog.json": "[1]",
+        "catalog/.lock": "",
+        "previews/step-000000100/00.png": "large",
+        "checkpoints/pins/step-000000100": "",
+        "tensorboard/events": "large",
+    }.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    for step in steps:
+        write_plain(CheckpointStore(run.checkpoints_folder), step, save_id=f"save-{step}")
+    return run
+
+
+def place_at(path: Path, before: Callable[[int, str], None] = lambda call, name: None) -> Place:
+    return Place(Storage(before), str(path), str(path))
+
+
+def mirror_of(run: RunFolder, place: Place, told: Told | None = None, **keys: Any) -> Mirror:
+    config = MirrorConfig(url=place.url, **keys)
+    return Mirror(place, run, run.info()["id"], config, told or Told())
+
+
+def copy(run: RunFolder, place: Place, *steps: int, **keys: Any) -> Told:
+    """Mirror checkpoints one after the other, to the end."""
+    told = Told()
+    mirror = mirror_of(run, place, told, **keys)
+    for step in steps:
+        mirror.offer(step)
+        until = time.monotonic() + 10
+        while mirror.in_use() and time.monotonic() < until:
+            time.sleep(0.001)
+    mirror.close()
+    return told
+
+
+def shown(place: Place) -> list[int]:
+    """Steps with a manifest; raises if one of them is not whole."""
+    steps = [step for step in place.steps() if place.manifest_data(step) is not None]
+    return [place.complete(step).step for step in steps]

@@ -1,0 +1,181 @@
+"""What is said before a run about its disk is the most that the policy can come to, and no more."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reelworks.checkpoint import mount
+from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
+from reelworks.checkpoint.forecast import forecast, saves
+from reelworks.checkpoint.policy import Moment, plan_retention
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core import storage
+from reelworks.core.errors import UserError
+
+GB = 10**9
+LOSS = "validation/loss"
+
+
+@dataclass(frozen=True)
+class Record:
+    step: int
+    metrics: dict[str, float]
+    pinned: bool = False
+    created: float = 0.0
+    num_bytes: int = 10
+
+
+def config(**keys: object) -> CheckpointsConfig:
+    return CheckpointsConfig(**{"every_steps": None, **keys})
+
+
+def test_the_lines_that_people_read() -> None:
+    policy = CheckpointsConfig(every_steps=1000)
+    told = forecast(41_200_000_000, policy, saves(policy, 0, 20_000), 180 * GB)
+    assert (told.peak_count, told.fails_at_step) == (5, 5000)
+    assert told.lines()[0] == (
+        "one checkpoint takes 41.2 GB; the policy peaks at 5 = 206.0 GB; 180.0 GB are free: will not fit from step 5000"
+    )
+    assert "save_total_limit" in told.lines()[1]
+    there = [Record(step, {}, num_bytes=41_200_000_000) for step in (1000, 2000)]
+    resumed = forecast(41_200_000_000, policy, saves(policy, 2000, 20_000), 180 * GB, there)
+    assert resumed.fails_at_step is None
+    assert resumed.lines() == [
+        "one checkpoint takes 41.2 GB; the policy peaks at 5 = 206.0 GB; 180.0 GB are free beside the 82.4 GB there"
+    ]
+    small = CheckpointsConfig(max_disk="100GB", keep_within="2d")
+    limited = forecast(41_200_000_000, small, saves(small, 0, 20_000), 1000 * GB)
+    assert limited.peak_count == 3
+    assert "and what was saved within 2d" in limited.lines()[0]
+    assert "max_disk = 100GB is too little" in limited.lines()[1]
+
+
+@pytest.mark.parametrize(
+    ("every", "done", "last", "expected"),
+    [
+        (10, 0, 25, [10, 20, 25]),
+        (10, 20, 40, [30, 40]),
+        (10, 25, 25, []),
+        (None, 5, 25, [25]),
+        (10, 0, 3, [3]),
+    ],
+)
+def test_saves_fall_on_multiples_and_on_the_end(
+    every: int | None, done: int, last: int, expected: list[int]
+) -> None:
+    assert saves(CheckpointsConfig(every_steps=every), done, last) == expected
+
+
+def test_a_save_is_refused_without_its_margin_and_so_it_is_forecast() -> None:
+    policy = config(keep_last=1, keep_best=None)
+    assert forecast(1000, policy, [1, 2], 2020).fails_at_step is None
+    assert forecast(1000, policy, [1, 2], 2019).fails_at_step == 2
+
+
+POLICIES = st.builds(
+    CheckpointsConfig,
+    every_steps=st.none(),
+    keep_last=st.integers(1, 4),
+    keep_best=st.none() | st.builds(KeepBest, n=st.integers(1, 3)),
+    keep_every=st.none() | st.integers(2, 9),
+    save_total_limit=st.none() | st.integers(1, 6),
+    max_disk=st.none() | st.integers(1, 150).map("{}B".format),
+    min_free=st.none() | st.integers(1, 150).map("{}B".format),
+)
+LOSSES = st.lists(st.just(math.nan) | st.integers(0, 9).map(float), min_size=1, max_size=25)
+
+
+@settings(max_examples=200, deadline=None)
+@given(POLICIES, LOSSES, st.integers(0, 200), st.integers(0, 4), st.booleans())
+def test_no_run_comes_to_more_than_was_said(policy, losses, free_bytes, present, pinned) -> None:
+    """A run simulated save by save, with the metrics that came: never more at once, never full before it was said."""
+    there: list[Record] = []
+    for i, loss in enumerate(losses[:present], 1):
+        there = [*there, Record(i, {LOSS: loss}, pinned=pinned and i == 1)]
+        there = survivors(there, policy, math.inf)
+    room = free_bytes + 10 * len(there)
+    steps = [*range(present + 1, len(losses) + 1)]
+    told = forecast(10, policy, steps, free_bytes, there)
+    most, full = len(there), None
+    for step in steps:
+        if 10 * len(there) + 10 * mount.MARGIN > room and full is None:
+            full = step
+        most = max(most, len(there) + 1)
+        there = survivors([*there, Record(step, {LOSS: losses[step - 1]})], policy, room)
+    assert most <= told.peak_count
+    if full is not None:
+        assert told.fails_at_step is not None
+        assert told.fails_at_step <= full
+
+
+def survivors(records: list[Record], policy: CheckpointsConfig, room: float) -> list[Record]:
+    free = 10**9 if room == math.inf else int(room) - 10 * len(records)
+    decisions = plan_retention(records, policy, Moment(0.0, next_bytes=10, free_bytes=free))
+    keep = {d.step for d in decisions if d.keep}
+    return [r for r in records if r.step in keep]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [config(), config(keep_last=1), config(keep_best=None), config(keep_last=2, keep_every=7, keep_best=KeepBest(n=3)),
+     config(save_total_limit=4), config(save_total_limit=1), config(keep_every=5, max_disk="65B")],
+)  # fmt: skip
+def test_the_worst_run_comes_to_exactly_what_was_said(policy: CheckpointsConfig) -> None:
+    """Worst is a run that only gets worse: its best are its oldest."""
+    steps = [*range(1, 24)]
+    told = forecast(10, policy, steps, 10_000)
+    there, most = [], 0
+    for step in steps:
+        most = max(most, len(there) + 1)
+        there = survivors([*there, Record(step, {LOSS: float(step)})], policy, math.inf)
+    assert told.peak_count == most
+    assert told.fails_at_step is None
+
+
+def test_probing_tries_the_disk_that_checkpoints_go_to(tmp_path: Path) -> None:
+    """Also where `checkpoints` is a link to another disk; nothing is left behind."""
+    disk, folder = tmp_path / "disk", tmp_path / "run" / "checkpoints"
+    disk.mkdir()
+    folder.parent.mkdir()
+    folder.symlink_to(disk)
+    found = mount.probe(folder)
+    assert (found.path, found.locks) == (disk, True)
+    assert abs(found.free_bytes - os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize) < GB
+    assert list(disk.iterdir()) == []
+    assert mount.probe(tmp_path / "new" / "checkpoints").path.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "said", "remedy"),
+    [("write", 122, "cannot be written to", "raise the quota"), ("write", 28, "cannot be written to", "free disk space"),
+     ("fsync", 5, "cannot be made", "mend"), ("rename", 1, "cannot rename files", "mend"),
+     ("mkdir", 30, "cannot be made", "mend")],
+)  # fmt: skip
+def test_probing_says_what_every_save_would_meet(
+    tmp_path: Path, call: str, code: int, said: str, remedy: str
+) -> None:
+    def fail(what: str, path: Path) -> None:
+        if what == call:
+            raise OSError(code, os.strerror(code))
+
+    with storage.guarded(fail), pytest.raises(UserError, match=said) as error:
+        mount.probe(tmp_path / "checkpoints")
+    assert remedy in error.value.remedy
+    assert os.strerror(code) in error.value.problem
+    assert CheckpointStore(tmp_path / "checkpoints").sweep() == []
+
+
+def test_a_disk_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(38, "no locks available")
+
+    monkeypatch.setattr(mount.fcntl, "flock", refuse)
+    assert dataclasses.asdict(mount.probe(tmp_path))["locks"] is False

@@ -1,0 +1,217 @@
+"""The verbs say what the folder and its history say, as tables and as JSON, and change only what they name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_helpers import write_plain
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from reelworks.checkpoint import commit, retention
+from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.cli.main import app
+from reelworks.core.errors import UserError
+from reelworks.recipe import load as recipes
+from reelworks.run import lock
+from reelworks.run.folder import RunFolder
+
+POLICY = CheckpointsConfig(keep_last=2, keep_best=KeepBest(metric="loss"))
+RECIPE = {
+    "version": 1,
+    "output": "unused",
+    "dataset": [{"path": "unused"}],
+    "bucket": [{"resolution": "32x32", "num_frames": 1}],
+    "train": {"max_steps": 4},
+    "checkpoints": {"keep_last": 2, "keep_best": {"metric": "loss"}},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.create({})
+    folder.recipe_file.write_text(recipes.dump(recipes.parse(RECIPE)))
+    return folder
+
+
+@pytest.fixture
+def store(run: RunFolder) -> CheckpointStore:
+    """Saves of steps 1 to 4, of which the second is the best."""
+    made = CheckpointStore(run.checkpoints_folder)
+    for step, loss in enumerate((3.0, 1.0, 2.0, 4.0), 1):
+        write_plain(made, step, {"loss": loss}, save_id=str(step))
+        made.record_saved(made.info(step), 0.1)
+    return made
+
+
+def call(*arguments: object, code: int = 0) -> str:
+    ran = CliRunner().invoke(app, ["checkpoints", *map(str, arguments)], catch_exceptions=True)
+    if isinstance(ran.exception, UserError):
+        raise ran.exception
+    assert ran.exit_code == code, ran.output
+    return ran.output
+
+
+def told(*arguments: object, code: int = 0) -> Any:
+    return json.loads(call(*arguments, "--json", code=code))
+
+
+def test_ls_says_of_each_why_it_stays_or_goes(run: RunFolder, store: CheckpointStore) -> None:
+    (store.path(3) / "cursor.json").write_bytes(b"")
+    (store.path(4) / "cursor.json").write_bytes(b"[]")
+    rows = told("ls", run.path)
+    assert [(row["step"], row["state"]) for row in rows] == [
+        (1, "goes"),
+        (2, "kept"),
+        (3, "damaged"),
+        (4, "kept"),
+    ]
+    assert rows[1]["reasons"] == ["among the last 2", "the best by loss (1)"]
+    assert rows[2]["reasons"] == ["cursor.json has 0 bytes instead of 2"]
+    assert rows[0]["metrics"] == {"loss": 3.0}
+    shutil.rmtree(store.path(3))
+    text = call("ls", run.path)
+    assert "4 checkpoints" not in text
+    assert "3 checkpoints, 606 B" in text
+    assert "among the last 2" in text
+
+
+def test_show_names_every_file(run: RunFolder, store: CheckpointStore) -> None:
+    assert [file["path"] for file in told("show", run.path)["files"]] == ["dcp/__0_0.distcp", "cursor.json"]
+    assert "step 4: the newest" in call("show", run.path)
+    (store.path(2) / "manifest.json").unlink()
+    assert "step 2: damaged: manifest.json is missing" in call("show", run.path, 2)
+    with pytest.raises(UserError, match="there are: 1, 2, 3, 4"):
+        call("show", run.path, 7)
+
+
+def test_verify_ends_with_1_if_one_is_bad(run: RunFolder, store: CheckpointStore) -> None:
+    assert "4 of 4 good" in call("verify", run.path, "--full")
+    (store.path(2) / "cursor.json").write_bytes(b"[]")
+    assert "4 of 4 good" in call("verify", run.path), "sizes alone do not tell"
+    assert "step 2: bad: cursor.json has other content" in call("verify", run.path, "--full", code=1)
+    rows = told("verify", run.path, 3, "--full")
+    assert [(row["step"], row["good"]) for row in rows] == [(3, True)]
+    assert store.steps() == [1, 2, 3, 4], "looking changes nothing"
+    with pytest.raises(UserError, match="no checkpoint of this step"):
+        call("verify", run.path, 9)
+
+
+def test_prune_deletes_with_reasons_and_only_while_nobody_trains(
+    run: RunFolder, store: CheckpointStore
+) -> None:
+    dry = told("prune", run.path, "--dry-run")
+    assert [row["step"] for row in dry["deleted"]] == [1]
+    assert store.steps() == [1, 2, 3, 4]
+    with lock.hold(run.lock_file), pytest.raises(UserError, match="is running") as error:
+        call("prune", run.path)
+    assert "--dry-run" in error.value.remedy
+    assert "would delete step 1" in call("prune", run.path, "--dry-run")
+    leftover = store.root / ".tmp-step-000000009-0123456789ab"
+    leftover.mkdir()
+    text = call("prune", run.path)
+    assert "deleted step 1 (202 B): not among the last 2; not among the best 1 by loss (3)" in text
+    assert "1 of 4 checkpoints, 202 B" in text
+    assert store.steps() == [2, 3, 4]
+    assert not leftover.exists()
+    again = told("prune", run.path, "--set", "checkpoints.keep_last=1")
+    assert [row["step"] for row in again["deleted"]] == [3]
+
+
+def test_explain_knows_what_is_there_and_what_is_gone(run: RunFolder, store: CheckpointStore) -> None:
+    store.record_metrics(1, {"fid": 7.5})
+    retention.apply_retention(store, POLICY)
+    gone = told("explain", run.path, 1)
+    assert (gone["state"], gone["metrics"]) == ("deleted", {"loss": 3.0, "fid": 7.5})
+    assert gone["reasons"] == ["not among the last 2", "not among the best 1 by loss (3)"]
+    assert gone["saved"]
+    text = call("explain", run.path, 1)
+    assert "step 1 is deleted 20" in text
+    assert "loss 3.0000, fid 7.5000" in text
+    assert "step 2 is there; kept: the best by loss (1)" in call("explain", run.path, 2)
+    store.quarantine(3, "abandoned: the run went back to step 2")
+    assert "step 3 is set aside" in call("explain", run.path, 3)
+    shutil.rmtree(store.path(4))
+    assert "removed by hand" in call("explain", run.path, 4)
+    (store.root / "history.jsonl").unlink()
+    assert told("explain", run.path, 2)["saved"] == 1.0, "the manifest knows too"
+    with pytest.raises(UserError, match="nothing is known"):
+        call("explain", run.path, 1)
+
+
+def test_a_deletion_that_a_death_cut_short_is_explained(run: RunFolder, store: CheckpointStore) -> None:
+    store.log("deleting", 1, reasons=["over the limit"])
+    assert told("explain", run.path, 1)["state"] == "goes"
+    store.path(1).rename(store.root / ".trash-step-000000001-0123456789ab")
+    assert "step 1 is deleted" in call("explain", run.path, 1)
+
+
+def test_pins(run: RunFolder, store: CheckpointStore) -> None:
+    assert call("pin", run.path, 1) == "step 1: pinned\n"
+    call("pin", run.path, 1)
+    assert told("pin", run.path, 1)["pinned"]
+    assert [e["event"] for e in store.history() if e["step"] == 1] == ["saved", "pin"]
+    assert "step 1: goes at the next save: not among the last 2" in call("unpin", run.path, 1)
+    with pytest.raises(UserError, match="there are: 1, 2, 3, 4"):
+        call("pin", run.path, 5)
+
+
+def test_best_prints_a_path_and_nothing_else(run: RunFolder, store: CheckpointStore) -> None:
+    assert call("best", run.path) == f"{store.path(2)}\n"
+    store.record_metrics(4, {"loss": 0.5})
+    assert told("best", run.path)["step"] == 4
+    for step in (1, 2, 3, 4):
+        store.record_metrics(step, {"loss": float("nan")})
+    with pytest.raises(UserError, match="no checkpoint has a finite loss"):
+        call("best", run.path)
+
+
+def test_export_takes_a_run_or_a_checkpoint(run: RunFolder, tmp_path: Path) -> None:
+    store = CheckpointStore(run.checkpoints_folder)
+    for step in (1, 2):
+        w = torch.full((2,), float(step))
+        commit.save(
+            store, step, {"model": {"w": w}, "ema": {"w": w + 0.5}}, extra={"cursor.json": b'{"epoch": 6}'}
+        )
+    assert "ema of step 2 in bfloat16" in call("export", run.path, "-o", tmp_path / "a.safetensors")
+    assert load_file(tmp_path / "a.safetensors")["w"].tolist() == [2.5, 2.5]
+    given = ("--weights", "--dtype", "float32", "-o", tmp_path / "sub" / "b.safetensors")
+    assert told("export", store.path(1), *given)["weights"] == "model"
+    assert load_file(tmp_path / "sub" / "b.safetensors")["w"].tolist() == [1.0, 1.0]
+    with pytest.raises(UserError, match="there is a file of this name"):
+        call("export", run.path, "-o", tmp_path / "a.safetensors")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    for verb in ("ls", "show", "verify", "prune", "best"):
+        with pytest.raises(UserError, match="no run in this folder"):
+            call(verb, tmp_path)
+
+
+def test_verbs_that_look_need_no_torch(run: RunFolder, store: CheckpointStore) -> None:
+    verbs = [
+        ["ls"],
+        ["show"],
+        ["verify", "--full"],
+        ["prune"],
+        ["explain", "1"],
+        ["pin", "2"],
+        ["unpin", "2"],
+        ["best"],
+    ]
+    code = (
+        "import sys\nfrom reelworks.cli.main import app\n"
+        f"for verb, *rest in {verbs!r}:\n"
+        f"    app(['checkpoints', verb, {str(run.path)!r}, *rest], standalone_mode=False)\n"
+        "sys.exit(bool({'torch', 'av', 'pyarrow'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,66 @@
+"""Killed at any storage call of a save, a run goes on from what it was told was saved.
+
+`benchmarks/crash.py` does the killing, in a process of its own: one that has threads must not fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def crash(*arguments: str) -> dict[str, Any]:
+    """What the benchmark prints as its last line."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "benchmarks.crash", "--json", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_one_rank_killed_at_every_storage_call() -> None:
+    """After each kill: nothing older than was told, equal tensors, pins and best there, no litter, resumed twice.
+
+    And these are all calls: strace counts as many changes below the folder as `core.storage` sees.
+    """
+    result = crash("--ranks", "1", "--strace")
+    assert result["wrong"] == []
+    assert result["survived"] == result["points"]
+    assert result["points"]["1"] > 50
+    calls = result["calls"]
+    if "skipped" in calls:
+        pytest.skip(f"all points were survived, but nobody counted whether they are all: {calls['skipped']}")
+    assert calls["seam"] == calls["kernel"]
+    assert calls["seam"].keys() == {"fsync", "mkdir", "open", "rename", "rmdir", "unlink", "write"}
+
+
+@pytest.mark.slow
+def test_each_of_two_ranks_killed_at_every_storage_call() -> None:
+    """As with one rank; and the other rank ends with an error, and does not hang."""
+    result = crash("--ranks", "2")
+    assert result["wrong"] == []
+    assert result["survived"] == result["points"]
+    assert result["points"]["2"] > 50
+
+
+@pytest.mark.slow
+def test_a_training_killed_at_random_times_ends_as_if_undisturbed() -> None:
+    """Forty kills, some within saves beside training: weights, average and optimizer are equal to the bit."""
+    result = crash("--ranks", "--kills", "40")["training"]
+    assert result["wrong"] == []
+    assert result["kills"] == 40
+    assert result["in_a_save"] > 0

@@ -1,0 +1,321 @@
+"""A mirror shows whole checkpoints only, follows its own policy, and never gets in the way of a training."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from checkpoint_helpers import write_plain
+from mirror_helpers import Told, copy, mirror_of, new_run, place_at, shown
+
+from reelworks.checkpoint import manifest
+from reelworks.checkpoint import mirror as mirrors
+from reelworks.checkpoint.config import MirrorConfig
+from reelworks.checkpoint.mirror_place import ABANDONED, Place, folder_of
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.verify import verify
+from reelworks.core import digests
+from reelworks.core.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirrors, "WAITS_SECONDS", (0.0, 0.0))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def test_a_copy_equals_the_checkpoint_and_has_what_a_resume_needs_beside_it(tmp_path: Path) -> None:
+    """Names and bytes are those of the run folder; what can be drawn again is not copied."""
+    run, there = new_run(tmp_path / "run", 100), tmp_path / "mirror"
+    told = copy(run, Place.open(MirrorConfig(url=f"file://{there}")), 100)
+    assert content(there / "checkpoints/step-000000100") == content(run.checkpoints_folder / "step-000000100")
+    assert told.kinds() == ["mirrored", "mirror_retention"]
+    here = content(run.path)
+    copied = {name for name, data in content(there).items() if here.get(name) == data}
+    assert copied >= {"run.json", "recipe.toml", "events.jsonl", "catalog/catalog.json"}
+    assert copied >= {"plan/plan-000-000000-000/about.json", "checkpoints/pins/step-000000100"}
+    assert not any("previews" in name or "tensorboard" in name or "lock" in name for name in content(there))
+
+
+def test_files_that_change_are_copied_again_and_those_that_go_are_removed(tmp_path: Path) -> None:
+    run, there = new_run(tmp_path / "run", 100, 200), tmp_path / "mirror"
+    copy(run, place_at(there), 100)
+    plan = run.plan_folder / "plan-000-000000-000"
+    plan.rename(plan.with_name("plan-000-000001-000"))
+    run.events_file.write_text('{"kind": "start"}\n{"kind": "step"}\n')
+    copy(run, place_at(there), 200)
+    assert (there / "events.jsonl").read_bytes() == run.events_file.read_bytes()
+    assert {f.parent.name for f in there.rglob("uid.npy")} == {"plan-000-000001-000"}
+
+
+def test_the_mirror_keeps_by_its_own_policy_and_the_history_says_why(tmp_path: Path) -> None:
+    run, there = new_run(tmp_path / "run"), tmp_path / "mirror"
+    store = CheckpointStore(run.checkpoints_folder)
+    for step, loss in ((100, 0.9), (200, 0.1), (300, 0.8), (400, 0.7), (500, 0.6)):
+        write_plain(store, step, {"validation/loss": loss}, save_id=str(step))
+    copy(run, place_at(there), 100, 200, 300, 400, 500, keep_last=1)
+    # The newest, the best, and the one with a pin here.
+    assert shown(place_at(there)) == [100, 200, 500]
+    deleted = {e["step"]: e["reasons"] for e in store.history() if e["event"] == "mirror_deleted"}
+    assert list(deleted) == [300, 400]
+    assert any("not among the last 1" in reason for reason in deleted[300])
+    assert store.steps() == [100, 200, 300, 400, 500]
+
+
+def test_a_score_that_came_late_counts_though_its_checkpoint_is_gone_here(tmp_path: Path) -> None:
+    run, there = new_run(tmp_path / "run", 200, 300, 400), tmp_path / "mirror"
+    store = CheckpointStore(run.checkpoints_folder)
+    copy(run, place_at(there), 200)
+    store.record_metrics(200, {"validation/loss": 0.5})
+    store.remove(200, ("for the test",))
+    copy(run, place_at(there), 300, 400, keep_last=1)
+    assert shown(place_at(there)) == [200, 400]
+
+
+def test_the_newest_wins_and_what_is_copied_is_in_use(tmp_path: Path) -> None:
+    run, told = new_run(tmp_path / "run", 100, 200, 300), Told()
+    entered, free = threading.Event(), threading.Event()
+
+    def wait(call: int, name: str) -> None:
+        entered.set()
+        assert free.wait(10)
+
+    mirror = mirror_of(run, place_at(tmp_path / "mirror", wait), told)
+    mirror.offer(100)
+    assert entered.wait(10)
+    mirror.offer(200)
+    assert mirror.in_use() == {100, 200}
+    mirror.offer(300)
+    assert mirror.in_use() == {100, 300}
+    free.set()
+    assert mirror.close() is None
+    assert not mirror.in_use()
+    assert shown(place_at(tmp_path / "mirror")) == [100, 300]
+    assert ("mirror_skipped", {"step": 200, "newer": 300}) in told.events
+    assert any("step 300 is in the mirror" in line for line in told.lines)  # what the end waits for
+
+
+def test_a_newer_one_ends_the_tries_for_an_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirrors, "WAITS_SECONDS", (10.0,))
+    run, told, failed = new_run(tmp_path / "run", 100, 200), Told(), threading.Event()
+
+    def fail_once(call: int, name: str) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError("away")
+
+    mirror = mirror_of(run, place_at(tmp_path / "mirror", fail_once), told)
+    mirror.offer(100)
+    assert failed.wait(10)
+    mirror.offer(200)
+    assert mirror.close() is None
+    assert told.kinds()[0] == "mirror_skipped"
+    assert shown(place_at(tmp_path / "mirror")) == [200]
+
+
+def test_one_failure_anywhere_costs_nothing(tmp_path: Path) -> None:
+    """For each call to the storage: if it fails once, the checkpoint is mirrored all the same."""
+    run = new_run(tmp_path / "run", 100)
+    counted = place_at(tmp_path / "0")
+    copy(run, counted, 100)
+    for at in range(1, counted._fs.calls + 1):
+
+        def fail(call: int, name: str, at: int = at) -> None:
+            if call == at:
+                raise TimeoutError(name)
+
+        told = copy(run, place_at(tmp_path / str(at), fail), 100)
+        assert shown(place_at(tmp_path / str(at))) == [100]
+        assert "unmirrored" not in told.kinds(), at
+
+
+def test_storage_that_stays_away_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    run, told, away = new_run(tmp_path / "run", 100, 200), Told(), [True]
+
+    def fail(call: int, name: str) -> None:
+        if away[0]:
+            raise PermissionError("Access Denied")
+
+    mirror = mirror_of(run, place_at(tmp_path / "mirror", fail), told)
+    mirror.offer(100)
+    failure = mirror.close()
+    assert failure is not None
+    assert "step 100 is not in the mirror" in failure
+    assert told.events == [("unmirrored", {"step": 100, "reason": "PermissionError: Access Denied"})]
+    assert f"warning: {failure}" in told.lines
+    away[0] = False
+    mirror = mirror_of(run, place_at(tmp_path / "mirror", fail), told)
+    mirror.offer(200)
+    assert mirror.close() is None
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_wherever_an_upload_dies_no_half_checkpoint_is_shown(tmp_path: Path, torn: bool) -> None:
+    """For each call: if nothing happens from it on (or a half of it), what is shown is whole; the next start heals."""
+    run = new_run(tmp_path / "run", 200, 300)
+
+    def history(place: Place) -> None:
+        copy(run, place, 200, 300, keep_last=1, keep_best=None)
+
+    names = [""]
+    history(place_at(tmp_path / "0", lambda call, name: names.append(name)))
+    seen = set()
+    for at in range(1, len(names)):
+        if torn and names[at] not in ("put_file", "pipe_file"):
+            continue
+        there = tmp_path / str(at)
+
+        def die(call: int, name: str, at: int = at) -> None:
+            if call > at or (call == at and not torn):
+                raise OSError("dead")
+
+        place = place_at(there, die)
+        if torn:
+            _tear(place, at)
+        history(place)
+        seen.add(tuple(shown(place_at(there))))
+        if torn or at % 5 == 0:
+            history(place_at(there))
+            assert shown(place_at(there)) == [300]
+            assert place_at(there).steps() == [300]
+    assert seen - {(200, 300)} == {(), (200,), (300,)}
+    assert torn or (200, 300) in seen
+
+
+def _tear(place: Place, at: int) -> None:
+    real = place._fs._real
+
+    def put_file(source: str, target: str) -> None:
+        data = Path(source).read_bytes()
+        if place._fs.calls == at:
+            Path(target).parent.mkdir(parents=True, exist_ok=True)
+            Path(target).write_bytes(data[: len(data) // 2])
+            raise OSError("torn")
+        type(real).put_file(real, source, target)
+
+    def pipe_file(target: str, data: bytes) -> None:
+        torn = place._fs.calls == at
+        type(real).pipe_file(real, target, data[: len(data) // 2] if torn else data)
+        if torn:
+            raise OSError("torn")
+
+    real.put_file, real.pipe_file = put_file, pipe_file
+
+
+def test_a_file_that_arrives_short_never_gets_a_manifest(tmp_path: Path) -> None:
+    run, place = new_run(tmp_path / "run", 100), place_at(tmp_path / "mirror")
+    real = place._fs._real
+
+    def put_file(source: str, target: str) -> None:
+        type(real).put_file(real, source, target)
+        if ".distcp" in target:
+            Path(target).write_bytes(b"short")
+
+    real.put_file = put_file
+    told = copy(run, place, 100)
+    assert told.events[0] == (
+        "unmirrored",
+        {"step": 100, "reason": "BadCheckpoint: dcp/__0_0.distcp has 5 bytes instead of 200"},
+    )
+    assert place.manifest_data(100) is None
+
+
+def test_a_step_that_was_saved_anew_replaces_the_former(tmp_path: Path) -> None:
+    run, place = new_run(tmp_path / "run", 100), place_at(tmp_path / "mirror")
+    store = CheckpointStore(run.checkpoints_folder)
+    assert copy(run, place, 100).kinds() == ["mirrored", "mirror_retention"]
+    assert copy(run, place, 100).kinds() == ["mirror_retention"]  # it is there
+    store.quarantine(100, "for the test")
+    write_plain(store, 100, save_id="another")
+    assert copy(run, place, 100).kinds() == ["mirrored", "mirror_retention"]
+    assert place.complete(100).save_id == "another"
+
+
+def test_a_former_save_of_the_step_never_lends_its_manifest(tmp_path: Path) -> None:
+    """For each call: an upload over another save of equal sizes that dies shows the one, or none, never a mixture."""
+    run = new_run(tmp_path / "run", 100)
+    store = CheckpointStore(run.checkpoints_folder)
+    copy(run, place_at(tmp_path / "0"), 100)
+    store.quarantine(100, "for the test")
+    folder = write_plain(store, 100, save_id="another")
+    entries = []
+    for entry in manifest.read(folder).files:
+        (folder / entry.path).write_bytes(bytes(entry.size))
+        entries.append(entry.model_copy(update={"digest": digests.digest_bytes(bytes(entry.size))}))
+    manifest.write(folder, manifest.read(folder).model_copy(update={"files": tuple(entries)}))
+    at, kinds = 0, ["unmirrored"]
+    while "unmirrored" in kinds:
+        at += 1
+        there = tmp_path / str(at)
+        shutil.copytree(tmp_path / "0", there)
+
+        def die(call: int, name: str, at: int = at) -> None:
+            if call >= at:
+                raise OSError("dead")
+
+        kinds = copy(run, place_at(there, die), 100).kinds()
+        for step in shown(place_at(there)):
+            verify(there / folder_of(step), full=True)
+    assert at > 10
+
+
+def test_what_the_run_went_back_behind_is_set_aside(tmp_path: Path) -> None:
+    """A later checkpoint of an abandoned branch no longer passes for the newest, and its files stay."""
+    run, place = new_run(tmp_path / "run", 100, 200, 300), place_at(tmp_path / "mirror")
+    copy(run, place, 100, 200, 300)
+    store = CheckpointStore(run.checkpoints_folder)
+    for step in (200, 300):
+        store.quarantine(step, "abandoned")
+    copy(run, place, 100)
+    assert shown(place) == [100]
+    assert ABANDONED in place.sizes(folder_of(300))
+    write_plain(store, 200, save_id="of the new branch")
+    copy(run, place, 200)
+    assert shown(place) == [100, 200]
+
+
+def test_the_mirror_of_another_run_is_left_alone(tmp_path: Path) -> None:
+    first, second = new_run(tmp_path / "1", 100), new_run(tmp_path / "2", 900)
+    copy(first, place_at(tmp_path / "mirror"), 100)
+    before = content(tmp_path / "mirror")
+    told = copy(second, place_at(tmp_path / "mirror"), 900)
+    assert told.events == [("unmirrored", {"step": 900, "reason": "the mirror belongs to another run"})]
+    assert content(tmp_path / "mirror") == before
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"url": "s3://bucket/run", "options": {"secret": "hunter2"}},
+        {"url": "abfs://box/run", "options": {"account_key": "hunter2"}},
+        {"url": "sftp://me:hunter2@host/run"},
+    ],
+)
+def test_credentials_are_refused_in_a_recipe_and_not_repeated(keys: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="must not hold credentials") as caught:
+        MirrorConfig.model_validate(keys)
+    assert isinstance(caught.value.errors()[0]["ctx"]["error"], UserError)
+    assert "hunter2" not in str(caught.value.errors()[0]["ctx"]["error"])
+    MirrorConfig(url="sftp://me@host/run", options={"endpoint_url": "http://127.0.0.1:9000"})
+
+
+def test_addresses_that_cannot_work_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="not an address"):
+        Place.open(MirrorConfig(url="s4://bucket/run"))
+    with pytest.raises(UserError, match="does not exist") as caught:
+        Place.open(MirrorConfig(url=str(tmp_path / "not mounted" / "run")))
+    assert "mount" in caught.value.remedy
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    # As where it is not installed and nobody has asked for it yet.
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
+    with pytest.raises(UserError) as caught:
+        Place.open(MirrorConfig(url="s3://bucket/run"))
+    assert caught.value.remedy == "pip install 'reelworks[s3]'"

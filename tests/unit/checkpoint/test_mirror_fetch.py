@@ -1,0 +1,202 @@
+"""A run goes on from its mirror: the newest good checkpoint or an error, never a silent fresh start."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from checkpoint_helpers import Killed
+from mirror_helpers import copy, new_run, place_at
+
+from reelworks.checkpoint.mirror_fetch import bring_back
+from reelworks.checkpoint.mirror_place import Place
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.verify import verify
+from reelworks.core import storage
+from reelworks.core.errors import UserError
+from reelworks.run.folder import RunFolder
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Path:
+    """A mirror with checkpoints of steps 100, 200 and 300; the run itself is gone."""
+    run = new_run(tmp_path / "gone", 100, 200, 300)
+    copy(run, place_at(tmp_path / "mirror"), 100, 200, 300)
+    shutil.rmtree(run.path)
+    return tmp_path / "mirror"
+
+
+def fetch(mirror: Path, run: RunFolder, resume: str = "auto") -> tuple[int | None, list[str]]:
+    said: list[str] = []
+    return bring_back(place_at(mirror), run, resume, said.append), said
+
+
+def steps(run: RunFolder) -> list[int]:
+    return CheckpointStore(run.checkpoints_folder).steps()
+
+
+def leftovers(run: RunFolder) -> list[Path]:
+    return [file for file in run.path.rglob(".*") if file.name != ".lock"]
+
+
+def test_an_empty_disk_gets_the_newest_and_the_files_beside_it(tmp_path: Path, mirror: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    step, said = fetch(mirror, run)
+    assert (step, steps(run)) == (300, [300])
+    assert "fetching the checkpoint of step 300" in said[0]
+    assert run.exists
+    assert (run.path / "plan/plan-000-000000-000/uid.npy").read_text() == "uids"
+    assert CheckpointStore(run.checkpoints_folder).is_pinned(100)
+    events = [e["event"] for e in CheckpointStore(run.checkpoints_folder).history()]
+    assert events == ["mirrored"] * 3 + ["fetched"]
+    assert not leftovers(run)
+    assert fetch(mirror, run) == (None, [])
+
+
+def test_a_named_step_is_fetched_or_nothing(tmp_path: Path, mirror: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    assert fetch(mirror, run, "200")[0] == 200
+    assert fetch(mirror, run, "200")[0] is None
+    assert fetch(mirror, run, "250")[0] is None
+    assert fetch(mirror, run, "100")[0] == 100
+    assert steps(run) == [100, 200]
+
+
+def truncate(folder: Path) -> None:
+    (folder / "cursor.json").write_bytes(b"")
+
+
+def flip(folder: Path) -> None:
+    (folder / "dcp/__0_0.distcp").write_bytes(bytes(200))
+
+
+def forge(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"format": 1}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (truncate, "cursor.json has 0 bytes"),
+        (flip, "__0_0.distcp has other content"),
+        (forge, "changed after it was written"),
+    ],
+)
+def test_a_bad_one_is_passed_over_with_its_reason(
+    tmp_path: Path, mirror: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    damage(mirror / "checkpoints/step-000000300")
+    step, said = fetch(mirror, run)
+    assert (step, steps(run)) == (200, [200])
+    assert any("step 300 in the mirror is passed over" in line and reason in line for line in said)
+    assert not leftovers(run)
+
+
+def test_one_without_a_manifest_is_none(tmp_path: Path, mirror: Path) -> None:
+    (mirror / "checkpoints/step-000000300/manifest.json").unlink()
+    assert fetch(mirror, RunFolder(tmp_path / "run"))[0] == 200
+
+
+def test_all_bad_is_an_error(tmp_path: Path, mirror: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    for folder in (mirror / "checkpoints").glob("step-*"):
+        flip(folder)
+    for _ in range(2):  # and stays one
+        with pytest.raises(UserError, match=r"(?s)can be trusted.*step 300.*step 100"):
+            fetch(mirror, run)
+        assert steps(run) == []
+
+
+def test_storage_that_does_not_answer_is_an_error_only_where_it_is_needed(
+    tmp_path: Path, mirror: Path
+) -> None:
+    def fail(call: int, name: str) -> None:
+        raise ConnectionError("away")
+
+    away = place_at(mirror, fail)
+    with pytest.raises(UserError, match="cannot be written now"):
+        bring_back(away, RunFolder(tmp_path / "run"), "auto", print)
+    assert bring_back(away, new_run(tmp_path / "with one", 100), "auto", print) is None
+
+    def deny_checkpoints(call: int, name: str) -> None:
+        if name == "ls":
+            raise PermissionError("Access Denied")
+
+    with pytest.raises(UserError, match="cannot be read now"):
+        bring_back(place_at(mirror, deny_checkpoints), RunFolder(tmp_path / "run"), "auto", print)
+
+
+def test_damaged_ones_here_do_not_count(tmp_path: Path, mirror: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    fetch(mirror, run)
+    truncate(run.checkpoints_folder / "step-000000300")
+    assert fetch(mirror, run)[0] == 300
+    verify(run.checkpoints_folder / "step-000000300", full=True)
+    assert len(list(run.checkpoints_folder.glob(".bad-step-000000300-*"))) == 1
+
+
+def test_a_mirror_is_of_one_run(tmp_path: Path, mirror: Path) -> None:
+    with pytest.raises(UserError, match="belongs to another run"):
+        fetch(mirror, new_run(tmp_path / "another"))
+    with pytest.raises(UserError, match="already holds a run"):
+        fetch(mirror, RunFolder(tmp_path / "fresh"), "never")
+    assert not (tmp_path / "fresh").exists()
+
+
+def test_an_empty_mirror_is_no_obstacle(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    assert fetch(tmp_path / "mirror", run) == (None, [])
+    assert fetch(tmp_path / "mirror", run, "never") == (None, [])
+    assert not run.path.exists()
+
+
+def test_two_catalogs_are_never_mixed(tmp_path: Path, mirror: Path) -> None:
+    """A folder that hangs together is fetched whole, or left alone; so are files that are here."""
+    run = RunFolder(tmp_path / "run")
+    (run.path / "catalog").mkdir(parents=True)
+    (run.path / "catalog/catalog.json").write_text("[2]")
+    run.events_file.write_text("mine")
+    fetch(mirror, run)
+    assert [file.name for file in (run.path / "catalog").iterdir()] == ["catalog.json"]
+    assert run.events_file.read_text() == "mine"
+
+    other = RunFolder(tmp_path / "other")
+    (mirror / "catalog/part-000000.parquet").unlink()
+    _, said = fetch(mirror, other)
+    assert not (other.path / "catalog/catalog.json").exists()
+    assert any("lost catalog/part-000000.parquet" in line for line in said)
+
+
+def test_wherever_a_fetch_dies_the_next_one_completes_it(tmp_path: Path, mirror: Path) -> None:
+    """For each change of the disk: a process that dies at it leaves no checkpoint or a whole one."""
+
+    def attempt(run: RunFolder, place: Place, die_at: int) -> int:
+        count = 0
+
+        def guard(call: str, path: Path) -> None:
+            nonlocal count
+            count += 1
+            if count >= die_at:
+                raise Killed
+
+        try:
+            with storage.guarded(guard):
+                bring_back(place, run, "auto", lambda line: None)
+        except Killed:
+            pass
+        return count
+
+    place = place_at(mirror)
+    total = attempt(RunFolder(tmp_path / "0"), place, 10**9)
+    for die_at in range(1, total + 1, 2):
+        run = RunFolder(tmp_path / str(die_at))
+        attempt(run, place, die_at)
+        for step in steps(run):
+            verify(run.checkpoints_folder / f"step-{step:09d}", full=True)
+        assert not (steps(run) and not run.exists)  # a checkpoint without its run would be another run's
+        if die_at % 5 == 0:
+            bring_back(place, run, "auto", lambda line: None)
+            assert (steps(run), run.exists) == ([300], True)

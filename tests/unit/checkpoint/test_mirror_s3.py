@@ -1,0 +1,85 @@
+"""The mirror on a real S3 server: what is told of a folder holds for a bucket."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mirror_helpers import copy, new_run, shown
+
+from reelworks.checkpoint import mirror as mirrors
+from reelworks.checkpoint import mirror_fetch
+from reelworks.checkpoint.config import MirrorConfig
+from reelworks.checkpoint.mirror_place import Place
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.verify import verify
+from reelworks.core.errors import UserError
+from reelworks.run.folder import RunFolder
+
+SECRET = "a-secret-that-nobody-prints"
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    command = [sys.executable, str(Path(__file__).with_name("mirror_server.py"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+        finally:
+            server.kill()
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+def place_in(bucket: str, endpoint: str) -> Place:
+    return Place.open(MirrorConfig(url=f"s3://{bucket}/runs/first", options={"endpoint_url": endpoint}))
+
+
+def test_a_run_survives_the_loss_of_its_disk(tmp_path: Path, endpoint: str) -> None:
+    """Mirrored to a bucket, retired there by the policy, brought back whole into an empty folder."""
+    place = place_in("bucket", endpoint)
+    place._fs.mkdir("bucket")
+    run = new_run(tmp_path / "run", 100, 200, 300, 400)
+    (run.checkpoints_folder / "pins/step-000000100").unlink()
+    told = copy(run, place, 100, 200, 300, 400, keep_last=2)
+    assert told.kinds().count("mirrored") == 4
+    assert place.steps() == shown(place) == [300, 400]
+    place.remove_file("checkpoints/step-000000400/manifest.json")  # as of an upload that broke off
+
+    again, said = RunFolder(tmp_path / "new" / "run"), []
+    assert mirror_fetch.bring_back(place, again, "auto", said.append) == 300
+    assert CheckpointStore(again.checkpoints_folder).steps() == [300]
+    verify(again.checkpoints_folder / "step-000000300", full=True)
+    assert again.info()["id"] == run.info()["id"]
+    assert again.events_file.read_bytes() == run.events_file.read_bytes()
+    assert mirror_fetch.bring_back(place, again, "auto", said.append) is None
+    copy(again, place, 300)
+    assert SECRET not in repr((told, said)) + again.events_file.read_text()
+
+
+def test_a_bucket_that_is_not_there_or_a_server_that_is_gone_is_told(
+    tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = RunFolder(tmp_path / "run")
+    with pytest.raises(UserError, match="cannot be written now") as caught:
+        mirror_fetch.bring_back(place_in("no-bucket", endpoint), nothing, "auto", print)
+    assert "bucket does not exist" in caught.value.problem
+    assert not nothing.path.exists()
+
+    monkeypatch.setattr(mirrors, "WAITS_SECONDS", ())
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    gone = place_in("bucket", "http://127.0.0.1:1")
+    gone._fs.retries = 1
+    told = copy(new_run(tmp_path / "full", 100), gone, 100)
+    assert told.kinds() == ["unmirrored"]
+    assert "127.0.0.1:1" in told.lines[-1]
+    assert SECRET not in repr(told)

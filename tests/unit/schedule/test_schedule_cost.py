@@ -1,0 +1,39 @@
+"""What a clip costs: measured where it was, else a formula on the same scale; whole microseconds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from reelworks.schedule.config import CostConfig
+from reelworks.schedule.cost import costs_us
+
+NAMES = ["small", "medium", "large"]
+TOKENS = np.array([10, 100, 1000])
+
+
+def test_by_default_a_token_costs_a_microsecond() -> None:
+    assert costs_us(NAMES, TOKENS, CostConfig(), {}) == (10, 100, 1000)
+
+
+def test_the_formula_adds_a_part_per_clip_per_token_and_per_pair_of_tokens() -> None:
+    config = CostConfig(per_clip_us=5, per_token_us=2, per_token_squared_us=0.5)
+    assert costs_us(NAMES, TOKENS, config, {}) == (5 + 20 + 50, 5 + 200 + 5000, 5 + 2000 + 500_000)
+
+
+def test_measured_costs_rule_and_scale_the_formula_for_the_others() -> None:
+    costs = costs_us(NAMES, TOKENS, CostConfig(), {"small": 0.05, "large": 3.0, "gone": 7.0})
+    assert costs == (50, 400, 3000)  # 5 and 3 microseconds a token where measured: 4 between them
+
+
+def test_nothing_costs_less_than_a_microsecond() -> None:
+    assert costs_us(NAMES, TOKENS, CostConfig(per_token_us=1e-6), {"large": 1e-9}) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "values", [{"per_token_us": 0}, {"per_token_us": -1}, {"per_clip_us": float("nan")}, {"measured": ""}]
+)
+def test_costs_that_cannot_be_are_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        CostConfig.model_validate(values)
