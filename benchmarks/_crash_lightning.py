@@ -1,8 +1,13 @@
-"""Lightning's ModelCheckpoint in a training of three steps: saves after each, keeps two, and tells of each."""
+"""Lightning's ModelCheckpoint in a training of three steps: saves after each, keeps two, and tells of each.
+
+It writes into the folder for temporary files first and moves the whole; a move from another file system is a
+copy.
+"""
 
 from __future__ import annotations
 
 import logging
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +49,8 @@ class Tell(Callback):
             self.told(trainer.global_step)
 
 
-def work(folder: Path, told: Callable[[int], None]) -> None:
+def work(folder: Path, told: Callable[[int], None], temporary: Path) -> None:
+    tempfile.tempdir = str(temporary)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     saver = ModelCheckpoint(
         folder, filename="{step}", monitor="step", mode="max", save_top_k=2, every_n_train_steps=1

@@ -32,7 +32,10 @@ Told = Callable[[int], None]
 Load = Callable[[Path], tuple[int, State]]
 BEFORE = (30, 40)
 LIMIT = 2
-LIGHTNING = "Lightning ModelCheckpoint"
+LIGHTNING = {
+    "Lightning ModelCheckpoint, /tmp on the same disk": Path("/dev/shm"),
+    "Lightning ModelCheckpoint, /tmp on another disk": Path("/tmp"),
+}
 _TOLD = [one_save.PINNED, one_save.SAVED, one_save.RETIRED]
 
 
@@ -110,10 +113,11 @@ WAYS = {
 def table(folder: Path) -> dict[str, Any]:
     """Points and survived by way, or why there are none."""
     if reason := _strace.is_missing():
-        return dict.fromkeys([*WAYS, LIGHTNING, "Reelworks"], reason)
+        return dict.fromkeys([*WAYS, *LIGHTNING, "Reelworks"], reason)
     logging.disable()  # torch tells at length what it cannot load
     rows: dict[str, Any] = {name: kill_everywhere(plain(way), folder) for name, way in WAYS.items()}
-    rows[LIGHTNING] = kill_everywhere(lightning(), folder) if _has_lightning() else "not installed"
+    for name, temporary in LIGHTNING.items():
+        rows[name] = kill_everywhere(lightning(temporary), folder) if _has_lightning() else "not installed"
     rows["Reelworks"] = kill_everywhere(OURS, folder)
     return rows
 
@@ -184,12 +188,14 @@ def _has_lightning() -> bool:
     return importlib.util.find_spec("lightning") is not None
 
 
-def lightning() -> Trial:
+def lightning(temporary: Path) -> Trial:
     """ModelCheckpoint as it comes, in a training."""
     from benchmarks import _crash_lightning as own
 
     return Trial(
-        lambda folder: None, own.work, lambda folder, told: loads(own.load, own.expected, folder, told)
+        lambda folder: None,
+        lambda folder, told: own.work(folder, told, temporary),
+        lambda folder, told: loads(own.load, own.expected, folder, told),
     )
 
 

@@ -155,3 +155,23 @@ def test_no_combination_ends_in_a_traceback(tiny, tmp_path, pretrained):
             assert "UserError" in told
             assert "remedy" in told
         assert "IndexError" not in told
+
+
+def test_a_file_brings_weights_alone(tiny, tmp_path, pretrained):
+    from safetensors.torch import save_file
+
+    before = state_at(pretrained, 2)["model"]
+    file, other = tmp_path / "weights.safetensors", tmp_path / "other.safetensors"
+    save_file({name: value.contiguous() for name, value in before.items()}, file)
+    save_file({"nothing.weight": torch.zeros(2)}, other)
+    recipe = tiny("tuned", train={"max_steps": 1, "learning_rate": 1e-30}, checkpoints={"every_steps": 1})
+    for source, options, said in (
+        (file, {}, "add --weights-only"),
+        (other, {"weights_only": True}, "weights of another model"),
+    ):
+        assert children.train(recipe, load=str(source), **options) != [0]
+        assert said in children.output(recipe)
+    assert children.train(recipe, load=str(file), weights_only=True, world=2) == [0, 0]
+    after = state_at(tmp_path / "tuned", 1)["model"]
+    for name, value in before.items():
+        torch.testing.assert_close(after[name], value)

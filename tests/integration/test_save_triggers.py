@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 
 import children
+import numpy as np
 import pytest
+from safetensors.numpy import load, load_file
 
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.run import events
@@ -174,3 +176,41 @@ def test_a_save_that_takes_longer_than_the_grace_is_told(tiny, tmp_path):
     recipe = tiny(checkpoints={"every_steps": 2, "grace_seconds": 1e-6}, train={"max_steps": 2})
     assert children.train(recipe) == [0]
     assert "checkpoints.grace_seconds = 1e-06" in children.output(recipe)
+
+
+def test_weights_for_use_are_of_the_step_that_they_name(tiny, tmp_path):
+    """Written at each save, also where training went on meanwhile; kept by their own rule."""
+    for name, asynchronous in (("waits", False), ("beside", True)):
+        recipe = tiny(
+            name,
+            checkpoints={"every_steps": 2, "keep_last": 9, "asynchronous": asynchronous},
+            exports={"weights": "ema", "dtype": "float32", "keep_last": 3},
+            train={"max_steps": 7},
+        )
+        assert children.train(recipe) == [0]
+    waits = {p.name: p.read_bytes() for p in (tmp_path / "waits" / "exports").iterdir()}
+    beside = {p.name: p for p in (tmp_path / "beside" / "exports").iterdir()}
+    assert sorted(waits) == [f"step-{step:09d}-ema.safetensors" for step in (4, 6, 7)]
+    same = set(waits) & set(beside)
+    assert same
+    for name in same:
+        ours = load_file(beside[name])
+        theirs = load(waits[name])
+        assert ours.keys() == theirs.keys()
+        assert all(np.array_equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_on_a_full_disk_the_weights_alone_may_be_saved(tiny, tmp_path):
+    recipe = tiny(
+        checkpoints={"every_steps": 2, "keep_last": 9, "on_full": "weights-only"}, train={"max_steps": 6}
+    )
+    assert children.in_child(_full_disk, recipe, 2) == 0
+    assert saved(tmp_path / "run") == [4, 6]
+    assert [p.name for p in (tmp_path / "run" / "exports").iterdir()] == ["step-000000002-ema.safetensors"]
+    assert "weights alone are in" in children.output(recipe)
+
+
+def test_the_disk_is_tried_out_and_forecast_before_training(tiny, tmp_path):
+    recipe = tiny(train={"max_steps": 4})
+    assert children.train(recipe) == [0]
+    assert "one checkpoint takes" in children.output(recipe)

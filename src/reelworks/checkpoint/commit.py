@@ -9,7 +9,6 @@ nothing else; a failure on one rank is raised, equal, on all.
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import time
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 
 import reelworks
-from reelworks.checkpoint import manifest, names, ranks, space
+from reelworks.checkpoint import manifest, mount, names, ranks, space
 from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry, Manifest
 from reelworks.checkpoint.shards import Shards, Written
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
@@ -34,8 +33,6 @@ from reelworks.core.errors import UserError
 
 DCP = "dcp"
 CURSOR = "cursor.json"
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class SaveFailed(UserError):  # noqa: N818
@@ -204,7 +201,7 @@ def _told_as_save_failed(store: CheckpointStore) -> Iterator[None]:
     try:
         yield
     except ranks.RanksFailed as error:
-        full = bool(error.errnos & _FULL)
+        full = bool(error.errnos & mount.FULL)
         raise (DiskFull if full else SaveFailed)(
             f"no checkpoint was saved, earlier ones are as they were ({error})",
             field="checkpoints",

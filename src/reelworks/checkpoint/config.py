@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import re
+from collections.abc import Callable
 from typing import Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
@@ -50,7 +50,7 @@ class MirrorConfig(Config):
     """
 
     url: str = Field(min_length=1)
-    options: dict[str, str | int | float | bool] = {}
+    options: dict[str, str | int | float | bool] = Field({})
     keep_last: int = Field(3, ge=1)
     keep_best: KeepBest | None = KeepBest()
     keep_every: int | None = Field(None, ge=1)

@@ -63,16 +63,23 @@ def about(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> dict[st
 
 
 def from_checkpoint(
-    path: Path, target: Path, *, weights: Weights, dtype: Dtype, about: Mapping[str, str]
+    path: Path,
+    target: Path,
+    *,
+    weights: Weights,
+    dtype: Dtype,
+    about: Mapping[str, str],
+    verified: bool = False,
 ) -> list[Path]:
     """Write a checkpoint's weights, in one process and a few tensors at a time.
 
     Args:
-        path: The checkpoint's folder; all its digests are compared first, and it is not deleted meanwhile.
+        path: The checkpoint's folder; it is not deleted meanwhile.
         target: The file; see `tensor_file.write` for what becomes of large ones.
         weights: "ema" takes the average where there is one, and what is not trained from the model.
         dtype: Of floating-point tensors; others stay as they are.
         about: Texts for the header (`about`).
+        verified: True if its digests need not be compared first, as just after it was saved.
 
     Returns:
         The files written.
@@ -83,7 +90,7 @@ def from_checkpoint(
     """
     with lease.reading(path):
         try:
-            verify(path, full=True)
+            verify(path, full=not verified)
         except BadCheckpoint as error:
             raise UserError(
                 f"the checkpoint is bad: {error.reason}",

@@ -7,13 +7,11 @@ its exact name whose header says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from reelworks.checkpoint import export, names, ranks
+from reelworks.checkpoint import export, names
 from reelworks.checkpoint.config import ExportsConfig, Weights
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.tensor_file import INDEX_SUFFIX
@@ -30,14 +28,12 @@ def path_of(run: RunFolder, step: int, weights: Weights) -> Path:
     return run.exports_folder / f"{names.of_step(step)}-{weights}.safetensors"
 
 
-def write(
-    run: RunFolder, state: Mapping[str, Any], config: ExportsConfig, *, step: int, epoch: int
-) -> Path | None:
-    """Write the weights of a live state where the recipe asks for it. Collective; after a commit.
+def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int, epoch: int) -> Path | None:
+    """Write the weights of a checkpoint where the recipe asks for it; on rank 0, right after its commit.
 
     Args:
         run: The run, whose `recipe.toml` is that of this start.
-        state: As for `export.weights_only`.
+        checkpoint: Its folder. Training may have gone on since its state was staged.
         config: The recipe's `[exports]`.
         step: Optimizer steps done.
         epoch: From 0.
@@ -46,19 +42,21 @@ def write(
         The file (of shards, the one that their names begin like); None if nothing was due.
 
     Raises:
-        ExportFailed: On all ranks; the checkpoint is not touched by that.
+        ExportFailed: Storage fails or is full; the checkpoint is not touched by that.
+        UserError: A value does not fit the dtype.
     """
     weights = config.weights
     if weights is None:
         return None
     target = path_of(run, step, weights)
     with export.told_as_failed(target):
-        told = ranks.on_first(lambda: _about(run, config, step, epoch))
-    if told is None:
-        return None
-    export.weights_only(state, target, weights=weights, dtype=config.dtype, about=told)
-    with export.told_as_failed(target):
-        ranks.on_first(lambda: _retire(run.exports_folder, weights, config.keep_last))
+        told = _about(run, config, step, epoch)
+        if told is None:
+            return None
+        export.from_checkpoint(
+            checkpoint, target, weights=weights, dtype=config.dtype, about=told, verified=True
+        )
+        _retire(run.exports_folder, weights, config.keep_last)
     return target
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,10 +64,15 @@ CheckpointInfos = list[CheckpointInfo]
 
 
 class CheckpointStore:
-    """The checkpoints of one run; nothing is created by looking."""
+    """The checkpoints of one run; nothing is created by looking.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    Args:
+        root: The folder.
+        may_publish: Asked right before a checkpoint is published; raises where another process took over.
+    """
+
+    def __init__(self, root: Path, may_publish: Callable[[], None] = lambda: None) -> None:
+        self.root, self._may_publish = root, may_publish
         self._late: dict[str, dict[str, float]] = {}
         self._seen_bytes = 0
 
@@ -197,6 +202,7 @@ class CheckpointStore:
         target = self.path(step)
         if os.path.lexists(target):
             raise FileExistsError(f"{target} is occupied")
+        self._may_publish()
         storage.rename(temporary, target)
         storage.fsync_folder(self.root)
 

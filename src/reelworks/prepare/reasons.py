@@ -43,17 +43,20 @@ class LeftOut:
 
 
 def left_out(assignment: Assignment, row: NDArray[np.int64]) -> list[LeftOut]:
-    """Group what an epoch leaves out by reason; reasons without a clip are not there.
+    """Group what an epoch leaves out by reason; a clip of which any copy is trained is not left out.
 
     Args:
         assignment: Of every clip and copy.
         row: Row behind each, copies of a clip side by side.
+
+    Returns:
+        One for each reason that some clip has.
     """
+    trained = np.zeros(int(row.max(initial=-1)) + 1, dtype=np.bool_)
+    trained[row[assignment.reason == Reason.NONE]] = True
     found = []
-    for reason in Reason:
-        where = (
-            np.flatnonzero(assignment.reason == reason) if reason != Reason.NONE else np.zeros(0, np.int64)
-        )
+    for reason in list(Reason)[1:]:  # all but NONE
+        where = np.flatnonzero((assignment.reason == reason) & ~trained[row])
         where = where[np.diff(row[where], prepend=-1) != 0]
         if len(where):
             found.append(LeftOut(reason, row[where], assignment.nearest[where]))

@@ -7,9 +7,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from reelworks.checkpoint import commit, load, retention, verify
+from reelworks.checkpoint import commit, export, exports, forecast, load, mount, retention, space, verify
 from reelworks.checkpoint.commit import Saved
 from reelworks.checkpoint.config import KeepBest
+from reelworks.checkpoint.mirror import Mirror
 from reelworks.checkpoint.policy import rank_best
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files
@@ -18,6 +19,8 @@ from reelworks.parallel.mesh import World
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.recipe.recipe import Recipe
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
 from reelworks.schedule.cursor import Cursor, Excluded
 from reelworks.train.recorder import Recorder
 from reelworks.train.state import TrainState
@@ -30,6 +33,7 @@ class Keeper:
     """Saves and finds checkpoints of one run."""
 
     store: CheckpointStore
+    run: RunFolder
     recipe: Recipe
     run_id: str
     world: World
@@ -59,13 +63,20 @@ class Keeper:
         if resume != "auto":
             return verify.named(self.store, _step(resume), full=True).step
         # After a kill files may be whole in size and not in content; reading them once tells.
-        found = verify.newest_valid(self.store, full=True)
+        found = verify.newest_valid(self.store, full=not self._left_in_order())
         if found is None:
             return None
         info, skipped = found
         for step, reason in skipped:
             print(f"checkpoint of step {step} is passed over: {reason}", flush=True)
         return info.step
+
+    def _left_in_order(self) -> bool:
+        """Whether the last start ended by itself, with all that it wrote on disk."""
+        last = ""
+        for event in events.read(self.run.events_file, "start", "stop"):
+            last = event["kind"]
+        return last == "stop"
 
     def abandon_after(self, step: int, tell: Recorder) -> None:
         """Set later checkpoints aside: the run goes on from an earlier step, and they are of another branch.
@@ -140,8 +151,8 @@ class Keeper:
         order = self.order(position, data, metrics)
         return commit.save(self.store, position.global_step, state.state_dict(), **order)
 
-    def published(self, saved: Saved, tell: Recorder) -> None:
-        """Tell of a new checkpoint, then retire what the policy does not keep."""
+    def published(self, saved: Saved, tell: Recorder, mirror: Mirror | None) -> None:
+        """Tell of a new checkpoint and have it mirrored, then retire what the policy does not keep."""
         step = saved.info.step
         tell.event(
             "checkpoint", step=step, name=saved.info.path.name, bytes=saved.bytes, seconds=saved.seconds
@@ -149,7 +160,10 @@ class Keeper:
         if not self.world.is_main:
             return
         try:
-            decisions = retention.apply_retention(self.store, self.recipe.checkpoints)
+            if mirror is not None:
+                mirror.offer(step)
+            in_use = frozenset[int]() if mirror is None else mirror.in_use()
+            decisions = retention.apply_retention(self.store, self.recipe.checkpoints, in_use)
         except OSError as error:
             tell.say(f"warning: old checkpoints could not be deleted ({error})")
             return
@@ -157,6 +171,64 @@ class Keeper:
         for decision in decisions:
             described[decision.keep].append({"step": decision.step, "reasons": list(decision.reasons)})
         tell.event("retention", step=step, kept=described[True], deleted=described[False])
+        self._export(saved, tell)
+
+    def _export(self, saved: Saved, tell: Recorder) -> None:
+        """Write the weights for use that the recipe asks for; a failure costs nothing but them."""
+        step, path = saved.info.step, saved.info.path
+        epoch = json.loads(load.read_extra(path, _CURSOR))["epoch"]
+        try:
+            written = exports.write(self.run, path, self.recipe.exports, step=step, epoch=epoch)
+        except UserError as error:
+            tell.say(f"warning: {error}")
+        else:
+            if written is not None:
+                tell.event("export", step=step, name=written.name)
+
+    def save_weights_only(self, position: Position, state: TrainState, tell: Recorder) -> None:
+        """On a disk too full for a checkpoint: the averaged weights alone. Collective."""
+        target = exports.path_of(self.run, position.global_step, "ema")
+        about = export.about(
+            run_id=self.run_id,
+            recipe=self.run.recipe_file,
+            step=position.global_step,
+            epoch=position.epoch,
+        )
+        try:
+            target.parent.mkdir(exist_ok=True)
+            export.weights_only(
+                state.state_dict(), target, weights="ema", dtype=self.recipe.exports.dtype, about=about
+            )
+        except UserError as error:
+            tell.say(f"warning: {error}")
+        else:
+            tell.say(f"weights alone are in {target}")
+            tell.event("export", step=position.global_step, name=target.name)
+
+    def look_ahead(self, state: TrainState, position: Position) -> list[str]:
+        """Try out the disk, and say what checkpoints will take of it. Collective.
+
+        Raises:
+            UserError: The main rank cannot save there.
+        """
+        total = sum(self.world.gather(space.local_bytes(state.state_dict())))  # type: ignore[arg-type]
+        if not self.world.is_main:
+            return []
+        mounted = mount.probe(self.store.root)
+        policy, train = self.recipe.checkpoints, self.recipe.train
+        last = train.max_steps
+        if last is None:  # epochs are about as long as this one
+            assert train.max_epochs is not None
+            left = (train.max_epochs - position.epoch) * position.plan.steps - position.row
+            last = position.global_step + max(left, 0)
+        steps = forecast.saves(policy, position.global_step, last)
+        told = forecast.forecast(total, policy, steps, mounted.free_bytes, retention.whole(self.store))
+        lines = told.lines()
+        if not mounted.locks:
+            lines.append(
+                "this file system has no locks: see docs/reference/run-folder.md for what that means"
+            )
+        return lines
 
 
 class Order(TypedDict):

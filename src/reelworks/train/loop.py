@@ -70,6 +70,8 @@ class Loop:
             if self._is_done(position):
                 if not resumed:
                     raise positions.no_steps(self.data)
+                if not position.plan.steps:
+                    self._begin(position)
                 self._complete(position, pool)
                 self.tell.event("stop", step=position.global_step, reason="finished")
                 return "finished"
@@ -121,6 +123,8 @@ class Loop:
             except OSError as error:
                 self.tell.say(f"warning: the plan is not kept, so the data must not change now ({error})")
         self.journal.epoch_begins(position)
+        if not position.plan.steps:  # a resume found that all that was left of the epoch is gone
+            self.journal.epoch_ends(position)
 
     def _next_epoch(self, position: Position) -> Position:
         position, empty = positions.next_epoch(self.data, position.spec, position)

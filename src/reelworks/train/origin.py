@@ -6,21 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from reelworks.checkpoint import load, verify
+from reelworks.checkpoint import lease, load, verify
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
+from reelworks.models import weight_files
 from reelworks.parallel.mesh import World, local
 from reelworks.run.folder import RunFolder
 from reelworks.train.state import TrainState
+
+_SHOWN = 5  # tensors that an error names
 
 
 def take_over(source: Path, state: TrainState, world: World, *, weights_only: bool) -> str:
     """Begin a run with what another one has learned, in place; its position in the data stays behind.
 
     Args:
-        source: The other run's folder, or one of its checkpoints.
+        source: The other run's folder, one of its checkpoints, or a .safetensors file of weights.
         state: Weights, average and optimizer of this run.
         world: This process among the others.
         weights_only: Take the weights alone; the average begins as their copy, the optimizer empty.
@@ -31,12 +35,25 @@ def take_over(source: Path, state: TrainState, world: World, *, weights_only: bo
     Raises:
         UserError: There is no such checkpoint, or it is of another model.
     """
-    path = world.broadcast(_path(source) if world.is_main else None)
-    assert isinstance(path, Path)
     tensors: dict[str, Any] = state.state_dict()
-    if weights_only:
-        tensors = {"model": tensors["model"]}
-    load.load(path, tensors)
+    path = source
+    if source.suffix == ".safetensors":
+        if not weights_only:
+            raise UserError(
+                "a file holds weights alone, no optimizer",
+                field="--load",
+                value=str(source),
+                remedy="add --weights-only, or name a run or one of its checkpoints",
+            )
+        _read_file(source, tensors["model"])
+    else:
+        found = world.broadcast(_path(source) if world.is_main else None)
+        assert isinstance(found, Path)
+        path = found
+        if weights_only:
+            tensors = {"model": tensors["model"]}
+        with lease.reading(path):
+            load.load(path, tensors)
     if not weights_only:
         state.load_optimizer(tensors["optimizer"])
         return f"weights, average and optimizer from {path}"
@@ -45,6 +62,32 @@ def take_over(source: Path, state: TrainState, world: World, *, weights_only: bo
         for name, average in state.ema.items():
             local(average).copy_(local(parameters[name].detach()))
     return f"weights from {path}"
+
+
+@torch.no_grad()
+def _read_file(source: Path, model: dict[str, Any]) -> None:
+    """Copy a file's tensors into a model's, sharded or not; each rank reads what it needs."""
+    weights = weight_files.read(str(source))
+    here = {name: tuple(tensor.shape) for name, tensor in model.items()}
+    there = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+    if differing:
+        shown = "".join(
+            f"\n    {name}: {here.get(name, 'none')} here, {there.get(name, 'none')} in the file"
+            for name in differing[:_SHOWN]
+        )
+        more = f"\n    and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+        raise UserError(
+            f"these are weights of another model:{shown}{more}",
+            field="--load",
+            value=str(source),
+            remedy="load them with the recipe that they were trained with, or name another file",
+        )
+    for name, tensor in model.items():
+        value = weights[name].to(tensor.dtype)
+        if isinstance(tensor, DTensor):
+            value = distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
+        tensor.copy_(value)
 
 
 def _path(source: Path) -> Path:

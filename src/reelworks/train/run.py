@@ -14,7 +14,10 @@ import torch
 
 import reelworks
 from reelworks.catalog.scan import ScanProgress
+from reelworks.checkpoint import mirror_fetch
 from reelworks.checkpoint.background import Background
+from reelworks.checkpoint.mirror import Mirror
+from reelworks.checkpoint.mirror_place import Place
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files
 from reelworks.core.errors import UserError
@@ -70,15 +73,23 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
     with mesh.join() as world, ExitStack() as stack:
         threads = _set_threads(recipe, world)
         folder = RunFolder(Path(recipe.output))
+        held = place = None
         if world.is_main:
-            stack.enter_context(lock.hold(folder.lock_file))
+            held = stack.enter_context(lock.hold(folder.lock_file, say=print))
+            if recipe.checkpoints.mirror is not None:
+                place = Place.open(recipe.checkpoints.mirror)
+                # Before the scan, since the catalog may come from there too.
+                mirror_fetch.bring_back(place, folder, options.resume, print)
             preparing.scan(recipe, on_scan)
         world.wait()
         data = replace(RecipeData.open(recipe), run=folder)
         info, said = _open_folder(recipe, folder, world)
         spec = _spec(data, info, world)
         said += data.chosen.lines() if data.chosen else []
-        return _train(data.recipe, options, world, folder, data, spec, info["id"], threads, said)
+        check = held.check if held is not None else _not_held
+        return _train(
+            data.recipe, options, world, folder, data, spec, info["id"], threads, said, check, place
+        )
 
 
 def _train(
@@ -91,6 +102,8 @@ def _train(
     run_id: str,
     threads: int,
     said: list[str],
+    check: Callable[[], None],
+    place: Place | None,
 ) -> int:
     denoiser = build.denoiser(recipe, world.device)
     encoder = build.encoder(recipe, world.device)
@@ -100,13 +113,14 @@ def _train(
     )
     state = TrainState.start(denoiser.module, recipe.train)
     boundary = Boundary(denoiser)
-    keeper = Keeper(CheckpointStore(folder.checkpoints_folder), recipe, run_id, world)
+    keeper = Keeper(CheckpointStore(folder.checkpoints_folder, check), folder, recipe, run_id, world)
     step = keeper.find(options.resume)
     position, found = beginning.find(data, spec, folder, keeper, step, state, options)
     _agree(world, position)
     said = found + said
     bucket = rehearsal.largest(data.table, set(position.plan.bucket.tolist()) or {0})
     rehearsal.rehearse(boundary, encoder, state, bucket)
+    said += keeper.look_ahead(state, position)
     kept = ""
     if world.is_main:
         kept = folder.keep_recipe(recipes.dump(data.recipe))
@@ -148,10 +162,24 @@ def _train(
         )
         journal = Journal(folder, data, world, tell, recipe.train.log_every, options.debug)
         background = Background(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        saver = Saver(recipe.checkpoints, folder, keeper, data, state, tell, background)
+        mirror = None
+        if place is not None:
+            assert recipe.checkpoints.mirror is not None
+            mirror = Mirror(place, folder, run_id, recipe.checkpoints.mirror, tell)
+            if step is not None:  # whose copy a kill may have cut off
+                mirror.offer(step)
+        saver = Saver(recipe.checkpoints, folder, keeper, data, state, tell, background, check, mirror)
         loop = Loop(recipe, folder, data, feed, stepper, validator, previewer, keeper, saver, tell, journal)
-        ended = loop.go(position, resumed=step is not None)
+        try:
+            ended = loop.go(position, resumed=step is not None)
+        finally:
+            if mirror is not None and (failure := mirror.close()):
+                tell.say(f"warning: {failure}")
     return EXIT_REQUEUE if ended == "signal" else 0
+
+
+def _not_held() -> None:
+    """The main rank holds the run's lock for all."""
 
 
 def _agree(world: World, position: Position) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from reelworks.checkpoint.background import Background, held_bytes
 from reelworks.checkpoint.commit import DiskFull, SaveFailed
 from reelworks.checkpoint.config import CheckpointsConfig
+from reelworks.checkpoint.mirror import Mirror
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.run.folder import RunFolder
@@ -28,6 +30,8 @@ class Saver:
 
     Attributes:
         background: The slot for a save that training does not wait for.
+        check: Raises where another process took the run over.
+        mirror: On the main rank, where checkpoints are copied to.
     """
 
     config: CheckpointsConfig
@@ -37,6 +41,8 @@ class Saver:
     state: TrainState
     tell: Recorder
     background: Background
+    check: Callable[[], None]
+    mirror: Mirror | None = None
     saved_step: int | None = None
     _began: float = field(default_factory=time.monotonic)
     _owed_from: float | None = None
@@ -44,7 +50,12 @@ class Saver:
     _step_seconds: float = 0.0
 
     def votes(self, *, stop: bool) -> Votes:
-        """What this rank asks of all ranks at the next step's edge."""
+        """What this rank asks of all ranks at the next step's edge.
+
+        Raises:
+            LockLost: Another process took the run over, so that going on is of no use.
+        """
+        self.check()
         return Votes(stop=stop, save=self._asks(), writing=self.background.is_writing)
 
     def _asks(self) -> bool:
@@ -111,6 +122,9 @@ class Saver:
                 self._save_now(position, metrics)
         except SaveFailed as error:
             self._failed(step, error)
+            if self.config.on_full == "weights-only" and isinstance(error, DiskFull):
+                self._owed_from = None
+                self.keeper.save_weights_only(position, self.state, self.tell)
 
     def _beside(self, step: int) -> bool:
         """Whether to save beside training; equal on all ranks."""
@@ -130,7 +144,7 @@ class Saver:
         saved = self.keeper.save(position, self.data, self.state, metrics)
         self.saved_step = position.global_step
         self._accepted()
-        self.keeper.published(saved, self.tell)
+        self.keeper.published(saved, self.tell, self.mirror)
         self._compare_with_grace(saved.seconds)
 
     def _accepted(self) -> None:
@@ -150,7 +164,7 @@ class Saver:
                 self.saved_step = None
             self._failed(step, error)
             return
-        self.keeper.published(saved, self.tell)
+        self.keeper.published(saved, self.tell, self.mirror)
         self._compare_with_grace(saved.seconds)
 
     def _failed(self, step: int, error: SaveFailed) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reelworks.checkpoint import load
+from reelworks.checkpoint import lease, load
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.encode.live import LiveEncoder
 from reelworks.generate import pipeline
@@ -57,7 +57,9 @@ class Trained:
         state = {"model": module.state_dict()}
         if averaged:
             state["ema"] = {name: torch.empty_like(p) for name, p in trained.items()}
-        load.load(CheckpointStore(run.checkpoints_folder).path(step), state)
+        path = CheckpointStore(run.checkpoints_folder).path(step)
+        with lease.reading(path):
+            load.load(path, state)
         for name, value in state.get("ema", {}).items():
             trained[name].copy_(value)
         return cls(recipe, step, Boundary(denoiser), build.encoder(recipe, device))

@@ -203,8 +203,8 @@ def test_targets_are_checked_before_anything_is_read(tmp_path: Path) -> None:
 def save(run: RunFolder, step: int, config: ExportsConfig) -> Path | None:
     """A save as training makes it: the checkpoint, then the product."""
     values = {"model": {"w": torch.full((3,), float(step))}, "ema": {"w": torch.full((3,), -float(step))}}
-    commit.save(CheckpointStore(run.checkpoints_folder), step, values)
-    return exports.write(run, values, config, step=step, epoch=0)
+    saved = commit.save(CheckpointStore(run.checkpoints_folder), step, values)
+    return exports.write(run, saved.info.path, config, step=step, epoch=0)
 
 
 def test_products_are_kept_by_their_own_rule(run: RunFolder, tmp_path: Path) -> None:
@@ -242,7 +242,8 @@ def test_products_of_shards_go_as_a_whole(run: RunFolder, monkeypatch: pytest.Mo
     config = ExportsConfig(weights="model", keep_last=1)
     two = {"model": {"a": torch.zeros(4), "b": torch.ones(4)}, "ema": {}}
     for step in (10, 20):
-        exports.write(run, two, config, step=step, epoch=0)
+        path = commit.save(CheckpointStore(run.checkpoints_folder), step, two).info.path
+        exports.write(run, path, config, step=step, epoch=0)
     stem = "step-000000020-model"
     assert {p.name for p in run.exports_folder.iterdir()} == {
         f"{stem}-00001-of-00002.safetensors", f"{stem}-00002-of-00002.safetensors", f"{stem}.safetensors.index.json",

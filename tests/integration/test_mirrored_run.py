@@ -1,0 +1,62 @@
+"""A run whose disk is lost goes on from its mirror, as if nothing had happened."""
+
+from __future__ import annotations
+
+import shutil
+
+import children
+
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+
+
+def test_the_same_command_goes_on_on_a_fresh_disk(tiny, tmp_path):
+    mirror = {"url": str(tmp_path / "mirror"), "keep_last": 1}
+    whole = tiny("whole", train={"max_steps": 7})
+    begun = tiny(train={"max_steps": 4}, checkpoints={"every_steps": 2, "keep_last": 2, "mirror": mirror})
+    assert children.train(whole) == [0]
+    assert children.train(begun) == [0]
+    shutil.rmtree(tmp_path / "run")
+    begun["train"]["max_steps"] = 7
+    assert children.train(begun) == [0]
+    run = RunFolder(tmp_path / "run")
+    assert list(events.read(run.events_file, "start"))[-1]["resumed_from"] == 4
+    losses = [
+        [e["loss"] for e in events.timeline(RunFolder(tmp_path / name).events_file, "step")]
+        for name in ("whole", "run")
+    ]
+    assert losses[0] == losses[1]
+    digests = [
+        {f.path: f.digest for f in CheckpointStore(tmp_path / name / "checkpoints").info(7).manifest.files
+         if f.path.endswith(".distcp")}
+        for name in ("whole", "run")
+    ]  # fmt: skip
+    assert digests[0] == digests[1]
+    assert [p.name for p in (tmp_path / "mirror" / "checkpoints").glob("step-*")] == ["step-000000007"]
+
+
+def test_a_mirror_that_does_not_answer_ends_no_training(tiny, tmp_path):
+    mirror = {"url": str(tmp_path / "mirror")}
+    recipe = tiny(train={"max_steps": 2}, checkpoints={"every_steps": 2, "mirror": mirror})
+    assert children.in_child(_lose_the_mirror, recipe) == 0
+    assert "warning" in children.output(recipe)
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [2]
+
+
+def _lose_the_mirror(recipe: dict) -> None:
+    """The mirror's disk fills up with the first copy, and no pause helps."""
+    import errno
+    import os
+
+    from reelworks.checkpoint import mirror
+    from reelworks.checkpoint.mirror_place import Place
+    from reelworks.recipe import load
+    from reelworks.train.run import RunOptions, run
+
+    def full(*_args, **_kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    Place.put = full
+    mirror.WAITS_SECONDS = (0.0,)
+    os._exit(run(load.parse(recipe), RunOptions()))
