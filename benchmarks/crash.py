@@ -69,7 +69,7 @@ def _by_kind(calls: Any) -> Json:
 def measure(arguments: argparse.Namespace) -> Json:
     """Everything that was asked for."""
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
-        result = kill_saves(arguments.ranks, Path(folder))
+        result = kill_saves(arguments.ranks, Path(folder)) if arguments.ranks else {}
         if arguments.strace:
             result["calls"] = count_calls(Path(tempfile.mkdtemp(dir=folder)))
         if arguments.ways:
@@ -82,9 +82,9 @@ def measure(arguments: argparse.Namespace) -> Json:
 def show(result: Json) -> None:
     """Print the figures for people."""
     print(f"on {result['machine']}")
-    for ranks, points in result["points"].items():
+    for ranks, points in result.get("points", {}).items():
         print(f"{ranks} rank(s): survived {result['survived'][ranks]} of {points} kills")
-    for line in result["wrong"]:
+    for line in result.get("wrong", []):
         print(f"  {line}")
     if calls := result.get("calls"):
         print(f"calls: {calls}")
@@ -98,13 +98,19 @@ def show(result: Json) -> None:
 def main() -> None:
     """Parse, measure, print; keep the figures where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        nargs="*",
+        default=[1, 2],
+        help="numbers of ranks to kill a save of; none to skip it",
+    )
     parser.add_argument("--strace", action="store_true", help="compare with what the kernel sees")
     parser.add_argument("--ways", action="store_true", help="kill plain ways to save, too")
     parser.add_argument("--kills", type=int, default=0, help="kill a training so many times at random")
     parser.add_argument("--seed", type=int, default=0, help="of the random kills")
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
-    parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
+    parser.add_argument("--save", action="store_true", help=f"keep the parts that ran in {RESULTS.name}")
     arguments = parser.parse_args()
     # Every fork must begin with one thread.
     torch.set_num_threads(1)
@@ -112,7 +118,8 @@ def main() -> None:
     if not arguments.json:
         show(result)
     if arguments.save:
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        RESULTS.write_text(json.dumps({**kept, **result}, indent=1) + "\n")
     print(json.dumps(result))
 
 

@@ -43,7 +43,10 @@ class BucketEntryConfig(Config):
             raise _bad_entry("num_frames", [], "the list is empty", "list at least one, as in [1, 17]")
         _check_each("num_frames", frames, [f >= 1 for f in frames], "give a whole number of at least 1")
         sizes = [b for b in self.batch_sizes() if b is not None]
-        _check_each("batch_size", sizes, [b >= 1 for b in sizes], "give a whole number of at least 1")
+        most = parse.MOST_CLIPS
+        _check_each(
+            "batch_size", sizes, [1 <= b <= most for b in sizes], f"give a whole number from 1 to {most}"
+        )
         chances = self.keep_probs()
         # Written so that NaN fails.
         _check_each("keep_prob", chances, [0 <= p <= 1 for p in chances], "give a chance from 0 to 1")
@@ -91,8 +94,10 @@ class BucketsConfig(Config):
         description="with proposed entries: most latent tokens of a micro-batch. The default is one clip of "
         "480p × 81 frames where an autoencoder makes 4 frames one",
     )
-    max_batch_size: int = Field(64, ge=1, description="with proposed entries: most clips of a micro-batch")
-    batch_size: int = Field(1, ge=1, description="where an entry names none")
+    max_batch_size: int = Field(
+        64, ge=1, le=parse.MOST_CLIPS, description="with proposed entries: most clips of a micro-batch"
+    )
+    batch_size: int = Field(1, ge=1, le=parse.MOST_CLIPS, description="where an entry names none")
     incomplete_batch: Literal["partial", "pad", "merge", "repeat"] = Field(
         "partial",
         description="last micro-batch of a bucket: fewer clips, weight-0 copies, its clips go to the next "

@@ -190,6 +190,8 @@ def _of_dialect(dialect: Dialect, geometry: Geometry, extends_short: bool) -> Bu
 
 def _check_strides(resolution: Resolution, geometry: Geometry) -> None:
     """Refuse sizes that the autoencoder does not divide; what a patch leaves over, the denoiser pads."""
+    if geometry.drops_rest:
+        return
     _, down, across = geometry.stride
     wrong = [size for size in resolution.sizes if size[0] % down or size[1] % across]
     if wrong:

@@ -96,7 +96,7 @@ class CheckpointsConfig(Config):
         max_disk: What the folder `checkpoints/` may take, such as "500GB", with deleted ones that are not unlinked
             yet, those set aside, and room for the next save.
         min_free: What its file system is to have free, such as "50GB", while the next save is written.
-        on_full: What to do where a save does not fit: "wait" goes on training and tries again at each step,
+        on_full: What to do where a save does not fit: "wait" goes on training and tries again every 30 seconds,
             "weights-only" writes the averaged weights alone to `exports/` and goes on, "stop" ends the run with an
             error.
         mirror: A second place that checkpoints are copied to, and fetched from where the run folder has none.

@@ -27,11 +27,16 @@ class Geometry:
         stride: Pixels per latent element along (time, height, width).
         patch: Latent elements per token along (time, height, width).
         frame_rule: `(a, b)`: frame counts are a·n + b; (1, 0) takes any.
+        chunk_frames: Frames that are encoded together, each chunk's latent frames rounded up on their own;
+            None encodes a clip as a whole.
+        drops_rest: Heights and widths need not be multiples of the stride: what is left over has no latent.
     """
 
     stride: tuple[int, int, int]
     patch: tuple[int, int, int]
     frame_rule: tuple[int, int] = (1, 0)
+    chunk_frames: int | None = None
+    drops_rest: bool = False
 
     @property
     def multiple(self) -> tuple[int, int]:
@@ -51,7 +56,7 @@ class Geometry:
         return min(taken, key=lambda n: abs(n - num_frames))
 
     def require(self, shape: Shape, fields: tuple[str, str, str]) -> None:
-        """Refuse a shape that has no latent; unlike a bucket's, its sizes need not fill whole patches.
+        """Refuse a shape that does not come back from its latent; sizes need not fill whole patches.
 
         Args:
             shape: What is to be encoded or decoded.
@@ -81,7 +86,10 @@ class Geometry:
     def latent(self, shape: Shape) -> tuple[int, int, int]:
         """Latent (T, H, W) of a pixel shape."""
         st, sh, sw = self.stride
-        return -(-shape.num_frames // st), shape.height // sh, shape.width // sw
+        chunk = self.chunk_frames or shape.num_frames
+        whole, rest = divmod(shape.num_frames, chunk)
+        frames = whole * -(-chunk // st) + -(-rest // st)
+        return frames, shape.height // sh, shape.width // sw
 
     def tokens(self, shape: Shape) -> int:
         """Tokens that the denoiser sees for one clip of this shape."""

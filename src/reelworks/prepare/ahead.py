@@ -40,7 +40,7 @@ def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: int) -> 
     each: list[Figures] = []
     for epoch in range(epochs):
         plan = data.plan(spec, epoch)
-        row = data.rows.find(plan.uid)
+        row = data.rows_at(plan.ordinal)
         each.append(figures(plan, spec, data.table.tokens(), world))
         by_bucket += shares.of_buckets(data, plan, spec)
         by_dataset += shares.of_datasets(data, plan, spec, dataset[row])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,11 +63,15 @@ def write(path: Path, measured_ms: dict[str, float]) -> None:
         ) from error
 
 
-def read(path: str | None) -> dict[str, float]:
+def read(path: str | None, names: Sequence[str]) -> dict[str, float]:
     """Read `cost.measured`; nothing where there is no such file named.
 
+    Args:
+        path: Of the file.
+        names: Of the recipe's buckets; the file may lack some, and have others.
+
     Raises:
-        UserError: The file cannot be read, or holds anything but positive numbers by name.
+        UserError: The file cannot be read, holds anything but positive numbers by name, or none for these buckets.
     """
     if path is None:
         return {}
@@ -81,6 +86,8 @@ def read(path: str | None) -> dict[str, float]:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise _bad(path, f'"{name}" is {value!r}, not a positive number of milliseconds')
+    if values.keys().isdisjoint(names):
+        raise _bad(path, f'it names none of the buckets, such as "{names[0]}"')
     return {name: float(value) for name, value in values.items()}
 
 

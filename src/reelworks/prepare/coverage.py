@@ -278,10 +278,13 @@ def _epoch(
 
 def _failures(epoch: told.Epoch, uid: NDArray[np.uint64], step: NDArray[np.int64]) -> dict[int, str]:
     """Reasons by place; where some copies of a clip in a step failed, the first ones."""
+    failed = np.array([clip for _, clip in epoch.failures], dtype=np.uint64)
+    places: dict[tuple[int, int], list[int]] = {}
+    for place in np.flatnonzero(np.isin(uid, failed)).tolist():
+        places.setdefault((int(step[place]), int(uid[place])), []).append(place)
     failures: dict[int, str] = {}
-    for (number, failed), reasons in epoch.failures.items():
-        where = np.flatnonzero((uid == np.uint64(failed)) & (step == number)).tolist()
-        failures |= dict(zip(where, reasons, strict=False))
+    for at, reasons in epoch.failures.items():
+        failures |= zip(places.get(at, []), reasons, strict=False)
     return failures
 
 

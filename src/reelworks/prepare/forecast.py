@@ -13,18 +13,27 @@ from reelworks.prepare.figures import Figures
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import PlanSpec
 
+_MOST_MICRO_BATCHES = 1_000_000  # of a step: a row of the plan has a place for each
+
 
 def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
     """Micro-batches per step and slot width that a run of `world` ranks begins with.
 
     Raises:
-        UserError: The slot width does not divide the micro-batches per step.
+        UserError: The slot width does not divide the micro-batches per step, or these are too many or too few.
     """
     train = recipe.train
     if train.micro_batches_per_step is not None and train.micro_batches_per_step < world:
         raise too_many_ranks(train.micro_batches_per_step, world)
     width = train.slot_width or world
     steps = train.micro_batches_per_step or world * train.gradient_accumulation_steps
+    if steps > _MOST_MICRO_BATCHES:
+        raise UserError(
+            "no step has so many micro-batches",
+            field="train.micro_batches_per_step",
+            value=steps,
+            remedy="it is GPUs × train.gradient_accumulation_steps where the recipe does not name it; use fewer of both",
+        )
     if steps % width:
         raise UserError(
             f"it must divide micro_batches_per_step, which is {steps}",

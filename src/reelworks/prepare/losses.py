@@ -35,7 +35,7 @@ def losses(data: RecipeData, plan: EpochPlan) -> Json:
         that are shorter than their bucket. Copies count each.
     """
     entries = planned(plan)
-    row = data.rows.find(entries.uid)
+    row = data.rows_at(entries.ordinal)
     lost = lost_shares(data, entries)
     there, wanted = _frames_there(data, row), _frames_wanted(data, entries)
     return {
@@ -51,13 +51,13 @@ def losses(data: RecipeData, plan: EpochPlan) -> Json:
 
 def short_clips(data: RecipeData, entries: Entries) -> int:
     """Videos that are shorter than their bucket."""
-    there = _frames_there(data, data.rows.find(entries.uid))
-    return len(np.unique(entries.uid[there < _frames_wanted(data, entries)]))
+    row = data.rows_at(entries.ordinal)
+    return _clips(data, row[_frames_there(data, row) < _frames_wanted(data, entries)])
 
 
 def lost_shares(data: RecipeData, entries: Entries) -> F64:
     """Share of the frame's area that each entry's bucket cuts away."""
-    row = data.rows.find(entries.uid)
+    row = data.rows_at(entries.ordinal)
     height, width = data.rows.height[row].astype(np.float64), data.rows.width[row].astype(np.float64)
     shapes = [bucket.shape for bucket in data.table.buckets]
     to_height = np.array([s.height for s in shapes], dtype=np.float64)[entries.bucket]
@@ -70,7 +70,7 @@ def lost_shares(data: RecipeData, entries: Entries) -> F64:
 def worst(data: RecipeData, entries: Entries, lost: F64, count: int) -> list[Json]:
     """The clips of which crops cut most, each once; those that lose nothing are none of them."""
     first = _largest(entries, lost, count)
-    row = data.rows.find(entries.uid[first])
+    row = data.rows_at(entries.ordinal[first])
     return [
         {
             "path": _path(data, r),
@@ -106,7 +106,7 @@ def _frames(data: RecipeData, entries: Entries, row: I64, trained: I64, there: I
         "trained": int(trained.sum()),
         "there": int(there.sum()),
         "by_bucket": _by_bucket(data, of_video, {"trained": trained, "there": there}),
-        "less_than_half": len(np.unique(of_video.uid[half])),
+        "less_than_half": _clips(data, row[half]),
         "longest": [
             {
                 "path": _path(data, int(row[i])),
@@ -117,6 +117,13 @@ def _frames(data: RecipeData, entries: Entries, row: I64, trained: I64, there: I
             for i in longest.tolist()
         ],
     }
+
+
+def _clips(data: RecipeData, row: I64) -> int:
+    """How many clips these are, copies of one counted once."""
+    there = np.zeros(len(data.rows), dtype=np.bool_)
+    there[row] = True
+    return int(there.sum())
 
 
 def _by_bucket(data: RecipeData, entries: Entries, columns: dict[str, F64 | I64]) -> list[Json]:
@@ -138,8 +145,12 @@ def _largest(entries: Entries, value: F64 | I64, count: int) -> I64:
     """Places of the largest values, descending, one for each clip; those that are nothing left out."""
     order = np.argsort(-value, kind="stable")
     order = order[value[order] > _NOTHING]
-    _, first = np.unique(entries.uid[order], return_index=True)
-    return order[np.sort(first)[:count]]
+    looked_at = count
+    while True:  # only as far as copies of the same clips make it necessary
+        _, first = np.unique(entries.uid[order[:looked_at]], return_index=True)
+        if len(first) >= count or looked_at >= len(order):
+            return order[np.sort(first)[:count]]
+        looked_at *= 4
 
 
 def _path(data: RecipeData, row: int) -> str:

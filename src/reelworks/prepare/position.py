@@ -285,9 +285,11 @@ def no_steps(data: RecipeData, epoch: int = 0) -> UserError:
         for reason in Reason
         if reason != Reason.NONE and (result.reason == reason).any()
     ]
+    fits = (result.reason == Reason.NOT_DRAWN).any()
+    problem = "no clip that fits a bucket is drawn" if fits else "no clip fits any bucket"
     return UserError(
-        f"no clip fits any bucket, so an epoch would have no step ({'; '.join(lines)}; {', '.join(reasons)})",
+        f"{problem}, so an epoch would have no step ({'; '.join(lines)}; {', '.join(reasons)})",
         field="bucket",
-        remedy="lower bucket.num_frames or bucket.resolution to what the clips have, "
-        "set buckets.upscale = true, or raise bucket.keep_prob",
+        remedy=("raise bucket.keep_prob or dataset.weight, " if fits else "")
+        + "lower bucket.num_frames or bucket.resolution to what the clips have, or set buckets.upscale = true",
     )

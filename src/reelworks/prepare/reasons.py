@@ -1,6 +1,6 @@
 """Clips that an epoch leaves out: how many for each reason, the first by name, all of them as a file.
 
-Counts are over files: copies of a clip that share a reason count once.
+Counts are over files: copies of a clip count once, and not at all where one of them is trained.
 """
 
 from __future__ import annotations

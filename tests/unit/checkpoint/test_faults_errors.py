@@ -122,10 +122,14 @@ def test_short_writes_lose_nothing(fresh: Callable[[], CheckpointStore]) -> None
         assert_equal(loaded, state(20))
 
 
-def test_a_large_write_is_digested_as_it_was_written(tmp_path: Path) -> None:
-    """The digest of a write that goes on after it was cut short is that of the file."""
-    store = CheckpointStore(tmp_path)
-    with storage.guarded(lambda kind, path: 1_100_000 if kind == "write" else None):
+@pytest.mark.parametrize("most_bytes", [700_000, 5_000])
+def test_what_the_system_cut_off_is_not_digested_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int
+) -> None:
+    """Digests are those of the files where the system writes less than it was given, large parts and small."""
+    store, real = CheckpointStore(tmp_path), os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: real(fd, data[:most_bytes]))
         one_save.save(store, 50)
     verify.verify(store.path(50), full=True)
     assert one_save.differences(store.path(50), 50) == []

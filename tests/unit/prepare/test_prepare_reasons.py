@@ -73,16 +73,24 @@ def test_what_is_more_than_named_is_told_as_a_number(folder, monkeypatch, capsys
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 3), max_size=30), st.randoms())
-def test_copies_that_share_a_reason_count_once(copies, random):
-    """Of every row and reason there is one, whatever the copies' order."""
+def test_copies_that_share_a_reason_count_once_and_not_where_one_of_them_is_trained(copies, random):
+    """Of every row without a trained copy and each of its reasons there is one, whatever the copies' order."""
     row = np.repeat(np.arange(len(copies)), copies).astype(np.int64)
     reason = np.array([random.randint(0, 9) for _ in row], dtype=np.int8)
     found = reasons.left_out(Assignment(row.astype(np.int32), reason, row.astype(np.int32)), row)
     told = [(int(r), int(one.reason)) for one in found for r in one.row]
-    assert sorted(told) == sorted(
-        {pair for pair in zip(row.tolist(), reason.tolist(), strict=True) if pair[1]}
-    )
+    trained = set(row[reason == 0].tolist())
+    pairs = set(zip(row.tolist(), reason.tolist(), strict=True))
+    assert sorted(told) == sorted(pair for pair in pairs if pair[0] not in trained)
     assert all((one.nearest == one.row).all() for one in found)
+
+
+def test_a_clip_shown_once_though_it_may_be_shown_twice_is_not_left_out(folder, tmp_path):
+    """With a weight of 1.5 each good clip is trained, so none is `not_drawn`."""
+    sources = [{"path": str(folder / name), "weight": 1.5} for name in ("more", "data")]
+    told = forecast.forecast(files.recipe(folder, dataset=sources), 1)
+    assert 6 < told["planned"] < 12
+    assert {name: one["clips"] for name, one in told["left_out"].items()} == LEFT_OUT
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from reelworks.core.errors import UserError
 from reelworks.schedule.config import CostConfig
 from reelworks.schedule.cost import costs_us
 
@@ -27,8 +28,28 @@ def test_measured_costs_rule_and_scale_the_formula_for_the_others() -> None:
     assert costs == (50, 400, 3000)  # 5 and 3 microseconds a token where measured: 4 between them
 
 
-def test_nothing_costs_less_than_a_microsecond() -> None:
-    assert costs_us(NAMES, TOKENS, CostConfig(per_token_us=1e-6), {"large": 1e-9}) == (1, 1, 1)
+@pytest.mark.parametrize("unit", [1e-9, 1e-4, 0.3, 1.0, 1e5])
+@pytest.mark.parametrize("measured_ms", [{}, {"medium": 7.0}])
+def test_only_ratios_between_buckets_matter(unit: float, measured_ms: dict[str, float]) -> None:
+    """In whatever unit costs are given, their ratios are those of the formula within a hundredth."""
+    small, medium, large = costs_us(
+        NAMES, TOKENS, CostConfig(per_token_us=unit), {k: unit * v for k, v in measured_ms.items()}
+    )
+    assert medium / small == pytest.approx(10, rel=0.01)
+    assert large / medium == pytest.approx(10, rel=0.01)
+
+
+def test_nothing_is_free() -> None:
+    """What differs by more than numbers can hold costs at least one."""
+    assert costs_us(NAMES, TOKENS, CostConfig(), {"small": 1e-20, "large": 1e7})[0] == 1
+
+
+@pytest.mark.parametrize("values", [{"per_token_us": 1e8}, {"per_token_squared_us": 1e308}])
+def test_a_clip_that_would_take_longer_than_a_day_is_refused(values: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="would take longer than a day") as caught:
+        costs_us(NAMES, TOKENS, CostConfig.model_validate(values), {})
+    assert caught.value.field == "cost"
+    assert caught.value.remedy
 
 
 @pytest.mark.parametrize(

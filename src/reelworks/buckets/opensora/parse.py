@@ -29,6 +29,7 @@ Value = list[Any]
 Table = dict[str, dict[str, Value]]
 
 NO_BATCH = "none"
+MOST_CLIPS = 65_536  # of a micro-batch: copies that pad it take memory too
 # A clip may be this much smaller than a resolution, in pixels; it is then enlarged.
 PIXEL_SHARE = 0.8
 FIELD = "buckets.opensora"
@@ -114,8 +115,11 @@ def _entry(resolution: Resolution, text: str, value: Value, meaning: Meaning) ->
     first, second = _chances(where, chances, pictures=int(text) == 1)
     stay = 1 - first if meaning == "downgrade" else first
     stay_long = 1.0 if second is None else second if meaning == "opensora-1.2" else 1 - second
-    if batch != NO_BATCH and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
-        raise _wrong(where, batch, "this is not a batch size", 'write a whole number, at least 1, or "none"')
+    if batch != NO_BATCH and (
+        isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MOST_CLIPS
+    ):
+        remedy = f'write a whole number from 1 to {MOST_CLIPS}, or "none"'
+        raise _wrong(where, batch, "this is not a batch size", remedy)
     if batch == NO_BATCH and stay > 0:
         never = "1.0, to move all of them on" if meaning == "downgrade" else "0.0, so that none stays"
         raise _wrong(
