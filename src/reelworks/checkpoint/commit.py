@@ -28,7 +28,7 @@ from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry, Manifest
 from reelworks.checkpoint.shards import Shards, Written
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
 from reelworks.checkpoint.verify import verify
-from reelworks.core import digests, storage
+from reelworks.core import checksums, digests, storage
 from reelworks.core.errors import UserError
 
 DCP = "dcp"
@@ -289,4 +289,4 @@ def _write_extra(temporary: Path, name: str, data: bytes) -> FileEntry:
         raise ValueError(f"{name!r} cannot name an extra file")
     with storage.create(temporary / name) as file:
         file.write(data)
-    return FileEntry(path=name, size=len(data), digest=digests.digest_bytes(data))
+    return FileEntry(path=name, size=len(data), digest=checksums.of_bytes(data))

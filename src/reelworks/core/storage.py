@@ -6,16 +6,16 @@ short, which goes on where it stopped.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from typing_extensions import Buffer
+
+from reelworks.core import checksums
 
 # Called before "open", "write", "fsync", "rename", "unlink", "mkdir" or "rmdir" of a path. It may raise an
 # OSError, end the process, or allow a write only that many bytes.
@@ -41,13 +41,12 @@ def _ask(call: str, path: Path) -> int | None:
 
 
 class _Raw(io.RawIOBase):
-    """A file that is only written, from its start or at its end; digests what reaches it on the way."""
+    """A file that is only written, from its start or at its end; sums up what reaches it on the way."""
 
-    def __init__(self, path: Path, flags: int, *, digest: bool) -> None:
+    def __init__(self, path: Path, flags: int) -> None:
         _ask("open", path)
         self.path, self._fd, self._at = path, os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o666), 0
-        self._hash = hashlib.blake2b(digest_size=16) if digest else None
-        self._hashing = ThreadPoolExecutor(1) if digest else None
+        self.checksum = checksums.running()
 
     def writable(self) -> bool:
         return True
@@ -65,41 +64,15 @@ class _Raw(io.RawIOBase):
                 # descriptor may be another file's.
                 return len(view)
             limit = _ask("write", self.path)
-            part = view if limit is None else view[:limit]
-            if self._hash is None or self._hashing is None:
-                written = os.write(self._fd, part)
-            elif len(part) < _BUFFER_BYTES:
-                written = os.write(self._fd, part)
-                self._hash.update(part[:written])
-            else:
-                written = self._write_and_hash(part)
+            written = os.write(self._fd, view if limit is None else view[:limit])
+            self.checksum.update(view[:written])
             self._at += written
             return written
-
-    def _write_and_hash(self, part: memoryview) -> int:
-        """Hash on another core meanwhile; what the system cut off is not counted twice."""
-        assert self._hash is not None
-        assert self._hashing is not None
-        ahead = self._hash.copy()
-        hashed = self._hashing.submit(ahead.update, part)
-        written = os.write(self._fd, part)
-        hashed.result()
-        if written == len(part):
-            self._hash = ahead
-        else:
-            self._hash.update(part[:written])
-        return written
 
     def release(self) -> None:
         """Let go of the file; closing the stream does not, so that it can be made durable after that."""
         os.close(self._fd)
         self._fd = -1
-        if self._hashing is not None:
-            self._hashing.shutdown()
-
-    def hexdigest(self) -> str:
-        assert self._hash is not None
-        return self._hash.hexdigest()
 
 
 @contextmanager
@@ -108,27 +81,27 @@ def create(path: Path, *, told: Callable[[int, str], None] | None = None) -> Ite
 
     Args:
         path: Where nothing may be yet.
-        told: Called at the end with the file's size and the digest of what was written.
+        told: Called at the end with the file's size and the checksum of what was written.
 
     Raises:
         FileExistsError: There is something.
         OSError: It could not be written whole; what there is of it stays.
     """
-    raw = _Raw(path, os.O_EXCL, digest=told is not None)
+    raw = _Raw(path, os.O_EXCL)
     try:
         buffered = io.BufferedWriter(raw, _BUFFER_BYTES)
         yield buffered
         buffered.close()
         fsync(raw.fileno(), path)
         if told is not None:
-            told(raw.tell(), raw.hexdigest())
+            told(raw.tell(), raw.checksum.hexdigest())
     finally:
         raw.release()
 
 
 def append(path: Path, data: bytes) -> None:
     """Append to a file, made if it is not there; with one write, unless the system cuts it short."""
-    raw = _Raw(path, os.O_APPEND, digest=False)
+    raw = _Raw(path, os.O_APPEND)
     try:
         while data:
             data = data[raw.write(data) :]

@@ -18,7 +18,7 @@ from reelworks.checkpoint import commit, names, ranks, retention, verify
 from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
 from reelworks.checkpoint.load import load, read_extra
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import digests
+from reelworks.core import checksums
 
 POLICY = CheckpointsConfig(keep_last=1, keep_best=KeepBest(metric="loss"))
 LOSSES = {10: 0.9, 20: 0.1, 30: 0.5, 40: 0.4, 50: 0.3}
@@ -171,6 +171,6 @@ def equal(a: Any, b: Any) -> bool:
 def listing(root: Path) -> Listing:
     """Digest of every file below a folder, and "" for every folder."""
     return {
-        path.relative_to(root).as_posix(): "" if path.is_dir() else digests.digest_file(path)
+        path.relative_to(root).as_posix(): "" if path.is_dir() else checksums.of_file(path)
         for path in sorted(root.rglob("*"))
     }

@@ -8,7 +8,7 @@ import torch
 from reelworks.checkpoint import commit, manifest, names
 from reelworks.checkpoint.manifest import FileEntry, Manifest
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import digests
+from reelworks.core import checksums
 
 EXTRA = {"cursor.json": b'{"row": 7}', "excluded.npy": b"\x01\x02\x03"}
 
@@ -61,7 +61,7 @@ def write_plain(
     entries = []
     for path, data in (("dcp/__0_0.distcp", bytes(range(200))), ("cursor.json", b"{}")):
         (folder / path).write_bytes(data)
-        entries.append(FileEntry(path=path, size=len(data), digest=digests.digest_bytes(data)))
+        entries.append(FileEntry(path=path, size=len(data), digest=checksums.of_bytes(data)))
     manifest.write(
         folder,
         Manifest(
