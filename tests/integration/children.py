@@ -17,14 +17,24 @@ from pathlib import Path
 from typing import Any
 
 SERVER = multiprocessing.get_context("forkserver")
-# torch imports its compiler on the first use of the meta device, which is most of a tiny run's time.
+# With what a training only imports when it first needs it, which would be most of a tiny one's time: an
+# optimizer needs torch's compiler.
 SERVER.set_forkserver_preload(
     [
         "reelworks.train.run",
         "reelworks.testing.faults",
         "torch._dynamo",
-        "PIL.PngImagePlugin",
+        "torch.profiler._cupti_monitor",
+        "torch.utils.serialization.config",
+        "numpy.ma",
         "pyarrow.dataset",
+        "av.subtitles.stream",
+        "PIL.BmpImagePlugin",
+        "PIL.GifImagePlugin",
+        "PIL.JpegImagePlugin",
+        "PIL.PngImagePlugin",
+        "PIL.PpmImagePlugin",
+        "rich._emoji_codes",
     ]
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +38,35 @@ def footage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tiny(footage: Path, tmp_path: Path) -> Callable[..., Recipe]:
+def tiny(tiny_in: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Recipe]:
     """Make a recipe; keyword arguments are tables or values that replace the defaults' keys."""
+    return partial(tiny_in, tmp_path)
 
-    def make(output: str = "run", **changes: Any) -> Recipe:
-        recipe: Recipe = {
-            "version": 1,
-            "output": str(tmp_path / output),
-            "seed": 7,
-            "dataset": [{"path": str(footage)}],
-            "bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [3, 2]}],
-            "buckets": {"upscale": True, "max_crop": 0.7},
-            "data": {"num_workers": 0},
-            "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
-            "autoencoder": {"stride": 8},
-            "text": {"dim": 16, "max_length": 6},
-            "precision": {"compute": "float32"},
-            "train": {"max_steps": 6, "learning_rate": 1e-3, "threads": 1},
-            "validation": {"split": 0.15, "every_steps": 4, "times": [200.0, 800.0]},
-            "checkpoints": {"every_steps": 2, "keep_last": 2},
-        }
-        for key, value in changes.items():
-            recipe[key] = {**recipe.get(key, {}), **value} if isinstance(value, dict) else value
-        return recipe
 
-    return make
+@pytest.fixture(scope="session")
+def tiny_in(footage: Path) -> Callable[..., Recipe]:
+    """As `tiny`, with the folder that the run is to lie in before all else."""
+    return partial(_tiny, footage)
+
+
+def _tiny(footage: Path, folder: Path, output: str = "run", **changes: Any) -> Recipe:
+    recipe: Recipe = {
+        "version": 1,
+        "output": str(folder / output),
+        "seed": 7,
+        "dataset": [{"path": str(footage)}],
+        "bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [3, 2]}],
+        # The footage has these shapes; every other one would only be audited.
+        "buckets": {"upscale": True, "max_crop": 0.7, "aspect_ratios": ["3:2", "1:1", "2:3"]},
+        "data": {"num_workers": 0},
+        "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
+        "autoencoder": {"stride": 8},
+        "text": {"dim": 16, "max_length": 6},
+        "precision": {"compute": "float32"},
+        "train": {"max_steps": 6, "learning_rate": 1e-3, "threads": 1},
+        "validation": {"split": 0.15, "every_steps": 4, "times": [200.0, 800.0]},
+        "checkpoints": {"every_steps": 2, "keep_last": 2},
+    }
+    for key, value in changes.items():
+        recipe[key] = {**recipe.get(key, {}), **value} if isinstance(value, dict) else value
+    return recipe

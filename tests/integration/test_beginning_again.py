@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +22,9 @@ from reelworks.run.folder import RunFolder
 from reelworks.train import build
 from reelworks.train.state import TrainState
 
+# Where only the beginning matters: little to audit, nothing to validate.
+BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
+
 
 def state_at(run: Path, step: int) -> dict:
     recipe = recipes.load(run / "recipe.toml")
@@ -32,10 +37,17 @@ def steps(run: Path) -> list[int]:
     return [e["step"] for e in events.timeline(RunFolder(run).events_file, "step")]
 
 
+@pytest.fixture(scope="module")
+def trained(tiny_in, tmp_path_factory):
+    """A run of two steps, which stays as it is."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert children.train(tiny_in(folder, train={"max_steps": 2}, **BARE)) == [0]
+    return folder / "run"
+
+
 @pytest.fixture
-def pretrained(tiny, tmp_path):
-    assert children.train(tiny("pretrained", train={"max_steps": 2})) == [0]
-    return tmp_path / "pretrained"
+def pretrained(trained, tmp_path):
+    return Path(shutil.copytree(trained, tmp_path / "pretrained"))
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
@@ -136,25 +148,44 @@ def test_keys_are_compared_with_those_that_the_checkpoint_was_trained_by(tiny, t
     assert "train.max_steps: 2 then, 3 now" in children.output(back)
 
 
-def test_no_combination_ends_in_a_traceback(tiny, tmp_path, pretrained):
-    choices = itertools.product(["auto", "2", "never"], [None, str(pretrained)], [False, True], [False, True])
-    for number, (resume, source, weights_only, scratch) in enumerate(choices):
-        fresh = number % 2 == 0
-        recipe = tiny(f"run-{number}" if fresh else "pretrained", train={"max_steps": 3})
-        codes = children.train(
-            recipe, resume=resume, load=source, weights_only=weights_only, start_from_scratch=scratch
+def _train_each(recipe: dict, source: str, begun: bool) -> None:
+    """Train every combination in a folder of its own, and tell what became of each."""
+    from reelworks.core.errors import UserError
+    from reelworks.train.run import RunOptions, run
+
+    choices = itertools.product(["auto", "2", "never"], ["", source], [False, True], [False, True])
+    became = []
+    for number, (resume, taken, weights_only, scratch) in enumerate(choices):
+        output = f"{recipe['output']}-{number}"
+        if begun:
+            shutil.copytree(source, output)
+        one = recipes.parse({**recipe, "output": output})
+        options = RunOptions(
+            resume, load=Path(taken) if taken else None, weights_only=weights_only, start_from_scratch=scratch
         )
-        told = children.output(recipe)
+        try:
+            told = "" if run(one, options) == 0 else "no error"
+        except UserError as error:
+            told = str(error)
+        became.append({"resume": resume, "load": taken, "weights_only": weights_only, "told": told})
+    Path(recipe["output"] + ".json").write_text(json.dumps(became))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_no_combination_ends_in_a_traceback(tiny, tmp_path, trained, begun):
+    """In a folder where nothing was trained, and in one with a checkpoint of step 2: one step, or a remedy."""
+    recipe = tiny(train={"max_steps": 3 if begun else 1}, catalog=str(tmp_path / "catalog"), **BARE)
+    assert children.in_child(_train_each, recipe, str(trained), begun) == 0, children.output(recipe)
+    became = json.loads(Path(recipe["output"] + ".json").read_text())
+    assert len(became) == 24
+    for one in became:
         refused = (
-            (weights_only and source is None)
-            or (resume == "2" and fresh)
-            or (resume == "never" and not fresh)
+            (one["weights_only"] and not one["load"])
+            or (one["resume"] == "2" and not begun)
+            or (one["resume"] == "never" and begun)
         )
-        assert (codes != [0]) == refused, told
-        if refused:
-            assert "UserError" in told
-            assert "remedy" in told
-        assert "IndexError" not in told
+        assert ("remedy" in one["told"]) == refused, one
+        assert bool(one["told"]) == refused, one
 
 
 def test_a_file_brings_weights_alone(tiny, tmp_path, pretrained):

@@ -65,6 +65,26 @@ def test_coverage_equals_the_log_also_where_plan_files_are_gone(tiny, tmp_path):
     assert covered(coverage.cover(run)) == logged(run.path)
 
 
+def test_a_resume_after_changes_needs_no_plan_file(tiny, tmp_path):
+    """The run keeps the recipe and the catalog that its plans follow from."""
+    one_epoch = {"validation": {"split": 0.0}, "checkpoints": {"every_steps": 2}}
+    before = tiny(train={"max_steps": 3}, **one_epoch)
+    assert children.train(before, debug=True) == [0]
+    children.lose_plans(tmp_path / "run")
+    after = tiny(
+        train={"max_epochs": 1},
+        bucket=[{"resolution": "32px", "num_frames": [1, 5], "batch_size": [2, 1]}],
+        **one_epoch,
+    )
+    after["train"].pop("max_steps")
+    assert children.train(after, debug=True) == [0]
+    told = coverage.cover(RunFolder(tmp_path / "run"))
+    assert covered(told) == logged(tmp_path / "run")
+    (epoch,) = told.epochs
+    assert epoch.adds_up
+    assert epoch.counts["trained"] == epoch.planned
+
+
 def test_a_killed_and_resumed_run_is_told_as_it_went(tiny, tmp_path):
     recipe = tiny(train={"max_steps": 9, "gradient_accumulation_steps": 2}, **SEVERAL_EPOCHS)
     assert children.train(recipe, fault=("after the optimizer stepped", 6), debug=True) != [0]

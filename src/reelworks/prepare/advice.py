@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -58,6 +57,16 @@ def count_tokens(caption: str) -> int:
 def is_video(rows: CatalogRows) -> NDArray[np.bool_]:
     """True for videos."""
     return _mask(pc.equal(rows.kind.cast(pa.string()), "video"))
+
+
+def clips_by_folder(rows: CatalogRows) -> Counter[str]:
+    """How many clips lie in each folder, named from the dataset on."""
+    text = pa.large_string()
+    names = pc.binary_join_element_wise(rows.dataset.cast(text), rows.path, pa.scalar("/", text))
+    counted = pc.value_counts(pc.replace_substring_regex(names, pattern="/[^/]*$", replacement=""))
+    return Counter(
+        dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
+    )
 
 
 def unreadable(rows: CatalogRows) -> Advice | None:
@@ -112,8 +121,8 @@ def few_pictures(rows: CatalogRows) -> Advice | None:
     """Folders of a few pictures and nothing else, as for a LoRA."""
     good = rows.readable
     videos, pictures = (
-        Counter(_folders(rows, good & is_video(rows))),
-        Counter(_folders(rows, good & ~is_video(rows))),
+        clips_by_folder(rows.take(good & is_video(rows))),
+        clips_by_folder(rows.take(good & ~is_video(rows))),
     )
     few = {f: n for f, n in pictures.items() if n < FEW_PICTURES and not videos[f]}
     if not few:
@@ -223,13 +232,6 @@ def _about(rows: CatalogRows, name: str, where: NDArray[np.bool_], text: str, re
     named = rows.take(np.flatnonzero(where)[:_FILES_NAMED])
     files = [f"{d}/{p}" for d, p in zip(named.dataset.to_pylist(), named.path.to_pylist(), strict=True)]
     return Advice(name, text.format(n="1 clip" if n == 1 else f"{n} clips"), remedy, tuple(files))
-
-
-def _folders(rows: CatalogRows, where: NDArray[np.bool_]) -> list[str]:
-    """Folder of each clip, from the dataset's name on."""
-    chosen = rows.take(where)
-    pairs = zip(chosen.dataset.to_pylist(), chosen.path.to_pylist(), strict=True)
-    return [str(PurePosixPath(dataset, path).parent) for dataset, path in pairs]
 
 
 def _mask(column: Any) -> NDArray[np.bool_]:

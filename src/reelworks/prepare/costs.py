@@ -87,7 +87,7 @@ def read(path: str | None, names: Sequence[str]) -> dict[str, float]:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise _bad(path, f'"{name}" is {value!r}, not a positive number of milliseconds')
     if values.keys().isdisjoint(names):
-        raise _bad(path, f'it names none of the buckets, such as "{names[0]}"')
+        raise _bad(path, f"it names none of the buckets ({', '.join(names[:3])}, ...)")
     return {name: float(value) for name, value in values.items()}
 
 

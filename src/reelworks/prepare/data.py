@@ -97,7 +97,8 @@ class RecipeData:
         catalog = Catalog.open(Path(recipe.catalog_folder), version)
         rows = catalog.live()
         names = [source.name for source in sources(recipe)]
-        rows = rows.take(_mask(pc.is_in(rows.dataset.cast(pa.string()), value_set=pa.array(names))))
+        wanted = _mask(pc.is_in(rows.dataset.cast(pa.string()), value_set=pa.array(names)))
+        rows = rows if wanted.all() else rows.take(wanted)  # a copy of millions of rows takes gigabytes
         opened = cls(recipe, catalog, rows, rows.digest(), shape_rules, table.EMPTY)
         chosen = None
         if recipe.buckets.proposes:
@@ -166,7 +167,7 @@ class RecipeData:
     @cached_property
     def _showings(self) -> NDArray[np.float64]:
         """How often an epoch shows each row on average."""
-        of = {d.dataset_name: d.repeats * d.weight for d in self.recipe.dataset}
+        of = {d.dataset_name: round(d.repeats * d.weight, 9) for d in self.recipe.dataset}
         names = self.rows.dataset.dictionary.to_pylist()  # it may hold datasets that no row is of
         shown: NDArray[np.float64] = np.array([of.get(name, 0) for name in names], dtype=np.float64)[
             self.rows.dataset.indices.to_numpy(zero_copy_only=False)

@@ -9,8 +9,10 @@ import numpy as np
 
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
-from reelworks.prepare import left_out
+from reelworks.prepare import left_out, segments
 from reelworks.prepare.data import RecipeData
+from reelworks.prepare.former import FormerData
+from reelworks.run import coverage as told
 from reelworks.run import plans
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import cursor as cursors
@@ -195,7 +197,7 @@ def _consumed(data: RecipeData, run: RunFolder, cursor: Cursor, excluded: Exclud
                 "the catalog was made anew in mid-epoch, so clips done before it cannot be told any more",
                 field="catalog",
                 value=str(data.catalog.path),
-                remedy="restore the former catalog, or train into another folder with --output",
+                remedy="restore the former catalog, or begin the data again with --start-from-scratch",
             )
         ordinal = data.catalog.live_ordinals(uid)
     still = ordinal >= 0
@@ -207,13 +209,26 @@ def _former_plan(run: RunFolder, cursor: Cursor) -> EpochPlan:
     names = {f.name for f in fields(EpochPlan)}
     former = EpochPlan(**arrays) if arrays is not None and arrays.keys() == names else None
     if former is None or former.digest() != cursor.plan:
+        former = _made_again(run, cursor)
+    if former is None:
         raise UserError(
-            "the data changed since the checkpoint, and the plan it went by is missing or damaged",
+            "the data changed since the checkpoint, the plan it went by is missing or damaged, and what the run "
+            "keeps of recipe and catalog does not give it again",
             field="resume",
             value=str(plans.path(run, cursor.generation, cursor.epoch, cursor.segment)),
-            remedy="restore that file, or train into another folder with --output",
+            remedy="restore that folder, or begin the data again with --start-from-scratch",
         )
     return former
+
+
+def _made_again(run: RunFolder, cursor: Cursor) -> EpochPlan | None:
+    """The plan of a cursor, by the recipe and the catalog's version that the run's events tell of."""
+    for epoch in told.epochs(run):
+        same = (epoch.generation, epoch.epoch) == (cursor.generation, cursor.epoch)
+        if same and epoch.plans.get(cursor.segment) == cursor.plan:
+            found = segments.plan_of(FormerData(run), epoch, cursor.segment)
+            return None if found is None else found[0]
+    return None
 
 
 def _same_catalog(data: RecipeData, former: EpochPlan, excluded: Excluded) -> bool:
@@ -231,8 +246,8 @@ def _difference(data: RecipeData, spec: PlanSpec, cursor: Cursor, done: int, res
         lines.append(_catalog_difference(data, cursor))
     if cursor.spec != spec.digest():
         lines.append(
-            "buckets, batch sizes, filters, quarantine, hold-out, the step's shape or the seed differ from the "
-            "checkpoint's"
+            "buckets, batch sizes, costs, what is trained of the datasets, the step's shape or the seed differ from "
+            "the checkpoint's"
         )
     lines.append(f"epoch {cursor.epoch}: {done} clips done, {rest.planned} left in {rest.steps} new steps")
     return lines

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ def inspect(rows: CatalogRows) -> Inspection:
     """Look at rows, usually `Catalog.live()`; nothing but the rows is read."""
     good = rows.take(rows.readable)
     video = advice.is_video(good)
-    by_folder = _pictures_by_folder(good.take(~video))
+    by_folder = advice.clips_by_folder(good.take(~video)).most_common()
     chosen = np.unique(np.linspace(0, len(good) - 1, min(_POINTS, len(good))).astype(np.int64))
     return Inspection(
         summary=summarise(rows),
@@ -105,11 +104,6 @@ def _caption_tokens(rows: CatalogRows) -> NDArray[np.int64]:
     captions = pc.value_counts(rows.caption.drop_null())
     lengths = [advice.count_tokens(text) for text in captions.field("values").to_pylist()]
     return np.repeat(np.array(lengths, dtype=np.int64), captions.field("counts").to_numpy())
-
-
-def _pictures_by_folder(rows: CatalogRows) -> Histogram:
-    pairs = zip(rows.dataset.to_pylist(), rows.path.to_pylist(), strict=True)
-    return Counter(str(PurePosixPath(dataset, path).parent) for dataset, path in pairs).most_common()
 
 
 def write(found: Inspection, catalog: Path, file: Path) -> None:

@@ -10,6 +10,7 @@ import fcntl
 import json
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ Arrays = dict[str, NDArray[Any]]
 _NAME = re.compile(r"plan-(\d{3,})-(\d{6,})-(\d{3,})")
 _ABOUT = "about.json"
 _UNFINISHED = ".new-"
+_NOBODY_WRITES_FOR_SECONDS = 3600.0  # a plan takes seconds
 
 
 def path(run: RunFolder, generation: int, epoch: int, segment: int) -> Path:
@@ -77,13 +79,16 @@ def write(run: RunFolder, generation: int, epoch: int, segment: int, arrays: Arr
 
 
 def drop(run: RunFolder, in_use: Collection[tuple[int, int]], now: tuple[int, int]) -> None:
-    """Remove plans that no checkpoint can ask for any more.
+    """Remove plans that no checkpoint can ask for any more, and what killed processes left half written.
 
     Args:
         run: The run folder.
         in_use: Generations and epochs of the run's checkpoints.
         now: Generation and epoch that training is in; later epochs may have been planned ahead.
     """
+    for half in run.plan_folder.glob(f"{_UNFINISHED}*"):
+        if time.time() - half.stat().st_mtime > _NOBODY_WRITES_FOR_SECONDS:
+            shutil.rmtree(half, ignore_errors=True)
     for old in run.plan_folder.iterdir():
         name = _NAME.fullmatch(old.name)
         which = (int(name[1]), int(name[2])) if name else now

@@ -45,13 +45,23 @@ class TrainConfig(Config):
             raise ValueError("say when to stop: set max_steps or max_epochs")
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
             raise ValueError("betas are two numbers in [0, 1)")
-        for pair in self.skip_steps:
-            if len(pair) != 2 or not 1 <= pair[0] <= pair[1]:
-                raise ValueError(f"skip_steps holds {pair}: name the first and the last step, both from 1")
         g, width = self.micro_batches_per_step, self.slot_width
         if g is not None and width is not None and g % width:
             raise ValueError(f"slot_width {width} must divide micro_batches_per_step {g}")
         return self
+
+    @field_validator("skip_steps")
+    @classmethod
+    def _skips(cls, value: list[list[int]]) -> list[list[int]]:
+        for pair in value:
+            if len(pair) != 2 or not 1 <= pair[0] <= pair[1]:
+                raise UserError(
+                    "not a first and a last step, counted from 1",
+                    field="train.skip_steps",
+                    value=pair,
+                    remedy="give pairs such as [[12001, 12300]]; one step is [[7, 7]]",
+                )
+        return value
 
     def skips(self, step: int) -> bool:
         """True for a step (from 1) that is not to be trained."""

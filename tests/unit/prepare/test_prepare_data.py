@@ -201,6 +201,9 @@ def test_a_forecast_is_for_any_number_of_ranks(folder: Path) -> None:
     with pytest.raises(UserError, match="must divide micro_batches_per_step, which is 8") as caught:
         forecast.step_shape(wrong, 3)
     assert (caught.value.field, caught.value.value) == ("train.slot_width", 3)
+    with pytest.raises(UserError, match="no step has so many") as caught:
+        forecast.step_shape(files.recipe(folder, train={"max_epochs": 1}), 10**9)
+    assert caught.value.field == "train.micro_batches_per_step"
 
 
 def test_an_epoch_without_steps_lists_every_entry_and_three_cures(folder: Path) -> None:

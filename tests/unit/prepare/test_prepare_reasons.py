@@ -63,6 +63,14 @@ def test_counts_are_exact_and_the_first_files_by_dataset_and_path_are_named(fold
     assert len(paths) == SMALL
 
 
+def test_held_out_clips_count_once_however_often_others_are_shown(folder):
+    """Validation looks at one copy of each, and every figure says so."""
+    sources = [{"path": str(folder / name), "repeats": 3} for name in ("more", "data")]
+    told = forecast.forecast(files.recipe(folder, dataset=sources, validation={"split": 0.5}), 1)
+    assert 0 < told["held_out"] == told["left_out"]["held_out"]["clips"] < 6
+    assert told["planned"] == 3 * (6 - told["held_out"])
+
+
 def test_what_is_more_than_named_is_told_as_a_number(folder, monkeypatch, capsys):
     monkeypatch.setattr(reasons, "FILES_NAMED", 1)
     monkeypatch.setattr(show, "_FILES_SHOWN", 1)

@@ -243,7 +243,7 @@ def test_a_change_without_the_former_plan_is_refused(training: Training, damage:
         shutil.rmtree(file)
     else:
         plans.write(training.run, 0, 0, 0, {"uid": np.zeros(3)})
-    with pytest.raises(UserError, match="into another folder with --output") as caught:
+    with pytest.raises(UserError, match="begin the data again with --start-from-scratch") as caught:
         training.resume(saved)
     assert (caught.value.field, caught.value.value) == ("resume", str(file))
 

@@ -51,6 +51,17 @@ def test_a_weight_is_the_mean_number_of_showings(folder: Path, weight: float, re
     assert (np.std(shown) == 0) == (weight * repeats % 1 == 0)
 
 
+def test_a_product_that_is_whole_but_for_rounding_draws_nothing(folder: Path) -> None:
+    data = RecipeData.open(made(folder, 1.1, 10))  # 11.000000000000002
+    assert (data.assignment(0)[0].reason == Reason.NONE).all()
+
+
+def test_more_showings_than_memory_has_are_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match="showings of 16 clips") as caught:
+        RecipeData.open(made(folder, 1000.0, 10**9)).entries(0)
+    assert (caught.value.field, caught.value.value) == ("dataset.repeats", [1.0, 1e12])
+
+
 def test_what_a_weight_leaves_out_of_an_epoch_is_named(folder: Path) -> None:
     data = RecipeData.open(made(folder, 0.25))
     assignment, row = data.assignment(0)
@@ -79,7 +90,18 @@ def test_measured_costs_come_from_a_run_and_shape_the_plan(folder: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"a": 0}', '{"a": -1}', '{"a": "1"}', '{"a": NaN}', '{"a": true}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"another run": 3}',
+        '{"a": 0}',
+        '{"a": -1}',
+        '{"a": "1"}',
+        '{"a": NaN}',
+        '{"a": true}',
+    ],
 )
 def test_a_bad_file_of_costs_is_named(folder: Path, tmp_path: Path, text: str) -> None:
     file = tmp_path / "costs.json"

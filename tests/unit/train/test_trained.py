@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -35,17 +36,23 @@ RECIPE = {
 OPTIONS = GenerateOptions(Shape(1, 16, 24), 24.0, 1, 2.0, 0)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints of steps 2 and 4, as training leaves it."""
-    folder = RunFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path_factory.mktemp("made") / "run")
     folder.create({})
     recipe = recipes.parse(RECIPE)
     folder.recipe_file.write_text(recipes.dump(recipe))
     state = TrainState.start(build.denoiser(recipe, torch.device("cpu")).module, recipe.train)
     for step in (2, 4):
         commit.save(CheckpointStore(folder.checkpoints_folder), step, state.state_dict())
-    return folder
+    return folder.path
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> RunFolder:
+    """A copy of that run for each test."""
+    return RunFolder(Path(shutil.copytree(made, tmp_path / "run")))
 
 
 def refusal(source: Path) -> UserError:
