@@ -31,8 +31,9 @@ def bring_back(place: Place, run: RunFolder, resume: str, say: Callable[[str], N
         UserError: The mirror is of another run; it has checkpoints, of which none can be trusted; or there is
             nothing to go on from here and it does not answer: never a silent fresh start.
     """
+    place.require_outside(run.path)
     store = CheckpointStore(run.checkpoints_folder)
-    named = int(resume) if resume.isdigit() else None
+    named = int(resume) if resume.isdecimal() else None
     if named in store.steps() if named is not None else _has_whole(store):
         return None
     place.probe()

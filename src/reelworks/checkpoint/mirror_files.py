@@ -47,10 +47,17 @@ def read_index(place: Place) -> Index | None:
     """Read whose mirror it is and what lies in it; None for an empty one.
 
     Raises:
-        UserError: It is damaged, or a newer Reelworks wrote it.
+        UserError: It is damaged, a newer Reelworks wrote it, or a run lies there that is no mirror.
     """
     if (data := place.read(INDEX)) is None:
-        return None
+        if place.read(_SINGLE[0]) is None:
+            return None
+        raise UserError(
+            "there is a run that is no mirror, and it would be overwritten",
+            field="checkpoints.mirror.url",
+            value=place.url,
+            remedy="give an address of this run alone",
+        )
     try:
         index = Index.model_validate_json(data)
     except ValidationError as error:

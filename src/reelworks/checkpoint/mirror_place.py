@@ -80,6 +80,20 @@ class Place:
             )
         return cls(fs, root, config.url)
 
+    def require_outside(self, run: Path) -> None:
+        """Refuse the run folder itself: the mirror's rules would delete its checkpoints.
+
+        Raises:
+            UserError: It is that, or lies in it.
+        """
+        if "file" in self._fs.protocol and Path(self._root).resolve().is_relative_to(run.resolve()):
+            raise UserError(
+                "the mirror lies in the run folder, so both would be lost together",
+                field=_FIELD,
+                value=self.url,
+                remedy="give a folder on another disk, or an address",
+            )
+
     @contextmanager
     def answering(self, doing: str) -> Iterator[None]:
         """Tell the user where the storage does not answer, which is no verdict on what it holds."""

@@ -17,6 +17,7 @@ from reelworks.checkpoint.verify import verify
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
+from reelworks.testing import one_save
 
 
 @pytest.fixture
@@ -62,6 +63,20 @@ def test_a_named_step_is_fetched_or_nothing(tmp_path: Path, mirror: Path) -> Non
     assert fetch(mirror, run, "250")[0] is None
     assert fetch(mirror, run, "100")[0] == 100
     assert steps(run) == [100, 200]
+
+
+def test_a_run_that_is_no_mirror_is_never_written_over(tmp_path: Path) -> None:
+    """Neither when a run begins nor by a copy; the run folder itself is no mirror either."""
+    other = new_run(tmp_path / "other", 100, 200)
+    before = one_save.listing(other.path)
+    with pytest.raises(UserError, match="would be overwritten"):
+        fetch(other.path, RunFolder(tmp_path / "run"))
+    told = copy(new_run(tmp_path / "mine", 100), place_at(other.path), 100, keep_last=1)
+    assert told.kinds() == ["unmirrored"]
+    for inside in (other.path, other.path / "checkpoints" / "copies"):
+        with pytest.raises(UserError, match="lies in the run folder"):
+            fetch(inside, other)
+    assert one_save.listing(other.path) == before
 
 
 def truncate(folder: Path) -> None:
