@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import time
+from functools import partial
 from pathlib import Path
 
 import children
@@ -47,8 +49,6 @@ def test_saves_beside_training_hold_what_saves_that_it_waits_for_do(tiny, tmp_pa
 
 def _slow_disk(recipe: dict) -> None:
     """The shards of step 1 are not on the disk before step 4 is done."""
-    import time
-
     from reelworks.core import storage
     from reelworks.recipe import load
     from reelworks.train.run import RunOptions, run
@@ -147,6 +147,56 @@ def _with_save_file(recipe: dict) -> None:
     os._exit(run(load.parse(recipe), RunOptions()))
 
 
+def _asked(recipe: dict, until_step: int, *, full: bool) -> None:
+    """A person asks before the first step, and again once a save has begun; the disk is slow, or full, at first."""
+    from reelworks.core import storage
+    from reelworks.recipe import load
+    from reelworks.train.run import RunOptions, run
+
+    folder = RunFolder(Path(recipe["output"]))
+    folder.path.mkdir()
+    folder.save_file.touch()
+
+    def hinder(call: str, path: Path) -> None:
+        if call == "write" and path.suffix == ".distcp":
+            folder.save_file.touch()
+            while not full and sum(1 for _ in events.read(folder.events_file, "step")) < until_step:
+                time.sleep(0.01)
+            if full and sum(1 for _ in events.read(folder.events_file, "step")) < until_step:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with storage.guarded(hinder):
+        os._exit(run(load.parse(recipe), RunOptions()))
+
+
+def test_a_request_waits_for_the_save_in_flight_in_silence(tiny, tmp_path):
+    recipe = tiny(
+        checkpoints={"every_steps": 1000, "keep_last": 9, "asynchronous": True}, train={"max_steps": 9}
+    )
+    assert children.in_child(partial(_asked, until_step=6, full=False), recipe) == 0
+    run = RunFolder(tmp_path / "run")
+    assert len(saved(run.path)) > 1
+    assert not list(events.read(run.events_file, "unsaved"))
+    assert not run.save_file.exists()
+
+
+def test_a_request_on_a_full_disk_is_tried_again_after_a_pause_only(tiny, tmp_path):
+    recipe = tiny(checkpoints={"every_steps": 1000, "asynchronous": False}, train={"max_steps": 8})
+    assert children.in_child(partial(_asked, until_step=6, full=True), recipe) == 0
+    run = RunFolder(tmp_path / "run")
+    assert [e["step"] for e in events.read(run.events_file, "unsaved")] == [1]
+    assert saved(run.path) == [8]
+
+
+def test_a_folder_asks_for_nothing(tiny, tmp_path):
+    """Only a file is a request; what somebody keeps under that name stays."""
+    recipe = tiny(checkpoints={"every_steps": 1000}, train={"max_steps": 2})
+    (tmp_path / "run" / "save").mkdir(parents=True)
+    assert children.train(recipe) == [0]
+    assert saved(tmp_path / "run") == [2]
+    assert (tmp_path / "run" / "save").is_dir()
+
+
 def test_minutes_epochs_and_the_best_ask_for_a_save(tiny, tmp_path):
     base = {"every_steps": 1000, "keep_last": 99}
     by_time = tiny("time", checkpoints={**base, "every_minutes": 1e-6}, train={"max_steps": 3})
@@ -201,13 +251,23 @@ def test_weights_for_use_are_of_the_step_that_they_name(tiny, tmp_path):
         assert all(np.array_equal(ours[key], theirs[key]) for key in ours)
 
 
-def test_on_a_full_disk_the_weights_alone_may_be_saved(tiny, tmp_path):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_on_a_full_disk_the_weights_alone_may_be_saved(tiny, tmp_path, asynchronous):
+    """Of the step at which the save failed: a save beside training fails some steps after its own."""
     recipe = tiny(
-        checkpoints={"every_steps": 2, "keep_last": 9, "on_full": "weights-only"}, train={"max_steps": 6}
+        checkpoints={
+            "every_steps": 3,
+            "keep_last": 9,
+            "on_full": "weights-only",
+            "asynchronous": asynchronous,
+        },
+        train={"max_steps": 9},
     )
-    assert children.in_child(_full_disk, recipe, 2) == 0
-    assert saved(tmp_path / "run") == [4, 6]
-    assert [p.name for p in (tmp_path / "run" / "exports").iterdir()] == ["step-000000002-ema.safetensors"]
+    assert children.in_child(_full_disk, recipe, 3) == 0
+    assert saved(tmp_path / "run")[-1] == 9
+    (weights,) = (p.name for p in (tmp_path / "run" / "exports").iterdir())
+    at = int(weights.removeprefix("step-").removesuffix("-ema.safetensors"))
+    assert 3 < at < 9 if asynchronous else at == 3
     assert "weights alone are in" in children.output(recipe)
 
 

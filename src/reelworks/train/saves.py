@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from reelworks.checkpoint.background import Background, held_bytes
-from reelworks.checkpoint.commit import DiskFull, SaveFailed
+from reelworks.checkpoint.commit import DiskFull, Saved, SaveFailed
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.mirror import Mirror
 from reelworks.prepare.data import RecipeData
@@ -59,14 +59,16 @@ class Saver:
         return Votes(stop=stop, save=self._asks(), writing=self.background.is_writing)
 
     def _asks(self) -> bool:
-        """On the main rank: whether the clock, a person or an owed save asks for one."""
-        if not self.keeper.world.is_main:
+        """On the main rank: whether the clock, a person or an owed save asks for one.
+
+        They ask until they get one, so not while a save is in flight, nor again right after one that failed.
+        """
+        if not self.keeper.world.is_main or self.background.step is not None:
             return False
         now, minutes = time.monotonic(), self.config.every_minutes
-        owed = self._owed_from is not None and now >= self._owed_from
-        return (
-            owed or self.run.save_file.exists() or (minutes is not None and now >= self._began + 60 * minutes)
-        )
+        if self._owed_from is not None:
+            return now >= self._owed_from
+        return self.run.save_file.is_file() or (minutes is not None and now >= self._began + 60 * minutes)
 
     def after_step(
         self, position: Position, metrics: dict[str, float], votes: Votes, step_seconds: float
@@ -84,7 +86,7 @@ class Saver:
         """
         self._step_seconds = step_seconds
         if self.background.step is not None and not votes.writing:
-            self._settle()
+            self._settle(position)
         if votes.save or self._is_due(position, metrics):
             self._save(position, metrics)
 
@@ -121,10 +123,7 @@ class Saver:
             else:
                 self._save_now(position, metrics)
         except SaveFailed as error:
-            self._failed(step, error)
-            if self.config.on_full == "weights-only" and isinstance(error, DiskFull):
-                self._owed_from = None
-                self.keeper.save_weights_only(position, self.state, self.tell)
+            self._failed(step, error, position)
 
     def _beside(self, step: int) -> bool:
         """Whether to save beside training; equal on all ranks."""
@@ -144,17 +143,24 @@ class Saver:
         saved = self.keeper.save(position, self.data, self.state, metrics)
         self.saved_step = position.global_step
         self._accepted()
+        self._published(saved)
+
+    def _accepted(self) -> None:
+        """A person's request for a save is done with."""
+        if self.keeper.world.is_main and self.run.save_file.is_file():
+            self.run.save_file.unlink(missing_ok=True)
+
+    def _published(self, saved: Saved) -> None:
+        self._owed_from = None
         self.keeper.published(saved, self.tell, self.mirror)
         self._compare_with_grace(saved.seconds)
 
-    def _accepted(self) -> None:
-        """A request for a save is done with, whoever asked."""
-        self._owed_from = None
-        if self.keeper.world.is_main:
-            self.run.save_file.unlink(missing_ok=True)
+    def _settle(self, position: Position | None) -> None:
+        """Publish the save in flight, all of whose parts are written or have failed.
 
-    def _settle(self) -> None:
-        """Publish the save in flight, all of whose parts are written or have failed."""
+        Args:
+            position: Where training goes on; None at its end, where another save follows.
+        """
         step = self.background.step
         assert step is not None
         try:
@@ -162,21 +168,25 @@ class Saver:
         except SaveFailed as error:
             if self.saved_step == step:
                 self.saved_step = None
-            self._failed(step, error)
+            self._failed(step, error, position)
             return
-        self.keeper.published(saved, self.tell, self.mirror)
-        self._compare_with_grace(saved.seconds)
+        self._published(saved)
 
-    def _failed(self, step: int, error: SaveFailed) -> None:
-        """Tell of a save that failed, and go on as the recipe says."""
-        if self.config.on_full == "stop" and isinstance(error, DiskFull):
+    def _failed(self, step: int, error: SaveFailed, position: Position | None) -> None:
+        """Tell of a save that failed, and go on as the recipe says if training goes on."""
+        policy = self.config.on_full if isinstance(error, DiskFull) and position is not None else "wait"
+        if policy == "stop":
             raise error
         first = self._owed_from is None
         self._owed_from = time.monotonic() + _PATIENCE_SECONDS
         self.tell.event("unsaved", step=step, reason=error.problem)
-        if not first:
-            return
-        self.tell.say(f"warning: {error}")
+        if first:
+            self.tell.say(f"warning: {error}")
+        if policy == "weights-only":
+            assert position is not None
+            self._owed_from = None
+            self._accepted()
+            self.keeper.save_weights_only(position, self.state, self.tell)
 
     def last(self, position: Position, metrics: dict[str, float]) -> None:
         """Save at a run's end, or on a signal; waits for all, and for what is in flight before.
@@ -185,7 +195,7 @@ class Saver:
             SaveFailed: The state could not be saved.
         """
         if self.background.step is not None:
-            self._settle()
+            self._settle(None)
         if self.saved_step != position.global_step:
             self._save_now(position, metrics)
 
