@@ -78,7 +78,17 @@ def test_a_full_disk_costs_one_checkpoint_and_not_the_run(tiny, tmp_path):
     assert not list(run.checkpoints_folder.glob(".tmp-*"))
 
 
-@pytest.mark.parametrize("resume", ["3", "never", "soon"])
+def test_an_older_checkpoint_that_is_damaged_is_in_nobody_s_way(tiny, tmp_path):
+    """Training goes on from the newest, and leaves the damaged one as it is."""
+    recipe = tiny(train={"max_steps": 4}, checkpoints={"keep_last": 9})
+    assert children.train(recipe) == [0]
+    cursor = tmp_path / "run" / "checkpoints" / "step-000000002" / "cursor.json"
+    cursor.write_bytes(bytes(cursor.stat().st_size))
+    assert children.train(tiny(train={"max_steps": 6}, checkpoints={"keep_last": 9})) == [0]
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [2, 4, 6]
+
+
+@pytest.mark.parametrize("resume", ["3", "never", "soon", "²"])
 def test_a_resume_that_cannot_be_is_refused(tiny, resume):
     recipe = tiny(train={"max_steps": 2})
     assert children.train(recipe) == [0]

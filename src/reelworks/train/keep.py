@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from reelworks.checkpoint import commit, export, exports, forecast, load, mount, retention, space, verify
+from reelworks.checkpoint import (
+    commit,
+    export,
+    exports,
+    forecast,
+    load,
+    mount,
+    ranks,
+    retention,
+    space,
+    verify,
+)
 from reelworks.checkpoint.commit import Saved
 from reelworks.checkpoint.config import KeepBest
+from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.mirror import Mirror
 from reelworks.checkpoint.policy import rank_best
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import files
+from reelworks.core import files, storage
 from reelworks.core.errors import UserError
 from reelworks.parallel.mesh import World
 from reelworks.prepare.data import RecipeData
@@ -90,9 +103,13 @@ class Keeper:
             tell.say(f"checkpoint of step {later} is set aside as {aside.name}")
 
     def epochs_in_use(self) -> set[tuple[int, int]]:
-        """Generation and epoch of every checkpoint's cursor."""
-        cursors = [json.loads((info.path / _CURSOR).read_text()) for info in self.store.list()]
-        return {(cursor["generation"], cursor["epoch"]) for cursor in cursors}
+        """Generation and epoch of every checkpoint's cursor; from a damaged one nothing goes on."""
+        found = set()
+        for info in self.store.list():
+            with suppress(BadCheckpoint):
+                cursor = json.loads(load.read_extra(info.path, _CURSOR))
+                found.add((cursor["generation"], cursor["epoch"]))
+        return found
 
     def restore(self, step: int, state: TrainState) -> tuple[Cursor, Excluded]:
         """Load weights, average and optimizer in place; return the cursor.
@@ -195,7 +212,8 @@ class Keeper:
             epoch=position.epoch,
         )
         try:
-            target.parent.mkdir(exist_ok=True)
+            with export.told_as_failed(target):
+                ranks.on_first(lambda: storage.mkdirs(target.parent))
             export.weights_only(
                 state.state_dict(), target, weights="ema", dtype=self.recipe.exports.dtype, about=about
             )
@@ -240,6 +258,6 @@ class Order(TypedDict):
 
 
 def _step(text: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         raise UserError("not a step", field="--resume", value=text, remedy="say auto, never, or a number")
     return int(text)
