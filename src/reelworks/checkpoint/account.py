@@ -26,7 +26,9 @@ def rows(store: CheckpointStore, policy: CheckpointsConfig) -> list[Row]:
     """Every checkpoint with what the policy does to it at the next save; damaged ones too, oldest first."""
     good, broken = store.scan()
     decisions = {decision.step: decision for decision in retention.plan(store, policy)}
-    listed = [_row(info, decisions.get(info.step)) for info in good]
+    # What went since it was listed was deleted by a training.
+    there = (info for info in good if info.step in decisions or info.path.exists())
+    listed = [_row(info, decisions.get(info.step)) for info in there]
     listed += [
         {"step": b.step, "path": b.path, "state": "damaged", "keep": None, "reasons": [b.reason]}
         for b in broken
@@ -133,6 +135,8 @@ def verified(store: CheckpointStore, steps: list[int], full: bool) -> list[Row]:
             reason = error.reason
         except OSError as error:
             reason = f"cannot be read now ({error.strerror or error})"
+        if reason and not store.path(step).exists():
+            continue  # deleted meanwhile by a training
         listed.append({"step": step, "path": store.path(step), "good": not reason, "reason": reason})
     return listed
 
@@ -168,8 +172,8 @@ def explain(store: CheckpointStore, policy: CheckpointsConfig, step: int) -> Row
 def _metrics(saved: Row, events: list[Row]) -> dict[str, float]:
     metrics = dict(saved.get("metrics", {}))
     for event in events:
-        if event["event"] == "metrics" and event["save_id"] == saved.get("save_id"):
-            metrics |= event["metrics"]
+        if event["event"] == "metrics" and event.get("save_id") == saved.get("save_id"):
+            metrics |= event.get("metrics", {})
     return finite(metrics)
 
 
@@ -178,5 +182,5 @@ def _end(events: list[Row]) -> Row:
     last = ends[-1] if ends else {"event": "saved"}
     if last["event"] == "saved":
         return {"state": "gone", "ended": None, "reasons": ["nothing here deleted it: removed by hand"]}
-    reasons = last["reasons"] if "reasons" in last else [last["reason"]]
+    reasons = last.get("reasons") or [last.get("reason", "the history does not say why")]
     return {"state": _ENDS[last["event"]], "ended": last["time"], "reasons": reasons}

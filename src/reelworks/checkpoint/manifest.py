@@ -126,7 +126,7 @@ def parse(data: bytes, step: int | None) -> Manifest:
     """
     try:
         content = json.loads(data, parse_constant=_refuse_constant)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{FILE_NAME} is not JSON ({error})") from error
     manifest = _parse(content)
     if step is not None and step != manifest.step:

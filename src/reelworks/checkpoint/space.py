@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from reelworks.checkpoint import mount, ranks
+from reelworks.checkpoint.quantities import told_bytes
 
 # torch.save wraps each value in an archive of 1 to 1.5 KB, and the metadata describes each.
 _RECORD_BYTES = 2048
@@ -46,5 +47,5 @@ def require(folder: Path, need_bytes: int, what: str = "a checkpoint") -> None:
     need_bytes, free_bytes = int(need_bytes * mount.MARGIN), shutil.disk_usage(folder).free
     if free_bytes < need_bytes:
         raise OSError(
-            errno.ENOSPC, f"{what} needs {need_bytes / 1e9:.3f} GB, {free_bytes / 1e9:.3f} GB are free"
+            errno.ENOSPC, f"{what} needs {told_bytes(need_bytes)}, {told_bytes(free_bytes)} are free"
         )

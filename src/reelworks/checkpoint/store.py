@@ -61,6 +61,7 @@ class Broken:
 
 
 CheckpointInfos = list[CheckpointInfo]
+_KEYS = {"time", "event", "step"}  # of every event
 
 
 class CheckpointStore:
@@ -104,7 +105,8 @@ class CheckpointStore:
             try:
                 good.append(self._info(step, late))
             except (BadCheckpoint, OSError) as error:
-                broken.append(Broken(step, self.path(step), str(error)))
+                if self.path(step).exists():  # else a training has deleted it meanwhile
+                    broken.append(Broken(step, self.path(step), str(error)))
         return good, broken
 
     def _info(self, step: int, late: Mapping[str, Mapping[str, float]]) -> CheckpointInfo:
@@ -117,8 +119,9 @@ class CheckpointStore:
         return {**_floats(found.metrics), **self._late_metrics().get(found.save_id, {})}
 
     def history(self) -> list[dict[str, Any]]:
-        """Everything that happened here, oldest first."""
-        return list(files.read_json_lines(self.root / names.HISTORY))
+        """Everything that happened here, oldest first; lines that storage damaged are passed over."""
+        events = files.read_json_lines(self.root / names.HISTORY)
+        return [e for e in events if e.keys() >= _KEYS and isinstance(e["step"], int)]
 
     def log(self, event: str, step: int, **fields: Any) -> None:
         """Append to the history."""
@@ -138,8 +141,8 @@ class CheckpointStore:
     def _late_metrics(self) -> dict[str, dict[str, float]]:
         """Metrics by save, not by step: a checkpoint that is made again has not been measured yet."""
         for event in files.parse_json_lines(self._history_since_last_look()):
-            if event.get("event") == "metrics":
-                self._late.setdefault(event["save_id"], {}).update(_floats(event["metrics"]))
+            if event.get("event") == "metrics" and isinstance(event.get("metrics"), dict):
+                self._late.setdefault(str(event.get("save_id")), {}).update(_floats(event["metrics"]))
         return self._late
 
     def _history_since_last_look(self) -> list[bytes]:

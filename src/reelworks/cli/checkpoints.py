@@ -120,6 +120,8 @@ def prune(
         decisions = (retention.plan if dry_run else retention.prune)(store, policy)
     told: dict[str, Any] = {"dry_run": dry_run, "kept": [], "deleted": []}
     for one in decisions:
+        if one.step not in sizes:  # saved meanwhile by a training, which --dry-run may look at
+            continue
         row = {"step": one.step, "bytes": sizes[one.step], "reasons": list(one.reasons)}
         told["kept" if one.keep else "deleted"].append(row)
     show.json(told) if json else show_checkpoints.pruned(told)

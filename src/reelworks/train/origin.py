@@ -107,7 +107,7 @@ def locate(source: Path) -> tuple[RunFolder, int]:
     store = CheckpointStore(run.checkpoints_folder)
     if checkpoint is not None:
         step = checkpoint.name.removeprefix("step-")
-        return run, verify.named(store, int(step) if step.isdigit() else -1, full=False).step
+        return run, verify.named(store, int(step) if step.isdecimal() else -1, full=False).step
     return run, _newest(store, source)
 
 
@@ -127,6 +127,8 @@ def _newest(store: CheckpointStore, source: Path) -> int:
         try:
             verify.verify(store.path(step), full=False)
         except BadCheckpoint as error:
+            if not store.path(step).exists():  # a training has saved a newer one, and deleted this
+                return _newest(store, source)
             damage.append(f"\n    step {step}: {error.reason}")
         except OSError as error:  # no verdict: an older one would pass for the newest
             raise UserError(

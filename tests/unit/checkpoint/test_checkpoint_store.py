@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from checkpoint_helpers import write_plain
 
-from reelworks.checkpoint import manifest, names, retention
+from reelworks.checkpoint import account, manifest, names, retention
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.store import CheckpointStore
@@ -77,6 +77,32 @@ def test_a_torn_history_line_is_passed_over(store: CheckpointStore) -> None:
         f.write('{"event": "metrics", "step": 100, "sa')
     store.record_metrics(100, {"fid": 1.0})
     assert store.list()[0].metrics == {"loss": 2.0, "fid": 1.0}
+
+
+def test_damaged_history_lines_cost_no_checkpoint(store: CheckpointStore) -> None:
+    """A line may still be JSON after storage has changed a letter of it."""
+    fill(store, 1)
+    store.record_metrics(1, {"loss": 0.5})
+    lines = ['{"time": 1, "event": "metrics", "step": 1}', '{"time": 2, "evenu": "saved", "step": 3}', "5"]
+    lines.append('{"time": 3, "event": "deleted", "step": 2}')
+    with (store.root / "history.jsonl").open("a") as f:
+        f.writelines(f"{line}\n" for line in lines)
+    fresh = CheckpointStore(store.root)
+    assert fresh.info(1).metrics == {"loss": 0.5}
+    assert [e["step"] for e in fresh.history()] == [1, 1, 2]
+    assert account.explain(fresh, CheckpointsConfig(), 1)["metrics"] == {"loss": 0.5}
+    assert account.explain(fresh, CheckpointsConfig(), 2)["state"] == "deleted"
+
+
+def test_what_a_training_deletes_meanwhile_is_not_damage(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks has listed the folder before."""
+    fill(store, 1, 2)
+    monkeypatch.setattr(store, "steps", lambda: [1, 2, 3])
+    good, broken = store.scan()
+    assert ([info.step for info in good], broken) == ([1, 2], [])
+    assert [row["step"] for row in account.verified(store, [1, 2, 3], full=True)] == [1, 2]
 
 
 def test_pins(store: CheckpointStore) -> None:
@@ -170,7 +196,7 @@ def test_manifests_are_read_strictly(store: CheckpointStore, change: dict[str, o
         store.info(100)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": NaN}', "\x00" * 50])
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": NaN}', "\x00" * 50, "[" * 100_000])
 def test_damaged_manifests_are_told(store: CheckpointStore, text: str) -> None:
     (write_plain(store, 100) / "manifest.json").write_text(text)
     with pytest.raises(BadCheckpoint):
