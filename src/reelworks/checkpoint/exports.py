@@ -56,7 +56,7 @@ def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int,
         export.from_checkpoint(
             checkpoint, target, weights=weights, dtype=config.dtype, about=told, verified=True
         )
-        _retire(run.exports_folder, weights, config.keep_last)
+        _retire(run.exports_folder, weights, step, config.keep_last)
     return target
 
 
@@ -77,10 +77,11 @@ def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int) -> dict
     return {**told, **dict([_KEPT_BY])}
 
 
-def _retire(folder: Path, weights: Weights, keep_last: int | None) -> None:
+def _retire(folder: Path, weights: Weights, newest: int, keep_last: int | None) -> None:
     if keep_last is None:
         return
-    ours = _ours(folder, weights)
+    # Those of later steps were written before the run went back, and are not newer.
+    ours = {step: paths for step, paths in _ours(folder, weights).items() if step <= newest}
     for step in sorted(ours)[:-keep_last]:
         # Without its index a file of shards is gone as a whole.
         storage.rmtree_if_possible(folder / f"{names.of_step(step)}-{weights}.safetensors{INDEX_SUFFIX}")

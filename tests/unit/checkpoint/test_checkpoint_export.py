@@ -237,6 +237,16 @@ def test_products_are_kept_by_their_own_rule(run: RunFolder, tmp_path: Path) -> 
     }
 
 
+def test_going_back_never_costs_the_product_just_written(run: RunFolder) -> None:
+    """Those of later steps, written before, are not newer: they neither count nor go until they are passed."""
+    config = ExportsConfig(weights="ema", keep_last=1)
+    kept = []
+    for step in (40, 10, 20, 50):
+        assert save(run, step, config) is not None
+        kept.append(sorted(int(path.name[5:14]) for path in run.exports_folder.iterdir()))
+    assert kept == [[40], [10, 40], [20, 40], [50]]
+
+
 def test_products_of_shards_go_as_a_whole(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_file.write, "__defaults__", (8,))
     config = ExportsConfig(weights="model", keep_last=1)
