@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from reelworks.core.errors import UserError
@@ -110,8 +110,9 @@ def _locked(path: Path, me: Holder) -> Iterator[Callable[[], bool]]:
             f.seek(0)
             raise Busy(Holder.parse(f.read())) from error
         f.truncate(0)
-        f.write(me.to_json())
-        f.flush()
+        # For people alone. A full disk refuses it, and it is under this lock that room is made there.
+        with suppress(OSError):
+            os.write(f.fileno(), me.to_json().encode())
         try:
             yield lambda: _is_file(path, f.fileno())
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -86,6 +87,20 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         assert (caught.value.field, caught.value.value) == ("output", str(path.parent))
     with lock.hold(path):
         pass
+
+
+def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path) -> None:
+    """What makes room there holds it too; who is refused is not told by whom then."""
+    path = tmp_path / ".lock"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with lock.hold(path) as held:
+            held.check()
+            with pytest.raises(UserError, match="its process is not known"):
+                lock.hold(path).__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_who_asks_names_the_work_and_the_field(tmp_path: Path) -> None:
