@@ -49,16 +49,17 @@ class Trained:
             UserError: There is no run or no good checkpoint.
         """
         run, step = origin.locate(source)
-        recipe = recipes.load(run.recipe_file)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        denoiser = build.denoiser(recipe, device)
-        module = denoiser.module.requires_grad_(False).eval()
-        trained = {name: p.detach() for name, p in module.named_parameters()}
-        state = {"model": module.state_dict()}
-        if averaged:
-            state["ema"] = {name: torch.empty_like(p) for name, p in trained.items()}
         path = CheckpointStore(run.checkpoints_folder).path(step)
+        # Held while the model is built: that takes long enough for a training to delete it.
         with lease.reading(path):
+            recipe = recipes.load(run.recipe_file)
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            denoiser = build.denoiser(recipe, device)
+            module = denoiser.module.requires_grad_(False).eval()
+            trained = {name: p.detach() for name, p in module.named_parameters()}
+            state = {"model": module.state_dict()}
+            if averaged:
+                state["ema"] = {name: torch.empty_like(p) for name, p in trained.items()}
             load.load(path, state)
         for name, value in state.get("ema", {}).items():
             trained[name].copy_(value)
