@@ -266,14 +266,15 @@ class CheckpointStore:
     def sweep(self) -> list[str]:
         """Remove what dead processes left: saves in flight, half-emptied trash. Returns the names.
 
+        What cannot be removed now, as where a network file system keeps files that are open, stays for the next time.
         Only for the holder of the run's lock: to anyone else a save in flight looks just as dead.
         """
         if not self.root.is_dir():
             return []
         leftovers = sorted(path for path in self.root.iterdir() if names.is_leftover(path.name))
         for path in leftovers:
-            storage.rmtree(path)
-        return [path.name for path in leftovers]
+            storage.rmtree_if_possible(path)
+        return [path.name for path in leftovers if not os.path.lexists(path)]
 
     def list(self) -> CheckpointInfos:
         """List checkpoints with a valid manifest by ascending step; `scan` tells of the others."""

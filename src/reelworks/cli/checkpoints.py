@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,6 +50,22 @@ def _open(run: Path, overrides: list[str] | None = None) -> tuple[CheckpointStor
     folder.info()
     policy = load.load(folder.recipe_file, list(overrides or [])).checkpoints
     return CheckpointStore(folder.checkpoints_folder), policy
+
+
+@contextmanager
+def _changing(store: CheckpointStore) -> Iterator[None]:
+    """Tell of a disk that refuses a change."""
+    from reelworks.core.errors import UserError
+
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"the folder of checkpoints cannot be changed ({error.strerror or error})",
+            field="RUN",
+            value=str(store.root),
+            remedy="mend its permissions or its disk, or free disk space",
+        ) from error
 
 
 @app.command("ls")
@@ -115,7 +133,7 @@ def prune(
     store, policy = _open(run, overrides)
     remedy = "wait for it: it prunes by itself after each save; --dry-run looks without deleting"
     alone = lock.hold(RunFolder(run).lock_file, field="RUN", remedy=remedy)
-    with nullcontext() if dry_run else alone:
+    with _changing(store), nullcontext() if dry_run else alone:
         sizes = {info.step: info.num_bytes for info in store.list()}
         decisions = (retention.plan if dry_run else retention.prune)(store, policy)
     told: dict[str, Any] = {"dry_run": dry_run, "kept": [], "deleted": []}
@@ -154,7 +172,8 @@ def _set_pin(run: Path, step: int, pinned: bool, json: bool) -> None:
     from reelworks.cli import show, show_checkpoints
 
     store, policy = _open(run)
-    store.pin(step) if pinned else store.unpin(step)
+    with _changing(store):
+        store.pin(step) if pinned else store.unpin(step)
     row = account.row(store, policy, step)
     show.json(row) if json else show.line(f"step {step}: {show_checkpoints.why(row)}")
 

@@ -1,7 +1,9 @@
 """What is ours is found, changed by renames and told; what is not ours is never touched."""
 
+import errno
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from reelworks.checkpoint import account, manifest, names, retention
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core import storage
 from reelworks.core.errors import UserError
 
 FOREIGN = [
@@ -131,6 +134,21 @@ def test_a_full_disk_is_emptied_before_the_history_is_told(store: CheckpointStor
         store.remove(100, ("over the limit",))
     assert store.steps() == [200]
     assert not list(store.root.glob(".trash*"))
+
+
+def test_what_cannot_be_removed_now_stays_for_the_next_sweep(store: CheckpointStore) -> None:
+    """Network file systems keep a folder whose files are open; no training must fail of that."""
+    leftovers = [store.root / names.trash(step) for step in (1, 2)]
+    for path in leftovers:
+        path.mkdir(parents=True)
+
+    def busy(call: str, path: Path) -> None:
+        if path == leftovers[0]:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    with storage.guarded(busy):
+        assert store.sweep() == [leftovers[1].name]
+    assert store.sweep() == [leftovers[0].name]
 
 
 def test_sweep_takes_leftovers_and_nothing_else(store: CheckpointStore) -> None:

@@ -165,6 +165,13 @@ def test_pins(run: RunFolder, store: CheckpointStore) -> None:
         call("pin", run.path, 5)
 
 
+def test_a_disk_that_refuses_a_change_is_told(run: RunFolder, store: CheckpointStore) -> None:
+    (store.root / "pins").write_text("no folder")
+    with pytest.raises(UserError, match="cannot be changed"):
+        call("pin", run.path, 1)
+    assert store.steps() == [1, 2, 3, 4]
+
+
 def test_best_prints_a_path_and_nothing_else(run: RunFolder, store: CheckpointStore) -> None:
     assert call("best", run.path) == f"{store.path(2)}\n"
     store.record_metrics(4, {"loss": 0.5})
