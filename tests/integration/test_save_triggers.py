@@ -22,6 +22,10 @@ def saved(run: Path) -> list[int]:
     return [e["step"] for e in events.read(RunFolder(run).events_file, "checkpoint")]
 
 
+def unsaved(run: Path) -> list[int]:
+    return [e["step"] for e in events.read(RunFolder(run).events_file, "unsaved")]
+
+
 def tensors(run: Path, step: int) -> dict[str, str]:
     """Digests of what a checkpoint holds."""
     info = CheckpointStore(run / "checkpoints").info(step)
@@ -70,9 +74,9 @@ def test_a_save_that_is_due_while_one_is_written_is_left_out_and_told(tiny, tmp_
     )
     assert children.in_child(_slow_disk, recipe) == 0
     run = RunFolder(tmp_path / "run")
-    unsaved = [(e["step"], e["reason"]) for e in events.read(run.events_file, "unsaved")]
-    assert unsaved[:3] == [(step, "step 1 is still being written") for step in (2, 3, 4)]
-    assert sorted({*saved(tmp_path / "run"), *(step for step, _ in unsaved)}) == list(range(1, 10))
+    left_out = [(e["step"], e["reason"]) for e in events.read(run.events_file, "unsaved")]
+    assert left_out[:3] == [(step, "step 1 is still being written") for step in (2, 3, 4)]
+    assert sorted({*saved(tmp_path / "run"), *(step for step, _ in left_out)}) == list(range(1, 10))
     assert 9 in saved(tmp_path / "run")
     assert "step 2 is not saved: step 1 is still being written" in children.output(recipe)
 
@@ -112,12 +116,14 @@ def test_a_full_disk_at_the_end_is_the_run_s_failure(tiny, tmp_path):
     assert children.in_child(_full_disk, recipe, 4) != 0
     assert saved(tmp_path / "run") == [2]
     assert "No space left on device" in children.output(recipe)
+    assert unsaved(tmp_path / "run") == [4]
 
 
 def test_on_full_stop_ends_the_run(tiny, tmp_path):
     recipe = tiny(checkpoints={"every_steps": 2, "keep_last": 9, "on_full": "stop"}, train={"max_steps": 8})
     assert children.in_child(_full_disk, recipe, 4) != 0
     assert max(e["step"] for e in events.read(RunFolder(tmp_path / "run").events_file, "step")) == 4
+    assert unsaved(tmp_path / "run") == [4]
 
 
 def test_a_file_asks_for_a_save(tiny, tmp_path):
@@ -176,7 +182,7 @@ def test_a_request_waits_for_the_save_in_flight_in_silence(tiny, tmp_path):
     assert children.in_child(partial(_asked, until_step=6, full=False), recipe) == 0
     run = RunFolder(tmp_path / "run")
     assert len(saved(run.path)) > 1
-    assert not list(events.read(run.events_file, "unsaved"))
+    assert not unsaved(run.path)
     assert not run.save_file.exists()
 
 
@@ -184,7 +190,7 @@ def test_a_request_on_a_full_disk_is_tried_again_after_a_pause_only(tiny, tmp_pa
     recipe = tiny(checkpoints={"every_steps": 1000, "asynchronous": False}, train={"max_steps": 8})
     assert children.in_child(partial(_asked, until_step=6, full=True), recipe) == 0
     run = RunFolder(tmp_path / "run")
-    assert [e["step"] for e in events.read(run.events_file, "unsaved")] == [1]
+    assert unsaved(run.path) == [1]
     assert saved(run.path) == [8]
 
 
@@ -226,6 +232,7 @@ def test_minutes_epochs_and_the_best_ask_for_a_save(tiny, tmp_path):
 def test_a_save_that_takes_longer_than_the_grace_is_told(tiny, tmp_path):
     recipe = tiny(checkpoints={"every_steps": 2, "grace_seconds": 1e-6}, train={"max_steps": 2})
     assert children.train(recipe) == [0]
+    assert "two steps take" in children.output(recipe)
     assert "checkpoints.grace_seconds = 1e-06" in children.output(recipe)
 
 

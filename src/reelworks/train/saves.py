@@ -175,11 +175,11 @@ class Saver:
     def _failed(self, step: int, error: SaveFailed, position: Position | None) -> None:
         """Tell of a save that failed, and go on as the recipe says if training goes on."""
         policy = self.config.on_full if isinstance(error, DiskFull) and position is not None else "wait"
+        self.tell.event("unsaved", step=step, reason=error.problem)
         if policy == "stop":
             raise error
         first = self._owed_from is None
         self._owed_from = time.monotonic() + _PATIENCE_SECONDS
-        self.tell.event("unsaved", step=step, reason=error.problem)
         if first:
             self.tell.say(f"warning: {error}")
         if policy == "weights-only":
@@ -196,15 +196,21 @@ class Saver:
         """
         if self.background.step is not None:
             self._settle(None)
-        if self.saved_step != position.global_step:
+        if self.saved_step == position.global_step:
+            return
+        try:
             self._save_now(position, metrics)
+        except SaveFailed as error:
+            self.tell.event("unsaved", step=position.global_step, reason=error.problem)
+            raise
 
     def _compare_with_grace(self, save_seconds: float) -> None:
-        grace, needed = self.config.grace_seconds, self._step_seconds + save_seconds
+        # A signal that comes in the middle of a step is heard at the beginning of the next one, which is still done.
+        grace, needed = self.config.grace_seconds, 2 * self._step_seconds + save_seconds
         if grace is None or needed <= grace or self._told_grace:
             return
         self._told_grace = True
         self.tell.say(
-            f"warning: a step takes {self._step_seconds:.1f} s and a save {save_seconds:.1f} s, more than "
+            f"warning: two steps take {2 * self._step_seconds:.1f} s and a save {save_seconds:.1f} s, more than "
             f"checkpoints.grace_seconds = {grace:g}: a run that is told to stop may be killed before it has saved"
         )
