@@ -87,7 +87,7 @@ class CheckpointsConfig(Config):
         at_best: Also save after a validation that is the best by keep_best's metric.
         asynchronous: Go on training while a thread writes: true, false, or "auto" for states of 1 GB and more on a
             rank. A save that is due while one is written is left out; the last one always waits.
-        grace_seconds: Time from SIGTERM until the process is killed; told when a step and a save take longer.
+        grace_seconds: Time from SIGTERM until the process is killed; told when two steps and a save take longer.
         keep_last: How many of the newest stay; under `save_total_limit` the limit decides instead.
         keep_best: Which of the best stay; None for none.
         keep_every: Checkpoints of steps that are multiples of this stay for good.
