@@ -17,7 +17,7 @@ help:
 	@echo "make test-all   slow ones too"
 	@echo "make check      format, lint, types, layers"
 	@echo "make format     format, and mend what the linter can mend"
-	@echo "make reference  write docs/reference/recipe.md and its JSON Schema again"
+	@echo "make reference  write the generated pages of docs/reference/ again"
 	@echo "make bench      run what lies in benchmarks/"
 	@echo "make install    only make .venv"
 
@@ -61,6 +61,7 @@ format: $(STAMP)
 
 reference: $(STAMP)
 	$(VENV)/bin/python scripts/generate_reference.py
+	$(VENV)/bin/python -m reelworks.testing.contract > docs/reference/models.md
 
 bench: $(STAMP)
 	@set -e; for file in benchmarks/[!_]*.py; do \

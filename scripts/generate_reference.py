@@ -1,7 +1,8 @@
-"""Write docs/reference/recipe.md and recipe.schema.json from the config classes.
+"""Write docs/reference/recipe.md and recipe.schema.json from the config classes, dtypes.md from contracts.
 
 The classes are the only source: what a key means stands in its `Field(description=...)`, or under
-"Attributes:" in its class's docstring. A test compares both files with what this script would write.
+"Attributes:" in its class's docstring. What a component's dtypes are stands in
+its `CONTRACT`. A test compares the files with what this script would write.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import types
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from reelworks.models.config import AUTOENCODERS, TEXT_ENCODERS
+from reelworks.models.config import ADAPTED, AUTOENCODERS, TEXT_ENCODERS
 from reelworks.models.stdit3.config import PRESETS
 from reelworks.objective import masks
 from reelworks.recipe import absent
 from reelworks.recipe.recipe import Recipe
+
+if TYPE_CHECKING:
+    from reelworks.precision.contract import Contract
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 HEAD = """# Recipe
@@ -40,6 +44,26 @@ have no value. A key that is left out has its default; – says that this is no 
 
 The same as a JSON Schema, for editors: [recipe.schema.json](recipe.schema.json). Complete recipes lie in
 `recipes/`.
+"""
+DTYPES = """# Dtypes
+
+<!-- Written by scripts/generate_reference.py (make reference); do not edit. -->
+
+What each component declares of itself. **Storage** is how parameters lie in memory, **compute** what matrix
+products run in, **master** what the optimizer updates, **reduction** what gradients are summed in over GPUs,
+**output** what the component returns; – stands where nothing is trained. `reelworks check RECIPE` prints the
+same for one recipe and finds what does not keep to it. [What the words mean](../concepts/dtype-contract.md).
+
+"""
+WHY_FLOAT32 = """
+## Why time stays float32
+
+Other trainers cast every input of a model to the dtype of its weights. bfloat16 has 8 bits of precision, so
+its numbers lie 4 apart between 512 and 1024: {examples}.
+A clip is then noised for one time and the model is told another, and sizes of a bucket table fall together
+with their neighbours. What it would save is one number for each clip. So times and sizes are float32 up to
+their sines and cosines, whatever computes behind; a model that rounds one on the way and uses it is refused,
+as is one that is handed a rounded one. Networks of diffusers that round it are given the exact one in its place.
 """
 # What the file may leave out although the model needs it: the loader fills it in.
 FILLED_IN = "output"
@@ -69,7 +93,7 @@ class Table(NamedTuple):
 
 
 def main() -> None:
-    """Write both files."""
+    """Write all files."""
     for name, text in contents().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
         print(FOLDER / name)
@@ -82,7 +106,54 @@ def contents() -> dict[str, str]:
         off = f'`{table.key} = "{absent.WORD}"` switches it off.' if table.optional else ""
         parts.append(_section(f"`{table.header}`", table.model, off))
     parts.append(_names())
-    return {"recipe.md": "\n".join(parts), "recipe.schema.json": _schema()}
+    return {"recipe.md": "\n".join(parts), "recipe.schema.json": _schema(), "dtypes.md": _dtypes()}
+
+
+def _dtypes() -> str:
+    """What the components declare; needs torch, which is imported only here."""
+    import torch
+
+    from reelworks.models import published, registry
+    from reelworks.models.autoencoders import diffusers_kl, pixel
+    from reelworks.models.autoencoders.opensora import video
+    from reelworks.models.text import families, hashed, t5
+    from reelworks.precision.contract import Role, name_of
+
+    def denoiser(compute: torch.dtype) -> Contract:
+        return registry.denoiser_contract(torch.float32, compute, torch.float32)
+
+    contracts = {
+        'every denoiser, `precision.compute = "bfloat16"`': denoiser(torch.bfloat16),
+        'every denoiser, `precision.compute = "float32"`': denoiser(torch.float32),
+        "autoencoder `pixel`": pixel.CONTRACT,
+        "autoencoders `opensora-1.1`, `opensora-1.2`": video.CONTRACT,
+        f"autoencoders {_listed(list(published.AUTOENCODERS))}": diffusers_kl.CONTRACT,
+        "text encoder `hashed`": hashed.CONTRACT,
+        "text encoder `t5`": t5.CONTRACT,
+        f"text encoders {_listed(list(published.TEXT_ENCODERS))}": families.CONTRACT,
+    }
+    keys = ("storage", "compute", "master", "reduction", "output")
+    lines = [f"| component | {' | '.join(keys)} | known to overflow in |", "|---" * 7 + "|"]
+    for name, contract in contracts.items():
+        declared = (getattr(contract, key) for key in keys)
+        cells = ["–" if dtype is None else name_of(dtype) for dtype in declared]
+        overflows = ", ".join(name_of(dtype) for dtype in contract.overflows) or "–"
+        lines.append(f"| {name} | {' | '.join(cells)} | {overflows} |")
+    lines += [
+        "",
+        "`precision.reduction` may lower the reduction of denoisers to bfloat16 where compute is bfloat16.",
+        "",
+    ]
+    lines += ["| role | inputs of a denoiser | dtype inside |", "|---|---|---|"]
+    lowered = contracts['every denoiser, `precision.compute = "bfloat16"`']
+    for role in Role:
+        names = ", ".join(f"`{name}`" for name, one in lowered.roles.items() if one is role)
+        dtype = "compute" if lowered.dtype_of(role) is lowered.compute else name_of(lowered.dtype_of(role))
+        lines += [f"| {role} | {names} | {dtype} |"] if names else []
+    rounded = {value: float(torch.tensor(value).bfloat16()) for value in (999.0, 777.7, 854.0)}
+    what = ("timestep 999", "777.7", "a width of 854")
+    examples = ", ".join(f"{word} becomes {new:g}" for word, new in zip(what, rounded.values(), strict=True))
+    return DTYPES + "\n".join(lines) + "\n" + WHY_FLOAT32.format(examples=examples)
 
 
 def _needed() -> str:
@@ -198,6 +269,8 @@ def _names() -> str:
             "`model.name`; all patches are 1 × 2 × 2 latent elements along time, height and width:",
             "",
             *("| name | depth | hidden size | heads |", "|---|---|---|---|", *sizes),
+            "",
+            f"Of diffusers: {_listed(list(ADAPTED))}; what they take: [models.md](models.md).",
             "",
             f"`autoencoder.name`: {_listed(AUTOENCODERS)}. `text.name`: {_listed(TEXT_ENCODERS)}.",
             "",

@@ -232,12 +232,12 @@ def _expand(entry: BucketEntryConfig, config: BucketsConfig, geometry: Geometry)
 def _check_frames(frames: int, geometry: Geometry, field: str) -> None:
     if not geometry.accepts_frames(frames):
         a, b = geometry.frame_rule
-        below = (frames - b) // a * a + b
+        below = (frames - b) // max(a, 1) * a + b
         raise UserError(
-            f"this model takes {a}n+{b} frames",
+            geometry.frame_words,
             field=field,
             value=frames,
-            remedy=f"use {max(below, 1)} or {below + a}",
+            remedy=f"use {max(below, 1)} or {below + a}" if a else "use 1",
         )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from reelworks.catalog import expression
+from reelworks.catalog import expression, template
 from reelworks.catalog.expression_parts import NUMBERS, TEXTS
 from reelworks.core.config import Config
 
@@ -37,6 +37,20 @@ class DatasetConfig(Config):
         f"{', '.join((*NUMBERS, *TEXTS))}; also startswith(path, 'a/'), "
         "contains(caption, 'cat') and in [...].",
     )
+
+    caption: str = Field(
+        default="{text}",
+        min_length=1,
+        description="What the model is shown as a clip's caption: its own as {text}, and numbers of the "
+        'catalog, as in "{text} frame rate: {fps:.0f}."; columns: '
+        f"{', '.join(NUMBERS)}. A part up to a comma or full stop is left out for clips that lack its number.",
+    )
+
+    @field_validator("caption")
+    @classmethod
+    def _caption(cls, value: str) -> str:
+        template.parse(value)
+        return value
 
     @field_validator("filter")
     @classmethod

@@ -26,6 +26,18 @@ def generate(
     guidance_scale: Annotated[float, typer.Option(min=1)] = 2.0,
     num_inference_steps: Annotated[int, typer.Option(min=1)] = 25,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            help="A picture or clip; the picture, or the clip's last frames, are what it begins with."
+        ),
+    ] = None,
+    loop: Annotated[
+        int, typer.Option(min=1, help="Clips to join; each begins with the end of the one before.")
+    ] = 1,
+    condition_frames: Annotated[
+        int, typer.Option(min=1, help="Frames of --reference, and of the end with which a clip goes on.")
+    ] = 17,
     raw_weights: Annotated[bool, typer.Option("--raw-weights", help="Not their average.")] = False,
 ) -> None:
     """Generate clips or pictures from prompts.
@@ -34,15 +46,24 @@ def generate(
     """
     from reelworks.cli import show
     from reelworks.core.shape import Shape
-    from reelworks.generate import writers
+    from reelworks.generate import conditions, writers
+    from reelworks.generate.conditions import Conditions
     from reelworks.generate.pipeline import GenerateOptions
     from reelworks.train.trained import Trained
 
     paths = writers.numbered(output, len(prompts))
     for path in paths:
-        writers.check(path, num_frames)
+        writers.check(path, num_frames * loop)
     shape = Shape(num_frames, height, width)
-    options = GenerateOptions(shape, fps, num_inference_steps, guidance_scale, seed)
+    given = None if reference is None else conditions.read(reference, shape, condition_frames)
+    options = GenerateOptions(
+        shape,
+        fps,
+        num_inference_steps,
+        guidance_scale,
+        seed,
+        Conditions(given, loop, condition_frames),
+    )
     model = Trained.load(source, averaged=not raw_weights)
     for prompt in prompts:
         if unseen := model.encoder.text_encoder.unseen(prompt):
@@ -50,4 +71,4 @@ def generate(
             show.line(f"the model sees {longest} words: not the last {unseen} of {prompt!r}")
     for path, frames in zip(paths, model.generate(prompts, options), strict=True):
         writers.write(path, frames, fps)
-        show.line(f"{path}: {shape}, step {model.step}")
+        show.line(f"{path}: {Shape(len(frames), height, width)}, step {model.step}")

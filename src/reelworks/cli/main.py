@@ -9,6 +9,7 @@ import time
 import typer
 
 from reelworks.cli import (
+    check,
     checkpoints,
     coverage,
     demo_data,
@@ -41,6 +42,7 @@ app.command("scan")(scan.scan)
 app.command("inspect")(inspect.inspect)
 app.command("preview")(preview.preview)
 app.command("plan")(plan.plan)
+app.command("check")(check.check)
 app.command("train")(train.train)
 app.command("generate")(generate.generate)
 app.command("coverage")(coverage.coverage)

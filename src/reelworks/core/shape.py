@@ -26,7 +26,7 @@ class Geometry:
     Attributes:
         stride: Pixels per latent element along (time, height, width).
         patch: Latent elements per token along (time, height, width).
-        frame_rule: `(a, b)`: frame counts are a·n + b; (1, 0) takes any.
+        frame_rule: `(a, b)`: frame counts are a·n + b; (1, 0) takes any, (0, 1) pictures alone.
         chunk_frames: Frames that are encoded together, each chunk's latent frames rounded up on their own;
             None encodes a clip as a whole.
         drops_rest: Heights and widths need not be multiples of the stride: what is left over has no latent.
@@ -46,12 +46,18 @@ class Geometry:
     def accepts_frames(self, num_frames: int) -> bool:
         """Say whether the frame rule allows `num_frames`; one frame (a picture) is always allowed."""
         a, b = self.frame_rule
-        return num_frames == 1 or (num_frames >= max(b, 1) and (num_frames - b) % a == 0)
+        return num_frames == 1 or (a > 0 and num_frames >= max(b, 1) and (num_frames - b) % a == 0)
+
+    @property
+    def frame_words(self) -> str:
+        """The frame rule as a sentence."""
+        a, b = self.frame_rule
+        return f"this model takes {a}n+{b} frames" if a else "this model takes pictures alone"
 
     def nearest_frames(self, num_frames: int) -> int:
         """Find the frame count nearest to `num_frames` that the frame rule allows."""
         a, b = self.frame_rule
-        below = (num_frames - b) // a * a + b
+        below = (num_frames - b) // max(a, 1) * a + b
         taken = (n for n in (1, below, below + a) if self.accepts_frames(n))
         return min(taken, key=lambda n: abs(n - num_frames))
 
@@ -77,7 +83,7 @@ class Geometry:
                 )
         if not self.accepts_frames(shape.num_frames):
             raise UserError(
-                "this model takes {}n+{} frames".format(*self.frame_rule),
+                self.frame_words,
                 field=frames,
                 value=shape.num_frames,
                 remedy=f"use {self.nearest_frames(shape.num_frames)}",

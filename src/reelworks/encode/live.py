@@ -8,20 +8,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reelworks.models.api import Autoencoder, TextEncoder
+from reelworks.models.api import Autoencoder, TextEmbedding, TextEncoder
+from reelworks.models.family import LEARNED, Conditioning
 
 
 @dataclass(frozen=True)
 class LiveEncoder:
-    """An autoencoder and a text encoder on one device; neither is trained."""
+    """An autoencoder and a text encoder on one device; neither is trained.
+
+    Attributes:
+        conditioning: How the model wants its texts.
+    """
 
     autoencoder: Autoencoder
     text_encoder: TextEncoder
     device: torch.device
+    conditioning: Conditioning = LEARNED
 
     def to(self, device: torch.device) -> LiveEncoder:
         """Move both."""
-        return LiveEncoder(self.autoencoder.to(device), self.text_encoder.to(device), device)
+        autoencoder, text_encoder = self.autoencoder.to(device), self.text_encoder.to(device)
+        return LiveEncoder(autoencoder, text_encoder, device, self.conditioning)
 
     @torch.no_grad()
     def latents(self, frames_BTHWC: Tensor) -> Tensor:
@@ -33,10 +40,16 @@ class LiveEncoder:
         return self.autoencoder.encode(video_BTHWC.permute(0, 4, 1, 2, 3)).float()
 
     @torch.no_grad()
-    def texts(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Embed captions: `[B, L, D]` float32 and the `[B, L]` mask of tokens that count."""
-        text_BLD, mask_BL = self.text_encoder.encode(captions)
-        return text_BLD.to(self.device), mask_BL.to(self.device)
+    def texts(self, captions: Sequence[str], dropped: Sequence[bool]) -> TextEmbedding:
+        """Embed captions, on the device.
+
+        Args:
+            captions: As the model is told them.
+            dropped: True where the empty caption stands in its place, unless the model has learnt its own.
+        """
+        if self.conditioning.empty_caption == "encoded":
+            captions = ["" if gone else text for text, gone in zip(captions, dropped, strict=True)]
+        return TextEmbedding(*(part.to(self.device) for part in self.text_encoder.encode(captions)))
 
     @torch.no_grad()
     def frames(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:

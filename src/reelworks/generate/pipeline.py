@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,10 +18,13 @@ from reelworks.core.draws import Purpose
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.encode.live import LiveEncoder
-from reelworks.generate import sampler
+from reelworks.generate import ancestral, conditions, ddim, sampler
+from reelworks.generate.conditions import Conditions
+from reelworks.generate.sampler import Edit
 from reelworks.models.api import DenoiserInputs
 from reelworks.objective import rectified_flow, timesteps
 from reelworks.objective.config import ObjectiveConfig
+from reelworks.objective.objectives import PREDICTIONS
 from reelworks.precision.boundary import Boundary
 
 MAX_FPS = 240
@@ -36,6 +40,7 @@ class GenerateOptions:
         num_inference_steps: Euler steps.
         guidance_scale: 1 is no guidance.
         seed: Of the noise; each prompt has its own.
+        conditions: Frames that are given.
 
     Raises:
         UserError: `fps` or `guidance_scale` is not a number that a clip can be made with.
@@ -46,6 +51,7 @@ class GenerateOptions:
     num_inference_steps: int
     guidance_scale: float
     seed: int
+    conditions: Conditions = field(default_factory=Conditions)
 
     def __post_init__(self) -> None:
         """Refuse what the model would turn into noise, or the writer into a broken file."""
@@ -73,12 +79,15 @@ def generate(
     """Generate a clip for each prompt.
 
     Returns:
-        `[T, H, W, 3]` uint8 for each prompt, whatever the others are.
+        `[T, H, W, 3]` uint8 for each prompt, whatever the others are; joined clips have more frames than
+        the shape.
 
     Raises:
         UserError: The model does not take this shape, or it does not fit into memory.
     """
-    encoder.autoencoder.geometry.require(options.shape, ("--num-frames", "--height", "--width"))
+    geometry = encoder.autoencoder.geometry
+    geometry.require(options.shape, ("--num-frames", "--height", "--width"))
+    options.conditions.check(geometry, options.shape, told=encoder.conditioning.frames)
     with _enough_memory(options.shape):
         return [_one(boundary, encoder, objective, prompt, options) for prompt in prompts]
 
@@ -114,21 +123,23 @@ def _one(
     latent_shape = encoder.autoencoder.geometry.latent(shape)
     word = draws.hash_int(options.seed, prompt, Purpose.PREVIEW) >> 1
     generator = torch.Generator(device).manual_seed(word)
-    noise = torch.randn(
-        (1, encoder.autoencoder.latent_channels, *latent_shape), generator=generator, device=device
-    )
-    text, text_mask = encoder.texts([prompt])
+    text = encoder.texts([prompt, prompt], [False, True])
+    embeds_guidance = encoder.conditioning.guidance == "embedded"
+    guidance = torch.full((2,), options.guidance_scale if embeds_guidance else 1.0, device=device)
+    if embeds_guidance:
+        options = dataclasses.replace(options, guidance_scale=1.0)
 
-    def velocity(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
+    def network(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
         n = len(z_2B)
         frames = torch.ones(n, latent_shape[0], dtype=torch.bool, device=device)
-        time = t_2B.float()
-        output = boundary(
+        return boundary(
             DenoiserInputs(
                 latent=z_2B,
-                time=time,
-                text=text.expand(n, -1, -1),
-                text_mask=text_mask.expand(n, -1),
+                time=t_2B.float(),
+                text=text.tokens,
+                text_mask=text.mask,
+                pooled=text.pooled,
+                guidance=guidance,
                 frame_mask=frames if frame_mask_2B is None else frame_mask_2B,
                 fps=torch.full((n,), options.fps, device=device),
                 height=torch.full((n,), float(shape.height), device=device),
@@ -136,20 +147,55 @@ def _one(
                 drop_text=torch.arange(n, device=device) >= n // 2,
             )
         )
-        return rectified_flow.velocity_from(output, z_2B, time, objective.prediction)
 
-    ratio = timesteps.shift_ratio(
+    def fresh() -> Tensor:
+        size = (1, encoder.autoencoder.latent_channels, *latent_shape)
+        return torch.randn(size, generator=generator, device=device)
+
+    def clip(given: conditions.Frames | None) -> conditions.Frames:
+        start, edit = fresh(), None
+        if given is not None:
+            start, ratio = conditions.begin(encoder, start, given)
+            edit = Edit(ratio, lambda step: fresh())
+        latent = _sample(network, start, objective, options, fresh, edit)
+        return encoder.frames(latent, shape.num_frames)[0].cpu().numpy()
+
+    return conditions.join(clip, options.conditions)
+
+
+def _sample(
+    network: ancestral.Network,
+    start: Tensor,
+    objective: ObjectiveConfig,
+    options: GenerateOptions,
+    fresh: Callable[[], Tensor],
+    edit: Edit | None,
+) -> Tensor:
+    """Go from noise to latents in the way that the objective has learnt."""
+    steps, scale = options.num_inference_steps, options.guidance_scale
+    if objective.name == "iddpm":
+        return ancestral.sample(
+            network,
+            start,
+            num_steps=steps,
+            guidance_scale=scale,
+            step_noise=lambda step: fresh(),
+            edit=edit,
+        )
+
+    if objective.name in PREDICTIONS:
+        assert edit is None, "families of this objective make pictures alone"
+        return ddim.sample(network, start, PREDICTIONS[objective.name], num_steps=steps, guidance_scale=scale)
+
+    def velocity(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
+        output = network(z_2B, t_2B, frame_mask_2B)
+        return rectified_flow.velocity_from(output, z_2B, t_2B.float(), objective.prediction)
+
+    shift = timesteps.shift_ratio(
         objective,
-        height=shape.height,
-        width=shape.width,
-        num_frames=shape.num_frames,
-        latent_frames=latent_shape[0],
+        height=options.shape.height,
+        width=options.shape.width,
+        num_frames=options.shape.num_frames,
+        latent_frames=start.shape[2],
     )
-    latent = sampler.sample(
-        velocity,
-        noise,
-        num_steps=options.num_inference_steps,
-        guidance_scale=options.guidance_scale,
-        shift=ratio,
-    )
-    return encoder.frames(latent, shape.num_frames)[0].cpu().numpy()
+    return sampler.sample(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)

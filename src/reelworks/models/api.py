@@ -1,20 +1,22 @@
 """What the trainer asks of a model. Adapters are final classes that satisfy these protocols.
 
-Shape legend: B batch, C channels, T frames, H height, W width, L text tokens, D text width.
-Latent sizes are in latent elements, `height` and `width` inputs in pixels.
+Shape legend: B batch, C channels, T frames, H height, W width, L text tokens, D text width, P width of a
+text's summary. Latent sizes are in latent elements, `height` and `width` inputs in pixels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from reelworks.core.shape import Geometry
 from reelworks.precision.contract import Contract, Role
+
+PURE_NOISE = 1000.0  # the time at which nothing of the data is left
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class DenoiserInputs:
         time: `[B]` timesteps in [0, 1000], 1000 is pure noise.
         text: `[B, L, D]` text embeddings.
         text_mask: `[B, L]` True where a token counts.
+        pooled: `[B, P]` one vector for a whole text; P is 0 where the text encoder makes none.
+        guidance: `[B]` guidance scale that networks distilled to take it are told; 1 in training.
         frame_mask: `[B, T]` True where the frame is generated, False where it is a condition (time 0).
         fps: `[B]` frames per second as shown to the model.
         height: `[B]` pixels.
@@ -37,6 +41,8 @@ class DenoiserInputs:
     time: Tensor
     text: Tensor
     text_mask: Tensor
+    pooled: Tensor
+    guidance: Tensor
     frame_mask: Tensor
     fps: Tensor
     height: Tensor
@@ -49,12 +55,28 @@ INPUT_ROLES: dict[str, Role] = {
     "time": Role.TIME,
     "text": Role.TEXT,
     "text_mask": Role.MASK,
+    "pooled": Role.TEXT,
+    "guidance": Role.GEOMETRY,
     "frame_mask": Role.MASK,
     "fps": Role.GEOMETRY,
     "height": Role.GEOMETRY,
     "width": Role.GEOMETRY,
     "drop_text": Role.MASK,
 }
+
+
+class TextEmbedding(NamedTuple):
+    """Captions as a text encoder gives them.
+
+    Attributes:
+        tokens: `[B, L, D]` float32.
+        mask: `[B, L]` bool, True where a token counts.
+        pooled: `[B, P]` float32, one vector for a whole caption; P may be 0.
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    pooled: Tensor
 
 
 @dataclass(frozen=True)
@@ -65,11 +87,19 @@ class ShardingPlan:
 
 
 class Denoiser(Protocol):
-    """A trainable network from noised latents to what the objective asks for."""
+    """A trainable network from noised latents to what the objective asks for.
+
+    Attributes:
+        module: The network, or what a parallel strategy or LoRA made of it.
+        contract: Its dtypes.
+        latent_channels: Channels of the latents that it takes.
+        runs_on_meta: No step of its forward pass depends on values, so that shapes alone can be tried.
+    """
 
     module: nn.Module
     contract: Contract
     latent_channels: int
+    runs_on_meta: bool
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
         """Return the network's output `[B, C, T, H, W]`, by the objective the velocity or the clean latent.
@@ -110,11 +140,13 @@ class Autoencoder(Protocol):
 class TextEncoder(Protocol):
     """Captions to embeddings."""
 
+    contract: Contract
     dim: int
+    pooled_dim: int
     max_length: int
 
-    def encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return `[B, L, D]` float32 embeddings and the `[B, L]` bool mask of tokens that count."""
+    def encode(self, captions: Sequence[str]) -> TextEmbedding:
+        """Embed captions; L is `max_length` for every one of them."""
         ...
 
     def unseen(self, caption: str) -> int:

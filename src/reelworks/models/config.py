@@ -2,18 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError, nearest
 from reelworks.core.shape import Geometry
-from reelworks.models.stdit3.config import PRESETS, STDiT3Config, check
+from reelworks.models import published
+from reelworks.models.family import LEARNED, Conditioning, FamilyConfig, Neighbours
+from reelworks.models.flux import config as flux
+from reelworks.models.flux2 import config as flux2
+from reelworks.models.hunyuan_video15 import config as hunyuan_video15
+from reelworks.models.ltx import config as ltx
+from reelworks.models.qwen_image import config as qwen_image
+from reelworks.models.sd3 import config as sd3
+from reelworks.models.sdxl import config as sdxl
+from reelworks.models.stdit2 import config as stdit2
+from reelworks.models.stdit2.config import STDiT2Config
+from reelworks.models.stdit3 import config as stdit3
+from reelworks.models.stdit3.config import STDiT3Config
+from reelworks.models.wan import config as wan
+from reelworks.models.z_image import config as z_image
 
-AUTOENCODERS = ("pixel",)
-TEXT_ENCODERS = ("hashed",)
+# Networks of diffusers, in the order of their families' names.
+ADAPTED: dict[str, FamilyConfig] = {
+    **flux.PRESETS,
+    **flux2.PRESETS,
+    **hunyuan_video15.PRESETS,
+    **ltx.PRESETS,
+    **qwen_image.PRESETS,
+    **sd3.PRESETS,
+    **sdxl.PRESETS,
+    **wan.PRESETS,
+    **z_image.PRESETS,
+}
+PRESETS: dict[str, STDiT2Config | STDiT3Config | FamilyConfig] = {
+    **stdit3.PRESETS,
+    **stdit2.PRESETS,
+    **ADAPTED,
+}
+AUTOENCODERS = ("pixel", "opensora-1.1", "opensora-1.2", *published.AUTOENCODERS)
+TEXT_ENCODERS = ("hashed", "t5", *published.TEXT_ENCODERS)
+CHUNK_FRAMES = 17  # that the autoencoder of Open-Sora v1.2 takes at a time
+_TEXT_SIZES = {
+    "t5": {"dim": 4096, "max_length": 300, "pooled_dim": 0},  # of T5-v1.1-XXL, and the tokens that v1.2 keeps
+    **{
+        name: {"dim": text.dim, "max_length": text.max_length, "pooled_dim": text.pooled_dim}
+        for name, text in published.TEXT_ENCODERS.items()
+    },
+}
 
 
 class ModelConfig(Config):
@@ -23,7 +63,7 @@ class ModelConfig(Config):
         name: A preset, such as `stdit3-xl`.
         weights: Folder, `.safetensors` or `.pt` file, or hub id to start from; None starts from scratch.
         gradient_checkpointing: Keep only block inputs for the backward pass and compute the rest twice.
-        hidden_size: Width in place of the preset's.
+        hidden_size: Width in place of the preset's; of STDiT alone, as are the next two.
         depth: Pairs of spatial and temporal blocks in place of the preset's.
         num_heads: Attention heads in place of the preset's.
         license: Licence of the weights, such as "apache-2.0"; stands in the header of what is exported.
@@ -42,30 +82,64 @@ class AutoencoderConfig(Config):
     """Pixels to latents; latents are `(pixel - mean) / std` of pixels in [-1, 1].
 
     Attributes:
-        name: `pixel`, the lossless space-to-depth.
-        stride: Pixels per latent element, in height and in width.
+        name: `pixel`, the lossless space-to-depth; `opensora-1.2`, the causal video autoencoder of Open-Sora 1.2;
+            `opensora-1.1`, the autoencoder of Stable Diffusion, frame by frame; or that of a family of diffusers.
+        weights: Folder, file or hub id of the published weights; `pixel` has none.
+        stride: Pixels per latent element, in height and in width; of `pixel`, as are the next two.
         mean: Subtracted from pixels.
         std: Divides what is left, so that latents have about unit variance.
     """
 
     name: str = "pixel"
+    weights: str | None = Field(default=None, min_length=1)
     stride: int = Field(default=8, gt=0)
     mean: float = 0.0
     std: float = Field(default=0.5, gt=0)
+
+    @model_validator(mode="after")
+    def _published_ones_have_weights(self) -> Self:
+        _check_weights("autoencoder", self.name, AUTOENCODERS, self.weights)
+        return self
 
 
 class TextConfig(Config):
     """Captions to embeddings.
 
     Attributes:
-        name: `hashed`, fixed word vectors.
-        dim: Width of an embedding.
-        max_length: Tokens kept of a caption.
+        name: `hashed`, fixed word vectors; `t5`, the encoder of a T5; or the encoders of a family of diffusers.
+        weights: Folder or hub id of the T5, tokenizer included, or of the family; `hashed` has none.
+        dim: Width of an embedding; of published encoders their own unless given, as are the next two.
+        max_length: Tokens kept of a caption; of `t5`, 300.
+        pooled_dim: Width of a caption's summary, 0 where there is none.
     """
 
     name: str = "hashed"
+    weights: str | None = Field(default=None, min_length=1)
     dim: int = Field(default=64, gt=0)
     max_length: int = Field(default=16, gt=0)
+    pooled_dim: int = Field(default=64, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _published_sizes(cls, values: Any) -> Any:
+        known = _TEXT_SIZES.get(values.get("name", "")) if isinstance(values, dict) else None
+        return known | values if known else values
+
+    @model_validator(mode="after")
+    def _published_ones_have_weights(self) -> Self:
+        _check_weights("text", self.name, TEXT_ENCODERS, self.weights)
+        return self
+
+
+def _check_weights(table: str, name: str, known: tuple[str, ...], weights: str | None) -> None:
+    """Refuse an encoder without weights, which makes noise, and weights that the first of `known` lacks."""
+    if name in known[1:] and weights is None:
+        problem, remedy = "this encoder needs published weights", "name a folder, a file or a hub id"
+    elif name == known[0] and weights is not None:
+        problem, remedy = f'"{name}" has no weights', f"leave it out, or set {table}.name"
+    else:
+        return
+    raise UserError(problem, field=f"{table}.weights", value=weights, remedy=remedy)
 
 
 def require_known(field: str, name: str, known: Collection[str]) -> None:
@@ -83,7 +157,26 @@ def require_known(field: str, name: str, known: Collection[str]) -> None:
 def latent_channels(autoencoder: AutoencoderConfig) -> int:
     """Channels of the latents that an autoencoder makes."""
     require_known("autoencoder.name", autoencoder.name, AUTOENCODERS)
-    return 3 * autoencoder.stride**2
+    if autoencoder.name in published.AUTOENCODERS:
+        return published.AUTOENCODERS[autoencoder.name].channels
+    return 3 * autoencoder.stride**2 if autoencoder.name == "pixel" else 4
+
+
+def autoencoder_geometry(config: AutoencoderConfig) -> Geometry:
+    """What an autoencoder alone does to a shape.
+
+    Raises:
+        UserError: If its name is unknown.
+    """
+    require_known("autoencoder.name", config.name, AUTOENCODERS)
+    if config.name in published.AUTOENCODERS:
+        known = published.AUTOENCODERS[config.name]
+        return Geometry(stride=known.stride, patch=(1, 1, 1), frame_rule=known.frame_rule)
+    if config.name == "pixel":
+        return Geometry(stride=(1, config.stride, config.stride), patch=(1, 1, 1))
+    if config.name == "opensora-1.1":
+        return Geometry(stride=(1, 8, 8), patch=(1, 1, 1), drops_rest=True)
+    return Geometry(stride=(4, 8, 8), patch=(1, 1, 1), chunk_frames=CHUNK_FRAMES, drops_rest=True)
 
 
 def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
@@ -93,14 +186,48 @@ def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
         UserError: If a name is unknown.
     """
     require_known("model.name", model.name, PRESETS)
-    require_known("autoencoder.name", autoencoder.name, AUTOENCODERS)
-    stride = (1, autoencoder.stride, autoencoder.stride)
-    return Geometry(stride=stride, patch=PRESETS[model.name].patch_size, frame_rule=(1, 0))
+    alone = autoencoder_geometry(autoencoder)
+    pictures_only = model.name in ADAPTED and ADAPTED[model.name].pictures_only
+    rule = (0, 1) if pictures_only else alone.frame_rule
+    return dataclasses.replace(alone, patch=PRESETS[model.name].patch_size, frame_rule=rule)
+
+
+def conditioning(model: ModelConfig) -> Conditioning:
+    """Say how a denoiser takes texts and given frames.
+
+    Raises:
+        UserError: If its name is unknown.
+    """
+    require_known("model.name", model.name, PRESETS)
+    return ADAPTED[model.name].conditioning if model.name in ADAPTED else LEARNED
+
+
+def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[str, float]) -> None:
+    """Refuse an objective that the weights do not know, and given frames that the network is not told of.
+
+    Raises:
+        UserError: Names the recipe's key.
+    """
+    wants = conditioning(model)
+    if model.weights is not None and objective not in wants.objectives:
+        raise UserError(
+            f"weights of {model.name} were trained with another objective",
+            field="objective.name",
+            value=objective,
+            remedy=f'write "{wants.objectives[0]}"',
+        )
+    if not wants.frames and any(ratio for name, ratio in mask_ratios.items() if name != "identity"):
+        raise UserError(
+            f"{model.name} is not told which frames are given",
+            field="objective.mask_ratios",
+            value=dict(mask_ratios),
+            remedy="leave it out, or choose a model that is told (docs/reference/models.md)",
+        )
 
 
 def resolve_denoiser(
     model: ModelConfig, *, autoencoder: AutoencoderConfig, text: TextConfig, pred_sigma: bool
-) -> STDiT3Config:
+) -> STDiT2Config | STDiT3Config | FamilyConfig:
     """Turn a preset and its overrides into the sizes of one network.
 
     Widths that the neighbours fix (latent channels, caption width and length) come from them.
@@ -110,12 +237,26 @@ def resolve_denoiser(
     """
     require_known("model.name", model.name, PRESETS)
     require_known("text.name", text.name, TEXT_ENCODERS)
+    preset = PRESETS[model.name]
+    overrides = {"hidden_size": model.hidden_size, "depth": model.depth, "num_heads": model.num_heads}
+    overrides = {name: value for name, value in overrides.items() if value is not None}
+    if not isinstance(preset, STDiT2Config | STDiT3Config):
+        _refuse_overrides(overrides)
+        return preset.fit(Neighbours(latent_channels(autoencoder), text.dim, text.pooled_dim))
     sizes: dict[str, Any] = {
         "in_channels": latent_channels(autoencoder),
         "caption_channels": text.dim,
         "model_max_length": text.max_length,
         "pred_sigma": pred_sigma,
     }
-    overrides = {"hidden_size": model.hidden_size, "depth": model.depth, "num_heads": model.num_heads}
-    sizes |= {name: value for name, value in overrides.items() if value is not None}
-    return check(PRESETS[model.name].model_copy(update=sizes))
+    resolved = preset.model_copy(update=sizes | overrides)
+    return stdit2.check(resolved) if isinstance(resolved, STDiT2Config) else stdit3.check(resolved)
+
+
+def _refuse_overrides(overrides: Collection[str]) -> None:
+    for name in overrides:
+        raise UserError(
+            "the sizes of this model are those of its preset",
+            field=f"model.{name}",
+            remedy="leave it out, or choose another preset",
+        )

@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import nn
 
+from reelworks.models import diffusers_denoiser, published
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, TextEncoder
+from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
+from reelworks.models.autoencoders.opensora import video
 from reelworks.models.autoencoders.pixel import PixelAutoencoder
 from reelworks.models.config import (
+    ADAPTED,
     AUTOENCODERS,
+    PRESETS,
     TEXT_ENCODERS,
     AutoencoderConfig,
     ModelConfig,
@@ -18,13 +24,63 @@ from reelworks.models.config import (
     require_known,
     resolve_denoiser,
 )
+from reelworks.models.diffusers_denoiser import DiffusersDenoiser, Predict
+from reelworks.models.family import FamilyConfig
+from reelworks.models.flux import adapter as flux
+from reelworks.models.flux.config import FluxConfig
+from reelworks.models.flux2 import adapter as flux2
+from reelworks.models.flux2.config import Flux2Config
+from reelworks.models.hunyuan_video15 import adapter as hunyuan_video15
+from reelworks.models.hunyuan_video15.config import HunyuanVideo15Config
+from reelworks.models.ltx import adapter as ltx
+from reelworks.models.ltx.config import LTXConfig
+from reelworks.models.qwen_image import adapter as qwen_image
+from reelworks.models.qwen_image.config import QwenImageConfig
+from reelworks.models.sd3 import adapter as sd3
+from reelworks.models.sd3.config import SD3Config
+from reelworks.models.sdxl import adapter as sdxl
+from reelworks.models.sdxl.config import SDXLConfig
+from reelworks.models.stdit2 import weights as stdit2_weights
+from reelworks.models.stdit2.adapter import STDiT2Denoiser
+from reelworks.models.stdit2.config import STDiT2Config
+from reelworks.models.stdit2.model import STDiT2
 from reelworks.models.stdit3 import weights
 from reelworks.models.stdit3.adapter import STDiT3Denoiser
-from reelworks.models.stdit3.config import PRESETS, STDiT3Config
+from reelworks.models.stdit3.config import STDiT3Config
 from reelworks.models.stdit3.model import STDiT3
+from reelworks.models.text.families import FamilyTextEncoder
 from reelworks.models.text.hashed import HashedTextEncoder
+from reelworks.models.text.t5 import T5TextEncoder
+from reelworks.models.wan import adapter as wan
+from reelworks.models.wan.config import WanConfig
+from reelworks.models.z_image import adapter as z_image
+from reelworks.models.z_image.config import ZImageConfig
 from reelworks.precision.boundary import check_contract
 from reelworks.precision.contract import Contract
+
+PREDICTS: dict[type[FamilyConfig], Predict] = {
+    FluxConfig: flux.predict,
+    Flux2Config: flux2.predict,
+    HunyuanVideo15Config: hunyuan_video15.predict,
+    LTXConfig: ltx.predict,
+    QwenImageConfig: qwen_image.predict,
+    SD3Config: sd3.predict,
+    SDXLConfig: sdxl.predict,
+    WanConfig: wan.predict,
+    ZImageConfig: z_image.predict,
+}
+
+
+def denoiser_contract(storage: torch.dtype, compute: torch.dtype, reduction: torch.dtype) -> Contract:
+    """Dtypes of every denoiser: those that a recipe chooses, float32 for the rest."""
+    return Contract(
+        storage=storage,
+        compute=compute,
+        master=torch.float32,
+        reduction=reduction,
+        output=torch.float32,
+        roles=INPUT_ROLES,
+    )
 
 
 def build_denoiser(
@@ -37,6 +93,7 @@ def build_denoiser(
     compute: torch.dtype = torch.float32,
     storage: torch.dtype = torch.float32,
     reduction: torch.dtype = torch.float32,
+    learns_variance: bool = False,
 ) -> Denoiser:
     """Build a denoiser with its weights.
 
@@ -49,45 +106,59 @@ def build_denoiser(
         compute: Dtype of matrix products.
         storage: Dtype of the parameters.
         reduction: Dtype in which gradients are summed over ranks.
+        learns_variance: The objective reads a second half of channels.
 
     Raises:
         UserError: If a name is unknown, sizes or dtypes do not fit, or weights cannot be loaded.
     """
-    contract = Contract(
-        storage=storage,
-        compute=compute,
-        master=torch.float32,
-        reduction=reduction,
-        output=torch.float32,
-        roles=INPUT_ROLES,
-    )
+    contract = denoiser_contract(storage, compute, reduction)
     check_contract(contract)
-    pred_sigma = _published_sigma(model, autoencoder)
+    pred_sigma = _published_sigma(model, autoencoder, learns_variance)
     config = resolve_denoiser(model, autoencoder=autoencoder, text=text, pred_sigma=pred_sigma)
-    return STDiT3Denoiser(_build_stdit3(config, model, torch.device(device), seed).to(storage), contract)
+    module = nn.Module.to(_build(config, model, torch.device(device), seed), storage)
+    if isinstance(module, STDiT2):
+        return STDiT2Denoiser(module, contract)
+    if isinstance(module, STDiT3):
+        return STDiT3Denoiser(module, contract)
+    assert not isinstance(config, STDiT2Config | STDiT3Config)
+    return DiffusersDenoiser(module, contract, config, latent_channels(autoencoder), PREDICTS[type(config)])
 
 
-def _published_sigma(model: ModelConfig, autoencoder: AutoencoderConfig) -> bool:
-    """Ask the weights whether they have a half for variance; fresh models have none to waste work on."""
+def _published_sigma(model: ModelConfig, autoencoder: AutoencoderConfig, learns_variance: bool) -> bool:
+    """Ask the weights whether they have a half for variance; fresh models have it if something reads it."""
     require_known("model.name", model.name, PRESETS)
-    if model.weights is None:
-        return False
+    if model.weights is None or learns_variance or model.name in ADAPTED:
+        return learns_variance
     patch_area = math.prod(PRESETS[model.name].patch_size)
     return weights.predicts_sigma(model.weights, latent_channels(autoencoder), patch_area)
 
 
-def _build_stdit3(config: STDiT3Config, model: ModelConfig, device: torch.device, seed: int) -> STDiT3:
+def _build(
+    config: STDiT2Config | STDiT3Config | FamilyConfig, model: ModelConfig, device: torch.device, seed: int
+) -> nn.Module:
+    """Build a network; what its weights do not say is drawn."""
     if device.type == "meta":
         with device:
-            return STDiT3(config, gradient_checkpointing=model.gradient_checkpointing)
+            return _network(config, model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = STDiT3(config, gradient_checkpointing=model.gradient_checkpointing)
-        if model.weights is None:
-            weights.init(module)
-    if model.weights is not None:
-        weights.load(module, model.weights)
+        module = _network(config, model)
+        if isinstance(module, STDiT2):
+            stdit2_weights.fill(module, model.weights)
+        elif isinstance(module, STDiT3):
+            weights.fill(module, model.weights)
+        else:
+            assert not isinstance(config, STDiT2Config | STDiT3Config)
+            diffusers_denoiser.fill(module, config, model.weights)
     return module.to(device)
+
+
+def _network(config: STDiT2Config | STDiT3Config | FamilyConfig, model: ModelConfig) -> nn.Module:
+    if isinstance(config, STDiT2Config):
+        return STDiT2(config, gradient_checkpointing=model.gradient_checkpointing)
+    if isinstance(config, STDiT3Config):
+        return STDiT3(config, gradient_checkpointing=model.gradient_checkpointing)
+    return diffusers_denoiser.network(config, model.gradient_checkpointing)
 
 
 def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
@@ -97,7 +168,9 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
         UserError: If its name is unknown.
     """
     require_known("autoencoder.name", config.name, AUTOENCODERS)
-    return PixelAutoencoder(config)
+    if config.name in published.AUTOENCODERS:
+        return DiffusersAutoencoder(config)
+    return PixelAutoencoder(config) if config.name == "pixel" else video.build(config)
 
 
 def build_text_encoder(config: TextConfig) -> TextEncoder:
@@ -107,4 +180,6 @@ def build_text_encoder(config: TextConfig) -> TextEncoder:
         UserError: If its name is unknown.
     """
     require_known("text.name", config.name, TEXT_ENCODERS)
-    return HashedTextEncoder(config)
+    if config.name in published.TEXT_ENCODERS:
+        return FamilyTextEncoder(config)
+    return HashedTextEncoder(config) if config.name == "hashed" else T5TextEncoder(config)

@@ -50,11 +50,12 @@ def velocity_target(x0_BCTHW: Tensor, noise_BCTHW: Tensor) -> Tensor:
 def velocity_from(
     output_BCTHW: Tensor, x_t_BCTHW: Tensor, t_B: Tensor, prediction: Literal["velocity", "sample"]
 ) -> Tensor:
-    """Read a network's output as a velocity.
+    """Read a network's output as a velocity; a second half of channels (variance) is not read.
 
     From a predicted sample it is v = (x0 − x_t) / (t/1000), the same straight line. Times below 0.05 count
     as 0.05, as in Li and He 2025 (arXiv:2511.13720), since errors of the sample grow as 1/t.
     """
+    output_BCTHW = output_BCTHW[:, : x_t_BCTHW.shape[1]]
     if prediction == "velocity":
         return output_BCTHW
     share = (t_B / NUM_TIMESTEPS).clamp(min=_SMALLEST_SHARE)[:, None, None, None, None]
@@ -73,8 +74,19 @@ def loss_per_sample(
         `[B]`; weights between clips are the trainer's business.
     """
     error_BCTHW = prediction_BCTHW.float() - velocity_target(x0_BCTHW.float(), noise_BCTHW.float())
+    return mean_over_generated(generated_only(error_BCTHW, frame_mask_BT).square(), frame_mask_BT)
+
+
+def generated_only(value_BCTHW: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
+    """Put 0 in conditioning frames, before anything that is not finite there can reach a gradient."""
     if frame_mask_BT is None:
-        return error_BCTHW.square().mean(dim=(1, 2, 3, 4))
-    zero = error_BCTHW.new_zeros(())
-    square_BCTHW = torch.where(per_frame(frame_mask_BT), error_BCTHW, zero).square()
-    return square_BCTHW.mean(dim=(1, 3, 4)).sum(dim=1) / frame_mask_BT.sum(dim=1).clamp(min=1)
+        return value_BCTHW
+    return torch.where(per_frame(frame_mask_BT), value_BCTHW, value_BCTHW.new_zeros(()))
+
+
+def mean_over_generated(value_BCTHW: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
+    """Mean over the generated frames of each clip, `[B]`; 0 where there are none."""
+    if frame_mask_BT is None:
+        return value_BCTHW.mean(dim=(1, 2, 3, 4))
+    kept_BCTHW = generated_only(value_BCTHW, frame_mask_BT)
+    return kept_BCTHW.mean(dim=(1, 3, 4)).sum(dim=1) / frame_mask_BT.sum(dim=1).clamp(min=1)

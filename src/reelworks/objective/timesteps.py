@@ -36,6 +36,17 @@ def sample(uniform_B: Tensor, kind: Literal["logit-normal", "uniform"]) -> Tenso
     return (share_B * NUM_TIMESTEPS).float()
 
 
+def share_below(t: float, kind: Literal["logit-normal", "uniform"], ratio: float) -> float:
+    """Share of all shifted timesteps that lie below `t`: what `sample` and `shift` map to it."""
+    if t <= 0 or t >= NUM_TIMESTEPS:
+        return float(t >= NUM_TIMESTEPS)
+    share = t / NUM_TIMESTEPS
+    before = share / (ratio - (ratio - 1) * share)
+    if kind == "uniform" or before >= 1:  # r = 0 (compat alone)
+        return before
+    return 0.5 * (1 + math.erf(math.log(before / (1 - before)) / math.sqrt(2)))
+
+
 def compat_ratio(height_B: Tensor, width_B: Tensor, num_frames_B: Tensor) -> Tensor:
     """Compute the shift as Open-Sora 1.2 did, in the dtype of the inputs.
 

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
 
-from reelworks.precision.boundary import Boundary, InputsT, Predictor
+from reelworks.precision import stored
+from reelworks.precision.boundary import Boundary, DtypeError, InputsT, InputsT_contra, Predictor
 from reelworks.precision.guard import guard
+from reelworks.precision.trace import Trace
 
 
-def audit(denoiser: Predictor[InputsT], examples: Iterable[InputsT], *, sharded: bool = False) -> int:
-    """Push each example through a boundary and a guarded copy of the model without weights.
-
-    Args:
-        denoiser: The model, before it is sharded; it is left as it is.
-        examples: Inputs of every shape to be trained, on any device; only shapes and dtypes matter.
-        sharded: Give parameters the compute dtype in the forward pass, as FSDP's mixed precision will.
+def audit(
+    denoiser: Predictor[InputsT],
+    examples: Sequence[InputsT],
+    *,
+    sharded: bool = False,
+    units: Sequence[nn.Module] = (),
+) -> int:
+    """Refuse the first of a model's `faults`; the arguments are theirs.
 
     Returns:
         The number of shapes that passed.
@@ -33,18 +36,70 @@ def audit(denoiser: Predictor[InputsT], examples: Iterable[InputsT], *, sharded:
         DtypeError: Names the module, both dtypes and the remedy.
         UserError: If the contract cannot train.
     """
+    for fault in faults(denoiser, examples, sharded=sharded, units=units):
+        raise fault
+    return len(examples)
+
+
+def faults(
+    denoiser: Predictor[InputsT],
+    examples: Iterable[InputsT],
+    *,
+    sharded: bool = False,
+    units: Sequence[nn.Module] = (),
+) -> Iterator[DtypeError]:
+    """Look at what a model stores, then push each example through a boundary and a guarded copy without weights.
+
+    Args:
+        denoiser: The model, before it is sharded; it is left as it is.
+        examples: Inputs of every shape to be trained, on any device; only shapes and dtypes matter.
+        sharded: Give parameters the compute dtype in the forward pass, as FSDP's mixed precision will.
+        units: Parts that FSDP shards as one.
+
+    Yields:
+        A fault at each place, in the order in which they are met; a pass ends at its first.
+
+    Raises:
+        UserError: If the contract cannot train.
+    """
+    told = set()
+    for fault in stored.faults(denoiser.module, denoiser.contract, units if sharded else ()):
+        told.add(str(fault.field).rpartition(".")[0])
+        yield fault
     compute = denoiser.contract.compute if sharded else None
     shadow = _shadow(denoiser, compute)
     if compute is not None:
         shadow.contract = dataclasses.replace(shadow.contract, storage=compute)
-    boundary: Boundary[InputsT] = Boundary(shadow)
     _run_repeats_once(shadow.module)
-    count = 0
-    with torch.no_grad(), guard(shadow.module):
+    with torch.no_grad(), guard(shadow.module) as calls:
+        trace = Trace(shadow.contract, lambda: calls.path)
+        boundary = Boundary(_Traced(shadow, trace))
         for example in examples:
-            boundary(_on_meta(example))
-            count += 1
-    return count
+            try:
+                with trace:
+                    boundary(_on_meta(example))
+            except (DtypeError, RuntimeError) as error:
+                met = error if isinstance(error, DtypeError) else calls.named(error)
+                if met is None:
+                    raise
+                if met.field not in told:
+                    told.add(str(met.field))
+                    yield met
+
+
+@dataclasses.dataclass
+class _Traced(Generic[InputsT_contra]):
+    """A model whose inputs are followed by role, from behind the boundary on."""
+
+    inner: Predictor[InputsT_contra]
+    trace: Trace
+
+    def __post_init__(self) -> None:
+        self.module, self.contract = self.inner.module, self.inner.contract
+
+    def predict(self, inputs: InputsT_contra) -> Tensor:
+        self.trace.follow({f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)})
+        return self.inner.predict(inputs)
 
 
 def _shadow(denoiser: Predictor[InputsT], compute: torch.dtype | None) -> Predictor[InputsT]:

@@ -12,14 +12,35 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
-from reelworks.precision.contract import Contract, Role
+from reelworks.precision.contract import Contract, Role, name_of
+from reelworks.precision.meta_autocast import MetaAutocast
 
 # Wider dtypes hold all values of narrower ones. float16 is absent: its range needs a loss scaler.
 _WIDTH = {torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 
 
 class DtypeError(UserError):
-    """A tensor has a dtype that its place does not allow."""
+    """A tensor has a dtype that its place does not allow.
+
+    Args:
+        problem: What is wrong, in one sentence.
+        field: Path of the module, parameter or input.
+        remedy: What to change.
+        found: Dtype that is there.
+        declared: Dtype that should be.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        field: str,
+        remedy: str,
+        found: torch.dtype | None = None,
+        declared: torch.dtype | None = None,
+    ) -> None:
+        self.found, self.declared = found, declared
+        super().__init__(problem, field=field, remedy=remedy)
 
 
 class TensorFields(Protocol):
@@ -43,32 +64,56 @@ class Predictor(Protocol[InputsT_contra]):
         ...
 
 
-def check_contract(contract: Contract) -> None:
+def check_contract(contract: Contract, table: str = "precision") -> None:
     """Refuse combinations of dtypes that cannot train.
+
+    Args:
+        contract: What a component declares.
+        table: Table of the recipe that the component is chosen in.
 
     Raises:
         UserError: Names the field, its dtype and what to say instead.
     """
-    for name in ("storage", "compute", "master", "reduction", "output"):
-        if getattr(contract, name) not in _WIDTH:
+    for name in ("storage", "compute"):
+        if getattr(contract, name) in contract.overflows:
             raise UserError(
-                "not a dtype to train in; float16 would need a loss scaler, which bfloat16 does not",
-                field=f"precision.{name}",
-                value=_short(getattr(contract, name)),
+                "numbers inside this component pass the largest that the dtype has, and become infinite",
+                field=f"{table}.{name}",
+                value=name_of(getattr(contract, name)),
                 remedy='say "bfloat16" or "float32"',
             )
-    _require(contract, "master", "storage", "updates would be rounded away before they are stored")
-    _require(contract, "reduction", "compute", "sums over ranks would lose what each rank computed")
-    _require(contract, "storage", "compute", "weights cannot give back bits that they do not store")
-
-
-def _require(contract: Contract, wide: str, narrow: str, why: str) -> None:
-    if _WIDTH[getattr(contract, wide)] < _WIDTH[getattr(contract, narrow)]:
+    for name in ("storage", "compute", "master", "reduction", "output"):
+        dtype = getattr(contract, name)
+        if dtype not in _WIDTH and dtype is not None:
+            raise UserError(
+                "not a dtype to train in; float16 would need a loss scaler, which bfloat16 does not",
+                field=f"{table}.{name}",
+                value=name_of(dtype),
+                remedy='say "bfloat16" or "float32"',
+            )
+    if contract.master is not None and contract.master != torch.float32:
         raise UserError(
-            f"narrower than {narrow} ({_short(getattr(contract, narrow))}): {why}",
-            field=f"precision.{wide}",
-            value=_short(getattr(contract, wide)),
-            remedy=f"set {wide} to {_short(getattr(contract, narrow))} or wider",
+            "master weights below float32 lose small updates, unless they are rounded stochastically, "
+            "which they are not here",
+            field=f"{table}.master",
+            value=name_of(contract.master),
+            remedy="set master to float32",
+        )
+    _require(contract, table, "reduction", "compute", "sums over ranks would lose what each rank computed")
+    if contract.master is not None:
+        _require(
+            contract, table, "storage", "compute", "weights cannot give back bits that they do not store"
+        )
+
+
+def _require(contract: Contract, table: str, wide: str, narrow: str, why: str) -> None:
+    wider, narrower = getattr(contract, wide), getattr(contract, narrow)
+    if wider is not None and _WIDTH[wider] < _WIDTH[narrower]:
+        raise UserError(
+            f"narrower than {narrow} ({name_of(narrower)}): {why}",
+            field=f"{table}.{wide}",
+            value=name_of(wider),
+            remedy=f"set {wide} to {name_of(narrower)} or wider",
         )
 
 
@@ -93,9 +138,11 @@ def _cast(name: str, value: Tensor, contract: Contract) -> Tensor:
     if role in (Role.TIME, Role.GEOMETRY) and value.dtype in (torch.bfloat16, torch.float16):
         # Casting up cannot bring back what was lost: 999 is already 1000.
         raise DtypeError(
-            f"an input of role {role} comes as {_short(value.dtype)}, already rounded",
+            f"an input of role {role} comes as {name_of(value.dtype)}, already rounded",
             field=name,
             remedy="make it in float32 or as an integer, and let the boundary cast it",
+            found=value.dtype,
+            declared=torch.float32,
         )
     return value.to(contract.dtype_of(role))
 
@@ -120,7 +167,8 @@ class Boundary(Generic[InputsT]):
         """Return the prediction for a dataclass of tensors.
 
         Raises:
-            DtypeError: If an input has no role or was rounded before it came here.
+            DtypeError: If an input has no role or was rounded before it came here, or if the prediction has
+                neither the compute nor the output dtype.
         """
         contract = self.denoiser.contract
         tensors: dict[str, Tensor] = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
@@ -128,14 +176,27 @@ class Boundary(Generic[InputsT]):
         device = next(iter(tensors.values())).device
         with self._lowered(device):
             out = self.denoiser.predict(cast)
+        if out.dtype not in (contract.compute, contract.output):
+            raise DtypeError(
+                f"it returns {name_of(out.dtype)}, and declares {name_of(contract.output)}",
+                field=type(self.denoiser.module).__name__,
+                remedy="return the compute or the output dtype, or declare the other one in the adapter",
+                found=out.dtype,
+                declared=contract.output,
+            )
         return out.to(contract.output)
 
     def _lowered(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         contract = self.denoiser.contract
         if contract.storage == contract.compute or is_sharded(self.denoiser.module):
             return contextlib.nullcontext()
+        if device.type != "meta":
+            return torch.autocast(device.type, dtype=contract.compute)
         # Meta tensors go by the CPU's rules: autocast has none of their own.
-        return torch.autocast("cpu" if device.type == "meta" else device.type, dtype=contract.compute)
+        both = contextlib.ExitStack()
+        both.enter_context(torch.autocast("cpu", dtype=contract.compute))
+        both.enter_context(MetaAutocast(contract.compute))
+        return both
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -143,7 +204,3 @@ def is_sharded(module: nn.Module) -> bool:
     # FSDP takes as long to import as torch itself; where nobody imported it, nothing is sharded.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and any(isinstance(child, fsdp.FSDPModule) for child in module.modules())
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,12 +1,35 @@
-"""Recipe keys of the dtype contract."""
+"""Recipe keys of the dtype contract, and what is refused of them with a reason."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reelworks.core.config import Config
+from reelworks.core.errors import UserError
+
+_HALF = ("float16", "fp16", "half", "16-mixed")
+_SHORT = {
+    "bf16": "bfloat16",
+    "bf16-mixed": "bfloat16",
+    "fp32": "float32",
+    "float": "float32",
+    "tf32": "float32",
+}
+_QUANTIZED = ("float8", "fp8", "int8", "int4", "nf4", "fp4")
+# Keys of other trainers. What they choose is fixed here, so they are no keys, but answer with the reason.
+_FIXED = {
+    "storage": "parameters are stored in float32, and the optimizer updates what is stored; master weights below "
+    "float32 lose small updates, unless they are rounded stochastically, which they are not here",
+    "master": "master weights below float32 lose small updates, unless they are rounded stochastically, which they "
+    "are not here; they are float32",
+    "time": "times and sizes are float32 throughout: bfloat16 turns timestep 999 into 1000",
+    "autoencoder": "an autoencoder runs in the dtype that it declares, float32: those of video and Stable Diffusion "
+    "pass the range of float16 and return infinities",
+    "text": "a text encoder runs in the dtype that it declares",
+}
+_LIKE_STORAGE = ("weights", "weight_dtype", "dtype", "model", "base")
 
 
 class PrecisionConfig(Config):
@@ -14,3 +37,40 @@ class PrecisionConfig(Config):
 
     compute: Literal["bfloat16", "float32"] = Field("bfloat16", description="matrix products and latents")
     reduction: Literal["bfloat16", "float32"] = Field("float32", description="gradients summed over ranks")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_cannot_train(cls, values: Any) -> Any:
+        for key, value in values.items() if isinstance(values, dict) else ():
+            _refuse(key, value)
+        return values
+
+
+def _refuse(key: str, value: Any) -> None:
+    field, word = f"precision.{key}", str(value).lower()
+    fixed = _FIXED.get("storage" if key in _LIKE_STORAGE else key)
+    if fixed is None and key not in PrecisionConfig.model_fields:
+        return
+    if word.startswith(_QUANTIZED) and key not in ("autoencoder", "text", "time"):
+        raise UserError(
+            "numbers of 8 bits and less can hold a base that is frozen, and here every weight is trained: nearly "
+            "every update would be smaller than the step to the next number",
+            field=field,
+            value=value,
+            remedy='say "bfloat16" for precision.compute; a file with such weights may be named as model.weights, '
+            "and is widened to float32",
+        )
+    if fixed is not None:
+        raise UserError(
+            fixed, field=field, value=value, remedy="remove the key; see docs/reference/dtypes.md"
+        )
+    if word in _HALF:
+        raise UserError(
+            "float16 needs a loss scaler, which there is none: small gradients would become 0 and large ones "
+            "infinite; bfloat16 has the range of float32",
+            field=field,
+            value=value,
+            remedy='say "bfloat16", or "float32" where the device has none',
+        )
+    if word in _SHORT:
+        raise UserError("unknown name", field=field, value=value, remedy=f'say "{_SHORT[word]}"')

@@ -31,21 +31,28 @@ class Contract:
     Attributes:
         storage: Dtype of the parameters as they lie in memory.
         compute: Dtype of matrix products and of latent, text and condition inputs.
-        master: Dtype in which the optimizer updates trained parameters.
-        reduction: Dtype in which gradients are summed over ranks.
+        master: Dtype in which the optimizer updates parameters; None where nothing is trained.
+        reduction: Dtype in which gradients are summed over ranks; None where nothing is trained.
         output: Dtype of what the component returns.
         roles: Role of every input by name.
+        overflows: Dtypes whose range is known to be too small for what the component computes.
     """
 
     storage: torch.dtype
     compute: torch.dtype
-    master: torch.dtype
-    reduction: torch.dtype
+    master: torch.dtype | None
+    reduction: torch.dtype | None
     output: torch.dtype
     roles: Mapping[str, Role]
+    overflows: frozenset[torch.dtype] = frozenset()
 
     def dtype_of(self, role: Role) -> torch.dtype:
         """Dtype that inputs of a role have inside the component."""
         if role in (Role.TIME, Role.GEOMETRY):
             return torch.float32
         return torch.bool if role is Role.MASK else self.compute
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Name a dtype as recipes do."""
+    return str(dtype).removeprefix("torch.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,26 +12,91 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.precision.boundary import DtypeError
+from reelworks.precision.contract import name_of
+
+# How torch words the dtypes that one of its operations does not take.
+_OF_DTYPES = re.compile(r"dtype|scalar type|should be the same|to be bool|BFloat16|Half|Double")
+
+_CASTS_ITSELF = "FP32LayerNorm"  # of diffusers: works in float32, whatever comes and whatever it stores
+
+
+class Calls:
+    """Modules whose forward pass is under way."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._kind = type(root).__name__
+        self._paths: list[str] = []
+        self._failed: tuple[BaseException | None, str] = (None, "")
+
+    @property
+    def path(self) -> str:
+        """Path of the innermost."""
+        return (self._paths[-1] if self._paths else "") or self._kind
+
+    def enter(self, path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        """Make the hook for a module's begin."""
+        return lambda _module, _args: self._paths.append(path)
+
+    def leave(self, path: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        """Make the hook for a module's end, by an error too; it refuses float64 that comes out."""
+
+        def hook(module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
+            error = sys.exc_info()[1]
+            if error is not None and self._failed[0] is not error:
+                self._failed = error, self.path
+            self._paths.pop()
+            for value in result if isinstance(result, tuple) else (result,):
+                if isinstance(value, Tensor) and value.dtype == torch.float64:
+                    raise DtypeError(
+                        f"{type(module).__name__} returns float64, which slows down or stops what it meets",
+                        field=path or self._kind,
+                        remedy="give constants of numpy and Python a dtype, and cast to float32 at the end",
+                        found=torch.float64,
+                        declared=torch.float32,
+                    )
+
+        return hook
+
+    def named(self, error: RuntimeError) -> DtypeError | None:
+        """Torch's complaint about dtypes with the path of the module that it came from; None for others."""
+        failed, path = self._failed
+        text = str(error).splitlines()[0] if str(error) else ""
+        if failed is not error or not _OF_DTYPES.search(text):
+            return None
+        return DtypeError(
+            f"an operation inside refuses its dtypes ({text})",
+            field=path,
+            remedy=f"cast one of them inside {path}, or let {self._kind} be called through precision.Boundary",
+        )
 
 
 @contextlib.contextmanager
-def guard(module: nn.Module) -> Iterator[None]:
-    """Check every leaf module with floating parameters at each call while the context is open.
+def guard(module: nn.Module) -> Iterator[Calls]:
+    """Check every module at each call while the context is open.
 
     A leaf whose floating inputs differ in dtype from its parameters raises, unless autocast is on and
-    reconciles them. Parameters are looked at when the call happens, so those that FSDP lowers for the
-    forward pass count as lowered.
+    reconciles them, which it does not do for float64. Parameters are looked at when the call happens, so
+    those that FSDP lowers for the forward pass count as lowered. What other modules run into is raised with
+    their path.
 
     Raises:
         DtypeError: From inside the forward pass; names module path, both dtypes and the remedy.
     """
-    handles = [
-        child.register_forward_pre_hook(_check(path or type(module).__name__, module))
-        for path, child in module.named_modules()
-        if _is_leaf(child)
-    ]
+    calls, handles = Calls(module), []
+    for path, child in module.named_modules():
+        handles += [
+            child.register_forward_pre_hook(calls.enter(path)),
+            child.register_forward_hook(calls.leave(path), always_call=True),
+        ]
+        if _is_leaf(child):
+            handles.append(child.register_forward_pre_hook(_check(path or type(module).__name__, module)))
     try:
-        yield
+        yield calls
+    except RuntimeError as error:
+        named = calls.named(error)
+        if named is None:
+            raise
+        raise named from error
     finally:
         for handle in handles:
             handle.remove()
@@ -37,6 +104,8 @@ def guard(module: nn.Module) -> Iterator[None]:
 
 def _is_leaf(module: nn.Module) -> bool:
     has_children = next(module.children(), None) is not None
+    if type(module).__name__ == _CASTS_ITSELF:
+        return False
     return not has_children and any(p.is_floating_point() for p in module.parameters(recurse=False))
 
 
@@ -54,11 +123,14 @@ def _check(path: str, root: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]],
 
 def _refuse(path: str, leaf: nn.Module, kind: str, value: Tensor, weight: Tensor) -> None:
     device = "cpu" if value.device.type == "meta" else value.device.type
-    if torch.is_autocast_enabled(device):
+    if torch.is_autocast_enabled(device) and value.dtype != torch.float64:
         return
+    found, declared = name_of(value.dtype), name_of(weight.dtype)
     raise DtypeError(
-        f"{type(leaf).__name__} got an input of {value.dtype} and has weights of {weight.dtype}",
+        f"{type(leaf).__name__} got an input of {found} and has weights of {declared}",
         field=path,
         remedy=f"call {kind} through precision.Boundary, which casts inputs of role latent, text and "
-        f"condition; or cast what reaches {path} to {weight.dtype}",
+        f"condition; or cast what reaches {path} to {declared}",
+        found=value.dtype,
+        declared=weight.dtype,
     )

@@ -265,7 +265,11 @@ class RecipeData:
             r.buckets.model_dump(exclude=how_found),
             [e.model_dump() for e in r.bucket],
         ]
-        shaping += [r.data.frame_interval, r.data.fps, [d.model_dump(exclude={"path"}) for d in r.dataset]]
+        shaping += [
+            r.data.frame_interval,
+            r.data.fps,
+            [d.model_dump(exclude={"path", "caption"}) for d in r.dataset],
+        ]
         shaping += [
             r.data.short_clips,
             r.validation.split,

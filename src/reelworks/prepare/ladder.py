@@ -86,6 +86,8 @@ class Ladder:
 def frame_counts(geometry: Geometry) -> NDArray[np.int64]:
     """Lengths of videos that the model takes, near the usual ones, and the shortest."""
     a, b = geometry.frame_rule
+    if a == 0:
+        return np.zeros(0, dtype=np.int64)
     usual = {(frames - b) // a * a + b for frames in _FRAMES}
     shortest = next(n for n in range(2, 2 + a + b) if geometry.accepts_frames(n))
     return np.array(sorted({shortest} | {n for n in usual if n > shortest}), dtype=np.int64)

@@ -65,6 +65,7 @@ def parse(values: dict[str, Any]) -> Recipe:
         raise explain(error) from None
     models.require_known("text.name", recipe.text.name, models.TEXT_ENCODERS)
     geometry = models.geometry(recipe.model, recipe.autoencoder)
+    models.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
     if recipe.buckets.proposes:
         _refuse_given(recipe)
     else:

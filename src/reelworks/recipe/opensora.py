@@ -77,7 +77,8 @@ def convert(
     meaning = probability or _meaning(found.values)
     table = opensora_keys.bucket_table(found.values["bucket_config"])
     draft.set("buckets.probability", meaning)
-    draft.set("autoencoder", {"name": "pixel", "stride": _stride(table, meaning)})
+    if not draft.recipe["autoencoder"]:
+        draft.set("autoencoder", {"name": "pixel", "stride": _stride(table, meaning)})
     recipe = load.parse({**draft.recipe, "buckets": {**draft.recipe["buckets"], "opensora": table}})
     assert recipe.buckets.opensora is not None
     return Imported(_toml(draft.recipe, recipe.buckets.opensora, path), tuple(lines))

@@ -7,6 +7,7 @@ from typing import Any
 
 from reelworks.buckets.opensora import parse
 from reelworks.core.errors import UserError
+from reelworks.recipe import opensora_parts as parts
 from reelworks.recipe import opensora_rules as rules
 from reelworks.recipe.absent import WORD as NONE
 from reelworks.recipe.opensora_rules import Draft, Fate, Rule, Told
@@ -23,7 +24,8 @@ _SECTIONS = (
     "optim",
     "lr_scheduler",
 )
-_MODELS = {"STDiT3-XL/2": "stdit3-xl", "STDiT3-3B/2": "stdit3-3b"}
+_MODELS = {"STDiT3-XL/2": "stdit3-xl", "STDiT3-3B/2": "stdit3-3b", "STDiT2-XL/2": "stdit2-xl"}
+_OBJECTIVES = {"rflow": "rectified-flow", "iddpm": "iddpm"}
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 _STRATEGIES = {"zero1": "fsdp", "zero2": "fsdp", "ddp": "replicated"}
 _KEPT_BY_PYTORCH = "attention and norms are PyTorch's own"
@@ -152,15 +154,30 @@ def _fps_max(value: Any, draft: Draft) -> Told:
     return Fate.CONVERTED, draft.set("data.fps", value)
 
 
-_AUTOENCODER = "this autoencoder is missing; pixel, at a stride that divides every size, is in its place"
-_TEXT = "this text encoder is missing; hashed is in its place"
+def _scheduler_type(value: Any, draft: Draft) -> Told:
+    if value not in _OBJECTIVES:
+        return Fate.NOT_THERE_YET, "this objective is missing; rectified flow is in its place"
+    return Fate.CONVERTED, draft.set("objective.name", _OBJECTIVES[value])
+
+
+def _of_rectified_flow(rule: Rule) -> Rule:
+    """A key that iddpm does not have."""
+
+    def handle(value: Any, draft: Draft) -> Told:
+        if parts.type_of(draft, "scheduler") == "iddpm":
+            return Fate.NOT_NEEDED, "iddpm has nothing like it"
+        return rule(value, draft)
+
+    return handle
+
+
 _FEATURES = "stored latents and embeddings are missing; clips are encoded as they are trained"
 _NOT_THERE_YET = {
-    "vae": _AUTOENCODER,
-    "ae": _AUTOENCODER,
-    "text_encoder": _TEXT,
-    "t5": _TEXT,
-    "clip": _TEXT,
+    "vae": parts.NO_AUTOENCODER,
+    "ae": parts.NO_AUTOENCODER,
+    "text_encoder": parts.NO_TEXT_ENCODER,
+    "t5": parts.NO_TEXT_ENCODER,
+    "clip": parts.NO_TEXT_ENCODER,
     "lr_scheduler": "the learning rate is constant after warm-up",
     "vae_out_channels": _FEATURES,
     "text_encoder_output_dim": _FEATURES,
@@ -205,23 +222,28 @@ _KEYS: dict[str, Rule] = {
     "model.type": _model_type,
     "model.from_pretrained": _weights,
     "model.qk_norm": rules.only((True,), "queries and keys are normalised", "they are always normalised"),
+    "model.qk_norm_legacy": rules.only(
+        (True,), "positions enter before the norm, as published", "they always enter before the norm"
+    ),
     "model.input_sq_size": rules.only((512,), "the preset has it", "the preset has 512"),
     "model.class_dropout_prob": rules.to("objective.caption_dropout"),
     "model.enable_flash_attn": rules.not_needed(_KEPT_BY_PYTORCH),
     "model.enable_layernorm_kernel": rules.not_needed(_KEPT_BY_PYTORCH),
     "model.freeze_y_embedder": rules.only((False,), "it is trained", "the caption projection is trained too"),
-    "scheduler.type": rules.only(
-        ("rflow",), "rectified flow is what is trained", "rectified flow is in its place"
+    "scheduler.type": _scheduler_type,
+    "scheduler.timestep_respacing": rules.only(("",), "all steps are trained", "all 1000 steps are trained"),
+    "scheduler.use_timestep_transform": _of_rectified_flow(
+        rules.by_name("objective.timestep_shift", {True: "auto", False: NONE}, NONE, "no such shift")
     ),
-    "scheduler.use_timestep_transform": rules.by_name(
-        "objective.timestep_shift", {True: "auto", False: NONE}, NONE, "no such shift"
+    "scheduler.sample_method": _of_rectified_flow(
+        rules.by_name(
+            "objective.timestep_sampling",
+            {"logit-normal": "logit-normal", "uniform": "uniform"},
+            "uniform",
+            "these timesteps are missing",
+        )
     ),
-    "scheduler.sample_method": rules.by_name(
-        "objective.timestep_sampling",
-        {"logit-normal": "logit-normal", "uniform": "uniform"},
-        "uniform",
-        "these timesteps are missing",
-    ),
+    **parts.KEYS,
     "optim.cls": rules.only(("HybridAdam", "AdamW"), "AdamW is what trains", "AdamW is in its place"),
     "optim.adamw_mode": rules.only((True,), "AdamW is what trains", "AdamW is in its place"),
     "optim.lr": rules.to("train.learning_rate"),

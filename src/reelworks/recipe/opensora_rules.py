@@ -11,6 +11,7 @@ _TABLES = (
     "buckets",
     "model",
     "autoencoder",
+    "text",
     "objective",
     "precision",
     "parallel",

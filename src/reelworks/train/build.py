@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 
 from reelworks.encode.live import LiveEncoder
+from reelworks.models import config as models
 from reelworks.models import registry
 from reelworks.models.api import Denoiser
+from reelworks.objective import objectives
+from reelworks.precision.boundary import check_contract
 from reelworks.recipe.recipe import Recipe
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -22,12 +25,18 @@ def denoiser(recipe: Recipe, device: torch.device) -> Denoiser:
         seed=recipe.seed,
         compute=DTYPES[recipe.precision.compute],
         reduction=DTYPES[recipe.precision.reduction],
+        learns_variance=objectives.of(recipe.objective).learns_variance,
     )
 
 
 def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
     """The recipe's autoencoder and text encoder."""
     made = LiveEncoder(
-        registry.build_autoencoder(recipe.autoencoder), registry.build_text_encoder(recipe.text), device
+        registry.build_autoencoder(recipe.autoencoder),
+        registry.build_text_encoder(recipe.text),
+        device,
+        models.conditioning(recipe.model),
     )
+    check_contract(made.autoencoder.contract, "autoencoder")
+    check_contract(made.text_encoder.contract, "text")
     return made.to(device)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from reelworks.core import draws
 from reelworks.core.draws import U64, Purpose
-from reelworks.objective import masks, timesteps
+from reelworks.objective import masks, objectives, timesteps
 from reelworks.objective.config import ObjectiveConfig
 from reelworks.stream.batches import Work
 
@@ -26,7 +26,7 @@ class Choices:
     """Draws of one micro-batch, on the CPU.
 
     Attributes:
-        unshifted_time: `[B]` timesteps as their density gives them, in (0, 1000].
+        unshifted_time: `[B]` timesteps as their density gives them, in [0, 1000].
         time: `[B]` timesteps that are trained.
         frame_mask: `[B, N]` True where a latent frame is generated, False where it is given.
         drop_text: `[B]` True where the clip is shown with the empty caption.
@@ -53,7 +53,6 @@ def draw(work: Work, config: ObjectiveConfig, *, seed: int, latent_frames: int) 
         latent_frames: Frames of the latents.
     """
     uniform_B = torch.from_numpy(draws.uniform(words(work, Purpose.TIMESTEP, seed=seed)))
-    time_B = timesteps.sample(uniform_B, config.timestep_sampling)
     ratio = timesteps.shift_ratio(
         config,
         height=work.shape.height,
@@ -61,9 +60,10 @@ def draw(work: Work, config: ObjectiveConfig, *, seed: int, latent_frames: int) 
         num_frames=work.shape.num_frames,
         latent_frames=latent_frames,
     )
+    unshifted_B, time_B = objectives.of(config).times(uniform_B, ratio)
     return Choices(
+        unshifted_B,
         time_B,
-        timesteps.shift(time_B, ratio),
         masks.draw_frame_mask(config.mask_ratios, latent_frames, words(work, Purpose.MASK, seed=seed)),
         draws.passes(words(work, Purpose.TEXT_DROPOUT, seed=seed), config.caption_dropout),
     )

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
+
+# Optimizers that users of other trainers ask for, by what keeps them from sharded weights.
+_WHOLE_MATRIX = 'it works on whole matrices, and with parallel.strategy = "fsdp" no rank has one'
+_OPTIMIZERS_REFUSED = {
+    **dict.fromkeys(("muon", "normuon", "adamuon", "shampoo", "soap"), _WHOLE_MATRIX),
+    **dict.fromkeys(
+        ("adafactor", "came", "galore"),
+        'it keeps statistics of whole rows and columns, and with parallel.strategy = "fsdp" no rank has them',
+    ),
+    **dict.fromkeys(
+        ("prodigy", "dadapt", "dadaptadam", "dadaptlion", "lamb", "lars"),
+        "its step size follows from norms of all weights or whole layers, and each rank would take them of its own "
+        "shard",
+    ),
+    **dict.fromkeys(
+        (
+            "adamw8bit",
+            "adam8bit",
+            "adamw_8bit",
+            "pagedadamw8bit",
+            "paged_adamw_8bit",
+            "paged_adamw8bit",
+            "lion8bit",
+        ),
+        "its state lies in blocks of 8-bit numbers, which cannot be cut as the weights are, so that its checkpoints "
+        "would not load on another number of GPUs",
+    ),
+}
 
 
 class TrainConfig(Config):
@@ -21,6 +49,9 @@ class TrainConfig(Config):
     )
     slot_width: int | None = Field(
         None, ge=1, description="L, consecutive micro-batches of one bucket; default: ranks at the start"
+    )
+    optimizer: Literal["adamw"] = Field(
+        "adamw", description="of torch; its state is cut along with the weights"
     )
     learning_rate: float = Field(1e-4, gt=0, description="after warm-up; constant")
     betas: list[float] = Field([0.9, 0.99], description="AdamW")
@@ -36,6 +67,11 @@ class TrainConfig(Config):
         description="steps that are counted but not trained, as [first, last]: their clips are passed over, for "
         "data that break a run; resume from a checkpoint before them",
     )
+    non_finite: Literal["skip", "stop"] = Field(
+        "skip",
+        description="what becomes of a run at a step whose loss or gradient is not finite; it never trains",
+    )
+    max_non_finite: int = Field(10, ge=1, description="such steps in a row that end a run which skips them")
     log_every: int = Field(1, ge=1, description="steps from one line of progress to the next")
     threads: int | None = Field(None, ge=1, description="CPU threads of each rank; default: cores / ranks")
 
@@ -49,6 +85,16 @@ class TrainConfig(Config):
         if g is not None and width is not None and g % width:
             raise ValueError(f"slot_width {width} must divide micro_batches_per_step {g}")
         return self
+
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _shards(cls, value: Any) -> Any:
+        why = _OPTIMIZERS_REFUSED.get(str(value).lower())
+        if why is not None:
+            raise UserError(
+                why, field="train.optimizer", value=value, remedy='say "adamw", or leave the key out'
+            )
+        return value
 
     @field_validator("skip_steps")
     @classmethod

@@ -15,7 +15,7 @@ from reelworks.core import draws
 from reelworks.core.draws import U64, Purpose
 from reelworks.encode.live import LiveEncoder
 from reelworks.models.api import DenoiserInputs
-from reelworks.objective import rectified_flow
+from reelworks.objective import objectives
 from reelworks.objective.config import ObjectiveConfig
 from reelworks.stream.batches import MicroBatch
 from reelworks.train import choices
@@ -41,10 +41,8 @@ class Example:
 
     def losses(self, output_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
         """Loss of every clip, `[B]`, from the model's output."""
-        velocity_BCTHW = rectified_flow.velocity_from(
-            output_BCTHW, self.inputs.latent, self.inputs.time, config.prediction
-        )
-        return rectified_flow.loss_per_sample(velocity_BCTHW, self.x0, self.noise, self.inputs.frame_mask)
+        i = self.inputs
+        return objectives.of(config).losses(output_BCTHW, i.latent, self.x0, self.noise, i.time, i.frame_mask)
 
 
 def normal(shape: tuple[int, ...], words: U64, device: torch.device) -> Tensor:
@@ -70,6 +68,7 @@ def training_example(
     return _example(
         batch,
         encoder,
+        config,
         latent,
         drawn.time.to(encoder.device),
         normal(tuple(latent.shape[1:]), noise_words, encoder.device),
@@ -78,7 +77,9 @@ def training_example(
     )
 
 
-def validation_example(batch: MicroBatch, encoder: LiveEncoder, *, seed: int, times: list[float]) -> Example:
+def validation_example(
+    batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int, times: list[float]
+) -> Example:
     """One held-out clip at fixed times with fixed noise: the same at every validation and in every run.
 
     The clip stands in the batch once for each time.
@@ -95,6 +96,7 @@ def validation_example(batch: MicroBatch, encoder: LiveEncoder, *, seed: int, ti
     return _example(
         batch,
         encoder,
+        config,
         repeated,
         torch.tensor(times, dtype=torch.float32, device=encoder.device),
         noise,
@@ -106,6 +108,7 @@ def validation_example(batch: MicroBatch, encoder: LiveEncoder, *, seed: int, ti
 def _example(
     batch: MicroBatch,
     encoder: LiveEncoder,
+    config: ObjectiveConfig,
     x0: Tensor,
     time: Tensor,
     noise: Tensor,
@@ -114,13 +117,15 @@ def _example(
     drop_text: Tensor,
 ) -> Example:
     work, n = batch.work, len(time)
-    text, text_mask = encoder.texts(work.captions)
+    text = encoder.texts(work.captions, drop_text[: len(work.captions)].tolist())
     fps = torch.tensor(work.fps, dtype=torch.float32, device=encoder.device)
     inputs = DenoiserInputs(
-        latent=rectified_flow.noised(x0, noise, time, frame_mask),
+        latent=objectives.of(config).noised(x0, noise, time, frame_mask),
         time=time,
-        text=text.expand(n, -1, -1),
-        text_mask=text_mask.expand(n, -1),
+        text=text.tokens.expand(n, -1, -1),
+        text_mask=text.mask.expand(n, -1),
+        pooled=text.pooled.expand(n, -1),
+        guidance=torch.ones(n, device=encoder.device),
         frame_mask=frame_mask,
         fps=fps.expand(n),
         height=torch.full((n,), float(work.shape.height), device=encoder.device),

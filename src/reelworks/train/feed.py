@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.prepare import captions, requests
 from reelworks.prepare import position as positions
-from reelworks.prepare import requests
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.schedule import plan as planning
@@ -90,6 +90,6 @@ class Feed:
             copies=copies,
             showing=showing,
             requests=tuple(requests.build(self.data, rows, drawn, bucket, epoch=epoch)),
-            captions=tuple(self.data.rows.caption[r].as_py() for r in rows.tolist()),
+            captions=tuple(captions.shown(self.data, r) for r in rows.tolist()),
             fps=tuple(requests.shown_fps(self.data, r) for r in rows.tolist()),
         )

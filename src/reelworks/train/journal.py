@@ -102,6 +102,15 @@ class Journal:
         self.tell.step(step, loss=result.loss, clips=result.clips, bucket=shown, log_every=self.log_every)
         if not result.applied:
             self.tell.say(f"step {step} is skipped: {result.why_not}")
+        if result.blame is not None:
+            origin = result.blame.origin
+            self.tell.event(
+                "non_finite",
+                step=step,
+                what=origin and origin.what,
+                module=origin and origin.path,
+                clips=list(result.blame.clips),
+            )
         if result.failed:
             self._failures(done.epoch, step, seen)
         if self.debug:

@@ -27,9 +27,6 @@ from reelworks.train.signals import Signals
 from reelworks.train.step import Stepper, StepResult, Votes
 from reelworks.train.validate import Validator
 
-# So many steps in a row without an update mean that going on is hopeless.
-_MAX_SKIPPED_IN_A_ROW = 10
-
 
 @dataclass
 class Loop:
@@ -168,15 +165,24 @@ class Loop:
                 value=self.recipe.data.max_failure_share,
                 remedy=f"see {self.run.coverage_folder} for files and reasons; mend them or raise the limit",
             )
+        self._refuse_non_finite(position.global_step, result)
+
+    def _refuse_non_finite(self, step: int, result: StepResult) -> None:
+        """End where going on is hopeless, or not wanted."""
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if not result.finite else 0
-        if self._skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
-            raise UserError(
-                f"{_MAX_SKIPPED_IN_A_ROW} steps in a row had a loss or gradient that is not finite",
-                field="train.learning_rate",
-                value=self.recipe.train.learning_rate,
-                remedy="lower it or lengthen train.warmup_steps, then resume from an earlier checkpoint "
-                "with --resume STEP",
-            )
+        train = self.recipe.train
+        limit = 1 if train.non_finite == "stop" else train.max_non_finite
+        if self._skipped_in_a_row < limit:
+            return
+        many = f"{limit} steps in a row, the last being {step}," if limit > 1 else f"step {step}"
+        raise UserError(
+            f"{many} had a loss or gradient that is not finite, {result.blame}",
+            field="train.learning_rate",
+            value=train.learning_rate,
+            remedy="lower it or lengthen train.warmup_steps, then resume from an earlier checkpoint "
+            'with --resume STEP; to train on past such steps, set train.non_finite = "skip" and raise '
+            "train.max_non_finite",
+        )
 
     def _after(self, position: Position, pool: DecodePool, votes: Votes | None = None) -> None:
         """What is due at a step's edge: validation, preview, checkpoint, the epoch's account."""

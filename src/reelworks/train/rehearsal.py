@@ -24,8 +24,14 @@ def audit_shapes(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable, w
     Raises:
         DtypeError: Two dtypes meet that must not; names the module.
     """
-    examples = (_blank(encoder, bucket, 1, torch.device("meta")) for bucket in table.buckets)
-    return audit.audit(denoiser, examples, sharded=world.size > 1)
+    shapes, units = examples(denoiser, encoder, table), denoiser.sharding().blocks
+    return audit.audit(denoiser, shapes, sharded=world.size > 1, units=units)
+
+
+def examples(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable) -> list[DenoiserInputs]:
+    """Inputs of every bucket's shape without numbers; none where the model cannot run so."""
+    buckets = table.buckets if denoiser.runs_on_meta else ()
+    return [_blank(encoder, bucket, 1, torch.device("meta")) for bucket in buckets]
 
 
 def largest(table: BucketTable, used: set[int]) -> Bucket:
@@ -73,6 +79,8 @@ def _blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.devic
         time=full(batch, value=500.0),
         text=full(batch, text.max_length, text.dim),
         text_mask=torch.ones(batch, text.max_length, dtype=torch.bool, device=device),
+        pooled=full(batch, text.pooled_dim),
+        guidance=full(batch, value=1.0),
         frame_mask=torch.ones(batch, t, dtype=torch.bool, device=device),
         fps=full(batch, value=24.0),
         height=full(batch, value=float(bucket.shape.height)),

@@ -22,6 +22,7 @@ from reelworks.train.step import Votes
 _ASYNCHRONOUS_BYTES = 1_000_000_000
 # A full disk is asked again after this time; each try may write up to a whole checkpoint.
 _PATIENCE_SECONDS = 30.0
+_NAMED = 3
 
 
 @dataclass
@@ -111,6 +112,7 @@ class Saver:
             return
         self._began = time.monotonic()
         try:
+            self._require_finite()
             if self._beside(step):
                 self.background.start(
                     self.keeper.store,
@@ -199,10 +201,29 @@ class Saver:
         if self.saved_step == position.global_step:
             return
         try:
+            self._require_finite()
             self._save_now(position, metrics)
         except SaveFailed as error:
             self.tell.event("unsaved", step=position.global_step, reason=error.problem)
             raise
+
+    def _require_finite(self) -> None:
+        """Refuse to make a checkpoint of what could not be trained on; equal on all ranks.
+
+        Raises:
+            SaveFailed: Names what is not finite.
+        """
+        found = self.keeper.world.gather(self.state.not_finite())
+        names = list(dict.fromkeys(name for part in found for name in part))  # type: ignore[attr-defined]
+        if names:
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            raise SaveFailed(
+                f"not finite, so no checkpoint was saved: {', '.join(names[:_NAMED])}{more}",
+                field="checkpoints",
+                value=str(self.keeper.store.root),
+                remedy="go on from the last checkpoint, which is sound: the same command resumes from it; lower "
+                "train.learning_rate if it comes again",
+            )
 
     def _compare_with_grace(self, save_seconds: float) -> None:
         # A signal that comes in the middle of a step is heard at the beginning of the next one, which is still done.

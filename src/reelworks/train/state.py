@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 from reelworks.parallel.mesh import local
 from reelworks.train.config import TrainConfig
+from reelworks.train.finite import not_finite
 
 
 @dataclass
@@ -58,6 +59,19 @@ class TrainState:
             "ema": self.ema,
             "optimizer": get_optimizer_state_dict(self.module, self.optimizer),
         }
+
+    def not_finite(self) -> list[str]:
+        """Name what holds infinities or NaN in this rank's part."""
+        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        moments = {
+            f"the optimizer's {key} of {names[id(parameter)]}": value
+            for parameter, values in self.optimizer.state.items()
+            for key, value in values.items()
+            if key != "step"  # a plain count, beside the device
+        }
+        weights = dict(self.module.state_dict())
+        averages = {f"the average of {name}": value for name, value in self.ema.items()}
+        return not_finite(weights | averages | moments)
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Take over an optimizer state that was loaded into `state_dict()`'s."""

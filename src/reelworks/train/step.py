@@ -26,9 +26,11 @@ from reelworks.precision.boundary import Boundary
 from reelworks.schedule import weight as weighing
 from reelworks.schedule.plan import EpochPlan
 from reelworks.stream.batches import MicroBatch
+from reelworks.train import finite as numbers
 from reelworks.train import state as states
 from reelworks.train.config import TrainConfig
-from reelworks.train.example import training_example
+from reelworks.train.example import Example, training_example
+from reelworks.train.finite import Blame, Suspects
 from reelworks.train.state import TrainState
 
 _HEAD = 8
@@ -64,6 +66,7 @@ class StepResult:
         failed: Clips that could not be decoded.
         votes: What any rank asked of all.
         on_demand: True if the recipe leaves the step out.
+        blame: Of a step that is not finite, where that began.
     """
 
     applied: bool
@@ -77,13 +80,16 @@ class StepResult:
     failed: int
     votes: Votes
     on_demand: bool = False
+    blame: Blame | None = None
 
     @property
     def why_not(self) -> str:
         """Why it was not applied."""
         if self.on_demand:
             return "train.skip_steps names it"
-        return "no clip could be decoded" if self.finite else "loss or gradient is not finite"
+        if self.finite:
+            return "no clip could be decoded"
+        return f"loss or gradient is not finite, {self.blame}"
 
     @classmethod
     def skipped(cls, rate: float) -> StepResult:
@@ -125,13 +131,14 @@ class Stepper:
         for group in self.state.optimizer.param_groups:
             group["lr"] = rate
         self.state.optimizer.zero_grad(set_to_none=True)
+        suspects = Suspects()
         for batch in batches:
             mesh.set_gradient_sync(self.state.module, batch.work.last)
-            self._micro_batch(batch, planned, sums, step)
+            self._micro_batch(batch, planned, sums, step, suspects)
             if batch.work.last:
                 break
         sums = self.world.sum(sums)
-        return self._update(sums, planned, rate, step)
+        return self._update(sums, planned, rate, step, suspects)
 
     def planned_weight(self, plan: EpochPlan, row: int) -> float:
         """Weight of a row over all ranks, known from the plan alone."""
@@ -147,11 +154,17 @@ class Stepper:
         """What a clip counts beside others."""
         return float(weighing.of_clip(self.train.loss_weight, self.table.buckets[bucket].tokens, clips))
 
-    def _micro_batch(self, batch: MicroBatch, planned: float, sums: Tensor, step: int) -> None:
-        work = batch.work
+    def _example(self, batch: MicroBatch, step: int) -> Example:
+        """What the model is shown, the same each time."""
         example = training_example(batch, self.encoder, self.objective, seed=self.seed)
         # Randomness inside the model, if it has any, is a function of the place, not of history.
-        torch.manual_seed(draws.hash_int(self.seed, step, work.index, Purpose.MODEL) >> 1)
+        torch.manual_seed(draws.hash_int(self.seed, step, batch.work.index, Purpose.MODEL) >> 1)
+        return example
+
+    def _micro_batch(
+        self, batch: MicroBatch, planned: float, sums: Tensor, step: int, suspects: Suspects
+    ) -> None:
+        work, example = batch.work, self._example(batch, step)
         losses = example.losses(self.boundary(example.inputs), self.objective)
         weight = torch.full_like(losses, self._clip_weight(work.bucket, int(work.real.sum())))
         if self.train.loss_weight == "token":
@@ -162,6 +175,7 @@ class Stepper:
         # FSDP takes the mean over ranks; the loss of a step is a sum over them.
         torch.autograd.backward(weighted * (self.world.size / planned))
         loss_sum, weight_sum = float(weighted.detach()), float(weight.sum())
+        suspects.look(batch, losses, example.counts, loss_sum)
         sums[0] += loss_sum
         sums[1] += weight_sum
         counted, first = batch.counts.numpy(), work.first
@@ -171,7 +185,7 @@ class Stepper:
         sums[_HEAD + work.bucket] += loss_sum
         sums[_HEAD + len(self.table.buckets) + work.bucket] += weight_sum
 
-    def _update(self, sums: Tensor, planned: float, rate: float, step: int) -> StepResult:
+    def _update(self, sums: Tensor, planned: float, rate: float, step: int, suspects: Suspects) -> StepResult:
         loss_sum, actual, clips, repeated, failed, *asked = sums[:_HEAD].tolist()
         n = len(self.table.buckets)
         by_bucket = {
@@ -179,6 +193,7 @@ class Stepper:
         }
         norm = self._gradient_norm(planned / actual) if actual > 0 else math.nan
         finite = math.isfinite(loss_sum) and (actual == 0 or math.isfinite(norm))
+        blame = None if finite else self._blame(suspects, step)
         applied = finite and actual > 0
         if applied:
             self.state.optimizer.step()
@@ -196,15 +211,28 @@ class Stepper:
             int(repeated),
             int(failed),
             Votes(*(n > 0 for n in asked)),
+            blame=blame,
         )
 
+    def _blame(self, suspects: Suspects, step: int) -> Blame:
+        """Find where numbers stopped to be finite; all ranks come here together."""
+        assert suspects.batch is not None, "a step has a micro-batch on every rank"
+        example = self._example(suspects.batch, step)
+        found = numbers.origin(self.state.module, example.inputs, lambda: self.boundary(example.inputs))
+        return Blame.of(self.world.gather((found, suspects.clips)))
+
     def _gradient_norm(self, scale: float) -> float:
-        """Scale gradients for clips that did not count, clip them, and return their norm before clipping."""
+        """Scale gradients for clips that did not count, clip them, and return their norm before clipping.
+
+        Those whose norm is not finite are left as they are, since clipping would spread what is wrong.
+        """
         parameters = [p for p in self.state.module.parameters() if p.grad is not None]
         if scale != 1.0:
             for parameter in parameters:
                 assert parameter.grad is not None
                 parameter.grad.mul_(scale)
-        limit = self.train.clip_norm if self.train.clip_norm is not None else math.inf
-        norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        if self.train.clip_norm is not None and math.isfinite(value):
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.train.clip_norm, norm)
+        return value

@@ -55,8 +55,8 @@ class Trained:
             recipe = recipes.load(run.recipe_file)
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
             denoiser = build.denoiser(recipe, device)
+            trained = {name: p.detach() for name, p in denoiser.module.named_parameters() if p.requires_grad}
             module = denoiser.module.requires_grad_(False).eval()
-            trained = {name: p.detach() for name, p in module.named_parameters()}
             state = {"model": module.state_dict()}
             if averaged:
                 state["ema"] = {name: torch.empty_like(p) for name, p in trained.items()}

@@ -28,6 +28,7 @@ def test_the_nearest_word_or_all_of_them() -> None:
         ((4, 1), [1, 5, 9, 49], [2, 4, 8]),
         ((8, 1), [1, 9, 17], [8, 16]),
         ((8, 0), [1, 8, 16], [2, 7, 9]),
+        ((0, 1), [1], [2, 5, 17]),
     ],
 )
 def test_frame_rules(rule: tuple[int, int], taken: list[int], refused: list[int]) -> None:
@@ -61,7 +62,7 @@ def test_sizes_need_not_fill_patches() -> None:
         Geometry((4, 8, 8), (1, 2, 2), (8, 1)).require(Shape(frames, height, width), ("t", "h", "w"))
 
 
-@pytest.mark.parametrize("rule", [(1, 0), (4, 1), (8, 1), (8, 0), (4, 3)])
+@pytest.mark.parametrize("rule", [(1, 0), (4, 1), (8, 1), (8, 0), (4, 3), (0, 1)])
 def test_the_nearest_frame_count_is_taken_and_none_is_nearer(rule: tuple[int, int]) -> None:
     geometry = Geometry((1, 8, 8), (1, 2, 2), rule)
     taken = [n for n in range(1, 60) if geometry.accepts_frames(n)]

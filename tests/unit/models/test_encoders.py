@@ -47,7 +47,7 @@ def encode(*captions, dim=16, max_length=4):
 
 
 def test_equal_words_have_equal_vectors_whatever_their_case_and_neighbours():
-    text, mask = encode("A red, red KITE", "kite")
+    text, mask, _ = encode("A red, red KITE", "kite")
     assert mask.tolist() == [[True] * 4, [True, False, False, False]]
     assert torch.equal(text[0, 1], text[0, 2])
     assert torch.equal(text[0, 3], text[1, 0])
@@ -55,8 +55,17 @@ def test_equal_words_have_equal_vectors_whatever_their_case_and_neighbours():
     assert not text[1, 1:].any()
 
 
+def test_a_summary_is_the_scaled_sum_of_the_words_that_are_kept():
+    """A caption's summary is its words' sum over the square root of their number, in a width of its own."""
+    config = TextConfig(dim=16, max_length=4, pooled_dim=16)
+    text, mask, pooled = registry.build_text_encoder(config).encode(["a red kite", "one two three four five"])
+    torch.testing.assert_close(pooled, text.sum(1) / mask.sum(1, keepdim=True).sqrt())
+    narrow = registry.build_text_encoder(config.model_copy(update={"pooled_dim": 0})).encode(["a"])
+    assert narrow.pooled.shape == (1, 0)
+
+
 def test_long_captions_keep_their_first_words_and_empty_ones_have_a_token():
-    text, mask = encode("one two three four five six", "", "?!")
+    text, mask, _ = encode("one two three four five six", "", "?!")
     assert torch.equal(text[0], encode("one two three four")[0][0])
     assert mask.sum(1).tolist() == [4, 1, 1]
     assert torch.equal(text[1], text[2])

@@ -73,7 +73,7 @@ def test_geometry():
             r"(?s)model.name = 'stdit3-xs'.*stdit3-tiny.*did you mean",
         ),
         (SMALL, AutoencoderConfig(name="pixels"), TEXT, r"autoencoder.name = 'pixels'.*known: pixel"),
-        (SMALL, PIXEL, TextConfig(name="t5"), r"text.name = 't5'.*known: hashed"),
+        (SMALL, PIXEL, TextConfig(name="t6"), r"text.name = 't6'.*known: hashed"),
         (SMALL.model_copy(update={"num_heads": 3}), PIXEL, TEXT, r"3 heads do not divide"),
         (SMALL.model_copy(update={"hidden_size": 6, "num_heads": 3}), PIXEL, TEXT, r"multiple of 4"),
     ],

@@ -41,6 +41,8 @@ def inputs(B=2, T=3, H=4, W=5, **changes):
         time=torch.linspace(100.0, 999.0, B),
         text=torch.randn(B, 4, 8, generator=g),
         text_mask=torch.arange(4) < torch.arange(1, B + 1)[:, None],
+        pooled=torch.zeros(B, 0),
+        guidance=torch.ones(B),
         frame_mask=torch.ones(B, T, dtype=torch.bool),
         fps=torch.full((B,), 24.0),
         height=torch.full((B,), 8.0),

@@ -96,6 +96,40 @@ def test_the_registry_reads_from_the_weights_whether_variance_is_predicted(tmp_p
         assert same(denoiser.module, fresh(1, pred_sigma=pred_sigma))
 
 
+def as_pixart(module):
+    """The state of a network for pictures: no frames, no rates, patches of two axes."""
+    state = {}
+    for key, value in module.state_dict().items():
+        if not key.startswith(("temporal_blocks.", "rope.", "fps_embedder.")) and "_norm." not in key:
+            state[key.replace("spatial_blocks.", "blocks.")] = value
+    state["x_embedder.proj.weight"] = state["x_embedder.proj.weight"].squeeze(2)
+    return state | {"pos_embed": torch.zeros(1, 4, 32)}
+
+
+def test_pixart_weights_become_the_spatial_half_and_frames_begin_as_pictures(tmp_path):
+    """A file of PixArt-Σ, as it is published, starts an STDiT3; its temporal half adds nothing yet."""
+    source, target = fresh(1), fresh(2)
+    with torch.no_grad():
+        for name, parameter in source.named_parameters():
+            if "_norm." not in name:
+                parameter.normal_(std=0.2)
+        for parameter in target.parameters():
+            parameter.fill_(float("nan"))
+    torch.save({"state_dict": as_pixart(source)}, tmp_path / "PixArt.pth")
+    weights.load(target, str(tmp_path / "PixArt.pth"))
+    own, other = target.state_dict(), source.state_dict()
+    for key, value in own.items():
+        assert torch.isfinite(value).all()
+        drawn = key.startswith(("temporal_blocks.", "fps_embedder.")) and "_norm." not in key
+        assert torch.equal(value, other[key]) != drawn, key
+    assert not own["temporal_blocks.0.attn.proj.weight"].any()
+    state = as_pixart(source)
+    state.pop("t_block.1.bias")
+    torch.save({"state_dict": state}, tmp_path / "torn.pth")
+    with pytest.raises(UserError, match=r"missing t_block\.1\.bias$|missing t_block\.1\.bias\n"):
+        weights.load(target, str(tmp_path / "torn.pth"))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from reelworks.core import draws
-from reelworks.objective import timesteps
+from reelworks.objective import objectives, timesteps
 from reelworks.objective.config import ObjectiveConfig
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -96,3 +97,30 @@ def test_a_draw_does_not_depend_on_its_neighbours(uniform):
     together = timesteps.sample(uniform[:64], "logit-normal")
     alone = torch.cat([timesteps.sample(u[None], "logit-normal") for u in uniform[:64]])
     assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("kind", ["logit-normal", "uniform"])
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 6.0])
+def test_a_range_keeps_the_density_within_it(kind, ratio):
+    """Timesteps of two ranges that meet are, in their shares, those of no range; each stays within its own."""
+    u = torch.arange(0.5, 4000, dtype=torch.float64) / 4000
+    shares = timesteps.share_below(875, kind, ratio)
+    made = []
+    for low, high in ((0.0, 875.0), (875.0, 1000.0)):
+        config = ObjectiveConfig(timestep_sampling=kind, timestep_range=[low, high])
+        _, t = objectives.of(config).times(u, ratio)
+        assert (t >= low - 1e-3).all()
+        assert (t <= high + 1e-3).all()
+        made.append(t)
+    _, whole = objectives.of(ObjectiveConfig(timestep_sampling=kind)).times(u, ratio)
+    assert (whole < 875).double().mean() == pytest.approx(shares, abs=1e-3)
+    quantiles = torch.tensor([0.1, 0.5, 0.9])
+    below = torch.quantile(whole[whole < 875], quantiles)
+    torch.testing.assert_close(torch.quantile(made[0], quantiles), below, rtol=0.01, atol=1.0)
+
+
+def test_a_range_without_width_is_refused():
+    """Ends the wrong way round, or outside, are told."""
+    for ends in ([900.0, 100.0], [-1.0, 5.0], [0.0, 1001.0]):
+        with pytest.raises(ValidationError, match="timestep_range"):
+            ObjectiveConfig(timestep_range=ends)

@@ -42,6 +42,8 @@ def inputs(B=2, T=2, H=4, W=6):
         time=torch.full((B,), 999.0),
         text=torch.randn(B, 4, 8, generator=g),
         text_mask=torch.ones(B, 4, dtype=torch.int64),
+        pooled=torch.zeros(B, 0),
+        guidance=torch.ones(B),
         frame_mask=torch.ones(B, T, dtype=torch.bool),
         fps=torch.full((B,), 23.976),
         height=torch.full((B,), 480),
@@ -53,8 +55,10 @@ def inputs(B=2, T=2, H=4, W=6):
 def test_casting_by_role():
     tensors = {f.name: getattr(inputs(), f.name) for f in dataclasses.fields(DenoiserInputs)}
     cast = boundary.cast_inputs(tensors, contract())
-    assert {name for name, value in cast.items() if value.dtype == BF16} == {"latent", "text"}
-    assert {name for name, value in cast.items() if value.dtype == F32} == {"time", "fps", "height", "width"}
+    assert {name for name, value in cast.items() if value.dtype == BF16} == {"latent", "text", "pooled"}
+    assert {name for name, value in cast.items() if value.dtype == F32} == {
+        "time", "guidance", "fps", "height", "width",
+    }  # fmt: skip
     assert {name for name, value in cast.items() if value.dtype == torch.bool} == {
         "text_mask", "frame_mask", "drop_text",
     }  # fmt: skip
@@ -108,8 +112,8 @@ def test_a_boundary_left_out_names_module_dtypes_and_remedy():
     with guard(denoiser.module), pytest.raises(DtypeError) as error:
         denoiser.predict(batch)
     message = str(error.value)
-    assert message.startswith("x_embedder.proj: PatchProjection got an input of torch.float32")
-    assert "weights of torch.bfloat16" in message
+    assert message.startswith("x_embedder.proj: PatchProjection got an input of float32")
+    assert "weights of bfloat16" in message
     assert "remedy: call STDiT3 through precision.Boundary" in message
     with guard(denoiser.module), pytest.raises(DtypeError, match=r"^y_embedder\.y_proj\.fc1: Linear"):
         denoiser.predict(dataclasses.replace(batch, latent=batch.latent.to(BF16)))
@@ -137,7 +141,7 @@ def test_the_guard_knows_every_kind_of_leaf_and_that_autocast_reconciles():
     [
         ({"compute": torch.float16}, r"precision.compute = 'float16'.*loss scaler"),
         ({"output": torch.int32}, r"precision.output = 'int32'"),
-        ({"storage": F32, "master": BF16}, r"precision.master = 'bfloat16': narrower than storage"),
+        ({"master": BF16}, r"precision.master = 'bfloat16': master weights below float32"),
         (
             {"storage": F32, "compute": F32, "reduction": BF16},
             r"precision.reduction .* narrower than compute",
@@ -170,7 +174,7 @@ def test_the_audit_passes_many_shapes_and_does_not_touch_the_model(storage, shar
 def test_the_audit_names_a_module_that_was_left_in_another_dtype(index):
     denoiser = build(depth=3)
     denoiser.module.spatial_blocks[index].mlp.fc2.float()
-    where = rf"^spatial_blocks\.{index}\.mlp\.fc2: Linear got an input of torch.bfloat16"
+    where = rf"^spatial_blocks\.{index}\.mlp\.fc2: Linear got an input of bfloat16"
     with pytest.raises(DtypeError, match=where):
         audit(denoiser, [inputs()])
 

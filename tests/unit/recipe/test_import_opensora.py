@@ -240,13 +240,11 @@ def test_a_stage_of_1_2(tmp_path: Path) -> None:
         "1080p": {"1": [0.1, 5]},
     }
     missing = {line.key for line in made.lines if line.fate == Fate.NOT_THERE_YET}
-    assert {"vae.type", "vae.micro_frame_size", "text_encoder.type", "model.freeze_y_embedder"} == missing - {
-        "vae.from_pretrained",
-        "vae.micro_batch_size",
-        "text_encoder.from_pretrained",
-        "text_encoder.model_max_length",
-        "text_encoder.shardformer",
-    }
+    assert missing == {"model.freeze_y_embedder"}
+    autoencoder, text = recipe.autoencoder, recipe.text
+    assert (autoencoder.name, autoencoder.weights) == ("opensora-1.2", "hpcai-tech/OpenSora-VAE-v1.2")
+    assert (text.name, text.weights, text.dim) == ("t5", "DeepFloyd/t5-v1_1-xxl", 4096)
+    assert (text.max_length, recipe.objective.name) == (300, "rectified-flow")
     assert Fate.UNKNOWN not in fates(made).values()
 
 
@@ -288,11 +286,31 @@ def test_1_1(tmp_path: Path) -> None:
     assert recipe.objective.mask_ratios["identity"] == 0.75
     assert recipe.objective.mask_ratios["image_head_tail"] == 0.05
     assert recipe.buckets.probability == "opensora-1.2"
+    assert (recipe.model.name, recipe.objective.name) == ("stdit2-xl", "iddpm")
+    assert (recipe.autoencoder.name, recipe.autoencoder.weights) == (
+        "opensora-1.1",
+        "stabilityai/sd-vae-ft-ema",
+    )
+    assert (recipe.text.name, recipe.text.max_length) == ("t5", 200)
     told = fates(made)
-    for key in ("model.type", "model.qk_norm_legacy", "scheduler.type", "scheduler.timestep_respacing"):
-        assert told[key] in (Fate.NOT_THERE_YET, Fate.UNKNOWN)
-    assert told["model.qk_norm_legacy"] == Fate.UNKNOWN
+    assert {Fate.NOT_THERE_YET, Fate.UNKNOWN}.isdisjoint(told.values())
     assert told["sp_size"] == told["batch_size"] == told["dataset.image_size"] == Fate.NOT_NEEDED
+
+
+def test_parts_without_weights_get_the_published_and_unknown_ones_are_replaced(tmp_path: Path) -> None:
+    """A part that we have is taken whole; of one that we lack, no key is."""
+    table = 'bucket_config = {"256": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-XL/2")\n'
+    recipe = convert(tmp_path, table + 'vae = dict(type="OpenSoraVAE_V1_2", from_pretrained=None)')[1]
+    assert recipe.autoencoder.weights == "hpcai-tech/OpenSora-VAE-v1.2"
+    made, recipe = convert(
+        tmp_path,
+        table
+        + 'vae = dict(type="VideoAutoencoderKLTemporalDecoder", from_pretrained="x", micro_frame_size=17)\n'
+        'text_encoder = dict(type="clip", from_pretrained="y", model_max_length=77)',
+    )
+    assert (recipe.autoencoder.name, recipe.text.name) == ("pixel", "hashed")
+    told = fates(made)
+    assert {told[key] for key in told if key.startswith(("vae", "text"))} == {Fate.NOT_THERE_YET}
 
 
 def test_2_0(tmp_path: Path) -> None:
@@ -413,7 +431,7 @@ def test_a_mistake_in_a_recipe_names_its_place(tmp_path: Path) -> None:
         load.parse(values)
     assert (caught.value.field, caught.value.value) == ('buckets.opensora."480p".204', 1.5)
     values = tomllib.loads(made.text)
-    values["autoencoder"]["stride"] = 8
+    values["autoencoder"] = {"name": "pixel", "stride": 8}
     with pytest.raises(UserError, match="takes multiples of 8 × 8 pixels"):
         load.parse(values)
 

@@ -1,4 +1,4 @@
-"""docs/reference/recipe.md and its JSON Schema say what the config classes say."""
+"""docs/reference/recipe.md and its JSON Schema say what the config classes say, dtypes.md what contracts do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["recipe.md", "recipe.schema.json"])
+@pytest.mark.parametrize("name", ["recipe.md", "recipe.schema.json", "dtypes.md"])
 def test_the_file_is_what_the_script_would_write(generator: ModuleType, name: str) -> None:
     written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert written == generator.contents()[name], "out of date: run `make reference`"

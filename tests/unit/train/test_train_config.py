@@ -1,4 +1,4 @@
-"""Keys of `[train]` that cannot be are refused by their own name."""
+"""Keys of `[train]` and `[precision]` that cannot be are refused by their own name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ import pytest
 
 from reelworks.core.errors import UserError
 from reelworks.recipe import load as recipes
+
+
+def recipe(**tables: object) -> dict[str, object]:
+    return {
+        "version": 1,
+        "output": "unused",
+        "dataset": [{"path": "unused"}],
+        "bucket": [{"resolution": "64x64", "num_frames": 1}],
+        "train": {"max_steps": 9},
+        **tables,
+    }
 
 
 @pytest.mark.parametrize("pair", [[3, 2], [0, 2], [3], [1, 2, 3]])
@@ -24,3 +35,42 @@ def test_steps_to_skip_are_pairs_from_first_to_last(pair: list[int]) -> None:
         )
     assert (caught.value.field, caught.value.value) == ("train.skip_steps", pair)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["adamw8bit", "Adafactor", "prodigy", "muon"])
+def test_an_optimizer_that_does_not_work_on_shards_is_refused_with_the_reason(name: str) -> None:
+    """Not as an unknown value: users of other trainers ask for it on purpose."""
+    with pytest.raises(UserError) as caught:
+        recipes.parse(recipe(train={"max_steps": 9, "optimizer": name}))
+    assert (caught.value.field, caught.value.value) == ("train.optimizer", name)
+    assert "adamw" in caught.value.remedy
+    assert any(word in caught.value.problem for word in ("rank", "cut"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("compute", "float16", "needs a loss scaler"),
+        ("compute", "fp8", "every weight is trained"),
+        ("storage", "float8_e4m3fn", "every weight is trained"),
+        ("storage", "bfloat16", "rounded stochastically"),
+        ("master", "bfloat16", "rounded stochastically"),
+        ("weights", "bf16", "rounded stochastically"),
+        ("autoencoder", "float16", "pass the range of float16"),
+        ("time", "bfloat16", "999 into 1000"),
+        ("compute", "bf16", "unknown name"),
+    ],
+)
+def test_dtypes_that_cannot_train_are_refused_with_the_reason(key: str, value: str, reason: str) -> None:
+    """By the key that was given, with what to write."""
+    with pytest.raises(UserError, match=reason) as caught:
+        recipes.parse(recipe(precision={key: value}))
+    assert (caught.value.field, caught.value.value) == (f"precision.{key}", value)
+    assert caught.value.remedy
+
+
+def test_a_misspelt_key_of_precision_is_still_one() -> None:
+    """What is neither a key nor known to be fixed is told as any other mistake."""
+    with pytest.raises(UserError, match='did you mean "compute"') as caught:
+        recipes.parse(recipe(precision={"compte": "float16"}))
+    assert caught.value.problem == "there is no such key"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from reelworks.buckets import table
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.media.load import Request
 from reelworks.models.config import AutoencoderConfig, ModelConfig, geometry
 from reelworks.objective.config import ObjectiveConfig
 from reelworks.parallel.mesh import World
@@ -18,6 +21,7 @@ from reelworks.stream.batches import MicroBatch, Work
 from reelworks.train import build
 from reelworks.train.config import TrainConfig
 from reelworks.train.example import training_example
+from reelworks.train.finite import Blame, Origin, not_finite
 from reelworks.train.state import TrainState, learning_rate
 from reelworks.train.step import Stepper, Votes
 
@@ -91,7 +95,17 @@ def micro_batch(
         uids=np.array(uids, dtype=np.uint64),
         copies=np.zeros(len(uids), dtype=np.int64),
         showing=np.zeros(len(uids), dtype=np.int32),
-        requests=(),
+        requests=tuple(
+            Request(
+                Path(f"{uid}.mp4"),
+                is_image=False,
+                shape=shape,
+                step=1.0,
+                first_frame_draw=0.0,
+                crop_draw=(0, 0),
+            )
+            for uid in uids
+        ),
         captions=tuple(f"clip {uid}" for uid in uids),
         fps=(24.0,) * len(uids),
     )
@@ -189,18 +203,85 @@ def test_what_a_clip_meets_does_not_depend_on_its_batch(stepper):
 
 def test_a_step_that_is_not_finite_changes_nothing(stepper):
     s = stepper()
+    name, parameter = next(iter(s.state.module.named_parameters()))
     with torch.no_grad():
-        next(iter(s.state.module.parameters())).fill_(float("nan"))
+        parameter.fill_(float("nan"))
     before = {name: value.clone() for name, value in s.state.ema.items()}
     weights = [parameter.detach().clone() for parameter in s.state.module.parameters()]
     batch = micro_batch(s, 0, [1, 2])
     result = s.run(iter([batch]), plan_of([batch]), 0, 0, QUIET)
     assert (result.applied, result.finite) == (False, False)
+    assert result.blame.origin == Origin("weight", name)
+    assert [clip["path"] for clip in result.blame.clips] == ["1.mp4", "2.mp4"]
+    assert s.state.not_finite() == [name]
     for parameter, former in zip(s.state.module.parameters(), weights, strict=True):
         assert torch.equal(parameter.nan_to_num(), former.nan_to_num())
     assert all(
         torch.equal(s.state.ema[name].nan_to_num(), value.nan_to_num()) for name, value in before.items()
     )
+
+
+def test_the_module_that_makes_numbers_infinite_is_named(stepper):
+    """The first of those whose output is not finite, with the clips of the micro-batch it was in."""
+    s = stepper()
+    fine, bad = micro_batch(s, 0, [1, 2], last=False), micro_batch(s, 1, [3])
+    frames = bad.frames.shape[1]
+    s.state.module.spatial_blocks[0].mlp.register_forward_hook(
+        lambda _module, _args, out: out / 0.0 if out.shape[1] == frames else out
+    )
+    result = s.run(iter([fine, bad]), plan_of([fine, bad]), 0, 0, QUIET)
+    assert not result.applied
+    assert result.blame == Blame(Origin("activation", "spatial_blocks.0.mlp"), ({"uid": 3, "path": "3.mp4"},))
+    assert "first in the activation of spatial_blocks.0.mlp; the loss of 3.mp4" in result.why_not
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, "none"])
+def test_the_module_whose_gradient_breaks_is_named(stepper, clip_norm):
+    """Where every loss is finite, the first in the order of the backward pass, whatever is clipped."""
+    s = stepper(clip_norm=clip_norm)
+    path = "spatial_blocks.0.attn.proj"
+
+    def break_gradient(_module, _args, out):
+        if out.requires_grad:
+            out.register_hook(lambda gradient: gradient * float("inf"))
+
+    s.state.module.get_submodule(path).register_forward_hook(break_gradient)
+    batch = micro_batch(s, 0, [1, 2])
+    result = s.run(iter([batch]), plan_of([batch]), 0, 0, QUIET)
+    assert not result.applied
+    assert np.isfinite(result.loss)
+    assert result.blame == Blame(Origin("gradient", path), ())
+
+
+def test_blame_is_put_together_over_ranks():
+    """The cause before its effects, and the clips of all."""
+    one, two = {"uid": 1, "path": "1.mp4"}, {"uid": 2, "path": "2.mp4"}
+    parts = [(Origin("gradient", "a"), [one]), (None, []), (Origin("activation", "b"), [two])]
+    assert Blame.of(parts) == Blame(Origin("activation", "b"), (one, two))
+    assert Blame.of([(None, [])]) == Blame(None, ())
+
+
+def test_what_is_large_but_finite_is_finite():
+    """Values whose squares pass the range of float32 are no infinities; a single one among many is found."""
+    large = torch.full((3, 4), 3e38)
+    broken = torch.zeros(5, 7, dtype=torch.bfloat16)
+    broken[4, 6] = float("nan")
+    empty, whole = torch.zeros(0), torch.ones(3, dtype=torch.int64)
+    assert not_finite({"large": large, "empty": empty, "whole": whole}) == []
+    assert not_finite({"large": large, "broken": broken, "b": torch.tensor([float("-inf")])}) == [
+        "broken",
+        "b",
+    ]
+
+
+def test_a_state_names_all_that_is_not_finite(stepper):
+    """Weights, averages and what the optimizer remembers."""
+    s = stepper()
+    name, parameter = next(iter(s.state.module.named_parameters()))
+    assert s.state.not_finite() == []
+    s.state.ema[name].view(-1)[3] = float("inf")
+    s.state.optimizer.state[parameter]["exp_avg_sq"].view(-1)[0] = float("nan")
+    assert s.state.not_finite() == [f"the average of {name}", f"the optimizer's exp_avg_sq of {name}"]
 
 
 def test_a_step_without_a_clip_is_skipped(stepper):

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from reelworks.core.errors import UserError
-from reelworks.core.shape import Geometry
 from reelworks.models.api import Autoencoder
-from reelworks.models.config import AutoencoderConfig, latent_channels
+from reelworks.models.config import AutoencoderConfig, autoencoder_geometry, latent_channels
 from reelworks.precision.contract import Contract, Role
+
+_F32 = torch.float32
+CONTRACT = Contract(_F32, _F32, None, None, _F32, {"video": Role.CONDITION, "latent": Role.LATENT})
 
 
 @final
@@ -27,13 +29,13 @@ class PixelAutoencoder:
         contract: float32 throughout.
     """
 
+    contract = CONTRACT
+
     def __init__(self, config: AutoencoderConfig) -> None:
-        s = self._stride = config.stride
+        self._stride = config.stride
         self._mean, self._std = config.mean, config.std
-        self.geometry = Geometry(stride=(1, s, s), patch=(1, 1, 1))
+        self.geometry = autoencoder_geometry(config)
         self.latent_channels = latent_channels(config)
-        f32 = torch.float32
-        self.contract = Contract(f32, f32, f32, f32, f32, {"video": Role.CONDITION, "latent": Role.LATENT})
 
     def encode(self, video_BCTHW: Tensor) -> Tensor:
         """Encode `[B, 3, T, H, W]` in [-1, 1] as `[B, 3·s², T, H/s, W/s]`.

@@ -20,8 +20,11 @@ class STDiT3Denoiser:
     Attributes:
         module: The network, or what a parallel strategy or LoRA made of it.
         contract: Its dtypes.
-        latent_channels: Channels that it takes and returns.
+        latent_channels: Channels of the latents that it takes.
+        runs_on_meta: Shapes alone can be tried.
     """
+
+    runs_on_meta = True
 
     def __init__(self, module: STDiT3, contract: Contract) -> None:
         assert dict(contract.roles) == INPUT_ROLES
@@ -29,10 +32,10 @@ class STDiT3Denoiser:
         self.contract = contract
         self.latent_channels = module.config.in_channels
         self._sharding = sharding.plan(module)
-        self._lora_targets = tuple(_attention_layers(module))
+        self._lora_targets = tuple(attention_layers(module))
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
-        """Return `[B, C, T, H, W]`: the first half of channels where there are two."""
+        """Return all channels that the network returns, `[B, C or 2·C, T, H, W]`."""
         out: Tensor = self.module(
             inputs.latent,
             inputs.time,
@@ -44,7 +47,7 @@ class STDiT3Denoiser:
             width=inputs.width,
             drop_text=inputs.drop_text,
         )
-        return out[:, : self.latent_channels]
+        return out
 
     def sharding(self) -> ShardingPlan:
         """Name the blocks, in order of use."""
@@ -55,7 +58,7 @@ class STDiT3Denoiser:
         return self._lora_targets
 
 
-def _attention_layers(module: STDiT3) -> list[str]:
-    return [
-        name for name, child in module.named_modules() if isinstance(child, nn.Linear) and "attn." in name
-    ]
+def attention_layers(module: nn.Module) -> list[str]:
+    """Name the linear layers of all attentions."""
+    linear = (name for name, child in module.named_modules() if isinstance(child, nn.Linear))
+    return [name for name in linear if "attn" in name.split(".")[-2]]

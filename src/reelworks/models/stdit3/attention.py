@@ -39,11 +39,16 @@ def split_heads(packed: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...
 
 
 class SelfAttention(nn.Module):
-    """Attention among the places of each sequence; queries and keys are normalised, then rotated."""
+    """Attention among the places of each sequence; queries and keys are normalised, then rotated.
 
-    def __init__(self, hidden_size: int, num_heads: int, *, qk_norm: bool) -> None:
+    With `rotate_first` it is the other way round, as in v1.1.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, *, qk_norm: bool, rotate_first: bool = False
+    ) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads, self.rotate_first = num_heads, rotate_first
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
         head_dim = hidden_size // num_heads
         self.q_norm = HeadNorm(head_dim) if qk_norm else nn.Identity()
@@ -53,12 +58,19 @@ class SelfAttention(nn.Module):
     def forward(self, x_NLD: Tensor, rotation: Rotation | None) -> Tensor:
         """Attend within each of N sequences of `[N, L, D]`."""
         q_NALE, k_NALE, v_NALE = split_heads(self.qkv(x_NLD), 3, self.num_heads)
-        q_NALE, k_NALE = self.q_norm(q_NALE), self.k_norm(k_NALE)
-        if rotation is not None:
-            q_NALE, k_NALE = rotate(q_NALE, rotation), rotate(k_NALE, rotation)
+        q_NALE = self._place(q_NALE, self.q_norm, rotation)
+        k_NALE = self._place(k_NALE, self.k_norm, rotation)
         out_NALE = F.scaled_dot_product_attention(q_NALE, k_NALE, v_NALE)
         out: Tensor = self.proj(out_NALE.transpose(1, 2).flatten(2))
         return out
+
+    def _place(self, x_NALE: Tensor, norm: nn.Module, rotation: Rotation | None) -> Tensor:
+        if rotation is not None and self.rotate_first:
+            x_NALE = rotate(x_NALE, rotation)
+        x_NALE = norm(x_NALE)
+        if rotation is not None and not self.rotate_first:
+            x_NALE = rotate(x_NALE, rotation)
+        return x_NALE
 
 
 class CrossAttention(nn.Module):

@@ -179,6 +179,15 @@ class CaptionEmbedding(nn.Module):
         return out
 
 
+def unpatchify(patches: Tensor, grid: tuple[int, int], patch_size: tuple[int, int, int]) -> Tensor:
+    """Lay `[B, T, S, ph·pw·C]` (C fastest) out as `[B, C, T, h·ph, w·pw]`."""
+    _, ph, pw = patch_size
+    B, T, _, _ = patches.shape
+    h, w = grid
+    x = patches.view(B, T, h, w, ph, pw, -1).permute(0, 6, 1, 2, 4, 3, 5)
+    return x.reshape(B, -1, T, h * ph, w * pw)
+
+
 def tile_rows(rows: Tensor, batch_size: int) -> Tensor:
     """Give each of B samples a row: sample b takes row b mod n, as guidance stacks its batches."""
     n = rows.shape[0]

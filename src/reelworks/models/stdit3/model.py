@@ -23,6 +23,7 @@ from reelworks.models.stdit3.embeddings import (
     RotaryEmbedding,
     ScalarEmbedding,
     tile_rows,
+    unpatchify,
 )
 
 
@@ -161,7 +162,7 @@ class STDiT3(nn.Module):
             tokens = self._run(temporal, tokens, text_BLD, mask_B11L, modulation, rotation)
         patches = self.final_layer(tokens, time_BD, clean_BD, x_mask)
         # Cloned: FSDP2 warns of an output that is a view, and it is small.
-        return self._unpatchify(patches, grid)[..., :H, :W].float().clone()
+        return unpatchify(patches, grid, self.config.patch_size)[..., :H, :W].float().clone()
 
     def _times(self, timestep: Tensor, fps: Tensor, x_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Embed the timesteps, and time 0 if frames are masked, each with the frame rate."""
@@ -186,11 +187,3 @@ class STDiT3(nn.Module):
         else:
             out = block(*args)
         return out
-
-    def _unpatchify(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Lay `[B, T, S, ph·pw·C]` (C fastest) out as `[B, C, T, h·ph, w·pw]`."""
-        _, ph, pw = self.config.patch_size
-        B, T, _, _ = patches.shape
-        h, w = grid
-        x = patches.view(B, T, h, w, ph, pw, -1).permute(0, 6, 1, 2, 4, 3, 5)
-        return x.reshape(B, -1, T, h * ph, w * pw)

@@ -14,12 +14,13 @@ from typing import final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from reelworks.core.draws import hash64
-from reelworks.models.api import TextEncoder
+from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextConfig
+from reelworks.precision.contract import Contract
 
+CONTRACT = Contract(torch.float32, torch.float32, None, None, torch.float32, {})
 _WORD = re.compile(r"\w+")
 _EMPTY = ""  # stands for a caption without words; no word is spelled so
 
@@ -50,27 +51,33 @@ class HashedTextEncoder:
 
     Attributes:
         dim: Width of a vector.
+        pooled_dim: Width of a caption's summary, the scaled sum of word vectors of that width.
         max_length: Words kept of a caption, the first ones.
     """
 
+    contract = CONTRACT
+
     def __init__(self, config: TextConfig) -> None:
-        self.dim, self.max_length = config.dim, config.max_length
+        self.dim, self.pooled_dim, self.max_length = config.dim, config.pooled_dim, config.max_length
         self._device = torch.device("cpu")
 
-    def encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return `[B, L, D]` float32 embeddings, L = `max_length`, and the `[B, L]` bool mask of words.
+    def encode(self, captions: Sequence[str]) -> TextEmbedding:
+        """Look up every word; the sum of n words is divided by √n, so that its variance stays 1.
 
         A caption without words counts as one token of its own, so that no mask is all False: attention
         over nothing is not a number.
         """
         text_BLD = np.zeros((len(captions), self.max_length, self.dim), dtype=np.float32)
         mask_BL = np.zeros((len(captions), self.max_length), dtype=np.bool_)
+        pooled_BP = np.zeros((len(captions), self.pooled_dim), dtype=np.float32)
         for row, caption in enumerate(captions):
             kept = words(caption)[: self.max_length] or [_EMPTY]
             mask_BL[row, : len(kept)] = True
             for place, word in enumerate(kept):
                 text_BLD[row, place] = word_vector(word, self.dim)
-        return torch.from_numpy(text_BLD).to(self._device), torch.from_numpy(mask_BL).to(self._device)
+                pooled_BP[row] += word_vector(word, self.pooled_dim) / np.sqrt(len(kept), dtype=np.float32)
+        tokens, mask, pooled = (torch.from_numpy(a).to(self._device) for a in (text_BLD, mask_BL, pooled_BP))
+        return TextEmbedding(tokens, mask, pooled)
 
     def unseen(self, caption: str) -> int:
         """Count the words at a caption's end that `max_length` cuts off."""

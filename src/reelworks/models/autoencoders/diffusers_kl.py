@@ -1,0 +1,146 @@
+"""Autoencoders of diffusers: one class for all, which differ in a few declared facts.
+
+Legend: B clips, C channels, T frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from reelworks.core.errors import UserError
+from reelworks.models import libraries, published, weight_files
+from reelworks.models.api import Autoencoder
+from reelworks.models.config import AutoencoderConfig, autoencoder_geometry
+from reelworks.precision.contract import Contract, Role
+
+_F32 = torch.float32
+# Activations of some pass 65504, the largest number of float16, and become infinite.
+CONTRACT = Contract(
+    _F32,
+    _F32,
+    None,
+    None,
+    _F32,
+    {"video": Role.CONDITION, "latent": Role.LATENT},
+    overflows=frozenset({torch.float16}),
+)
+
+
+@final
+class DiffusersAutoencoder:
+    """An autoencoder of diffusers, with the statistics of its latents.
+
+    Latents are the means of the posteriors, moved and scaled as the family's denoiser was trained with.
+
+    Attributes:
+        geometry: Stride and frame rule of the family.
+        latent_channels: Of what a denoiser sees.
+        contract: float32 throughout; float16 is known to overflow.
+    """
+
+    def __init__(self, config: AutoencoderConfig) -> None:
+        """Load a folder in diffusers' layout, a single file, or from the hub.
+
+        Raises:
+            UserError: Nothing that can be loaded is found, or it has other latents than the family's.
+        """
+        assert config.weights is not None, "the recipe was checked"
+        facts = published.AUTOENCODERS[config.name]
+        self.geometry = autoencoder_geometry(config)
+        self.latent_channels = facts.channels
+        self.contract = CONTRACT
+        self._module = _load(facts.network, config.weights)
+        # Some take pictures alone, without an axis for frames.
+        self._flat = facts.network in ("AutoencoderKL", "AutoencoderKLFlux2")
+        self._packed = facts.network == "AutoencoderKLFlux2"
+        self._mean, self._std = _statistics(self._module)
+        if self._mean.shape[1] not in (1, facts.channels):
+            raise UserError(
+                f"its latents have {self._mean.shape[1]} channels, those of {config.name} have {facts.channels}",
+                field="autoencoder.weights",
+                value=config.weights,
+                remedy="name the weights of this family, or another autoencoder.name",
+            )
+
+    @torch.no_grad()
+    def encode(self, video_BCTHW: Tensor) -> Tensor:
+        """Encode `[B, 3, T, H, W]` in [-1, 1] as `[B, C, T', h, w]`."""
+        video = video_BCTHW.to(self.contract.compute)
+        latent: Tensor = self._module.encode(video[:, :, 0] if self._flat else video).latent_dist.mode()
+        latent = latent[:, :, None] if self._flat else latent
+        if self._packed:
+            latent = _squares_to_channels(latent)
+        return (latent - self._mean) / self._std
+
+    @torch.no_grad()
+    def decode(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:
+        """Decode to `[B, 3, num_frames, H, W]`; values are not clamped."""
+        latent = latent_BCTHW * self._std + self._mean
+        if self._packed:
+            latent = _channels_to_squares(latent)
+        # A decoder that removes a little noise by itself is told that there is none.
+        asks_time = self._module.config.get("timestep_conditioning", False)
+        told = {"temb": latent.new_zeros(len(latent))} if asks_time else {}
+        video: Tensor = self._module.decode(latent[:, :, 0] if self._flat else latent, **told).sample
+        video = video[:, :, None] if self._flat else video
+        assert video.shape[2] == num_frames, f"{latent.shape[2]} latent frames became {video.shape[2]}"
+        return video
+
+    def to(self, device: torch.device) -> Autoencoder:
+        """Move the network, in place."""
+        self._module.to(device)
+        self._mean, self._std = self._mean.to(device), self._std.to(device)
+        return self
+
+
+def _statistics(module: Any) -> tuple[Tensor, Tensor]:
+    """Mean and spread of the latents, `[1, C or 1, 1, 1, 1]` each, from wherever the class keeps them."""
+    config, buffers = dict(module.config), dict(module.named_buffers())
+    if "bn.running_mean" in buffers:
+        mean, std = module.bn.running_mean, (module.bn.running_var + config["batch_norm_eps"]).sqrt()
+    elif "latents_mean" in buffers:
+        mean, std = buffers["latents_mean"], buffers["latents_std"]
+    elif "latents_mean" in config and config["latents_mean"] is not None:
+        mean, std = torch.tensor(config["latents_mean"]), torch.tensor(config["latents_std"])
+    else:
+        mean, std = torch.tensor([config.get("shift_factor") or 0.0]), torch.ones(1)
+    std = std / (config.get("scaling_factor") or 1.0)
+    return mean.float().view(1, -1, 1, 1, 1), std.float().view(1, -1, 1, 1, 1)
+
+
+def _squares_to_channels(latent_BCTHW: Tensor) -> Tensor:
+    B, C, T, H, W = latent_BCTHW.shape
+    squares = latent_BCTHW.reshape(B, C, T, H // 2, 2, W // 2, 2).permute(0, 1, 4, 6, 2, 3, 5)
+    return squares.reshape(B, 4 * C, T, H // 2, W // 2)
+
+
+def _channels_to_squares(latent_BCTHW: Tensor) -> Tensor:
+    B, C, T, H, W = latent_BCTHW.shape
+    squares = latent_BCTHW.reshape(B, C // 4, 2, 2, T, H, W).permute(0, 1, 4, 5, 2, 6, 3)
+    return squares.reshape(B, C // 4, T, 2 * H, 2 * W)
+
+
+def _load(name: str, source: str) -> Any:
+    kind, field = getattr(libraries.diffusers(), name), "autoencoder.weights"
+    try:
+        if source.endswith(".safetensors"):
+            return kind.from_single_file(source).requires_grad_(False).eval()
+        try:
+            sizes = kind.load_config(source, subfolder="vae")
+        except OSError:  # not a pipeline's folder
+            sizes = kind.load_config(source)
+        if sizes["_class_name"] != name:
+            raise ValueError(f"it is of class {sizes['_class_name']}")
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UserError(
+            f"no {name} can be loaded ({str(error).partition(chr(10))[0]})",
+            field=field,
+            value=source,
+            remedy="name a folder in diffusers' layout, a single file, or a hub id of this family",
+        ) from error
+    module = kind.from_config(sizes)
+    weight_files.load_into(module, weight_files.read(source, field, part="vae"), source, field)
+    return module.requires_grad_(False).eval()

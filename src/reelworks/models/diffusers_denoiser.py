@@ -1,0 +1,144 @@
+"""Networks of diffusers as the trainer sees them: one class for all; what differs is a function.
+
+Legend: B clips, C channels, T latent frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from reelworks.core.errors import UserError
+from reelworks.models import libraries, weight_files
+from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan
+from reelworks.models.family import FamilyConfig
+from reelworks.precision.contract import Contract
+
+_COMFYUI = "model.diffusion_model."  # before every name in its files
+Predict = Callable[[Any, DenoiserInputs, Any], Tensor]
+"""`predict(module, inputs, config)` calls a family's network; see `models.api.Denoiser.predict`."""
+
+
+@final
+class DiffusersDenoiser:
+    """One network of diffusers.
+
+    Attributes:
+        module: The network, or what a parallel strategy or LoRA made of it.
+        contract: Its dtypes.
+        latent_channels: Channels of the latents that it takes.
+        runs_on_meta: Shapes alone can be tried.
+        config: Its sizes.
+    """
+
+    def __init__(
+        self, module: nn.Module, contract: Contract, config: FamilyConfig, channels: int, predict: Predict
+    ) -> None:
+        assert dict(contract.roles) == INPUT_ROLES
+        self.module, self.contract, self.config = module, contract, config
+        self.latent_channels, self.runs_on_meta = channels, config.network.shape_only
+        self._predict = predict
+        for name, parameter in module.named_parameters():
+            if name.startswith(config.network.without_gradient):
+                parameter.requires_grad_(False)
+        lists = (list(module.get_submodule(name)) for name in config.network.blocks)  # type: ignore[call-overload]
+        self._sharding = ShardingPlan(blocks=[block for blocks in lists for block in blocks])
+        self._lora_targets = tuple(_attention_layers(module))
+
+    def predict(self, inputs: DenoiserInputs) -> Tensor:
+        """Return the output `[B, C, T, H, W]`; a velocity points towards the data.
+
+        Raises:
+            UserError: A clip came to a network for pictures, or sizes that are not whole patches.
+        """
+        _check(inputs.latent, self.config)
+        return self._predict(self.module, inputs, self.config)
+
+    def sharding(self) -> ShardingPlan:
+        """Name the blocks, in order of use."""
+        return self._sharding
+
+    def lora_targets(self) -> Sequence[str]:
+        """Name the linear layers of all attentions."""
+        return self._lora_targets
+
+
+def _check(latent_BCTHW: Tensor, config: FamilyConfig) -> None:
+    sizes = latent_BCTHW.shape[2:]
+    if config.pictures_only and sizes[0] != 1:
+        raise UserError("this model makes pictures alone", field="num_frames", value=sizes[0], remedy="use 1")
+    for field, size, patch in zip(("num_frames", "height", "width"), sizes, config.patch_size, strict=True):
+        if size % patch:
+            raise UserError(
+                f"{size} latent elements, and this model takes multiples of {patch}",
+                field=field,
+                remedy=f"choose a size in pixels that has {max(size - size % patch, patch)} of them",
+            )
+
+
+def _attention_layers(module: nn.Module) -> list[str]:
+    linear = (name for name, child in module.named_modules() if isinstance(child, nn.Linear))
+    return [name for name in linear if any(part.startswith("att") for part in name.split(".")[:-1])]
+
+
+def network(config: FamilyConfig, gradient_checkpointing: bool) -> nn.Module:
+    """Build a network with fresh weights from the global generator."""
+    # nn.RMSNorm says so under autocast: lower inputs, float32 weights. It is right, and slower.
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+    kind: Any = getattr(libraries.diffusers(), config.network.name)
+    module: Any = kind(**config.arguments())
+    if gradient_checkpointing:
+        module.enable_gradient_checkpointing()
+    result: nn.Module = module.train()
+    return result
+
+
+def fill(module: nn.Module, config: FamilyConfig, source: str | None) -> None:
+    """Load the weights of a source; where there is none, fresh ones stay.
+
+    A source is a pipeline's folder, a network's folder, a single file, or a hub id, in the names of
+    diffusers or in those of the release (ComfyUI's). Values take the dtype of the module's parameters;
+    those stored as fp8 are multiplied by their scales first.
+
+    Raises:
+        UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
+    """
+    if source is None:
+        return
+    state = _unscaled(weight_files.read(source, part=config.network.part))
+    if not module.state_dict().keys() & state.keys():
+        state = _renamed(module, config, state)
+    weight_files.load_into(module, state, source)
+
+
+def _renamed(module: Any, config: FamilyConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give the tensors of a release the names of diffusers, where diffusers knows how."""
+    single: Any = importlib.import_module("diffusers.loaders.single_file_model")
+    known = single.SINGLE_FILE_LOADABLE_CLASSES.get(config.network.name)
+    if known is not None:
+        # A file of another model ends in any of these; the comparison of names then says so.
+        with contextlib.suppress(KeyError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            renamed = known["checkpoint_mapping_fn"](checkpoint=dict(state), config=module.config)
+            if renamed.keys() & module.state_dict().keys():
+                return dict(renamed)
+    return {key.removeprefix(_COMFYUI): value for key, value in state.items()}
+
+
+def _unscaled(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Multiply fp8 values by the scales that stand beside them, and drop the scales."""
+    suffixes = (".scale_weight", ".weight_scale")
+    result = {
+        key: value
+        for key, value in state.items()
+        if not key.endswith((*suffixes, ".scale_input", ".input_scale", "scaled_fp8"))
+    }
+    for suffix in suffixes:
+        for key in (key for key in state if key.endswith(suffix)):
+            weight = f"{key.removesuffix(suffix)}.weight"
+            result[weight] = state[weight].float() * state[key].float()
+    return result

@@ -1,0 +1,37 @@
+"""How a FLUX.1 network is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from reelworks.models import exact_time
+from reelworks.models.api import PURE_NOISE, DenoiserInputs
+from reelworks.models.flux.config import FluxConfig
+from reelworks.models.packing import grid, pack, unpack
+
+
+def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
+    """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
+
+    All tokens of a text count, those behind its end too: so the networks were trained.
+    """
+    *_, H, W = inputs.latent.shape
+    places = pad(grid(H // 2, W // 2, device=inputs.latent.device), (1, 0))
+    guidance = (inputs.guidance,) if config.guidance_embeds else ()
+    with exact_time.embedded(
+        module.time_text_embed.time_proj, inputs.time, *(g * PURE_NOISE for g in guidance)
+    ):
+        out = module(
+            pack(inputs.latent[:, :, 0]),
+            encoder_hidden_states=inputs.text,
+            pooled_projections=inputs.pooled,
+            timestep=inputs.time / PURE_NOISE,
+            img_ids=places,
+            txt_ids=places.new_zeros(inputs.text.shape[1], 3),
+            guidance=inputs.guidance if config.guidance_embeds else None,
+            return_dict=False,
+        )[0]
+    return -unpack(out, H, W)[:, :, None]

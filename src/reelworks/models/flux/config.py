@@ -1,0 +1,69 @@
+"""Sizes of FLUX.1 networks; torch-free."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from reelworks.core.config import Config
+from reelworks.models.family import Conditioning, Neighbours, Network, require_pooled
+
+
+class FluxConfig(Config):
+    """Arguments of diffusers' FluxTransformer2DModel; defaults are those of FLUX.1-dev."""
+
+    in_channels: int = 64
+    num_layers: int = 19
+    num_single_layers: int = 38
+    attention_head_dim: int = 128
+    num_attention_heads: int = 24
+    joint_attention_dim: int = 4096
+    pooled_projection_dim: int = 768
+    guidance_embeds: bool = True
+    axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
+
+    @property
+    def patch_size(self) -> tuple[int, int, int]:
+        """Latent elements per token: the latents are packed."""
+        return 1, 2, 2
+
+    @property
+    def pictures_only(self) -> bool:
+        """Pictures alone."""
+        return True
+
+    @property
+    def conditioning(self) -> Conditioning:
+        """Captions of no words are encoded; a distilled network takes the guidance scale."""
+        return Conditioning(guidance="embedded" if self.guidance_embeds else "classifier-free")
+
+    @property
+    def network(self) -> Network:
+        """Where it lies in diffusers."""
+        return Network("FluxTransformer2DModel", ("transformer_blocks", "single_transformer_blocks"))
+
+    def arguments(self) -> dict[str, Any]:
+        """What the network is built with."""
+        return self.model_dump()
+
+    def fit(self, neighbours: Neighbours) -> Self:
+        """Take the widths of the neighbours."""
+        return self.model_copy(
+            update={
+                "in_channels": 4 * neighbours.latent_channels,
+                "joint_attention_dim": neighbours.text_dim,
+                "pooled_projection_dim": require_pooled(neighbours),
+            }
+        )
+
+
+PRESETS: dict[str, FluxConfig] = {
+    "flux-dev": FluxConfig(),
+    "flux-schnell": FluxConfig(guidance_embeds=False),
+    "flux-tiny": FluxConfig(
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        axes_dims_rope=(4, 6, 6),
+    ),
+}

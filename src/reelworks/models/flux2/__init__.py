@@ -1,0 +1,1 @@
+"""FLUX.2 (Black Forest Labs), text to picture."""

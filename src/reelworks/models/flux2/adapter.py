@@ -1,0 +1,36 @@
+"""How a FLUX.2 network is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from reelworks.models import exact_time
+from reelworks.models.api import PURE_NOISE, DenoiserInputs
+from reelworks.models.flux2.config import Flux2Config
+from reelworks.models.packing import grid
+
+
+def predict(module: Any, inputs: DenoiserInputs, config: Flux2Config) -> Tensor:
+    """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
+
+    Places have four axes: a picture among several, row, column, and word.
+    """
+    *_, H, W = inputs.latent.shape
+    device = inputs.latent.device
+    guidance = (inputs.guidance,) if config.guidance_embeds else ()
+    with exact_time.embedded(
+        module.time_guidance_embed.time_proj, inputs.time, *(g * PURE_NOISE for g in guidance)
+    ):
+        out: Tensor = module(
+            inputs.latent.flatten(2).transpose(1, 2),
+            encoder_hidden_states=inputs.text,
+            timestep=inputs.time / PURE_NOISE,
+            img_ids=pad(grid(H, W, device=device), (1, 1)),
+            txt_ids=pad(grid(inputs.text.shape[1], device=device), (3, 0)),
+            guidance=inputs.guidance if config.guidance_embeds else None,
+            return_dict=False,
+        )[0]
+    return -out.transpose(1, 2).reshape(inputs.latent.shape)

@@ -1,0 +1,1 @@
+"""HunyuanVideo 1.5 (Tencent), text to video and picture."""

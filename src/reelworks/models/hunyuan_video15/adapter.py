@@ -1,0 +1,37 @@
+"""How a HunyuanVideo 1.5 network is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reelworks.models import exact_time
+from reelworks.models.api import DenoiserInputs
+from reelworks.models.hunyuan_video15.config import HunyuanVideo15Config
+
+_IMAGE_TOKENS = 1  # of a picture that is not given; they are masked
+
+
+def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -> Tensor:
+    """Return the velocity `[B, C, T, H, W]`; the network's own points towards the noise.
+
+    Neither a picture nor text to be written in it is given: their places are zeros and masked.
+    """
+    latent = inputs.latent
+    B, channels = latent.shape[:2]
+    empty = latent.new_zeros(B, config.in_channels - channels, *latent.shape[2:])
+    times = (module.time_embed.time_proj, module.context_embedder.time_text_embed.time_proj)
+    with exact_time.embedded(times[0], inputs.time), exact_time.embedded(times[1], inputs.time):
+        out: Tensor = module(
+            torch.cat([latent, empty], dim=1),
+            inputs.time.to(latent.dtype),
+            inputs.text,
+            inputs.text_mask,
+            encoder_hidden_states_2=latent.new_zeros(B, 1, config.text_embed_2_dim),
+            encoder_attention_mask_2=inputs.text_mask.new_zeros(B, 1),
+            image_embeds=latent.new_zeros(B, _IMAGE_TOKENS, config.image_embed_dim),
+            return_dict=False,
+        )[0]
+    return -out

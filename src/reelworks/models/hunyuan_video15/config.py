@@ -1,0 +1,91 @@
+"""Sizes of HunyuanVideo 1.5 networks; torch-free."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from reelworks.core.config import Config
+from reelworks.models.family import Conditioning, Neighbours, Network
+
+
+class HunyuanVideo15Config(Config):
+    """Arguments of diffusers' HunyuanVideo15Transformer3DModel; defaults are the published ones.
+
+    The input has room for a given picture and its mask, which are zeros here.
+    """
+
+    in_channels: int = 65
+    out_channels: int = 32
+    num_attention_heads: int = 16
+    attention_head_dim: int = 128
+    num_layers: int = 54
+    num_refiner_layers: int = 2
+    text_embed_dim: int = 3584
+    text_embed_2_dim: int = 1472
+    image_embed_dim: int = 1152
+    rope_axes_dim: tuple[int, int, int] = (16, 56, 56)
+
+    @property
+    def patch_size(self) -> tuple[int, int, int]:
+        """Latent elements per token."""
+        return 1, 1, 1
+
+    @property
+    def pictures_only(self) -> bool:
+        """Clips and pictures."""
+        return False
+
+    @property
+    def conditioning(self) -> Conditioning:
+        """Captions of no words are encoded."""
+        return Conditioning()
+
+    @property
+    def network(self) -> Network:
+        """Where it lies in diffusers."""
+        return Network(
+            "HunyuanVideo15Transformer3DModel",
+            ("transformer_blocks",),
+            without_gradient=("context_embedder_2.", "image_embedder.", *self._last_text),
+            shape_only=False,
+        )
+
+    def arguments(self) -> dict[str, Any]:
+        """What the network is built with."""
+        return self.model_dump()
+
+    def fit(self, neighbours: Neighbours) -> Self:
+        """Take the widths of the neighbours."""
+        channels = neighbours.latent_channels
+        return self.model_copy(
+            update={
+                "in_channels": 2 * channels + 1,
+                "out_channels": channels,
+                "text_embed_dim": neighbours.text_dim,
+            }
+        )
+
+    @property
+    def _last_text(self) -> tuple[str, ...]:
+        """The last block's text goes nowhere."""
+        last = f"transformer_blocks.{self.num_layers - 1}."
+        return (
+            last + "ff_context",
+            last + "attn.to_add_out",
+            last + "attn.norm_added_q",
+            last + "attn.add_q_proj",
+        )
+
+
+PRESETS: dict[str, HunyuanVideo15Config] = {
+    "hunyuan-video-1.5": HunyuanVideo15Config(),
+    "hunyuan-video-1.5-tiny": HunyuanVideo15Config(
+        num_attention_heads=2,
+        attention_head_dim=16,
+        num_layers=2,
+        num_refiner_layers=1,
+        text_embed_2_dim=8,
+        image_embed_dim=8,
+        rope_axes_dim=(4, 6, 6),
+    ),
+}

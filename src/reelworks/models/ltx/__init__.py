@@ -1,0 +1,1 @@
+"""LTX-Video (Lightricks), text to video and picture."""

@@ -1,0 +1,97 @@
+"""Autoencoders and text encoders that diffusers' families were published with; torch-free.
+
+A folder in the layout of diffusers holds all parts of a family side by side, and can be named as the
+weights of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class PublishedAutoencoder:
+    """An autoencoder of diffusers.
+
+    Attributes:
+        network: Its class.
+        channels: Of the latents that a denoiser sees.
+        stride: Pixels per latent element along (time, height, width).
+        frame_rule: See `core.shape.Geometry`.
+    """
+
+    network: str
+    channels: int
+    stride: tuple[int, int, int]
+    frame_rule: tuple[int, int] = (0, 1)
+
+
+@dataclass(frozen=True)
+class PublishedText:
+    """Text encoders of a family, which its pipeline in diffusers puts together.
+
+    Attributes:
+        pipeline: Its class.
+        dim: Width of a token.
+        max_length: Tokens kept of a caption.
+        pooled_dim: Width of a caption's summary, 0 where there is none.
+    """
+
+    pipeline: str
+    dim: int
+    max_length: int
+    pooled_dim: int = 0
+
+
+class Parts(NamedTuple):
+    """Names of the parts beside a denoiser."""
+
+    autoencoder: str
+    text: str
+
+
+AUTOENCODERS: dict[str, PublishedAutoencoder] = {
+    "wan-2.1": PublishedAutoencoder("AutoencoderKLWan", 16, (4, 8, 8), (4, 1)),
+    "wan-2.2": PublishedAutoencoder("AutoencoderKLWan", 48, (4, 16, 16), (4, 1)),
+    "flux": PublishedAutoencoder("AutoencoderKL", 16, (1, 8, 8)),
+    "flux2": PublishedAutoencoder("AutoencoderKLFlux2", 128, (1, 16, 16)),
+    "qwen-image": PublishedAutoencoder("AutoencoderKLQwenImage", 16, (1, 8, 8)),
+    "ltx-video": PublishedAutoencoder("AutoencoderKLLTXVideo", 128, (8, 32, 32), (8, 1)),
+    "hunyuan-video-1.5": PublishedAutoencoder("AutoencoderKLHunyuanVideo15", 32, (4, 16, 16), (4, 1)),
+    "sdxl": PublishedAutoencoder("AutoencoderKL", 4, (1, 8, 8)),
+    "sd3": PublishedAutoencoder("AutoencoderKL", 16, (1, 8, 8)),
+}
+
+TEXT_ENCODERS: dict[str, PublishedText] = {
+    "wan": PublishedText("WanPipeline", 4096, 512),
+    "flux": PublishedText("FluxPipeline", 4096, 512, 768),
+    "flux2": PublishedText("Flux2Pipeline", 15360, 512),
+    "qwen-image": PublishedText("QwenImagePipeline", 3584, 512),
+    "z-image": PublishedText("ZImagePipeline", 2560, 512),
+    "ltx-video": PublishedText("LTXPipeline", 4096, 128),
+    "hunyuan-video-1.5": PublishedText("HunyuanVideo15Pipeline", 3584, 1000),
+    "sdxl": PublishedText("StableDiffusionXLPipeline", 2048, 77, 1280),
+    "sd3": PublishedText("StableDiffusion3Pipeline", 4096, 333, 2048),
+}
+
+# By the beginnings of presets' names.
+_PARTS: dict[str, Parts] = {
+    "flux-": Parts("flux", "flux"),
+    "flux2-": Parts("flux2", "flux2"),
+    "hunyuan-video-1.5": Parts("hunyuan-video-1.5", "hunyuan-video-1.5"),
+    "ltx-": Parts("ltx-video", "ltx-video"),
+    "qwen-image": Parts("qwen-image", "qwen-image"),
+    "sd3": Parts("sd3", "sd3"),
+    "sdxl": Parts("sdxl", "sdxl"),
+    "stdit2": Parts("opensora-1.1", "t5"),
+    "stdit3": Parts("opensora-1.2", "t5"),
+    "wan-": Parts("wan-2.1", "wan"),
+    "wan-2.2-5b": Parts("wan-2.2", "wan"),
+    "z-image": Parts("flux", "z-image"),
+}
+
+
+def parts(preset: str) -> Parts:
+    """What a preset of `model.name` was published with."""
+    return _PARTS[max((start for start in _PARTS if preset.startswith(start)), key=len)]

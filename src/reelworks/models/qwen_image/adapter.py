@@ -1,0 +1,28 @@
+"""How a Qwen-Image network is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from reelworks.models import exact_time
+from reelworks.models.api import PURE_NOISE, DenoiserInputs
+from reelworks.models.packing import pack, unpack
+from reelworks.models.qwen_image.config import QwenImageConfig
+
+
+def predict(module: Any, inputs: DenoiserInputs, config: QwenImageConfig) -> Tensor:
+    """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise."""
+    B, _, _, H, W = inputs.latent.shape
+    share = inputs.time / PURE_NOISE
+    with exact_time.embedded(module.time_text_embed.time_proj, share):
+        out = module(
+            pack(inputs.latent[:, :, 0]),
+            encoder_hidden_states=inputs.text,
+            encoder_hidden_states_mask=inputs.text_mask,
+            timestep=share,
+            img_shapes=[[(1, H // 2, W // 2)]] * B,
+            return_dict=False,
+        )[0]
+    return -unpack(out, H, W)[:, :, None]

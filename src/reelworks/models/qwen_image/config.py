@@ -1,0 +1,76 @@
+"""Sizes of Qwen-Image networks; torch-free."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from reelworks.core.config import Config
+from reelworks.models.family import Conditioning, Neighbours, Network
+
+
+class QwenImageConfig(Config):
+    """Arguments of diffusers' QwenImageTransformer2DModel; defaults are the published ones."""
+
+    in_channels: int = 64
+    out_channels: int = 16
+    num_layers: int = 60
+    attention_head_dim: int = 128
+    num_attention_heads: int = 24
+    joint_attention_dim: int = 3584
+    axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
+
+    @property
+    def patch_size(self) -> tuple[int, int, int]:
+        """Latent elements per token."""
+        return 1, 2, 2
+
+    @property
+    def pictures_only(self) -> bool:
+        """Pictures alone."""
+        return True
+
+    @property
+    def conditioning(self) -> Conditioning:
+        """Captions of no words are encoded."""
+        return Conditioning()
+
+    @property
+    def network(self) -> Network:
+        """Where it lies in diffusers."""
+        return Network(
+            "QwenImageTransformer2DModel", ("transformer_blocks",), without_gradient=self._last_text
+        )
+
+    def arguments(self) -> dict[str, Any]:
+        """What the network is built with."""
+        return self.model_dump()
+
+    def fit(self, neighbours: Neighbours) -> Self:
+        """Take the widths of the neighbours."""
+        channels = neighbours.latent_channels
+        return self.model_copy(
+            update={
+                "in_channels": 4 * channels,
+                "out_channels": channels,
+                "joint_attention_dim": neighbours.text_dim,
+            }
+        )
+
+    @property
+    def _last_text(self) -> tuple[str, ...]:
+        """The last block's text goes nowhere."""
+        last = f"transformer_blocks.{self.num_layers - 1}."
+        return (
+            last + "txt_mlp",
+            last + "attn.to_add_out",
+            last + "attn.norm_added_q",
+            last + "attn.add_q_proj",
+        )
+
+
+PRESETS: dict[str, QwenImageConfig] = {
+    "qwen-image": QwenImageConfig(),
+    "qwen-image-tiny": QwenImageConfig(
+        num_layers=2, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 6, 6)
+    ),
+}

@@ -1,0 +1,87 @@
+"""Sizes of Stable Diffusion 3 networks; torch-free."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from reelworks.core.config import Config
+from reelworks.models.family import Conditioning, Neighbours, Network, require_pooled
+
+
+class SD3Config(Config):
+    """Arguments of diffusers' SD3Transformer2DModel; defaults are those of SD3-medium."""
+
+    sample_size: int = 128
+    in_channels: int = 16
+    out_channels: int = 16
+    num_layers: int = 24
+    attention_head_dim: int = 64
+    num_attention_heads: int = 24
+    joint_attention_dim: int = 4096
+    caption_projection_dim: int = 1536
+    pooled_projection_dim: int = 2048
+    pos_embed_max_size: int = 192
+    dual_attention_layers: tuple[int, ...] = ()
+    qk_norm: str | None = None
+
+    @property
+    def patch_size(self) -> tuple[int, int, int]:
+        """Latent elements per token."""
+        return 1, 2, 2
+
+    @property
+    def pictures_only(self) -> bool:
+        """Pictures alone."""
+        return True
+
+    @property
+    def conditioning(self) -> Conditioning:
+        """Captions of no words are encoded."""
+        return Conditioning()
+
+    @property
+    def network(self) -> Network:
+        """Where it lies in diffusers."""
+        return Network("SD3Transformer2DModel", ("transformer_blocks",), without_gradient=self._last_text)
+
+    def arguments(self) -> dict[str, Any]:
+        """What the network is built with."""
+        return self.model_dump()
+
+    def fit(self, neighbours: Neighbours) -> Self:
+        """Take the widths of the neighbours."""
+        channels = neighbours.latent_channels
+        return self.model_copy(
+            update={
+                "in_channels": channels,
+                "out_channels": channels,
+                "joint_attention_dim": neighbours.text_dim,
+                "pooled_projection_dim": require_pooled(neighbours),
+            }
+        )
+
+    @property
+    def _last_text(self) -> tuple[str, ...]:
+        """The last block does not ask its text."""
+        last = f"transformer_blocks.{self.num_layers - 1}."
+        return last + "attn.add_q_proj", last + "attn.norm_added_q"
+
+
+PRESETS: dict[str, SD3Config] = {
+    "sd3-medium": SD3Config(),
+    "sd3.5-medium": SD3Config(
+        dual_attention_layers=tuple(range(13)), qk_norm="rms_norm", pos_embed_max_size=384
+    ),
+    "sd3.5-large": SD3Config(
+        num_layers=38, num_attention_heads=38, caption_projection_dim=2432, qk_norm="rms_norm"
+    ),
+    "sd3-tiny": SD3Config(
+        sample_size=16,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        caption_projection_dim=32,
+        pos_embed_max_size=32,
+        qk_norm="rms_norm",
+    ),
+}

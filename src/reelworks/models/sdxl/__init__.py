@@ -1,0 +1,1 @@
+"""Stable Diffusion XL (Stability AI), text to picture."""

@@ -1,0 +1,1 @@
+"""Z-Image (Alibaba), text to picture."""

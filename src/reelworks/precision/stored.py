@@ -1,0 +1,64 @@
+"""Dtypes of parameters and buffers as they lie in memory, beside what is declared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from reelworks.precision.boundary import DtypeError
+from reelworks.precision.contract import Contract, name_of
+
+
+def faults(module: nn.Module, contract: Contract, units: Sequence[nn.Module] = ()) -> Iterator[DtypeError]:
+    """Compare what a module holds with its contract.
+
+    Parameters have the storage dtype, trained ones may have the master dtype; buffers have the storage
+    dtype or float32, and so have the parameters of what is not trained. Integers, as of quantised weights, are
+    left to their library.
+
+    Args:
+        module: On any device.
+        contract: What it declares.
+        units: Parts that FSDP will shard as one, whose trained parameters must agree.
+    """
+    for name, parameter in module.named_parameters():
+        trained, frozen = parameter.requires_grad, contract.master is None
+        allowed = {contract.storage, contract.master if trained else torch.float32 if frozen else None}
+        if parameter.is_floating_point() and parameter.dtype not in allowed:
+            yield _fault(name, "a parameter", parameter, contract.storage)
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point() and buffer.dtype not in (contract.storage, torch.float32):
+            yield _fault(name, "a buffer", buffer, contract.storage)
+    if units:
+        yield from _mixed_units(module, units)
+
+
+def _mixed_units(module: nn.Module, units: Sequence[nn.Module]) -> Iterator[DtypeError]:
+    """Name parameters that differ from most of their unit; what no unit holds is one more unit."""
+    left = {id(p): (name, p) for name, p in module.named_parameters() if p.requires_grad}
+    for unit in (*units, module):
+        held = [left.pop(id(p)) for p in unit.parameters() if id(p) in left]
+        usual = Counter(p.dtype for _, p in held).most_common(1)
+        for name, parameter in held:
+            if parameter.dtype != (most := usual[0][0]):
+                yield DtypeError(
+                    f"a trained parameter of {name_of(parameter.dtype)} beside others of {name_of(most)}: "
+                    f"FSDP takes one dtype in each unit, here {type(unit).__name__}",
+                    field=name,
+                    remedy=f"store it as {name_of(most)}, or make it a unit of its own in the sharding plan",
+                    found=parameter.dtype,
+                    declared=most,
+                )
+
+
+def _fault(name: str, what: str, tensor: Tensor, declared: torch.dtype) -> DtypeError:
+    return DtypeError(
+        f"{what} is stored as {name_of(tensor.dtype)}, and {name_of(declared)} is declared",
+        field=name,
+        remedy=f"load and build it as {name_of(declared)}",
+        found=tensor.dtype,
+        declared=declared,
+    )

@@ -1,0 +1,225 @@
+"""What every denoiser promises, as checks over tiny random ones; new models are tried with the same.
+
+Each check raises AssertionError with what was promised. Legend: B clips, T latent frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reelworks.core.shape import Shape
+from reelworks.models import config, registry
+from reelworks.models.api import Denoiser, DenoiserInputs
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.objective.objectives import Objective
+from reelworks.precision import audit
+from reelworks.precision.boundary import Boundary
+
+AUTOENCODER = AutoencoderConfig(stride=1)
+TEXT = TextConfig(dim=32, max_length=6, pooled_dim=8)
+# One tiny network for each family.
+FAMILIES = tuple(name for name in config.PRESETS if name.endswith("-tiny"))
+_PAGE_HEAD = """# Models
+
+<!-- Written by `python -m reelworks.testing.contract`; do not edit. -->
+
+Each row is a family, with the names that `model.name` takes. All of them pass the same checks
+(`tests/contract/`): shapes, gradients, dtypes, sharding on two processes, state dicts, generation, and
+learning one clip by heart. What the table says was found by running them.
+
+| names | trains on | is told given frames | takes a summary of the caption | takes the guidance scale | empty caption |
+|---|---|---|---|---|---|"""
+_CLIPS = (Shape(1, 8, 8), Shape(1, 4, 12), Shape(5, 4, 4))
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a tiny network answers to.
+
+    Attributes:
+        clips: Takes clips, not pictures alone.
+        given_frames: Answers otherwise where frames are given.
+        pooled_text: Answers otherwise to another summary of the caption.
+        guidance: Answers otherwise to another guidance scale.
+    """
+
+    clips: bool
+    given_frames: bool
+    pooled_text: bool
+    guidance: bool
+
+
+@torch.no_grad()
+def features(name: str) -> Features:
+    """Find out what a network takes, by trying."""
+    denoiser, inputs = build(name), example(shapes(name)[-1])
+    answer = denoiser.predict(inputs)
+
+    def feels(**changes: Tensor) -> bool:
+        return not torch.equal(answer, denoiser.predict(dataclasses.replace(inputs, **changes)))
+
+    given = inputs.frame_mask.clone()
+    given[:, 0] = False
+    return Features(
+        clips=inputs.latent.shape[2] > 1,
+        given_frames=feels(frame_mask=given),
+        pooled_text=feels(pooled=-inputs.pooled),
+        guidance=feels(guidance=3 * inputs.guidance),
+    )
+
+
+def shapes(name: str) -> list[Shape]:
+    """A small bucket table that a family takes."""
+    geometry = config.geometry(ModelConfig(name=name), AUTOENCODER)
+    return [shape for shape in _CLIPS if geometry.accepts_frames(shape.num_frames)]
+
+
+def build(name: str, **dtypes: Any) -> Denoiser:
+    """Build a family's tiny network; where fresh weights are zero they get a value, so that every path counts."""
+    denoiser = registry.build_denoiser(
+        ModelConfig(name=name), autoencoder=AUTOENCODER, text=TEXT, device="cpu", seed=0, **dtypes
+    )
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in denoiser.module.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.1, generator=generator)
+    return denoiser
+
+
+def example(shape: Shape, *, batch: int = 2, seed: int = 0) -> DenoiserInputs:
+    """Random inputs of a shape, with texts of different lengths."""
+    g = torch.Generator().manual_seed(seed)
+    T, H, W = shape.num_frames, shape.height, shape.width
+    length = torch.arange(TEXT.max_length, TEXT.max_length - batch, -1)
+    return DenoiserInputs(
+        latent=torch.randn(batch, config.latent_channels(AUTOENCODER), T, H, W, generator=g),
+        time=torch.linspace(900.0, 300.0, batch),
+        text=torch.randn(batch, TEXT.max_length, TEXT.dim, generator=g),
+        text_mask=torch.arange(TEXT.max_length) < length[:, None],
+        pooled=torch.randn(batch, TEXT.pooled_dim, generator=g),
+        guidance=torch.ones(batch),
+        frame_mask=torch.ones(batch, T, dtype=torch.bool),
+        fps=torch.full((batch,), 24.0),
+        height=torch.full((batch,), float(H)),
+        width=torch.full((batch,), float(W)),
+        drop_text=torch.zeros(batch, dtype=torch.bool),
+    )
+
+
+def check_shapes_and_gradients(name: str) -> None:
+    """Every shape goes forward and backward; every trained parameter is reached by a shape at least."""
+    denoiser = build(name)
+    for shape in shapes(name):
+        inputs = example(shape)
+        out = Boundary(denoiser)(inputs)
+        assert out.shape == inputs.latent.shape, f"{name}: {shape} became {tuple(out.shape)}"
+        torch.autograd.backward(out.square().mean())
+    trained = {key: p for key, p in denoiser.module.named_parameters() if p.requires_grad}
+    unreached = [key for key, p in trained.items() if p.grad is None or not p.grad.any()]
+    assert not unreached, f"{name}: no gradient reaches {unreached[:5]}; declare them without_gradient"
+    broken = [key for key, p in trained.items() if p.grad is not None and not p.grad.isfinite().all()]
+    assert not broken, f"{name}: gradients of {broken[:5]} are not finite"
+
+
+def check_dtypes(name: str) -> None:
+    """In bfloat16 as in float32 the answer is float32 and about the same, and times are not rounded."""
+    exact, lowered = build(name), build(name, compute=torch.bfloat16)
+    inputs = example(shapes(name)[-1])
+    with torch.no_grad():
+        wanted, found = Boundary(exact)(inputs), Boundary(lowered)(inputs)
+        assert wanted.dtype == found.dtype == torch.float32
+        assert _distance(wanted, found) < 0.05, f"{name}: bfloat16 is {_distance(wanted, found):.1%} off"
+        stored = build(name, compute=torch.bfloat16, storage=torch.bfloat16)
+        near = [_at(stored, inputs, time) for time in (999.0, 999.9)]  # one number in bfloat16
+    assert not torch.equal(*near), f"{name}: times are rounded on their way in"
+    if exact.runs_on_meta:
+        for sharded in (False, True):
+            audit.audit(lowered, [inputs], sharded=sharded, units=lowered.sharding().blocks)
+
+
+def check_state(name: str) -> None:
+    """A state dict holds all that decides the answer: another network that loads it answers the same."""
+    one, other = build(name), build(name)
+    with torch.no_grad():
+        for parameter in other.module.parameters():
+            parameter.add_(1)
+        inputs = example(shapes(name)[-1])
+        assert not torch.equal(one.predict(inputs), other.predict(inputs)), name
+        other.module.load_state_dict(one.module.state_dict())
+        assert torch.equal(one.predict(inputs), other.predict(inputs)), name
+
+
+def check_overfits(name: str, *, most_steps: int = 200, learning_rate: float = 5e-3) -> int:
+    """One clip at a fixed time and noise is learnt: the loss falls below a tenth; returns after how many steps."""
+    denoiser, inputs = build(name), example(shapes(name)[-1], batch=1)
+    target = torch.randn(inputs.latent.shape, generator=torch.Generator().manual_seed(2))
+    trained = [p for p in denoiser.module.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=learning_rate)
+    losses = []
+    for step in range(most_steps):
+        optimizer.zero_grad(set_to_none=True)
+        loss = (denoiser.predict(inputs) - target).square().mean()
+        losses.append(float(loss.detach()))
+        if losses[-1] < 0.1 * losses[0]:
+            return step
+        torch.autograd.backward(loss)
+        optimizer.step()
+    raise AssertionError(f"{name}: the loss fell from {losses[0]:.3g} to {losses[-1]:.3g} alone")
+
+
+def _at(denoiser: Denoiser, inputs: DenoiserInputs, time: float) -> Tensor:
+    return Boundary(denoiser)(dataclasses.replace(inputs, time=torch.full_like(inputs.time, time)))
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / one.norm())
+
+
+def loss(denoiser: Denoiser, objective: Objective, clean: DenoiserInputs, noise: Tensor) -> Tensor:
+    """The trainer's loss of a micro-batch, its clips alike; `clean.latent` is what is learnt."""
+    x_t = objective.noised(clean.latent, noise, clean.time, clean.frame_mask)
+    output = Boundary(denoiser)(dataclasses.replace(clean, latent=x_t))
+    return objective.losses(output, x_t, clean.latent, noise, clean.time, clean.frame_mask).mean()
+
+
+def page() -> str:
+    """The table of families and features, as docs/reference/models.md."""
+    rows = []
+    for name in FAMILIES:
+        found, presets = features(name), _presets(name)
+        wants = {preset: config.conditioning(ModelConfig(name=preset)) for preset in presets}
+        cells = (
+            _listed(presets),
+            "clips and pictures" if found.clips else "pictures",
+            _which(presets, [p for p in presets if wants[p].frames and found.given_frames]),
+            "yes" if found.pooled_text else "no",
+            _which(presets, [p for p in presets if wants[p].guidance == "embedded" and found.guidance]),
+            wants[name].empty_caption,
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join([_PAGE_HEAD, *rows, ""])
+
+
+def _presets(name: str) -> list[str]:
+    """All presets of the family whose tiny network this is."""
+    kind = type(config.PRESETS[name])
+    return [other for other, preset in config.PRESETS.items() if type(preset) is kind]
+
+
+def _which(presets: list[str], those: list[str]) -> str:
+    """Say which of a family's presets."""
+    return "no" if not those else "yes" if those == presets else _listed(those)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

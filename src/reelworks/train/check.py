@@ -1,0 +1,186 @@
+"""What `reelworks check` finds out of a recipe: dtypes, casts, memory, and what does not fit together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reelworks.buckets.table import Bucket, BucketTable
+from reelworks.encode.live import LiveEncoder
+from reelworks.models.api import Autoencoder, Denoiser, TextEncoder
+from reelworks.precision import audit, stored
+from reelworks.precision.boundary import Boundary, DtypeError
+from reelworks.precision.contract import Contract, Role, name_of
+from reelworks.recipe.recipe import Recipe
+from reelworks.train import build, kept, rehearsal
+from reelworks.train.state import TrainState
+
+
+def check(recipe: Recipe, table: BucketTable, world: int = 1) -> dict[str, Any]:
+    """Try every bucket's shape without numbers, and the largest of each resolution for real.
+
+    Args:
+        recipe: What would be trained.
+        table: Its buckets.
+        world: Processes to audit and to estimate memory for; nothing is started but this one.
+
+    Returns:
+        A JSON value; sizes are bytes of one process.
+
+    Raises:
+        UserError: Weights cannot be loaded, a contract cannot train, or memory does not suffice.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    denoiser, encoder = build.denoiser(recipe, device), build.encoder(recipe, device)
+    shapes = rehearsal.examples(denoiser, encoder, table)
+    units = denoiser.sharding().blocks
+    found = list(audit.faults(denoiser, shapes, sharded=world > 1, units=units))
+    found += _of_encoders(encoder, table)
+    state = TrainState.start(denoiser.module, recipe.train)
+    rehearsed: list[dict[str, Any]] = []
+    if not found:
+        try:
+            rehearsed += _rehearse(denoiser, encoder, state, table)
+        except DtypeError as fault:
+            found.append(fault)
+    shards = world if recipe.parallel.strategy == "fsdp" else 1
+    return {
+        "device": str(device),
+        "world": world,
+        "shapes": len(shapes),
+        "components": _components(recipe, denoiser, encoder),
+        "rehearsed": rehearsed,
+        "memory": _memory(state, encoder, rehearsed, shards),
+        "violations": [_violation(fault) for fault in found],
+    }
+
+
+def largest_of_each(table: BucketTable) -> list[Bucket]:
+    """Of every resolution the bucket whose micro-batch has the most tokens."""
+    best: dict[str, Bucket] = {}
+    for bucket in sorted(table.buckets, key=lambda b: b.tokens * b.batch_size):
+        if bucket.batch_size:
+            best[table.entries[bucket.entry].resolution] = bucket
+    return list(best.values())
+
+
+def _rehearse(
+    denoiser: Denoiser, encoder: LiveEncoder, state: TrainState, table: BucketTable
+) -> Iterator[dict[str, Any]]:
+    for bucket in largest_of_each(table):
+        began = time.monotonic()
+        with kept.counted(state.module) as activations:
+            rehearsal.rehearse(Boundary(denoiser), encoder, state, bucket)
+        yield {
+            "bucket": bucket.name,
+            "batch_size": bucket.batch_size,
+            "activations_bytes": activations.bytes,
+            "seconds": time.monotonic() - began,
+        }
+
+
+def _of_encoders(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError]:
+    """Compare what both encoders hold, and what they return for an empty caption and one black clip."""
+    shape = min(table.buckets, key=lambda b: b.tokens).shape
+    video = torch.zeros(1, 3, shape.num_frames, shape.height, shape.width, device=encoder.device)
+    with torch.no_grad():
+        returned = {
+            "autoencoder": encoder.autoencoder.encode(video),
+            "text": encoder.text_encoder.encode([""]).tokens,
+        }
+    found = []
+    for name, component in (("autoencoder", encoder.autoencoder), ("text", encoder.text_encoder)):
+        contract, dtype = component.contract, returned[name].dtype
+        found += [fault for module in _modules(component) for fault in stored.faults(module, contract)]
+        if dtype != contract.output:
+            found.append(
+                DtypeError(
+                    f"it returns {name_of(dtype)}, and declares {name_of(contract.output)}",
+                    field=name,
+                    remedy="return the declared dtype, or declare the other one",
+                    found=dtype,
+                    declared=contract.output,
+                )
+            )
+    return found
+
+
+def _modules(component: Autoencoder | TextEncoder) -> list[nn.Module]:
+    """The networks that an encoder holds, by itself or in a pipeline of diffusers; it may hold none."""
+    held: list[Any] = []
+    for value in vars(component).values():
+        held += getattr(value, "components", {"": value}).values()
+    return [value for value in held if isinstance(value, nn.Module)]
+
+
+def _components(recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder) -> list[dict[str, Any]]:
+    autoencoder, text = encoder.autoencoder, encoder.text_encoder
+    return [
+        _component("denoiser", recipe.model.name, denoiser.contract, [denoiser.module]),
+        _component("autoencoder", recipe.autoencoder.name, autoencoder.contract, _modules(autoencoder)),
+        _component("text encoder", recipe.text.name, text.contract, _modules(text)),
+    ]
+
+
+def _component(kind: str, name: str, contract: Contract, modules: list[nn.Module]) -> dict[str, Any]:
+    parameters = [p for module in modules for p in module.parameters()]
+    dtypes = {
+        key: None if (dtype := getattr(contract, key)) is None else name_of(dtype)
+        for key in ("storage", "compute", "master", "reduction", "output")
+    }
+    casts = [
+        {"input": key, "role": str(role), "from": _arrives(role), "to": name_of(contract.dtype_of(role))}
+        for key, role in contract.roles.items()
+    ]
+    return {
+        "component": kind,
+        "name": name,
+        **dtypes,
+        "parameters": sum(p.numel() for p in parameters),
+        "trained": sum(p.numel() for p in parameters if p.requires_grad) if contract.master else 0,
+        "casts": casts,
+    }
+
+
+def _arrives(role: Role) -> str:
+    """Everything is prepared in float32 but masks."""
+    return "bool" if role is Role.MASK else "float32"
+
+
+def _memory(
+    state: TrainState, encoder: LiveEncoder, rehearsed: list[dict[str, Any]], shards: int
+) -> dict[str, int]:
+    trained = [p for p in state.module.parameters() if p.requires_grad]
+    held = [*state.module.parameters(), *state.module.buffers()]
+    moments = [value for one in state.optimizer.state.values() for value in one.values()]
+    encoders = [m for e in (encoder.autoencoder, encoder.text_encoder) for m in _modules(e)]
+    parts = {
+        "weights": _bytes(held) // shards,
+        # The optimizer updates what is stored; a master copy beside it would stand here.
+        "master": 0,
+        "gradients": _bytes(trained) // shards,
+        "optimizer": _bytes(moments) // shards,
+        "ema": _bytes(list(state.ema.values())) // shards,
+        "encoders": _bytes([p for module in encoders for p in module.parameters()]),
+        "activations": max((one["activations_bytes"] for one in rehearsed), default=0),
+    }
+    return {**parts, "total": sum(parts.values())}
+
+
+def _bytes(tensors: list[Any]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+
+
+def _violation(fault: DtypeError) -> dict[str, Any]:
+    found, declared = ((None if d is None else name_of(d)) for d in (fault.found, fault.declared))
+    return {
+        "module": fault.field,
+        "problem": fault.problem,
+        "found": found,
+        "declared": declared,
+        "remedy": fault.remedy,
+    }

@@ -1,0 +1,33 @@
+"""Memory that a forward pass keeps for the backward pass, counted as it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Kept:
+    """What was kept so far, each piece of memory once."""
+
+    bytes: int = 0
+
+
+@contextmanager
+def counted(module: nn.Module) -> Iterator[Kept]:
+    """Count while open; parameters of the module, which are there anyway, are left out."""
+    kept, seen = Kept(), {p.untyped_storage().data_ptr() for p in module.parameters()}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            kept.bytes += storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        yield kept

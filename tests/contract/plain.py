@@ -1,0 +1,150 @@
+"""Each family's loss as diffusers' own training scripts put it: the network called directly, packed by the pipeline.
+
+`plain.LOSSES[family](module, x0, noise, inputs)` is the mean squared error of one batch.
+"""
+
+from __future__ import annotations
+
+import diffusers
+import torch
+
+
+def _blend(x0, noise, time):
+    share = (time / 1000).view(-1, 1, 1, 1, 1)
+    return (1 - share) * x0 + share * noise
+
+
+def _mse(found, wanted):
+    return (found - wanted).square().mean()
+
+
+def wan(module, x0, noise, i):
+    text = i.text * i.text_mask[..., None]
+    out = module(_blend(x0, noise, i.time), i.time, text).sample
+    return _mse(out, noise - x0)
+
+
+def _picture(x0, noise, i):
+    return _blend(x0, noise, i.time)[:, :, 0], (noise - x0)[:, :, 0]
+
+
+def flux(module, x0, noise, i):
+    x_t, target = _picture(x0, noise, i)
+    B, C, H, W = x_t.shape
+    pipeline = diffusers.FluxPipeline
+    out = module(
+        hidden_states=pipeline._pack_latents(x_t, B, C, H, W),
+        timestep=i.time / 1000,
+        guidance=torch.ones(B),
+        pooled_projections=i.pooled,
+        encoder_hidden_states=i.text,
+        txt_ids=torch.zeros(i.text.shape[1], 3),
+        img_ids=pipeline._prepare_latent_image_ids(B, H // 2, W // 2, "cpu", torch.float32),
+    ).sample
+    return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8), target)
+
+
+def flux2(module, x0, noise, i):
+    x_t, target = _picture(x0, noise, i)
+    pipeline = diffusers.Flux2Pipeline
+    out = module(
+        hidden_states=pipeline._pack_latents(x_t),
+        timestep=i.time / 1000,
+        guidance=torch.ones(len(x_t)),
+        encoder_hidden_states=i.text,
+        txt_ids=pipeline._prepare_text_ids(i.text),
+        img_ids=pipeline._prepare_latent_ids(x_t),
+    ).sample
+    return _mse(out, pipeline._pack_latents(target))
+
+
+def qwen_image(module, x0, noise, i):
+    x_t, target = _picture(x0, noise, i)
+    B, C, H, W = x_t.shape
+    pipeline = diffusers.QwenImagePipeline
+    out = module(
+        hidden_states=pipeline._pack_latents(x_t, B, C, H, W),
+        timestep=i.time / 1000,
+        encoder_hidden_states=i.text,
+        encoder_hidden_states_mask=i.text_mask.long(),
+        img_shapes=[[(1, H // 2, W // 2)]] * B,
+    ).sample
+    return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8)[:, :, 0], target)
+
+
+def z_image(module, x0, noise, i):
+    x_t = _blend(x0, noise, i.time)
+    texts = [text[mask] for text, mask in zip(i.text, i.text_mask, strict=True)]
+    out = module(list(x_t.unbind(0)), (1000 - i.time) / 1000, texts, return_dict=False)[0]
+    return _mse(-torch.stack(out), noise - x0)
+
+
+def ltx(module, x0, noise, i):
+    x_t = _blend(x0, noise, i.time)
+    _, _, T, H, W = x_t.shape
+    pipeline = diffusers.LTXPipeline
+    out = module(
+        hidden_states=pipeline._pack_latents(x_t),
+        encoder_hidden_states=i.text,
+        timestep=i.time,
+        encoder_attention_mask=i.text_mask,
+        num_frames=T,
+        height=H,
+        width=W,
+        rope_interpolation_scale=(8 / 24, 32, 32),
+    ).sample
+    return _mse(out, pipeline._pack_latents(noise - x0))
+
+
+def sd3(module, x0, noise, i):
+    x_t, target = _picture(x0, noise, i)
+    out = module(x_t, timestep=i.time, encoder_hidden_states=i.text, pooled_projections=i.pooled).sample
+    return _mse(out, target)
+
+
+def hunyuan_video15(module, x0, noise, i):
+    x_t = _blend(x0, noise, i.time)
+    B = len(x_t)
+    pipeline_input = torch.cat([x_t, torch.zeros_like(x_t), torch.zeros_like(x_t[:, :1])], dim=1)
+    out = module(
+        hidden_states=pipeline_input,
+        timestep=i.time,
+        encoder_hidden_states=i.text,
+        encoder_attention_mask=i.text_mask.float(),
+        encoder_hidden_states_2=torch.zeros(B, 5, module.config.text_embed_2_dim),
+        encoder_attention_mask_2=torch.zeros(B, 5),
+        image_embeds=torch.zeros(B, 3, module.config.image_embed_dim),
+    ).sample
+    return _mse(out, noise - x0)
+
+
+def sdxl(module, x0, noise, i):
+    """Noise is predicted, on the schedule of diffusers."""
+    scheduler = diffusers.DDPMScheduler(
+        beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", num_train_timesteps=1000
+    )
+    x_t = scheduler.add_noise(x0[:, :, 0], noise[:, :, 0], i.time.long())
+    size = (x_t.shape[-2], x_t.shape[-1])
+    out = module(
+        x_t,
+        i.time.long(),
+        encoder_hidden_states=i.text,
+        added_cond_kwargs={
+            "text_embeds": i.pooled,
+            "time_ids": torch.tensor([[*size, 0, 0, *size]] * len(x_t)),
+        },
+    ).sample
+    return _mse(out, noise[:, :, 0])
+
+
+LOSSES = {
+    "flux-tiny": flux,
+    "flux2-tiny": flux2,
+    "hunyuan-video-1.5-tiny": hunyuan_video15,
+    "ltx-tiny": ltx,
+    "qwen-image-tiny": qwen_image,
+    "sd3-tiny": sd3,
+    "sdxl-tiny": sdxl,
+    "wan-tiny": wan,
+    "z-image-tiny": z_image,
+}

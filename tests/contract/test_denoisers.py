@@ -1,0 +1,165 @@
+"""Every family keeps the contract of denoisers: the same checks on tiny random networks of all of them."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import plain
+import pytest
+import torch
+
+from reelworks.core.shape import Shape
+from reelworks.encode.live import LiveEncoder
+from reelworks.generate import pipeline
+from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models import config, published, registry
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.objective import objectives
+from reelworks.objective.config import ObjectiveConfig
+from reelworks.precision.boundary import Boundary
+from reelworks.testing import contract
+
+HERE = Path(__file__).parent
+every_family = pytest.mark.parametrize("name", contract.FAMILIES)
+# Numbers in the published files, in millions.
+SIZES = {
+    "wan-2.1-1.3b": 1419,
+    "wan-2.1-14b": 14289,
+    "wan-2.2-5b": 5000,
+    "flux-dev": 11901,
+    "flux2-dev": 32219,
+    "qwen-image": 20430,
+    "z-image": 6155,
+    "ltx-video-2b": 1923,
+    "ltx-video-13b": 13043,
+    "sdxl": 2567,
+    "sd3-medium": 2085,
+    "sd3.5-medium": 2470,
+    "sd3.5-large": 8146,
+    "hunyuan-video-1.5": 8330,
+}
+
+
+def objective_of(name):
+    return ObjectiveConfig(name="epsilon" if name.startswith("sdxl") else "rectified-flow")
+
+
+@every_family
+def test_shapes_and_gradients(name):
+    """Pictures and clips of several shapes go forward and backward, and every trained parameter is reached."""
+    contract.check_shapes_and_gradients(name)
+
+
+@every_family
+def test_dtypes(name):
+    """bfloat16 answers as float32 does, in float32, from exact times; the audit finds nothing."""
+    contract.check_dtypes(name)
+
+
+@every_family
+def test_state(name):
+    """A state dict brings all of a network back."""
+    contract.check_state(name)
+
+
+@every_family
+def test_overfits(name):
+    """One clip at a fixed time and noise is learnt to a tenth of the loss."""
+    contract.check_overfits(name)
+
+
+@pytest.mark.parametrize("name", plain.LOSSES)
+def test_the_loss_is_that_of_a_plain_training_script(name):
+    """Our loss and its gradient equal those of diffusers' network called as diffusers' scripts call it."""
+    denoiser, objective = contract.build(name), objectives.of(objective_of(name))
+    i = contract.example(contract.shapes(name)[-1])
+    noise = torch.randn(i.latent.shape, generator=torch.Generator().manual_seed(3))
+    ours = contract.loss(denoiser, objective, i, noise)
+    plainly = plain.LOSSES[name](denoiser.module, i.latent, noise, i)
+    torch.testing.assert_close(ours, plainly, rtol=1e-4, atol=1e-6)
+    trained = [p for p in denoiser.module.parameters() if p.requires_grad]
+    found, wanted = (
+        torch.cat([g.flatten() for g in torch.autograd.grad(loss, trained)]) for loss in (ours, plainly)
+    )
+    assert (found - wanted).norm() < 1e-4 * wanted.norm()
+
+
+@every_family
+def test_generates(name):
+    """A few steps make a picture or a clip of the shape asked for, the same from the same seed."""
+    model = ModelConfig(name=name)
+    encoder = LiveEncoder(
+        registry.build_autoencoder(contract.AUTOENCODER),
+        registry.build_text_encoder(contract.TEXT),
+        torch.device("cpu"),
+        config.conditioning(model),
+    )
+    shape = contract.shapes(name)[-1]
+    options = GenerateOptions(shape, 24.0, 2, 3.0, seed=5)
+    boundary = Boundary(contract.build(name))
+    made = [pipeline.generate(boundary, encoder, objective_of(name), ["waves"], options)[0] for _ in range(2)]
+    assert made[0].shape == (shape.num_frames, shape.height, shape.width, 3)
+    assert made[0].dtype == np.uint8
+    assert made[0].std() > 0
+    assert np.array_equal(*made)
+
+
+@pytest.mark.parametrize(("name", "millions"), SIZES.items())
+def test_full_sizes_are_those_published(name, millions):
+    """A preset on the meta device has as many numbers as the release."""
+    parts = published.parts(name)
+    module = registry.build_denoiser(
+        ModelConfig(name=name),
+        autoencoder=AutoencoderConfig(name=parts.autoencoder, weights="-"),
+        text=TextConfig(name=parts.text, weights="-"),
+        device="meta",
+        seed=0,
+    ).module
+    found = sum(value.numel() for value in module.state_dict().values()) / 1e6
+    assert found == pytest.approx(millions, rel=0.005)
+
+
+def test_two_ranks_compute_what_one_does():
+    """Under FSDP2 all families give the gradients of one process, summed over both halves of a batch."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, HERE / "two_ranks.py"],
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    done = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], done[0][1][-3000:] + done[1][1][-3000:]
+    assert done[0][0].split() == list(contract.FAMILIES)
+
+
+def test_clips_and_broken_patches_are_refused_by_name():
+    """What a family does not take is told, not run into."""
+    flux = contract.build("flux-tiny")
+    with pytest.raises(ValueError, match="pictures alone"):
+        flux.predict(contract.example(Shape(5, 8, 8)))
+    with pytest.raises(ValueError, match=r"height: 7 latent elements.*multiples of 2"):
+        flux.predict(contract.example(Shape(1, 7, 8)))
+
+
+def test_the_table_in_the_docs_is_the_suites():
+    """docs/reference/models.md says what the networks here can do."""
+    page = HERE.parents[1] / "docs" / "reference" / "models.md"
+    assert page.read_text(encoding="utf-8") == contract.page()

@@ -1,0 +1,47 @@
+"""A rank of two: every family sharded by FSDP2, its gradients beside those of one process.
+
+Prints the families that agree; run by test_denoisers.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import torch
+
+from reelworks.parallel import mesh
+from reelworks.precision.boundary import Boundary
+from reelworks.testing import contract
+
+warnings.filterwarnings("ignore", message=".*returned a view tensor.*")
+
+
+def gradients(denoiser, inputs):
+    torch.autograd.backward(Boundary(denoiser)(inputs).square().mean())
+    found = {}
+    for name, p in denoiser.module.named_parameters():
+        if p.grad is not None:
+            found[name] = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+    return found
+
+
+def check(name, world):
+    inputs = contract.example(contract.shapes(name)[-1])
+    wanted = gradients(contract.build(name), inputs)
+    sharded = contract.build(name)
+    mesh.shard(sharded.module, sharded.sharding().blocks, sharded.contract, world, "fsdp")
+    own = {key: value[world.rank : world.rank + 1] for key, value in vars(inputs).items()}
+    found = gradients(sharded, dataclasses.replace(inputs, **own))
+    assert found.keys() == wanted.keys(), (name, found.keys() ^ wanted.keys())
+    for key, value in wanted.items():
+        torch.testing.assert_close(
+            found[key], value, rtol=1e-3, atol=1e-5, msg=lambda m, k=key: f"{name} {k}: {m}"
+        )
+
+
+with mesh.join() as world:
+    for family in contract.FAMILIES:
+        check(family, world)
+        if world.is_main:
+            print(family, flush=True)

@@ -1,0 +1,68 @@
+"""Numbers that are not finite end a run by its policy, and never become a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import children
+import pytest
+
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+
+
+def _plant(recipe: dict, what: str) -> None:
+    """A NaN comes into the weights, or their average, in step 3."""
+    from reelworks.core.errors import UserError
+    from reelworks.parallel.mesh import local
+    from reelworks.recipe import load
+    from reelworks.train.run import RunOptions, run
+    from reelworks.train.state import TrainState
+
+    update = TrainState.update_ema
+
+    def and_plant(self: TrainState, step: int, decay: float) -> None:
+        update(self, step, decay)
+        if step == 2:
+            tensors = self.ema if what == "average" else dict(self.module.named_parameters())
+            local(tensors["final_layer.linear.weight"].detach()).view(-1)[0] = float("nan")
+
+    TrainState.update_ema = and_plant
+    try:
+        code = run(load.parse(recipe), RunOptions())
+    except UserError as error:
+        print(error, flush=True)
+        code = 2
+    os._exit(code)
+
+
+@pytest.mark.parametrize(("policy", "last"), [("skip", 6), ("stop", 4)])
+def test_a_weight_that_is_not_finite_ends_the_run_and_is_never_saved(tiny, tmp_path, policy, last):
+    """The run tells weight and clips at each step, and leaves the checkpoint from before."""
+    train = {"max_steps": 9, "non_finite": policy, "max_non_finite": 3}
+    recipe = tiny(train=train, validation={"split": 0.0})
+    assert children.in_child(_plant, recipe, "weight") == 2
+    run = RunFolder(tmp_path / "run")
+    told = list(events.read(run.events_file, "non_finite"))
+    assert [e["step"] for e in told] == list(range(4, last + 1))
+    assert {(e["what"], e["module"]) for e in told} == {("weight", "final_layer.linear.weight")}
+    assert all(Path(clip["path"]).exists() for e in told for clip in e["clips"])
+    assert all(e["clips"] for e in told)
+    assert CheckpointStore(run.checkpoints_folder).steps() == [2]
+    printed = children.output(recipe)
+    assert "first in the weight of final_layer.linear.weight; the loss of " in printed
+    assert ("3 steps in a row, the last being 6," if policy == "skip" else "step 4 had") in printed
+
+
+def test_an_average_that_is_not_finite_is_never_saved(tiny, tmp_path):
+    """Training goes on, since its weights are sound, and says at each save why there is none."""
+    recipe = tiny(train={"max_steps": 5}, validation={"split": 0.0})
+    assert children.in_child(_plant, recipe, "average") == 2
+    run = RunFolder(tmp_path / "run")
+    assert CheckpointStore(run.checkpoints_folder).steps() == [2]
+    unsaved = list(events.read(run.events_file, "unsaved"))
+    assert [event["step"] for event in unsaved] == [4, 5]
+    assert all("the average of final_layer.linear.weight" in event["reason"] for event in unsaved)
+    assert "no checkpoint was saved: the average of final_layer.linear.weight" in children.output(recipe)

@@ -1,0 +1,135 @@
+"""What is given stays: references, clips that go on from each other, and either objective."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Geometry, Shape
+from reelworks.generate import conditions, pipeline, writers
+from reelworks.generate.conditions import Conditions
+from reelworks.generate.pipeline import GenerateOptions
+from reelworks.precision.boundary import Boundary
+from reelworks.recipe import load as recipes
+from reelworks.train import build
+
+CPU = torch.device("cpu")
+OPTIONS = GenerateOptions(Shape(6, 16, 24), 24.0, 4, 2.0, 0)
+
+
+def made(model="stdit3-tiny", objective="rectified-flow"):
+    """A fresh model whose every layer reaches its output, and what generating needs beside it."""
+    recipe = recipes.parse(
+        {
+            "version": 1,
+            "output": "unused",
+            "dataset": [{"path": "unused"}],
+            "bucket": [{"resolution": "32x32", "num_frames": 1}],
+            "model": {"name": model, "hidden_size": 48, "depth": 1, "num_heads": 2},
+            "text": {"dim": 16, "max_length": 6},
+            "objective": {"name": objective},
+            "precision": {"compute": "float32"},
+            "train": {"max_steps": 1},
+        }
+    )
+    torch.manual_seed(3)
+    denoiser = build.denoiser(recipe, CPU)
+    for parameter in denoiser.module.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    return Boundary(denoiser), build.encoder(recipe, CPU), recipe.objective
+
+
+@pytest.fixture(scope="module")
+def model():
+    return made()
+
+
+def run(model, given, **changes):
+    options = dataclasses.replace(OPTIONS, conditions=given, **changes)
+    return pipeline.generate(*model, ["a red circle"], options)[0]
+
+
+def frames(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, 16, 24, 3), dtype=np.uint8)
+
+
+def test_a_clip_begins_with_its_reference_and_the_rest_is_its_own(model):
+    """Given frames come back to the byte, those behind them are generated, and in their light."""
+    one, two = frames(2), frames(2, seed=1)
+    clip, other, free = (run(model, Conditions(given)) for given in (one, two, None))
+    assert clip.shape == (6, 16, 24, 3)
+    assert np.array_equal(clip[:2], one)
+    assert not np.array_equal(clip[2:], other[2:])
+    assert not np.array_equal(clip[2:], free[2:])
+
+
+def test_joined_clips_go_on_from_each_other(model):
+    """Each adds what is not shared, and the first is the clip that would have been generated alone."""
+    joined = run(model, Conditions(loop=3, condition_frames=2))
+    assert len(joined) == 6 + 4 + 4
+    alone = run(model, Conditions())
+    assert np.array_equal(joined[:6], alone)
+    assert not np.array_equal(joined[6:10], joined[10:])
+    again = run(model, Conditions(loop=3, condition_frames=2))
+    assert np.array_equal(joined, again)
+
+
+def test_the_network_is_told_which_frames_are_given(model):
+    """The mask that it gets is False for latents of the reference alone, at every step."""
+    boundary, encoder, objective = model
+    seen = []
+
+    def watch(inputs):
+        seen.append(inputs.frame_mask)
+        return boundary(inputs)
+
+    pipeline.generate(
+        watch, encoder, objective, ["x"], dataclasses.replace(OPTIONS, conditions=Conditions(frames(2)))
+    )
+    assert len(seen) == OPTIONS.num_inference_steps
+    assert all((mask == torch.tensor([False, False, True, True, True, True])).all() for mask in seen)
+
+
+def test_diffusion_with_learned_variance_generates_and_is_a_function_of_the_seed():
+    """The other objective and its network go the same way, with and without what is given."""
+    model = made("stdit2-tiny", "iddpm")
+    assert model[0].denoiser.module.config.pred_sigma
+    clip = run(model, Conditions(frames(1)))
+    assert np.array_equal(clip, run(model, Conditions(frames(1))))
+    assert not np.array_equal(clip, run(model, Conditions(frames(1)), seed=1))
+    # v1.1 gives its conditions the noise of the last step, which is little.
+    assert np.abs(clip[0].astype(int) - frames(1)[0]).mean() < 8
+
+
+def test_a_picture_and_the_end_of_a_clip_are_read_at_the_size_of_the_clip(tmp_path):
+    """References are files: a picture is one frame, a clip gives its last ones."""
+    Image.fromarray(frames(1)[0]).save(tmp_path / "a.png")
+    assert conditions.read(tmp_path / "a.png", OPTIONS.shape, 17).shape == (1, 16, 24, 3)
+    ramp = np.repeat(np.arange(12, dtype=np.uint8) * 20, 16 * 24 * 3).reshape(12, 16, 24, 3)
+    writers.write(tmp_path / "a.mp4", ramp, 24.0)
+    read = conditions.read(tmp_path / "a.mp4", OPTIONS.shape, 3).mean(axis=(1, 2, 3))
+    assert np.abs(read - [180, 200, 220]).max() < 8
+    with pytest.raises(UserError, match="12 frames are there"):
+        conditions.read(tmp_path / "a.mp4", OPTIONS.shape, 13)
+
+
+@pytest.mark.parametrize(
+    ("given", "chunk", "message"),
+    [
+        (Conditions(frames(6)), None, "nothing is left of 6 frames"),
+        (Conditions(loop=2, condition_frames=6), None, "--condition-frames = 6"),
+        (Conditions(frames(3)), 4, "encodes 4 frames together"),
+    ],
+)
+def test_what_leaves_nothing_or_does_not_fit_is_refused(given, chunk, message):
+    """Too many frames, and frames that break a chunk, are told by the option that asked for them."""
+    geometry = Geometry((1, 8, 8), (1, 2, 2), chunk_frames=chunk)
+    with pytest.raises(UserError, match=message):
+        given.check(geometry, OPTIONS.shape, told=True)
+    Conditions(frames(1)).check(geometry, OPTIONS.shape, told=True)
+    with pytest.raises(UserError, match="cannot be told"):
+        Conditions(frames(1)).check(geometry, OPTIONS.shape, told=False)
+    Conditions().check(geometry, OPTIONS.shape, told=False)

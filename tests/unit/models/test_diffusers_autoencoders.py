@@ -1,0 +1,106 @@
+"""Every published autoencoder loads from a folder, and its latents have the family's shape and units."""
+
+import diffusers
+import pytest
+import torch
+
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.models import published, registry
+from reelworks.models.config import AutoencoderConfig
+
+KL = {
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "block_out_channels": (8, 8, 8, 16),
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+}
+WAN = {"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
+MEAN_48, STD_48 = [0.01 * i for i in range(48)], [1 + 0.02 * i for i in range(48)]
+LTX_BLOCKS = {
+    "block_out_channels": (8,) * 4,
+    "decoder_block_out_channels": (8,) * 4,
+    "layers_per_block": (1,) * 5,
+    "decoder_layers_per_block": (1,) * 5,
+}
+TINY = {
+    "flux": KL | {"latent_channels": 16, "shift_factor": 0.1, "scaling_factor": 0.4},
+    "flux2": KL | {"latent_channels": 32},
+    "hunyuan-video-1.5": {"block_out_channels": (32, 32, 32, 32, 64), "layers_per_block": 1},
+    "ltx-video": LTX_BLOCKS,
+    "qwen-image": WAN,
+    "sd3": KL | {"latent_channels": 16, "shift_factor": 0.06, "scaling_factor": 1.5},
+    "sdxl": KL | {"latent_channels": 4, "scaling_factor": 0.13},
+    "wan-2.1": WAN,
+    "wan-2.2": WAN
+    | {
+        "z_dim": 48,
+        "is_residual": True,
+        "in_channels": 12,
+        "out_channels": 12,
+        "patch_size": 2,
+        "scale_factor_spatial": 16,
+        "latents_mean": MEAN_48,
+        "latents_std": STD_48,
+    },
+}
+
+
+def plain_units(name, module, raw):
+    """Latents in a denoiser's units, as the family's pipeline in diffusers computes them."""
+    if name == "flux2":
+        squares = diffusers.Flux2Pipeline._patchify_latents(raw)
+        spread = torch.sqrt(module.bn.running_var.view(1, -1, 1, 1) + module.config.batch_norm_eps)
+        return ((squares - module.bn.running_mean.view(1, -1, 1, 1)) / spread)[:, :, None]
+    if name == "ltx-video":
+        return diffusers.LTXPipeline._normalize_latents(raw, module.latents_mean, module.latents_std, 1.0)
+    if name == "hunyuan-video-1.5":
+        return raw * module.config.scaling_factor
+    if name.startswith(("wan", "qwen")):
+        mean, std = (
+            torch.tensor(module.config[key]).view(1, -1, 1, 1, 1) for key in ("latents_mean", "latents_std")
+        )
+        return (raw - mean) / std
+    return ((raw - (module.config.shift_factor or 0)) * module.config.scaling_factor)[:, :, None]
+
+
+@pytest.fixture(scope="module", params=published.AUTOENCODERS)
+def saved(request, tmp_path_factory):
+    torch.manual_seed(0)
+    module = getattr(diffusers, published.AUTOENCODERS[request.param].network)(**TINY[request.param]).eval()
+    for name, buffer in module.named_buffers():
+        if name in ("bn.running_mean", "bn.running_var", "latents_mean", "latents_std"):
+            buffer.uniform_(0.5, 1.5)
+    place = tmp_path_factory.mktemp(request.param)
+    module.save_pretrained(place / "vae")
+    return request.param, place, module
+
+
+def test_latents_are_the_posteriors_means_in_the_familys_units(saved):
+    """A folder's autoencoder gives the declared shape, what the pipeline would give, and as many frames back."""
+    name, place, module = saved
+    autoencoder = registry.build_autoencoder(AutoencoderConfig(name=name, weights=str(place)))
+    geometry = autoencoder.geometry
+    frames = geometry.nearest_frames(9)
+    shape = Shape(frames, 2 * geometry.stride[1], 3 * geometry.stride[2])
+    video = torch.rand(1, 3, frames, shape.height, shape.width) * 2 - 1
+    latent = autoencoder.encode(video)
+    assert latent.shape == (1, autoencoder.latent_channels, *geometry.latent(shape))
+    with torch.no_grad():
+        flat = name in ("flux", "flux2", "sd3", "sdxl")
+        raw = module.encode(video[:, :, 0] if flat else video).latent_dist.mode()
+        torch.testing.assert_close(latent, plain_units(name, module, raw), rtol=1e-4, atol=1e-5)
+        back = module.decode(raw).sample
+    torch.testing.assert_close(
+        autoencoder.decode(latent, frames), back[:, :, None] if flat else back, rtol=1e-3, atol=1e-4
+    )
+
+
+def test_another_class_or_other_latents_are_refused(tmp_path):
+    """Weights of another family are told by class or by channels, before anything is drawn at random."""
+    diffusers.AutoencoderKLWan(**WAN).save_pretrained(tmp_path / "vae")
+    with pytest.raises(UserError, match=r"(?s)autoencoder\.weights.*AutoencoderKLWan"):
+        registry.build_autoencoder(AutoencoderConfig(name="flux", weights=str(tmp_path)))
+    with pytest.raises(UserError, match=r"16 channels, those of wan-2\.2 have 48"):
+        registry.build_autoencoder(AutoencoderConfig(name="wan-2.2", weights=str(tmp_path)))

@@ -1,0 +1,131 @@
+"""The autoencoders of Open-Sora give upstream's numbers, from its weights, under its key names."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
+
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Geometry, Shape
+from reelworks.models import registry
+from reelworks.models.autoencoders.opensora import video
+from reelworks.models.autoencoders.opensora.temporal import TemporalAutoencoder, TemporalSizes
+from reelworks.models.autoencoders.opensora.video import Sizes
+from reelworks.models.config import AutoencoderConfig, autoencoder_geometry
+from reelworks.precision.boundary import check_contract
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "opensora_autoencoder"
+SPEC = json.loads((GOLDEN / "vae_tiny.json").read_text())
+WEIGHTS = str(GOLDEN / "vae_pipeline_tiny.weights.safetensors")
+TEMPORAL = TemporalSizes(filters=8, num_res_blocks=2, num_groups=4)
+SIZES = Sizes({**SPEC["pipeline"]["spatial_config"]}, TEMPORAL)
+
+
+def relative(got, want):
+    assert got.shape == want.shape
+    return ((got - want).abs().max() / want.abs().max()).item()
+
+
+def build(name="opensora-1.2", weights=WEIGHTS):
+    return video.build(AutoencoderConfig(name=name, weights=str(weights)), SIZES)
+
+
+@pytest.fixture(scope="module")
+def autoencoder():
+    return build()
+
+
+@pytest.mark.parametrize("name", [case["name"] for case in SPEC["temporal"]["cases"]])
+@torch.no_grad()
+def test_the_temporal_half(name):
+    """Moments and decoded latents are upstream's for whole and broken groups of four frames."""
+    module = TemporalAutoencoder(TEMPORAL)
+    module.load_state_dict(load_file(GOLDEN / "vae_temporal_tiny.weights.safetensors"))
+    cases = load_file(GOLDEN / "vae_temporal_tiny.cases.safetensors")
+    x = cases[f"{name}/x"]
+    moments = module.encode(x)
+    assert relative(moments.mean, cases[f"{name}/mean"]) <= 1e-5
+    assert relative(moments.log_variance, cases[f"{name}/logvar"]) <= 1e-5
+    assert relative(module.decode(moments.mean, x.shape[2]), cases[f"{name}/decoded"]) <= 1e-5
+
+
+@pytest.mark.parametrize("name", [case["name"] for case in SPEC["pipeline"]["cases"]])
+@torch.no_grad()
+def test_the_whole_autoencoder(autoencoder, name):
+    """Normalised latents and decoded pixels are upstream's for pictures, one chunk, and two."""
+    cases = load_file(GOLDEN / "vae_pipeline_tiny.cases.safetensors")
+    x = cases[f"{name}/x"]
+    latent = autoencoder.encode(x)
+    assert relative(latent, cases[f"{name}/z"]) <= 1e-5
+    assert relative(autoencoder.decode(latent, x.shape[2]), cases[f"{name}/decoded"]) <= 1e-5
+    shape = Shape(x.shape[2], x.shape[3], x.shape[4])
+    assert autoencoder.geometry.latent(shape) == tuple(latent.shape[2:])
+
+
+def test_geometry_gives_upstreams_latent_frames_for_every_length():
+    """1 to 408 frames have as many latent frames as upstream makes of them."""
+    golden = json.loads((GOLDEN / "vae_latent_frames.json").read_text())["latent_frames"]
+    geometry = autoencoder_geometry(AutoencoderConfig(name="opensora-1.2", weights="w"))
+    ours = {frames: geometry.latent(Shape(int(frames), 64, 64))[0] for frames in golden}
+    assert ours == golden
+
+
+@torch.no_grad()
+def test_sizes_that_are_no_multiples_of_8_are_rounded_down(autoencoder):
+    """Latents of an odd size have the shape that the geometry tells, as upstream's tables need."""
+    latent = autoencoder.encode(torch.zeros(1, 3, 2, 21, 37))
+    assert tuple(latent.shape[2:]) == autoencoder.geometry.latent(Shape(2, 21, 37)) == (1, 2, 4)
+
+
+def test_full_size_keys_and_shapes_equal_upstreams():
+    """The published file has a place for each of its tensors, and no tensor is without one."""
+    golden = json.loads((GOLDEN / "full_size_keys.json").read_text())
+    with torch.device("meta"):
+        module = video.VideoNetwork(Sizes())
+    assert {key: list(value.shape) for key, value in module.state_dict().items()} == dict(
+        golden["state_dict"]
+    )
+
+
+@torch.no_grad()
+def test_frame_by_frame_it_is_the_2d_half_alone(autoencoder, tmp_path):
+    """v1.1 encodes each frame with the 2D autoencoder, whose old key names load too."""
+    prefix = "spatial_vae.module."
+    state = {k.removeprefix(prefix): v for k, v in load_file(WEIGHTS).items() if k.startswith(prefix)}
+    save_file(
+        {k.replace("to_q", "query").replace("to_out.0", "proj_attn"): v for k, v in state.items()},
+        tmp_path / "old.safetensors",
+    )
+    old = build("opensora-1.1", tmp_path / "old.safetensors")
+    assert old.geometry == Geometry((1, 8, 8), (1, 1, 1), drops_rest=True)
+    cases = load_file(GOLDEN / "vae_pipeline_tiny.cases.safetensors")
+    latent = old.encode(cases["T20/x"])
+    assert relative(latent, cases["T20/z_spatial"]) <= 1e-5
+    assert old.decode(latent, 20).shape == cases["T20/x"].shape
+
+
+def test_the_registry_builds_it_and_float16_is_declared_to_overflow(monkeypatch):
+    """A recipe's name and weights make it; its contract refuses the dtype that becomes infinite."""
+    monkeypatch.setattr(video.build, "__defaults__", (SIZES,))
+    built = registry.build_autoencoder(AutoencoderConfig(name="opensora-1.2", weights=WEIGHTS))
+    assert built.latent_channels == 4
+    check_contract(built.contract)
+    with pytest.raises(UserError, match="become infinite"):
+        check_contract(dataclasses.replace(built.contract, compute=torch.float16))
+
+
+def test_weights_are_asked_for_and_must_fit(tmp_path):
+    """No weights, none there, and others than its own are told with the recipe's key."""
+    with pytest.raises(ValidationError, match=r"autoencoder\.weights.*\n.*name a folder"):
+        AutoencoderConfig(name="opensora-1.2")
+    with pytest.raises(ValidationError, match="has no weights"):
+        AutoencoderConfig(weights="x")
+    with pytest.raises(UserError, match=r"autoencoder\.weights = 'nowhere'"):
+        build(weights="nowhere")
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(UserError, match=r"autoencoder\.weights = .*missing shift"):
+        build(weights=tmp_path / "other.safetensors")

@@ -1,0 +1,258 @@
+"""Each way in which two dtypes meet that must not is found, by the path of the module; none where there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reelworks.core.errors import UserError
+from reelworks.models.autoencoders.opensora.video import CONTRACT as HALF_OVERFLOWS
+from reelworks.precision import audit
+from reelworks.precision.boundary import Boundary, DtypeError, check_contract
+from reelworks.precision.contract import Contract, Role
+from reelworks.precision.guard import guard
+
+BF16, F32 = torch.bfloat16, torch.float32
+ROLES = {"latent": Role.LATENT, "time": Role.TIME, "width": Role.GEOMETRY, "mask": Role.MASK}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    latent: Tensor
+    time: Tensor
+    width: Tensor
+    mask: Tensor
+
+
+class Times(nn.Module):
+    """A time as two sines, then a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(2, 4)
+        self.prepare: Callable[[Tensor], Tensor] = lambda value_B: value_B
+
+    def forward(self, value_B: Tensor) -> Tensor:
+        angle_B = self.prepare(value_B)[:, None] / 1000
+        waves_B2 = torch.cat([angle_B.sin(), angle_B.cos()], dim=1)
+        return self.proj(waves_B2.to(self.proj.weight.dtype))
+
+
+class Masked(nn.Module):
+    """Frames that a mask hides become 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hide: Callable[[Tensor, Tensor], Tensor] = lambda x, mask: x.masked_fill(
+            ~mask[:, None, :, None, None], 0.0
+        )
+
+    def forward(self, x_BCTHW: Tensor, mask_BT: Tensor) -> Tensor:
+        return self.hide(x_BCTHW, mask_BT)
+
+
+class Block(nn.Sequential):
+    """Layers, with autocast or without."""
+
+    raw = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.raw:
+            return super().forward(x)
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x.bfloat16())
+
+
+class Toy(nn.Module):
+    """Each kind of layer once."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv3d(3, 4, 1)
+        self.times, self.sizes = Times(), Times()
+        self.masked = Masked()
+        self.norm = nn.LayerNorm(4)
+        self.block = Block(nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 3))
+        self.register_buffer("scale", torch.ones(3))
+        self.before: dict[str, Callable[[Tensor], Tensor]] = {}
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        change = self.before
+        x = self.patch(change.get("patch", _same)(inputs.latent))
+        x = self.masked(x, inputs.mask)
+        x = x + (self.times(inputs.time) + self.sizes(inputs.width))[:, :, None, None, None]
+        x = self.norm(change.get("norm", _same)(x.movedim(1, -1)))
+        x = self.block(change.get("block", _same)(x)) * self.scale.to(x.dtype)
+        return change.get("out", _same)(x.movedim(-1, 1))
+
+
+def _same(value: Tensor) -> Tensor:
+    return value
+
+
+@dataclass
+class Denoiser:
+    module: nn.Module
+    contract: Contract
+
+    def predict(self, inputs: Inputs) -> Tensor:
+        return self.module(inputs)
+
+
+def denoiser(storage: torch.dtype = BF16) -> Denoiser:
+    contract = Contract(storage, BF16, master=F32, reduction=F32, output=F32, roles=ROLES)
+    return Denoiser(Toy().to(storage), contract)
+
+
+def inputs(**changes: Tensor) -> Inputs:
+    made = Inputs(
+        latent=torch.zeros(2, 3, 2, 4, 4),
+        time=torch.full((2,), 999.0),
+        width=torch.full((2,), 854.0),
+        mask=torch.ones(2, 2, dtype=torch.bool),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def faults(made: Denoiser, *, sharded: bool = False, **changes: Tensor) -> list[DtypeError]:
+    units = [made.module.block] if sharded else []
+    return list(audit.faults(made, [inputs(**changes)], sharded=sharded, units=units))
+
+
+def before(place: str, change: Callable[[Tensor], Tensor]) -> Callable[[Denoiser], None]:
+    def plant(made: Denoiser) -> None:
+        made.module.before[place] = change
+
+    return plant
+
+
+def autocast_off(made: Denoiser) -> None:
+    made.module.block.raw = True
+
+
+def prepare(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Denoiser], None]:
+    def plant(made: Denoiser) -> None:
+        made.module.get_submodule(name).prepare = change
+
+    return plant
+
+
+def hide(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Denoiser], None]:
+    def plant(made: Denoiser) -> None:
+        made.module.masked.hide = change
+
+    return plant
+
+
+def float64_buffer(made: Denoiser) -> None:
+    made.module.scale = made.module.scale.double()
+
+
+def half_buffer(made: Denoiser) -> None:
+    made.module.scale = made.module.scale.half()
+
+
+def half_parameter(made: Denoiser) -> None:
+    made.module.norm.half()
+
+
+# What is planted, dtype of the parameters, path that must be named, the dtype found.
+FAULTS = {
+    "float32 into Conv3d": (before("patch", torch.Tensor.float), BF16, "patch", F32),
+    "float32 into LayerNorm": (before("norm", torch.Tensor.float), BF16, "norm", F32),
+    "float32 into Linear": (before("block", torch.Tensor.float), BF16, "block.0", F32),
+    "time rounded inside": (prepare("times", torch.Tensor.bfloat16), F32, "times", BF16),
+    "size rounded inside": (prepare("sizes", lambda v: (v / 2).to(BF16) * 2), F32, "sizes", BF16),
+    "integer mask as bits": (hide(lambda x, m: x * ~m.long()[:, None, :, None, None]), BF16, "masked", torch.int64),
+    "integer mask as places": (hide(lambda x, m: x[:, :, m[0].long()]), BF16, "masked", torch.int64),
+    "integer mask as a mask": (hide(lambda x, m: x.masked_fill(m.int()[:, None, :, None, None], 0)), BF16, "masked", None),
+    "float64 into a layer": (before("block", torch.Tensor.double), F32, "block.0", torch.float64),
+    "float64 returned": (hide(lambda x, _: x.double()), F32, "masked", torch.float64),
+    "autocast off": (autocast_off, F32, "block.0", BF16),
+    "output of no declared dtype": (before("out", torch.Tensor.half), BF16, "Toy", torch.float16),
+    "float64 buffer": (float64_buffer, F32, "scale", torch.float64),
+    "float16 buffer": (half_buffer, BF16, "scale", torch.float16),
+    "float16 parameter": (half_parameter, F32, "norm.weight", torch.float16),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named(name: str) -> None:
+    """By the path of the module in which it lies, with the dtype that is there and what to do."""
+    plant, storage, path, found = FAULTS[name]
+    made = denoiser(storage)
+    plant(made)
+    (first, *_) = faults(made)
+    assert (first.field, first.found) == (path, found)
+    assert first.remedy
+    with pytest.raises(DtypeError, match=f"^{path}: "):
+        audit.audit(made, [inputs()])
+
+
+@pytest.mark.parametrize(("role", "name"), [("time", "time"), ("geometry", "width")])
+def test_what_arrives_rounded_is_named(role: str, name: str) -> None:
+    """A time or size in bfloat16 is a fault of the caller, by the name of the input."""
+    (fault,) = faults(denoiser(), **{name: torch.full((2,), 854.0, dtype=BF16)})
+    assert (fault.field, fault.found, fault.declared) == (name, BF16, F32)
+    assert role in fault.problem
+
+
+def test_a_unit_of_fsdp_with_two_dtypes_is_named() -> None:
+    """By the parameter that differs; without sharding a trained parameter may have the master's dtype."""
+    made = denoiser()
+    made.module.block.append(nn.Linear(3, 3))
+    sharded = faults(made, sharded=True)
+    assert [fault.field for fault in sharded] == ["block.3.weight", "block.3.bias"]
+    assert {(fault.found, fault.declared) for fault in sharded} == {(F32, BF16)}
+
+
+def test_an_autoencoder_in_float16_that_overflows_is_refused() -> None:
+    """Whether it is stored or computed in it."""
+    for name in ("storage", "compute"):
+        half = dataclasses.replace(HALF_OVERFLOWS, **{name: torch.float16})
+        with pytest.raises(UserError, match=rf"autoencoder.{name} = 'float16': .* become infinite"):
+            check_contract(half, "autoencoder")
+    check_contract(HALF_OVERFLOWS, "autoencoder")
+
+
+def test_each_place_is_told_once_and_all_shapes_are_looked_at() -> None:
+    """A fault of every shape is one fault, and one of another kind is told beside it."""
+    made = denoiser(F32)
+    half_parameter(made)
+    made.module.times.prepare = torch.Tensor.bfloat16
+    shapes = [inputs(), inputs(latent=torch.zeros(2, 3, 2, 6, 4))]
+    found = list(audit.faults(made, shapes))
+    assert [fault.field for fault in found] == ["norm.weight", "norm.bias", "times"]
+
+
+def test_a_rounded_time_that_nothing_uses_is_no_fault() -> None:
+    """As where the exact one is put in its place."""
+    made = denoiser()
+    made.module.times.prepare = lambda value_B: (value_B.bfloat16(), value_B)[1]
+    assert faults(made) == []
+
+
+def test_the_real_pass_names_them_too() -> None:
+    """On real tensors, forward and backward, the guard finds what the audit finds without numbers."""
+    for name in ("float32 into Conv3d", "float64 into a layer", "integer mask as a mask", "autocast off"):
+        plant, storage, path, _ = FAULTS[name]
+        made = denoiser(storage)
+        plant(made)
+        with pytest.raises(DtypeError, match=f"^{path}: "), guard(made.module):
+            Boundary(made)(inputs()).sum().backward()
+
+
+@pytest.mark.parametrize("storage", [BF16, F32])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_model_without_fault_has_none(storage: torch.dtype, sharded: bool) -> None:
+    """On neither path that training can take, without numbers and with them."""
+    assert faults(denoiser(storage), sharded=sharded) == []
+    with guard((made := denoiser(storage)).module):
+        Boundary(made)(inputs()).sum().backward()

@@ -1,0 +1,25 @@
+"""The recipes that come with the project load, and those of Open-Sora are what the importer makes."""
+
+from pathlib import Path
+
+import pytest
+
+from reelworks.recipe import load, opensora
+
+ROOT = Path(__file__).parents[3]
+RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+CONFIGS = sorted((ROOT / "tests" / "opensora_configs").glob("opensora-*.py"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_loads(path):
+    """A recipe is checked as a whole when it is read: keys, names, sizes and buckets."""
+    assert load.load(path).version == 1
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_recipes_of_open_sora_are_what_the_importer_makes_of_its_configs(config):
+    """A change of the importer shows in the recipes, or the recipes are made again."""
+    made = opensora.convert(config, name=config.stem)
+    assert (ROOT / "recipes" / f"{config.stem}.toml").read_text() == made.text
+    assert {"opensora-1.2-stage1", "opensora-1.1-stage1"} <= {path.stem for path in CONFIGS}

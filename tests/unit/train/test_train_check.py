@@ -1,0 +1,142 @@
+"""`reelworks check` says what a recipe declares and takes, and names what does not fit together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from reelworks.cli.main import app
+from reelworks.models import registry
+from reelworks.recipe import load
+from reelworks.train import rehearsal
+from reelworks.train.state import TrainState
+
+RECIPE = {
+    "version": 1,
+    "output": "unused",
+    "dataset": [{"path": "not-there"}],
+    "bucket": [
+        {"resolution": "32px", "num_frames": [1, 4], "batch_size": [4, 2]},
+        {"resolution": "64px", "num_frames": 1, "batch_size": 2},
+    ],
+    "buckets": {"aspect_ratios": ["3:2", "1:1"]},
+    "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
+    "text": {"dim": 16, "max_length": 6},
+    "train": {"max_steps": 1},
+}
+
+
+@pytest.fixture
+def check(tmp_path: Path):
+    """Run the verb; returns exit code and what it printed, as a value with --json."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(load.dump(load.parse(RECIPE)))
+
+    def run(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["check", str(path), *arguments])
+        return done.exit_code, done.output
+
+    return run
+
+
+def test_a_sound_recipe_has_no_violation_and_its_figures_are_those_of_training(check) -> None:
+    """Dtypes, casts, shapes and bytes, without a look at the data."""
+    code, printed = check("--json")
+    told = json.loads(printed)
+    assert (code, told["violations"]) == (0, [])
+    denoiser, autoencoder, _ = told["components"]
+    dtypes = [denoiser[key] for key in ("storage", "compute", "master", "reduction", "output")]
+    assert dtypes == ["float32", "bfloat16", "float32", "float32", "float32"]
+    assert autoencoder["master"] is None
+    casts = {cast["input"]: (cast["from"], cast["to"]) for cast in denoiser["casts"]}
+    assert casts["latent"] == ("float32", "bfloat16")
+    assert casts["time"] == ("float32", "float32")
+    assert casts["frame_mask"] == ("bool", "bool")
+    assert [one["bucket"].split()[0] for one in told["rehearsed"]] == ["32px", "64px"]
+    assert all(one["activations_bytes"] > 0 for one in told["rehearsed"])
+    recipe = load.parse(RECIPE)
+    state = TrainState.start(_module(recipe), recipe.train)
+    memory, trained = told["memory"], 4 * sum(p.numel() for p in state.module.parameters())
+    assert memory["gradients"] == memory["ema"] == trained
+    assert 2 * trained <= memory["optimizer"] < 2.01 * trained
+    assert memory["total"] == sum(value for name, value in memory.items() if name != "total")
+
+
+def _module(recipe: load.Recipe) -> torch.nn.Module:
+    return registry.build_denoiser(
+        recipe.model, autoencoder=recipe.autoencoder, text=recipe.text, device="cpu", seed=0
+    ).module
+
+
+def test_shards_divide_what_is_sharded(check) -> None:
+    """Weights, gradients, optimizer and average; a replica has all of them."""
+    alone = json.loads(check("--json")[1])["memory"]
+    sharded = json.loads(check("--json", "--world", "4")[1])["memory"]
+    replicated = json.loads(check("--json", "--world", "4", "--set", "parallel.strategy=replicated")[1])[
+        "memory"
+    ]
+    parts = ("weights", "gradients", "optimizer", "ema")
+    assert [sharded[part] for part in parts] == [alone[part] // 4 for part in parts]
+    assert [replicated[part] for part in parts] == [alone[part] for part in parts]
+
+
+def test_a_violation_is_printed_with_its_remedy_and_ends_in_1(check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that was left in another dtype: module path, both dtypes, what to do; nothing is run for real."""
+    build = registry.build_denoiser
+
+    def planted(*arguments, **options):
+        denoiser = build(*arguments, **options)
+        denoiser.module.spatial_blocks[0].mlp.fc2.half()
+        return denoiser
+
+    monkeypatch.setattr(registry, "build_denoiser", planted)
+    code, printed = check()
+    assert code == 1
+    assert (
+        "violation: spatial_blocks.0.mlp.fc2.weight: a parameter is stored as float16, and float32" in printed
+    )
+    assert "remedy: load and build it as float32" in printed
+    assert "2 violations" in printed
+    assert "forward and backward" not in printed
+    code, printed = check("--json")
+    assert code == 1
+    first = json.loads(printed)["violations"][0]
+    assert (first["module"], first["found"], first["declared"]) == (
+        "spatial_blocks.0.mlp.fc2.weight", "float16", "float32",
+    )  # fmt: skip
+
+
+def test_a_violation_that_only_a_real_pass_shows_is_told_too(check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what was found without numbers being nothing."""
+    build = registry.build_denoiser
+
+    def planted(*arguments, **options):
+        denoiser = build(*arguments, **options)
+        block = denoiser.module.spatial_blocks[0]
+        block.mlp.register_forward_hook(lambda _m, _a, out: out if out.is_meta else out.double())
+        return denoiser
+
+    monkeypatch.setattr(registry, "build_denoiser", planted)
+    code, printed = check()
+    assert code == 1
+    assert "violation: spatial_blocks.0.mlp: MLP returns float64" in printed
+    assert "1 violation\n" in printed
+
+
+def test_the_largest_micro_batch_of_each_resolution_counts() -> None:
+    """By tokens of the whole micro-batch, whatever the frames."""
+    from reelworks.buckets import table
+    from reelworks.models.config import geometry
+    from reelworks.train import check as checking
+
+    recipe = load.parse(RECIPE)
+    built = table.build(recipe.bucket, recipe.buckets, geometry(recipe.model, recipe.autoencoder))
+    chosen = checking.largest_of_each(built)
+    for resolution, bucket in zip(("32px", "64px"), chosen, strict=True):
+        same = [b for b in built.buckets if built.entries[b.entry].resolution == resolution]
+        assert bucket.tokens * bucket.batch_size == max(b.tokens * b.batch_size for b in same)
+    assert rehearsal.largest(built, set(range(len(built.buckets)))) in chosen

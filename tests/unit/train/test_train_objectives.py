@@ -1,0 +1,90 @@
+"""What an objective asks of training reaches the model, and its loss teaches it."""
+
+import numpy as np
+import pytest
+import torch
+
+from reelworks.core.shape import Shape
+from reelworks.precision.boundary import Boundary
+from reelworks.recipe import load
+from reelworks.stream.batches import MicroBatch, Work
+from reelworks.train import build
+from reelworks.train.example import training_example, validation_example
+
+CPU = torch.device("cpu")
+
+
+def recipe_of(model, objective):
+    return load.parse(
+        {
+            "version": 1,
+            "output": "unused",
+            "dataset": [{"path": "unused"}],
+            "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
+            "model": {"name": model, "hidden_size": 48, "depth": 1, "num_heads": 2},
+            "text": {"dim": 16, "max_length": 6},
+            "objective": {"name": objective, "mask_ratios": {"image_head": 0.5}},
+            "precision": {"compute": "float32"},
+            "train": {"max_steps": 1},
+        }
+    )
+
+
+def micro_batch(uids):
+    frames = np.random.default_rng(0).integers(0, 256, (len(uids), 4, 32, 32, 3), dtype=np.uint8)
+    count = len(uids)
+    work = Work(
+        epoch=0,
+        row=0,
+        index=0,
+        last=True,
+        filler=False,
+        bucket=0,
+        shape=Shape(4, 32, 32),
+        uids=np.array(uids, dtype=np.uint64),
+        copies=np.zeros(count, dtype=np.int64),
+        showing=np.zeros(count, dtype=np.int32),
+        requests=(),
+        captions=("a red circle",) * count,
+        fps=(24.0,) * count,
+    )
+    return MicroBatch(work, torch.from_numpy(frames), torch.ones(count, dtype=torch.bool), ())
+
+
+@pytest.mark.parametrize(
+    ("model", "objective"),
+    [("stdit2-tiny", "iddpm"), ("stdit3-tiny", "iddpm"), ("stdit2-tiny", "rectified-flow")],
+)
+def test_any_network_learns_by_any_objective(model, objective):
+    """Some steps on one micro-batch lower its loss, learned variance included where there is one."""
+    recipe = recipe_of(model, objective)
+    denoiser, encoder = build.denoiser(recipe, CPU), build.encoder(recipe, CPU)
+    assert denoiser.module.config.pred_sigma == (objective == "iddpm")
+    boundary, batch = Boundary(denoiser), micro_batch([1, 2, 3, 4])
+    parameters = list(denoiser.module.parameters())
+    losses = []
+    for _ in range(12):
+        example = training_example(batch, encoder, recipe.objective, seed=1)
+        loss = example.losses(boundary(example.inputs), recipe.objective).mean()
+        gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter -= 3e-3 * gradient.sign()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_times_of_diffusion_are_whole_steps_and_given_frames_have_the_noise_of_the_first():
+    """What the model is fed of a clip follows from the objective's own schedule."""
+    recipe = recipe_of("stdit2-tiny", "iddpm")
+    encoder = build.encoder(recipe, CPU)
+    example = training_example(micro_batch(list(range(8))), encoder, recipe.objective, seed=1)
+    time, mask = example.inputs.time, example.inputs.frame_mask
+    assert torch.equal(time, time.floor())
+    given = ~mask
+    assert given.any()
+    off = (example.inputs.latent - example.x0).abs().movedim(2, 1).flatten(2).mean(-1)
+    assert (off[given] < 0.03).all()
+    assert (off[given] > 0).all()
+    held_out = validation_example(micro_batch([1]), encoder, recipe.objective, seed=1, times=[1.0, 1000.0])
+    assert torch.isfinite(held_out.inputs.latent).all()
