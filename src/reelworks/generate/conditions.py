@@ -102,7 +102,7 @@ def begin(encoder: LiveEncoder, noise_BCNHW: Tensor, frames_THWC: Frames) -> tup
     Returns:
         The latents to start from, and `[B, N]`: 0 where a latent frame is given, 1 where it is generated.
     """
-    given = encoder.latents(torch.from_numpy(np.ascontiguousarray(frames_THWC))[None])
+    given = encoder.latents(torch.from_numpy(np.array(frames_THWC))[None])
     count = given.shape[2]
     ratio_BN = torch.ones(len(noise_BCNHW), noise_BCNHW.shape[2], device=noise_BCNHW.device)
     ratio_BN[:, :count] = 0
