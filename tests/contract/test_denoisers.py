@@ -71,6 +71,12 @@ def test_overfits(name):
     contract.check_overfits(name)
 
 
+@every_family
+def test_lora(name):
+    """A LoRA begins as no change, trains alone, and is reached by gradients in every layer that it adapts."""
+    contract.check_lora(name)
+
+
 @pytest.mark.parametrize("name", plain.LOSSES)
 def test_the_loss_is_that_of_a_plain_training_script(name):
     """Our loss and its gradient equal those of diffusers' network called as diffusers' scripts call it."""

@@ -1,4 +1,4 @@
-"""A rank of two: every family sharded by FSDP2, its gradients beside those of one process.
+"""A rank of two: every family sharded by FSDP2, and two LoRAs, their gradients beside those of one process.
 
 Prints the families that agree; run by test_denoisers.py.
 """
@@ -10,6 +10,7 @@ import warnings
 
 import torch
 
+from reelworks.models.lora.config import LoraConfig
 from reelworks.parallel import mesh
 from reelworks.precision.boundary import Boundary
 from reelworks.testing import contract
@@ -26,10 +27,10 @@ def gradients(denoiser, inputs):
     return found
 
 
-def check(name, world):
+def check(name, world, **kinds):
     inputs = contract.example(contract.shapes(name)[-1])
-    wanted = gradients(contract.build(name), inputs)
-    sharded = contract.build(name)
+    wanted = gradients(contract.build(name, **kinds), inputs)
+    sharded = contract.build(name, **kinds)
     mesh.shard(sharded.module, sharded.sharding().blocks, sharded.contract, world, "fsdp")
     own = {key: value[world.rank : world.rank + 1] for key, value in vars(inputs).items()}
     found = gradients(sharded, dataclasses.replace(inputs, **own))
@@ -45,3 +46,5 @@ with mesh.join() as world:
         check(family, world)
         if world.is_main:
             print(family, flush=True)
+    check("wan-tiny", world, lora=LoraConfig(rank=2, targets=["to_q", "net.2"]))
+    check("flux-tiny", world, lora=LoraConfig(rank=2, dora=True))

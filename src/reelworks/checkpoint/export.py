@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +18,16 @@ from torch.distributed.tensor import DTensor
 import reelworks
 from reelworks.checkpoint import lease, mount, ranks, tensor_file
 from reelworks.checkpoint.commit import DCP, quiet
-from reelworks.checkpoint.config import Dtype, Weights
+from reelworks.checkpoint.config import Dtype, LoraFormat, Weights
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.tensor_file import Entry
 from reelworks.checkpoint.verify import verify
 from reelworks.core import digests, storage
 from reelworks.core.errors import UserError
+from reelworks.models.config import ADAPTED
+from reelworks.models.lora import files as lora_files
+from reelworks.models.lora.config import LoraConfig
+from reelworks.recipe import absent
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -31,6 +35,22 @@ Kind = tuple[torch.dtype, tuple[int, ...]]
 
 # Tensors are read together up to so many bytes: each reading opens the checkpoint's metadata again.
 _READ_BYTES = 256 << 20
+
+
+class LoraFile(NamedTuple):
+    """How a LoRA is written.
+
+    Attributes:
+        format: Whose names its tensors get.
+        alpha: Of its training.
+        model: Name of its base.
+        part: Folder of the base in a pipeline of diffusers.
+    """
+
+    format: LoraFormat
+    alpha: float
+    model: str
+    part: str
 
 
 class ExportFailed(UserError):  # noqa: N818
@@ -62,6 +82,17 @@ def about(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> dict[st
     return {key: str(value) for key, value in told.items() if value is not None}
 
 
+def lora_of(recipe: Path, format: LoraFormat) -> LoraFile | None:
+    """Say how the weights of a resolved recipe are written if they are a LoRA; None for whole weights."""
+    values = tomllib.loads(recipe.read_text(encoding="utf-8"))
+    if "lora" not in values:
+        return None
+    config = LoraConfig.model_validate(absent.from_toml(values["lora"], LoraConfig))
+    name = values["model"]["name"]
+    part = ADAPTED[name].network.part if name in ADAPTED else "transformer"
+    return LoraFile(format, config.exact_alpha, name, part)
+
+
 def from_checkpoint(
     path: Path,
     target: Path,
@@ -69,6 +100,7 @@ def from_checkpoint(
     weights: Weights,
     dtype: Dtype,
     about: Mapping[str, str],
+    lora: LoraFile | None = None,
     verified: bool = False,
 ) -> list[Path]:
     """Write a checkpoint's weights, in one process and a few tensors at a time.
@@ -79,6 +111,7 @@ def from_checkpoint(
         weights: "ema" takes the average where there is one, and what is not trained from the model.
         dtype: Of floating-point tensors; others stay as they are.
         about: Texts for the header (`about`).
+        lora: How to write it, of a run that trained a LoRA (`lora_of`).
         verified: True if its digests need not be compared first, as just after it was saved.
 
     Returns:
@@ -108,7 +141,7 @@ def from_checkpoint(
         entries = _entries(kinds, dtype)
         read = _read(path, [(keys[entry.name], *kinds[entry.name]) for entry in entries])
         with told_as_failed(target):
-            return tensor_file.write(target, entries, _cast(entries, read), _told(about, weights, dtype))
+            return _write(target, entries, read, _told(about, weights, dtype), lora)
 
 
 def require_free(target: Path) -> None:
@@ -132,13 +165,19 @@ def require_free(target: Path) -> None:
 
 
 def weights_only(
-    state: Mapping[str, Any], target: Path, *, weights: Weights, dtype: Dtype, about: Mapping[str, str]
+    state: Mapping[str, Any],
+    target: Path,
+    *,
+    weights: Weights,
+    dtype: Dtype,
+    about: Mapping[str, str],
+    lora: LoraFile | None = None,
 ) -> list[Path]:
     """Write the weights of a live state. Collective over the default process group, if there is one.
 
     Args:
         state: `{"model": ..., "ema": ...}`, tensors or DTensors by name, which are made whole one by one.
-        target, weights, dtype, about: As for `from_checkpoint`; the file's folder must be there.
+        target, weights, dtype, about, lora: As for `from_checkpoint`; the file's folder must be there.
 
     Raises:
         ExportFailed: Rank 0 could not write them.
@@ -152,7 +191,7 @@ def weights_only(
         try:
             if ranks.rank():
                 return []
-            return tensor_file.write(target, entries, _cast(entries, whole), _told(about, weights, dtype))
+            return _write(target, entries, whole, _told(about, weights, dtype), lora)
         finally:
             # Also if rank 0 has failed: the others wait in the same collectives.
             for _ in whole:
@@ -175,6 +214,22 @@ def told_as_failed(target: Path) -> Iterator[None]:
             value=str(target),
             remedy="free disk space" if errnos & mount.FULL else "mend what the message names",
         ) from error
+
+
+def _write(
+    target: Path,
+    entries: Sequence[Entry],
+    tensors: Iterable[Tensor],
+    told: dict[str, str],
+    lora: LoraFile | None,
+) -> list[Path]:
+    cast = _cast(entries, tensors)
+    if lora is None:
+        return tensor_file.write(target, entries, cast, told)
+    state = {entry.name: tensor for entry, tensor in zip(entries, cast, strict=True)}
+    file = lora_files.to_file(state, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model)
+    entries = tensor_file.ordered(Entry(n, t.dtype, tuple(t.shape)) for n, t in file.tensors.items())
+    return tensor_file.write(target, entries, (file.tensors[e.name] for e in entries), told | file.header)
 
 
 def _told(about: Mapping[str, str], weights: Weights, dtype: Dtype) -> dict[str, str]:

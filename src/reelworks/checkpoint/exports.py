@@ -12,23 +12,26 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from reelworks.checkpoint import export, names
-from reelworks.checkpoint.config import ExportsConfig, Weights
+from reelworks.checkpoint.config import ExportsConfig, LoraFormat, Weights
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.tensor_file import INDEX_SUFFIX
 from reelworks.core import storage
 from reelworks.run.folder import RunFolder
 
 _KEPT_BY = ("kept_by", "exports.keep_last")
-_NAME = re.compile(r"(step-\d{9,})-(ema|model)(-\d{5}-of-\d{5})?\.safetensors")
+_NAME = re.compile(
+    r"(step-\d{9,})-(ema|model)(-lora-(?:diffusers|comfyui|kohya))?(-\d{5}-of-\d{5})?\.safetensors"
+)
 _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.tmp")
 
 
-def path_of(run: RunFolder, step: int, weights: Weights) -> Path:
-    """Where the weights of a step are written."""
-    return run.exports_folder / f"{names.of_step(step)}-{weights}.safetensors"
+def path_of(run: RunFolder, step: int, weights: Weights, lora: LoraFormat | None = None) -> Path:
+    """Where the weights of a step are written; of a LoRA, in a convention."""
+    kind = "" if lora is None else f"-lora-{lora}"
+    return run.exports_folder / f"{names.of_step(step)}-{weights}{kind}.safetensors"
 
 
-def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int, epoch: int) -> Path | None:
+def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int, epoch: int) -> list[Path]:
     """Write the weights of a checkpoint where the recipe asks for it; on rank 0, right after its commit.
 
     Args:
@@ -39,7 +42,7 @@ def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int,
         epoch: From 0.
 
     Returns:
-        The file (of shards, the one that their names begin like); None if nothing was due.
+        The files (of shards, the one that their names begin like); none if nothing was due.
 
     Raises:
         ExportFailed: Storage fails or is full; the checkpoint is not touched by that.
@@ -47,17 +50,21 @@ def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int,
     """
     weights = config.weights
     if weights is None:
-        return None
-    target = path_of(run, step, weights)
-    with export.told_as_failed(target):
+        return []
+    written = []
+    with export.told_as_failed(run.exports_folder):
         told = _about(run, config, step, epoch)
         if told is None:
-            return None
-        export.from_checkpoint(
-            checkpoint, target, weights=weights, dtype=config.dtype, about=told, verified=True
-        )
+            return []
+        # Whole weights are the same None in every convention, and are written once.
+        for lora in dict.fromkeys(export.lora_of(run.recipe_file, format) for format in config.formats):
+            target = path_of(run, step, weights, lora.format if lora else None)
+            export.from_checkpoint(
+                checkpoint, target, weights=weights, dtype=config.dtype, about=told, lora=lora, verified=True
+            )
+            written.append(target)
         _retire(run.exports_folder, weights, step, config.keep_last)
-    return target
+    return written
 
 
 def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int) -> dict[str, str] | None:

@@ -27,6 +27,14 @@ StepArgument = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Optimi
 OptionalStep = Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, help="Optimizer steps done.")]
 
 
+class Format(enum.StrEnum):
+    """Of an exported LoRA."""
+
+    diffusers = "diffusers"
+    comfyui = "comfyui"
+    kohya = "kohya"
+
+
 class Dtype(enum.StrEnum):
     """Of exported floating-point tensors."""
 
@@ -198,13 +206,18 @@ def export(
     ],
     ema: Annotated[bool, typer.Option("--ema/--weights", help="The average, or the trained weights.")] = True,
     dtype: Annotated[Dtype, typer.Option(help="Of floating-point tensors.")] = Dtype.bfloat16,
+    format: Annotated[
+        Format | None,
+        typer.Option(help="Names of a LoRA's tensors; diffusers unless given.", show_default=False),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Write the weights of a run's newest checkpoint, or of the one named, as .safetensors."""
+    """Write the weights of a run's newest checkpoint, or of the one named, as .safetensors; of a LoRA run, the LoRA."""
     from reelworks.checkpoint import account
     from reelworks.checkpoint import export as exporting
     from reelworks.checkpoint.store import CheckpointStore
     from reelworks.cli import show
+    from reelworks.core.errors import UserError
     from reelworks.run import coverage
     from reelworks.train import origin
 
@@ -214,7 +227,17 @@ def export(
     recipe, epoch = coverage.recipe_of(run, step), account.epoch(info)
     about = exporting.about(run_id=run.info()["id"], recipe=recipe, step=step, epoch=epoch)
     weights: Weights = "ema" if ema else "model"
-    written = exporting.from_checkpoint(info.path, output, weights=weights, dtype=dtype.value, about=about)
+    lora = exporting.lora_of(recipe, (format or Format.diffusers).value)
+    if lora is None and format is not None:
+        raise UserError(
+            "the run trained whole weights, and only a LoRA has several conventions",
+            field="--format",
+            value=format.value,
+            remedy="leave it out",
+        )
+    written = exporting.from_checkpoint(
+        info.path, output, weights=weights, dtype=dtype.value, about=about, lora=lora
+    )
     for path in [] if json else written:
         show.line(f"{path}: {weights} of step {step} in {dtype}")
     if json:

@@ -48,7 +48,8 @@ class DiffusersDenoiser:
                 parameter.requires_grad_(False)
         lists = (list(module.get_submodule(name)) for name in config.network.blocks)  # type: ignore[call-overload]
         self._sharding = ShardingPlan(blocks=[block for blocks in lists for block in blocks])
-        self._lora_targets = tuple(_attention_layers(module))
+        without = config.network.without_gradient
+        self._lora_targets = tuple(n for n in _attention_layers(module) if not f"{n}.".startswith(without))
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
         """Return the output `[B, C, T, H, W]`; a velocity points towards the data.

@@ -32,6 +32,9 @@ from reelworks.models.flux2 import adapter as flux2
 from reelworks.models.flux2.config import Flux2Config
 from reelworks.models.hunyuan_video15 import adapter as hunyuan_video15
 from reelworks.models.hunyuan_video15.config import HunyuanVideo15Config
+from reelworks.models.lora import files as lora_files
+from reelworks.models.lora import inject
+from reelworks.models.lora.config import LoraConfig
 from reelworks.models.ltx import adapter as ltx
 from reelworks.models.ltx.config import LTXConfig
 from reelworks.models.qwen_image import adapter as qwen_image
@@ -94,6 +97,7 @@ def build_denoiser(
     storage: torch.dtype = torch.float32,
     reduction: torch.dtype = torch.float32,
     learns_variance: bool = False,
+    lora: LoraConfig | None = None,
 ) -> Denoiser:
     """Build a denoiser with its weights.
 
@@ -107,6 +111,7 @@ def build_denoiser(
         storage: Dtype of the parameters.
         reduction: Dtype in which gradients are summed over ranks.
         learns_variance: The objective reads a second half of channels.
+        lora: Low-rank updates, which alone are trained then.
 
     Raises:
         UserError: If a name is unknown, sizes or dtypes do not fit, or weights cannot be loaded.
@@ -116,6 +121,20 @@ def build_denoiser(
     pred_sigma = _published_sigma(model, autoencoder, learns_variance)
     config = resolve_denoiser(model, autoencoder=autoencoder, text=text, pred_sigma=pred_sigma)
     module = nn.Module.to(_build(config, model, torch.device(device), seed), storage)
+    denoiser = _adapt(module, contract, config, autoencoder)
+    if lora is not None:
+        inject.inject(denoiser, lora, seed=seed)
+        if lora.weights is not None and torch.device(device).type != "meta":
+            lora_files.load_into(denoiser.module, lora)
+    return denoiser
+
+
+def _adapt(
+    module: nn.Module,
+    contract: Contract,
+    config: STDiT2Config | STDiT3Config | FamilyConfig,
+    autoencoder: AutoencoderConfig,
+) -> Denoiser:
     if isinstance(module, STDiT2):
         return STDiT2Denoiser(module, contract)
     if isinstance(module, STDiT3):

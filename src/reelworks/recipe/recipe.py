@@ -12,6 +12,7 @@ from reelworks.checkpoint.config import CheckpointsConfig, ExportsConfig
 from reelworks.core.config import Config
 from reelworks.media.config import DataConfig
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.lora.config import LoraConfig
 from reelworks.objective.config import ObjectiveConfig
 from reelworks.parallel.config import ParallelConfig
 from reelworks.precision.config import PrecisionConfig
@@ -42,6 +43,7 @@ class Recipe(Config):
     cost: CostConfig = CostConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
+    lora: LoraConfig | None = Field(None, description="left out: all weights of the model are trained")
     autoencoder: AutoencoderConfig = AutoencoderConfig()
     text: TextConfig = TextConfig()
     objective: ObjectiveConfig = ObjectiveConfig()

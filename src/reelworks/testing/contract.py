@@ -16,6 +16,8 @@ from reelworks.core.shape import Shape
 from reelworks.models import config, registry
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.lora import inject
+from reelworks.models.lora.config import LoraConfig
 from reelworks.objective.objectives import Objective
 from reelworks.precision import audit
 from reelworks.precision.boundary import Boundary
@@ -29,7 +31,7 @@ _PAGE_HEAD = """# Models
 <!-- Written by `python -m reelworks.testing.contract`; do not edit. -->
 
 Each row is a family, with the names that `model.name` takes. All of them pass the same checks
-(`tests/contract/`): shapes, gradients, dtypes, sharding on two processes, state dicts, generation, and
+(`tests/contract/`): shapes, gradients, dtypes, sharding on two processes, state dicts, LoRA, generation, and
 learning one clip by heart. What the table says was found by running them.
 
 | names | trains on | is told given frames | takes a summary of the caption | takes the guidance scale | empty caption |
@@ -153,6 +155,28 @@ def check_state(name: str) -> None:
         assert not torch.equal(one.predict(inputs), other.predict(inputs)), name
         other.module.load_state_dict(one.module.state_dict())
         assert torch.equal(one.predict(inputs), other.predict(inputs)), name
+
+
+def check_lora(name: str) -> None:
+    """A LoRA begins as no change, is all that is trained, and every part of it is reached; dtypes hold."""
+    denoiser, inputs = build(name, compute=torch.bfloat16), example(shapes(name)[-1])
+    boundary, adapted = Boundary(denoiser), len(denoiser.lora_targets())
+    with torch.no_grad():
+        before = boundary(inputs)
+        inject.inject(denoiser, LoraConfig(rank=2), seed=0)
+        assert torch.equal(before, boundary(inputs)), f"{name}: a fresh LoRA changes the answer"
+    trained = {key: p for key, p in denoiser.module.named_parameters() if p.requires_grad}
+    assert trained.keys() == inject.weights(denoiser.module).keys()
+    assert len(trained) == 2 * adapted, f"{name}: {len(trained)} low-rank matrices for {adapted} layers"
+    with torch.no_grad():
+        for parameter in trained.values():
+            parameter.add_(0.1)
+    for shape in shapes(name):
+        torch.autograd.backward(boundary(example(shape)).square().mean())
+    unreached = [key for key, p in trained.items() if p.grad is None or not p.grad.any()]
+    assert not unreached, f"{name}: no gradient reaches {unreached[:5]}"
+    if denoiser.runs_on_meta:
+        audit.audit(denoiser, [inputs], sharded=True, units=denoiser.sharding().blocks)
 
 
 def check_overfits(name: str, *, most_steps: int = 200, learning_rate: float = 5e-3) -> int:

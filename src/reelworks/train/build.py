@@ -26,6 +26,7 @@ def denoiser(recipe: Recipe, device: torch.device) -> Denoiser:
         compute=DTYPES[recipe.precision.compute],
         reduction=DTYPES[recipe.precision.reduction],
         learns_variance=objectives.of(recipe.objective).learns_variance,
+        lora=recipe.lora,
     )
 
 

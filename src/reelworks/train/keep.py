@@ -199,12 +199,13 @@ class Keeper:
         except UserError as error:
             tell.say(f"warning: {error}")
         else:
-            if written is not None:
-                tell.event("export", step=step, name=written.name)
+            for file in written:
+                tell.event("export", step=step, name=file.name)
 
     def save_weights_only(self, position: Position, state: TrainState, tell: Recorder) -> None:
         """On a disk too full for a checkpoint: the averaged weights alone. Collective."""
-        target = exports.path_of(self.run, position.global_step, "ema")
+        lora = export.lora_of(self.run.recipe_file, "diffusers")
+        target = exports.path_of(self.run, position.global_step, "ema", lora.format if lora else None)
         about = export.about(
             run_id=self.run_id,
             recipe=self.run.recipe_file,
@@ -215,7 +216,12 @@ class Keeper:
             with export.told_as_failed(target):
                 ranks.on_first(lambda: storage.mkdirs(target.parent))
             export.weights_only(
-                state.state_dict(), target, weights="ema", dtype=self.recipe.exports.dtype, about=about
+                state.state_dict(),
+                target,
+                weights="ema",
+                dtype=self.recipe.exports.dtype,
+                about=about,
+                lora=lora,
             )
         except UserError as error:
             tell.say(f"warning: {error}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
+from reelworks.models.lora import inject as lora
 from reelworks.parallel.mesh import local
 from reelworks.train.config import TrainConfig
 from reelworks.train.finite import not_finite
@@ -55,7 +56,7 @@ class TrainState:
     def state_dict(self) -> dict[str, Any]:
         """Tensors of a checkpoint; loading into them in place is half of a resume."""
         return {
-            "model": self.module.state_dict(),
+            "model": lora.weights(self.module),
             "ema": self.ema,
             "optimizer": get_optimizer_state_dict(self.module, self.optimizer),
         }
@@ -69,7 +70,7 @@ class TrainState:
             for key, value in values.items()
             if key != "step"  # a plain count, beside the device
         }
-        weights = dict(self.module.state_dict())
+        weights = lora.weights(self.module)
         averages = {f"the average of {name}": value for name, value in self.ema.items()}
         return not_finite(weights | averages | moments)
 
@@ -88,14 +89,16 @@ class TrainState:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Run with the averaged weights in the module; the trained ones come back bit by bit."""
+        """Run with the averaged weights in the module, without dropout; the trained ones come back bit by bit."""
         parameters = dict(self.module.named_parameters())
         trained = {name: local(parameters[name].detach()).clone() for name in self.ema}
         self._put(self.ema)
+        self.module.eval()
         try:
             yield
         finally:
             self._put(trained)
+            self.module.train()
 
     @torch.no_grad()
     def _put(self, values: dict[str, Tensor]) -> None:

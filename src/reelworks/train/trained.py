@@ -17,6 +17,7 @@ from reelworks.encode.live import LiveEncoder
 from reelworks.generate import pipeline
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models.api import DenoiserInputs
+from reelworks.models.lora import inject as lora
 from reelworks.precision.boundary import Boundary
 from reelworks.recipe import load as recipes
 from reelworks.recipe.recipe import Recipe
@@ -57,7 +58,7 @@ class Trained:
             denoiser = build.denoiser(recipe, device)
             trained = {name: p.detach() for name, p in denoiser.module.named_parameters() if p.requires_grad}
             module = denoiser.module.requires_grad_(False).eval()
-            state = {"model": module.state_dict()}
+            state = {"model": lora.weights(module)}
             if averaged:
                 state["ema"] = {name: torch.empty_like(p) for name, p in trained.items()}
             load.load(path, state)

@@ -193,6 +193,8 @@ def test_export_takes_a_run_or_a_checkpoint(run: RunFolder, tmp_path: Path) -> N
     assert load_file(tmp_path / "a.safetensors")["w"].tolist() == [2.5, 2.5]
     given = ("--weights", "--dtype", "float32", "-o", tmp_path / "sub" / "b.safetensors")
     assert told("export", store.path(1), *given)["weights"] == "model"
+    with pytest.raises(UserError, match="only a LoRA has several conventions"):
+        call("export", run.path, "-o", tmp_path / "c.safetensors", "--format", "kohya")
     assert load_file(tmp_path / "sub" / "b.safetensors")["w"].tolist() == [1.0, 1.0]
     with pytest.raises(UserError, match="there is a file of this name"):
         call("export", run.path, "-o", tmp_path / "a.safetensors")

@@ -1,0 +1,101 @@
+"""Low-rank layers inside a denoiser: peft puts them in, all else is frozen."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reelworks.core.errors import UserError, nearest
+from reelworks.models.api import Denoiser
+from reelworks.models.lora.config import LoraConfig
+
+_PART = re.compile(r"\.lora_(A|B|magnitude_vector)\.default\.weight$")
+
+
+def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
+    """Put low-rank layers into a denoiser's module, in place; they alone are trained, in float32.
+
+    Their updates begin as zero.
+
+    Args:
+        denoiser: With its weights, not sharded yet.
+        config: Which layers, of which rank.
+        seed: Decides their first values; the global generators are left as they were.
+
+    Raises:
+        UserError: A target names no linear layer.
+    """
+    module = denoiser.module
+    names = _targets(module, denoiser.lora_targets(), config.targets)
+    peft: Any = importlib.import_module("peft")
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.exact_alpha,
+        lora_dropout=config.dropout,
+        # A pattern names them exactly; entries of a list would match as endings too.
+        target_modules="|".join(map(re.escape, names)),
+        use_dora=config.dora,
+    )
+    module.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(settings, module)
+    for parameter in module.parameters():
+        if parameter.requires_grad:  # peft gives them the dtype of the base
+            parameter.data = parameter.data.float()
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint holds of a network: of one with a LoRA that alone, since the rest never changes."""
+    state: dict[str, Tensor] = module.state_dict()
+    return {name: state[name] for name in parts(state)} or state
+
+
+def parts(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """The layer and the part of it (A, B or magnitude_vector) that each name of a low-rank tensor means."""
+    found = {name: match for name in names if (match := _PART.search(name))}
+    return {name: (name[: match.start()], match[1]) for name, match in found.items()}
+
+
+def linear_layers(module: nn.Module) -> list[str]:
+    """Names of a network's linear layers, as they are without a LoRA."""
+    return [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+
+
+def _targets(module: nn.Module, default: Sequence[str], asked: str | Sequence[str]) -> list[str]:
+    """Whole names of the layers to adapt."""
+    if isinstance(asked, str):
+        return list(default)
+    layers = linear_layers(module)
+    for target in asked:
+        if not any(_means(target, layer) for layer in layers):
+            known = layers if target.count(".") > 1 else {_ending(layer) for layer in layers}
+            raise UserError(
+                "no linear layer of this model has that name",
+                field="lora.targets",
+                value=target,
+                remedy=nearest(target, known),
+            )
+    if not asked:
+        raise UserError(
+            "no layer is left to train",
+            field="lora.targets",
+            value=[],
+            remedy='say "default", or name layers',
+        )
+    return [layer for layer in layers if any(_means(target, layer) for target in asked)]
+
+
+def _means(target: str, layer: str) -> bool:
+    return layer == target or layer.endswith(f".{target}")
+
+
+def _ending(layer: str) -> str:
+    """The last part of a name that says something: `to_out.0` rather than `0`."""
+    path = layer.split(".")
+    return ".".join(path[-2:] if path[-1].isdecimal() else path[-1:])

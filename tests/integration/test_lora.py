@@ -1,0 +1,152 @@
+"""A LoRA on 20 pictures: all of them trained, the loss falls, a kill costs nothing, the file holds what was learnt."""
+
+from __future__ import annotations
+
+import signal
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import children
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from test_kill_and_resume import losses
+from typer.testing import CliRunner
+
+from reelworks.checkpoint import export, load
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.cli.main import app
+from reelworks.models.lora import inject
+from reelworks.recipe import load as recipes
+from reelworks.train import build
+from reelworks.train.state import TrainState
+from reelworks.train.trained import Trained
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "lora-20-pictures.toml"
+FORMATS = ["diffusers", "comfyui", "kohya"]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Twenty pictures of five shapes, so that buckets hold fewer than a batch."""
+    folder = tmp_path_factory.mktemp("pictures")
+    generator = np.random.default_rng(0)
+    sizes = [(32, 48), (48, 32), (32, 32), (32, 64), (64, 32)]
+    for i in range(20):
+        height, width = sizes[i % 5]
+        colour = generator.integers(0, 256, 3, dtype=np.uint8)
+        Image.fromarray(np.broadcast_to(colour, (height, width, 3)).copy()).save(folder / f"{i:02}.png")
+        (folder / f"{i:02}.txt").write_text(f"colour number {i}")
+    return folder
+
+
+@pytest.fixture
+def lora(pictures, tmp_path):
+    """The recipe that comes with the project, on a tiny base without weights."""
+
+    def make(output="run", name="wan-tiny", **train):
+        values = tomllib.loads(RECIPE.read_text())
+        values["bucket"][0]["resolution"] = "32px"
+        values["buckets"]["batch_size"] = 8
+        values["exports"] |= {"formats": FORMATS, "dtype": "float32"}
+        return values | {
+            "output": str(tmp_path / output),
+            "dataset": [{"path": str(pictures)}],
+            "model": {"name": name},
+            "lora": {"rank": 4, "alpha": 6.5, "dropout": 0.1, "targets": ["to_q", "to_out.0", "proj_out"]},
+            "autoencoder": {"stride": 4},
+            "text": {"dim": 16, "max_length": 6, "pooled_dim": 8},
+            "precision": {"compute": "float32"},
+            "train": {"max_epochs": 6, "learning_rate": 0.02, "threads": 1, "ema_decay": 0.9} | train,
+            "checkpoints": {"every_steps": 5, "keep_last": 2},
+        }
+
+    return make
+
+
+def trained(run):
+    return Counter(
+        (line["epoch"], Path(c["path"]).name) for line in children.debug_lines(run) for c in line["trained"]
+    )
+
+
+@pytest.mark.parametrize(("name", "world"), [("wan-tiny", 1), ("flux-tiny", 2)])
+def test_every_picture_is_trained_each_epoch_and_the_loss_falls(lora, pictures, tmp_path, name, world):
+    """Buckets of four pictures, batches of eight, one process or two: each picture once per epoch."""
+    assert children.train(lora(name=name), debug=True, world=world) == [0] * world
+    names = {p.name for p in pictures.glob("*.png")}
+    assert trained(tmp_path / "run") == Counter((epoch, n) for epoch in range(6) for n in names)
+    found = [float.fromhex(value) for value in losses(tmp_path / "run").values()]
+    third = len(found) // 3
+    assert np.mean(found[-third:]) < 0.9 * np.mean(found[:third])
+
+
+def tensors(run):
+    """The newest checkpoint's tensors, flat."""
+    recipe = recipes.load(run / "recipe.toml")
+    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")).module, recipe.train).state_dict()
+    load.load(CheckpointStore(run / "checkpoints").list()[-1].path, state)
+    moments = {f"{n}.{k}": v for n, one in state["optimizer"]["state"].items() for k, v in one.items()}
+    return {**{f"model.{n}": v for n, v in state["model"].items()}, **state["ema"], **moments}
+
+
+def test_killed_and_resumed_equals_the_uninterrupted_run(lora, tmp_path):
+    """With dropout too: losses and the whole state of the LoRA agree to the last bit, and no base is saved."""
+    train = {"max_steps": 8}
+    assert children.train(lora("calm", **train)) == [0]
+    fault = ("after the average moved", 7)
+    assert children.train(lora("killed", **train), fault=fault) == [-signal.SIGKILL]
+    assert children.train(lora("killed", **train)) == [0]
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    assert losses(killed) == losses(calm)
+    one, other = tensors(calm), tensors(killed)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    assert all("lora_" in name for name in one)
+
+
+def test_files_hold_what_the_checkpoint_does(lora, tmp_path):
+    """Each convention, written by the run and by hand, brings back the averaged LoRA; a run can begin with it."""
+    assert children.train(lora(max_steps=5)) == [0]
+    run = tmp_path / "run"
+    model = Trained.load(run)
+    wanted = inject.weights(model.boundary.denoiser.module)
+    recipe = recipes.load(run / "recipe.toml")
+    for format in FORMATS:
+        by_run = run / "exports" / f"step-000000005-ema-lora-{format}.safetensors"
+        by_hand = tmp_path / f"{format}.safetensors"
+        command = [
+            "checkpoints",
+            "export",
+            str(run),
+            "-o",
+            str(by_hand),
+            "--dtype",
+            "float32",
+            "--format",
+            format,
+        ]
+        assert CliRunner().invoke(app, command).exit_code == 0
+        one, other = load_file(by_run), load_file(by_hand)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
+        live = tmp_path / f"live-{format}.safetensors"
+        state = {"model": wanted, "ema": {}}
+        how = export.lora_of(run / "recipe.toml", format)
+        export.weights_only(state, live, weights="ema", dtype="float32", about={}, lora=how)
+        assert all(torch.equal(value, one[name]) for name, value in load_file(live).items())
+        begun = recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"weights": str(by_run)})})
+        found = inject.weights(build.denoiser(begun, torch.device("cpu")).module)
+        assert all(torch.equal(value, found[name]) for name, value in wanted.items())
+
+
+def test_the_average_is_looked_at_without_dropout(lora):
+    """Validation and previews see all of the LoRA; training goes on with dropout."""
+    recipe = recipes.parse(lora())
+    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")).module, recipe.train)
+    with state.averaged():
+        assert not any(module.training for module in state.module.modules())
+    assert all(module.training for module in state.module.modules())
