@@ -92,7 +92,7 @@ def network(config: FamilyConfig, gradient_checkpointing: bool) -> nn.Module:
     # nn.RMSNorm says so under autocast: lower inputs, float32 weights. It is right, and slower.
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     kind: Any = getattr(libraries.diffusers(), config.network.name)
-    module: Any = kind(**config.arguments())
+    module: Any = kind(**config.model_dump())
     if gradient_checkpointing:
         module.enable_gradient_checkpointing()
     result: nn.Module = module.train()

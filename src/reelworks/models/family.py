@@ -87,7 +87,7 @@ class FamilyConfig(Protocol):
         """Where it lies in diffusers."""
         ...
 
-    def arguments(self) -> dict[str, Any]:
+    def model_dump(self) -> dict[str, Any]:
         """What the network is built with."""
         ...
 

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import torch
-
-import reelworks
 from reelworks.catalog.scan import ScanProgress
 from reelworks.checkpoint import mirror_fetch
 from reelworks.checkpoint.background import Background
 from reelworks.checkpoint.mirror import Mirror
 from reelworks.checkpoint.mirror_place import Place
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import files
 from reelworks.core.errors import UserError
+from reelworks.encode.live import LiveEncoder
+from reelworks.models.api import DenoiserInputs
 from reelworks.parallel import mesh
 from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
 from reelworks.prepare import data as preparing
-from reelworks.prepare import forecast, reasons, summary
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.recipe import load as recipes
 from reelworks.recipe.recipe import Recipe
-from reelworks.run import events, lock
+from reelworks.run import lock
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import PlanSpec
-from reelworks.train import beginning, build, rehearsal
+from reelworks.train import beginning, build, context, rehearsal
 from reelworks.train.beginning import RunOptions
 from reelworks.train.feed import Feed
 from reelworks.train.journal import Journal
@@ -71,11 +66,11 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
             remedy="add --load RUN|CHECKPOINT",
         )
     with mesh.join() as world, ExitStack() as stack:
-        threads = _set_threads(recipe, world)
+        threads = context.set_threads(recipe, world)
         folder = RunFolder(Path(recipe.output))
-        held = place = None
+        check, place = _not_held, None
         if world.is_main:
-            held = stack.enter_context(lock.hold(folder.lock_file, say=print))
+            check = stack.enter_context(lock.hold(folder.lock_file, say=print)).check
             if recipe.checkpoints.mirror is not None:
                 place = Place.open(recipe.checkpoints.mirror)
                 # Before the scan, since the catalog may come from there too.
@@ -83,49 +78,60 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
             preparing.scan(recipe, on_scan)
         world.wait()
         data = replace(RecipeData.open(recipe), run=folder)
-        info, said = _open_folder(recipe, folder, world)
-        spec = _spec(data, info, world)
+        info, said = context.open_folder(recipe, folder, world)
+        spec = context.spec_of(data, info, world)
         said += data.chosen.lines() if data.chosen else []
-        check = held.check if held is not None else _not_held
-        return _train(
-            data.recipe, options, world, folder, data, spec, info["id"], threads, said, check, place
-        )
+        return _train(_Start(options, world, folder, data, spec, info["id"], threads, said, check, place))
 
 
-def _train(
-    recipe: Recipe,
-    options: RunOptions,
-    world: World,
-    folder: RunFolder,
-    data: RecipeData,
-    spec: PlanSpec,
-    run_id: str,
-    threads: int,
-    said: list[str],
-    check: Callable[[], None],
-    place: Place | None,
-) -> int:
-    denoiser = build.denoiser(recipe, world.device)
-    encoder = build.encoder(recipe, world.device)
-    rehearsal.audit_shapes(denoiser, encoder, data.table, world)
-    mesh.shard(
-        denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, recipe.parallel.strategy
-    )
-    state = TrainState.start(denoiser.module, recipe.train)
-    boundary = Boundary(denoiser)
-    keeper = Keeper(CheckpointStore(folder.checkpoints_folder, check), folder, recipe, run_id, world)
-    step = keeper.find(options.resume)
-    position, found = beginning.find(data, spec, folder, keeper, step, state, options)
+@dataclass(frozen=True)
+class _Start:
+    """What is known before there is a model.
+
+    Attributes:
+        data: With the recipe, its buckets chosen.
+        said: What to tell of it.
+        check: Raises where another process took the run over.
+        place: On the main rank, where checkpoints are mirrored to.
+    """
+
+    options: RunOptions
+    world: World
+    folder: RunFolder
+    data: RecipeData
+    spec: PlanSpec
+    run_id: str
+    threads: int
+    said: list[str]
+    check: Callable[[], None]
+    place: Place | None
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What is trained, sharded and with its optimizer, and what it is fed through."""
+
+    boundary: Boundary[DenoiserInputs]
+    encoder: LiveEncoder
+    state: TrainState
+
+
+def _train(start: _Start) -> int:
+    recipe, world, folder, data = start.data.recipe, start.world, start.folder, start.data
+    model = _build(start)
+    store = CheckpointStore(folder.checkpoints_folder, start.check)
+    keeper = Keeper(store, folder, recipe, start.run_id, world)
+    step = keeper.find(start.options.resume)
+    position, found = beginning.find(data, start.spec, folder, keeper, step, model.state, start.options)
     _agree(world, position)
-    said = found + said
     bucket = rehearsal.largest(data.table, set(position.plan.bucket.tolist()) or {0})
-    rehearsal.rehearse(boundary, encoder, state, bucket)
-    said += keeper.look_ahead(state, position)
+    rehearsal.rehearse(model.boundary, model.encoder, model.state, bucket)
+    said = [*found, *start.said, *keeper.look_ahead(model.state, position)]
     kept = ""
     if world.is_main:
-        kept = folder.keep_recipe(recipes.dump(data.recipe))
-        said += _threads_changed(folder, threads)
-        said += _write_context(folder, data, position, world, threads)
+        kept = folder.keep_recipe(recipes.dump(recipe))
+        said += context.threads_changed(folder, start.threads)
+        said += context.write(folder, data, position, world, start.threads)
     with Recorder(
         folder, main=world.is_main, total_steps=recipe.train.max_steps, first_step=position.global_step
     ) as tell:
@@ -133,49 +139,67 @@ def _train(
             "start",
             step=position.global_step,
             world_size=world.size,
-            micro_batches_per_step=spec.micro_batches_per_step,
-            slot_width=spec.slot_width,
-            threads=threads,
+            micro_batches_per_step=start.spec.micro_batches_per_step,
+            slot_width=start.spec.slot_width,
+            threads=start.threads,
             device=str(world.device),
             recipe=kept,
             resumed_from=step,
         )
         for line in said:
             tell.say(line)
-        feed = Feed(data, world.rank, world.size)
-        stepper = Stepper(
-            boundary, encoder, state, data.table, world, recipe.train, recipe.objective, recipe.seed
-        )
-        validator = Validator(
-            boundary,
-            encoder,
-            state,
-            world,
-            feed,
-            data.held_out(),
-            recipe.validation.times,
-            recipe.objective,
-            recipe.seed,
-        )
-        previewer = Previewer(
-            recipe.preview, boundary, encoder, recipe.objective, state, world, folder, recipe.seed
-        )
-        journal = Journal(folder, data, world, tell, recipe.train.log_every, options.debug)
-        background = Background(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        mirror = None
-        if place is not None:
-            assert recipe.checkpoints.mirror is not None
-            mirror = Mirror(place, folder, run_id, recipe.checkpoints.mirror, tell)
-            if step is not None:  # whose copy a kill may have cut off
-                mirror.offer(step)
-        saver = Saver(recipe.checkpoints, folder, keeper, data, state, tell, background, check, mirror)
-        loop = Loop(recipe, folder, data, feed, stepper, validator, previewer, keeper, saver, tell, journal)
+        mirror = _mirror(start, tell, step)
         try:
-            ended = loop.go(position, resumed=step is not None)
+            ended = _loop(start, model, keeper, tell, mirror).go(position, resumed=step is not None)
         finally:
             if mirror is not None and (failure := mirror.close()):
                 tell.say(f"warning: {failure}")
     return EXIT_REQUEUE if ended == "signal" else 0
+
+
+def _build(start: _Start) -> _Model:
+    recipe, world = start.data.recipe, start.world
+    denoiser = build.denoiser(recipe, world.device)
+    encoder = build.encoder(recipe, world.device)
+    rehearsal.audit_shapes(denoiser, encoder, start.data.table, world)
+    mesh.shard(
+        denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, recipe.parallel.strategy
+    )
+    return _Model(Boundary(denoiser), encoder, TrainState.start(denoiser.module, recipe.train))
+
+
+def _mirror(start: _Start, tell: Recorder, resumed_from: int | None) -> Mirror | None:
+    config = start.data.recipe.checkpoints.mirror
+    if start.place is None or config is None:
+        return None
+    mirror = Mirror(start.place, start.folder, start.run_id, config, tell)
+    if resumed_from is not None:  # whose copy a kill may have cut off
+        mirror.offer(resumed_from)
+    return mirror
+
+
+def _loop(start: _Start, model: _Model, keeper: Keeper, tell: Recorder, mirror: Mirror | None) -> Loop:
+    """Tie together all that a step needs and does."""
+    recipe, world, folder, data = start.data.recipe, start.world, start.folder, start.data
+    boundary, encoder, state = model.boundary, model.encoder, model.state
+    objective, seed = recipe.objective, recipe.seed
+    feed = Feed(data, world.rank, world.size)
+    background = Background(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return Loop(
+        recipe,
+        folder,
+        data,
+        feed,
+        Stepper(boundary, encoder, state, data.table, world, recipe.train, objective, seed),
+        Validator(
+            boundary, encoder, state, world, feed, data.held_out(), recipe.validation.times, objective, seed
+        ),
+        Previewer(recipe.preview, boundary, encoder, objective, state, world, folder, seed),
+        keeper,
+        Saver(recipe.checkpoints, folder, keeper, data, state, tell, background, start.check, mirror),
+        tell,
+        Journal(folder, data, world, tell, recipe.train.log_every, start.options.debug),
+    )
 
 
 def _not_held() -> None:
@@ -197,78 +221,3 @@ def _agree(world: World, position: Position) -> None:
             remedy="let all machines read the same catalog and the same files that the recipe names, with the same "
             "version of reelworks",
         )
-
-
-def _set_threads(recipe: Recipe, world: World) -> int:
-    """Fix the number of threads: sums on a CPU depend on it, so a bit-equal resume needs the same."""
-    on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    threads = recipe.train.threads or max((os.cpu_count() or 1) // on_host, 1)
-    torch.set_num_threads(threads)
-    return threads
-
-
-def _open_folder(recipe: Recipe, folder: RunFolder, world: World) -> tuple[dict[str, Any], list[str]]:
-    """Make the run folder, or read what is frozen in it; also what changed of that, as lines for people.
-
-    The shape of a step is frozen with the first checkpoint, so that another number of ranks goes on with
-    the same global batches. Asking for another shape in the recipe thaws it.
-    """
-    said: list[str] = []
-    train = recipe.train
-    asked = [train.gradient_accumulation_steps, train.micro_batches_per_step, train.slot_width]
-    if world.is_main:
-        former = folder.info() if folder.exists else {}
-        begun = bool(CheckpointStore(folder.checkpoints_folder).steps())
-        if not begun or former.get("asked") != asked:
-            steps, width = forecast.step_shape(recipe, world.size)
-            frozen = {"micro_batches_per_step": steps, "slot_width": width, "asked": asked}
-            folder.refreeze(frozen) if former else folder.create(frozen)
-            if begun:
-                then = former.get("micro_batches_per_step")
-                said.append(f"micro-batches per step: {then} then, {steps} now")
-    world.barrier()
-    return folder.info(), said
-
-
-def _spec(data: RecipeData, info: dict[str, Any], world: World) -> PlanSpec:
-    if world.size > info["micro_batches_per_step"]:
-        raise forecast.too_many_ranks(info["micro_batches_per_step"], world.size)
-    return data.spec(info["micro_batches_per_step"], info["slot_width"])
-
-
-def _write_context(
-    folder: RunFolder, data: RecipeData, position: Position, world: World, threads: int
-) -> list[str]:
-    """Write the plan's summary, what it leaves out, and the environment of this start; tell the plan."""
-    spec, epoch = position.spec, position.epoch
-    # The rest of an epoch says little about it; the whole one is planned for the summary alone.
-    plan = position.plan if position.segment == 0 else replace(data, run=None).plan(spec, epoch)
-    told = summary.summarise(data, spec, plan, world=world.size, epoch=epoch)
-    files.write_json(folder.plan_folder / "summary.json", told)
-    reasons.write(folder.plan_folder / "left-out.parquet", data, epoch)
-    files.write_json(
-        folder.environment_file,
-        {
-            "reelworks": reelworks.__version__,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-            "device": str(world.device),
-            "world_size": world.size,
-            "threads": threads,
-        },
-    )
-    named = ", ".join(f"{one['clips']} {reason}" for reason, one in told["left_out"].items())
-    planned = f"{told['planned']} planned in {told['steps_per_epoch']} steps per epoch"
-    return [
-        f"{told['catalog']['clips']} clips: {planned}" + (f"; {named}" if named else ""),
-        *summary.warnings(told),
-    ]
-
-
-def _threads_changed(folder: RunFolder, threads: int) -> list[str]:
-    """Warn that sums round otherwise from here on than they would have without the interruption."""
-    starts = list(events.read(folder.events_file, "start"))
-    if not starts or starts[-1]["threads"] == threads:
-        return []
-    return [f"threads: {starts[-1]['threads']} then, {threads} now; losses will differ in their last bits"]

@@ -221,6 +221,7 @@ def test_verbs_that_look_need_no_torch(run: RunFolder, store: CheckpointStore) -
         "import sys\nfrom reelworks.cli.main import app\n"
         f"for verb, *rest in {verbs!r}:\n"
         f"    app(['checkpoints', verb, {str(run.path)!r}, *rest], standalone_mode=False)\n"
-        "sys.exit(bool({'torch', 'av', 'pyarrow'} & set(sys.modules)))"
+        "print('loaded:', {'torch', 'av', 'pyarrow'} & set(sys.modules))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "loaded: set()"

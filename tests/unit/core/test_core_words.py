@@ -57,9 +57,14 @@ def test_a_shape_without_a_latent_is_refused_with_the_nearest_that_has_one(
     assert (caught.value.field, caught.value.remedy) == (field, remedy)
 
 
-def test_sizes_need_not_fill_patches() -> None:
-    for frames, height, width in [(1, 8, 24), (17, 72, 104)]:
-        Geometry((4, 8, 8), (1, 2, 2), (8, 1)).require(Shape(frames, height, width), ("t", "h", "w"))
+@pytest.mark.parametrize(("height", "width", "taken"), [(8, 24, True), (72, 104, True), (72, 100, False)])
+def test_sizes_fill_strides_and_need_not_fill_patches(height: int, width: int, taken: bool) -> None:
+    try:
+        Geometry((4, 8, 8), (1, 2, 2), (8, 1)).require(Shape(17, height, width), ("t", "h", "w"))
+        refused = False
+    except UserError:
+        refused = True
+    assert refused != taken
 
 
 @pytest.mark.parametrize("rule", [(1, 0), (4, 1), (8, 1), (8, 0), (4, 3), (0, 1)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import ClassVar, Self
 
 from reelworks.core.config import Config
 from reelworks.models.family import Conditioning, Neighbours, Network, require_pooled
@@ -10,6 +10,12 @@ from reelworks.models.family import Conditioning, Neighbours, Network, require_p
 
 class FluxConfig(Config):
     """Arguments of diffusers' FluxTransformer2DModel; defaults are those of FLUX.1-dev."""
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
+    pictures_only: ClassVar[bool] = True
+    network: ClassVar[Network] = Network(
+        "FluxTransformer2DModel", ("transformer_blocks", "single_transformer_blocks")
+    )
 
     in_channels: int = 64
     num_layers: int = 19
@@ -22,28 +28,9 @@ class FluxConfig(Config):
     axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
 
     @property
-    def patch_size(self) -> tuple[int, int, int]:
-        """Latent elements per token: the latents are packed."""
-        return 1, 2, 2
-
-    @property
-    def pictures_only(self) -> bool:
-        """Pictures alone."""
-        return True
-
-    @property
     def conditioning(self) -> Conditioning:
         """Captions of no words are encoded; a distilled network takes the guidance scale."""
         return Conditioning(guidance="embedded" if self.guidance_embeds else "classifier-free")
-
-    @property
-    def network(self) -> Network:
-        """Where it lies in diffusers."""
-        return Network("FluxTransformer2DModel", ("transformer_blocks", "single_transformer_blocks"))
-
-    def arguments(self) -> dict[str, Any]:
-        """What the network is built with."""
-        return self.model_dump()
 
     def fit(self, neighbours: Neighbours) -> Self:
         """Take the widths of the neighbours."""

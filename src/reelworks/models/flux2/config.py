@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import ClassVar, Self
 
 from reelworks.core.config import Config
 from reelworks.models.family import Conditioning, Neighbours, Network
@@ -10,6 +10,12 @@ from reelworks.models.family import Conditioning, Neighbours, Network
 
 class Flux2Config(Config):
     """Arguments of diffusers' Flux2Transformer2DModel; defaults are those of FLUX.2-dev."""
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
+    pictures_only: ClassVar[bool] = True
+    network: ClassVar[Network] = Network(
+        "Flux2Transformer2DModel", ("transformer_blocks", "single_transformer_blocks")
+    )
 
     in_channels: int = 128
     num_layers: int = 8
@@ -21,28 +27,9 @@ class Flux2Config(Config):
     axes_dims_rope: tuple[int, int, int, int] = (32, 32, 32, 32)
 
     @property
-    def patch_size(self) -> tuple[int, int, int]:
-        """Latent elements per token."""
-        return 1, 1, 1
-
-    @property
-    def pictures_only(self) -> bool:
-        """Pictures alone."""
-        return True
-
-    @property
     def conditioning(self) -> Conditioning:
         """Captions of no words are encoded; a distilled network takes the guidance scale."""
         return Conditioning(guidance="embedded" if self.guidance_embeds else "classifier-free")
-
-    @property
-    def network(self) -> Network:
-        """Where it lies in diffusers."""
-        return Network("Flux2Transformer2DModel", ("transformer_blocks", "single_transformer_blocks"))
-
-    def arguments(self) -> dict[str, Any]:
-        """What the network is built with."""
-        return self.model_dump()
 
     def fit(self, neighbours: Neighbours) -> Self:
         """Take the widths of the neighbours."""

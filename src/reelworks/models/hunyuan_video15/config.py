@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import ClassVar, Self
 
 from reelworks.core.config import Config
 from reelworks.models.family import Conditioning, Neighbours, Network
@@ -13,6 +13,10 @@ class HunyuanVideo15Config(Config):
 
     The input has room for a given picture and its mask, which are zeros here.
     """
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
+    pictures_only: ClassVar[bool] = False
+    conditioning: ClassVar[Conditioning] = Conditioning()
 
     in_channels: int = 65
     out_channels: int = 32
@@ -26,21 +30,6 @@ class HunyuanVideo15Config(Config):
     rope_axes_dim: tuple[int, int, int] = (16, 56, 56)
 
     @property
-    def patch_size(self) -> tuple[int, int, int]:
-        """Latent elements per token."""
-        return 1, 1, 1
-
-    @property
-    def pictures_only(self) -> bool:
-        """Clips and pictures."""
-        return False
-
-    @property
-    def conditioning(self) -> Conditioning:
-        """Captions of no words are encoded."""
-        return Conditioning()
-
-    @property
     def network(self) -> Network:
         """Where it lies in diffusers."""
         return Network(
@@ -49,10 +38,6 @@ class HunyuanVideo15Config(Config):
             without_gradient=("context_embedder_2.", "image_embedder.", *self._last_text),
             shape_only=False,
         )
-
-    def arguments(self) -> dict[str, Any]:
-        """What the network is built with."""
-        return self.model_dump()
 
     def fit(self, neighbours: Neighbours) -> Self:
         """Take the widths of the neighbours."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import ClassVar, Self
 
 from reelworks.core.config import Config
 from reelworks.models.family import Conditioning, Neighbours, Network
@@ -11,6 +11,11 @@ from reelworks.models.family import Conditioning, Neighbours, Network
 class LTXConfig(Config):
     """Arguments of diffusers' LTXVideoTransformer3DModel; defaults are those of the 2B."""
 
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
+    pictures_only: ClassVar[bool] = False
+    conditioning: ClassVar[Conditioning] = Conditioning(frames=True)
+    network: ClassVar[Network] = Network("LTXVideoTransformer3DModel", ("transformer_blocks",))
+
     in_channels: int = 128
     out_channels: int = 128
     num_attention_heads: int = 32
@@ -18,30 +23,6 @@ class LTXConfig(Config):
     cross_attention_dim: int = 2048
     num_layers: int = 28
     caption_channels: int = 4096
-
-    @property
-    def patch_size(self) -> tuple[int, int, int]:
-        """Latent elements per token."""
-        return 1, 1, 1
-
-    @property
-    def pictures_only(self) -> bool:
-        """Clips and pictures."""
-        return False
-
-    @property
-    def conditioning(self) -> Conditioning:
-        """Captions of no words are encoded; every token has a time of its own."""
-        return Conditioning(frames=True)
-
-    @property
-    def network(self) -> Network:
-        """Where it lies in diffusers."""
-        return Network("LTXVideoTransformer3DModel", ("transformer_blocks",))
-
-    def arguments(self) -> dict[str, Any]:
-        """What the network is built with."""
-        return self.model_dump()
 
     def fit(self, neighbours: Neighbours) -> Self:
         """Take the widths of the neighbours."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import ClassVar, Self
 
 from reelworks.core.config import Config
 from reelworks.models.family import Conditioning, Neighbours, Network
@@ -10,6 +10,10 @@ from reelworks.models.family import Conditioning, Neighbours, Network
 
 class QwenImageConfig(Config):
     """Arguments of diffusers' QwenImageTransformer2DModel; defaults are the published ones."""
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
+    pictures_only: ClassVar[bool] = True
+    conditioning: ClassVar[Conditioning] = Conditioning()
 
     in_channels: int = 64
     out_channels: int = 16
@@ -20,30 +24,11 @@ class QwenImageConfig(Config):
     axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
 
     @property
-    def patch_size(self) -> tuple[int, int, int]:
-        """Latent elements per token."""
-        return 1, 2, 2
-
-    @property
-    def pictures_only(self) -> bool:
-        """Pictures alone."""
-        return True
-
-    @property
-    def conditioning(self) -> Conditioning:
-        """Captions of no words are encoded."""
-        return Conditioning()
-
-    @property
     def network(self) -> Network:
         """Where it lies in diffusers."""
         return Network(
             "QwenImageTransformer2DModel", ("transformer_blocks",), without_gradient=self._last_text
         )
-
-    def arguments(self) -> dict[str, Any]:
-        """What the network is built with."""
-        return self.model_dump()
 
     def fit(self, neighbours: Neighbours) -> Self:
         """Take the widths of the neighbours."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import ClassVar, Self
 
 from reelworks.core.config import Config
 from reelworks.models.family import Conditioning, Neighbours, Network, require_pooled
@@ -10,6 +10,10 @@ from reelworks.models.family import Conditioning, Neighbours, Network, require_p
 
 class SD3Config(Config):
     """Arguments of diffusers' SD3Transformer2DModel; defaults are those of SD3-medium."""
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
+    pictures_only: ClassVar[bool] = True
+    conditioning: ClassVar[Conditioning] = Conditioning()
 
     sample_size: int = 128
     in_channels: int = 16
@@ -25,28 +29,9 @@ class SD3Config(Config):
     qk_norm: str | None = None
 
     @property
-    def patch_size(self) -> tuple[int, int, int]:
-        """Latent elements per token."""
-        return 1, 2, 2
-
-    @property
-    def pictures_only(self) -> bool:
-        """Pictures alone."""
-        return True
-
-    @property
-    def conditioning(self) -> Conditioning:
-        """Captions of no words are encoded."""
-        return Conditioning()
-
-    @property
     def network(self) -> Network:
         """Where it lies in diffusers."""
         return Network("SD3Transformer2DModel", ("transformer_blocks",), without_gradient=self._last_text)
-
-    def arguments(self) -> dict[str, Any]:
-        """What the network is built with."""
-        return self.model_dump()
 
     def fit(self, neighbours: Neighbours) -> Self:
         """Take the widths of the neighbours."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import ClassVar, Self
 
 from reelworks.core.config import Config
 from reelworks.models.family import Conditioning, Neighbours, Network, require_pooled
@@ -13,6 +13,10 @@ class SDXLConfig(Config):
 
     Six sizes are told as sines and cosines of width `addition_time_embed_dim`.
     """
+
+    pictures_only: ClassVar[bool] = True
+    conditioning: ClassVar[Conditioning] = Conditioning(objectives=("epsilon", "v-prediction"))
+    network: ClassVar[Network] = Network("UNet2DConditionModel", ("down_blocks", "up_blocks"), part="unet")
 
     sample_size: int = 128
     in_channels: int = 4
@@ -34,25 +38,6 @@ class SDXLConfig(Config):
     def patch_size(self) -> tuple[int, int, int]:
         """Latent elements per token."""
         return 1, self._downscale, self._downscale
-
-    @property
-    def pictures_only(self) -> bool:
-        """Pictures alone."""
-        return True
-
-    @property
-    def conditioning(self) -> Conditioning:
-        """Captions of no words are encoded."""
-        return Conditioning(objectives=("epsilon", "v-prediction"))
-
-    @property
-    def network(self) -> Network:
-        """Where it lies in diffusers."""
-        return Network("UNet2DConditionModel", ("down_blocks", "up_blocks"), part="unet")
-
-    def arguments(self) -> dict[str, Any]:
-        """What the network is built with."""
-        return self.model_dump()
 
     def fit(self, neighbours: Neighbours) -> Self:
         """Take the widths of the neighbours."""

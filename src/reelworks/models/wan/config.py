@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import ClassVar, Self
+
+from pydantic import Field
 
 from reelworks.core.config import Config
 from reelworks.models.family import Conditioning, Neighbours, Network
@@ -14,6 +16,10 @@ class WanConfig(Config):
     `expand_timesteps`: every frame has a time of its own, 0 where it is given, as in the 5B of Wan 2.2.
     """
 
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
+    pictures_only: ClassVar[bool] = False
+    network: ClassVar[Network] = Network("WanTransformer3DModel", ("blocks",))
+
     num_attention_heads: int = 12
     attention_head_dim: int = 128
     in_channels: int = 16
@@ -23,31 +29,12 @@ class WanConfig(Config):
     ffn_dim: int = 8960
     num_layers: int = 30
     rope_max_seq_len: int = 1024
-    expand_timesteps: bool = False
-
-    @property
-    def patch_size(self) -> tuple[int, int, int]:
-        """Latent elements per token."""
-        return 1, 2, 2
-
-    @property
-    def pictures_only(self) -> bool:
-        """Clips and pictures."""
-        return False
+    expand_timesteps: bool = Field(default=False, exclude=True)
 
     @property
     def conditioning(self) -> Conditioning:
         """Captions of no words are encoded."""
         return Conditioning(frames=self.expand_timesteps)
-
-    @property
-    def network(self) -> Network:
-        """Where it lies in diffusers."""
-        return Network("WanTransformer3DModel", ("blocks",))
-
-    def arguments(self) -> dict[str, Any]:
-        """What the network is built with."""
-        return self.model_dump(exclude={"expand_timesteps"})
 
     def fit(self, neighbours: Neighbours) -> Self:
         """Take the widths of the neighbours."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import ClassVar, Self
 
 from reelworks.core.config import Config
 from reelworks.models.family import Conditioning, Neighbours, Network
@@ -10,6 +10,13 @@ from reelworks.models.family import Conditioning, Neighbours, Network
 
 class ZImageConfig(Config):
     """Arguments of diffusers' ZImageTransformer2DModel; defaults are the published ones."""
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
+    pictures_only: ClassVar[bool] = True
+    conditioning: ClassVar[Conditioning] = Conditioning()
+    network: ClassVar[Network] = Network(
+        "ZImageTransformer2DModel", ("noise_refiner", "context_refiner", "layers")
+    )
 
     in_channels: int = 16
     dim: int = 3840
@@ -20,30 +27,6 @@ class ZImageConfig(Config):
     cap_feat_dim: int = 2560
     axes_dims: tuple[int, int, int] = (32, 48, 48)
     axes_lens: tuple[int, int, int] = (1536, 512, 512)
-
-    @property
-    def patch_size(self) -> tuple[int, int, int]:
-        """Latent elements per token."""
-        return 1, 2, 2
-
-    @property
-    def pictures_only(self) -> bool:
-        """Pictures alone."""
-        return True
-
-    @property
-    def conditioning(self) -> Conditioning:
-        """Captions of no words are encoded."""
-        return Conditioning()
-
-    @property
-    def network(self) -> Network:
-        """Where it lies in diffusers."""
-        return Network("ZImageTransformer2DModel", ("noise_refiner", "context_refiner", "layers"))
-
-    def arguments(self) -> dict[str, Any]:
-        """What the network is built with."""
-        return self.model_dump()
 
     def fit(self, neighbours: Neighbours) -> Self:
         """Take the widths of the neighbours."""
