@@ -9,6 +9,7 @@ import sys
 import children
 import pytest
 import tomli_w
+from PIL import Image
 
 from reelworks.recipe import load as recipes
 
@@ -123,3 +124,31 @@ def test_a_plan_tells_what_becomes_of_incomplete_batches_and_of_auto_buckets(tin
     said, code = typed("coverage", tmp_path / "run")
     assert code == 0
     assert "adds up" in said
+
+
+def test_a_list_is_scanned_inspected_and_planned(tmp_path, typed):
+    """The verbs take a list where they take a folder, and say what became of its columns."""
+    (tmp_path / "clips").mkdir()
+    (tmp_path / "lists").mkdir()
+    for i in range(4):
+        Image.new("L", (64, 48), i).save(tmp_path / "clips" / f"{i}.png")
+    rows = "".join(f"{tmp_path}/clips/{i}.png,a cat,{i}.5,\n" for i in range(4))
+    listed = tmp_path / "lists" / "meta.csv"
+    listed.write_text("path,text,aes,cmotion\n" + rows)
+    told, code = typed("scan", listed, "-o", tmp_path / "catalog")
+    assert code == 2
+    assert f'root = "{tmp_path}/clips"' in told
+    told, code = typed("scan", listed, "-o", tmp_path / "catalog", "--root", tmp_path / "clips")
+    assert code == 0
+    assert "scores aes; passed over: cmotion (empty)" in told
+    told, _ = typed("inspect", tmp_path / "catalog", "--html", tmp_path / "page.html")
+    assert "aes (score)" in told
+    recipe = tmp_path / "recipe.toml"
+    dataset = {"path": str(listed), "root": str(tmp_path / "clips"), "filter": "aes > 1"}
+    made = {"version": 1, "dataset": [dataset], "model": {"name": "stdit3-tiny"}, "train": {"max_epochs": 1}}
+    made |= {"output": str(tmp_path / "run"), "buckets": "auto", "validation": {"split": 0.0}}
+    recipe.write_text(tomli_w.dumps(made))
+    told, code = typed("plan", recipe)
+    assert code == 0
+    assert "scores aes" in told
+    assert "filtered: 1" in told

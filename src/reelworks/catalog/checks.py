@@ -26,7 +26,7 @@ _NOT_NEGATIVE = (
 _POSITIVE_IF_READABLE = ("num_frames", "height", "width")
 _KINDS = ("video", "image")
 # Training must not open what nobody scanned: nothing, an absolute path, a way out of the folder.
-_OUTSIDE = r"^$|^/|(^|/)\.\.(/|$)|\x00"
+OUTSIDE = r"^$|^/|(^|/)\.\.(/|$)|\x00"
 
 
 def damaged(path: Path, problem: str) -> UserError:
@@ -43,11 +43,11 @@ def check_rows(rows: CatalogRows, path: Path) -> None:
     """Check ordinals, places and measures of all rows.
 
     Raises:
-        UserError: Ordinals are not 0, 1, 2, …, a file does not lie below its folder, or a measure is
-            negative, not finite, or 0 in a row without an error.
+        UserError: Ordinals are not 0, 1, 2, …, a file does not lie below its folder, a measure is
+            negative, not finite, or 0 in a row without an error, or a score is infinite.
     """
     _refuse(rows.ordinal != np.arange(len(rows)), rows, "ordinal", path)
-    _refuse(_mask(pc.match_substring_regex(rows.path, _OUTSIDE)), rows, "path", path)
+    _refuse(_mask(pc.match_substring_regex(rows.path, OUTSIDE)), rows, "path", path)
     _refuse(~_mask(pc.starts_with(rows.root.dictionary, "/"))[rows.root.indices], rows, "root", path)
     kinds = _mask(pc.is_in(rows.kind.dictionary, pa.array(_KINDS)))
     _refuse(~kinds[rows.kind.indices], rows, "kind", path)
@@ -56,6 +56,8 @@ def check_rows(rows: CatalogRows, path: Path) -> None:
         _refuse(~np.isfinite(values) | (values < 0), rows, name, path)
     for name in _POSITIVE_IF_READABLE:
         _refuse(rows.readable & (getattr(rows, name) < 1), rows, name, path)
+    for name, score in rows.scores.items():
+        _refuse(np.isinf(score), rows, name, path)
 
 
 def _mask(values: Any) -> NDArray[np.bool_]:
@@ -66,7 +68,8 @@ def _mask(values: Any) -> NDArray[np.bool_]:
 def _refuse(wrong: NDArray[np.bool_], rows: CatalogRows, name: str, path: Path) -> None:
     if wrong.any():
         first = int(np.argmax(wrong))
-        value: Any = getattr(rows, name)[first]
+        values: Any = rows.scores[name] if name in rows.scores else getattr(rows, name)
+        value: Any = values[first]
         raise damaged(path, f"row {first} ({rows.path[first].as_py()!r}) has {name} = {value}")
 
 

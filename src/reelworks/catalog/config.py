@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from reelworks.catalog import expression, template
 from reelworks.catalog.expression_parts import NUMBERS, TEXTS
+from reelworks.catalog.source import Source, is_list
 from reelworks.core.config import Config
+from reelworks.core.errors import UserError
 
 
 class DatasetConfig(Config):
-    """One folder of clips."""
+    """One folder or list of clips."""
 
-    path: str = Field(min_length=1, description="Folder that is searched for videos and pictures.")
+    path: str = Field(
+        min_length=1,
+        description="Folder that is searched for videos and pictures, or a list of them (.csv, .parquet, .jsonl) "
+        "with a column path; its column text (or caption) has the captions, and every other column of numbers is "
+        "a score, such as aes or flow.",
+    )
     name: str | None = Field(
         default=None,
         min_length=1,
         description="Name under which the clips keep their identity when the folder moves; "
-        "the folder's own name unless given.",
+        "the folder's own name, or the list's without its ending, unless given.",
+    )
+    root: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder that a list's paths are relative to, and that absolute ones lie in; "
+        "the list's own folder unless given.",
     )
     repeats: int = Field(default=1, ge=1, description="How often each clip is shown in one epoch.")
     weight: float = Field(
@@ -34,7 +45,8 @@ class DatasetConfig(Config):
         min_length=1,
         description="Trains only clips for which this holds, as in "
         "\"height >= 480 and fps > 20 and kind == 'video'\"; columns: "
-        f"{', '.join((*NUMBERS, *TEXTS))}; also startswith(path, 'a/'), "
+        f"{', '.join((*NUMBERS, *TEXTS))}, and the scores of a list (a clip without one does not pass); "
+        "also startswith(path, 'a/'), "
         "contains(caption, 'cat') and in [...].",
     )
 
@@ -43,23 +55,46 @@ class DatasetConfig(Config):
         min_length=1,
         description="What the model is shown as a clip's caption: its own as {text}, and numbers of the "
         'catalog, as in "{text} frame rate: {fps:.0f}."; columns: '
-        f"{', '.join(NUMBERS)}. A part up to a comma or full stop is left out for clips that lack its number.",
+        f"{', '.join(NUMBERS)}, and the scores of a list. A part up to a comma or full stop is left out "
+        "for clips that lack its number.",
     )
+
+    @field_validator("root")
+    @classmethod
+    def _root(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and not _is_list(info):
+            raise UserError(
+                "a folder's files lie in it",
+                field="dataset.root",
+                value=value,
+                remedy="leave it out, or name a list as path",
+            )
+        return value
 
     @field_validator("caption")
     @classmethod
-    def _caption(cls, value: str) -> str:
-        template.parse(value)
+    def _caption(cls, value: str, info: ValidationInfo) -> str:
+        template.parse(value, None if _is_list(info) else frozenset())
         return value
 
     @field_validator("filter")
     @classmethod
-    def _filter(cls, value: str | None) -> str | None:
+    def _filter(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
-            expression.parse(value)
+            expression.parse(value, scores=None if _is_list(info) else frozenset())
         return value
 
     @property
+    def source(self) -> Source:
+        """Where the clips are named."""
+        return Source.of(self.path, self.name, self.root)
+
+    @property
     def dataset_name(self) -> str:
-        """`name`, or the last part of `path`."""
-        return self.name or Path(self.path).resolve().name
+        """`name`, or what `path` names."""
+        return self.source.name
+
+
+def _is_list(info: ValidationInfo) -> bool:
+    """Tell whether names that no catalog has may be scores; which a list has is known once it is read."""
+    return is_list(info.data.get("path", ""))

@@ -3,7 +3,9 @@
 Words: a *part* is a piece of the expression that has a kind (number, text, or true-or-false) and can be
 computed for all rows at once. Everything is checked when the text is read, before any row is looked at, so
 that a recipe with a mistake is refused at once. Numbers are float64: exact up to 2^53, and a division by 0
-gives infinity or no number, as in IEEE 754; no number is unequal to all others.
+gives infinity or no number, as in IEEE 754. A comparison with no number, such as a score that a clip does not
+have, is neither true nor false, as in SQL: `aes > 4` and `not aes > 4` both leave the clip out, and
+`kind == 'image' or aes > 4` keeps it if it is a picture.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from reelworks.catalog.expression_parts import (
     NUMBERS,
     SEARCHED,
     TEXTS,
+    Columns,
     Expression,
     Kind,
     Part,
@@ -37,8 +40,15 @@ _DEEPEST = 100  # parts inside parts; Python's own limit would come as a crash
 
 
 @lru_cache(maxsize=64)
-def parse(text: str, field: str = "dataset.filter") -> Expression:
+def parse(
+    text: str, field: str = "dataset.filter", scores: frozenset[str] | None = frozenset()
+) -> Expression:
     """Read and check a filter.
+
+    Args:
+        text: As the recipe has it.
+        field: Key to name in errors.
+        scores: Scores that it may name; None where any unknown name may be one.
 
     Raises:
         UserError: It is no expression, or a part of it is unknown or of the wrong kind; names the part.
@@ -50,7 +60,7 @@ def parse(text: str, field: str = "dataset.filter") -> Expression:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         told = error.msg if isinstance(error, SyntaxError) else "too long or not text"
         raise UserError(f"not an expression: {told}", field=field, value=text, remedy=_FORMS) from None
-    reader = _Reader(text, field)
+    reader = _Reader(text, field, scores)
     whole = reader.truth(tree.body)
     return Expression(text, tuple(dict.fromkeys(reader.names)), whole.value)
 
@@ -67,15 +77,27 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
     ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
+    ast.NotEq: lambda one, other: (one != other) & _known(one) & _known(other),
 }
+_OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.GtE,
+    ast.LtE: ast.Gt,
+    ast.Gt: ast.LtE,
+    ast.GtE: ast.Lt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+}
+
+
+def _known(number: Any) -> Any:
+    return np.logical_not(np.isnan(number))
 
 
 class _Reader:
     """Turns a syntax tree into parts; whatever is not listed here is refused."""
 
-    def __init__(self, text: str, field: str) -> None:
-        self.text, self.field = text, field
+    def __init__(self, text: str, field: str, scores: frozenset[str] | None) -> None:
+        self.text, self.field, self.scores = text, field, scores
         self.names: list[str] = []
         self.depth = 0
 
@@ -104,16 +126,14 @@ class _Reader:
             case ast.Constant(value=value):
                 return self._constant(node, value)
             case ast.BoolOp(op=op, values=values):
-                join = np.logical_and if isinstance(op, ast.And) else np.logical_or
-                return _joined(join, [self.truth(value) for value in values])
+                return _joined(isinstance(op, ast.And), [self.truth(value) for value in values])
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                inner = self.truth(operand).value
-                return Part(Kind.TRUTH, lambda columns: np.logical_not(inner(columns)))
+                return _negated(self.truth(operand))
             case ast.UnaryOp(op=ast.USub() | ast.UAdd() as op, operand=operand):
                 return self._signed(-1.0 if isinstance(op, ast.USub) else 1.0, operand)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
                 sides = [self._of_kind(side, Kind.NUMBER) for side in (left, right)]
-                return _of_two(Kind.NUMBER, _ARITHMETIC[type(op)], *sides)
+                return Part(Kind.NUMBER, _of_two(_ARITHMETIC[type(op)], *sides))
             case ast.Compare():
                 return self._comparison(node)
             case ast.Call():
@@ -126,7 +146,9 @@ class _Reader:
             return Part(Kind.NUMBER, lambda columns: columns.numbers(name), column=name)
         if name in TEXTS:
             return Part(Kind.TEXT, lambda columns: columns.texts(name), column=name)
-        known = (*NUMBERS, *TEXTS)
+        if self.scores is None or name in self.scores:
+            return Part(Kind.NUMBER, lambda columns: columns.numbers(name), column=name)
+        known = (*NUMBERS, *TEXTS, *self.scores)
         guess = nearest(name, known)
         listed = "" if guess.startswith("known") else f" (known: {', '.join(sorted(known))})"
         self._refuse(node, "is not a column", guess + listed)
@@ -155,23 +177,26 @@ class _Reader:
         """A chain such as 480 <= height < 1080: all of its links hold."""
         sides = [node.left, *node.comparators]
         links = zip(sides, node.ops, sides[1:], strict=False)
-        return _joined(np.logical_and, [self._link(*link) for link in links])
+        return _joined(True, [self._link(*link) for link in links])
 
     def _link(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Part:
         if isinstance(op, ast.In | ast.NotIn):
-            return _negated_if(isinstance(op, ast.NotIn), self._membership(left, right))
+            inside = self._membership(left, right)
+            return _negated(inside) if isinstance(op, ast.NotIn) else inside
         if type(op) not in _COMPARISONS:
             self._refuse(right, 'is compared with "is"', "write == or !=")
         one = self._part(left)
         other = self._of_kind(right, one.kind)
         if one.kind == Kind.NUMBER:
-            return _of_two(Kind.TRUTH, _COMPARISONS[type(op)], one, other)
+            true, false = _COMPARISONS[type(op)], _COMPARISONS[_OPPOSITES[type(op)]]
+            return Part(Kind.TRUTH, _of_two(true, one, other), false=_of_two(false, one, other))
         if one.kind == Kind.TRUTH or not isinstance(op, ast.Eq | ast.NotEq):
             self._refuse(left, f"is {one.kind}, which has no order", "join with and, or, not; == suits texts")
         column, word = (one, other) if one.column else (other, one)
         if column.column is None or not isinstance(word.constant, str):
             self._refuse(left, "is no column compared with a text", "write e.g. codec == 'h264'")
-        return _negated_if(isinstance(op, ast.NotEq), self._one_of(right, column, [word.constant]))
+        equal = self._one_of(right, column, [word.constant])
+        return _negated(equal) if isinstance(op, ast.NotEq) else equal
 
     def _membership(self, left: ast.expr, right: ast.expr) -> Part:
         if not isinstance(right, ast.List | ast.Tuple) or not right.elts:
@@ -182,7 +207,13 @@ class _Reader:
             self._refuse(right, "is not a list of values", "write out numbers or texts in it")
         if one.kind == Kind.NUMBER:
             numbers = np.array(values, dtype=np.float64)
-            return Part(Kind.TRUTH, lambda columns: np.isin(one.value(columns), numbers))
+            return Part(
+                Kind.TRUTH,
+                lambda columns: np.isin(one.value(columns), numbers),
+                false=lambda columns: (
+                    np.isin(one.value(columns), numbers, invert=True) & _known(one.value(columns))
+                ),
+            )
         if one.column is None:
             self._refuse(left, "is not a column", "write e.g. codec in ['h264', 'hevc']")
         return self._one_of(right, one, [str(value) for value in values])
@@ -191,7 +222,7 @@ class _Reader:
         for word in words if column.column == "kind" else ():
             if word not in KINDS_OF_FILE:
                 self._refuse(node, f'has "{word}", which is no kind of file', nearest(word, KINDS_OF_FILE))
-        return Part(Kind.TRUTH, lambda columns: column.value(columns).is_in(words))
+        return _of_texts(lambda columns: column.value(columns).is_in(words))
 
     def _search(self, node: ast.Call) -> Part:
         name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
@@ -204,20 +235,32 @@ class _Reader:
         if column.column not in SEARCHED or not isinstance(word.constant, str):
             self._refuse(node, "takes a column and a text", usage)
         constant = word.constant
-        return Part(Kind.TRUTH, lambda columns: getattr(column.value(columns), name)(constant))
+        return _of_texts(lambda columns: getattr(column.value(columns), name)(constant))
 
     def _refuse(self, node: ast.expr, problem: str, remedy: str) -> NoReturn:
         part = ast.unparse(node) if self.depth <= _DEEPEST else "a part"
         raise UserError(f"`{part}` {problem}", field=self.field, value=self.text, remedy=remedy)
 
 
-def _of_two(kind: Kind, function: Callable[[Any, Any], Any], one: Part, other: Part) -> Part:
-    return Part(kind, lambda columns: function(one.value(columns), other.value(columns)))
+def _of_two(function: Callable[[Any, Any], Any], one: Part, other: Part) -> Callable[[Columns], Any]:
+    return lambda columns: function(one.value(columns), other.value(columns))
 
 
-def _joined(join: Callable[[Any, Any], Any], parts: list[Part]) -> Part:
-    return Part(Kind.TRUTH, lambda columns: reduce(join, (part.value(columns) for part in parts)))
+def _of_texts(value: Callable[[Columns], Any]) -> Part:
+    """A truth that is known of every row."""
+    return Part(Kind.TRUTH, value, false=lambda columns: np.logical_not(value(columns)))
 
 
-def _negated_if(negate: bool, part: Part) -> Part:
-    return Part(Kind.TRUTH, lambda columns: ~part.value(columns)) if negate else part
+def _joined(all_of_them: bool, parts: list[Part]) -> Part:
+    joins = (np.logical_and, np.logical_or) if all_of_them else (np.logical_or, np.logical_and)
+    true, false = [part.value for part in parts], [_negated(part).value for part in parts]
+    return Part(
+        Kind.TRUTH,
+        lambda columns: reduce(joins[0], (value(columns) for value in true)),
+        false=lambda columns: reduce(joins[1], (value(columns) for value in false)),
+    )
+
+
+def _negated(part: Part) -> Part:
+    assert part.false is not None
+    return Part(Kind.TRUTH, part.false, false=part.value)

@@ -53,7 +53,7 @@ class Columns(Protocol):
     """Columns of a catalog by name."""
 
     def numbers(self, name: str) -> NDArray[np.float64]:
-        """One of `NUMBERS`."""
+        """One of `NUMBERS`, or a score: NaN where a row has none."""
 
     def texts(self, name: str) -> TextColumn:
         """One of `TEXTS`."""
@@ -68,12 +68,15 @@ class Part:
         value: Computes them.
         constant: Its value, if it is written out.
         column: Its name, if it is a column.
+        false: Of a truth, computes where it is known not to hold: neither it nor `value` is true of a
+            comparison with a number that is not there.
     """
 
     kind: Kind
     value: Callable[[Columns], Any]
     constant: float | str | None = None
     column: str | None = None
+    false: Callable[[Columns], Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.catalog import expression
-from reelworks.catalog.expression_parts import NUMBERS, Truth
+from reelworks.catalog.expression_parts import NUMBERS, TEXTS, Truth
 from reelworks.catalog.rows import CatalogRows
 
 _TEXT = pa.large_string()
@@ -21,23 +22,37 @@ _TEXT = pa.large_string()
 def keeps(rows: CatalogRows, text: str) -> Truth:
     """True for the rows that a filter keeps; the measures of unreadable files count as 0.
 
+    A name that is no column is a score that no row has; `scores_named` tells such names.
+
     Raises:
         UserError: The text is not a filter.
     """
-    return expression.parse(text).evaluate(_RowColumns(rows), len(rows))
+    return expression.parse(text, scores=None).evaluate(_RowColumns(rows), len(rows))
 
 
 def values(rows: CatalogRows, row: int, text: str) -> dict[str, Any]:
-    """What one row has in the columns that a filter looks at."""
+    """What one row has in the columns that a filter looks at; None for a score or caption that it lacks."""
     told: dict[str, Any] = {}
-    for name in expression.parse(text).names:
+    for name in expression.parse(text, scores=None).names:
         if name == "caption_length":
             told[name] = len(rows.caption[row].as_py() or "")
         elif name in NUMBERS:
             told[name] = getattr(rows, name)[row].item()
-        else:
+        elif name in TEXTS:
             told[name] = getattr(rows, name)[row].as_py()
+        else:
+            score = float(_score(rows, name)[row])
+            told[name] = None if math.isnan(score) else score
     return told
+
+
+def scores_named(text: str) -> set[str]:
+    """Names in a filter that are no columns of every catalog."""
+    return set(expression.parse(text, scores=None).names) - {*NUMBERS, *TEXTS}
+
+
+def _score(rows: CatalogRows, name: str) -> NDArray[np.float64]:
+    return rows.scores[name] if name in rows.scores else np.full(len(rows), np.nan)
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,8 @@ class _RowColumns:
         if name == "caption_length":
             lengths = pc.utf8_length(self.rows.caption.fill_null(""))
             return np.asarray(lengths.to_numpy(zero_copy_only=False), dtype=np.float64)
+        if name not in NUMBERS:
+            return _score(self.rows, name)
         return np.asarray(getattr(self.rows, name), dtype=np.float64)
 
     def texts(self, name: str) -> _Texts:

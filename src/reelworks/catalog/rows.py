@@ -1,12 +1,14 @@
 """The columns of a catalog, as arrays.
 
 Numbers are numpy arrays and texts are Arrow arrays, so that ten million clips cost no Python object
-each. Texts that repeat (dataset, root, kind, codec, pixel_format) are dictionary-encoded.
+each. Texts that repeat (dataset, root, kind, codec, pixel_format) are dictionary-encoded. A score that some
+list has is a column of its own, which only the parts written since then have.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,12 @@ SCHEMA = pa.schema(
         _column("error", _TEXT, nullable=True),
     ]
 )
+SCORE = "score:"  # before a score's name, so that no list can take a measure's place
+
+
+def schema(scores: Iterable[str]) -> Any:
+    """`SCHEMA` and the columns of some scores."""
+    return pa.schema([*SCHEMA, *(pa.field(SCORE + name, pa.float64()) for name in scores)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +87,10 @@ class CatalogRows:
         rotation: Degrees clockwise from stored to displayed frames.
         variable_fps: Frames are unevenly spaced in time.
         has_alpha: There is transparency.
-        caption: Caption; null where there is no caption file, "" where it is empty.
+        caption: Caption; null where there is no caption file or the list has none, "" where the file is empty.
         group: Clips of one group are held out together; the source file's path.
         error: Why the file cannot be trained on; null for a good one. All measures are then 0.
+        scores: By name, numbers that lists give; NaN for rows without that score.
     """
 
     ordinal: NDArray[np.int64]
@@ -107,12 +116,16 @@ class CatalogRows:
     caption: pa.Array
     group: pa.Array
     error: pa.Array
+    scores: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @classmethod
     def from_table(cls, table: pa.Table) -> CatalogRows:
-        """Take the columns of a table of `SCHEMA`."""
+        """Take the columns of a table of `SCHEMA`, with or without scores."""
         columns = {name: table.column(name).combine_chunks() for name in SCHEMA.names}
-        return cls(**{name: c if _is_text(name) else _numbers(c) for name, c in columns.items()})
+        names = [name for name in table.column_names if name.startswith(SCORE)]
+        scores = {name.removeprefix(SCORE): _numbers(table.column(name)) for name in names}
+        values: dict[str, Any] = {n: c if _is_text(n) else _numbers(c) for n, c in columns.items()}
+        return cls(**values, scores=scores)
 
     def __len__(self) -> int:
         return len(self.ordinal)
@@ -121,8 +134,11 @@ class CatalogRows:
         """Pick rows by positions, or by a boolean mask."""
         where = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
         picked = pa.array(where, type=pa.int64())
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return CatalogRows(**{n: v.take(picked) if _is_text(n) else v[where] for n, v in values.items()})
+        values: dict[str, Any] = {name: getattr(self, name) for name in SCHEMA.names}
+        scores = {name: score[where] for name, score in self.scores.items()}
+        return CatalogRows(
+            **{n: v.take(picked) if _is_text(n) else v[where] for n, v in values.items()}, scores=scores
+        )
 
     def find(self, uids: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Positions of clips by uid, -1 where there is none; for rows with one row a uid."""
@@ -147,14 +163,18 @@ class CatalogRows:
         return Path(self.root[index].as_py(), self.path[index].as_py())
 
     def to_table(self) -> pa.Table:
-        """The same rows as a table of `SCHEMA`; numbers and texts are shared, not copied."""
-        return pa.table([pa.array(getattr(self, f.name), type=f.type) for f in SCHEMA], schema=SCHEMA)
+        """The same rows as a table; numbers and texts are shared, not copied, a missing score is null."""
+        columns = [pa.array(getattr(self, f.name), type=f.type) for f in SCHEMA]
+        scores = [pa.array(score, from_pandas=True) for score in self.scores.values()]
+        return pa.table([*columns, *scores], schema=schema(self.scores))
 
     def digest(self) -> str:
-        """Digest of what training depends on: ordinals, uids, contents and captions."""
-        arrays = {"ordinal": self.ordinal, "uid": self.uid}
+        """Digest of what training depends on: ordinals, uids, contents, captions and scores."""
+        arrays: dict[str, NDArray[Any]] = {"ordinal": self.ordinal, "uid": self.uid}
         for name in ("fingerprint", "caption"):
             arrays |= {f"{name}_{part}": a for part, a in _text_arrays(getattr(self, name)).items()}
+        there = {name: score for name, score in self.scores.items() if not np.isnan(score).all()}
+        arrays |= {SCORE + name: there[name] for name in sorted(there)}
         return digests.digest_arrays(**arrays)
 
 

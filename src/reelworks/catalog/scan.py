@@ -1,4 +1,4 @@
-"""Bring a catalog up to date with the folders it describes.
+"""Bring a catalog up to date with the folders and lists that it describes.
 
 A scan lists every file, but opens only those whose size or time of change differ from their live row.
 A new or changed file appends a row, a changed or vanished one retires its former row, and a scan that
@@ -10,26 +10,20 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reelworks.catalog import look, pool, walk
+from reelworks.catalog import lists, look, pool, walk
+from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.catalog.update import Listed, Update
+from reelworks.catalog.walk import Listing
 from reelworks.core.errors import UserError
 from reelworks.run import lock
 
 # Two threads open 3300 files a second, and spawning processes costs a second or two of imports.
 PROCESSES_FROM = 2000
 _SECONDS_BETWEEN_REPORTS = 0.2
-
-
-@dataclass(frozen=True)
-class Source:
-    """A dataset's folder; the name is part of its clips' identity."""
-
-    name: str
-    root: Path
 
 
 @dataclass(frozen=True)
@@ -47,13 +41,14 @@ class ScanResult:
     """What a scan found; `found` = `new` + `changed` + `unchanged`.
 
     Attributes:
-        found: Files with the extension of a video or picture.
+        found: Files with the extension of a video or picture, and rows of lists.
         new: Files that had no live row.
-        changed: Files whose content, caption or folder differs from their former row.
+        changed: Files whose content, caption, scores or folder differ from their former row.
         unchanged: Files whose row still holds.
         removed: Rows whose file has vanished.
         bad_files: Path and reason of each file that cannot be trained on, known ones included.
         version: Version of the catalog after the scan.
+        notes: Of each list, what was taken of it and what was not.
     """
 
     found: int
@@ -63,6 +58,7 @@ class ScanResult:
     removed: int
     bad_files: tuple[tuple[str, str], ...]
     version: int
+    notes: tuple[str, ...] = ()
 
     @property
     def bad(self) -> int:
@@ -77,30 +73,37 @@ def scan(
     workers: int,
     on_progress: Callable[[ScanProgress], None] | None = None,
 ) -> ScanResult:
-    """Scan folders into a catalog; datasets of the catalog that are not named stay as they are.
+    """Scan folders and lists into a catalog; datasets of the catalog that are not named stay as they are.
 
     Args:
         sources: The datasets.
         catalog_path: The catalog's folder; made if it is not there.
         workers: Threads, or from `PROCESSES_FROM` files to open, processes.
-        on_progress: Called a few times a second and once at the end.
+        on_progress: Called a few times a second and once at the end, if any file had to be looked at.
 
     Raises:
-        UserError: Two sources have one name; a folder is missing or holds no media; the catalog is
-            damaged, cannot be written, or is being written by another scan.
+        UserError: Two sources have one name; a folder is missing or holds no media; a list cannot be read,
+            or is wrong in some row (see `lists.read`); the catalog is damaged, cannot be written, or is being
+            written by another scan.
     """
-    sources = [Source(source.name, source.root.resolve()) for source in sources]
     _check_names(sources)
-    listings = [walk.listing(source.name, source.root) for source in sources]
+    listings = [_listing(source) for source in sources]
     busy = "wait until it has finished"
     with lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy=busy):
         update = Update(Catalog.open_or_new(catalog_path))
         listed = [
-            update.compare(source.name, source.root, entries)
-            for source, entries in zip(sources, listings, strict=True)
+            update.compare(source.name, source.root.resolve(), listing)
+            for source, listing in zip(sources, listings, strict=True)
         ]
         _look_at_all(update, listed, workers, on_progress)
-        return _finish(update, sources)
+        result = _finish(update, sources)
+    return replace(result, notes=tuple(listing.note for listing in listings if listing.note is not None))
+
+
+def _listing(source: Source) -> Listing:
+    if source.list_file is not None:
+        return lists.read(source)
+    return Listing(walk.listing(source.name, source.root.resolve()))
 
 
 def _look_at_all(
@@ -117,7 +120,7 @@ def _look_at_all(
         processes=sum(int(files.open.sum()) for files in listed) >= PROCESSES_FROM,
         crashed=look.crashed,
     )
-    reporter = _Reporter(sum(len(files.entries) for files in listed), on_progress)
+    reporter = _Reporter(sum(int(files.look.sum()) for files in listed), on_progress)
     for task, finding in zip(to_apply, findings, strict=True):
         update.apply(task, finding)
         reporter.step()
@@ -127,7 +130,7 @@ def _finish(update: Update, sources: Sequence[Source]) -> ScanResult:
     retired = update.retired([source.name for source in sources])
     catalog = update.catalog
     if update.rows_appended or len(retired):
-        named = [{"name": source.name, "root": str(source.root)} for source in sources]
+        named = [{"name": source.name, "root": str(source.root.resolve())} for source in sources]
         catalog = catalog.append(update.table(), retired, named)
     return ScanResult(
         found=update.new + update.changed + update.unchanged,

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from reelworks.catalog import checks, columns
-from reelworks.catalog.rows import SCHEMA, CatalogRows
+from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows
 from reelworks.core import files
 from reelworks.core.errors import UserError
 
@@ -113,7 +113,9 @@ class Catalog:
             if part.rows:
                 tables.append(_read_parquet(self.path / _part_name(i), SCHEMA, part.rows, first))
             first += part.rows
-        return pa.concat_tables(tables).unify_dictionaries() if tables else SCHEMA.empty_table()
+        if not tables:
+            return SCHEMA.empty_table()
+        return pa.concat_tables(tables, promote_options="default").unify_dictionaries()
 
     def all_rows(self) -> CatalogRows:
         """All rows up to this version, retired ones included."""
@@ -153,7 +155,7 @@ class Catalog:
         return np.where(positions < 0, -1, live.ordinal[positions])
 
     def digest(self) -> str:
-        """Digest of the live rows' ordinals, uids, contents and captions."""
+        """Digest of the live rows' ordinals, uids, contents, captions and scores."""
         return self.live().digest()
 
     def append(
@@ -162,7 +164,7 @@ class Catalog:
         """Write one more part; call while holding the catalog's lock.
 
         Args:
-            rows: Columns of `SCHEMA`; ordinals are given here.
+            rows: Columns of `SCHEMA`, and of scores; ordinals are given here.
             retired: Ordinals of live rows that no longer hold.
             sources: The folders scanned, each with "name" and "root".
         """
@@ -210,7 +212,9 @@ def _read_parts(path: Path) -> tuple[Part, ...]:
 
 def _read_parquet(file: Path, schema: Any, num_rows: int, first: int = 0) -> pa.Table:
     try:
-        names = [name for name in schema.names if name in pq.read_schema(file).names]
+        there = pq.read_schema(file).names
+        schema = pa.schema([*schema, *(_score(name) for name in there if name.startswith(SCORE))])
+        names = [name for name in schema.names if name in there]
         table = pq.read_table(file, columns=names, page_checksum_verification=True)
         table = columns.conform(table, schema, first)
     except columns.ColumnError as error:
@@ -220,6 +224,10 @@ def _read_parquet(file: Path, schema: Any, num_rows: int, first: int = 0) -> pa.
     if len(table) != num_rows:
         raise checks.damaged(file.parent, f"{file.name} has {len(table)} rows instead of {num_rows}")
     return table
+
+
+def _score(name: str) -> Any:
+    return pa.field(name, pa.float64())
 
 
 def _write_parquet(file: Path, table: pa.Table) -> None:

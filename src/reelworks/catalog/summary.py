@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -49,6 +50,7 @@ class Summary:
         num_frames: Frames of readable clips.
         fps: Frame rates of readable videos.
         aspect_ratio: Nearest common ratio, width to height, of readable clips.
+        scores: By name, the values that readable clips have, and how many have none.
     """
 
     clips: int
@@ -63,6 +65,7 @@ class Summary:
     num_frames: Histogram
     fps: Histogram
     aspect_ratio: Histogram
+    scores: dict[str, Histogram]
 
     def to_json(self) -> dict[str, Any]:
         """The summary as a JSON value."""
@@ -86,6 +89,7 @@ def summarise(rows: CatalogRows) -> Summary:
         num_frames=_frames(good),
         fps=_classes(good.fps[is_video], _FPS_EDGES, _FPS_LABELS),
         aspect_ratio=_aspects(good),
+        scores={n: _score(s) for n, s in good.scores.items() if not np.isnan(s).all()},
     )
 
 
@@ -108,6 +112,27 @@ def _aspects(rows: CatalogRows) -> Histogram:
     known = np.log(list(_ASPECTS.values()))
     middles = (known[1:] + known[:-1]) / 2  # nearest in the logarithm: 2:1 is as far from 1:1 as 1:2
     return _classes(np.log(rows.width / rows.height), (-np.inf, *middles), list(_ASPECTS))
+
+
+def _score(score: NDArray[np.float64]) -> Histogram:
+    """Classes whose width is 1, 2 or 5 times a power of ten, so that there are about ten at most."""
+    there = score[~np.isnan(score)]
+    edges = _edges(float(there.min()), float(there.max()))
+    labels = [f"{a:.6g}–{b:.6g}" for a, b in pairwise(edges)] or [f"{edges[0]:.6g}"]
+    place = np.clip(np.searchsorted(edges, there, side="right") - 1, 0, len(labels) - 1)
+    counts = np.bincount(place, minlength=len(labels)).tolist()
+    return _present([("none", len(score) - len(there)), *zip(labels, counts, strict=True)])
+
+
+def _edges(low: float, high: float) -> list[float]:
+    if low == high:
+        return [low]
+    if not 1e-4 * max(-low, high) < high - low < 1e100:  # six digits do not tell ten classes apart
+        return [low, high]
+    power = 10.0 ** math.floor(math.log10((high - low) / 10))
+    width = next(power * n for n in (1, 2, 5, 10) if power * n * 10 >= high - low)
+    # Rounded, as 3 × 0.2 lies above 0.6; one class more than quotients tell, as 5.8 / 0.2 lies below 29.
+    return [float(f"{width * i:.6g}") for i in range(math.floor(low / width), math.floor(high / width) + 3)]
 
 
 def _classes(values: NDArray[Any], lower_edges: Any, labels: Any) -> Histogram:

@@ -1,13 +1,14 @@
-"""Captions made of a clip's own and of what the catalog measured: `{text} frame rate: {fps:.0f}.`
+"""Captions made of a clip's own and of its numbers: `{text} frame rate: {fps:.0f}, aesthetic score: {aes:.1f}.`
 
 A template is cut into pieces around `{text}` and behind every comma and full stop. A piece with a number
-that a clip does not have, such as the rate of a picture, is left out of that clip's caption; so no clip is
+that a clip does not have, such as the rate of a picture or a score, is left out of that clip's caption; so no clip is
 said to have a rate of 0.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 import string
 from collections.abc import Iterator, Mapping
@@ -40,25 +41,31 @@ def fill(template: str, text: str, numbers: Mapping[str, float]) -> str:
     Args:
         template: One that `parse` accepts.
         text: The clip's own caption.
-        numbers: Its columns; 0 stands for none.
+        numbers: Its columns; for none stands 0, and NaN where it is a score.
     """
-    pieces = parse(template)
-    kept = [piece for piece in pieces if all(numbers[name] for name in piece.numbers)]
+    pieces = parse(template, None)
+    kept = [piece for piece in pieces if all(_is_there(name, numbers[name]) for name in piece.numbers)]
     caption = "".join(piece.form.format(text=text, **numbers) for piece in kept)
     return caption if len(kept) == len(pieces) else caption.strip(" ,")
 
 
 @functools.lru_cache(maxsize=64)
-def parse(template: str) -> tuple[Piece, ...]:
+def parse(template: str, scores: frozenset[str] | None = frozenset()) -> tuple[Piece, ...]:
     """Cut a template into pieces.
+
+    Args:
+        template: As the recipe has it.
+        scores: Scores that it may name; None where any unknown name may be one.
 
     Raises:
         UserError: A brace is open, a column does not exist, or a format does not fit a number.
     """
     try:
-        pieces = tuple(_pieces(template))
+        pieces = tuple(_pieces(template, scores))
         for piece in pieces:
-            piece.form.format(**{TEXT: "", **dict.fromkeys(NUMBERS, 1.0)})
+            piece.form.format(**{TEXT: "", **dict.fromkeys(piece.numbers, 1.0)})
+    except UserError:
+        raise
     except (ValueError, IndexError, AttributeError) as error:
         raise UserError(
             f"this is no template ({error})",
@@ -71,10 +78,14 @@ def parse(template: str) -> tuple[Piece, ...]:
 
 def names(template: str) -> set[str]:
     """Columns that a template names."""
-    return {name for piece in parse(template) for name in piece.numbers}
+    return {name for piece in parse(template, None) for name in piece.numbers}
 
 
-def _pieces(template: str) -> Iterator[Piece]:
+def _is_there(name: str, number: float) -> bool:
+    return number != 0 if name in NUMBERS else not math.isnan(number)
+
+
+def _pieces(template: str, scores: frozenset[str] | None) -> Iterator[Piece]:
     form = ""
     numbers: list[str] = []
     for literal, name, spec, conversion in string.Formatter().parse(template):
@@ -85,7 +96,7 @@ def _pieces(template: str) -> Iterator[Piece]:
         form += rest
         if name is None:
             continue
-        _check_name(name, template)
+        _check_name(name, template, scores)
         field = "{" + name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "") + "}"
         if name == TEXT:
             yield Piece(form, tuple(numbers))
@@ -97,9 +108,9 @@ def _pieces(template: str) -> Iterator[Piece]:
     yield Piece(form, tuple(numbers))
 
 
-def _check_name(name: str, template: str) -> None:
-    known = (TEXT, *NUMBERS)
-    if name not in known:
+def _check_name(name: str, template: str, scores: frozenset[str] | None) -> None:
+    known = (TEXT, *NUMBERS, *(scores or ()))
+    if name not in known and not (scores is None and name.isidentifier()):
         raise UserError(
             f'the catalog has no column "{name}"', field=FIELD, value=template, remedy=nearest(name, known)
         )

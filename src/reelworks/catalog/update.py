@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,11 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reelworks.catalog import said
 from reelworks.catalog.look import Finding, Look
 from reelworks.catalog.probe import kind_of
-from reelworks.catalog.rows import SCHEMA
+from reelworks.catalog.rows import SCORE, schema
 from reelworks.catalog.store import Catalog
-from reelworks.catalog.walk import Entry
+from reelworks.catalog.walk import Entry, Listing
 from reelworks.core import draws
 from reelworks.core.errors import UserError
 
@@ -46,7 +48,7 @@ class Task(NamedTuple):
     @property
     def entry(self) -> Entry:
         """The file's entry."""
-        return self.listed.entries[self.number]
+        return self.listed.files.entries[self.number]
 
     @property
     def position(self) -> int:
@@ -60,18 +62,22 @@ class Listed(NamedTuple):
     Attributes:
         dataset: Name of the dataset.
         root: Absolute path of its folder.
-        entries: The files.
+        files: The files, and what a list says of them.
         uid: Their identities.
         position: Positions of their live rows, -1 for new files.
         open: Files that must be opened, as their row cannot be known to hold.
+        look: Files that must be looked at: opened, or read for their caption.
+        same_scores: Files whose live row has the scores of the list.
     """
 
     dataset: str
     root: str
-    entries: list[Entry]
+    files: Listing
     uid: NDArray[np.uint64]
     position: NDArray[np.int64]
     open: NDArray[np.bool_]
+    look: NDArray[np.bool_]
+    same_scores: NDArray[np.bool_]
 
 
 class Update:
@@ -91,17 +97,22 @@ class Update:
         self.rows_appended = self.new = self.changed = self.unchanged = 0
         self.bad_files: list[tuple[str, str]] = []
         self._live = catalog.live()
+        self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # every name, in order
         self._found = np.zeros(len(self._live), dtype=np.bool_)
         self._replaced = np.zeros(len(self._live), dtype=np.bool_)
         self._waiting: list[tuple[int, dict[str, Any]]] = []  # live row to take measures from, values
         self._batches: list[Any] = []
 
-    def compare(self, dataset: str, root: Path, entries: list[Entry]) -> Listed:
-        """Find the live rows of a dataset's files, and the files that must be opened.
+    def compare(self, dataset: str, root: Path, files: Listing) -> Listed:
+        """Find the live rows of a dataset's files, and the files that must be looked at.
+
+        Where a list has the captions, rows of unchanged files are brought up to date at once.
 
         Raises:
             UserError: Two files have one uid (at ten million files, a chance of 3 in a million).
         """
+        entries = files.entries
+        self._scores |= dict.fromkeys(files.scores)
         uid = uids_of(dataset, [entry.path for entry in entries])
         position = self._live.find(uid)
         _refuse_collision(uid, entries)
@@ -115,15 +126,41 @@ class Update:
         holds &= pc.not_equal(self._live.fingerprint, "").to_numpy(zero_copy_only=False)[row]
         open_ = np.ones(len(entries), dtype=np.bool_)
         open_[known] = ~holds
-        return Listed(dataset, str(root), entries, uid, position, open_)
+        same = np.zeros(len(entries), dtype=np.bool_)
+        same[known] = said.same_scores(self._live, row, files.scores, known)
+        look_at = open_ if files.captions is not None else np.ones(len(entries), dtype=np.bool_)
+        listed = Listed(dataset, str(root), files, uid, position, open_, look_at, same)
+        if files.captions is not None:
+            self._take_over(listed, np.flatnonzero(~look_at))
+        return listed
+
+    def _take_over(self, listed: Listed, number: NDArray[np.int64]) -> None:
+        """Compare what a list says of files that need no look, all at once, and collect rows that differ."""
+        row, files = listed.position[number], listed.files
+        error = self._live.error.take(pa.array(row))
+        for i in np.flatnonzero(error.is_valid()).tolist():
+            path = files.entries[number[i]].path
+            self.bad_files.append((f"{listed.root}/{path}", error[i].as_py()))
+        captions = files.captions.take(pa.array(number))
+        same = listed.same_scores[number] & said.same_words(self._live, row, captions, listed.root)
+        self.unchanged += int(same.sum())
+        differs = np.flatnonzero(~same)
+        if len(differs):
+            scores = {name: score[number[differs]] for name, score in files.scores.items()}
+            captions = captions.take(pa.array(differs))
+            self._batches.append(said.retold(self._live, row[differs], captions, listed.root, scores))
+            self._replaced[row[differs]] = True
+            self.changed += len(differs)
+            self.rows_appended += len(differs)
 
     def tasks(self, listed: Listed) -> Iterator[Task]:
         """Yield what is to be looked at, as it is needed: ten million orders are never held at once."""
-        for i, entry in enumerate(listed.entries):
-            position = int(listed.position[i])
+        read_captions = listed.files.captions is None
+        for i in np.flatnonzero(listed.look).tolist():
+            entry, position = listed.files.entries[i], int(listed.position[i])
             known = self._live.fingerprint[position].as_py() if position >= 0 else ""
-            file = f"{listed.root}/{entry.path}"
-            yield Task(listed, i, Look(file, entry.captioned, bool(listed.open[i]), known, entry.problem))
+            file, captioned = f"{listed.root}/{entry.path}", entry.captioned and read_captions
+            yield Task(listed, i, Look(file, captioned, bool(listed.open[i]), known, entry.problem))
 
     def apply(self, task: Task, finding: Finding) -> None:
         """Take in what was found of a file."""
@@ -132,7 +169,9 @@ class Update:
         error = finding.error if measured else self._live.error[position].as_py()
         if error is not None:
             self.bad_files.append((task.look.file, error))
-        if position >= 0 and self._holds(position, task.listed.root, fingerprint, finding.caption, error):
+        captions = task.listed.files.captions
+        caption = finding.caption if captions is None else captions[task.number].as_py()
+        if position >= 0 and self._holds(task, fingerprint, caption, error):
             self.unchanged += 1
             return
         if position >= 0:
@@ -140,16 +179,22 @@ class Update:
             self._replaced[position] = True
         else:
             self.new += 1
-        values = _identity(task) | {"fingerprint": fingerprint, "caption": finding.caption, "error": error}
+        values = _identity(task) | {"fingerprint": fingerprint, "caption": caption, "error": error}
+        values |= self._scores_of(task)
         values |= (_UNMEASURED if finding.probe is None else asdict(finding.probe)) if measured else {}
         self._collect(-1 if measured else position, values)
 
-    def _holds(
-        self, position: int, root: str, fingerprint: str, caption: str | None, error: str | None
-    ) -> bool:
-        live = self._live
-        now = {"root": root, "fingerprint": fingerprint, "caption": caption, "error": error}
-        return all(getattr(live, name)[position].as_py() == value for name, value in now.items())
+    def _holds(self, task: Task, fingerprint: str, caption: str | None, error: str | None) -> bool:
+        now = {"root": task.listed.root, "fingerprint": fingerprint, "caption": caption, "error": error}
+        same = all(getattr(self._live, name)[task.position].as_py() == value for name, value in now.items())
+        return same and bool(task.listed.same_scores[task.number])
+
+    def _scores_of(self, task: Task) -> dict[str, float | None]:
+        scores = task.listed.files.scores
+        own = {
+            name: float(scores[name][task.number]) if name in scores else math.nan for name in self._scores
+        }
+        return {SCORE + name: None if math.isnan(score) else score for name, score in own.items()}
 
     def _collect(self, position: int, values: dict[str, Any]) -> None:
         self._waiting.append((position, values))
@@ -162,13 +207,13 @@ class Update:
         positions = np.array([p for p, _ in self._waiting if p >= 0], dtype=np.int64)
         former = iter(self._live.take(positions).to_table().to_pylist())
         rows = [(next(former) if p >= 0 else {}) | values for p, values in self._waiting]
-        self._batches.append(pa.Table.from_pylist(rows, schema=SCHEMA))
+        self._batches.append(pa.Table.from_pylist(rows, schema=schema(self._scores)))
         self._waiting = []
 
     def table(self) -> Any:
-        """The rows to append, as a table of `SCHEMA`."""
+        """The rows to append, as a table of `SCHEMA` and of scores."""
         self._flush()
-        return pa.concat_tables(self._batches).unify_dictionaries()
+        return pa.concat_tables(self._batches, promote_options="default").unify_dictionaries()
 
     def retired(self, datasets: Sequence[str]) -> NDArray[np.int64]:
         """Ordinals of rows to retire: changed files, and files of these datasets that have vanished."""
@@ -180,7 +225,7 @@ class Update:
 
 def uids_of(dataset: str, paths: Sequence[str]) -> NDArray[np.uint64]:
     """Identities of clips: a hash of the dataset's name and the path below its folder."""
-    return np.fromiter((draws.hash_int(dataset, p) for p in paths), dtype=np.uint64, count=len(paths))
+    return draws.hash64(dataset, draws.text_words(paths))
 
 
 def _refuse_collision(uid: NDArray[np.uint64], entries: list[Entry]) -> None:
@@ -200,7 +245,7 @@ def _identity(task: Task) -> dict[str, Any]:
         "dataset": listed.dataset,
         "root": listed.root,
         "path": entry.path,
-        "kind": kind_of(entry.path),
+        "kind": kind_of(entry.path) or "video",  # of a list's file that is neither, which is never trained
         "size_bytes": entry.size_bytes,
         "mtime_ns": entry.mtime_ns,
         "group": entry.path,

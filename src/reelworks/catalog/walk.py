@@ -6,9 +6,13 @@ import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from reelworks.catalog import captions, probe
 from reelworks.core.errors import UserError
@@ -22,7 +26,7 @@ class Entry(NamedTuple):
         path: Path below the listed folder, with forward slashes.
         size_bytes: Size of the file.
         mtime_ns: Time of its last change.
-        captioned: There is a caption file beside it.
+        captioned: There may be a caption file beside it.
         problem: Why it cannot be opened, where its entry already tells.
     """
 
@@ -31,6 +35,22 @@ class Entry(NamedTuple):
     mtime_ns: int
     captioned: bool
     problem: str | None = None
+
+
+class Listing(NamedTuple):
+    """A dataset's files, and what a list says of them; arrays have one element a file.
+
+    Attributes:
+        entries: The files.
+        captions: Texts, null for none; None where captions lie beside the files.
+        scores: Numbers by name, NaN for none.
+        note: What was taken of the list and what was not.
+    """
+
+    entries: list[Entry]
+    captions: Any = None
+    scores: Mapping[str, NDArray[np.float64]] = MappingProxyType({})
+    note: str | None = None
 
 
 def listing(name: str, root: Path) -> list[Entry]:

@@ -25,7 +25,9 @@ class Meaning(StrEnum):
 def import_opensora(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A training config, a Python file.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="RECIPE", help="The recipe to write.")],
-    data_path: Annotated[str | None, typer.Option(help="The folder of clips, if not the config's.")] = None,
+    data_path: Annotated[
+        str | None, typer.Option(help="The list or folder of clips, if not the config's.")
+    ] = None,
     probability: Annotated[
         Meaning | None,
         typer.Option(help="What bucket_config's probabilities mean, if the model does not tell."),

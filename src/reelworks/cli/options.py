@@ -18,7 +18,7 @@ Overrides = Annotated[
     typer.Option("--set", metavar="A.B=V", help="Override a recipe key; may be given several times."),
 ]
 DataPath = Annotated[
-    Path | None, typer.Option(help="Use this folder in the first dataset's place, and no other.")
+    Path | None, typer.Option(help="Use this folder or list in the first dataset's place, and no other.")
 ]
 
 
@@ -36,5 +36,5 @@ def load_recipe(path: Path, overrides: list[str] | None, data_path: Path | None 
     recipe = load.load(path, list(overrides or []))
     if data_path is None:
         return recipe
-    dataset = recipe.dataset[0].model_copy(update={"path": str(data_path)})
+    dataset = recipe.dataset[0].model_copy(update={"path": str(data_path), "root": None})
     return recipe.model_copy(update={"dataset": [dataset]})

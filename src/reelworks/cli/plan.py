@@ -61,7 +61,9 @@ def _forecast(recipe: Recipe, world: int, epochs: int, quiet: bool) -> tuple[Rec
     from reelworks.prepare import forecast
 
     with show.scan_progress(quiet=quiet) as on_progress:
-        preparing.scan(recipe, on_progress)
+        scanned = preparing.scan(recipe, on_progress)
+    for note in () if quiet else scanned.notes:
+        show.line(note)
     return recipe, forecast.forecast(recipe, world, epochs)
 
 

@@ -11,9 +11,21 @@ from reelworks.cli.options import Json
 
 
 def scan(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of clips and pictures.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...",
+            help="Folders of clips and pictures, or lists of them: .csv, .parquet, .jsonl with a column path.",
+        ),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="CATALOG", help="The catalog's folder.")],
     workers: Annotated[int | None, typer.Option(min=1, help="Default: one for each core.")] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder that paths of lists are relative to; default: the list's own."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Look at clips and pictures and write a catalog.
@@ -24,12 +36,12 @@ def scan(
     import os
 
     from reelworks.catalog import scan as scanning
-    from reelworks.catalog.scan import Source
+    from reelworks.catalog.source import Source
     from reelworks.catalog.store import Catalog
     from reelworks.catalog.summary import summarise
     from reelworks.cli import show
 
-    sources = [Source(folder.resolve().name, folder) for folder in folders]
+    sources = [Source.of(path, root=root) for path in paths]
     with show.scan_progress(quiet=json) as on_progress:
         result = scanning.scan(
             sources, output, workers=workers or os.cpu_count() or 1, on_progress=on_progress

@@ -67,6 +67,8 @@ def scan_result(result: ScanResult, summary: Summary) -> None:
         f"{result.unchanged} unchanged, {result.removed} removed"
     )
     line(f"captions: {summary.captions_missing} missing, {summary.captions_empty} empty")
+    for note in result.notes:
+        line(note)
     for path, reason in result.bad_files:
         line(f"  bad: {path}: {reason}")
     for title, histogram in (
@@ -74,6 +76,7 @@ def scan_result(result: ScanResult, summary: Summary) -> None:
         ("frames", summary.num_frames),
         ("fps", summary.fps),
         ("aspect", summary.aspect_ratio),
+        *summary.scores.items(),
     ):
         _histogram(title, histogram)
 

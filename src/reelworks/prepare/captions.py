@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from reelworks.catalog import template
+from reelworks.catalog.expression_parts import NUMBERS
 from reelworks.prepare.data import RecipeData
 
 
@@ -12,8 +15,14 @@ def shown(data: RecipeData, row: int) -> str:
     name = rows.dataset[row].as_py()
     form = next(d.caption for d in data.recipe.dataset if d.dataset_name == name)
     text: str = rows.caption[row].as_py()
-    numbers = {
-        column: len(text) if column == "caption_length" else float(getattr(rows, column)[row])
-        for column in template.names(form)
-    }
+    numbers = {column: _number(data, row, column) for column in template.names(form)}
     return template.fill(form, text, numbers)
+
+
+def _number(data: RecipeData, row: int, column: str) -> float:
+    rows = data.rows
+    if column == "caption_length":
+        return len(rows.caption[row].as_py())
+    if column in NUMBERS:
+        return float(getattr(rows, column)[row])
+    return float(rows.scores[column][row]) if column in rows.scores else math.nan

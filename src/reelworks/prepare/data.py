@@ -21,7 +21,8 @@ from reelworks.buckets.table import BucketTable
 from reelworks.catalog import filters
 from reelworks.catalog import scan as scanning
 from reelworks.catalog.rows import CatalogRows
-from reelworks.catalog.scan import ScanProgress, ScanResult, Source
+from reelworks.catalog.scan import ScanProgress, ScanResult
+from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests
 from reelworks.core.draws import Purpose, hash64, passes, text_words
@@ -29,7 +30,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
 from reelworks.media import sampling
 from reelworks.models.config import geometry
-from reelworks.prepare import auto, costs, quarantine
+from reelworks.prepare import auto, costs, quarantine, scores
 from reelworks.prepare.auto import Chosen
 from reelworks.prepare.quarantine import Quarantine
 from reelworks.recipe.recipe import Recipe
@@ -45,15 +46,15 @@ _MOST_SHOWINGS = 1 << 30  # more would not fit into memory
 
 
 def sources(recipe: Recipe) -> list[Source]:
-    """Folders that the recipe's datasets name."""
-    return [Source(d.dataset_name, Path(d.path)) for d in recipe.dataset]
+    """Folders and lists that the recipe's datasets name."""
+    return [d.source for d in recipe.dataset]
 
 
 def scan(recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = None) -> ScanResult:
     """Bring the recipe's catalog up to date; unchanged files are not opened.
 
     Raises:
-        UserError: A folder is missing or empty, or the catalog cannot be written.
+        UserError: A folder is missing or empty, a list is wrong, or the catalog cannot be written.
     """
     workers = os.cpu_count() or 1
     return scanning.scan(
@@ -91,7 +92,8 @@ class RecipeData:
         """Read the catalog, as it is or as it was when it had `version` parts, and compute the table.
 
         Raises:
-            UserError: There is no catalog, or the buckets do not fit the model.
+            UserError: There is no catalog, the buckets do not fit the model, or a filter or caption of the
+                newest version names a score that no clip of its dataset has.
         """
         shape_rules = geometry(recipe.model, recipe.autoencoder)
         catalog = Catalog.open(Path(recipe.catalog_folder), version)
@@ -99,6 +101,8 @@ class RecipeData:
         names = [source.name for source in sources(recipe)]
         wanted = _mask(pc.is_in(rows.dataset.cast(pa.string()), value_set=pa.array(names)))
         rows = rows if wanted.all() else rows.take(wanted)  # a copy of millions of rows takes gigabytes
+        if version is None:  # what a former version lacks is no mistake of the recipe
+            scores.require(recipe.dataset, rows)
         opened = cls(recipe, catalog, rows, rows.digest(), shape_rules, table.EMPTY)
         chosen = None
         if recipe.buckets.proposes:
@@ -268,7 +272,7 @@ class RecipeData:
         shaping += [
             r.data.frame_interval,
             r.data.fps,
-            [d.model_dump(exclude={"path", "caption"}) for d in r.dataset],
+            [d.model_dump(exclude={"path", "root", "caption"}) for d in r.dataset],
         ]
         shaping += [
             r.data.short_clips,

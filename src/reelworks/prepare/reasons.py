@@ -106,9 +106,9 @@ def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[s
         dataset = rows.dataset[row].as_py()
         text = next(d.filter for d in data.recipe.dataset if d.filter and d.dataset_name == dataset)
         found = filters.values(rows, row, text)
-        detail = f"{text}; it has " + ", ".join(f"{name} {_short(value)}" for name, value in found.items())
+        detail = f"{text}; it has " + ", ".join(_told(name, value) for name, value in found.items())
     elif reason == Reason.NO_CAPTION:
-        detail = "no caption file" if rows.caption[row].as_py() is None else "the caption is empty"
+        detail = _no_caption(data, row)
     elif reason in (Reason.TOO_SHORT, Reason.TOO_SMALL, Reason.NO_BUCKET):
         detail = f"{rows.num_frames[row]} frames of {rows.height[row]} × {rows.width[row]}"
         if nearest >= 0:
@@ -116,8 +116,22 @@ def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[s
     return {"path": f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}", "detail": detail}
 
 
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+def _no_caption(data: RecipeData, row: int) -> str:
+    if data.rows.caption[row].as_py() is not None:
+        return "the caption is empty"
+    listed = {d.dataset_name for d in data.recipe.dataset if d.source.list_file is not None}
+    name = data.rows.dataset[row].as_py()
+    return (
+        "no caption in the list, or beside the clip if the list has none"
+        if name in listed
+        else "no caption file"
+    )
+
+
+def _told(name: str, value: Any) -> str:
+    if value is None:
+        return f"no {name}"
+    return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value!r}"
 
 
 def write(path: Path, data: RecipeData, epoch: int) -> None:

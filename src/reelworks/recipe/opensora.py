@@ -58,7 +58,7 @@ def convert(
     Args:
         path: The config, a Python file.
         name: Of the run; it becomes the last part of `output`.
-        data_path: The folder of clips, in place of the config's.
+        data_path: The list or folder of clips, in place of the config's.
         probability: What the table's probabilities mean; by default what the model of the config tells.
 
     Raises:
@@ -89,7 +89,9 @@ def _lines(draft: Draft, found: literals.Literals, data_path: str | None) -> Ite
     given = dict(opensora_keys.flatten(found.values))
     if data_path is not None:
         given["dataset.data_path"] = data_path
-    for key, value in given.items():
+    for key, value in sorted(
+        given.items(), key=lambda item: item[0] != "dataset.data_path"
+    ):  # others look at it
         yield Line(key, value, *opensora_keys.convert(key, value, draft))
     for key, value in opensora_keys.defaults(given).items():
         fate, remark = opensora_keys.convert(key, value, draft)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from reelworks.buckets.opensora import parse
+from reelworks.catalog.source import is_list
 from reelworks.core.errors import UserError
 from reelworks.recipe import opensora_parts as parts
 from reelworks.recipe import opensora_rules as rules
@@ -28,6 +29,7 @@ _MODELS = {"STDiT3-XL/2": "stdit3-xl", "STDiT3-3B/2": "stdit3-3b", "STDiT2-XL/2"
 _OBJECTIVES = {"rflow": "rectified-flow", "iddpm": "iddpm"}
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 _STRATEGIES = {"zero1": "fsdp", "zero2": "fsdp", "ddp": "replicated"}
+_MOTION = "{text} {score_vmafmotion:.0f} motion score."
 _KEPT_BY_PYTORCH = "attention and norms are PyTorch's own"
 
 # Where a config says nothing, Open-Sora's trainer takes these.
@@ -111,11 +113,25 @@ def _outputs(value: Any, draft: Draft) -> Told:
 
 def _data_path(value: Any, draft: Draft) -> Told:
     if not value:
-        return Fate.TO_FILL_IN, 'dataset.0.path = "data" stands there: name the folder of your clips'
-    draft.set("dataset", [{"path": str(value)}])
-    if str(value).endswith((".csv", ".parquet")):
-        return Fate.TO_FILL_IN, "dataset.0.path names a list of clips: name the folder that holds them"
-    return Fate.CONVERTED, f'dataset.0.path = "{value}"'
+        return (
+            Fate.TO_FILL_IN,
+            'dataset.0.path = "meta.csv" stands there: name your list, or a folder of clips',
+        )
+    draft.dataset["path"] = str(value)
+    told = f'dataset.0.path = "{value}"'
+    if is_list(str(value)):
+        told += "; where its absolute paths lie elsewhere than the list, dataset.0.root names their folder"
+    return Fate.CONVERTED, told
+
+
+def _vmaf(value: Any, draft: Draft) -> Told:
+    """What 2.0 appends to captions of a list with this score; it rounds as the template does."""
+    if not value:
+        return Fate.NOT_NEEDED, "captions are shown as they are"
+    if not is_list(draft.dataset["path"]):
+        return Fate.TO_FILL_IN, "a folder has no such score: name a list with it"
+    draft.dataset["caption"] = _MOTION
+    return Fate.CONVERTED, f'dataset.0.caption = "{_MOTION}"'
 
 
 def _mask_ratios(value: Any, draft: Draft) -> Told:
@@ -209,6 +225,7 @@ _KEYS: dict[str, Rule] = {
     "accumulation_steps": _accumulation,
     "grad_checkpoint": rules.to("model.gradient_checkpointing", none=False),
     "dataset.data_path": _data_path,
+    "dataset.vmaf": _vmaf,
     "dataset.frame_interval": rules.to("data.frame_interval", none=1),
     "dataset.fps_max": _fps_max,
     "dataset.type": rules.only(

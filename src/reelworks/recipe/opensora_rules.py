@@ -45,9 +45,15 @@ class Draft:
 
     def __init__(self, values: dict[str, Any], name: str) -> None:
         self.values, self.name = values, name
-        self.recipe: dict[str, Any] = {"version": 1, "output": name, "dataset": [{"path": "data"}]}
+        self.recipe: dict[str, Any] = {"version": 1, "output": name, "dataset": [{"path": "meta.csv"}]}
         for table in _TABLES:
             self.recipe[table] = {}
+
+    @property
+    def dataset(self) -> dict[str, Any]:
+        """The one dataset."""
+        only: dict[str, Any] = self.recipe["dataset"][0]
+        return only
 
     def set(self, key: str, value: Any) -> str:
         """Set a dotted key; return what a line says of it."""

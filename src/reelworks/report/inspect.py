@@ -61,6 +61,7 @@ class Inspection:
             ("duration", "seconds", self.duration),
             ("caption length", "words and punctuation marks", self.caption_tokens),
             ("pictures per folder", "folder", self.pictures_by_folder),
+            *((name, "score", histogram) for name, histogram in self.summary.scores.items()),
         ]
         return [one for one in every if one[2]]
 

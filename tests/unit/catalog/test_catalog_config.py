@@ -1,14 +1,33 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
 from reelworks.catalog.config import DatasetConfig
+from reelworks.catalog.source import Source
 
 
 def test_the_folder_names_the_dataset() -> None:
     assert DatasetConfig(path="data/dogs/").dataset_name == "dogs"
     assert DatasetConfig(path="data/dogs", name="pets").dataset_name == "pets"
+
+
+def test_a_list_names_its_dataset_and_what_its_scores_are_is_asked_later() -> None:
+    """Of a folder no score is known, so that a wrong name is refused at once; of a list any may be one."""
+    form, filter_ = "{text} score: {aes:.1f}.", "aes > 4.5 and flow < 3"
+    dataset = DatasetConfig(path="lists/Meta.CSV", root="/data", caption=form, filter=filter_)
+    assert dataset.source == Source("Meta", Path("/data"), Path("lists/Meta.CSV"))
+    assert DatasetConfig(path="lists/m.jsonl", name="n").source == Source(
+        "n", Path("lists"), Path("lists/m.jsonl")
+    )
+    for wrong in ({"caption": form}, {"filter": filter_}, {"root": "/data"}):
+        with pytest.raises(ValidationError, match="dataset"):
+            DatasetConfig.model_validate({"path": "lists"} | wrong)
+    for wrong in ({"caption": "{aes:.1q}"}, {"filter": "aes > 'x'"}):
+        with pytest.raises(ValidationError, match="dataset"):
+            DatasetConfig.model_validate({"path": "m.csv"} | wrong)
 
 
 @pytest.mark.parametrize(

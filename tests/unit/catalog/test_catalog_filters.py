@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,22 @@ _TRUTH = st.recursive(
 @given(_TRUTH)
 def test_any_filter_says_what_python_would_say(text: str) -> None:
     assert filters.keeps(rows(), text).tolist() == by_python(text)
+
+
+_SCORED = _TRUTH.map(lambda text: text.replace("bit_depth", "aes"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(_SCORED)
+def test_a_clip_without_a_score_is_kept_only_if_it_would_be_with_any(text: str) -> None:
+    """What a filter says of a clip that lacks a score does not rest on that score."""
+
+    def kept(score: float) -> np.ndarray:
+        return filters.keeps(replace(rows(), scores={"aes": np.full(len(_CLIPS), score)}), text)
+
+    without = kept(np.nan)
+    for score in (-1e9, 0.0, 3.0, 24.5, 480.0, 1e9):
+        assert (kept(score) >= without).all()
 
 
 def test_a_division_by_zero_is_infinite_and_no_error() -> None:

@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 
 import media_makers as media
+import numpy as np
 import pytest
 
 from reelworks.catalog import probe
 from reelworks.catalog import scan as scanning
-from reelworks.catalog.scan import ScanProgress, ScanResult, Source, scan
+from reelworks.catalog.scan import ScanProgress, ScanResult, scan
+from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
@@ -253,7 +255,7 @@ def test_two_sources_of_one_name(data: Path, target: Path, tmp_path: Path) -> No
 
 
 def test_two_files_of_one_uid(data: Path, target: Path, monkeypatch) -> None:
-    monkeypatch.setattr("reelworks.core.draws.hash_int", lambda *_: 7)
+    monkeypatch.setattr("reelworks.core.draws.text_words", lambda texts: np.zeros(len(texts), np.uint64))
     with pytest.raises(UserError, match="have the same uid"):
         run(data, target)
 

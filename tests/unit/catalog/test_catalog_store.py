@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from reelworks.catalog.rows import SCHEMA
-from reelworks.catalog.scan import Source, scan
+from reelworks.catalog.scan import scan
+from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.catalog.update import uids_of
 from reelworks.core import draws

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import media_makers as media
+import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reelworks.catalog.rows import SCHEMA, CatalogRows
-from reelworks.catalog.scan import Source, scan
+from reelworks.catalog.scan import scan
+from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.catalog.summary import summarise
 
@@ -46,3 +52,35 @@ def test_counts(rows: CatalogRows) -> None:
 def test_an_empty_catalog_has_nothing() -> None:
     found = summarise(CatalogRows.from_table(SCHEMA.empty_table()))
     assert (found.clips, found.by_kind, found.fps, found.captions_empty) == (0, [], [], 0)
+
+
+def of_score(*values: float) -> list[tuple[str, int]]:
+    """Classes of a score that some clips have."""
+    plain = {"dataset": "d", "root": "/d", "kind": "image", "fingerprint": "f", "codec": "png"}
+    plain |= {"pixel_format": "RGB", "num_frames": 1, "height": 9, "width": 9, "path": "a", "group": "a"}
+    flags = {"variable_fps": False, "has_alpha": False}
+    full = [{f.name: 0 for f in SCHEMA} | plain | {"caption": None, "error": None} | flags for _ in values]
+    rows = CatalogRows.from_table(pa.Table.from_pylist(full, schema=SCHEMA))
+    return summarise(replace(rows, scores={"aes": np.array(values)})).scores.get("aes", [])
+
+
+def test_scores_are_told_in_round_classes() -> None:
+    """A value at an edge belongs to the class that begins there; clips without the score are counted."""
+    assert of_score(4.2, 4.6, 4.59, 5.8, np.nan) == [
+        ("none", 1),
+        ("4.2–4.4", 1),
+        ("4.4–4.6", 1),
+        ("4.6–4.8", 1),
+        ("5.8–6", 1),
+    ]
+    assert of_score(0, 9, 9) == [("0–1", 1), ("9–10", 2)]
+    assert of_score(3, 3) == [("3", 2)]
+    assert of_score(np.nan, np.nan) == []
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
+def test_any_scores_have_few_classes(values: list[float]) -> None:
+    """Whatever their sizes and distances, every value is counted once, in a dozen classes at most."""
+    found = of_score(*values)
+    assert sum(count for _, count in found) == len(values)
+    assert len(found) <= 12

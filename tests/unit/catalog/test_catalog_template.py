@@ -1,5 +1,7 @@
 """A caption says of a clip what its template asks for, and nothing that the clip does not have."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +33,14 @@ def test_numbers_are_filled_in_and_those_that_a_clip_lacks_are_left_out(form, of
     """Each part stands as a whole or not at all, and no number is cut at its decimal point."""
     assert template.fill(form, "a cat", CLIP) == of_clip
     assert template.fill(form, "a cat", PICTURE) == of_picture
+
+
+def test_a_score_that_is_missing_is_left_out_and_one_of_0_is_told():
+    """0 is no frame rate, but it is a score."""
+    form = "{text} aesthetic score: {aes:.1f}, motion score: {flow:.0f}."
+    assert template.fill(form, "a cat", {"aes": 0.0, "flow": math.nan}) == "a cat aesthetic score: 0.0"
+    assert template.fill(form, "a cat", {"aes": math.nan, "flow": -0.2}) == "a cat motion score: -0."
+    assert template.names(form) == {"aes", "flow"}
 
 
 @given(st.text(max_size=40))

@@ -319,7 +319,21 @@ def test_2_0(tmp_path: Path) -> None:
     assert (recipe.train.learning_rate, recipe.train.eps, recipe.train.weight_decay) == (5e-5, 1e-15, 0.1)
     assert (recipe.train.gradient_accumulation_steps, recipe.checkpoints.keep_last) == (2, 4)
     assert (recipe.train.ema_decay, recipe.checkpoints.every_steps, recipe.data.fps) == (0.0, None, 24.0)
-    assert (fates(made)["dataset.vmaf"], fates(made)["ae.type"]) == (Fate.UNKNOWN, Fate.NOT_THERE_YET)
+    assert (fates(made)["dataset.vmaf"], fates(made)["ae.type"]) == (Fate.CONVERTED, Fate.NOT_THERE_YET)
+
+
+def test_the_list_of_a_config_stays_a_list(tmp_path: Path) -> None:
+    """A list is what Open-Sora is given; the score that 2.0 appends is asked of a list alone."""
+    made, recipe = convert(tmp_path, V2_0.replace("vmaf=True", 'vmaf=True, data_path="m/clips.parquet"'))
+    assert fates(made)["dataset.data_path"] == Fate.CONVERTED
+    dataset = recipe.dataset[0]
+    assert (dataset.path, dataset.caption) == (
+        "m/clips.parquet",
+        "{text} {score_vmafmotion:.0f} motion score.",
+    )
+    made, recipe = convert(tmp_path, V2_0, data_path="clips")
+    assert fates(made)["dataset.vmaf"] == Fate.TO_FILL_IN
+    assert (recipe.dataset[0].path, recipe.dataset[0].caption) == ("clips", "{text}")
 
 
 def test_the_meaning_of_the_probabilities_is_asked_for_where_nothing_tells_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from reelworks.catalog import scan as scanning
-from reelworks.catalog.scan import Source
+from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.generate import writers

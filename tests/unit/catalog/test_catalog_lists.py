@@ -1,0 +1,340 @@
+"""A list names a dataset's files: each row is a clip or has a reason, with its caption and scores."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import media_makers as media
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from reelworks.catalog import filters, lists, probe
+from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.scan import ScanResult, scan
+from reelworks.catalog.source import Source
+from reelworks.catalog.store import Catalog
+from reelworks.catalog.update import uids_of
+from reelworks.core.errors import UserError
+
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three pictures, the first with a caption file."""
+    (tmp_path / "data" / "sub").mkdir(parents=True)
+    for i, name in enumerate(("a.png", "sub/b.png", "sub/c.png")):
+        media.write_picture(tmp_path / "data" / name, i)
+    (tmp_path / "data" / "a.txt").write_text("beside a")
+    return tmp_path / "data"
+
+
+def write(file: Path, rows: list[Row]) -> Path:
+    """The rows as a list of the kind that the name says."""
+    if file.suffix == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif file.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    else:
+        with file.open("w", newline="") as f:
+            writer = csv.DictWriter(f, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return file
+
+
+def scanned(file: Path, root: Path | None = None) -> ScanResult:
+    return scan([Source.of(file, root=root)], file.parent / "catalog", workers=1)
+
+
+def live(file: Path) -> CatalogRows:
+    return Catalog.open(file.parent / "catalog").live()
+
+
+def by_path(file: Path) -> dict[str, Row]:
+    """Caption, error and scores of the live rows."""
+    rows = live(file)
+    columns = {"caption": rows.caption.to_pylist(), "error": rows.error.to_pylist()}
+    columns |= {n: [None if np.isnan(x) else x for x in s.tolist()] for n, s in rows.scores.items()}
+    return {
+        path: {name: values[i] for name, values in columns.items()}
+        for i, path in enumerate(rows.path.to_pylist())
+    }
+
+
+FULL = [
+    {"path": "a.png", "text": ' a "cat",\nred ', "aes": 5.5, "flow": 3, "num_frames": 9, "cmotion": "pan"},
+    {"path": "sub/b.png", "text": "", "aes": None, "flow": 0, "num_frames": 9, "cmotion": "tilt"},
+    {"path": "gone.mp4", "text": "a film", "aes": 4, "flow": None, "num_frames": 9, "cmotion": ""},
+    {"path": "sub/notes.pdf", "text": "123", "aes": 1e3, "flow": 1, "num_frames": 9, "cmotion": None},
+]
+
+
+@pytest.mark.parametrize("name", ["meta.csv", "meta.parquet", "meta.jsonl", "META.CSV"])
+def test_each_row_is_a_clip_or_has_a_reason_with_its_caption_and_scores(folder: Path, name: str) -> None:
+    """Empty cells are no caption and no score, what the catalog measures is not believed, texts are no scores."""
+    file = write(folder / name, FULL)
+    result = scanned(file)
+    assert (result.found, result.new, result.bad) == (4, 4, 2)
+    assert by_path(file) == {
+        "a.png": {"caption": 'a "cat",\nred', "error": None, "aes": 5.5, "flow": 3},
+        "sub/b.png": {"caption": None, "error": None, "aes": None, "flow": 0},
+        "gone.mp4": {"caption": "a film", "error": "no such file", "aes": 4, "flow": None},
+        "sub/notes.pdf": {
+            "caption": "123",
+            "error": "its name is neither a video's nor a picture's",
+            "aes": 1e3,
+            "flow": 1,
+        },
+    }
+    assert set(live(file).num_frames.tolist()) == {0, 1}
+    (note,) = result.notes
+    assert note.endswith(
+        "scores aes, flow; passed over: num_frames (measured of the file), cmotion (no numbers)"
+    )
+
+
+def test_without_a_column_of_captions_the_file_beside_a_clip_has_it(folder: Path) -> None:
+    file = write(folder / "meta.csv", [{"path": "a.png"}, {"path": "sub/b.png"}])
+    scanned(file)
+    assert by_path(file) == {
+        "a.png": {"caption": "beside a", "error": None},
+        "sub/b.png": {"caption": None, "error": None},
+    }
+
+
+def test_a_clip_is_known_by_its_path_below_the_root_however_it_is_written(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Absolute, roundabout and relative paths are one identity, which stays when all moves elsewhere."""
+    plain = [{"path": "a.png", "text": ""}, {"path": "sub/b.png", "text": "b"}]
+    written = [
+        {"path": str(folder / "a.png"), "text": ""},
+        {"path": f"{folder}//sub/../sub/./b.png", "text": "b"},
+    ]
+    file = write(folder / "meta.csv", plain)
+    scanned(file)
+    uids = live(file).uid.tolist()
+    assert uids == np.sort(uids_of("meta", ["a.png", "sub/b.png"])).tolist()
+    write(file, written)
+    assert scanned(file).unchanged == 2
+    (tmp_path / "lists").mkdir()
+    elsewhere = write(tmp_path / "lists" / "meta.csv", written)
+    with pytest.raises(UserError) as caught:
+        scanned(elsewhere)
+    assert "row 1" in caught.value.problem
+    assert f'root = "{folder}"' in caught.value.remedy
+    with pytest.raises(UserError) as caught:
+        scanned(elsewhere, root=folder / "sub")
+    assert f'root = "{folder}"' in caught.value.remedy
+    scanned(elsewhere, root=folder)
+    assert live(elsewhere).uid.tolist() == uids
+    moved = Path(shutil.move(folder, tmp_path / "moved")) / "meta.csv"
+    write(moved, plain)
+    result = scanned(moved)
+    assert (result.changed, result.new, live(moved).uid.tolist()) == (2, 0, uids)
+
+
+def test_captions_of_several_lines_are_read_wherever_they_stand(folder: Path) -> None:
+    """A reader that cuts a file into blocks must not take a line of a caption for a row."""
+    caption = "one\ntwo, three\n" * 40
+    rows = [{"path": f"{i}.png", "text": f"{i} {caption}"} for i in range(3000)]
+    file = write(folder / "meta.csv", [{"path": "a.png", "text": "x"}, *rows])
+    assert file.stat().st_size > 1 << 20
+    found = lists.read(Source.of(file)).captions.to_pylist()
+    assert found == ["x", *(row["text"].strip() for row in rows)]
+
+
+def test_a_link_to_the_folder_is_the_folder(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    file = write(folder / "meta.csv", [{"path": f"{tmp_path}/link/a.png"}, {"path": f"{folder}/sub/b.png"}])
+    scanned(tmp_path / "link" / "meta.csv")
+    assert sorted(live(file).path.to_pylist()) == ["a.png", "sub/b.png"]
+
+
+def rows_of(*aes: float | None, text: str = "t") -> list[Row]:
+    return [{"path": p, "text": text, "aes": x} for p, x in zip(("a.png", "sub/b.png"), aes, strict=True)]
+
+
+@pytest.mark.parametrize("captions", [True, False])
+def test_a_changed_score_is_a_changed_row_and_opens_no_file(
+    folder: Path, captions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions, retired rows and digests follow scores as they follow captions; the measures stay."""
+    file = folder / "meta.csv"
+
+    def scan_with(*aes: float | None) -> tuple[int, int, int, str]:
+        write(file, [row if captions else row | {"text": ""} for row in rows_of(*aes)])
+        if not captions:
+            file.write_text(file.read_text().replace("text", "comment"))
+        result = scanned(file)
+        return result.new, result.changed, result.version, live(file).digest()
+
+    first = scan_with(4.5, None)
+    assert first[:3] == (2, 0, 1)
+    monkeypatch.setattr(probe, "probe", None)
+    assert scan_with(4.5, None) == (0, 0, *first[2:])
+    assert scan_with(4.5, 2.0)[:3] == (0, 1, 2)
+    assert scan_with(None, 2.0)[:3] == (0, 1, 3)
+    assert by_path(file)["a.png"]["aes"] is None
+    assert set(live(file).width.tolist()) == {int(live(file).width[0])} != {0}
+    former = Catalog.open(folder / "catalog", 1).live()
+    assert former.digest() == first[3] != live(file).digest()
+
+
+def test_the_digest_follows_scores(folder: Path) -> None:
+    """A column that no row has a number in changes nothing."""
+    scanned(write(folder / "meta.csv", rows_of(1, 2)))
+    rows = live(folder / "meta.csv")
+
+    def digest(**scores: list[float]) -> str:
+        return replace(rows, scores={name: np.array(score) for name, score in scores.items()}).digest()
+
+    aes = rows.scores["aes"].tolist()
+    assert digest(aes=aes) == digest(aes=aes, flow=[np.nan, np.nan]) == rows.digest()
+    different = {digest(aes=aes), digest(), digest(aes=aes[::-1]), digest(flow=aes), digest(aes=[1, np.nan])}
+    assert len(different) == 5
+
+
+def test_a_caption_of_the_list_and_its_rows_are_followed(folder: Path) -> None:
+    """A changed caption is a changed row, a row taken out retires the clip, a list in a folder's place replaces it."""
+    file = write(folder / "meta.csv", rows_of(1, 2))
+    scanned(file)
+    write(file, rows_of(1, 2, text="other"))
+    assert scanned(file).changed == 2
+    assert by_path(file)["a.png"] == {"caption": "other", "error": None, "aes": 1}
+    write(file, rows_of(1, 2, text="other")[:1])
+    result = scanned(file)
+    assert (result.unchanged, result.removed, len(live(file))) == (1, 1, 1)
+    result = scan([Source("meta", folder)], folder / "catalog", workers=1)
+    assert (result.new, result.changed) == (2, 1)
+    assert by_path(file)["a.png"] == {"caption": "beside a", "error": None, "aes": None}
+
+
+def test_an_edited_file_is_measured_again_and_a_missing_one_comes_back(folder: Path) -> None:
+    file = write(folder / "meta.csv", rows_of(1, 2))
+    (folder / "a.png").rename(folder / "away")
+    assert scanned(file).bad_files == ((str(folder / "a.png"), "no such file"),)
+    (folder / "away").rename(folder / "a.png")
+    media.write_picture(folder / "sub" / "b.png", size=(9, 9))
+    assert scanned(file).changed == 2
+    assert 9 in live(file).width.tolist()
+    assert by_path(file)["a.png"] == {"caption": "t", "error": None, "aes": 1}
+
+
+def test_a_damaged_file_is_told_in_each_scan(folder: Path) -> None:
+    (folder / "a.png").write_bytes((folder / "a.png").read_bytes()[:-30])
+    file = write(folder / "meta.csv", rows_of(1, 2))
+    assert [scanned(file).bad for _ in range(2)] == [1, 1]
+
+
+def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) -> None:
+    """A score that only one list has is missing elsewhere; a part knows only the scores of its time."""
+    first = write(folder / "one.csv", rows_of(1, 2))
+    second = write(folder / "two.parquet", [{"path": "a.png", "text": "x", "flow": 7}])
+    scan([Source.of(first)], folder / "catalog", workers=1)
+    scan([Source.of(second), Source("d", folder)], folder / "catalog", workers=1)
+    rows = live(first)
+    datasets = rows.dataset.to_pylist()
+    told = sorted(zip(datasets, rows.scores["aes"].tolist(), rows.scores["flow"].tolist(), strict=True))
+    nan = float("nan")
+    expected = [("d", nan, nan)] * 3 + [("one", 1, nan), ("one", 2, nan), ("two", nan, 7)]
+    assert repr(told) == repr([(n, float(a), float(f)) for n, a, f in expected])
+    assert scan([Source.of(first), Source.of(second)], folder / "catalog", workers=1).unchanged == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("file,text\na.png,x\n", "no column named path; it has file, text"),
+        ("path,aes\na.png,1\n,2\n", "row 2 has no path"),
+        ("path\na.png\nsub/b.png\n./a.png\n", "the first is a.png in rows 1, 3"),
+        ("path\na.png\n../b.png\n", "row 2, .*/b.png, lies outside"),
+        ("path\na.png\n/etc/passwd.png\n", "row 2, /etc/passwd.png, lies outside"),
+        (
+            "path\nx.png\ny.mp4\n",
+            "of the 2 files of the list, none is .* the first is .*/x.png: no such file",
+        ),
+        ("path\n", "of the 0 files"),
+        ("path,aes\na.png,1,2\n", "cannot be read"),
+        ("", "cannot be read"),
+        ("path,path\na.png,b\n", "two columns are named path"),
+    ],
+)
+def test_a_wrong_list_is_refused_with_its_row_before_anything_is_written(
+    folder: Path, text: str, said: str
+) -> None:
+    (folder / "meta.csv").write_text(text)
+    with pytest.raises(UserError, match=said):
+        scanned(folder / "meta.csv")
+    assert not (folder / "catalog").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (pa.array([b"\xff.png"]), "cannot be read: Invalid UTF8"),
+        (pa.array(["a\0.png"]), "row 1, .* lies outside"),
+        (pa.array([["a.png"]]), "row 1 has no path"),
+        (None, "there is no such list"),
+    ],
+)
+def test_a_list_that_no_disk_could_have_is_refused(folder: Path, path: Any, said: str) -> None:
+    """Bytes that are no text, names that no file can have, values that are no texts, no list at all."""
+    if path is not None:
+        pq.write_table(pa.table({"path": path}), folder / "meta.parquet")
+    with pytest.raises(UserError, match=said):
+        scanned(folder / "meta.parquet")
+
+
+def test_a_word_in_a_column_of_numbers_is_named(folder: Path) -> None:
+    """A score that one cell spoils is no score, and the note says which cell."""
+    text = "path,aes,in,flow,words,match\na.png,1,1,nan,x,1\nsub/b.png,bad,1,inf,y,None\n"
+    (folder / "meta.csv").write_text(text)
+    (note,) = scanned(folder / "meta.csv").notes
+    assert "scores flow, match;" in note
+    assert "aes (row 2 has 'bad', which is no number)" in note
+    assert '"in" (no name that a filter could say' in note
+    assert "words (no numbers)" in note
+    assert by_path(folder / "meta.csv")["sub/b.png"]["flow"] is None
+
+
+def test_a_filter_leaves_out_clips_without_the_score(folder: Path) -> None:
+    """A comparison with a missing score neither holds nor fails: no filter keeps a clip by it, however it is turned."""
+    file = write(folder / "meta.csv", [*rows_of(5, None), {"path": "sub/c.png", "text": "t", "aes": 4}])
+    scanned(file)
+    rows = live(file)
+
+    def kept(text: str) -> set[str]:
+        return set(rows.take(filters.keeps(rows, text)).path.to_pylist())
+
+    everything = {"a.png", "sub/b.png", "sub/c.png"}
+    assert kept("aes > 4.5") == kept("not aes <= 4.5") == kept("aes not in [4]") == {"a.png"}
+    assert kept("aes != 5") == kept("not (aes == 5 or height < 0)") == {"sub/c.png"}
+    assert kept("not (aes != 5) and not aes in [4]") == {"a.png"}
+    assert kept("aes > 4.5 or not aes > 4.5") == everything - {"sub/b.png"}
+    assert kept("aes > 4.5 or kind == 'image'") == everything
+    assert kept("not (aes > 4.5 and kind == 'video')") == everything
+    assert kept("eas > 0 or not eas > 0") == set()
+    row = rows.path.to_pylist().index("sub/b.png")
+    assert filters.values(rows, row, "aes > 4 and height > 1") == {
+        "aes": None,
+        "height": int(rows.height[row]),
+    }
+
+
+def test_an_infinite_score_is_damage(folder: Path) -> None:
+    scanned(write(folder / "meta.csv", rows_of(1, 2)))
+    part = folder / "catalog" / "part-000000.parquet"
+    table = pq.read_table(part)
+    place = table.column_names.index("score:aes")
+    pq.write_table(table.set_column(place, "score:aes", pa.array([1.0, np.inf])), part)
+    with pytest.raises(UserError, match="has aes = inf"):
+        live(folder / "meta.csv")
