@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import tomllib
 from collections import Counter
@@ -12,15 +13,20 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from test_kill_and_resume import losses
 from typer.testing import CliRunner
 
 from reelworks.checkpoint import export, load
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.cli.main import app
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
 from reelworks.models.lora import inject
+from reelworks.models.lora.base import Base
 from reelworks.recipe import load as recipes
+from reelworks.testing import contract
 from reelworks.train import build
 from reelworks.train.state import TrainState
 from reelworks.train.trained import Trained
@@ -141,6 +147,91 @@ def test_files_hold_what_the_checkpoint_does(lora, tmp_path):
         begun = recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"weights": str(by_run)})})
         found = inject.weights(build.denoiser(begun, torch.device("cpu")).module)
         assert all(torch.equal(value, found[name]) for name, value in wanted.items())
+
+
+def on_file(lora, tmp_path, number):
+    """The recipe on a base in a file; each number has its own numbers."""
+    values = lora()
+    plain = recipes.parse(values).model_copy(update={"lora": None, "seed": number})
+    module = build.denoiser(plain, torch.device("cpu")).module
+    path = tmp_path / f"base-{number}.safetensors"
+    save_file({k: v.contiguous() for k, v in module.state_dict().items()}, path)
+    return values | {"model": {"name": "wan-tiny", "weights": str(path)}}
+
+
+def test_a_lora_never_goes_on_upon_another_base(lora, tmp_path):
+    """A resume, and generation, on other weights are refused with both named; on a copy of the same they go on."""
+    one, other = (on_file(lora, tmp_path, number) for number in (1, 2))
+    one["train"] |= {"max_steps": 1}
+    other["train"] |= {"max_steps": 2}
+    assert children.train(one) == [0]
+    assert children.train(other) != [0]
+    said = children.output(other)
+    assert "the LoRA was trained on" in said
+    assert "base-1.safetensors (wan-tiny," in said
+    assert "base-2.safetensors (wan-tiny," in said
+    model = Path(one["model"]["weights"])
+    copied = model.rename(tmp_path / "moved.safetensors")
+    other["model"]["weights"] = str(copied)
+    assert children.train(other) == [0]
+    with safe_open(next((tmp_path / "run" / "exports").glob("step-000000002*kohya*")), "pt") as file:
+        told = file.metadata()
+    assert told["ss_sd_model_name"] == str(copied)
+    assert Base.from_json(told["reelworks_base"]).weights == str(copied)
+    save_file({k: v + 1 for k, v in load_file(copied).items()}, copied)
+    with pytest.raises(UserError, match="the LoRA was trained on"):
+        Trained.load(tmp_path / "run")
+
+
+def test_a_lora_file_begins_another_run(lora, tmp_path):
+    """--load with fused layers of a release, into sharded ones: the run has the file's numbers."""
+    first = lora("first", "flux-tiny", max_steps=2)
+    assert children.train(first) == [0]
+    file = next((tmp_path / "first" / "exports").glob("*comfyui*"))
+    options = {"load": str(file), "weights_only": True}
+    second = lora("second", "flux-tiny", max_steps=1, learning_rate=1e-30)
+    assert children.train(second, world=2, **options) == [0, 0]
+    wanted = Trained.load(tmp_path / "first").boundary.denoiser.module
+    found = Trained.load(tmp_path / "second").boundary.denoiser.module
+    for name, value in inject.weights(wanted).items():
+        assert torch.equal(value, inject.weights(found)[name])
+    whole = lora("whole", "flux-tiny", max_steps=1)
+    del whole["lora"]
+    assert children.train(whole, **options) != [0]
+    assert "this is a LoRA" in children.output(whole)
+
+
+def test_merged_weights_answer_as_the_lora_does(lora, tmp_path):
+    """Exported with --merge, base and LoRA are weights of the plain network."""
+    assert children.train(lora(max_steps=3)) == [0]
+    path = tmp_path / "merged.safetensors"
+    command = [
+        "checkpoints",
+        "export",
+        str(tmp_path / "run"),
+        "-o",
+        str(path),
+        "--dtype",
+        "float32",
+        "--merge",
+    ]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    trained = Trained.load(tmp_path / "run").boundary
+    plain = contract.build("wan-tiny")
+    assert load_file(path).keys() == plain.module.state_dict().keys()
+    recipe = recipes.load(tmp_path / "run" / "recipe.toml")
+    model = recipe.model.model_copy(update={"weights": str(path)})
+    merged = build.denoiser(recipe.model_copy(update={"lora": None, "model": model}), torch.device("cpu"))
+    channels = merged.latent_channels
+    inputs = contract.example(Shape(1, 4, 4))
+    inputs = dataclasses.replace(
+        inputs, latent=torch.randn(2, channels, 1, 4, 4), text=torch.randn(2, 6, 16), pooled=torch.randn(2, 8)
+    )
+    with torch.no_grad():
+        wanted, found = trained.denoiser.predict(inputs), merged.predict(inputs)
+    torch.testing.assert_close(found, wanted)
+    result = CliRunner().invoke(app, [*command, "--format", "kohya"])
+    assert result.exit_code != 0
 
 
 def test_the_average_is_looked_at_without_dropout(lora):

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import children
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from reelworks.cli import main as cli
 from reelworks.core import files
+from reelworks.models import networks
+from reelworks.models.config import PRESETS
 from reelworks.recipe import load
 from reelworks.run import lock
 from reelworks.run.folder import RunFolder
@@ -122,6 +126,15 @@ def test_no_right_to_write(reelworks, tiny, written):
 def test_an_unknown_model(reelworks, tiny, written):
     recipe = written(tiny(), **{"stdit3-tiny": "stdit3-tny"})
     expect(reelworks("plan", recipe), "model.name", "stdit3-tny", "stdit3-tiny")
+
+
+def test_weights_of_another_model(reelworks, tiny, written, tmp_path):
+    torch.manual_seed(0)
+    module = networks.build(PRESETS["wan-tiny"])
+    file = tmp_path / "wan.safetensors"
+    save_file({name: value.contiguous() for name, value in module.state_dict().items()}, file)
+    recipe = written(tiny(model={"weights": str(file)}))
+    expect(reelworks("train", recipe), "model.weights", "missing", "weights of wan-tiny", 'name = "wan-tiny"')
 
 
 def test_a_checkpoint_of_another_model(reelworks, tiny, written):

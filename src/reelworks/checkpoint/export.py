@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.tensor import DTensor
 
 import reelworks
-from reelworks.checkpoint import lease, mount, ranks, tensor_file
+from reelworks.checkpoint import lease, load, mount, ranks, tensor_file
 from reelworks.checkpoint.commit import DCP, quiet
 from reelworks.checkpoint.config import Dtype, LoraFormat, Weights
 from reelworks.checkpoint.manifest import BadCheckpoint
@@ -26,10 +26,13 @@ from reelworks.core import digests, storage
 from reelworks.core.errors import UserError
 from reelworks.models.config import ADAPTED
 from reelworks.models.lora import files as lora_files
+from reelworks.models.lora.base import Base
 from reelworks.models.lora.config import LoraConfig
 from reelworks.recipe import absent
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+BASE = "base.json"  # in a checkpoint, what its LoRA was trained on
 
 Kind = tuple[torch.dtype, tuple[int, ...]]
 
@@ -45,12 +48,14 @@ class LoraFile(NamedTuple):
         alpha: Of its training.
         model: Name of its base.
         part: Folder of the base in a pipeline of diffusers.
+        base: The weights of the base; where it is None, the checkpoint tells.
     """
 
     format: LoraFormat
     alpha: float
     model: str
     part: str
+    base: Base | None = None
 
 
 class ExportFailed(UserError):  # noqa: N818
@@ -82,15 +87,25 @@ def about(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> dict[st
     return {key: str(value) for key, value in told.items() if value is not None}
 
 
-def lora_of(recipe: Path, format: LoraFormat) -> LoraFile | None:
-    """Say how the weights of a resolved recipe are written if they are a LoRA; None for whole weights."""
+def lora_of(recipe: Path, format: LoraFormat, base: Base | None = None) -> LoraFile | None:
+    """Say how the weights of a resolved recipe are written if they are a LoRA; None for whole weights.
+
+    Raises:
+        UserError: The convention cannot hold it.
+    """
     values = tomllib.loads(recipe.read_text(encoding="utf-8"))
     if "lora" not in values:
         return None
     config = LoraConfig.model_validate(absent.from_toml(values["lora"], LoraConfig))
+    config.require_writable(format, "--format")
     name = values["model"]["name"]
     part = ADAPTED[name].network.part if name in ADAPTED else "transformer"
-    return LoraFile(format, config.exact_alpha, name, part)
+    return LoraFile(format, config.exact_alpha, name, part, base)
+
+
+def base_of(path: Path) -> Base | None:
+    """What the LoRA in a checkpoint was trained on; None of whole weights."""
+    return Base.from_json(load.read_extra(path, BASE)) if load.has_extra(path, BASE) else None
 
 
 def from_checkpoint(
@@ -140,8 +155,20 @@ def from_checkpoint(
         kinds = {name: (stored[key].properties.dtype, tuple(stored[key].size)) for name, key in keys.items()}
         entries = _entries(kinds, dtype)
         read = _read(path, [(keys[entry.name], *kinds[entry.name]) for entry in entries])
+        if lora is not None:
+            lora = lora._replace(base=base_of(path))
         with told_as_failed(target):
             return _write(target, entries, read, _told(about, weights, dtype), lora)
+
+
+def whole(
+    state: Mapping[str, Tensor], target: Path, *, weights: Weights, dtype: Dtype, about: Mapping[str, str]
+) -> list[Path]:
+    """Write whole weights that are in memory; see `from_checkpoint`."""
+    entries = _entries({name: (v.dtype, tuple(v.shape)) for name, v in state.items()}, dtype)
+    with told_as_failed(target):
+        tensors = (state[entry.name].cpu() for entry in entries)
+        return _write(target, entries, tensors, _told(about, weights, dtype), None)
 
 
 def require_free(target: Path) -> None:
@@ -227,7 +254,9 @@ def _write(
     if lora is None:
         return tensor_file.write(target, entries, cast, told)
     state = {entry.name: tensor for entry, tensor in zip(entries, cast, strict=True)}
-    file = lora_files.to_file(state, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model)
+    file = lora_files.to_file(
+        state, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model, base=lora.base
+    )
     entries = tensor_file.ordered(Entry(n, t.dtype, tuple(t.shape)) for n, t in file.tensors.items())
     return tensor_file.write(target, entries, (file.tensors[e.name] for e in entries), told | file.header)
 

@@ -210,6 +210,9 @@ def export(
         Format | None,
         typer.Option(help="Names of a LoRA's tensors; diffusers unless given.", show_default=False),
     ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Of a LoRA run: whole weights, the LoRA added to its base.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write the weights of a run's newest checkpoint, or of the one named, as .safetensors; of a LoRA run, the LoRA."""
@@ -235,9 +238,21 @@ def export(
             value=format.value,
             remedy="leave it out",
         )
-    written = exporting.from_checkpoint(
-        info.path, output, weights=weights, dtype=dtype.value, about=about, lora=lora
-    )
+    if merge and (lora is None or format is not None):
+        raise UserError(
+            "the run trained whole weights" if lora is None else "merged weights have the base's own names",
+            field="--merge",
+            remedy="leave it out" if lora is None else "leave --format out",
+        )
+    if merge:
+        from reelworks.train.trained import Trained
+
+        state = Trained.load(source, averaged=ema).merge()
+        written = exporting.whole(state, output, weights=weights, dtype=dtype.value, about=about)
+    else:
+        written = exporting.from_checkpoint(
+            info.path, output, weights=weights, dtype=dtype.value, about=about, lora=lora
+        )
     for path in [] if json else written:
         show.line(f"{path}: {weights} of step {step} in {dtype}")
     if json:

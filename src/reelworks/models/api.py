@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.shape import Geometry
+from reelworks.models.lora.base import Base
 from reelworks.precision.contract import Contract, Role
 
 PURE_NOISE = 1000.0  # the time at which nothing of the data is left
@@ -94,12 +95,14 @@ class Denoiser(Protocol):
         contract: Its dtypes.
         latent_channels: Channels of the latents that it takes.
         runs_on_meta: No step of its forward pass depends on values, so that shapes alone can be tried.
+        base: What a LoRA in it lies on; None without one.
     """
 
     module: nn.Module
     contract: Contract
     latent_channels: int
     runs_on_meta: bool
+    base: Base | None
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
         """Return the network's output `[B, C, T, H, W]`, by the objective the velocity or the clean latent.

@@ -17,6 +17,7 @@ from reelworks.core.errors import UserError
 from reelworks.models import libraries, weight_files
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan
 from reelworks.models.family import FamilyConfig
+from reelworks.models.lora.base import Base
 from reelworks.precision.contract import Contract
 
 _COMFYUI = "model.diffusion_model."  # before every name in its files
@@ -34,6 +35,7 @@ class DiffusersDenoiser:
         latent_channels: Channels of the latents that it takes.
         runs_on_meta: Shapes alone can be tried.
         config: Its sizes.
+        base: What a LoRA in it lies on; None without one.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class DiffusersDenoiser:
         self.module, self.contract, self.config = module, contract, config
         self.latent_channels, self.runs_on_meta = channels, config.network.shape_only
         self._predict = predict
+        self.base: Base | None = None
         for name, parameter in module.named_parameters():
             if name.startswith(config.network.without_gradient):
                 parameter.requires_grad_(False)
@@ -113,11 +116,11 @@ def fill(module: nn.Module, config: FamilyConfig, source: str | None) -> None:
         return
     state = _unscaled(weight_files.read(source, part=config.network.part))
     if not module.state_dict().keys() & state.keys():
-        state = _renamed(module, config, state)
+        state = renamed(module, config, state)
     weight_files.load_into(module, state, source)
 
 
-def _renamed(module: Any, config: FamilyConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def renamed(module: Any, config: FamilyConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Give the tensors of a release the names of diffusers, where diffusers knows how."""
     single: Any = importlib.import_module("diffusers.loaders.single_file_model")
     known = single.SINGLE_FILE_LOADABLE_CLASSES.get(config.network.name)

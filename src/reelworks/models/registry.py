@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from reelworks.models import diffusers_denoiser, published
+from reelworks.models import diffusers_denoiser, known, networks, published, weight_files
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, TextEncoder
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.autoencoders.opensora import video
@@ -32,11 +32,12 @@ from reelworks.models.flux2 import adapter as flux2
 from reelworks.models.flux2.config import Flux2Config
 from reelworks.models.hunyuan_video15 import adapter as hunyuan_video15
 from reelworks.models.hunyuan_video15.config import HunyuanVideo15Config
-from reelworks.models.lora import files as lora_files
-from reelworks.models.lora import inject
+from reelworks.models.lora import inject, reading
+from reelworks.models.lora.base import Base, digest
 from reelworks.models.lora.config import LoraConfig
 from reelworks.models.ltx import adapter as ltx
 from reelworks.models.ltx.config import LTXConfig
+from reelworks.models.networks import Sizes
 from reelworks.models.qwen_image import adapter as qwen_image
 from reelworks.models.qwen_image.config import QwenImageConfig
 from reelworks.models.sd3 import adapter as sd3
@@ -120,19 +121,25 @@ def build_denoiser(
     check_contract(contract)
     pred_sigma = _published_sigma(model, autoencoder, learns_variance)
     config = resolve_denoiser(model, autoencoder=autoencoder, text=text, pred_sigma=pred_sigma)
-    module = nn.Module.to(_build(config, model, torch.device(device), seed), storage)
-    denoiser = _adapt(module, contract, config, autoencoder)
+    device = torch.device(device)
+    module = _build(config, model, device, seed)
+    with_numbers = device.type != "meta"
+    base = None
+    if lora is not None and with_numbers:
+        base = Base(model.name, model.weights, digest(module.state_dict()))
+    denoiser = _adapt(module.to(device, storage), contract, config, autoencoder)
     if lora is not None:
         inject.inject(denoiser, lora, seed=seed)
-        if lora.weights is not None and torch.device(device).type != "meta":
-            lora_files.load_into(denoiser.module, lora)
+        denoiser.base = base
+        if lora.weights is not None and with_numbers:
+            reading.load_into(denoiser.module, lora, ADAPTED.get(model.name))
     return denoiser
 
 
 def _adapt(
     module: nn.Module,
     contract: Contract,
-    config: STDiT2Config | STDiT3Config | FamilyConfig,
+    config: Sizes,
     autoencoder: AutoencoderConfig,
 ) -> Denoiser:
     if isinstance(module, STDiT2):
@@ -152,44 +159,44 @@ def _published_sigma(model: ModelConfig, autoencoder: AutoencoderConfig, learns_
     return weights.predicts_sigma(model.weights, latent_channels(autoencoder), patch_area)
 
 
-def _build(
-    config: STDiT2Config | STDiT3Config | FamilyConfig, model: ModelConfig, device: torch.device, seed: int
-) -> nn.Module:
-    """Build a network; what its weights do not say is drawn."""
+def _build(config: Sizes, model: ModelConfig, device: torch.device, seed: int) -> nn.Module:
+    """Build a network on the CPU, or on `meta`; what its weights do not say is drawn."""
     if device.type == "meta":
         with device:
-            return _network(config, model)
+            return networks.build(config, gradient_checkpointing=model.gradient_checkpointing)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = _network(config, model)
-        if isinstance(module, STDiT2):
-            stdit2_weights.fill(module, model.weights)
-        elif isinstance(module, STDiT3):
-            weights.fill(module, model.weights)
-        else:
-            assert not isinstance(config, STDiT2Config | STDiT3Config)
-            diffusers_denoiser.fill(module, config, model.weights)
-    return module.to(device)
+        module = networks.build(config, gradient_checkpointing=model.gradient_checkpointing)
+        try:
+            _fill(module, config, model.weights)
+        except weight_files.Misfit as misfit:
+            raise known.explained(misfit, model.name) from misfit
+    return module
 
 
-def _network(config: STDiT2Config | STDiT3Config | FamilyConfig, model: ModelConfig) -> nn.Module:
-    if isinstance(config, STDiT2Config):
-        return STDiT2(config, gradient_checkpointing=model.gradient_checkpointing)
-    if isinstance(config, STDiT3Config):
-        return STDiT3(config, gradient_checkpointing=model.gradient_checkpointing)
-    return diffusers_denoiser.network(config, model.gradient_checkpointing)
+def _fill(module: nn.Module, config: Sizes, source: str | None) -> None:
+    if isinstance(module, STDiT2):
+        stdit2_weights.fill(module, source)
+    elif isinstance(module, STDiT3):
+        weights.fill(module, source)
+    else:
+        assert not isinstance(config, STDiT2Config | STDiT3Config)
+        diffusers_denoiser.fill(module, config, source)
 
 
 def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
     """Build an autoencoder.
 
     Raises:
-        UserError: If its name is unknown.
+        UserError: If its name is unknown, or its weights cannot be loaded.
     """
     require_known("autoencoder.name", config.name, AUTOENCODERS)
-    if config.name in published.AUTOENCODERS:
-        return DiffusersAutoencoder(config)
-    return PixelAutoencoder(config) if config.name == "pixel" else video.build(config)
+    try:
+        if config.name in published.AUTOENCODERS:
+            return DiffusersAutoencoder(config)
+        return PixelAutoencoder(config) if config.name == "pixel" else video.build(config)
+    except weight_files.Misfit as misfit:
+        raise known.explained(misfit) from misfit
 
 
 def build_text_encoder(config: TextConfig) -> TextEncoder:

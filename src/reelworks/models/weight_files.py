@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import importlib
 import json
-import pickle
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
 
 _PICKLED = (".pt", ".pth", ".bin")
-_SHOWN = 5  # names or keys that an error lists; the first tell what is wrong
+_SHOWN = 3  # names or keys that an error lists; the first tell what is wrong
+_POINTER = b"version https://git-lfs"  # begins the stand-in for a large file that git did not fetch
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of tensors by name."""
 
 
 def read(source: str, field: str = "model.weights", part: str | None = None) -> dict[str, Tensor]:
@@ -37,8 +39,8 @@ def read(source: str, field: str = "model.weights", part: str | None = None) -> 
         place = _locate(source, part)
         if part is not None and (place / part).is_dir():
             place = place / part
-        for path in _files(place, source):
-            state.update(_read_file(path, source))
+        for path in _files(place):
+            state.update(_read_file(path))
     except UserError as error:
         raise UserError(error.problem, field=field, value=source, remedy=error.remedy) from error
     return state
@@ -74,13 +76,13 @@ def _download(hub_id: str, part: str | None) -> Path:
         ) from error
 
 
-def _files(path: Path, source: str) -> list[Path]:
+def _files(path: Path) -> list[Path]:
     """Choose what to read: the shards that an index names, `model.safetensors`, or the only file."""
     if path.is_file():
         return [path]
     indexes = sorted(path.glob("*.index.json"))
     if len(indexes) == 1:
-        return sorted(path / name for name in set(_weight_map(indexes[0], source).values()))
+        return _shards(indexes[0])
     if (path / "model.safetensors").is_file():
         return [path / "model.safetensors"]
     safe = sorted(path.glob("*.safetensors"))
@@ -94,35 +96,101 @@ def _files(path: Path, source: str) -> list[Path]:
     return candidates
 
 
-def _weight_map(index: Path, source: str) -> dict[str, str]:
+def _shards(index: Path) -> list[Path]:
+    """The files that an index names, all of which are there."""
     try:
         weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError) as error:
-        raise _unreadable(index, source, "not an index of weights") from error
-    return weight_map
+        shards = sorted({index.parent / name for name in weight_map.values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(index, "not an index of weights") from error
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        raise UserError(
+            f"{len(missing)} of the {len(shards)} files that {index.name} names are not there: {_first(missing)}",
+            remedy="download them too",
+        )
+    return shards
 
 
-def _read_file(path: Path, source: str) -> dict[str, Tensor]:
+def _read_file(path: Path) -> dict[str, Tensor]:
     try:
+        with path.open("rb") as file:
+            begins = file.read(len(_POINTER))
+        if begins == _POINTER:
+            raise _unreadable(path, "it is a pointer of Git LFS; `git lfs pull` fetches what it points to")
         if path.suffix in _PICKLED:
-            # Never more than tensors: a pickle can run programs.
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
-                state = state["state_dict"]
+            state = _unpickled(path, mapped=begins.startswith(b"PK"))
         else:
+            _require_whole(path)
             state = load_file(path)
-    except (OSError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
-        raise _unreadable(path, source, str(error).split("\n")[0]) from error
+    except UserError:
+        raise
+    except Exception as error:  # damage leads the readers into errors of any kind
+        raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise _unreadable(path, source, "not a flat table of tensors")
+        raise _unreadable(path, "not a flat table of tensors")
     return state
 
 
-def _unreadable(path: Path, source: str, why: str) -> UserError:
+def _unpickled(path: Path, mapped: bool) -> Any:
+    """Read tensors, never more: a pickle can run programs. Files of today's torch are zips, and can be mapped."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    nested = isinstance(state, dict) and isinstance(state.get("state_dict"), dict)
+    return state["state_dict"] if nested else state
+
+
+def _require_whole(path: Path) -> None:
+    """Refuse a .safetensors file that is shorter than its header says, as broken downloads are."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= size - 8:
+            raise _unreadable(path, "it has no header of a .safetensors file, or was cut off within it")
+        tensors = json.loads(file.read(length))
+    whole = 8 + length + max(one["data_offsets"][1] for key, one in tensors.items() if key != "__metadata__")
+    if size < whole:
+        raise _unreadable(path, f"it was cut off: {size:,} of {whole:,} bytes are there")
+
+
+def _unreadable(path: Path, why: str) -> UserError:
     return UserError(
         f"{path.name} cannot be read: {why}",
         remedy="download or export it again, as .safetensors or a plain state dict",
     )
+
+
+class Misfit(UserError):  # noqa: N818
+    """Weights of another network than the one that they are for; `known.explained` says of which.
+
+    Attributes:
+        shapes: Of the tensors that were given, by name.
+    """
+
+    def __init__(self, own: Shapes, given: Shapes, field: str, source: str) -> None:
+        self.shapes = given
+        super().__init__(
+            f"these weights do not fit the model: {_differences(own, given)}",
+            field=field,
+            value=source,
+            remedy="choose the model, autoencoder and text encoder that the weights were trained with",
+        )
+
+
+def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
+    """Shapes of tensors by name."""
+    return {name: tuple(value.shape) for name, value in state.items()}
+
+
+def require_fit(own: Shapes, given: Shapes, source: str, field: str) -> None:
+    """Refuse weights whose names and shapes are not those of a network.
+
+    Raises:
+        Misfit: Says how many are missing, unexpected or of another shape, and the first of each.
+    """
+    if own != given:
+        raise Misfit(own, given, field, source)
 
 
 def load_into(
@@ -131,28 +199,30 @@ def load_into(
     """Load a state into a module whose keys and shapes it has, in the dtypes of the module.
 
     Raises:
-        UserError: If keys or shapes differ; the first are listed, and nothing is loaded.
+        Misfit: If keys or shapes differ; nothing is loaded then.
     """
     own = module.state_dict()
-    problems = _differences(own, state)
-    if problems:
-        more = "" if len(problems) <= _SHOWN else f"; {len(problems)} in all"
-        raise UserError(
-            f"these weights do not fit the model: {'; '.join(problems[:_SHOWN])}{more}",
-            field=field,
-            value=source,
-            remedy="choose the model, autoencoder and text encoder that the weights were trained with",
-        )
+    require_fit(shapes_of(own), shapes_of(state), source, field)
     module.load_state_dict({key: value.to(own[key].dtype) for key, value in state.items()}, strict=True)
 
 
-def _differences(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
-    """Describe keys that are missing, unexpected or of another shape, in the model's order."""
-    missing = [f"missing {key}" for key in own if key not in state]
-    unexpected = [f"unexpected {key}" for key in state if key not in own]
-    misshapen = [
-        f"{key} has shape {list(state[key].shape)}, the model's has {list(value.shape)}"
-        for key, value in own.items()
-        if key in state and state[key].shape != value.shape
-    ]
-    return missing + unexpected + misshapen
+def _differences(own: Shapes, given: Shapes) -> str:
+    """Say how much differs, then name the first of each kind, in the model's order."""
+    kinds = {
+        "missing": [key for key in own if key not in given],
+        "unexpected": [key for key in given if key not in own],
+        "of another shape": [
+            f"{key} {list(given[key])} instead of {list(shape)}"
+            for key, shape in own.items()
+            if given.get(key, shape) != shape
+        ],
+    }
+    found = {kind: names for kind, names in kinds.items() if names}
+    counts = ", ".join(f"{len(names):,} {kind}" for kind, names in found.items())
+    lines = "".join(f"\n    {kind}: {_first(names)}" for kind, names in found.items())
+    return f"{counts} of {len(own):,} tensors{lines}"
+
+
+def _first(names: list[str]) -> str:
+    more = f", and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

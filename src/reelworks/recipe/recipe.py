@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig, BucketsField
 from reelworks.catalog.config import DatasetConfig
@@ -54,6 +54,13 @@ class Recipe(Config):
     preview: PreviewConfig = PreviewConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     exports: ExportsConfig = ExportsConfig()
+
+    @model_validator(mode="after")
+    def _files_can_hold_the_lora(self) -> Self:
+        if self.lora is not None:
+            for format in self.exports.formats:
+                self.lora.require_writable(format, "exports.formats")
+        return self
 
     @property
     def catalog_folder(self) -> str:

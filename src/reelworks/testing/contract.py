@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core.shape import Shape
-from reelworks.models import config, registry
+from reelworks.models import config, known, registry
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.models.lora import inject
@@ -34,8 +34,8 @@ Each row is a family, with the names that `model.name` takes. All of them pass t
 (`tests/contract/`): shapes, gradients, dtypes, sharding on two processes, state dicts, LoRA, generation, and
 learning one clip by heart. What the table says was found by running them.
 
-| names | trains on | is told given frames | takes a summary of the caption | takes the guidance scale | empty caption |
-|---|---|---|---|---|---|"""
+| names | parameters | trains on | is told given frames | takes a summary of the caption | takes the guidance scale | empty caption |
+|---|---|---|---|---|---|---|"""
 _CLIPS = (Shape(1, 8, 8), Shape(1, 4, 12), Shape(5, 4, 4))
 
 
@@ -220,6 +220,7 @@ def page() -> str:
         wants = {preset: config.conditioning(ModelConfig(name=preset)) for preset in presets}
         cells = (
             _listed(presets),
+            ", ".join(_shown(parameters(preset)) for preset in presets if preset not in FAMILIES),
             "clips and pictures" if found.clips else "pictures",
             _which(presets, [p for p in presets if wants[p].frames and found.given_frames]),
             "yes" if found.pooled_text else "no",
@@ -228,6 +229,16 @@ def page() -> str:
         )
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([_PAGE_HEAD, *rows, ""])
+
+
+def parameters(preset: str) -> int:
+    """Count a preset's parameters at its published size, on the meta device."""
+    return sum(parameter.numel() for parameter in known.network(preset).parameters())
+
+
+def _shown(count: int) -> str:
+    """In thousands of millions, or in millions."""
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
 
 
 def _presets(name: str) -> list[str]:

@@ -51,7 +51,14 @@ def find(
         said = ["starting fresh", *(f"epoch {epoch}: no clip was drawn" for epoch in empty)]
         if options.load is not None:
             said.append(
-                origin.take_over(options.load, state, keeper.world, weights_only=options.weights_only)
+                origin.take_over(
+                    options.load,
+                    state,
+                    keeper.world,
+                    data.recipe,
+                    keeper.base,
+                    weights_only=options.weights_only,
+                )
             )
         return begun, said
     cursor, excluded = keeper.restore(step, state)

@@ -28,6 +28,7 @@ from reelworks.checkpoint.policy import rank_best
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files, storage
 from reelworks.core.errors import UserError
+from reelworks.models.lora.base import Base
 from reelworks.parallel.mesh import World
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
@@ -35,6 +36,7 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.cursor import Cursor, Excluded
+from reelworks.train import origin
 from reelworks.train.recorder import Recorder
 from reelworks.train.state import TrainState
 
@@ -43,13 +45,18 @@ _CURSOR, _EXCLUDED = "cursor.json", "excluded.npz"
 
 @dataclass(frozen=True)
 class Keeper:
-    """Saves and finds checkpoints of one run."""
+    """Saves and finds checkpoints of one run.
+
+    Attributes:
+        base: What its LoRA lies on, if it trains one.
+    """
 
     store: CheckpointStore
     run: RunFolder
     recipe: Recipe
     run_id: str
     world: World
+    base: Base | None = None
 
     def find(self, resume: str) -> int | None:
         """Step to resume from; None for a fresh start. The main rank decides.
@@ -115,9 +122,10 @@ class Keeper:
         """Load weights, average and optimizer in place; return the cursor.
 
         Raises:
-            UserError: The checkpoint is of another model.
+            UserError: The checkpoint is of another model, or its LoRA was trained on another base.
         """
         path = self.store.path(step)
+        origin.require_base(path, self.base)
         tensors = state.state_dict()
         load.load(path, tensors)
         state.load_optimizer(tensors["optimizer"])
@@ -155,6 +163,8 @@ class Keeper:
         extra = {_CURSOR: files.to_json(position.to_cursor(data).to_json(), indent=2).encode()}
         if position.excluded.bits.any():
             extra[_EXCLUDED] = position.excluded.to_bytes()
+        if self.base is not None:
+            extra[export.BASE] = self.base.to_json().encode()
         return {"extra": extra, "metrics": metrics, "run_id": self.run_id}
 
     def save(
@@ -204,7 +214,7 @@ class Keeper:
 
     def save_weights_only(self, position: Position, state: TrainState, tell: Recorder) -> None:
         """On a disk too full for a checkpoint: the averaged weights alone. Collective."""
-        lora = export.lora_of(self.run.recipe_file, "diffusers")
+        lora = export.lora_of(self.run.recipe_file, "diffusers", self.base)
         target = exports.path_of(self.run, position.global_step, "ema", lora.format if lora else None)
         about = export.about(
             run_id=self.run_id,

@@ -8,25 +8,31 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from reelworks.checkpoint import lease, load, verify
+from reelworks.checkpoint import export, lease, load, verify
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
-from reelworks.models import weight_files
+from reelworks.models import known, weight_files
+from reelworks.models.config import ADAPTED
+from reelworks.models.lora import reading
+from reelworks.models.lora.base import Base, require_same
 from reelworks.parallel.mesh import World, local
+from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 from reelworks.train.state import TrainState
 
-_SHOWN = 5  # tensors that an error names
 
-
-def take_over(source: Path, state: TrainState, world: World, *, weights_only: bool) -> str:
+def take_over(
+    source: Path, state: TrainState, world: World, recipe: Recipe, base: Base | None, *, weights_only: bool
+) -> str:
     """Begin a run with what another one has learned, in place; its position in the data stays behind.
 
     Args:
         source: The other run's folder, one of its checkpoints, or a .safetensors file of weights.
         state: Weights, average and optimizer of this run.
         world: This process among the others.
+        recipe: Of this run.
+        base: What its LoRA lies on, if it trains one.
         weights_only: Take the weights alone; the average begins as their copy, the optimizer empty.
 
     Returns:
@@ -35,6 +41,7 @@ def take_over(source: Path, state: TrainState, world: World, *, weights_only: bo
     Raises:
         UserError: There is no such checkpoint, or it is of another model.
     """
+    warning = None
     tensors: dict[str, Any] = state.state_dict()
     path = source
     if source.suffix == ".safetensors":
@@ -45,7 +52,8 @@ def take_over(source: Path, state: TrainState, world: World, *, weights_only: bo
                 value=str(source),
                 remedy="add --weights-only, or name a run or one of its checkpoints",
             )
-        _read_file(source, tensors["model"])
+        _read_file(source, tensors["model"], recipe)
+        warning = None if base is None else reading.of_another_base(str(source), base)
     else:
         found = world.broadcast(_path(source) if world.is_main else None)
         assert isinstance(found, Path)
@@ -54,6 +62,7 @@ def take_over(source: Path, state: TrainState, world: World, *, weights_only: bo
             tensors = {"model": tensors["model"]}
         with lease.reading(path):
             load.load(path, tensors)
+            require_base(path, base)
     if not weights_only:
         state.load_optimizer(tensors["optimizer"])
         return f"weights, average and optimizer from {path}"
@@ -61,28 +70,33 @@ def take_over(source: Path, state: TrainState, world: World, *, weights_only: bo
     with torch.no_grad():
         for name, average in state.ema.items():
             local(average).copy_(local(parameters[name].detach()))
-    return f"weights from {path}"
+    return f"weights from {path}" + (f"\n{warning}" if warning else "")
+
+
+def require_base(checkpoint: Path, here: Base | None) -> None:
+    """Refuse a checkpoint of a LoRA that was trained on another base than the one here.
+
+    Raises:
+        UserError: Names both.
+    """
+    trained_on = export.base_of(checkpoint)
+    if trained_on is not None and here is not None:
+        require_same(trained_on, here, "checkpoint", str(checkpoint))
 
 
 @torch.no_grad()
-def _read_file(source: Path, model: dict[str, Any]) -> None:
+def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
     """Copy a file's tensors into a model's, sharded or not; each rank reads what it needs."""
-    weights = weight_files.read(str(source))
-    here = {name: tuple(tensor.shape) for name, tensor in model.items()}
-    there = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-    if differing:
-        shown = "".join(
-            f"\n    {name}: {here.get(name, 'none')} here, {there.get(name, 'none')} in the file"
-            for name in differing[:_SHOWN]
-        )
-        more = f"\n    and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-        raise UserError(
-            f"these are weights of another model:{shown}{more}",
-            field="--load",
-            value=str(source),
-            remedy="load them with the recipe that they were trained with, or name another file",
-        )
+    file, field = str(source), "--load"
+    if recipe.lora is not None:
+        weights = reading.read(file, field, model, recipe.lora, ADAPTED.get(recipe.model.name))
+    else:
+        weights = weight_files.read(file, field)
+        try:
+            own, given = weight_files.shapes_of(model), weight_files.shapes_of(weights)
+            weight_files.require_fit(own, given, file, field)
+        except weight_files.Misfit as misfit:
+            raise known.explained(misfit, recipe.model.name) from misfit
     for name, tensor in model.items():
         value = weights[name].to(tensor.dtype)
         if isinstance(tensor, DTensor):

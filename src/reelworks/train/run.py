@@ -17,6 +17,8 @@ from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
 from reelworks.encode.live import LiveEncoder
 from reelworks.models.api import DenoiserInputs
+from reelworks.models.lora import reading
+from reelworks.models.lora.base import Base
 from reelworks.parallel import mesh
 from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
@@ -109,24 +111,30 @@ class _Start:
 
 @dataclass(frozen=True)
 class _Model:
-    """What is trained, sharded and with its optimizer, and what it is fed through."""
+    """What is trained, sharded and with its optimizer, what it is fed through, and what its LoRA lies on."""
 
     boundary: Boundary[DenoiserInputs]
     encoder: LiveEncoder
     state: TrainState
+    base: Base | None
 
 
 def _train(start: _Start) -> int:
     recipe, world, folder, data = start.data.recipe, start.world, start.folder, start.data
     model = _build(start)
     store = CheckpointStore(folder.checkpoints_folder, start.check)
-    keeper = Keeper(store, folder, recipe, start.run_id, world)
+    keeper = Keeper(store, folder, recipe, start.run_id, world, model.base)
     step = keeper.find(start.options.resume)
     position, found = beginning.find(data, start.spec, folder, keeper, step, model.state, start.options)
     _agree(world, position)
     bucket = rehearsal.largest(data.table, set(position.plan.bucket.tolist()) or {0})
     rehearsal.rehearse(model.boundary, model.encoder, model.state, bucket)
-    said = [*found, *start.said, *keeper.look_ahead(model.state, position)]
+    said = [
+        *found,
+        *_of_another_base(recipe, model.base),
+        *start.said,
+        *keeper.look_ahead(model.state, position),
+    ]
     kept = ""
     if world.is_main:
         kept = folder.keep_recipe(recipes.dump(recipe))
@@ -165,7 +173,14 @@ def _build(start: _Start) -> _Model:
     mesh.shard(
         denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, recipe.parallel.strategy
     )
-    return _Model(Boundary(denoiser), encoder, TrainState.start(denoiser.module, recipe.train))
+    return _Model(Boundary(denoiser), encoder, TrainState.start(denoiser.module, recipe.train), denoiser.base)
+
+
+def _of_another_base(recipe: Recipe, base: Base | None) -> list[str]:
+    """Warn of a LoRA to begin with that was trained on other weights."""
+    file = recipe.lora.weights if recipe.lora is not None else None
+    warning = reading.of_another_base(file, base) if file is not None and base is not None else None
+    return [] if warning is None else [warning]
 
 
 def _mirror(start: _Start, tell: Recorder, resumed_from: int | None) -> Mirror | None:

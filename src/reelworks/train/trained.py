@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from reelworks.checkpoint import lease, load
 from reelworks.checkpoint.store import CheckpointStore
@@ -56,6 +57,7 @@ class Trained:
             recipe = recipes.load(run.recipe_file)
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
             denoiser = build.denoiser(recipe, device)
+            origin.require_base(path, denoiser.base)
             trained = {name: p.detach() for name, p in denoiser.module.named_parameters() if p.requires_grad}
             module = denoiser.module.requires_grad_(False).eval()
             state = {"model": lora.weights(module)}
@@ -65,6 +67,10 @@ class Trained:
         for name, value in state.get("ema", {}).items():
             trained[name].copy_(value)
         return cls(recipe, step, Boundary(denoiser), build.encoder(recipe, device))
+
+    def merge(self) -> dict[str, Tensor]:
+        """Whole weights, a LoRA added to its base, by the names of the network; this is of no other use then."""
+        return lora.merged(self.boundary.denoiser.module)
 
     def generate(self, prompts: Sequence[str], options: GenerateOptions) -> list[NDArray[np.uint8]]:
         """Generate a clip for each prompt; see `generate.pipeline`."""

@@ -12,7 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models.lora import files, inject
+from reelworks.models.config import ADAPTED
+from reelworks.models.lora import files, inject, reading
 from reelworks.models.lora.config import LoraConfig
 from reelworks.testing import contract
 
@@ -32,26 +33,34 @@ def adapted(name="wan-tiny", settings=SETTINGS, seed=0):
     return denoiser
 
 
-def written(folder: Path, denoiser, format="diffusers", settings=SETTINGS, part="transformer") -> Path:
+def written(
+    folder: Path, denoiser, format="diffusers", settings=SETTINGS, part="transformer", name="wan-tiny"
+) -> Path:
     file = files.to_file(
-        inject.weights(denoiser.module), format, alpha=settings.exact_alpha, part=part, model="wan-tiny"
+        inject.weights(denoiser.module), format, alpha=settings.exact_alpha, part=part, model=name
     )
     path = folder / f"{format}.safetensors"
     save_file({name: value.contiguous() for name, value in file.tensors.items()}, path, file.header)
     return path
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize(
-    ("name", "dora"), [("wan-tiny", False), ("wan-tiny", True), ("sdxl-tiny", False), ("stdit3-tiny", False)]
-)
+def load(denoiser, path, settings=SETTINGS, name="wan-tiny"):
+    """Load a file into a network as a recipe that names it does."""
+    settings = settings.model_copy(update={"weights": str(path)})
+    reading.load_into(denoiser.module, settings, ADAPTED.get(name))
+
+
+ALL_FORMATS = [(name, False, format) for name in contract.FAMILIES for format in FORMATS]
+
+
+@pytest.mark.parametrize(("name", "dora", "format"), [*ALL_FORMATS, ("wan-tiny", True, "diffusers")])
 def test_a_file_brings_every_number_back(tmp_path, format, name, dora):
     """Read back into another LoRA of the same base, a file of any convention leaves no number different."""
     settings = SETTINGS.model_copy(update={"dora": dora})
     one = adapted(name, settings)
-    path = written(tmp_path, one, format, settings)
+    path = written(tmp_path, one, format, settings, name=name)
     other = adapted(name, settings, seed=1)
-    files.load_into(other.module, settings.model_copy(update={"weights": str(path)}))
+    load(other, path, settings, name)
     wanted, found = inject.weights(one.module), inject.weights(other.module)
     assert wanted.keys() == found.keys()
     assert all(torch.equal(value, found[name]) for name, value in wanted.items())
@@ -84,13 +93,14 @@ def test_a_pipeline_takes_the_file(tmp_path):
 
 def test_names_and_alpha_of_each_convention(tmp_path):
     """The names that the conventions' readers look for, with alpha beside them in float32."""
-    layer = "blocks.0.attn1.to_out.0"
+    layer, released = "blocks.0.attn1.to_out.0", "blocks.0.self_attn.o"
     expected = {
         "diffusers": {f"transformer.{layer}.lora_A.weight", f"transformer.{layer}.lora_B.weight"},
-        "comfyui": {f"diffusion_model.{layer}.{end}" for end in ("lora_A.weight", "lora_B.weight", "alpha")},
+        "comfyui": {
+            f"diffusion_model.{released}.{end}" for end in ("lora_A.weight", "lora_B.weight", "alpha")
+        },
         "kohya": {
-            f"lora_unet_blocks_0_attn1_to_out_0.{end}"
-            for end in ("lora_down.weight", "lora_up.weight", "alpha")
+            f"lora_unet_blocks_0_self_attn_o.{end}" for end in ("lora_down.weight", "lora_up.weight", "alpha")
         },
     }
     denoiser = adapted(settings=SETTINGS.model_copy(update={"targets": [layer]}))
@@ -115,7 +125,7 @@ def test_a_lora_of_another_base_is_refused_with_numbers(tmp_path):
         UserError,
         match=rf"another base.*: {len(load_file(path))} of its .*{len(before)} of {len(before)} here",
     ):
-        files.load_into(other.module, settings)
+        reading.load_into(other.module, settings, ADAPTED["flux-tiny"])
     assert all(torch.equal(value, before[n]) for n, value in inject.weights(other.module).items())
 
 
@@ -128,14 +138,14 @@ def test_another_rank_or_alpha_is_refused(tmp_path, format, key, value, said):
     path = written(tmp_path, adapted(), format)
     settings = SETTINGS.model_copy(update={key: value})
     with pytest.raises(UserError, match=rf"lora.{key} = .*{said}"):
-        files.load_into(adapted(settings=settings).module, settings.model_copy(update={"weights": str(path)}))
+        load(adapted(settings=settings), path, settings)
 
 
 def test_layers_that_the_file_lacks_are_told(tmp_path):
     """A file of fewer layers than asked for is no silent half."""
     path = written(tmp_path, adapted(settings=SETTINGS.model_copy(update={"targets": ["to_q"]})))
     with pytest.raises(UserError, match=r"0 of its 8 tensors.* and 24 of 32 here"):
-        files.load_into(adapted().module, SETTINGS.model_copy(update={"weights": str(path)}))
+        load(adapted(), path)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +160,7 @@ def test_a_scale_by_another_rule_is_refused(tmp_path, header, said):
     path = tmp_path / "other.safetensors"
     save_file({"x": torch.zeros(1)}, path, {"lora_adapter_metadata": json.dumps(header)})
     with pytest.raises(UserError, match=f"{said}, which is not supported"):
-        files.load_into(adapted().module, SETTINGS.model_copy(update={"weights": str(path)}))
+        load(adapted(), path)
 
 
 def test_what_is_no_file_or_cut_off_is_refused(tmp_path):
@@ -163,7 +173,7 @@ def test_what_is_no_file_or_cut_off_is_refused(tmp_path):
         (path, "header"),
     ):
         with pytest.raises(UserError, match=said):
-            files.load_into(adapted().module, SETTINGS.model_copy(update={"weights": str(source)}))
+            load(adapted(), source)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from reelworks.core.config import Config
+from reelworks.core.errors import UserError
 
 
 class LoraConfig(Config):
@@ -33,3 +34,22 @@ class LoraConfig(Config):
     def exact_alpha(self) -> float:
         """Alpha, the rank where none is given."""
         return float(self.rank) if self.alpha is None else self.alpha
+
+    def require_writable(self, format: str, field: str) -> None:
+        """Refuse a convention of files that cannot hold what is trained.
+
+        Args:
+            format: Whose convention.
+            field: The recipe's key or the option that names it.
+
+        Raises:
+            UserError: DoRA anywhere but in diffusers.
+        """
+        if self.dora and format != "diffusers":
+            raise UserError(
+                "ComfyUI scales a DoRA by the lengths of the base's rows, not of the sum's, and kohya's scripts have "
+                "none: this file would give other pictures than the training",
+                field=field,
+                value=format,
+                remedy='write "diffusers", or train without lora.dora',
+            )

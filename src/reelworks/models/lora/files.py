@@ -1,41 +1,45 @@
-"""LoRA files: written in the conventions of diffusers, ComfyUI and kohya, and read in any of them.
+"""LoRA files as they are written: in the conventions of diffusers, ComfyUI and kohya.
 
-All three hold the same two matrices for each layer; they differ in names, and in where alpha stands.
+All three hold two matrices for each layer. They differ in names, in where alpha stands, and in what is a layer: the
+last two use the layers of a model's first release, some of which are several layers here. The update of such a layer
+is that of its parts below each other: their A stacked, and their B as blocks along the diagonal, so that no number
+changes.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
-from reelworks.core.errors import UserError
-from reelworks.models import weight_files
-from reelworks.models.lora import inject
-from reelworks.models.lora.config import LoraConfig
+from reelworks.models.config import ADAPTED
+from reelworks.models.lora import inject, release
+from reelworks.models.lora.base import Base
+from reelworks.models.lora.release import Place
 
 Format = Literal["diffusers", "comfyui", "kohya"]
-_METADATA = "lora_adapter_metadata"  # where diffusers looks for settings
-_SHOWN = 3
-_OTHER_RULES = (
-    "use_rslora",
-    "alpha_pattern",
-    "rank_pattern",
-)  # settings by which alpha / rank is not the scale
-_PREFIXES = ("transformer.", "unet.", "diffusion_model.", "lora_unet_")
-_ENDINGS = {
-    "A": (".lora_A.weight", ".lora_down.weight"),
-    "B": (".lora_B.weight", ".lora_up.weight"),
-    "magnitude_vector": (".lora_magnitude_vector", ".dora_scale"),
-    "alpha": (".alpha",),
+BASE = "reelworks_base"  # where the header tells the base
+METADATA = "lora_adapter_metadata"  # where diffusers looks for settings
+# ComfyUI and diffusers know these networks by the names of diffusers, and both with that prefix.
+_KNOWN_BY_OWN_NAMES = ("ZImageTransformer2DModel",)
+# What sd-scripts and musubi-tuner call the architecture, and the base where readers look for it.
+_ARCHITECTURES = {
+    "flux-dev": "flux-1-dev",
+    "flux-schnell": "flux-1-schnell",
+    "flux2-dev": "Flux.2-dev",
+    "qwen-image": "Qwen-Image",
+    "sd3-medium": "stable-diffusion-3-medium",
+    "sd3.5-medium": "stable-diffusion-3-5-medium",
+    "sd3.5-large": "stable-diffusion-3-5-large",
+    "sdxl": "stable-diffusion-xl-v1-base",
+    "wan-2.1-1.3b": "wan2.1",
+    "wan-2.1-14b": "wan2.1",
+    "z-image": "Z-Image",
 }
+_BASES = {"flux-dev": "flux1", "flux-schnell": "flux1", "sdxl": "sdxl_base_v1-0"}
 
 
 class File(NamedTuple):
@@ -51,159 +55,97 @@ class File(NamedTuple):
 
 
 def to_file(
-    state: Mapping[str, Tensor], format: Format, *, alpha: float, part: str = "transformer", model: str = ""
+    state: Mapping[str, Tensor],
+    format: Format,
+    *,
+    alpha: float,
+    part: str = "transformer",
+    model: str = "",
+    base: Base | None = None,
 ) -> File:
     """Give a LoRA the names of a convention.
 
     Args:
         state: Its tensors by their names in the network (`inject.weights`).
-        format: Whose convention.
+        format: Whose convention; which can hold it (`LoraConfig.require_writable`).
         alpha: The update counts alpha / rank.
         part: Folder of the network in a pipeline of diffusers.
-        model: Name of the base, for the header.
+        model: The preset that is its base.
+        base: The weights that it was trained on, for the header.
     """
-    tensors: dict[str, Tensor] = {}
-    layers: dict[str, int] = {}
+    layers: dict[str, dict[str, Tensor]] = {}
     for key, (layer, kind) in inject.parts(state).items():
-        value = state[key]
-        if kind == "A":
-            layers[layer] = value.shape[0]
-        if kind == "magnitude_vector" and format != "diffusers":
-            value = value[:, None]  # as wide as the weight
-        tensors[_stem(layer, format, part) + _ENDINGS[kind][_spelling(kind, format)]] = value
-    if format != "diffusers":
-        tensors |= {f"{_stem(layer, format, part)}.alpha": torch.tensor(alpha) for layer in layers}
-    (rank,) = set(layers.values())
-    header = {
-        "modelspec.sai_model_spec": "1.0.0",
-        "modelspec.architecture": f"{model}/lora",
+        layers.setdefault(layer, {})[kind] = state[key]
+    (rank,) = {kinds["A"].shape[0] for kinds in layers.values()}
+    header = _header(model, rank, alpha)
+    if base is not None:
+        header |= {BASE: base.to_json(), "ss_sd_model_name": base.weights or base.model}
+    if format == "diffusers":
+        dora = any("magnitude_vector" in kinds for kinds in layers.values())
+        settings = {"r": rank, "lora_alpha": alpha, "target_modules": sorted(layers), "use_dora": dora}
+        header[METADATA] = json.dumps({f"{part}.{key}": value for key, value in settings.items()})
+        return File(_of_diffusers(layers, part), header)
+    tensors = {}
+    for name, parts in _released(layers, model, format).items():
+        stem = f"diffusion_model.{name}" if format == "comfyui" else "lora_unet_" + name.replace(".", "_")
+        a, b = ("lora_A", "lora_B") if format == "comfyui" else ("lora_down", "lora_up")
+        tensors[f"{stem}.{a}.weight"], tensors[f"{stem}.{b}.weight"] = _joined(parts)
+        # Without alpha an update counts once, and some readers of ComfyUI's files know no alpha.
+        if format == "kohya" or alpha != rank:
+            tensors[f"{stem}.alpha"] = torch.tensor(alpha * len(parts))
+    return File(tensors, header)
+
+
+def _of_diffusers(layers: Mapping[str, Mapping[str, Tensor]], part: str) -> dict[str, Tensor]:
+    endings = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude_vector": "lora_magnitude_vector"}
+    return {
+        f"{part}.{layer}.{endings[kind]}": value
+        for layer, kinds in layers.items()
+        for kind, value in kinds.items()
+    }
+
+
+def _released(
+    layers: Mapping[str, Mapping[str, Tensor]], model: str, format: Format
+) -> dict[str, list[tuple[Place, Mapping[str, Tensor]]]]:
+    """Gather the parts of each layer of the release."""
+    config = ADAPTED.get(model)
+    if format == "comfyui" and config is not None and config.network.name in _KNOWN_BY_OWN_NAMES:
+        config = None
+    found: dict[str, list[tuple[Place, Mapping[str, Tensor]]]] = {}
+    for layer, kinds in layers.items():
+        place = release.place(config, layer)
+        found.setdefault(place.layer, []).append((place, kinds))
+    return {name: sorted(parts, key=lambda one: one[0].part) for name, parts in found.items()}
+
+
+def _joined(parts: list[tuple[Place, Mapping[str, Tensor]]]) -> tuple[Tensor, Tensor]:
+    """Make A and B of a layer from those of its parts; parts that are not adapted get rows of zeros."""
+    (place, first), rank = parts[0], parts[0][1]["A"].shape[0]
+    if place.heights == (1,):
+        return first["A"], swapped_halves(first["B"]) if place.swapped else first["B"]
+    unit = first["B"].shape[0] // place.heights[place.part]
+    B = first["B"].new_zeros(unit * sum(place.heights), rank * len(parts))
+    for i, (one, kinds) in enumerate(parts):
+        top = unit * sum(one.heights[: one.part])
+        B[top : top + kinds["B"].shape[0], rank * i : rank * (i + 1)] = kinds["B"]
+    return torch.cat([kinds["A"] for _, kinds in parts]), B
+
+
+def swapped_halves(value: Tensor) -> Tensor:
+    """Put the lower half of the rows above the upper one."""
+    return torch.cat(value.chunk(2)[::-1])
+
+
+def _header(model: str, rank: int, alpha: float) -> dict[str, str]:
+    """What ModelSpec asks for, and what kohya's readers look up."""
+    told = {
+        "modelspec.sai_model_spec": "1.0.1",
+        "modelspec.architecture": f"{_ARCHITECTURES.get(model, model)}/lora",
         "modelspec.implementation": "diffusers",
+        "modelspec.title": f"LoRA of {model}",
         "ss_network_module": "networks.lora",
         "ss_network_dim": str(rank),
         "ss_network_alpha": str(alpha),
     }
-    if format == "diffusers":
-        dora = any(kind == "magnitude_vector" for _, kind in inject.parts(state).values())
-        settings = {"r": rank, "lora_alpha": alpha, "target_modules": sorted(layers), "use_dora": dora}
-        header[_METADATA] = json.dumps({f"{part}.{key}": value for key, value in settings.items()})
-    return File(tensors, header)
-
-
-def _stem(layer: str, format: Format, part: str) -> str:
-    if format == "kohya":
-        return "lora_unet_" + layer.replace(".", "_")
-    return f"{part}.{layer}" if format == "diffusers" else f"diffusion_model.{layer}"
-
-
-def _spelling(kind: str, format: Format) -> int:
-    return int(format == "kohya" or (format == "comfyui" and kind == "magnitude_vector"))
-
-
-@torch.no_grad()
-def load_into(module: nn.Module, config: LoraConfig) -> None:
-    """Load the file `config.weights` into a network with low-rank layers, exactly.
-
-    Raises:
-        UserError: It cannot be read, is of another base, or has another rank, alpha or other layers; nothing is
-            loaded then.
-    """
-    assert config.weights is not None
-    header = _header(config.weights)
-    read = weight_files.read(config.weights, field="lora.weights")
-    own = {
-        where: parameter
-        for key, parameter in module.named_parameters()
-        for where in inject.parts([key]).values()
-    }
-    found, strange = _placed(read, {layer for layer, _ in own})
-    given = {where: value for where, value in found.items() if where[1] != "alpha"}
-    _require_rank_and_alpha(config, found, header)
-    misshapen = [w for w in given.keys() & own.keys() if given[w].shape != own[w].shape]
-    strange += [f"{layer} ({part})" for layer, part in (*misshapen, *(given.keys() - own.keys()))]
-    missing = own.keys() - given.keys()
-    if strange or missing:
-        shown = ", ".join(sorted(strange or [f"{layer} ({part})" for layer, part in missing])[:_SHOWN])
-        raise UserError(
-            f"a LoRA of another base or of other layers: {len(strange)} of its {len(read)} tensors fit no layer that "
-            f"is adapted here, and {len(missing)} of {len(own)} here are not in it, such as {shown}",
-            field="lora.weights",
-            value=config.weights,
-            remedy="name a LoRA of this model, and set lora.targets and lora.dora as it was trained with",
-        )
-    for where, parameter in own.items():
-        parameter.copy_(given[where])
-
-
-def _placed(
-    read: Mapping[str, Tensor], layers: Iterable[str]
-) -> tuple[dict[tuple[str, str], Tensor], list[str]]:
-    """Find the layer and the part that each tensor of a file means; also the names that mean none."""
-    names = {name: layer for layer in layers for name in (layer, layer.replace(".", "_"))}
-    endings = {ending: part for part, spellings in _ENDINGS.items() for ending in spellings}
-    found, strange = {}, []
-    for key, value in read.items():
-        ending = next((ending for ending in endings if key.endswith(ending)), None)
-        stem = key.removesuffix(ending or "")
-        stem = next((stem.removeprefix(p) for p in _PREFIXES if stem.startswith(p)), stem)
-        if ending is None or stem not in names:
-            strange.append(key)
-        else:
-            part = endings[ending]
-            found[names[stem], part] = value.flatten() if part == "magnitude_vector" else value
-    return found, strange
-
-
-def _require_rank_and_alpha(
-    config: LoraConfig, found: Mapping[tuple[str, str], Tensor], header: Mapping[str, str]
-) -> None:
-    """Refuse a file whose updates would count another share here."""
-    ranks = Counter(value.shape[0] for (_, part), value in found.items() if part == "A")
-    if not ranks:
-        return  # of another base, which is told then
-    rank = ranks.most_common(1)[0][0]
-    alphas = {float(value) for (_, part), value in found.items() if part == "alpha"} or {
-        _told_alpha(header, rank)
-    }
-    for name, asked, there in (("rank", config.rank, set(ranks)), ("alpha", config.exact_alpha, alphas)):
-        # Files hold alphas as numbers of 32 bits or less.
-        if not all(math.isclose(value, asked, rel_tol=1e-5) for value in there):
-            shown = ", ".join(f"{value:g}" for value in sorted(there))
-            raise UserError(
-                f"the LoRA that it begins with has {name} {shown}",
-                field=f"lora.{name}",
-                value=asked,
-                remedy=f"set it to {shown}"
-                if len(there) == 1
-                else "name another file: one value serves all layers",
-            )
-
-
-def _told_alpha(header: Mapping[str, str], rank: int) -> float:
-    """Alpha as a header tells it; where nothing does, updates count once."""
-    settings = {
-        key.rpartition(".")[2]: value for key, value in json.loads(header.get(_METADATA, "{}")).items()
-    }
-    return float(settings.get("lora_alpha", header.get("ss_network_alpha", rank)))
-
-
-def _header(source: str) -> dict[str, str]:
-    """Texts of a file's header.
-
-    Raises:
-        UserError: It is no file, cannot be read, or its updates count by a rule that is not ours.
-    """
-    path = Path(source).expanduser()
-    problem, remedy = "not a .safetensors file that is there", "check the path; name the file, not its folder"
-    if path.suffix == ".safetensors" and path.is_file():
-        try:
-            with safe_open(path, "pt") as file:
-                header: dict[str, str] = file.metadata() or {}
-            settings = json.loads(header.get(_METADATA, "{}"))
-        except (OSError, SafetensorError, ValueError) as error:
-            problem, remedy = f"its header cannot be read: {error}", "download or export it again"
-        else:
-            rules = [key for key, value in settings.items() if value and key.endswith(_OTHER_RULES)]
-            if not rules:
-                return header
-            problem, remedy = f"its header has {rules[0]}, which is not supported", "name another file"
-    raise UserError(problem, field="lora.weights", value=source, remedy=remedy)
+    return told | ({"ss_base_model_version": _BASES[model]} if model in _BASES else {})

@@ -56,6 +56,20 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
     return {name: state[name] for name in parts(state)} or state
 
 
+@torch.no_grad()
+def merged(module: nn.Module) -> dict[str, Tensor]:
+    """Whole weights of a network with its LoRA added in, under the names that it has without one; changes it."""
+    tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
+    layers = {
+        name: child for name, child in module.named_modules() if isinstance(child, tuners.BaseTunerLayer)
+    }
+    for layer in layers.values():
+        layer.merge()
+    state = module.state_dict()
+    low_rank = parts(state)
+    return {name.replace(".base_layer.", "."): v for name, v in state.items() if name not in low_rank}
+
+
 def parts(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     """The layer and the part of it (A, B or magnitude_vector) that each name of a low-rank tensor means."""
     found = {name: match for name in names if (match := _PART.search(name))}

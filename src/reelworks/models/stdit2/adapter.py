@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan
+from reelworks.models.lora.base import Base
 from reelworks.models.stdit2 import sharding
 from reelworks.models.stdit2.model import STDiT2
 from reelworks.models.stdit3.adapter import attention_layers
@@ -26,6 +27,7 @@ class STDiT2Denoiser:
         contract: Its dtypes.
         latent_channels: Channels of the latents that it takes.
         runs_on_meta: Shapes alone can be tried.
+        base: What a LoRA in it lies on; None without one.
     """
 
     runs_on_meta = True
@@ -34,6 +36,7 @@ class STDiT2Denoiser:
         assert dict(contract.roles) == INPUT_ROLES
         self.module: nn.Module = module
         self.contract = contract
+        self.base: Base | None = None
         self.latent_channels = module.config.in_channels
         self._sharding = sharding.plan(module)
         self._lora_targets = tuple(attention_layers(module))

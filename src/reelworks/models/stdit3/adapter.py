@@ -8,6 +8,7 @@ from typing import final
 from torch import Tensor, nn
 
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan
+from reelworks.models.lora.base import Base
 from reelworks.models.stdit3 import sharding
 from reelworks.models.stdit3.model import STDiT3
 from reelworks.precision.contract import Contract
@@ -22,6 +23,7 @@ class STDiT3Denoiser:
         contract: Its dtypes.
         latent_channels: Channels of the latents that it takes.
         runs_on_meta: Shapes alone can be tried.
+        base: What a LoRA in it lies on; None without one.
     """
 
     runs_on_meta = True
@@ -30,6 +32,7 @@ class STDiT3Denoiser:
         assert dict(contract.roles) == INPUT_ROLES
         self.module: nn.Module = module
         self.contract = contract
+        self.base: Base | None = None
         self.latent_channels = module.config.in_channels
         self._sharding = sharding.plan(module)
         self._lora_targets = tuple(attention_layers(module))

@@ -1,0 +1,266 @@
+"""Names that a model's first release, and with it ComfyUI and kohya's tools, gives the layers of a network; torch-free.
+
+Where a release has one layer for what diffusers splits, such as a query, key and value, the parts lie below each
+other in its rows. A few layers have their two halves of rows the other way round.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from reelworks.models.family import FamilyConfig
+from reelworks.models.sd3.config import SD3Config
+
+
+class Place(NamedTuple):
+    """Where a layer of diffusers lies in a release.
+
+    Attributes:
+        layer: The release's layer.
+        part: Which of its parts, from above.
+        heights: Rows of its parts, in proportion to each other.
+        swapped: Its halves of rows are the other way round there.
+    """
+
+    layer: str
+    part: int = 0
+    heights: tuple[int, ...] = (1,)
+    swapped: bool = False
+
+
+class _Rule(NamedTuple):
+    """Layers of diffusers, a part each, and the layer of the release; N is a number."""
+
+    parts: str
+    release: str
+    heights: tuple[int, ...] = ()
+    swapped: bool = False
+
+
+def _blocks(own: str, release: str, layers: dict[str, str]) -> list[_Rule]:
+    """Rules of the layers of a list of blocks."""
+    return [
+        _Rule(" ".join(f"{own}.N.{part}" for part in parts.split()), f"{release}.N.{layer}")
+        for parts, layer in layers.items()
+    ]
+
+
+_QKV, _ADDED_QKV = "attn.to_q attn.to_k attn.to_v", "attn.add_q_proj attn.add_k_proj attn.add_v_proj"
+_TWO_STREAMS = {
+    _QKV: "img_attn.qkv",
+    _ADDED_QKV: "txt_attn.qkv",
+    "attn.to_out.0": "img_attn.proj",
+    "attn.to_add_out": "txt_attn.proj",
+    "norm1.linear": "img_mod.lin",
+    "norm1_context.linear": "txt_mod.lin",
+    "ff.net.0.proj": "img_mlp.0",
+    "ff.net.2": "img_mlp.2",
+    "ff_context.net.0.proj": "txt_mlp.0",
+    "ff_context.net.2": "txt_mlp.2",
+    "ff.linear_in": "img_mlp.0",
+    "ff.linear_out": "img_mlp.2",
+    "ff_context.linear_in": "txt_mlp.0",
+    "ff_context.linear_out": "txt_mlp.2",
+}
+_FINAL = [
+    _Rule("norm_out.linear", "final_layer.adaLN_modulation.1", swapped=True),
+    _Rule("proj_out", "final_layer.linear"),
+]
+_FLUX_INPUTS = [
+    _Rule(f"{own}.{embedder}_embedder.linear_{i}", f"{release}_in.{side}_layer")
+    for own in ("time_text_embed", "time_guidance_embed")
+    for embedder, release in (("timestep", "time"), ("text", "vector"), ("guidance", "guidance"))
+    for i, side in ((1, "in"), (2, "out"))
+]
+_RULES: dict[str, list[_Rule]] = {
+    "FluxTransformer2DModel": [
+        *_blocks("transformer_blocks", "double_blocks", _TWO_STREAMS),
+        _Rule(
+            " ".join(f"single_transformer_blocks.N.{part}" for part in (*_QKV.split(), "proj_mlp")),
+            "single_blocks.N.linear1",
+            heights=(1, 1, 1, 4),
+        ),
+        *_blocks(
+            "single_transformer_blocks",
+            "single_blocks",
+            {"norm.linear": "modulation.lin", "proj_out": "linear2"},
+        ),
+        *_FLUX_INPUTS,
+        _Rule("context_embedder", "txt_in"),
+        _Rule("x_embedder", "img_in"),
+        *_FINAL,
+    ],
+    "Flux2Transformer2DModel": [
+        *_blocks("transformer_blocks", "double_blocks", _TWO_STREAMS),
+        *_blocks(
+            "single_transformer_blocks",
+            "single_blocks",
+            {"attn.to_qkv_mlp_proj": "linear1", "attn.to_out": "linear2"},
+        ),
+        *(
+            _Rule(f"{name}.linear", f"{name}.lin")
+            for name in (
+                "double_stream_modulation_img",
+                "double_stream_modulation_txt",
+                "single_stream_modulation",
+            )
+        ),
+        *_FLUX_INPUTS,
+        _Rule("context_embedder", "txt_in"),
+        _Rule("x_embedder", "img_in"),
+        *_FINAL,
+    ],
+    "HunyuanVideo15Transformer3DModel": [
+        *_blocks("transformer_blocks", "double_blocks", _TWO_STREAMS),
+        *_blocks(
+            "context_embedder.token_refiner.refiner_blocks",
+            "txt_in.individual_token_refiner.blocks",
+            {
+                _QKV: "self_attn.qkv",
+                "attn.to_out.0": "self_attn.proj",
+                "ff.net.0.proj": "mlp.0",
+                "ff.net.2": "mlp.2",
+                "norm_out.linear": "adaLN_modulation.1",
+            },
+        ),
+        *(
+            _Rule(f"{own}.linear_{i}", f"{release}.{side}_layer")
+            for own, release in (
+                ("time_embed.timestep_embedder", "time_in"),
+                ("context_embedder.time_text_embed.timestep_embedder", "txt_in.t_embedder"),
+                ("context_embedder.time_text_embed.text_embedder", "txt_in.c_embedder"),
+            )
+            for i, side in ((1, "in"), (2, "out"))
+        ),
+        _Rule("context_embedder.proj_in", "txt_in.input_embedder"),
+        *(_Rule(f"context_embedder_2.linear_{i}", f"byt5_in.fc{i}") for i in (1, 2, 3)),
+        _Rule("image_embedder.linear_1", "vision_in.proj.1"),
+        _Rule("image_embedder.linear_2", "vision_in.proj.3"),
+        *_FINAL,
+    ],
+    "LTXVideoTransformer3DModel": [
+        _Rule("proj_in", "patchify_proj"),
+        _Rule("time_embed.linear", "adaln_single.linear"),
+        *(
+            _Rule(f"time_embed.{rest}", f"adaln_single.{rest}")
+            for rest in ("emb.timestep_embedder.linear_1", "emb.timestep_embedder.linear_2")
+        ),
+    ],
+    "SD3Transformer2DModel": [
+        *_blocks(
+            "transformer_blocks",
+            "joint_blocks",
+            {
+                _QKV: "x_block.attn.qkv",
+                _ADDED_QKV: "context_block.attn.qkv",
+                _QKV.replace("attn", "attn2"): "x_block.attn2.qkv",
+                "attn.to_out.0": "x_block.attn.proj",
+                "attn2.to_out.0": "x_block.attn2.proj",
+                "attn.to_add_out": "context_block.attn.proj",
+                "norm1.linear": "x_block.adaLN_modulation.1",
+                "norm1_context.linear": "context_block.adaLN_modulation.1",
+                "ff.net.0.proj": "x_block.mlp.fc1",
+                "ff.net.2": "x_block.mlp.fc2",
+                "ff_context.net.0.proj": "context_block.mlp.fc1",
+                "ff_context.net.2": "context_block.mlp.fc2",
+            },
+        ),
+        *(
+            _Rule(f"time_text_embed.{own}_embedder.linear_{i}", f"{release}_embedder.mlp.{2 * i - 2}")
+            for own, release in (("timestep", "t"), ("text", "y"))
+            for i in (1, 2)
+        ),
+        *_FINAL,
+    ],
+    "WanTransformer3DModel": [
+        *_blocks(
+            "blocks",
+            "blocks",
+            {
+                f"{own}.{part}": f"{release}.{layer}"
+                for own, release in (("attn1", "self_attn"), ("attn2", "cross_attn"))
+                for part, layer in (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o"))
+            },
+        ),
+        *_blocks("blocks", "blocks", {"ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2"}),
+        *(
+            _Rule(f"condition_embedder.{own}_embedder.linear_{i}", f"{own}_embedding.{2 * i - 2}")
+            for own in ("time", "text")
+            for i in (1, 2)
+        ),
+        _Rule("condition_embedder.time_proj", "time_projection.1"),
+        _Rule("proj_out", "head.head"),
+    ],
+    "ZImageTransformer2DModel": [
+        *(
+            rule
+            for blocks in ("layers", "noise_refiner", "context_refiner")
+            for rule in _blocks(
+                blocks,
+                blocks,
+                {_QKV.replace("attn", "attention"): "attention.qkv", "attention.to_out.0": "attention.out"},
+            )
+        ),
+        _Rule("all_x_embedder.2-1", "x_embedder"),
+        _Rule("all_final_layer.2-1.linear", "final_layer.linear"),
+        _Rule("all_final_layer.2-1.adaLN_modulation.1", "final_layer.adaLN_modulation.1"),
+    ],
+}
+_UNET = {
+    "time_embedding.linear_1": "time_embed.0",
+    "time_embedding.linear_2": "time_embed.2",
+    "add_embedding.linear_1": "label_emb.0.0",
+    "add_embedding.linear_2": "label_emb.0.2",
+}
+_UNET_BLOCK = re.compile(r"(down|mid|up)_blocks?\.(?:(\d+)\.)?(resnets|attentions)\.(\d+)\.(.+)")
+
+
+def place(config: FamilyConfig | None, layer: str) -> Place:
+    """Where a layer of a family lies in its release; of None, and where names are the same, the layer itself."""
+    if config is None:
+        return Place(layer)
+    if config.network.name == "UNet2DConditionModel":
+        return Place(_of_unet(layer))
+    found = next((p for rule in _compiled(config.network.name) if (p := _apply(*rule, layer))), Place(layer))
+    if (
+        isinstance(config, SD3Config)
+        and layer == f"transformer_blocks.{config.num_layers - 1}.norm1_context.linear"
+    ):
+        return found._replace(swapped=True)  # it ends in scale and shift as the last norm does
+    return found
+
+
+@functools.cache
+def _compiled(network: str) -> list[tuple[re.Pattern[str], Place]]:
+    return list(_patterns(_RULES.get(network, [])))
+
+
+def _patterns(rules: list[_Rule]) -> Iterator[tuple[re.Pattern[str], Place]]:
+    for parts, release, heights, swapped in rules:
+        names = parts.split()
+        for i, name in enumerate(names):
+            pattern = re.compile(re.escape(name).replace(r"\.N\.", r"\.(\d+)\."))
+            layer = release.replace(".N.", r".\1.")
+            yield pattern, Place(layer, i, heights or (1,) * len(names), swapped)
+
+
+def _apply(pattern: re.Pattern[str], found: Place, layer: str) -> Place | None:
+    match = pattern.fullmatch(layer)
+    return found._replace(layer=match.expand(found.layer)) if match else None
+
+
+def _of_unet(layer: str) -> str:
+    """SDXL's release counts all blocks in a row: two with a step down, or three, to a list of diffusers."""
+    match = _UNET_BLOCK.fullmatch(layer)
+    if match is None:
+        return _UNET.get(layer, layer)
+    side, block, kind, i, rest = match.groups()
+    rest = rest.replace("time_emb_proj", "emb_layers.1")
+    if side == "mid":
+        return f"middle_block.{1 if kind == 'attentions' else 2 * int(i)}.{rest}"
+    within = 1 if kind == "attentions" else 0
+    first = 1 if side == "down" else 0
+    return f"{'input' if first else 'output'}_blocks.{first + 3 * int(block) + int(i)}.{within}.{rest}"

@@ -1,0 +1,292 @@
+"""LoRA files in the names of a model's release: where each layer lies, and that diffusers' converters agree."""
+
+from __future__ import annotations
+
+import copy
+
+import diffusers
+import pytest
+import torch
+from diffusers.loaders import lora_conversion_utils as converters
+from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+from torch import nn
+
+from reelworks.core.errors import UserError
+from reelworks.models import networks
+from reelworks.models.config import ADAPTED
+from reelworks.models.lora import files, reading, release
+from reelworks.models.lora.config import LoraConfig
+from reelworks.recipe import load as recipes
+
+# Full widths, since the converters have them built in, and few blocks.
+FEW = {
+    "flux-dev": {"num_layers": 1, "num_single_layers": 1},
+    "flux2-dev": {"num_layers": 1, "num_single_layers": 1},
+    "hunyuan-video-1.5": {"num_layers": 1},
+    "ltx-video-2b": {"num_layers": 1},
+    "qwen-image": {"num_layers": 1},
+    "sd3.5-medium": {"num_layers": 2, "dual_attention_layers": (0,)},
+    "sdxl": {},
+    "wan-2.1-14b": {"num_layers": 1},
+    "z-image": {"n_layers": 1, "n_refiner_layers": 1},
+}
+SINGLE_FILES = [name for name in FEW if name not in ("hunyuan-video-1.5", "qwen-image")]
+
+
+def small(name):
+    return ADAPTED[name].model_copy(update=FEW[name])
+
+
+def linear(config) -> dict[str, nn.Linear]:
+    with torch.device("meta"):
+        module = networks.build(config)
+    return {key: child for key, child in module.named_modules() if isinstance(child, nn.Linear)}
+
+
+class Whole(dict):
+    """A file of a release in which what is not asked about is there too."""
+
+    def pop(self, key, *default):
+        return super().pop(key) if key in self or default else torch.zeros(2, 1)
+
+
+@pytest.mark.parametrize("name", SINGLE_FILES)
+def test_every_linear_layer_lies_where_diffusers_finds_it_in_a_release(name):
+    """Rows marked by layer and by half, put where a place says, come back in order from diffusers' own converter."""
+    config = small(name)
+    layers = linear(config)
+    file: dict[str, torch.Tensor] = {}
+    marked = {}
+    for number, (layer, child) in enumerate(layers.items(), start=1):
+        rows = child.out_features
+        marked[layer] = number + 0.5 * (torch.arange(rows) >= rows // 2)[:, None]
+        place = release.place(config, layer)
+        whole = rows * sum(place.heights) // place.heights[place.part]
+        top = whole * sum(place.heights[: place.part]) // sum(place.heights)
+        there = file.setdefault(f"{place.layer}.weight", torch.zeros(whole, 1))
+        assert not there[top : top + rows].any(), layer
+        there[top : top + rows] = files.swapped_halves(marked[layer]) if place.swapped else marked[layer]
+        file[f"{place.layer}.bias"] = torch.zeros(whole)
+    kind = config.network.name
+    if kind == "UNet2DConditionModel":
+        # Blocks are counted, those without linear layers too.
+        file |= {f"input_blocks.{i}.0.in_layers.0.bias": torch.zeros(1) for i in range(9)}
+        file = {f"model.diffusion_model.{key}": value for key, value in file.items()}
+    convert = SINGLE_FILE_LOADABLE_CLASSES[kind]["checkpoint_mapping_fn"]
+    found = convert(checkpoint=Whole(file), config=config.model_dump())
+    for layer, rows in marked.items():
+        assert torch.equal(found[f"{layer}.weight"], rows), layer
+
+
+# As ComfyUI builds the network: comfy/ldm/hunyuan_video/model.py with the blocks of comfy/ldm/flux/layers.py.
+@pytest.mark.parametrize(
+    ("layer", "there"),
+    [
+        ("transformer_blocks.7.attn.to_k", ("double_blocks.7.img_attn.qkv", 1)),
+        ("transformer_blocks.7.attn.add_v_proj", ("double_blocks.7.txt_attn.qkv", 2)),
+        ("transformer_blocks.0.ff.net.0.proj", ("double_blocks.0.img_mlp.0", 0)),
+        ("transformer_blocks.0.norm1.linear", ("double_blocks.0.img_mod.lin", 0)),
+        (
+            "context_embedder.token_refiner.refiner_blocks.1.attn.to_q",
+            ("txt_in.individual_token_refiner.blocks.1.self_attn.qkv", 0),
+        ),
+        ("context_embedder.time_text_embed.text_embedder.linear_2", ("txt_in.c_embedder.out_layer", 0)),
+        ("context_embedder_2.linear_3", ("byt5_in.fc3", 0)),
+        ("norm_out.linear", ("final_layer.adaLN_modulation.1", 0)),
+    ],
+)
+def test_layers_of_hunyuan_video_lie_where_comfyui_has_them(layer, there):
+    """No converter of diffusers reads these files; the names are those of ComfyUI's network."""
+    assert release.place(ADAPTED["hunyuan-video-1.5"], layer)[:2] == there
+
+
+def state(config, targets, rank=2):
+    """A LoRA of random numbers, as a checkpoint holds it."""
+    g = torch.Generator().manual_seed(0)
+    made = {}
+    for layer, child in linear(config).items():
+        if any(layer.endswith(f".{target}") for target in targets):
+            made[f"{layer}.lora_A.default.weight"] = torch.randn(rank, child.in_features, generator=g)
+            made[f"{layer}.lora_B.default.weight"] = torch.randn(child.out_features, rank, generator=g)
+    return made
+
+
+def updates(made, scale, ends):
+    """What each layer adds to an input of ones."""
+    a, b = ends
+    layers = [key.removesuffix(a) for key in made if key.endswith(a)]
+    return {one: scale * (made[one + b] @ made[one + a].sum(1)) for one in layers}
+
+
+def of_unet(tensors):
+    config = diffusers.UNet2DConditionModel.from_config(ADAPTED["sdxl-tiny"].model_dump()).config
+    mapped = converters._maybe_map_sgm_blocks_to_diffusers(dict(tensors), _Like(config, layers_per_block=2))
+    made, alphas = converters._convert_non_diffusers_lora_to_diffusers(mapped)
+    (alpha,) = set(alphas.values())
+    ends = {"_lora.down.weight": ".lora_A.weight", "_lora.up.weight": ".lora_B.weight"}
+    renamed = {}
+    for key, value in made.items():
+        old = next(end for end in ends if key.endswith(end))
+        layer = key.removesuffix(old).replace(".processor", "").replace("to_out", "to_out.0")
+        renamed[layer.removeprefix("unet.") + ends[old]] = value * (alpha / 2 if "down" in old else 1)
+    return {f"transformer.{key}": value for key, value in renamed.items()}
+
+
+class _Like:
+    def __init__(self, config, **other):
+        self.__dict__ |= dict(config) | other
+
+
+def of_flux(tensors):
+    """ComfyUI takes either ending, this converter the older one alone."""
+    ends = {"lora_A": "lora_down", "lora_B": "lora_up"}
+    renamed = {next((k.replace(a, b) for a, b in ends.items() if a in k), k): v for k, v in tensors.items()}
+    return converters._convert_kohya_flux_lora_to_diffusers(renamed)
+
+
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+CASES = [
+    (
+        "wan-2.1-14b",
+        "comfyui",
+        converters._convert_non_diffusers_wan_lora_to_diffusers,
+        "ffn.net.0.proj ffn.net.2",
+    ),
+    ("wan-2.1-14b", "kohya", converters._convert_musubi_wan_lora_to_diffusers, "ffn.net.0.proj ffn.net.2"),
+    (
+        "flux-dev",
+        "comfyui",
+        of_flux,
+        "proj_mlp proj_out norm1.linear",
+    ),
+    ("flux-dev", "kohya", converters._convert_kohya_flux_lora_to_diffusers, "proj_mlp norm.linear ff.net.2"),
+    (
+        "flux2-dev",
+        "comfyui",
+        converters._convert_non_diffusers_flux2_lora_to_diffusers,
+        "to_qkv_mlp_proj to_out",
+    ),
+    ("flux2-dev", "kohya", converters._convert_kohya_flux2_lora_to_diffusers, "to_qkv_mlp_proj ff.linear_in"),
+    ("ltx-video-2b", "comfyui", converters._convert_non_diffusers_ltxv_lora_to_diffusers, "ff.net.2"),
+    ("qwen-image", "comfyui", converters._convert_non_diffusers_qwen_lora_to_diffusers, "img_mlp.net.2"),
+    ("qwen-image", "kohya", converters._convert_non_diffusers_qwen_lora_to_diffusers, ""),
+    ("z-image", "comfyui", converters._convert_non_diffusers_z_image_lora_to_diffusers, "feed_forward.w2"),
+    ("z-image", "kohya", converters._convert_non_diffusers_z_image_lora_to_diffusers, "feed_forward.w2"),
+    ("sdxl", "kohya", of_unet, ""),
+]
+# These readers of diffusers know no alpha: the files have none where it is the rank.
+WITHOUT_ALPHA = ("flux2-dev", "ltx-video-2b")
+
+
+@pytest.mark.parametrize(("name", "format", "convert", "more"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
+def test_diffusers_converter_finds_the_same_updates(name, format, convert, more):
+    """Files for ComfyUI and of kohya's names mean to diffusers what was trained, layer by layer, alpha included."""
+    config = small(name)
+    made = state(config, [*ATTENTION, *more.split()])
+    alpha = 2.0 if name in WITHOUT_ALPHA and format == "comfyui" else 2.3
+    file = files.to_file(made, format, alpha=alpha, model=name)
+    found = updates(
+        convert({key: value.clone() for key, value in file.tensors.items()}),
+        1,
+        (".lora_A.weight", ".lora_B.weight"),
+    )
+    wanted = updates(made, alpha / 2, (".lora_A.default.weight", ".lora_B.default.weight"))
+    assert found.keys() == {f"transformer.{layer}" for layer in wanted}
+    for layer, value in wanted.items():
+        torch.testing.assert_close(found[f"transformer.{layer}"], value, rtol=1e-4, atol=1e-4, msg=layer)
+
+
+@pytest.mark.parametrize("format", ["comfyui", "kohya"])
+def test_layers_that_are_not_adapted_add_nothing_to_a_fused_one(format):
+    """Of a query and a value alone, the fused layer has rank 2r and rows of zeros for the key."""
+    file = files.to_file(state(small("flux-dev"), ["to_q", "to_v"]), format, alpha=2.0, model="flux-dev")
+    (up,) = (v for k, v in file.tensors.items() if "img_attn" in k and k.endswith(("B.weight", "up.weight")))
+    q, k, v = up.chunk(3)
+    assert up.shape[1] == 4
+    assert not torch.cat([k[:, :2], k[:, 2:], q[:, 2:], v[:, :2]]).any()
+    assert all(part.any() for part in (q[:, :2], v[:, 2:]))
+
+
+def fused(tmp_path, B, A=None, alpha=None, targets=("to_q", "to_k", "to_v"), rank=4):
+    """Read a file of one fused layer into the query, key and value of a small Flux."""
+    from safetensors.torch import save_file
+
+    config = ADAPTED["flux-tiny"]
+    A = torch.randn(B.shape[1], 32) if A is None else A
+    stem = "lora_unet_double_blocks_0_img_attn_qkv"
+    tensors = {f"{stem}.lora_down.weight": A, f"{stem}.lora_up.weight": B}
+    if alpha is not None:
+        tensors[f"{stem}.alpha"] = torch.tensor(alpha)
+    save_file(tensors, tmp_path / "fused.safetensors")
+    own = {}
+    for target in targets:
+        layer = f"transformer_blocks.0.attn.{target}"
+        own |= {f"{layer}.lora_A.default.weight": torch.empty(rank, 32)}
+        own |= {f"{layer}.lora_B.default.weight": torch.empty(32, rank)}
+    settings = LoraConfig(rank=rank, alpha=alpha)
+    return A, reading.read(str(tmp_path / "fused.safetensors"), "lora.weights", own, settings, config)
+
+
+def test_a_fused_update_of_full_rows_is_taken_apart(tmp_path):
+    """One trained on the fused layer becomes three of the same rank: the same A, and their rows of B."""
+    B = torch.randn(96, 4)
+    A, found = fused(tmp_path, B, alpha=2.0)
+    for i, target in enumerate(("to_q", "to_k", "to_v")):
+        layer = f"transformer_blocks.0.attn.{target}"
+        assert torch.equal(found[f"{layer}.lora_A.default.weight"], A)
+        assert torch.equal(found[f"{layer}.lora_B.default.weight"], B[32 * i : 32 * i + 32])
+
+
+def test_a_fused_update_with_rows_for_other_layers_is_refused(tmp_path):
+    """Nothing of a file is dropped without a word."""
+    with pytest.raises(UserError, match="1 of its 2 tensors fit no layer"):
+        fused(tmp_path, torch.randn(96, 4), targets=("to_q",))
+
+
+def test_the_rank_of_blocks_is_told_as_that_of_a_layer(tmp_path):
+    """Of three blocks of rank 5, not 15."""
+    B = torch.block_diag(*[torch.randn(32, 5) for _ in range(3)])
+    with pytest.raises(UserError, match="begins with has rank 5"):
+        fused(tmp_path, B)
+
+
+def test_zeros_of_a_fresh_lora_come_back(tmp_path):
+    """B is zero before the first step; the stacked A are taken apart nevertheless."""
+    A, found = fused(tmp_path, torch.zeros(96, 12))
+    layer = "transformer_blocks.0.attn.to_k"
+    assert torch.equal(found[f"{layer}.lora_A.default.weight"], A[4:8])
+
+
+@pytest.mark.parametrize("format", ["comfyui", "kohya"])
+def test_dora_is_refused_at_once_where_its_meaning_would_change(format):
+    """A recipe that would write such files is refused before anything is read."""
+    values = {
+        "version": 1,
+        "output": "run",
+        "dataset": [{"path": "."}],
+        "bucket": [{"resolution": "64px", "num_frames": [1], "batch_size": [1]}],
+        "train": {"max_steps": 1},
+        "lora": {"dora": True},
+        "exports": {"formats": ["diffusers", format]},
+    }
+    with pytest.raises(UserError, match=rf"exports.formats = '{format}': ComfyUI scales"):
+        recipes.parse(copy.deepcopy(values))
+    assert recipes.parse(values | {"exports": {"formats": ["diffusers"]}}).lora.dora
+
+
+def test_halves_that_a_release_swaps_are_swapped_back_by_diffusers():
+    """FLUX's last modulation has shift and scale the other way round."""
+    config = small("flux-dev")
+    made = {f"norm_out.linear.lora_{part}.default.weight": torch.randn(shape) for part, shape in PAIR.items()}
+    file = files.to_file(made | state(config, ["to_q"]), "kohya", alpha=2.0, model="flux-dev")
+    found = converters._convert_kohya_flux_lora_to_diffusers(dict(file.tensors))
+    assert torch.equal(found["norm_out.linear.lora_B.weight"], made["norm_out.linear.lora_B.default.weight"])
+
+
+PAIR = {"A": (2, 3072), "B": (6144, 2)}
+
+
+def test_a_fused_update_of_the_asked_rank_is_not_taken_for_blocks(tmp_path):
+    """Zeros fit both readings; the rank decides."""
+    A, found = fused(tmp_path, torch.zeros(96, 6), rank=6)
+    assert torch.equal(found["transformer_blocks.0.attn.to_k.lora_A.default.weight"], A)

@@ -1,0 +1,123 @@
+"""Files of weights that are damaged, cut off or not there: which file, what is wrong, and nothing half loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from reelworks.core.errors import UserError
+from reelworks.models import weight_files
+
+STATE = {"a.weight": torch.arange(600.0).view(20, 30), "a.bias": torch.ones(20)}
+
+
+def safe(folder):
+    save_file(STATE, folder / "a.safetensors")
+    return folder / "a.safetensors"
+
+
+def pickled(folder):
+    torch.save(STATE, folder / "a.pt")
+    return folder / "a.pt"
+
+
+def cut(path, share):
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    return path
+
+
+def shards(folder):
+    """Two shards and their index."""
+    for i, (name, value) in enumerate(STATE.items()):
+        save_file({name: value}, folder / f"part-{i}.safetensors")
+    weight_map = {name: f"part-{i}.safetensors" for i, name in enumerate(STATE)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def without_a_shard(folder):
+    (shards(folder) / "part-1.safetensors").unlink()
+    return folder
+
+
+def with_a_cut_shard(folder):
+    cut(shards(folder) / "part-1.safetensors", 0.9)
+    return folder
+
+
+def with_a_bad_index(folder):
+    (shards(folder) / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
+    return folder
+
+
+def of_bytes(name, data):
+    def make(folder):
+        (folder / name).write_bytes(data)
+        return folder / name
+
+    return make
+
+
+class _Program:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda f: cut(safe(f), 0.9), r"a.safetensors cannot be read: it was cut off: 2,\d+ of 2,\d+ bytes"),
+        (lambda f: cut(safe(f), 0.01), "a.safetensors cannot be read: .*cut off within it"),
+        (of_bytes("a.safetensors", b""), "no header"),
+        (of_bytes("a.safetensors", b"<!DOCTYPE html><html>please log in</html>" * 9), "no header"),
+        (
+            of_bytes("a.safetensors", b"\x09\0\0\0\0\0\0\0not json!" + bytes(99)),
+            "a.safetensors cannot be read",
+        ),
+        (of_bytes("a.safetensors", b"version https://git-lfs.github.com/spec/v1\noid 1"), "git lfs pull"),
+        (of_bytes("a.pt", b"version https://git-lfs.github.com/spec/v1\noid 1"), "git lfs pull"),
+        (lambda f: cut(pickled(f), 0.9), "a.pt cannot be read"),
+        (lambda f: cut(pickled(f), 0.02), "a.pt cannot be read"),
+        (of_bytes("a.pt", b""), "a.pt cannot be read"),
+        (of_bytes("a.pt", pickle.dumps(_Program())), "a.pt cannot be read"),
+        (of_bytes("a.bin", b"\x80\x02}q\x00X\x01"), "a.bin cannot be read"),
+        (without_a_shard, "1 of the 2 files that model.safetensors.index.json names are not there: part-1"),
+        (with_a_cut_shard, "part-1.safetensors cannot be read: it was cut off"),
+        (with_a_bad_index, "index.json cannot be read: not an index"),
+    ],
+)
+def test_damage_is_told_with_the_file(tmp_path, monkeypatch, make, said):
+    """One message for each kind, under the recipe's key, with a remedy; no program in a file runs."""
+    monkeypatch.chdir(tmp_path)
+    source = str(make(tmp_path))
+    with pytest.raises(UserError, match=said) as caught:
+        weight_files.read(source)
+    assert (caught.value.field, caught.value.value) == ("model.weights", source)
+    assert "again" in caught.value.remedy or "download" in caught.value.remedy
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("make", [safe, pickled, shards])
+def test_whole_files_are_read(tmp_path, make):
+    """Each kind, whole, brings every tensor; also a pickle of the oldest format."""
+    found = weight_files.read(str(make(tmp_path)))
+    assert found.keys() == STATE.keys()
+    assert all(torch.equal(value, STATE[name]) for name, value in found.items())
+    torch.save(STATE, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    assert torch.equal(weight_files.read(str(tmp_path / "old.pth"))["a.bias"], STATE["a.bias"])
+
+
+def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
+    """One tensor too few, and the module keeps all of its own."""
+    module = torch.nn.ModuleDict({"a": torch.nn.Linear(30, 20)})
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = load_file(safe(tmp_path))
+    state.pop("a.bias")
+    with pytest.raises(weight_files.Misfit, match=r"1 missing of 2 tensors\n    missing: a.bias\n"):
+        weight_files.load_into(module, state, "a.safetensors")
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
