@@ -59,6 +59,12 @@ class DatasetConfig(Config):
         "for clips that lack its number.",
     )
 
+    missing_caption: str | None = Field(
+        default=None,
+        description="Stands for {text} of clips whose caption file is missing or empty; it may be an empty text. "
+        "Left out: such clips are not trained.",
+    )
+
     @field_validator("root")
     @classmethod
     def _root(cls, value: str | None, info: ValidationInfo) -> str | None:

@@ -20,6 +20,9 @@ from reelworks.core.errors import UserError, nearest
 TEXT = "text"
 FIELD = "dataset.caption"
 _CUT = re.compile(r"(?<=[.,])(?=\s|$)")
+_LONELY = re.compile(
+    r"\s*,(?=\s*[.,])|\s+(?=[.,])"
+)  # a comma with nothing behind it, and space before a mark
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,15 @@ def fill(template: str, text: str, numbers: Mapping[str, float]) -> str:
 
     Args:
         template: One that `parse` accepts.
-        text: The clip's own caption.
+        text: The clip's own caption; where it is empty, commas and spaces around its place go too.
         numbers: Its columns; for none stands 0, and NaN where it is a score.
     """
     pieces = parse(template, None)
     kept = [piece for piece in pieces if all(_is_there(name, numbers[name]) for name in piece.numbers)]
     caption = "".join(piece.form.format(text=text, **numbers) for piece in kept)
-    return caption if len(kept) == len(pieces) else caption.strip(" ,")
+    if not text:
+        caption = re.sub(r" {2,}", " ", _LONELY.sub("", caption))
+    return caption if text and len(kept) == len(pieces) else caption.strip(" ,")
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,6 +16,7 @@ from reelworks.cli import (
     generate,
     import_opensora,
     inspect,
+    new,
     plan,
     preview,
     replay,
@@ -49,6 +50,7 @@ app.command("coverage")(coverage.coverage)
 app.command("replay")(replay.replay)
 app.command("report")(report.report)
 app.command("import-opensora")(import_opensora.import_opensora)
+app.add_typer(new.app, name="new")
 app.add_typer(checkpoints.app, name="checkpoints")
 
 

@@ -9,11 +9,20 @@ from typing import Annotated
 
 import typer
 
-from reelworks.cli.options import DataPath, Overrides, RecipeArgument, load_recipe, setting
+from reelworks.cli import new
+from reelworks.cli.options import DataPath, Overrides, load_recipe, setting
+from reelworks.core.errors import UserError
 
 
 def train(
-    recipe: RecipeArgument,
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="RECIPE", help="A recipe, a TOML file; or --data and --model.")
+    ] = None,
+    data: new.Data = None,
+    model: Annotated[str | None, new.MODEL] = None,
+    vram: new.Vram = None,
+    trigger: new.Trigger = None,
+    weights: new.Weights = None,
     data_path: DataPath = None,
     output: Annotated[Path | None, typer.Option(help="The run folder.")] = None,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps in all.")] = None,
@@ -34,8 +43,13 @@ def train(
 ) -> None:
     """Train; the same command again resumes.
 
-    Scans the data by itself. Under torchrun each process joins the others.
+    Scans the data by itself. Under torchrun each process joins the others. With --data and --model it writes a recipe
+    for a LoRA first, as `reelworks new lora` does, and trains that.
     """
+    if recipe is None:
+        recipe = new.recipe_for(data or [], model, vram, trigger, weights)
+    elif data or model or vram or trigger or weights:
+        raise _both(recipe)
     changes = list(overrides or [])
     if output is not None:
         changes.append(setting("output", str(output)))
@@ -69,3 +83,12 @@ def train(
             on_scan,
         )
     raise typer.Exit(code)
+
+
+def _both(recipe: Path) -> UserError:
+    return UserError(
+        "--data, --model, --vram, --trigger and --weights make a recipe, and there is one",
+        field="RECIPE",
+        value=str(recipe),
+        remedy="leave out the recipe or these options; --data-path and --set change what a recipe says",
+    )

@@ -19,12 +19,14 @@ class PublishedAutoencoder:
         channels: Of the latents that a denoiser sees.
         stride: Pixels per latent element along (time, height, width).
         frame_rule: See `core.shape.Geometry`.
+        parameters: How many it has.
     """
 
     network: str
     channels: int
     stride: tuple[int, int, int]
     frame_rule: tuple[int, int] = (0, 1)
+    parameters: int = 0
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,14 @@ class PublishedText:
         dim: Width of a token.
         max_length: Tokens kept of a caption.
         pooled_dim: Width of a caption's summary, 0 where there is none.
+        parameters: How many its networks have.
     """
 
     pipeline: str
     dim: int
     max_length: int
     pooled_dim: int = 0
+    parameters: int = 0
 
 
 class Parts(NamedTuple):
@@ -52,27 +56,31 @@ class Parts(NamedTuple):
 
 
 AUTOENCODERS: dict[str, PublishedAutoencoder] = {
-    "wan-2.1": PublishedAutoencoder("AutoencoderKLWan", 16, (4, 8, 8), (4, 1)),
-    "wan-2.2": PublishedAutoencoder("AutoencoderKLWan", 48, (4, 16, 16), (4, 1)),
-    "flux": PublishedAutoencoder("AutoencoderKL", 16, (1, 8, 8)),
-    "flux2": PublishedAutoencoder("AutoencoderKLFlux2", 128, (1, 16, 16)),
-    "qwen-image": PublishedAutoencoder("AutoencoderKLQwenImage", 16, (1, 8, 8)),
-    "ltx-video": PublishedAutoencoder("AutoencoderKLLTXVideo", 128, (8, 32, 32), (8, 1)),
-    "hunyuan-video-1.5": PublishedAutoencoder("AutoencoderKLHunyuanVideo15", 32, (4, 16, 16), (4, 1)),
-    "sdxl": PublishedAutoencoder("AutoencoderKL", 4, (1, 8, 8)),
-    "sd3": PublishedAutoencoder("AutoencoderKL", 16, (1, 8, 8)),
+    "wan-2.1": PublishedAutoencoder("AutoencoderKLWan", 16, (4, 8, 8), (4, 1), parameters=126_892_531),
+    "wan-2.2": PublishedAutoencoder("AutoencoderKLWan", 48, (4, 16, 16), (4, 1), parameters=704_688_668),
+    "flux": PublishedAutoencoder("AutoencoderKL", 16, (1, 8, 8), parameters=83_819_683),
+    "flux2": PublishedAutoencoder("AutoencoderKLFlux2", 128, (1, 16, 16), parameters=84_046_115),
+    "qwen-image": PublishedAutoencoder("AutoencoderKLQwenImage", 16, (1, 8, 8), parameters=126_892_531),
+    "ltx-video": PublishedAutoencoder(
+        "AutoencoderKLLTXVideo", 128, (8, 32, 32), (8, 1), parameters=419_193_649
+    ),
+    "hunyuan-video-1.5": PublishedAutoencoder(
+        "AutoencoderKLHunyuanVideo15", 32, (4, 16, 16), (4, 1), parameters=1_260_634_115
+    ),
+    "sdxl": PublishedAutoencoder("AutoencoderKL", 4, (1, 8, 8), parameters=83_653_863),
+    "sd3": PublishedAutoencoder("AutoencoderKL", 16, (1, 8, 8), parameters=83_819_683),
 }
 
 TEXT_ENCODERS: dict[str, PublishedText] = {
-    "wan": PublishedText("WanPipeline", 4096, 512),
-    "flux": PublishedText("FluxPipeline", 4096, 512, 768),
-    "flux2": PublishedText("Flux2Pipeline", 15360, 512),
-    "qwen-image": PublishedText("QwenImagePipeline", 3584, 512),
-    "z-image": PublishedText("ZImagePipeline", 2560, 512),
-    "ltx-video": PublishedText("LTXPipeline", 4096, 128),
-    "hunyuan-video-1.5": PublishedText("HunyuanVideo15Pipeline", 3584, 1000),
-    "sdxl": PublishedText("StableDiffusionXLPipeline", 2048, 77, 1280),
-    "sd3": PublishedText("StableDiffusion3Pipeline", 4096, 333, 2048),
+    "wan": PublishedText("WanPipeline", 4096, 512, parameters=5_680_910_336),
+    "flux": PublishedText("FluxPipeline", 4096, 512, 768, parameters=4_885_371_136),
+    "flux2": PublishedText("Flux2Pipeline", 15360, 512, parameters=24_011_361_280),
+    "qwen-image": PublishedText("QwenImagePipeline", 3584, 512, parameters=8_292_166_656),
+    "z-image": PublishedText("ZImagePipeline", 2560, 512, parameters=4_022_468_096),
+    "ltx-video": PublishedText("LTXPipeline", 4096, 128, parameters=4_762_310_656),
+    "hunyuan-video-1.5": PublishedText("HunyuanVideo15Pipeline", 3584, 1000, parameters=7_288_276_608),
+    "sdxl": PublishedText("StableDiffusionXLPipeline", 2048, 77, 1280, parameters=817_720_320),
+    "sd3": PublishedText("StableDiffusion3Pipeline", 4096, 333, 2048, parameters=5_580_620_800),
 }
 
 # By the beginnings of presets' names.

@@ -12,7 +12,7 @@ from reelworks.core.draws import Purpose, hash64
 from reelworks.core.shape import Shape
 from reelworks.media import sampling
 from reelworks.media.load import Frames, MediaError, Request, load
-from reelworks.prepare import requests
+from reelworks.prepare import captions, requests
 from reelworks.prepare.data import RecipeData
 from reelworks.schedule.plan import Entries
 
@@ -82,7 +82,7 @@ def _look(data: RecipeData, row: int, lost: float, request: Request) -> Look:
         error = str(problem)
     return Look(
         path=f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}",
-        caption=rows.caption[row].as_py() or "",
+        caption=captions.shown(data, row),
         source=source,
         lost=lost,
         first_frame=first,

@@ -153,7 +153,9 @@ class RecipeData:
             names = [d.dataset_name for d in self.recipe.dataset if d.filter == text]
             its = _mask(pc.is_in(self.rows.dataset.cast(pa.string()), value_set=pa.array(names)))
             excluded[its & ~filters.keeps(self.rows, text)] = Reason.FILTERED
-        excluded[~self.captioned] = Reason.NO_CAPTION
+        named = [d.dataset_name for d in self.recipe.dataset if d.missing_caption is not None]
+        filled = _mask(pc.is_in(self.rows.dataset.cast(pa.string()), value_set=pa.array(named, pa.string())))
+        excluded[~self.captioned & ~filled] = Reason.NO_CAPTION
         excluded[self.quarantined] = Reason.QUARANTINED
         excluded[~self.rows.readable] = Reason.UNREADABLE
         return excluded

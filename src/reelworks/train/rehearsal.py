@@ -31,7 +31,7 @@ def audit_shapes(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable, w
 def examples(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable) -> list[DenoiserInputs]:
     """Inputs of every bucket's shape without numbers; none where the model cannot run so."""
     buckets = table.buckets if denoiser.runs_on_meta else ()
-    return [_blank(encoder, bucket, 1, torch.device("meta")) for bucket in buckets]
+    return [blank(encoder, bucket, 1, torch.device("meta")) for bucket in buckets]
 
 
 def largest(table: BucketTable, used: set[int]) -> Bucket:
@@ -50,7 +50,7 @@ def rehearse(
         UserError: Memory does not suffice; names the bucket.
     """
     try:
-        inputs = _blank(encoder, bucket, bucket.batch_size, encoder.device)
+        inputs = blank(encoder, bucket, bucket.batch_size, encoder.device)
         with guard(state.module):
             torch.autograd.backward(boundary(inputs).sum())
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -66,8 +66,8 @@ def rehearse(
         state.optimizer.zero_grad(set_to_none=True)
 
 
-def _blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device) -> DenoiserInputs:
-    """Inputs of a bucket's shape; zeros."""
+def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device) -> DenoiserInputs:
+    """Inputs of a bucket's shape; zeros. Of the encoder only sizes are looked at."""
     t, h, w = encoder.autoencoder.geometry.latent(bucket.shape)
     text = encoder.text_encoder
 

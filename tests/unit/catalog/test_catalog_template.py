@@ -43,7 +43,24 @@ def test_a_score_that_is_missing_is_left_out_and_one_of_0_is_told():
     assert template.names(form) == {"aes", "flow"}
 
 
-@given(st.text(max_size=40))
+@pytest.mark.parametrize(
+    ("form", "of_none"),
+    [
+        ("rwmug, {text}", "rwmug"),
+        ("{text}, rwmug", "rwmug"),
+        ("rwmug {text} cup", "rwmug cup"),
+        ("rwmug, {text}, a photo", "rwmug, a photo"),
+        ("rwmug, {text}.", "rwmug."),
+        ("{text} height: {height:.0f}.", "height: 480."),
+        ("{text}", ""),
+    ],
+)
+def test_an_empty_caption_leaves_no_comma_behind(form, of_none):
+    """A template reads well without the caption that it is made for."""
+    assert template.fill(form, "", PICTURE) == of_none
+
+
+@given(st.text(min_size=1, max_size=40))
 def test_a_caption_is_never_read_as_a_template(text):
     """Braces, commas and full stops of a clip's own caption stay as they are."""
     assert template.fill("{text}", text, {}) == text

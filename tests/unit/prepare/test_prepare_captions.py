@@ -23,3 +23,26 @@ def test_clips_are_shown_their_numbers_and_pictures_only_those_that_they_have(tm
         ("plain", "a.mp4"): "a dog, running",
         ("plain", "b.png"): "a cat.",
     }
+
+
+def test_clips_without_a_caption_are_trained_where_something_stands_for_it(tmp_path):
+    """Also with an empty text, which leaves the template's own words; elsewhere they are left out by name."""
+    for name in ("words", "empty", "plain"):
+        (tmp_path / name).mkdir()
+        files.picture(tmp_path / name / "a.png", caption=None)
+        files.picture(tmp_path / name / "b.png", caption="")
+        files.picture(tmp_path / name / "c.png", caption="a cat")
+    form = "rwcat, {text}"
+    datasets = [
+        {"path": str(tmp_path / "words"), "caption": form, "missing_caption": "mug cup"},
+        {"path": str(tmp_path / "empty"), "caption": form, "missing_caption": ""},
+        {"path": str(tmp_path / "plain"), "caption": form},
+    ]
+    data = files.opened(files.recipe(tmp_path, dataset=datasets))
+    trained = data.rows.find(data.entries(0).uid).tolist()
+    shown = sorted((data.rows.dataset[r].as_py(), captions.shown(data, r)) for r in trained)
+    assert shown == [
+        *[("empty", text) for text in ("rwcat", "rwcat", "rwcat, a cat")],
+        ("plain", "rwcat, a cat"),
+        *[("words", text) for text in ("rwcat, a cat", "rwcat, mug cup", "rwcat, mug cup")],
+    ]

@@ -1,0 +1,121 @@
+"""`reelworks new`: a recipe to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from reelworks.cli.options import Json
+
+if TYPE_CHECKING:
+    from reelworks.train.new import New, Wishes
+
+app = typer.Typer(
+    help="Write a recipe to begin with.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
+
+MODEL = typer.Option(metavar="NAME", help="A model, such as flux-dev, or a family, such as wan.")
+Data = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="DIR", help="A folder of pictures and clips; may be given several times."),
+]
+Vram = Annotated[
+    float | None, typer.Option(metavar="GB", min=1, help="Memory of the GPU; default: of the one here.")
+]
+Trigger = Annotated[str | None, typer.Option(metavar="WORD", help="A rare word to call what is learnt by.")]
+Weights = Annotated[
+    str | None, typer.Option(metavar="PATH|HUB", help="Weights in place of the published ones.")
+]
+
+
+@app.callback()
+def new() -> None:
+    """Write a recipe to begin with."""
+
+
+@app.command("lora")
+def lora(
+    model: Annotated[str, MODEL],
+    data: Data = None,
+    vram: Vram = None,
+    trigger: Trigger = None,
+    weights: Weights = None,
+    tflops: Annotated[
+        float | None, typer.Option(min=0.1, help="What the GPU computes in bfloat16, to estimate seconds.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="RECIPE", help="Default: DIR-MODEL.toml here.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a recipe that is there.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a recipe for a LoRA of what some folders hold, and say what it will take.
+
+    Nothing is downloaded, and no weights are read.
+    """
+    from reelworks.core.errors import UserError
+    from reelworks.train.estimate import ASSUMED_TFLOPS
+    from reelworks.train.new import Wishes
+
+    path = output or default_path(data or [], model)
+    if path.exists() and not force:
+        raise UserError(
+            "there is such a recipe",
+            field="--output",
+            value=str(path),
+            remedy="give --force to write over it, or another name with -o",
+        )
+    wishes = Wishes(model, tuple(data or ()), vram, trigger, weights, tflops or ASSUMED_TFLOPS)
+    write(path, wishes, json=json)
+
+
+def default_path(data: list[Path], model: str) -> Path:
+    """Where a recipe goes that nobody named: after the first folder and the model."""
+    from reelworks.models import wellknown
+
+    folder = data[0].resolve().name if data else "lora"
+    return Path(f"{folder}-{wellknown.preset(model)}.toml")
+
+
+def recipe_for(
+    data: list[Path], model: str | None, vram: float | None, trigger: str | None, weights: str | None
+) -> Path:
+    """The recipe of `train --data DIR --model NAME`: the one that an earlier such command wrote, or a new one."""
+    import os
+
+    from reelworks.cli import show
+    from reelworks.core.errors import UserError
+    from reelworks.train.new import Wishes
+
+    if not data or model is None:
+        raise UserError(
+            "nothing says what to train",
+            field="RECIPE",
+            remedy="name a recipe, or give --data DIR and --model NAME",
+        )
+    path = default_path(data, model)
+    if path.exists():
+        show.line(f"recipe: {path}, as it is there; remove it to have it made anew")
+    elif "LOCAL_RANK" in os.environ:
+        raise UserError(
+            "several processes would write one recipe",
+            field="--data",
+            value=str(data[0]),
+            remedy="give `reelworks new lora` first and train its recipe, or use --nproc-per-node",
+        )
+    else:
+        write(path, Wishes(model, tuple(data), vram, trigger, weights), json=False)
+    return path
+
+
+def write(path: Path, wishes: Wishes, *, json: bool) -> New:
+    """Make the recipe and print what it is."""
+    from reelworks.cli import show, show_new
+    from reelworks.train import new as making
+
+    with show.scan_progress(quiet=json) as on_progress:
+        made = making.lora(path, wishes, on_progress)
+    show.json(made.to_json() | {"recipe": str(path)}) if json else show_new.made(path, made)
+    return made

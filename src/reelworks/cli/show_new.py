@@ -1,0 +1,66 @@
+"""How a recipe that was just made looks on a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reelworks.cli.show import line
+
+if TYPE_CHECKING:
+    from reelworks.train.new import New
+
+
+def made(path: Path, new: New) -> None:
+    """What was found, what it takes, what was chosen, and what to do next."""
+    from reelworks.train.estimate import UTILISATION
+
+    found, estimate = new.found, new.choice.estimate
+    line(
+        f"found: {found.words()}" + (f", {found.uncaptioned} without a caption" if found.uncaptioned else "")
+    )
+    for remark in new.remarks:
+        line(f"  {remark}")
+    if found.uncaptioned and any(d.missing_caption is None for d in new.recipe.dataset):
+        line("  those without a caption are not trained; write text files, or give --trigger WORD")
+    line(
+        f"model: {new.recipe.model.name}, {estimate.parameters:,} parameters; "
+        f"the LoRA has {estimate.trained_parameters:,}"
+    )
+    line(f"memory, estimated: {estimate.memory.total / 1e9:.1f} GB ({estimate.memory.words()})")
+    if not estimate.measured:
+        line("  without activations: this network does not run without numbers")
+    _settings(new)
+    line(
+        f"time, estimated: {new.steps:,} steps of {new.seconds_per_step:.2g} s, {_duration(new)}, at {UTILISATION:.0%} "
+        f"of {new.tflops:g} TFLOP/s; decoding and encoding come on top"
+    )
+    line(f"\nwritten: {path}; each value has its reason there. Next:")
+    line(f"  reelworks plan {path}")
+    line(f"  reelworks train {path}")
+
+
+def _settings(new: New) -> None:
+    choice = new.choice
+    if choice.fits is None:
+        line("  give --vram GB to hear whether it fits, and to have settings chosen that do")
+    for i, tier in enumerate(choice.tiers):
+        why = (
+            f"at least {choice.without[i] / 1e9:.1f} GB without it"
+            if choice.without
+            else "nearly all need it"
+        )
+        line(f"  {tier.table}.{tier.key} = {str(tier.value).lower()}: {tier.why}; {why}")
+    if choice.fits:
+        line("  it fits")
+
+
+def _duration(new: New) -> str:
+    minutes = new.steps * new.seconds_per_step / 60
+    return (
+        f"{minutes / 60:.1f} hours"
+        if minutes >= 90
+        else f"{minutes:.0f} minutes"
+        if minutes >= 1.5
+        else "a minute"
+    )

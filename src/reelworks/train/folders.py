@@ -1,0 +1,68 @@
+"""Folders of a command line as datasets: plain ones, and those of kohya's tools, `10_mug cup`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from reelworks.catalog import probe
+from reelworks.catalog.config import DatasetConfig
+from reelworks.catalog.source import Source
+
+_KOHYA = re.compile(r"([1-9][0-9]*)_(.+)")
+
+
+def datasets(folders: Sequence[Path]) -> tuple[list[DatasetConfig], list[str]]:
+    """Say which datasets folders mean.
+
+    A folder that is named or holds folders named `REPEATS_WORDS` is read as kohya's tools read it: each is a dataset
+    whose pictures are shown `REPEATS` times an epoch, and those without a text file have `WORDS` as caption.
+
+    Returns:
+        The datasets, each with a name of its own; and remarks on what such tools would leave out too.
+    """
+    found: list[DatasetConfig] = []
+    remarks: list[str] = []
+    for folder in folders:
+        inside = [child for child in _folders(folder) if _KOHYA.fullmatch(child.name)]
+        for one in inside or [folder]:
+            repeats, words = _meaning(one)
+            name = _free(Source.of(one).name, {dataset.dataset_name for dataset in found})
+            found.append(DatasetConfig(path=str(one), name=name, repeats=repeats, missing_caption=words))
+        remarks += _beside(folder, inside)
+    return found, remarks
+
+
+def _folders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []  # told by the scan
+    with os.scandir(folder) as entries:
+        return sorted(Path(e.path) for e in entries if e.is_dir() and not e.name.startswith("."))
+
+
+def _meaning(folder: Path) -> tuple[int, str | None]:
+    match = _KOHYA.fullmatch(folder.resolve().name)
+    return (int(match[1]), match[2].strip()) if match else (1, None)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, or with a number behind it: clips are known by their dataset's."""
+    candidates = (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3)))
+    return next(one for one in candidates if one not in taken)
+
+
+def _beside(folder: Path, inside: Sequence[Path]) -> list[str]:
+    """What lies beside folders of kohya's tools."""
+    if not inside:
+        return []
+    with os.scandir(folder) as entries:
+        loose = [e.name for e in entries if e.is_file() and probe.kind_of(e.name) is not None]
+    others = [child.name for child in _folders(folder) if child not in inside]
+    if not loose and not others:
+        return []
+    told = [f"{len(loose)} file{'s' * (len(loose) > 1)}"] * bool(loose) + [
+        f"the folder {name}" for name in others
+    ]
+    return [f"left out, beside folders named REPEATS_WORDS in {folder}: {', '.join(told)}"]

@@ -1,0 +1,124 @@
+"""Memory and arithmetic of one forward and backward pass, measured without numbers on the meta device."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from reelworks.models.api import Denoiser, DenoiserInputs
+from reelworks.precision.boundary import Boundary
+from reelworks.precision.meta_autocast import MetaAutocast
+
+_BACKWARD_MATMULS = 5  # of attention that keeps no matrix of weights: it makes the first of them again
+
+
+class Pass(NamedTuple):
+    """What one pass takes.
+
+    Attributes:
+        peak_bytes: Most memory at a time beside parameters: what is kept for the backward pass, gradients on their
+            way, and passing values.
+        flops: Multiplications and additions of matrix products and convolutions.
+    """
+
+    peak_bytes: int
+    flops: int
+
+
+def measure(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
+    """Run forward and backward, on any device; on the meta device it takes no memory and no arithmetic.
+
+    Gradients of parameters count until the end and are dropped then.
+    """
+    meter = _Meter(denoiser.module)
+    for field in dataclasses.fields(inputs):
+        meter.follow(getattr(inputs, field.name))
+    # What checkpointing computes again runs outside of the boundary, which opens the same for the forward pass.
+    autocast = MetaAutocast(denoiser.contract.compute)
+    with meter, _Attention(meter), autocast, torch.autograd.set_multithreading_enabled(False):
+        output = Boundary(denoiser)(inputs)
+        # torch.autograd.backward closes such modes for as long as it runs.
+        _engine_run_backward(
+            (output,), (torch.empty_like(output),), False, False, (), True, accumulate_grad=True
+        )
+    denoiser.module.zero_grad(set_to_none=True)
+    return Pass(meter.peak, meter.flops)
+
+
+class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows every piece of memory from the operation that makes it to its end."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = self.peak = self._now = 0
+        held = [*module.parameters(), *module.buffers()]
+        self._known = weakref.WeakSet(tensor.untyped_storage() for tensor in held)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation and look at what it made."""
+        made = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=made)
+        for tensor in made if isinstance(made, list | tuple) else (made,):
+            if isinstance(tensor, Tensor):
+                self.follow(tensor)
+        return made
+
+    def follow(self, tensor: Tensor) -> None:
+        """Count a tensor's memory, unless it is known, until it is given back."""
+        storage: Any = tensor.untyped_storage()
+        if storage not in self._known:
+            self._known.add(storage)
+            size = storage.nbytes()
+            self._now += size
+            self.peak = max(self.peak, self._now)
+            weakref.finalize(storage, self._end, size)
+
+    def _end(self, size: int) -> None:
+        self._now -= size
+
+
+class _Attention(TorchFunctionMode):
+    """Attention as kernels on GPUs do it, which never hold the matrix of its weights; on the meta device torch would."""
+
+    def __init__(self, meter: _Meter) -> None:
+        super().__init__()
+        self._meter = meter
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Take over attention; leave all else as it is."""
+        if func is not torch.nn.functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        given = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
+        return _Flash.apply(self._meter, given["query"], given["key"], given["value"])  # type: ignore[no-untyped-call]
+
+
+class _Flash(torch.autograd.Function):
+    """The memory of such a kernel, and none of its numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, meter: _Meter, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = query.new_empty(*query.shape[:-1], value.shape[-1])
+        ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
+        ctx.meter, ctx.product = meter, 2 * query.numel() * key.shape[-2]
+        meter.flops += 2 * ctx.product
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor, Tensor]:
+        query, key, value, *_ = ctx.saved_tensors
+        ctx.meter.flops += _BACKWARD_MATMULS * ctx.product
+        return None, torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)

@@ -1,0 +1,156 @@
+"""From folders and the name of a model to a recipe with reasons, and to a training."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from reelworks.catalog.config import DatasetConfig
+from reelworks.cli.main import app
+from reelworks.core.errors import UserError
+from reelworks.models import wellknown
+from reelworks.models.config import PRESETS
+from reelworks.recipe import commented, load
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+from reelworks.train import new, starter, tiers
+from reelworks.train.found import PLACEHOLDER, Found
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Commands are given in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def pictures(folder: str, count: int = 5, caption: str | None = "a cup", size=(96, 64)) -> Path:
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        Image.new("RGB", size if i % 2 else size[::-1], (40 * i % 256, 90, 20)).save(path / f"{i}.png")
+        if caption is not None:
+            (path / f"{i}.txt").write_text(f"{caption} {i}")
+    return path
+
+
+def reelworks(*arguments: str):
+    done = CliRunner().invoke(app, list(arguments))
+    if isinstance(done.exception, UserError):
+        return str(done.exception)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def make(*arguments: str, model: str = "wan-tiny"):
+    """The verb's recipe."""
+    told = json.loads(reelworks("new", "lora", "--model", model, "--json", *arguments))
+    return load.load(Path(told["recipe"])), told
+
+
+def test_train_writes_a_recipe_trains_it_and_resumes_by_the_same_command():
+    """One command from pictures to a LoRA; once more goes on, and leaves the recipe as a person edited it."""
+    pictures("mug", caption=None)
+    command = ("train", "--data", "mug", "--model", "wan-tiny", "--trigger", "rwmug")
+    told = reelworks(*command, "--max-steps", "1")
+    assert "5 pictures, 5 without a caption" in told
+    file = Path("mug-wan-tiny.toml")
+    edited = file.read_text() + "\n# mine\n"
+    file.write_text(edited)
+    reelworks(*command, "--max-steps", "2")
+    assert file.read_text() == edited
+    steps = [e["step"] for e in events.timeline(RunFolder(Path("runs/mug-wan-tiny")).events_file, "step")]
+    assert steps == [1, 2]
+
+
+def test_a_recipe_follows_from_its_folders_and_is_never_written_over():
+    """The same command gives the same bytes; a recipe that is there needs --force."""
+    pictures("mug")
+    made, told = make("--data", "mug")
+    text = Path(told["recipe"]).read_text()
+    assert "there is such a recipe" in reelworks("new", "lora", "--model", "wan-tiny", "--data", "mug")
+    assert make("--data", "mug", "--force")[0] == made
+    assert Path(told["recipe"]).read_text() == text
+    assert made.dataset == [DatasetConfig(path="mug")]
+    assert (told["pictures"], told["clips"], told["fits"]) == (5, 0, None)
+
+
+def test_folders_of_kohya_become_datasets_with_repeats_and_their_words_as_caption():
+    """`10_mug cup`: ten showings, and "mug cup" where there is no text file; loose files beside them are named."""
+    pictures("set/10_mug cup", caption=None)
+    pictures("set/2_bowl")
+    pictures("set", count=1)
+    made, told = make("--data", "set", "--trigger", "rw{x}")
+    cup, bowl = made.dataset
+    assert (cup.path, cup.repeats, cup.missing_caption) == ("set/10_mug cup", 10, "mug cup")
+    assert (bowl.path, bowl.repeats, bowl.missing_caption) == ("set/2_bowl", 2, "bowl")
+    assert {cup.caption, bowl.caption} == {"rw{{x}}, {text}"}
+    assert any("1 file" in remark for remark in told["remarks"])
+
+
+@pytest.mark.parametrize(
+    ("captions", "trigger", "form", "missing"),
+    [
+        ("a cup", None, "{text}", None),
+        ("a cup", "rwmug", "rwmug, {text}", None),
+        ("a rwmug cup", "rwmug", "{text}", None),
+        (None, "rwmug", "rwmug, {text}", ""),
+    ],
+)
+def test_the_trigger_word_is_in_every_caption_once(captions, trigger, form, missing):
+    """It is put before captions that lack it, and is the whole caption where there is none."""
+    pictures("mug", caption=captions)
+    made, _ = make("--data", "mug", *(("--trigger", trigger) if trigger else ()))
+    assert (made.dataset[0].caption, made.dataset[0].missing_caption) == (form, missing)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--model", "fluxx", "--data", "mug"), 'did you mean "flux"'),
+        (("--model", "wan-tiny", "--data", "nothing"), "there is no such folder"),
+        (("--model", "wan-tiny", "--data", "empty"), "holds no video and no picture"),
+        (("--model", "wan-tiny", "--data", "silent"), "--trigger WORD"),
+        (("--model", "stdit3-3b", "--data", "mug"), "--weights PATH|HUB"),
+        (("--model", "wan-tiny", "--data", "mug", "--vram", "1"), "at least 2 GB"),
+    ],
+)
+def test_a_mistake_is_told_with_a_way_out_and_leaves_no_recipe(arguments, said):
+    """Nothing is written that could not be trained."""
+    pictures("mug")
+    pictures("silent", caption=None)
+    Path("empty").mkdir()
+    told = reelworks("new", "lora", *arguments)
+    assert said in told
+    assert "remedy" in told
+    assert not list(Path().glob("*.toml"))
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if wellknown.known(name).weights])
+def test_the_recipe_of_every_published_model_is_sound(preset):
+    """Names, sizes, objective and buckets fit together for pictures, and where it takes them for clips."""
+    found = PLACEHOLDER
+    clips = wellknown.known(preset).lines > 0
+    if clips:
+        found = Found(found.pictures, np.array([[130, 720, 1280], [40, 480, 854]]), showings=22)
+    lines = starter.lora(preset, [DatasetConfig(path="p")], found)
+    made = load.parse({"output": "r", **tomllib.loads(commented.write("", lines))})
+    assert made.model.weights == wellknown.known(preset).weights
+    assert len(made.bucket) == 1 + clips
+
+
+def test_the_recipe_that_comes_with_the_project_is_what_the_verb_writes():
+    """A change of the verb shows in it, or it is made again: `reelworks new lora --model wan -o ...`."""
+    lines = starter.lora("wan-2.1-1.3b", [DatasetConfig(path=new.PLACEHOLDER)], PLACEHOLDER)
+    first = tiers.TIERS[0]
+    lines = starter.with_setting(lines, first.table, first.key, first.value, first.why)
+    text = commented.write(new.title("wan-2.1-1.3b", PLACEHOLDER), lines)
+    assert (RECIPES / "lora-20-pictures.toml").read_text() == text
