@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from reelworks.models.config import ADAPTED, AUTOENCODERS, TEXT_ENCODERS
+from reelworks.models.lora.config import BaseStorage
 from reelworks.models.stdit3.config import PRESETS
 from reelworks.objective import masks
 from reelworks.recipe import absent
@@ -141,7 +142,10 @@ def _dtypes() -> str:
         lines.append(f"| {name} | {' | '.join(cells)} | {overflows} |")
     lines += [
         "",
-        "`precision.reduction` may lower the reduction of denoisers to bfloat16 where compute is bfloat16.",
+        "`precision.reduction` may lower the reduction of denoisers to bfloat16 where compute is bfloat16. "
+        "`autoencoder.dtype` may lower storage and compute of an autoencoder with weights to bfloat16. Weights that "
+        f"`[lora]` leaves frozen are stored as `lora.base` says: {_listed(typing.get_args(BaseStorage))}; the LoRA is stored as "
+        "the table says.",
         "",
     ]
     lines += ["| role | inputs of a denoiser | dtype inside |", "|---|---|---|"]

@@ -82,6 +82,18 @@ def test_lora(name):
     contract.check_lora(name)
 
 
+@every_family
+def test_gradient_checkpointing(name):
+    """With a LoRA over a frozen base, gradients are the same to the last bit with and without."""
+    contract.check_gradient_checkpointing(name)
+
+
+@every_family
+def test_bases(name):
+    """A frozen base in bfloat16 changes no bit of answer or gradient; in nf4 it answers nearly alike."""
+    contract.check_bases(name)
+
+
 @pytest.mark.parametrize("name", plain.LOSSES)
 def test_the_loss_is_that_of_a_plain_training_script(name):
     """Our loss and its gradient equal those of diffusers' network called as diffusers' scripts call it."""

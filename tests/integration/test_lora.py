@@ -114,6 +114,46 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(lora, tmp_path):
     assert all("lora_" in name for name in one)
 
 
+SMALL_GPU = {"model": {"name": "wan-tiny", "gradient_checkpointing": True}}
+
+
+def test_killed_and_resumed_on_a_base_of_4_bits(lora, tmp_path):
+    """The base is quantised again to the same codes: nothing of it is saved, and no bit of the LoRA differs."""
+
+    def recipe(output):
+        values = lora(output, max_steps=4) | SMALL_GPU | {"precision": {"compute": "bfloat16"}}
+        values["checkpoints"] = {"every_steps": 2}
+        values["lora"] = values["lora"] | {"base": "nf4", "dora": True}
+        values["exports"]["formats"] = ["diffusers"]
+        return values
+
+    assert children.train(recipe("calm")) == [0]
+    fault = ("after the average moved", 3)
+    assert children.train(recipe("killed"), fault=fault) == [-signal.SIGKILL]
+    assert children.train(recipe("killed")) == [0]
+    one, other = tensors(tmp_path / "calm"), tensors(tmp_path / "killed")
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    assert one.keys() == other.keys()
+
+
+def test_weights_in_cpu_memory_change_nothing(lora, tmp_path):
+    """One process that fetches block by block, killed and resumed, ends as one that holds all, to the last bit."""
+
+    def recipe(output, **parallel):
+        values = lora(output, max_steps=4) | SMALL_GPU | {"parallel": parallel}
+        return values | {"checkpoints": {"every_steps": 2}}
+
+    assert children.train(recipe("held")) == [0]
+    fault = ("after the average moved", 3)
+    assert children.train(recipe("fetched", offload=True), fault=fault) == [-signal.SIGKILL]
+    assert children.train(recipe("fetched", offload=True)) == [0]
+    held, fetched = tmp_path / "held", tmp_path / "fetched"
+    assert losses(held) == losses(fetched)
+    one, other = tensors(held), tensors(fetched)
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    assert one.keys() == other.keys()
+
+
 def test_files_hold_what_the_checkpoint_does(lora, tmp_path):
     """Each convention, written by the run and by hand, brings back the averaged LoRA; a run can begin with it."""
     assert children.train(lora(max_steps=5)) == [0]
@@ -201,9 +241,12 @@ def test_a_lora_file_begins_another_run(lora, tmp_path):
     assert "this is a LoRA" in children.output(whole)
 
 
-def test_merged_weights_answer_as_the_lora_does(lora, tmp_path):
-    """Exported with --merge, base and LoRA are weights of the plain network."""
-    assert children.train(lora(max_steps=3)) == [0]
+@pytest.mark.parametrize("base", ["float32", "nf4"])
+def test_merged_weights_answer_as_the_lora_does(lora, tmp_path, base):
+    """Exported with --merge, base and LoRA are weights of the plain network, whatever the base was stored in."""
+    values = lora(max_steps=3)
+    values["lora"]["base"] = base
+    assert children.train(values) == [0]
     path = tmp_path / "merged.safetensors"
     command = [
         "checkpoints",
@@ -216,7 +259,7 @@ def test_merged_weights_answer_as_the_lora_does(lora, tmp_path):
         "--merge",
     ]
     assert CliRunner().invoke(app, command).exit_code == 0
-    trained = Trained.load(tmp_path / "run").boundary
+    trained = Trained.load(tmp_path / "run", to_merge=True).boundary
     plain = contract.build("wan-tiny")
     assert load_file(path).keys() == plain.module.state_dict().keys()
     recipe = recipes.load(tmp_path / "run" / "recipe.toml")

@@ -247,7 +247,7 @@ def export(
     if merge:
         from reelworks.train.trained import Trained
 
-        state = Trained.load(source, averaged=ema).merge()
+        state = Trained.load(source, averaged=ema, to_merge=True).merge()
         written = exporting.whole(state, output, weights=weights, dtype=dtype.value, about=about)
     else:
         written = exporting.from_checkpoint(

@@ -44,7 +44,9 @@ def _dtypes(components: list[dict[str, Any]]) -> None:
 
 
 def _casts(component: dict[str, Any]) -> None:
-    """Inputs with the same cast in one line."""
+    """How a frozen base lies there, and inputs with the same cast in one line."""
+    if component["base"]:
+        line(f"{component['component']}: weights of the frozen base: {component['base']}")
     inputs: dict[str, list[str]] = {}
     for cast in component["casts"]:
         same = cast["from"] == cast["to"]
@@ -55,9 +57,12 @@ def _casts(component: dict[str, Any]) -> None:
 
 
 def _memory(told: dict[str, Any]) -> None:
-    parts = [f"{name} {_size(size)}" for name, size in told["memory"].items() if name != "total" and size]
+    sizes = dict(told["memory"])
+    total, offloaded = sizes.pop("total"), sizes.pop("offloaded")
+    parts = [f"{name} {_size(size)}" for name, size in sizes.items() if size]
+    beside = f"; {_size(offloaded)} of CPU memory" if offloaded else ""
     each = f" of each of {told['world']} processes" if told["world"] > 1 else ""
-    line(f"\nmemory{each}, estimated: {_size(told['memory']['total'])} ({', '.join(parts)})")
+    line(f"\nmemory{each}, estimated: {_size(total)} ({', '.join(parts)}){beside}")
 
 
 def _size(count_bytes: int) -> str:

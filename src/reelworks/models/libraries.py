@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any
 
@@ -21,3 +22,10 @@ def diffusers() -> Any:
     module.utils.logging.set_verbosity_error()
     module.utils.logging.disable_progress_bar()
     return module
+
+
+def without_weights() -> contextlib.AbstractContextManager[None]:
+    """Build networks whose parameters, not their buffers, lie on `meta` while it is open."""
+    accelerate: Any = importlib.import_module("accelerate")  # comes with peft
+    result: contextlib.AbstractContextManager[None] = accelerate.init_empty_weights(include_buffers=False)
+    return result

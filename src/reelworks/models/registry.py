@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import torch
 from torch import nn
 
-from reelworks.models import diffusers_denoiser, known, networks, published, weight_files
+from reelworks.models import diffusers_denoiser, known, libraries, networks, published, weight_files
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, TextEncoder
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.autoencoders.opensora import video
@@ -32,9 +33,9 @@ from reelworks.models.flux2 import adapter as flux2
 from reelworks.models.flux2.config import Flux2Config
 from reelworks.models.hunyuan_video15 import adapter as hunyuan_video15
 from reelworks.models.hunyuan_video15.config import HunyuanVideo15Config
-from reelworks.models.lora import inject, reading
+from reelworks.models.lora import frozen, inject, reading
 from reelworks.models.lora.base import Base, digest
-from reelworks.models.lora.config import LoraConfig
+from reelworks.models.lora.config import BaseStorage, LoraConfig
 from reelworks.models.ltx import adapter as ltx
 from reelworks.models.ltx.config import LTXConfig
 from reelworks.models.networks import Sizes
@@ -60,7 +61,7 @@ from reelworks.models.wan.config import WanConfig
 from reelworks.models.z_image import adapter as z_image
 from reelworks.models.z_image.config import ZImageConfig
 from reelworks.precision.boundary import check_contract
-from reelworks.precision.contract import Contract
+from reelworks.precision.contract import Contract, name_of
 
 PREDICTS: dict[type[FamilyConfig], Predict] = {
     FluxConfig: flux.predict,
@@ -75,7 +76,9 @@ PREDICTS: dict[type[FamilyConfig], Predict] = {
 }
 
 
-def denoiser_contract(storage: torch.dtype, compute: torch.dtype, reduction: torch.dtype) -> Contract:
+def denoiser_contract(
+    storage: torch.dtype, compute: torch.dtype, reduction: torch.dtype, base: BaseStorage = "float32"
+) -> Contract:
     """Dtypes of every denoiser: those that a recipe chooses, float32 for the rest."""
     return Contract(
         storage=storage,
@@ -84,6 +87,7 @@ def denoiser_contract(storage: torch.dtype, compute: torch.dtype, reduction: tor
         reduction=reduction,
         output=torch.float32,
         roles=INPUT_ROLES,
+        base=None if base == "float32" else base,
     )
 
 
@@ -112,27 +116,29 @@ def build_denoiser(
         storage: Dtype of the parameters.
         reduction: Dtype in which gradients are summed over ranks.
         learns_variance: The objective reads a second half of channels.
-        lora: Low-rank updates, which alone are trained then.
+        lora: Low-rank updates, which alone are trained then; it says how all else is stored.
 
     Raises:
         UserError: If a name is unknown, sizes or dtypes do not fit, or weights cannot be loaded.
     """
-    contract = denoiser_contract(storage, compute, reduction)
+    stored: BaseStorage = "float32" if lora is None else lora.exact_base(name_of(compute))
+    contract = denoiser_contract(storage, compute, reduction, stored)
     check_contract(contract)
     pred_sigma = _published_sigma(model, autoencoder, learns_variance)
     config = resolve_denoiser(model, autoencoder=autoencoder, text=text, pred_sigma=pred_sigma)
     device = torch.device(device)
-    module = _build(config, model, device, seed)
+    module = _build(config, model, device, seed, mapped=lora is not None)
+    denoiser = _adapt(module, contract, config, autoencoder)
+    if lora is None:
+        nn.Module.to(module, device, storage)
+        return denoiser
     with_numbers = device.type != "meta"
-    base = None
-    if lora is not None and with_numbers:
-        base = Base(model.name, model.weights, digest(module.state_dict()))
-    denoiser = _adapt(module.to(device, storage), contract, config, autoencoder)
-    if lora is not None:
-        inject.inject(denoiser, lora, seed=seed)
-        denoiser.base = base
-        if lora.weights is not None and with_numbers:
-            reading.load_into(denoiser.module, lora, ADAPTED.get(model.name))
+    if with_numbers:
+        denoiser.base = Base(model.name, model.weights, digest(module.state_dict()))
+    frozen.store(module, denoiser.sharding().blocks, stored, compute=compute, device=device)
+    inject.inject(denoiser, lora, seed=seed)
+    if lora.weights is not None and with_numbers:
+        reading.load_into(denoiser.module, lora, ADAPTED.get(model.name))
     return denoiser
 
 
@@ -159,14 +165,20 @@ def _published_sigma(model: ModelConfig, autoencoder: AutoencoderConfig, learns_
     return weights.predicts_sigma(model.weights, latent_channels(autoencoder), patch_area)
 
 
-def _build(config: Sizes, model: ModelConfig, device: torch.device, seed: int) -> nn.Module:
-    """Build a network on the CPU, or on `meta`; what its weights do not say is drawn."""
+def _build(config: Sizes, model: ModelConfig, device: torch.device, seed: int, *, mapped: bool) -> nn.Module:
+    """Build a network on the CPU, or on `meta`; what its weights do not say is drawn.
+
+    Mapped, the parameters of a network of diffusers are its file's tensors, in the file's dtypes and read when they are
+    used.
+    """
     if device.type == "meta":
         with device:
             return networks.build(config, gradient_checkpointing=model.gradient_checkpointing)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = networks.build(config, gradient_checkpointing=model.gradient_checkpointing)
+        empty = mapped and model.weights is not None and model.name in ADAPTED
+        with libraries.without_weights() if empty else contextlib.nullcontext():
+            module = networks.build(config, gradient_checkpointing=model.gradient_checkpointing)
         try:
             _fill(module, config, model.weights)
         except weight_files.Misfit as misfit:

@@ -198,12 +198,17 @@ def load_into(
 ) -> None:
     """Load a state into a module whose keys and shapes it has, in the dtypes of the module.
 
+    Parameters on `meta` are replaced by the state's tensors, in the dtypes and places that those have.
+
     Raises:
         Misfit: If keys or shapes differ; nothing is loaded then.
     """
     own = module.state_dict()
     require_fit(shapes_of(own), shapes_of(state), source, field)
-    module.load_state_dict({key: value.to(own[key].dtype) for key, value in state.items()}, strict=True)
+    if any(parameter.is_meta for parameter in module.parameters()):
+        module.load_state_dict(state, strict=True, assign=True)
+    else:
+        module.load_state_dict({key: value.to(own[key].dtype) for key, value in state.items()}, strict=True)
 
 
 def _differences(own: Shapes, given: Shapes) -> str:

@@ -2,12 +2,14 @@
 
 Several processes always go through FSDP2: "replicated" is a mesh of (ranks, 1), where each rank holds a
 whole copy and gradients are summed, "fsdp" is (1, ranks). So there is one code path, one set of names
-in a state dict, and one dtype policy.
+in a state dict, and one dtype policy. A process alone does so too if its weights lie in CPU memory, from where
+FSDP2 fetches them block by block.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,24 +19,47 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 from reelworks.precision.contract import Contract
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the others."""
+    """This process among the others.
+
+    Attributes:
+        device: Where it computes.
+        patient: A group whose barriers wait for days.
+        offload: What is trained lies in CPU memory.
+    """
 
     rank: int
     size: int
     device: torch.device
     patient: dist.ProcessGroup | None = None
+    offload: bool = False
 
     @property
     def is_main(self) -> bool:
         """True on the one rank that writes and prints."""
         return self.rank == 0
+
+    @property
+    def shards(self) -> bool:
+        """True where FSDP2 manages what is trained, and the dtypes that it has in use."""
+        return self.size > 1 or self.offload
+
+    @property
+    def home(self) -> torch.device:
+        """Where a network is built and its weights lie between uses."""
+        return torch.device("cpu") if self.offload else self.device
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum a small float64 tensor over ranks; returns it."""
@@ -76,22 +101,26 @@ class World:
 
 
 @contextmanager
-def join() -> Iterator[World]:
-    """Join the ranks that a launcher started, or be alone."""
+def join(*, offload: bool = False) -> Iterator[World]:
+    """Join the ranks that a launcher started, or be alone; what is trained lies in CPU memory if `offload`."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    if size == 1:
+    if size == 1 and not offload:
         yield World(0, 1, device)
         return
     # gloo beside nccl: checkpoints and objects travel between the hosts' memories.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    if size == 1:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    else:
+        dist.init_process_group(backend)
     try:
         patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
-        yield World(dist.get_rank(), size, device, patient)
+        yield World(dist.get_rank(), size, device, patient, offload)
     finally:
         dist.destroy_process_group()
 
@@ -99,16 +128,16 @@ def join() -> Iterator[World]:
 def shard(
     module: nn.Module, blocks: Sequence[nn.Module], contract: Contract, world: World, strategy: str
 ) -> None:
-    """Wrap a module in place for several processes; with one process nothing is wrapped.
+    """Wrap a module in place for several processes or CPU memory; with one process alone nothing is wrapped.
 
     Args:
-        module: The whole model, on its device, equal on all ranks.
+        module: The whole model, at `world.home`, equal on all ranks.
         blocks: Units to wrap before the whole.
         contract: Compute and reduction dtypes.
         world: This process among the others.
         strategy: "replicated" or "fsdp".
     """
-    if world.size == 1:
+    if not world.shards:
         return
     replicas, shards = (world.size, 1) if strategy == "replicated" else (1, world.size)
     mesh = init_device_mesh(world.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
@@ -118,9 +147,12 @@ def shard(
         # Its default would round times and sizes to the compute dtype.
         cast_forward_inputs=False,
     )
+    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if world.offload else OffloadPolicy()
+    # Networks return views of their last layer's output; nobody writes into those.
+    warnings.filterwarnings("ignore", message=".*returned a view tensor")
     for unit in (*blocks, module):
         # Resharding at once, the root too: validation swaps weights between two forward passes.
-        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        fully_shard(unit, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=True)
 
 
 def set_gradient_sync(module: nn.Module, on: bool) -> None:

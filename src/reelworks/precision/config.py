@@ -25,8 +25,8 @@ _FIXED = {
     "master": "master weights below float32 lose small updates, unless they are rounded stochastically, which they "
     "are not here; they are float32",
     "time": "times and sizes are float32 throughout: bfloat16 turns timestep 999 into 1000",
-    "autoencoder": "an autoencoder runs in the dtype that it declares, float32: those of video and Stable Diffusion "
-    "pass the range of float16 and return infinities",
+    "autoencoder": "an autoencoder runs in the dtype that autoencoder.dtype names: float32, or bfloat16; those of video and "
+    "Stable Diffusion pass the range of float16 and return infinities",
     "text": "a text encoder runs in the dtype that it declares",
 }
 _LIKE_STORAGE = ("weights", "weight_dtype", "dtype", "model", "base")
@@ -53,12 +53,11 @@ def _refuse(key: str, value: Any) -> None:
         return
     if word.startswith(_QUANTIZED) and key not in ("autoencoder", "text", "time"):
         raise UserError(
-            "numbers of 8 bits and less can hold a base that is frozen, and here every weight is trained: nearly "
+            "numbers of 8 bits and less can hold weights that are frozen, not those that are trained: nearly "
             "every update would be smaller than the step to the next number",
             field=field,
             value=value,
-            remedy='say "bfloat16" for precision.compute; a file with such weights may be named as model.weights, '
-            "and is widened to float32",
+            remedy='say "bfloat16" for precision.compute; under a LoRA, lora.base may be "float8", "int8" or "nf4"',
         )
     if fixed is not None:
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -36,6 +37,8 @@ class Contract:
         output: Dtype of what the component returns.
         roles: Role of every input by name.
         overflows: Dtypes whose range is known to be too small for what the component computes.
+        base: How weights of products lie in memory if they are frozen under a LoRA: the name of a dtype, or of a format
+            of 8 or 4 bits that each product widens; None where all is stored alike.
     """
 
     storage: torch.dtype
@@ -45,6 +48,11 @@ class Contract:
     output: torch.dtype
     roles: Mapping[str, Role]
     overflows: frozenset[torch.dtype] = frozenset()
+    base: str | None = None
+
+    def computing_in(self, dtype: torch.dtype) -> Contract:
+        """The same of a component that is stored and computed in another dtype."""
+        return dataclasses.replace(self, storage=dtype, compute=dtype)
 
     def dtype_of(self, role: Role) -> torch.dtype:
         """Dtype that inputs of a role have inside the component."""

@@ -15,9 +15,9 @@ from reelworks.precision.contract import Contract, name_of
 def faults(module: nn.Module, contract: Contract, units: Sequence[nn.Module] = ()) -> Iterator[DtypeError]:
     """Compare what a module holds with its contract.
 
-    Parameters have the storage dtype, trained ones may have the master dtype; buffers have the storage
-    dtype or float32, and so have the parameters of what is not trained. Integers, as of quantised weights, are
-    left to their library.
+    Parameters have the storage dtype, trained ones may have the master dtype, those of a base under a LoRA the
+    compute dtype; buffers have the storage dtype or float32, and so have the parameters of what is not trained. Numbers
+    of 8 bits and less are codes of quantised weights.
 
     Args:
         module: On any device.
@@ -27,10 +27,13 @@ def faults(module: nn.Module, contract: Contract, units: Sequence[nn.Module] = (
     for name, parameter in module.named_parameters():
         trained, frozen = parameter.requires_grad, contract.master is None
         allowed = {contract.storage, contract.master if trained else torch.float32 if frozen else None}
+        if contract.base is not None and not trained:
+            allowed.add(contract.compute)
         if parameter.is_floating_point() and parameter.dtype not in allowed:
             yield _fault(name, "a parameter", parameter, contract.storage)
     for name, buffer in module.named_buffers():
-        if buffer.is_floating_point() and buffer.dtype not in (contract.storage, torch.float32):
+        wide = buffer.is_floating_point() and buffer.dtype.itemsize > 1
+        if wide and buffer.dtype not in (contract.storage, torch.float32):
             yield _fault(name, "a buffer", buffer, contract.storage)
     if units:
         yield from _mixed_units(module, units)

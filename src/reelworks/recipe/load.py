@@ -66,6 +66,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     models.require_known("text.name", recipe.text.name, models.TEXT_ENCODERS)
     geometry = models.geometry(recipe.model, recipe.autoencoder)
     models.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
+    _require_base(recipe)
     if recipe.buckets.proposes:
         _refuse_given(recipe)
     else:
@@ -75,6 +76,20 @@ def parse(values: dict[str, Any]) -> Recipe:
         shape = Shape(preview.num_frames, preview.height, preview.width)
         geometry.require(shape, ("preview.num_frames", "preview.height", "preview.width"))
     return recipe
+
+
+def _require_base(recipe: Recipe) -> None:
+    """Refuse a base of a LoRA that cannot be computed with, or cannot lie where it is to lie."""
+    if recipe.lora is None:
+        return
+    base = recipe.lora.exact_base(recipe.precision.compute)
+    if recipe.parallel.offload and base not in ("float32", "bfloat16"):
+        raise UserError(
+            f"a base of {base} stays on the GPU, since blocks are fetched from CPU memory as plain weights",
+            field="parallel.offload",
+            value=True,
+            remedy='say lora.base = "bfloat16", or leave offload out',
+        )
 
 
 def _refuse_given(recipe: Recipe) -> None:

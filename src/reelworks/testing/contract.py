@@ -16,11 +16,12 @@ from reelworks.core.shape import Shape
 from reelworks.models import config, known, registry
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
-from reelworks.models.lora import inject
-from reelworks.models.lora.config import LoraConfig
+from reelworks.models.lora import frozen, inject
+from reelworks.models.lora.config import BaseStorage, LoraConfig
 from reelworks.objective.objectives import Objective
 from reelworks.precision import audit
 from reelworks.precision.boundary import Boundary
+from reelworks.train import kept
 
 AUTOENCODER = AutoencoderConfig(stride=1)
 TEXT = TextConfig(dim=32, max_length=6, pooled_dim=8)
@@ -81,10 +82,11 @@ def shapes(name: str) -> list[Shape]:
     return [shape for shape in _CLIPS if geometry.accepts_frames(shape.num_frames)]
 
 
-def build(name: str, **dtypes: Any) -> Denoiser:
+def build(name: str, *, gradient_checkpointing: bool = False, **dtypes: Any) -> Denoiser:
     """Build a family's tiny network; where fresh weights are zero they get a value, so that every path counts."""
+    model = ModelConfig(name=name, gradient_checkpointing=gradient_checkpointing)
     denoiser = registry.build_denoiser(
-        ModelConfig(name=name), autoencoder=AUTOENCODER, text=TEXT, device="cpu", seed=0, **dtypes
+        model, autoencoder=AUTOENCODER, text=TEXT, device="cpu", seed=0, **dtypes
     )
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -175,6 +177,68 @@ def check_lora(name: str) -> None:
         torch.autograd.backward(boundary(example(shape)).square().mean())
     unreached = [key for key, p in trained.items() if p.grad is None or not p.grad.any()]
     assert not unreached, f"{name}: no gradient reaches {unreached[:5]}"
+    if denoiser.runs_on_meta:
+        audit.audit(denoiser, [inputs], sharded=True, units=denoiser.sharding().blocks)
+
+
+def with_lora(
+    name: str,
+    base: BaseStorage,
+    compute: torch.dtype,
+    *,
+    gradient_checkpointing: bool = False,
+    dora: bool = False,
+) -> Denoiser:
+    """Build a family's tiny network with a stored base and a LoRA of random numbers."""
+    denoiser = build(name, gradient_checkpointing=gradient_checkpointing, compute=compute)
+    blocks = denoiser.sharding().blocks
+    frozen.store(denoiser.module, blocks, base, compute=compute, device=torch.device("cpu"))
+    denoiser.contract = dataclasses.replace(denoiser.contract, base=base)
+    inject.inject(denoiser, LoraConfig(rank=2, dora=dora), seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in denoiser.module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+    return denoiser
+
+
+def answer(denoiser: Denoiser, inputs: DenoiserInputs) -> dict[str, Tensor]:
+    """The prediction, and by name the gradients of its mean square."""
+    out = Boundary(denoiser)(inputs)
+    torch.autograd.backward(out.square().mean())
+    gradients = {key: p.grad for key, p in denoiser.module.named_parameters() if p.grad is not None}
+    return {"": out.detach(), **gradients}
+
+
+def check_gradient_checkpointing(name: str) -> None:
+    """Blocks that are computed twice give the same LoRA to the last bit, and keep less for the backward pass."""
+    inputs, found, stays = example(shapes(name)[-1], batch=1), [], []
+    for twice in (False, True):
+        denoiser = with_lora(name, "float32", torch.float32, gradient_checkpointing=twice)
+        with kept.counted() as activations:
+            Boundary(denoiser)(inputs)
+        stays.append(activations.bytes)
+        found.append(answer(denoiser, inputs))
+    assert stays[1] < stays[0], f"{name}: no block is computed twice"
+    assert found[0].keys() == found[1].keys()
+    differing = [key for key, value in found[0].items() if not torch.equal(value, found[1][key])]
+    assert not differing, f"{name}: gradient checkpointing changes {differing[:5]}"
+
+
+def check_bases(name: str) -> None:
+    """A base in bfloat16 changes nothing under products of bfloat16; one of 4 bits answers about the same."""
+    inputs = example(shapes(name)[-1], batch=1)
+    wanted = answer(with_lora(name, "float32", torch.bfloat16), inputs)
+    lowered = answer(with_lora(name, "bfloat16", torch.bfloat16), inputs)
+    assert lowered.keys() == wanted.keys()
+    differing = [key for key, value in wanted.items() if not torch.equal(value, lowered[key])]
+    assert not differing, f"{name}: a base in bfloat16 changes {differing[:5]}"
+    denoiser = with_lora(name, "nf4", torch.bfloat16)
+    found = answer(denoiser, inputs)
+    assert found.keys() == wanted.keys(), f"{name}: of nf4, {found.keys() ^ wanted.keys()}"
+    off = _distance(wanted[""], found[""])
+    assert 0 < off < 0.25, f"{name}: a base in nf4 is {off:.1%} off"
     if denoiser.runs_on_meta:
         audit.audit(denoiser, [inputs], sharded=True, units=denoiser.sharding().blocks)
 

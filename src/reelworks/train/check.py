@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.encode.live import LiveEncoder
 from reelworks.models.api import Autoencoder, Denoiser, TextEncoder
+from reelworks.models.lora import quantized
+from reelworks.parallel import mesh
+from reelworks.parallel.mesh import World
 from reelworks.precision import audit, stored
 from reelworks.precision.boundary import Boundary, DtypeError
 from reelworks.precision.contract import Contract, Role, name_of
@@ -34,12 +37,18 @@ def check(recipe: Recipe, table: BucketTable, world: int = 1) -> dict[str, Any]:
     Raises:
         UserError: Weights cannot be loaded, a contract cannot train, or memory does not suffice.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    denoiser, encoder = build.denoiser(recipe, device), build.encoder(recipe, device)
+    with mesh.join(offload=recipe.parallel.offload) as alone:
+        return _check(recipe, table, alone, world)
+
+
+def _check(recipe: Recipe, table: BucketTable, alone: World, world: int) -> dict[str, Any]:
+    denoiser, encoder = build.denoiser(recipe, alone.home), build.encoder(recipe, alone.device)
     shapes = rehearsal.examples(denoiser, encoder, table)
     units = denoiser.sharding().blocks
-    found = list(audit.faults(denoiser, shapes, sharded=world > 1, units=units))
+    found = list(audit.faults(denoiser, shapes, sharded=world > 1 or alone.shards, units=units))
     found += _of_encoders(encoder, table)
+    if not found:
+        mesh.shard(denoiser.module, units, denoiser.contract, alone, recipe.parallel.strategy)
     state = TrainState.start(denoiser.module, recipe.train)
     rehearsed: list[dict[str, Any]] = []
     if not found:
@@ -49,12 +58,12 @@ def check(recipe: Recipe, table: BucketTable, world: int = 1) -> dict[str, Any]:
             found.append(fault)
     shards = world if recipe.parallel.strategy == "fsdp" else 1
     return {
-        "device": str(device),
+        "device": str(alone.device),
         "world": world,
         "shapes": len(shapes),
         "components": _components(recipe, denoiser, encoder),
         "rehearsed": rehearsed,
-        "memory": _memory(state, encoder, rehearsed, shards),
+        "memory": _memory(state, encoder, rehearsed, shards, units if alone.offload else None),
         "violations": [_violation(fault) for fault in found],
     }
 
@@ -73,7 +82,7 @@ def _rehearse(
 ) -> Iterator[dict[str, Any]]:
     for bucket in largest_of_each(table):
         began = time.monotonic()
-        with kept.counted(state.module) as activations:
+        with kept.counted() as activations:
             rehearsal.rehearse(Boundary(denoiser), encoder, state, bucket)
         yield {
             "bucket": bucket.name,
@@ -140,7 +149,8 @@ def _component(kind: str, name: str, contract: Contract, modules: list[nn.Module
         "component": kind,
         "name": name,
         **dtypes,
-        "parameters": sum(p.numel() for p in parameters),
+        "base": contract.base,
+        "parameters": sum(p.numel() for p in parameters) + sum(map(quantized.count, modules)),
         "trained": sum(p.numel() for p in parameters if p.requires_grad) if contract.master else 0,
         "casts": casts,
     }
@@ -152,14 +162,31 @@ def _arrives(role: Role) -> str:
 
 
 def _memory(
-    state: TrainState, encoder: LiveEncoder, rehearsed: list[dict[str, Any]], shards: int
+    state: TrainState,
+    encoder: LiveEncoder,
+    rehearsed: list[dict[str, Any]],
+    shards: int,
+    fetched: Sequence[nn.Module] | None,
 ) -> dict[str, int]:
-    trained = [p for p in state.module.parameters() if p.requires_grad]
-    held = [*state.module.parameters(), *state.module.buffers()]
+    """Memory of the device by purpose, and their sum.
+
+    Args:
+        state: What is trained.
+        encoder: What stands beside it.
+        rehearsed: As told.
+        shards: Processes that share the network; each has all of a quantised base.
+        fetched: Units whose weights come from CPU memory when they are used, if they do.
+    """
+    parameters = list(state.module.parameters())
+    trained = [p for p in parameters if p.requires_grad]
+    codes = [value for layer in quantized.layers(state.module) for value in layer.buffers()]
+    known = set(map(id, codes))
+    buffers = [value for value in state.module.buffers() if id(value) not in known]
     moments = [value for one in state.optimizer.state.values() for value in one.values()]
     encoders = [m for e in (encoder.autoencoder, encoder.text_encoder) for m in _modules(e)]
     parts = {
-        "weights": _bytes(held) // shards,
+        "weights": _bytes([*parameters, *buffers]) // shards,
+        "quantized base": _bytes(codes),
         # The optimizer updates what is stored; a master copy beside it would stand here.
         "master": 0,
         "gradients": _bytes(trained) // shards,
@@ -168,7 +195,13 @@ def _memory(
         "encoders": _bytes([p for module in encoders for p in module.parameters()]),
         "activations": max((one["activations_bytes"] for one in rehearsed), default=0),
     }
-    return {**parts, "total": sum(parts.values())}
+    offloaded = 0
+    if fetched is not None:
+        lying = ("weights", "gradients", "optimizer", "ema")
+        offloaded = sum(parts.pop(name) for name in lying)
+        # One in use, and the next on its way.
+        parts = {"weights": 2 * max(_bytes(list(unit.parameters())) for unit in fetched), **parts}
+    return {**parts, "total": sum(parts.values()), "offloaded": offloaded}
 
 
 def _bytes(tensors: list[Any]) -> int:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.core.shape import Geometry
@@ -16,6 +17,7 @@ from reelworks.encode.live import LiveEncoder
 from reelworks.models import config as models
 from reelworks.models import published
 from reelworks.models.api import Denoiser
+from reelworks.models.lora import quantized
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import build, meter, rehearsal
 from reelworks.train.meter import Pass
@@ -119,8 +121,10 @@ def held(recipe: Recipe) -> Held:
     denoiser = build.denoiser(bare, torch.device("meta"))
     parameters = list(denoiser.module.parameters())
     trained = sum(p.numel() for p in parameters if p.requires_grad)
+    frozen: list[Tensor] = [p for p in parameters if not p.requires_grad]
+    frozen += [codes for layer in quantized.layers(denoiser.module) for codes in layer.buffers()]
     memory = Memory(
-        base=sum(p.numel() * p.element_size() for p in parameters if not p.requires_grad),
+        base=sum(value.numel() * value.element_size() for value in frozen),
         trained=4 * trained,
         gradients=4 * trained,
         optimizer=8 * trained,
@@ -145,7 +149,7 @@ def estimate(recipe: Recipe, table: BucketTable, there: Held | None = None) -> E
     there = held(recipe) if there is None else there
     denoiser, memory = there.denoiser, there.memory
     passes = {bucket.name: _pass(recipe, denoiser, bucket) for bucket in _largest_of_each(table)}
-    parameters = sum(p.numel() for p in denoiser.module.parameters())
+    parameters = _count(denoiser)
     trained = memory.trained // 4
     return Estimate(
         parameters - trained if recipe.lora is not None else parameters,
@@ -154,6 +158,10 @@ def estimate(recipe: Recipe, table: BucketTable, there: Held | None = None) -> E
         _of_all(table, {name: one.flops for name, one in passes.items()}),
         denoiser.runs_on_meta,
     )
+
+
+def _count(denoiser: Denoiser) -> int:
+    return sum(p.numel() for p in denoiser.module.parameters()) + quantized.count(denoiser.module)
 
 
 def _largest_of_each(table: BucketTable) -> list[Bucket]:
@@ -166,7 +174,7 @@ def _largest_of_each(table: BucketTable) -> list[Bucket]:
 
 def _pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
     if not denoiser.runs_on_meta:
-        weights = sum(p.numel() for p in denoiser.module.parameters())
+        weights = _count(denoiser)
         times = 2 if recipe.lora is not None else 3  # of a frozen weight no gradient is made
         times += recipe.model.gradient_checkpointing
         return Pass(0, 2 * times * weights * bucket.tokens * bucket.batch_size)
@@ -202,4 +210,5 @@ def _encoders(recipe: Recipe) -> int:
     autoencoder, text = recipe.autoencoder.name, recipe.text.name
     counts = _PARAMETERS | {name: one.parameters for name, one in published.AUTOENCODERS.items()}
     of_text = _PARAMETERS | {name: one.parameters for name, one in published.TEXT_ENCODERS.items()}
-    return 4 * counts[autoencoder] + 2 * of_text[text]
+    wide = 4 if recipe.autoencoder.dtype == "float32" else 2
+    return wide * counts[autoencoder] + 2 * of_text[text]

@@ -18,13 +18,14 @@ class Kept:
 
 
 @contextmanager
-def counted(module: nn.Module) -> Iterator[Kept]:
-    """Count while open; parameters of the module, which are there anyway, are left out."""
-    kept, seen = Kept(), {p.untyped_storage().data_ptr() for p in module.parameters()}
+def counted() -> Iterator[Kept]:
+    """Count while open; parameters, which are there anyway or are fetched again, are left out."""
+    kept, seen = Kept(), set[int]()
 
     def count(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in seen:
+        is_parameter = isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+        if not is_parameter and storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
             kept.bytes += storage.nbytes()
         return tensor

@@ -25,7 +25,7 @@ def audit_shapes(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable, w
         DtypeError: Two dtypes meet that must not; names the module.
     """
     shapes, units = examples(denoiser, encoder, table), denoiser.sharding().blocks
-    return audit.audit(denoiser, shapes, sharded=world.size > 1, units=units)
+    return audit.audit(denoiser, shapes, sharded=world.shards, units=units)
 
 
 def examples(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable) -> list[DenoiserInputs]:
@@ -60,7 +60,7 @@ def rehearse(
             f"the largest bucket does not fit into memory ({str(error).splitlines()[0][:200]})",
             field="bucket.batch_size",
             value=f"{bucket.batch_size} for {bucket.name}",
-            remedy="lower it, set model.gradient_checkpointing = true, or drop that bucket",
+            remedy="lower it, set model.gradient_checkpointing or parallel.offload = true, or drop that bucket",
         ) from error
     finally:
         state.optimizer.zero_grad(set_to_none=True)

@@ -67,7 +67,7 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
             field="--weights-only",
             remedy="add --load RUN|CHECKPOINT",
         )
-    with mesh.join() as world, ExitStack() as stack:
+    with mesh.join(offload=recipe.parallel.offload) as world, ExitStack() as stack:
         threads = context.set_threads(recipe, world)
         folder = RunFolder(Path(recipe.output))
         check, place = _not_held, None
@@ -167,7 +167,7 @@ def _train(start: _Start) -> int:
 
 def _build(start: _Start) -> _Model:
     recipe, world = start.data.recipe, start.world
-    denoiser = build.denoiser(recipe, world.device)
+    denoiser = build.denoiser(recipe, world.home)
     encoder = build.encoder(recipe, world.device)
     rehearsal.audit_shapes(denoiser, encoder, start.data.table, world)
     mesh.shard(

@@ -16,6 +16,8 @@ from reelworks.parallel.mesh import local
 from reelworks.train.config import TrainConfig
 from reelworks.train.finite import not_finite
 
+_OPTIMIZERS = {"adamw": torch.optim.AdamW}
+
 
 @dataclass
 class TrainState:
@@ -35,7 +37,7 @@ class TrainState:
     def start(cls, module: nn.Module, config: TrainConfig) -> TrainState:
         """Begin with the module's weights as their own average."""
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        optimizer = torch.optim.AdamW(
+        optimizer = _OPTIMIZERS[config.optimizer](
             trained.values(),
             lr=config.learning_rate,
             betas=(config.betas[0], config.betas[1]),

@@ -40,12 +40,13 @@ class Trained:
     encoder: LiveEncoder
 
     @classmethod
-    def load(cls, source: Path, *, averaged: bool = True) -> Self:
+    def load(cls, source: Path, *, averaged: bool = True, to_merge: bool = False) -> Self:
         """Load from a run folder (its newest good checkpoint) or from a checkpoint's folder.
 
         Args:
             source: Either folder.
             averaged: Use the averaged weights.
+            to_merge: Hold the base of a LoRA in float32, whatever it was trained on: sums cannot be added to codes.
 
         Raises:
             UserError: There is no run or no good checkpoint.
@@ -55,6 +56,9 @@ class Trained:
         # Held while the model is built: that takes long enough for a training to delete it.
         with lease.reading(path):
             recipe = recipes.load(run.recipe_file)
+            if to_merge and recipe.lora is not None:
+                wide = recipe.lora.model_copy(update={"base": "float32"})
+                recipe = recipe.model_copy(update={"lora": wide})
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
             denoiser = build.denoiser(recipe, device)
             origin.require_base(path, denoiser.base)

@@ -77,6 +77,28 @@ def saved(request, tmp_path_factory):
     return request.param, place, module
 
 
+def test_bfloat16_answers_as_float32(saved):
+    """Weights are bfloat16, statistics and what comes out float32; latents and frames are nearly the same."""
+    name, place, _ = saved
+    exact, lowered = (
+        registry.build_autoencoder(AutoencoderConfig(name=name, weights=str(place), dtype=dtype))
+        for dtype in ("float32", "bfloat16")
+    )
+    geometry = exact.geometry
+    frames = geometry.nearest_frames(5)
+    video = torch.rand(1, 3, frames, 2 * geometry.stride[1], 2 * geometry.stride[2]) * 2 - 1
+    latents = [one.encode(video) for one in (exact, lowered)]
+    videos = [one.decode(latents[0], frames) for one in (exact, lowered)]
+    for wanted, found in (latents, videos):
+        assert wanted.dtype == found.dtype == torch.float32
+        assert not torch.equal(wanted, found)
+        assert (found - wanted).norm() < 0.05 * wanted.norm()
+    assert {p.dtype for p in lowered._module.parameters()} == {torch.bfloat16}
+    assert lowered.contract.compute == lowered.contract.storage == torch.bfloat16
+    assert torch.equal(exact._mean, lowered._mean)
+    assert torch.equal(exact._std, lowered._std)
+
+
 def test_latents_are_the_posteriors_means_in_the_familys_units(saved):
     """A folder's autoencoder gives the declared shape, what the pipeline would give, and as many frames back."""
     name, place, module = saved

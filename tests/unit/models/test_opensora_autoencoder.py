@@ -66,6 +66,21 @@ def test_the_whole_autoencoder(autoencoder, name):
     assert autoencoder.geometry.latent(shape) == tuple(latent.shape[2:])
 
 
+@torch.no_grad()
+def test_bfloat16_answers_as_float32(autoencoder):
+    """Weights are bfloat16, statistics and what comes out float32; latents and frames are nearly the same."""
+    config = AutoencoderConfig(name="opensora-1.2", weights=WEIGHTS, dtype="bfloat16")
+    lowered = video.build(config, SIZES)
+    x = torch.rand(1, 3, 5, 16, 24, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    latents = [one.encode(x) for one in (autoencoder, lowered)]
+    videos = [one.decode(latents[0], 5) for one in (autoencoder, lowered)]
+    for wanted, found in (latents, videos):
+        assert wanted.dtype == found.dtype == torch.float32
+        assert 0 < (found - wanted).norm() < 0.05 * wanted.norm()
+    assert {p.dtype for p in lowered._network.parameters()} == {torch.bfloat16}
+    assert {b.dtype for b in lowered._network.buffers()} == {torch.float32}
+
+
 def test_geometry_gives_upstreams_latent_frames_for_every_length():
     """1 to 408 frames have as many latent frames as upstream makes of them."""
     golden = json.loads((GOLDEN / "vae_latent_frames.json").read_text())["latent_frames"]

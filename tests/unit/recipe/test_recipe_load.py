@@ -150,6 +150,10 @@ MISTAKES = [
     ("preview={prompts = ['a'], width = 101}", "preview.width", 101, "use 104"),
     ("preview={prompts = ['a'], height = 0}", "preview.height", 0, "greater than or equal to 1"),
     ("preview.fps=241", "preview.fps", 241, "less than or equal to 240"),
+    ("lora={base = 'int4'}", "lora.base", "int4", "give 'float32', 'bfloat16', 'float8', 'int8' or 'nf4'"),
+    ("precision.base='nf4'", "precision.base", "nf4", "lora.base may be"),
+    ("autoencoder.dtype='fp16'", "autoencoder.dtype", "fp16", 'say "bfloat16"'),
+    ("autoencoder.dtype='bfloat16'", "autoencoder.dtype", "bfloat16", "leave it out"),
     ("checkpoints.keep_every=750", "checkpoints.keep_every", 750, "multiple of 500"),
 ]
 
@@ -313,3 +317,23 @@ def test_overrides_that_lead_nowhere(tmp_path: Path, override: str, remedy: str)
     error = mistake(tmp_path, override)
     assert (error.field, error.value) == ("--set", override)
     assert remedy in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "remedy"),
+    [
+        (
+            ["lora.base=bfloat16", "precision.compute=float32"],
+            "lora.base",
+            'say precision.compute = "bfloat16"',
+        ),
+        (["lora.base=nf4", "parallel.offload=true"], "parallel.offload", 'say lora.base = "bfloat16"'),
+    ],
+)
+def test_a_base_that_cannot_lie_so_is_refused_when_the_recipe_is_read(tmp_path, overrides, field, remedy):
+    """Before anything is scanned or loaded; without the other key both are taken."""
+    refused = mistake(tmp_path, *overrides)
+    assert refused.field == field
+    assert remedy in str(refused)
+    for one in overrides:
+        recipes.load(write(tmp_path), [one, "lora.rank=4"])

@@ -66,6 +66,36 @@ def test_a_sound_recipe_has_no_violation_and_its_figures_are_those_of_training(c
     assert memory["total"] == sum(value for name, value in memory.items() if name != "total")
 
 
+LORA = (
+    "--json",
+    "--set",
+    "model.name=wan-tiny",
+    "--set",
+    "model.hidden_size=none",
+    "--set",
+    "model.depth=none",
+)
+LORA += ("--set", "model.num_heads=none", "--set", "lora.rank=2")
+
+
+def test_a_base_of_few_bits_and_weights_in_cpu_memory_are_counted_where_they_lie(check) -> None:
+    """Half a byte for a number of nf4, and two for one of bfloat16; an offloaded network takes two blocks."""
+    told = {base: json.loads(check(*LORA, "--set", f"lora.base={base}")[1]) for base in ("bfloat16", "nf4")}
+    assert [one["violations"] for one in told.values()] == [[], []]
+    assert [one["components"][0]["base"] for one in told.values()] == ["bfloat16", "nf4"]
+    count, same = (one["components"][0]["parameters"] for one in told.values())
+    assert count == same
+    wide, memory = (one["memory"] for one in told.values())
+    codes = (wide["weights"] - memory["weights"]) / 2
+    assert 0.5 * codes < memory["quantized base"] < 0.6 * codes
+    offloaded = json.loads(check(*LORA, "--set", "parallel.offload=true")[1])
+    assert offloaded["violations"] == []
+    low = offloaded["memory"]
+    assert low["offloaded"] == sum(wide[part] for part in ("weights", "gradients", "optimizer", "ema"))
+    assert 0 < low["weights"] < wide["weights"]
+    assert low["total"] == low["weights"] + low["encoders"] + low["activations"]
+
+
 def _module(recipe: load.Recipe) -> torch.nn.Module:
     return registry.build_denoiser(
         recipe.model, autoencoder=recipe.autoencoder, text=recipe.text, device="cpu", seed=0

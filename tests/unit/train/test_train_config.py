@@ -51,8 +51,8 @@ def test_an_optimizer_that_does_not_work_on_shards_is_refused_with_the_reason(na
     ("key", "value", "reason"),
     [
         ("compute", "float16", "needs a loss scaler"),
-        ("compute", "fp8", "every weight is trained"),
-        ("storage", "float8_e4m3fn", "every weight is trained"),
+        ("compute", "fp8", "not those that are trained"),
+        ("storage", "float8_e4m3fn", "not those that are trained"),
         ("storage", "bfloat16", "rounded stochastically"),
         ("master", "bfloat16", "rounded stochastically"),
         ("weights", "bf16", "rounded stochastically"),

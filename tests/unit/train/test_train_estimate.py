@@ -67,7 +67,7 @@ def test_estimates_are_what_a_real_pass_takes(name: str, checkpointing: bool) ->
     run()  # whatever is only made once
     denoiser.module.zero_grad(set_to_none=True)
     assert found.memory.activations == pytest.approx(allocated(run), rel=0.1)
-    with kept.counted(denoiser.module) as activations:
+    with kept.counted() as activations:
         Boundary(denoiser)(rehearsal.blank(encoder, buckets.buckets[0], 2, cpu))
     assert found.memory.activations >= activations.bytes
 
@@ -118,3 +118,15 @@ def test_settings_are_added_until_a_recipe_fits_and_no_further() -> None:
     choice = tiers.choose(start, 1)
     assert (choice.fits, choice.tiers) == (False, tiers.TIERS)
     assert tiers.choose(start, None).fits is None
+
+
+def test_a_base_of_few_bits_is_counted_as_it_is_stored() -> None:
+    """A base has as many numbers in any storage, and the bytes of that."""
+    found = {
+        base: estimate.estimate(*recipe("wan-tiny", lora={"rank": 2, "base": base}))
+        for base in ("float32", "int8", "nf4")
+    }
+    assert len({one.parameters for one in found.values()}) == 1
+    wide, int8, nf4 = (one.memory.base for one in found.values())
+    numbers = (wide - int8) / 3  # in the blocks, but for scales
+    assert nf4 == pytest.approx(wide - 3.44 * numbers, rel=0.02)

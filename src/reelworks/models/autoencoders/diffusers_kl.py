@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
 from reelworks.models import libraries, published, weight_files
@@ -38,7 +38,7 @@ class DiffusersAutoencoder:
     Attributes:
         geometry: Stride and frame rule of the family.
         latent_channels: Of what a denoiser sees.
-        contract: float32 throughout; float16 is known to overflow.
+        contract: float32 or bfloat16 inside, float32 outside; float16 is known to overflow.
     """
 
     def __init__(self, config: AutoencoderConfig) -> None:
@@ -51,12 +51,13 @@ class DiffusersAutoencoder:
         facts = published.AUTOENCODERS[config.name]
         self.geometry = autoencoder_geometry(config)
         self.latent_channels = facts.channels
-        self.contract = CONTRACT
+        self.contract = CONTRACT.computing_in(getattr(torch, config.dtype))
         self._module = _load(facts.network, config.weights)
         # Some take pictures alone, without an axis for frames.
         self._flat = facts.network in ("AutoencoderKL", "AutoencoderKLFlux2")
         self._packed = facts.network == "AutoencoderKLFlux2"
         self._mean, self._std = _statistics(self._module)
+        nn.Module.to(self._module, self.contract.storage)
         if self._mean.shape[1] not in (1, facts.channels):
             raise UserError(
                 f"its latents have {self._mean.shape[1]} channels, those of {config.name} have {facts.channels}",
@@ -70,7 +71,7 @@ class DiffusersAutoencoder:
         """Encode `[B, 3, T, H, W]` in [-1, 1] as `[B, C, T', h, w]`."""
         video = video_BCTHW.to(self.contract.compute)
         latent: Tensor = self._module.encode(video[:, :, 0] if self._flat else video).latent_dist.mode()
-        latent = latent[:, :, None] if self._flat else latent
+        latent = (latent[:, :, None] if self._flat else latent).to(self.contract.output)
         if self._packed:
             latent = _squares_to_channels(latent)
         return (latent - self._mean) / self._std
@@ -81,13 +82,14 @@ class DiffusersAutoencoder:
         latent = latent_BCTHW * self._std + self._mean
         if self._packed:
             latent = _channels_to_squares(latent)
+        latent = latent.to(self.contract.compute)
         # A decoder that removes a little noise by itself is told that there is none.
         asks_time = self._module.config.get("timestep_conditioning", False)
         told = {"temb": latent.new_zeros(len(latent))} if asks_time else {}
         video: Tensor = self._module.decode(latent[:, :, 0] if self._flat else latent, **told).sample
         video = video[:, :, None] if self._flat else video
         assert video.shape[2] == num_frames, f"{latent.shape[2]} latent frames became {video.shape[2]}"
-        return video
+        return video.to(self.contract.output)
 
     def to(self, device: torch.device) -> Autoencoder:
         """Move the network, in place."""

@@ -42,11 +42,12 @@ class Base(NamedTuple):
 def digest(state: Mapping[str, Tensor]) -> str:
     """Digest all values of a network; about as fast as memory is read.
 
-    The dtype that they were stored in does not count: files are read into float32.
+    The dtype that they were stored in does not count: numbers are taken as float32.
     """
     running = checksums.running()
     for name in sorted(state):
         value = state[name].detach().contiguous()
+        value = value.float() if value.is_floating_point() else value
         running.update(f"{name}:{tuple(value.shape)};".encode())
         running.update(value.flatten().view(torch.uint8).numpy().data)
     return running.hexdigest()

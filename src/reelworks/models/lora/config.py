@@ -9,6 +9,8 @@ from pydantic import Field
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
+BaseStorage = Literal["float32", "bfloat16", "float8", "int8", "nf4"]
+
 
 class LoraConfig(Config):
     """Train low-rank updates of some layers, and leave all other weights as they are.
@@ -20,6 +22,9 @@ class LoraConfig(Config):
         targets: Layers that are adapted: "default", those of all attentions, or names of linear layers, whole or
             their last parts, such as ["to_q", "to_v"].
         dora: Train the length of each row of the sum beside its direction (DoRA).
+        base: How the frozen weights lie in memory: linear layers of the model's blocks in 8 bits (`float8`, `int8`) or 4
+            (`nf4`), or all weights of matrix products in bfloat16; default: in `precision.compute`, which changes no
+            result.
         weights: A LoRA of this model to begin with, a `.safetensors` file of any convention.
     """
 
@@ -28,6 +33,7 @@ class LoraConfig(Config):
     dropout: float = Field(0.0, ge=0, lt=1)
     targets: Literal["default"] | list[str] = "default"
     dora: bool = False
+    base: BaseStorage | None = None
     weights: str | None = Field(None, min_length=1)
 
     @property
@@ -53,3 +59,18 @@ class LoraConfig(Config):
                 value=format,
                 remedy='write "diffusers", or train without lora.dora',
             )
+
+    def exact_base(self, compute: str) -> BaseStorage:
+        """How the base is stored, as its products are taken where nothing is asked for.
+
+        Raises:
+            UserError: It would be lower than those, and nothing widens it for them.
+        """
+        if self.base == "bfloat16" and compute != "bfloat16":
+            raise UserError(
+                "the products of float32 that the recipe asks for need weights of float32",
+                field="lora.base",
+                value=self.base,
+                remedy='say precision.compute = "bfloat16", or leave lora.base out',
+            )
+        return self.base or ("bfloat16" if compute == "bfloat16" else "float32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -45,9 +46,15 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(settings, module)
-    for parameter in module.parameters():
-        if parameter.requires_grad:  # peft gives them the dtype of the base
-            parameter.data = parameter.data.float()
+        for name, parameter in module.named_parameters():
+            if (
+                parameter.requires_grad
+            ):  # peft gives them the dtype of the base, and rounds what it draws to it
+                parameter.data = parameter.data.float()
+            if _is_drawn(name):
+                drawn = torch.empty(parameter.shape)
+                nn.init.kaiming_uniform_(drawn, a=math.sqrt(5))
+                parameter.data.copy_(drawn)
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
@@ -74,6 +81,11 @@ def parts(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     """The layer and the part of it (A, B or magnitude_vector) that each name of a low-rank tensor means."""
     found = {name: match for name in names if (match := _PART.search(name))}
     return {name: (name[: match.start()], match[1]) for name, match in found.items()}
+
+
+def _is_drawn(name: str) -> bool:
+    """True for what does not begin as zeros, or as lengths of the base's rows."""
+    return (match := _PART.search(name)) is not None and match[1] == "A"
 
 
 def linear_layers(module: nn.Module) -> list[str]:

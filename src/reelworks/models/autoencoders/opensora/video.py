@@ -63,16 +63,20 @@ class Spatial(nn.Module):
         self.module: Any = module
 
     def encode(self, video_BCTHW: Tensor) -> Tensor:
-        """Return the posterior's means, `[B, 4, T, H/8, W/8]`; what is left of H and W is dropped."""
-        parts = _as_pictures(video_BCTHW)
+        """Return the posterior's means, `[B, 4, T, H/8, W/8]` float32; what is left of H and W is dropped."""
+        parts = _as_pictures(video_BCTHW.to(_dtype(self)))
         latents: list[Tensor] = [self.module.encode(part).latent_dist.mode() for part in parts]
-        return _as_clips(latents, len(video_BCTHW)) * _SPATIAL_SCALE
+        return _as_clips(latents, len(video_BCTHW)).float() * _SPATIAL_SCALE
 
     def decode(self, latent_BCTHW: Tensor) -> Tensor:
-        """Return `[B, 3, T, 8·H, 8·W]`."""
-        parts = _as_pictures(latent_BCTHW / _SPATIAL_SCALE)
+        """Return `[B, 3, T, 8·H, 8·W]` float32."""
+        parts = _as_pictures((latent_BCTHW / _SPATIAL_SCALE).to(_dtype(self)))
         video: list[Tensor] = [self.module.decode(part).sample for part in parts]
-        return _as_clips(video, len(latent_BCTHW))
+        return _as_clips(video, len(latent_BCTHW)).float()
+
+
+def _dtype(network: nn.Module) -> torch.dtype:
+    return next(network.parameters()).dtype
 
 
 def _as_pictures(clips_BCTHW: Tensor) -> tuple[Tensor, ...]:
@@ -100,16 +104,17 @@ class VideoNetwork(nn.Module):
     def encode(self, video_BCTHW: Tensor) -> Tensor:
         """Encode in chunks of 17 frames that know nothing of each other."""
         chunks = torch.split(self.spatial_vae.encode(video_BCTHW), CHUNK_FRAMES, dim=2)
-        latent = torch.cat([self.temporal_vae.encode(chunk).mean for chunk in chunks], dim=2)
+        means = [self.temporal_vae.encode(chunk.to(_dtype(self))).mean for chunk in chunks]
+        latent = torch.cat(means, dim=2).float()
         return (latent - self.shift) / self.scale
 
     def decode(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:
         """Decode in chunks of 5 latent frames."""
         video, left = [], num_frames
         for chunk in torch.split(latent_BCTHW * self.scale + self.shift, _CHUNK_LATENTS, dim=2):
-            video.append(self.temporal_vae.decode(chunk, min(left, CHUNK_FRAMES)))
+            video.append(self.temporal_vae.decode(chunk.to(_dtype(self)), min(left, CHUNK_FRAMES)))
             left -= CHUNK_FRAMES
-        return self.spatial_vae.decode(torch.cat(video, dim=2))
+        return self.spatial_vae.decode(torch.cat(video, dim=2).float())
 
 
 @final
@@ -123,17 +128,19 @@ class OpenSoraAutoencoder:
     Attributes:
         geometry: Height and width by 8, rounded down. v1.2: 17 frames become 5, a rest a quarter, rounded up.
         latent_channels: 4.
-        contract: float32 throughout; float16 is known to overflow.
+        contract: float32 or bfloat16 inside, float32 outside; float16 is known to overflow.
     """
 
     def __init__(self, config: AutoencoderConfig, network: VideoNetwork | Spatial) -> None:
         self.geometry: Geometry = autoencoder_geometry(config)
-        self.latent_channels, self.contract = 4, CONTRACT
+        self.latent_channels, self.contract = 4, CONTRACT.computing_in(getattr(torch, config.dtype))
         self._network = network.requires_grad_(False).eval()
+        for parameter in network.parameters():  # statistics, which are buffers, stay float32
+            parameter.data = parameter.data.to(self.contract.storage)
 
     def encode(self, video_BCTHW: Tensor) -> Tensor:
         """Encode `[B, 3, T, H, W]` in [-1, 1] as `[B, 4, T', H/8, W/8]`."""
-        return self._network.encode(video_BCTHW.to(self.contract.compute))
+        return self._network.encode(video_BCTHW)
 
     def decode(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:
         """Decode `[B, 4, T', h, w]` to `[B, 3, num_frames, 8·h, 8·w]`; values are not clamped."""

@@ -1,0 +1,167 @@
+"""Frozen bases: codes are the nearest ones, products keep nothing wide, and a file becomes what it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional
+
+from reelworks.models import registry
+from reelworks.models.config import ModelConfig
+from reelworks.models.lora import inject
+from reelworks.models.lora.config import LoraConfig
+from reelworks.models.lora.quantized import (
+    FORMATS,
+    Quantized,
+    QuantizedLinear,
+    dequantize,
+    nf4_levels,
+    quantize,
+)
+from reelworks.testing import contract
+from reelworks.train import kept
+
+F32, BF16 = torch.float32, torch.bfloat16
+every_format = pytest.mark.parametrize("format", FORMATS)
+# As QLoRA's authors published them.
+NF4 = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
+
+
+def test_the_levels_of_nf4_are_the_published_ones():
+    """Quantiles of a normal distribution, made here, are the numbers that others store."""
+    assert torch.allclose(nf4_levels(), torch.tensor(NF4), atol=1e-6, rtol=0)
+
+
+@every_format
+@given(
+    out=st.integers(1, 9),
+    width=st.integers(1, 70),
+    exponent=st.integers(-30, 30),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_codes_are_the_nearest(format, out, width, exponent, seed):
+    """Of any shape and size of numbers, each comes back as the number nearest to it that its scale allows."""
+    weight = torch.randn(out, width, generator=torch.Generator().manual_seed(seed)) * 2.0**exponent
+    weight[0, 0] = 0
+    found = quantize(weight, format)
+    back = dequantize(found, format, (out, width), F32)
+    by_block = found.scale.expand(-1, 64).flatten()[: out * width]
+    rows = by_block.view(out, width) if format == "nf4" else found.scale.expand(out, width)
+    # Scales are rounded to bfloat16, so that the largest number of a row may lie beyond the last code.
+    beyond = weight.abs() / 256
+    half_step = {"int8": 0.5 * rows, "float8": weight.abs() / 16 + 2**-10 * rows, "nf4": 0.16 * rows}[format]
+    assert back[0, 0] == 0
+    assert ((back - weight).abs() <= (half_step + beyond) * 1.001).all()
+    again = quantize(back, format)
+    if format != "nf4":  # whose largest code may be another one, at another scale
+        assert torch.equal(dequantize(again, format, (out, width), F32), back)
+
+
+@every_format
+def test_rounding_to_the_compute_dtype_happens_once(format):
+    """A weight widened to bfloat16 is the exact one, rounded; nf4's levels are rounded beforehand too."""
+    weight = torch.randn(16, 96, generator=torch.Generator().manual_seed(0))
+    found = quantize(weight, format)
+    exact, lowered = (dequantize(found, format, (16, 96), dtype) for dtype in (F32, BF16))
+    if format == "nf4":
+        assert torch.allclose(lowered.float(), exact, rtol=2**-7)
+    else:
+        assert torch.equal(lowered, exact.bfloat16())
+
+
+def test_zeros_stay_zeros():
+    """A row without a scale is no division by zero."""
+    for format in FORMATS:
+        assert not dequantize(quantize(torch.zeros(3, 5), format), format, (3, 5), F32).any()
+
+
+@every_format
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_product_is_that_of_the_widened_weight_and_keeps_nothing(format, autocast):
+    """Result and gradient are a plain layer's; for the backward pass no weight and no input is kept."""
+    torch.manual_seed(0)
+    plain = nn.Linear(40, 24).requires_grad_(False)
+    layer = QuantizedLinear(plain, format)
+    x = torch.randn(2, 3, 40, requires_grad=True)
+    dtype = BF16 if autocast else F32
+    with torch.autocast("cpu", BF16, enabled=autocast), kept.counted() as found:
+        out = layer(x)
+    assert (out.dtype, found.bytes) == (dtype, 0)
+    weight = layer.widened(dtype)
+    wanted = functional.linear(x.to(dtype), weight, plain.bias.to(dtype))
+    assert torch.equal(out, wanted)
+    one, other = (torch.autograd.grad(y.float().square().sum(), x)[0] for y in (out, wanted))
+    assert torch.equal(one, other)
+    assert torch.equal(weight, dequantize(Quantized(layer.codes, layer.scale), format, (24, 40), dtype))
+
+
+@pytest.mark.parametrize("name", contract.FAMILIES)
+def test_linear_layers_of_blocks_alone_are_quantized(name):
+    """All of them, and no embedding, norm, or layer before or behind the blocks."""
+    plain, found = contract.build(name), contract.with_lora(name, "int8", F32)
+    inside = {id(child) for block in plain.sharding().blocks for child in block.modules()}
+    wanted = {n for n, m in plain.module.named_modules() if isinstance(m, nn.Linear) and id(m) in inside}
+    quantized = {n for n, m in found.module.named_modules() if isinstance(m, QuantizedLinear)}
+    assert {n.removesuffix(".base_layer") for n in quantized} == wanted != set()
+
+
+@pytest.mark.parametrize("base", [None, "float32", *FORMATS])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_base_from_a_file_is_the_one_that_was_written(tmp_path, base, dtype):
+    """Read tensor by tensor, in any base, a network answers as one that holds the same numbers."""
+    written = contract.build("wan-tiny")
+    state = {name: value.to(dtype) for name, value in written.module.state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors")
+    written.module.load_state_dict(state)
+    read = registry.build_denoiser(
+        ModelConfig(name="wan-tiny", weights=str(tmp_path / "model.safetensors")),
+        autoencoder=contract.AUTOENCODER,
+        text=contract.TEXT,
+        device="cpu",
+        seed=0,
+        compute=BF16,
+        lora=LoraConfig(rank=2, base=base),
+    )
+    for name, value in written.module.named_parameters():
+        layer, _, part = name.rpartition(".")
+        module = read.module.get_submodule(layer) if layer else read.module
+        module = getattr(module, "base_layer", module)
+        found = getattr(module, part)
+        if isinstance(module, QuantizedLinear) and part == "weight":
+            value = dequantize(quantize(value, base), base, value.shape, F32)
+        assert torch.equal(found.float(), value.to(found.dtype).float()), name
+        # Products alone are lowered.
+        assert found.dtype == F32 or isinstance(module, nn.Linear | nn.Conv3d)
+
+
+def test_a_lora_begins_alike_on_every_base():
+    """What is drawn does not depend on how the base is stored."""
+    states = [
+        inject.weights(contract.build("wan-tiny", compute=BF16, lora=LoraConfig(rank=2, base=base)).module)
+        for base in ("float32", "bfloat16", "nf4")
+    ]
+    assert all(torch.equal(value, other[name]) for other in states for name, value in states[0].items())
+    assert all(value.dtype == F32 for state in states for value in state.values())
+
+
+@pytest.mark.parametrize("base", ["bfloat16", "nf4"])
+def test_dora_takes_lengths_of_the_stored_base(base):
+    """DoRA too begins as no change, and is reached by gradients in all its parts."""
+    inputs = contract.example(contract.shapes("wan-tiny")[-1])
+    denoiser = contract.build("wan-tiny", compute=BF16, lora=LoraConfig(rank=2, base=base))
+    dora = contract.build("wan-tiny", compute=BF16, lora=LoraConfig(rank=2, base=base, dora=True))
+    one, other = contract.answer(denoiser, inputs)[""], contract.answer(dora, inputs)[""]
+    assert (one - other).norm() < 0.02 * one.norm()
+    trained = contract.with_lora("wan-tiny", base, BF16, dora=True)
+    gradients = contract.answer(trained, inputs)
+    lengths = [value for name, value in gradients.items() if "magnitude" in name]
+    assert lengths
+    assert all(value.any() for value in lengths)
