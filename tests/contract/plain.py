@@ -24,51 +24,87 @@ def wan(module, x0, noise, i):
     return _mse(out, noise - x0)
 
 
+def wan_i2v(module, x0, noise, i):
+    """Text has 512 tokens, behind which the network looks for the picture's."""
+    B, _, T, H, W = x0.shape
+    text = torch.zeros(B, 512, i.text.shape[2])
+    text[:, : i.text.shape[1]] = i.text * i.text_mask[..., None]
+    mask = torch.zeros(B, 4, T, H, W)
+    mask[:, :, 0] = 1
+    seen = torch.cat([_blend(x0, noise, i.time), mask, i.first_frame], dim=1)
+    out = module(seen, i.time, text, encoder_hidden_states_image=i.image).sample
+    return _mse(out, noise - x0)
+
+
 def _picture(x0, noise, i):
     return _blend(x0, noise, i.time)[:, :, 0], (noise - x0)[:, :, 0]
 
 
-def flux(module, x0, noise, i):
+def flux(module, x0, noise, i, beside=None, behind=None):
     x_t, target = _picture(x0, noise, i)
     B, C, H, W = x_t.shape
-    pipeline = diffusers.FluxPipeline
+    pipeline = diffusers.FluxKontextPipeline
+    tokens = pipeline._pack_latents(x_t, B, C, H, W)
+    places = pipeline._prepare_latent_image_ids(B, H // 2, W // 2, "cpu", torch.float32)
+    if beside is not None:
+        tokens = torch.cat([tokens, pipeline._pack_latents(beside[:, :, 0], B, C, H, W)], dim=2)
+    if behind is not None:
+        tokens = torch.cat([tokens, pipeline._pack_latents(behind[:, :, 0], B, C, H, W)], dim=1)
+        second = places.clone()
+        second[..., 0] = 1
+        places = torch.cat([places, second])
     out = module(
-        hidden_states=pipeline._pack_latents(x_t, B, C, H, W),
+        hidden_states=tokens,
         timestep=i.time / 1000,
         guidance=torch.ones(B),
         pooled_projections=i.pooled,
         encoder_hidden_states=i.text,
         txt_ids=torch.zeros(i.text.shape[1], 3),
-        img_ids=pipeline._prepare_latent_image_ids(B, H // 2, W // 2, "cpu", torch.float32),
-    ).sample
+        img_ids=places,
+    ).sample[:, : H // 2 * (W // 2)]
     return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8), target)
+
+
+def flux_control(module, x0, noise, i):
+    return flux(module, x0, noise, i, beside=i.control)
+
+
+def flux_kontext(module, x0, noise, i):
+    return flux(module, x0, noise, i, behind=i.source)
 
 
 def flux2(module, x0, noise, i):
     x_t, target = _picture(x0, noise, i)
     pipeline = diffusers.Flux2Pipeline
+    source = i.source[:, :, 0]
+    places = pipeline._prepare_image_ids([source[:1]]).expand(len(x_t), -1, -1)
     out = module(
-        hidden_states=pipeline._pack_latents(x_t),
+        hidden_states=torch.cat([pipeline._pack_latents(x_t), pipeline._pack_latents(source)], dim=1),
         timestep=i.time / 1000,
         guidance=torch.ones(len(x_t)),
         encoder_hidden_states=i.text,
         txt_ids=pipeline._prepare_text_ids(i.text),
-        img_ids=pipeline._prepare_latent_ids(x_t),
+        img_ids=torch.cat([pipeline._prepare_latent_ids(x_t), places], dim=1),
     ).sample
-    return _mse(out, pipeline._pack_latents(target))
+    target = pipeline._pack_latents(target)
+    return _mse(out[:, : target.shape[1]], target)
 
 
 def qwen_image(module, x0, noise, i):
     x_t, target = _picture(x0, noise, i)
     B, C, H, W = x_t.shape
-    pipeline = diffusers.QwenImagePipeline
+    pipeline = diffusers.QwenImageEditPipeline
+    tokens, shapes = pipeline._pack_latents(x_t, B, C, H, W), [(1, H // 2, W // 2)]
+    if i.source.shape[1]:
+        tokens = torch.cat([tokens, pipeline._pack_latents(i.source[:, :, 0], B, C, H, W)], dim=1)
+        shapes = 2 * shapes
     out = module(
-        hidden_states=pipeline._pack_latents(x_t, B, C, H, W),
+        hidden_states=tokens,
         timestep=i.time / 1000,
         encoder_hidden_states=i.text,
         encoder_hidden_states_mask=i.text_mask.long(),
-        img_shapes=[[(1, H // 2, W // 2)]] * B,
-    ).sample
+        img_shapes=[shapes] * B,
+    ).sample[:, : H // 2 * (W // 2)]
     return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8)[:, :, 0], target)
 
 
@@ -105,15 +141,18 @@ def sd3(module, x0, noise, i):
 def hunyuan_video15(module, x0, noise, i):
     x_t = _blend(x0, noise, i.time)
     B = len(x_t)
-    pipeline_input = torch.cat([x_t, torch.zeros_like(x_t), torch.zeros_like(x_t[:, :1])], dim=1)
+    first, mask, image = torch.zeros_like(x_t), torch.zeros_like(x_t[:, :1]), torch.zeros(B, 3, 16)
+    if i.first_frame.shape[1]:
+        first, image = i.first_frame, i.image
+        mask[:, :, 0] = 1
     out = module(
-        hidden_states=pipeline_input,
+        hidden_states=torch.cat([x_t, first, mask], dim=1),
         timestep=i.time,
         encoder_hidden_states=i.text,
         encoder_attention_mask=i.text_mask.float(),
         encoder_hidden_states_2=torch.zeros(B, 5, module.config.text_embed_2_dim),
         encoder_attention_mask_2=torch.zeros(B, 5),
-        image_embeds=torch.zeros(B, 3, module.config.image_embed_dim),
+        image_embeds=image,
     ).sample
     return _mse(out, noise - x0)
 
@@ -139,12 +178,17 @@ def sdxl(module, x0, noise, i):
 
 LOSSES = {
     "flux-tiny": flux,
+    "flux-control-tiny": flux_control,
+    "flux-kontext-tiny": flux_kontext,
     "flux2-tiny": flux2,
     "hunyuan-video-1.5-tiny": hunyuan_video15,
+    "hunyuan-video-1.5-i2v-tiny": hunyuan_video15,
     "ltx-tiny": ltx,
     "qwen-image-tiny": qwen_image,
+    "qwen-image-edit-tiny": qwen_image,
     "sd3-tiny": sd3,
     "sdxl-tiny": sdxl,
     "wan-tiny": wan,
+    "wan-i2v-tiny": wan_i2v,
     "z-image-tiny": z_image,
 }

@@ -14,8 +14,9 @@ import torch
 from reelworks.core.shape import Shape
 from reelworks.encode.live import LiveEncoder
 from reelworks.generate import pipeline
+from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import config, published, registry
+from reelworks.models import config, images, published, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.objective import objectives
 from reelworks.objective.config import ObjectiveConfig
@@ -98,7 +99,7 @@ def test_bases(name):
 def test_the_loss_is_that_of_a_plain_training_script(name):
     """Our loss and its gradient equal those of diffusers' network called as diffusers' scripts call it."""
     denoiser, objective = contract.build(name), objectives.of(objective_of(name))
-    i = contract.example(contract.shapes(name)[-1])
+    i = contract.example(contract.shapes(name)[-1], name)
     noise = torch.randn(i.latent.shape, generator=torch.Generator().manual_seed(3))
     ours = contract.loss(denoiser, objective, i, noise)
     plainly = plain.LOSSES[name](denoiser.module, i.latent, noise, i)
@@ -110,20 +111,46 @@ def test_the_loss_is_that_of_a_plain_training_script(name):
     assert (found - wanted).norm() < 1e-4 * wanted.norm()
 
 
-@every_family
-def test_generates(name):
-    """A few steps make a picture or a clip of the shape asked for, the same from the same seed."""
-    model = ModelConfig(name=name)
-    encoder = LiveEncoder(
+def encoder_of(name):
+    wants = config.conditioning(ModelConfig(name=name))
+    return LiveEncoder(
         registry.build_autoencoder(contract.AUTOENCODER),
         registry.build_text_encoder(contract.TEXT),
         torch.device("cpu"),
-        config.conditioning(model),
+        wants,
+        Shades() if wants.image_encoder else None,
     )
-    shape = contract.shapes(name)[-1]
-    options = GenerateOptions(shape, 24.0, 2, 3.0, seed=5)
-    boundary = Boundary(contract.build(name))
-    made = [pipeline.generate(boundary, encoder, objective_of(name), ["waves"], options)[0] for _ in range(2)]
+
+
+class Shades:
+    """An image encoder that says how bright a picture is."""
+
+    contract, tokens, dim = images.CONTRACT, 3, contract.IMAGE_DIM
+
+    def encode(self, pictures_BHWC):
+        return (
+            pictures_BHWC.float().mean(dim=(1, 2, 3))[:, None, None].expand(-1, self.tokens, self.dim) / 255
+        )
+
+    def to(self, device):
+        return self
+
+
+@every_family
+def test_generates(name):
+    """A few steps make a picture or a clip of the shape asked for, from what is shown, the same from the same seed."""
+    shape, wants = contract.shapes(name)[-1], config.conditioning(ModelConfig(name=name))
+    boundary, encoder = Boundary(contract.build(name)), encoder_of(name)
+
+    def make(shade):
+        frames = np.full((shape.num_frames, shape.height, shape.width, 3), shade, np.uint8)
+        given = Conditions(frames[:1] if wants.first_frame else None)
+        options = GenerateOptions(shape, 24.0, 2, 3.0, 5, given, dict.fromkeys(wants.takes, frames))
+        return pipeline.generate(boundary, encoder, objective_of(name), ["waves"], options)[0]
+
+    made = [make(40), make(40)]
+    if wants.takes or wants.first_frame:
+        assert not np.array_equal(made[0], make(200))
     assert made[0].shape == (shape.num_frames, shape.height, shape.width, 3)
     assert made[0].dtype == np.uint8
     assert made[0].std() > 0
@@ -177,9 +204,9 @@ def test_clips_and_broken_patches_are_refused_by_name():
     """What a family does not take is told, not run into."""
     flux = contract.build("flux-tiny")
     with pytest.raises(ValueError, match="pictures alone"):
-        flux.predict(contract.example(Shape(5, 8, 8)))
+        flux.predict(contract.example(Shape(5, 8, 8), "flux-tiny"))
     with pytest.raises(ValueError, match=r"height: 7 latent elements.*multiples of 2"):
-        flux.predict(contract.example(Shape(1, 7, 8)))
+        flux.predict(contract.example(Shape(1, 7, 8), "flux-tiny"))
 
 
 def test_the_table_in_the_docs_is_the_suites():

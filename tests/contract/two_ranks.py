@@ -28,7 +28,7 @@ def gradients(denoiser, inputs):
 
 
 def check(name, world, strategy="fsdp", **kinds):
-    inputs = contract.example(contract.shapes(name)[-1])
+    inputs = contract.example(contract.shapes(name)[-1], name)
     wanted = gradients(contract.build(name, **kinds), inputs)
     sharded = contract.build(name, **kinds)
     mesh.shard(sharded.module, sharded.sharding().blocks, sharded.contract, world, strategy)
@@ -44,7 +44,7 @@ def check(name, world, strategy="fsdp", **kinds):
 def check_lowered(name, world):
     """A base in bfloat16 beside a LoRA in float32, whose gradients come back so; products as in decision 004."""
     kinds = {"compute": torch.bfloat16, "lora": LoraConfig(rank=2, base="bfloat16")}
-    inputs = contract.example(contract.shapes(name)[-1])
+    inputs = contract.example(contract.shapes(name)[-1], name)
     wanted = gradients(contract.build(name, **kinds), inputs)
     sharded = contract.build(name, **kinds)
     mesh.shard(sharded.module, sharded.sharding().blocks, sharded.contract, world, "fsdp")

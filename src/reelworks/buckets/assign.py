@@ -40,6 +40,7 @@ class Reason(IntEnum):
     NO_BUCKET = 7
     HELD_OUT = 8
     NOT_DRAWN = 9
+    NO_COMPANION = 10
 
     @property
     def label(self) -> str:

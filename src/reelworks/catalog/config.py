@@ -64,6 +64,25 @@ class DatasetConfig(Config):
         description="Stands for {text} of clips whose caption file is missing or empty; it may be an empty text. "
         "Left out: such clips are not trained.",
     )
+    control: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder of pictures or clips that steer the dataset's, such as edges, depth or poses: of each the "
+        "file of the same path and name, with any suffix of a picture or clip. A picture stands for all frames of a "
+        "clip. For models that are shown a control (docs/reference/models.md).",
+    )
+    source: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder of what the dataset's clips are edits of, found in the same way; the caption is then the "
+        "instruction. For models that are shown a source.",
+    )
+    loss_mask: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder of masks, found in the same way: white counts in the loss, black does not, grey in part. "
+        "For all models.",
+    )
 
     @field_validator("root")
     @classmethod
@@ -91,14 +110,20 @@ class DatasetConfig(Config):
         return value
 
     @property
-    def source(self) -> Source:
+    def place(self) -> Source:
         """Where the clips are named."""
         return Source.of(self.path, self.name, self.root)
 
     @property
+    def companions(self) -> dict[str, str]:
+        """Folders of companions by kind."""
+        folders = {"control": self.control, "source": self.source, "loss_mask": self.loss_mask}
+        return {kind: folder for kind, folder in folders.items() if folder is not None}
+
+    @property
     def dataset_name(self) -> str:
         """`name`, or what `path` names."""
-        return self.source.name
+        return self.place.name
 
 
 def _is_list(info: ValidationInfo) -> bool:

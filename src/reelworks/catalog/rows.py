@@ -7,7 +7,7 @@ list has is a column of its own, which only the parts written since then have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -157,6 +157,14 @@ class CatalogRows:
     def readable(self) -> NDArray[np.bool_]:
         """True for rows of files that can be trained on."""
         return _numbers(self.error.is_null())
+
+    def of_datasets(self, names: Collection[str]) -> NDArray[np.bool_]:
+        """True for the rows of datasets."""
+        wanted = [name in names for name in self.dataset.dictionary.to_pylist()]
+        inside: NDArray[np.bool_] = np.array([*wanted, False])[
+            self.dataset.indices.to_numpy(zero_copy_only=False)
+        ]
+        return inside
 
     def file(self, index: int) -> Path:
         """Absolute path of a row's file."""

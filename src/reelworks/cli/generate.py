@@ -38,6 +38,13 @@ def generate(
     condition_frames: Annotated[
         int, typer.Option(min=1, help="Frames of --reference, and of the end with which a clip goes on.")
     ] = 17,
+    control: Annotated[
+        Path | None,
+        typer.Option(help="A picture or clip that steers what is made, for models that take one."),
+    ] = None,
+    edited: Annotated[
+        Path | None, typer.Option("--source", help="A picture or clip to edit, for models that take one.")
+    ] = None,
     raw_weights: Annotated[bool, typer.Option("--raw-weights", help="Not their average.")] = False,
 ) -> None:
     """Generate clips or pictures from prompts.
@@ -56,6 +63,12 @@ def generate(
         writers.check(path, num_frames * loop)
     shape = Shape(num_frames, height, width)
     given = None if reference is None else conditions.read(reference, shape, condition_frames)
+    files = {"control": control, "source": edited}
+    companions = {
+        name: conditions.companion(path, shape, f"--{name}")
+        for name, path in files.items()
+        if path is not None
+    }
     options = GenerateOptions(
         shape,
         fps,
@@ -63,6 +76,7 @@ def generate(
         guidance_scale,
         seed,
         Conditions(given, loop, condition_frames),
+        companions,
     )
     model = Trained.load(source, averaged=not raw_weights)
     for prompt in prompts:

@@ -16,11 +16,12 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Say what a catalog holds, what to mend, and which buckets suit it."""
+    from reelworks.catalog import companions
     from reelworks.catalog.store import Catalog
     from reelworks.cli import show, show_data
     from reelworks.report import inspect as inspecting
 
-    rows = Catalog.open(catalog).live()
+    rows = companions.without(Catalog.open(catalog).live())
     found = inspecting.inspect(rows)
     if html is not None:
         inspecting.write(found, catalog, html)

@@ -42,17 +42,21 @@ class Conditions:
     loop: int = 1
     condition_frames: int = 17
 
-    def check(self, geometry: Geometry, shape: Shape, *, told: bool) -> None:
+    def check(self, geometry: Geometry, shape: Shape, *, told: bool, first_frame: bool = False) -> None:
         """Refuse frames that leave nothing to generate, or whose latents would not fit those of the clip.
 
         Args:
             geometry: The autoencoder's.
             shape: Of a clip.
             told: The model is told which frames are given.
+            first_frame: The model makes clips from their first frame, and from no more.
 
         Raises:
             UserError: Names the option.
         """
+        if first_frame:
+            self._check_first_frame()
+            return
         if not told and (self.loop > 1 or self.reference is not None):
             raise UserError(
                 "this model cannot be told which frames are given",
@@ -63,6 +67,15 @@ class Conditions:
             _check(self.condition_frames, geometry, shape, "--condition-frames")
         if self.reference is not None:
             _check(len(self.reference), geometry, shape, "--condition-frames, for --reference")
+
+    def _check_first_frame(self) -> None:
+        if self.reference is None:
+            problem, remedy = "this model makes clips from their first frame", "name a picture"
+        elif len(self.reference) > 1 or (self.loop > 1 and self.condition_frames > 1):
+            problem, remedy = "this model takes one frame to begin with", "add --condition-frames 1"
+        else:
+            return
+        raise UserError(problem, field="--reference", remedy=remedy)
 
 
 def _check(given: int, geometry: Geometry, shape: Shape, field: str) -> None:
@@ -94,6 +107,26 @@ def read(path: Path, shape: Shape, condition_frames: int) -> Frames:
             value=str(path),
             remedy="name a picture or a clip, with --condition-frames of at most its length",
         ) from error
+
+
+def companion(path: Path, shape: Shape, option: str) -> Frames:
+    """Read a picture, which then stands for all frames, or a clip from its start, at the size of `shape`.
+
+    Raises:
+        UserError: The file cannot be read, or has fewer frames.
+    """
+    is_image = path.suffix.lower() in probe.IMAGE_EXTENSIONS
+    wanted = Shape(1, shape.height, shape.width) if is_image else shape
+    try:
+        frames = load.load(Request(path, is_image, wanted))
+    except MediaError as error:
+        raise UserError(
+            str(error),
+            field=option,
+            value=str(path),
+            remedy=f"name a picture, or a clip of {shape.num_frames} frames",
+        ) from error
+    return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames
 
 
 def begin(encoder: LiveEncoder, noise_BCNHW: Tensor, frames_THWC: Frames) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -17,6 +17,7 @@ from reelworks.core import draws
 from reelworks.core.draws import Purpose
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
+from reelworks.encode import given as giving
 from reelworks.encode.live import LiveEncoder
 from reelworks.generate import ancestral, conditions, ddim, sampler
 from reelworks.generate.conditions import Conditions
@@ -41,6 +42,7 @@ class GenerateOptions:
         guidance_scale: 1 is no guidance.
         seed: Of the noise; each prompt has its own.
         conditions: Frames that are given.
+        companions: `[T, H, W, 3]` uint8 frames of a control or source, at the shape's size, by name.
 
     Raises:
         UserError: `fps` or `guidance_scale` is not a number that a clip can be made with.
@@ -52,6 +54,7 @@ class GenerateOptions:
     guidance_scale: float
     seed: int
     conditions: Conditions = field(default_factory=Conditions)
+    companions: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what the model would turn into noise, or the writer into a broken file."""
@@ -87,7 +90,10 @@ def generate(
     """
     geometry = encoder.autoencoder.geometry
     geometry.require(options.shape, ("--num-frames", "--height", "--width"))
-    options.conditions.check(geometry, options.shape, told=encoder.conditioning.frames)
+    conditioning = encoder.conditioning
+    first = conditioning.first_frame is not None and options.shape.num_frames > 1
+    options.conditions.check(geometry, options.shape, told=conditioning.frames, first_frame=first)
+    encoder = dataclasses.replace(encoder, given=tuple(options.companions))
     with _enough_memory(options.shape):
         return [_one(boundary, encoder, objective, prompt, options) for prompt in prompts]
 
@@ -123,7 +129,10 @@ def _one(
     latent_shape = encoder.autoencoder.geometry.latent(shape)
     word = draws.hash_int(options.seed, prompt, Purpose.PREVIEW) >> 1
     generator = torch.Generator(device).manual_seed(word)
-    text = encoder.texts([prompt, prompt], [False, True])
+    companions = {name: torch.from_numpy(np.array(f))[None] for name, f in options.companions.items()}
+    seen = companions["source"][:, 0].expand(2, -1, -1, -1) if "source" in companions else None
+    text = encoder.texts([prompt, prompt], [False, True], seen)
+    shown: dict[str, Tensor] = {}
     embeds_guidance = encoder.conditioning.guidance == "embedded"
     guidance = torch.full((2,), options.guidance_scale if embeds_guidance else 1.0, device=device)
     if embeds_guidance:
@@ -145,6 +154,7 @@ def _one(
                 height=torch.full((n,), float(shape.height), device=device),
                 width=torch.full((n,), float(shape.width), device=device),
                 drop_text=torch.arange(n, device=device) >= n // 2,
+                **{name: value.expand(n, *value.shape[1:]) for name, value in shown.items()},
             )
         )
 
@@ -154,7 +164,10 @@ def _one(
 
     def clip(given: conditions.Frames | None) -> conditions.Frames:
         start, edit = fresh(), None
-        if given is not None:
+        first = np.zeros((1, shape.height, shape.width, 3), np.uint8) if given is None else given
+        frame = torch.from_numpy(np.array(first[:1]))
+        shown.update(giving.encode(encoder, start, companions, frame, shape.num_frames))
+        if given is not None and encoder.conditioning.first_frame is None:
             start, ratio = conditions.begin(encoder, start, given)
             edit = Edit(ratio, lambda step: fresh())
         latent = _sample(network, start, objective, options, fresh, edit)

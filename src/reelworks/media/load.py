@@ -22,6 +22,7 @@ Frames = NDArray[np.uint8]
 
 # Accurate rounding: without it swscale's SIMD paths may round differently from its C path.
 _RESIZE = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+_RESIZE_NEAREST = Interpolation.POINT | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
 
 # What undoes each EXIF orientation; 1 is upright.
 _UPRIGHT = {
@@ -40,6 +41,15 @@ class MediaError(Exception):
 
 
 @dataclass(frozen=True)
+class Measures:
+    """What a scan counted and measured of a clip: frames, and its size in pixels as displayed."""
+
+    num_frames: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
 class Request:
     """What to read, with every choice already drawn.
 
@@ -51,6 +61,9 @@ class Request:
         first_frame_draw: In [0, 1).
         crop_draw: In [0, 1), along height and along width; 0.5 is the centre.
         short_clips: What to do with a video of fewer frames than asked for.
+        measures: Frames are chosen, and edges cut, as of a file of these; of the file itself where there are none.
+            So a clip and its companions show the same moments and the same part. A picture stands for all frames.
+        nearest: Resize without blending neighbours.
     """
 
     path: Path
@@ -60,6 +73,13 @@ class Request:
     first_frame_draw: float = 0.0
     crop_draw: tuple[float, float] = (0.5, 0.5)
     short_clips: ShortClips = "reject"
+    measures: Measures | None = None
+    nearest: bool = False
+
+    def cover(self, height: int, width: int) -> tuple[int, int]:
+        """Size to which a file of this size is resized, before it is cut."""
+        size = (height, width) if self.measures is None else (self.measures.height, self.measures.width)
+        return sampling.cover(*size, self.shape.height, self.shape.width)
 
 
 def load(request: Request) -> Frames:
@@ -94,10 +114,12 @@ def _load_image(request: Request) -> Frames:
         orientation = opening.orientation(opened)
         image = opened.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else opened.copy()
     image = _to_rgb(image)
-    height, width = sampling.cover(image.height, image.width, request.shape.height, request.shape.width)
+    height, width = request.cover(image.height, image.width)
     if (width, height) != image.size:
-        image = image.resize((width, height), Image.Resampling.BICUBIC)
-    return _crop(np.asarray(image), request)[None]
+        resampling = Image.Resampling.NEAREST if request.nearest else Image.Resampling.BICUBIC
+        image = image.resize((width, height), resampling)
+    frame = _crop(np.asarray(image), request)[None]
+    return frame if request.measures is None else np.repeat(frame, request.shape.num_frames, axis=0)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -117,8 +139,9 @@ def _load_video(request: Request) -> Frames:
         times = _presentation_times(container, stream)
         if not times:
             raise MediaError("no frame")
+        count = len(times) if request.measures is None else request.measures.num_frames
         indices = sampling.frame_indices(
-            len(times), shape.num_frames, request.step, request.first_frame_draw, request.short_clips
+            count, shape.num_frames, request.step, request.first_frame_draw, request.short_clips
         )
         if indices[-1] >= len(times):
             raise MediaError(f"{len(times)} frames are there, {int(indices[-1]) + 1} are needed")
@@ -182,12 +205,15 @@ def _convert(frame: Any, request: Request) -> Frames:
     quarter_turns = round(frame.rotation / 90) % 4
     turned = quarter_turns % 2 == 1
     shown = (frame.width, frame.height) if turned else (frame.height, frame.width)
-    height, width = sampling.cover(*shown, request.shape.height, request.shape.width)
+    height, width = request.cover(*shown)
     if turned:
         height, width = width, height
     transparent = any(component.is_alpha for component in frame.format.components)
     pixels = frame.reformat(
-        width=width, height=height, format="rgba" if transparent else "rgb24", interpolation=_RESIZE
+        width=width,
+        height=height,
+        format="rgba" if transparent else "rgb24",
+        interpolation=_RESIZE_NEAREST if request.nearest else _RESIZE,
     ).to_ndarray()
     return _crop(np.rot90(_over_white(pixels) if transparent else pixels, quarter_turns), request)
 

@@ -1,7 +1,7 @@
 """What the trainer asks of a model. Adapters are final classes that satisfy these protocols.
 
 Shape legend: B batch, C channels, T frames, H height, W width, L text tokens, D text width, P width of a
-text's summary. Latent sizes are in latent elements, `height` and `width` inputs in pixels.
+text's summary, N tokens of a picture, E their width. Latent sizes are in latent elements, `height` and `width` inputs in pixels.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ class DenoiserInputs:
         height: `[B]` pixels.
         width: `[B]` pixels.
         drop_text: `[B]` True where the text is replaced by the learned or fixed empty caption.
+        control: `[B, C, T, H, W]` latents of a clip that steers this one; C is 0 where there is none, as in the next two.
+        source: `[B, C, T, H, W]` latents of a clip that this one is an edit of.
+        first_frame: `[B, C, T, H, W]` latents of the clip's first frame with nothing behind it; a picture has none.
+        image: `[B, N, E]` what an image encoder says of the first frame; N is 0 where there is none.
     """
 
     latent: Tensor
@@ -49,6 +53,16 @@ class DenoiserInputs:
     height: Tensor
     width: Tensor
     drop_text: Tensor
+    control: Tensor
+    source: Tensor
+    first_frame: Tensor
+    image: Tensor
+
+
+def nothing_given(latent_BCTHW: Tensor) -> dict[str, Tensor]:
+    """The last four inputs where a clip has no companion, and its first frame is not shown."""
+    none, image = latent_BCTHW[:, :0], latent_BCTHW.new_zeros(len(latent_BCTHW), 0, 0)
+    return {"control": none, "source": none, "first_frame": none, "image": image}
 
 
 INPUT_ROLES: dict[str, Role] = {
@@ -63,6 +77,10 @@ INPUT_ROLES: dict[str, Role] = {
     "height": Role.GEOMETRY,
     "width": Role.GEOMETRY,
     "drop_text": Role.MASK,
+    "control": Role.CONDITION,
+    "source": Role.CONDITION,
+    "first_frame": Role.CONDITION,
+    "image": Role.CONDITION,
 }
 
 
@@ -148,8 +166,13 @@ class TextEncoder(Protocol):
     pooled_dim: int
     max_length: int
 
-    def encode(self, captions: Sequence[str]) -> TextEmbedding:
-        """Embed captions; L is `max_length` for every one of them."""
+    def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
+        """Embed captions; L is `max_length` for every one of them.
+
+        Args:
+            captions: What to embed.
+            pictures_BHWC: uint8 pictures that the captions speak of; most encoders do not look at them.
+        """
         ...
 
     def unseen(self, caption: str) -> int:
@@ -157,5 +180,26 @@ class TextEncoder(Protocol):
         ...
 
     def to(self, device: torch.device) -> TextEncoder:
+        """Move to a device, in place."""
+        ...
+
+
+class ImageEncoder(Protocol):
+    """Pictures to tokens.
+
+    Attributes:
+        tokens: N, of every picture.
+        dim: E, their width.
+    """
+
+    contract: Contract
+    tokens: int
+    dim: int
+
+    def encode(self, pictures_BHWC: Tensor) -> Tensor:
+        """Embed uint8 pictures as `[B, N, E]` float32."""
+        ...
+
+    def to(self, device: torch.device) -> ImageEncoder:
         """Move to a device, in place."""
         ...

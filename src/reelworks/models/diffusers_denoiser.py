@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from reelworks.core.errors import UserError
 from reelworks.models import libraries, weight_files
@@ -107,7 +108,7 @@ def fill(module: nn.Module, config: FamilyConfig, source: str | None) -> None:
 
     A source is a pipeline's folder, a network's folder, a single file, or a hub id, in the names of
     diffusers or in those of the release (ComfyUI's). Values take the dtype of the module's parameters;
-    those stored as fp8 are multiplied by their scales first.
+    those stored as fp8 are multiplied by their scales first. Columns for companions that they lack are zeros.
 
     Raises:
         UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
@@ -117,6 +118,9 @@ def fill(module: nn.Module, config: FamilyConfig, source: str | None) -> None:
     state = _unscaled(weight_files.read(source, part=config.network.part))
     if not module.state_dict().keys() & state.keys():
         state = renamed(module, config, state)
+    if (name := config.network.widened) is not None and name in state:
+        missing = module.get_parameter(name).shape[1] - state[name].shape[1]
+        state[name] = pad(state[name], (0, max(missing, 0)))
     weight_files.load_into(module, state, source)
 
 

@@ -19,12 +19,21 @@ class Conditioning:
             take the scale as an input.
         frames: The network is told which frames are given, so that clips can be trained to go on from them.
         objectives: Names of objectives that published weights were trained with.
+        takes: Companions of a clip that it is shown whole: "control", "source".
+        needs: Those of them that it cannot do without.
+        first_frame: How it is shown the first frame of a clip beside the noise: "grey": encoded together with grey
+            frames behind it; "alone": encoded alone, with zeros behind it; None: not at all.
+        image_encoder: What tells it of the first frame besides; None: nothing.
     """
 
     empty_caption: Literal["learned", "encoded"] = "encoded"
     guidance: Literal["classifier-free", "embedded"] = "classifier-free"
     frames: bool = False
     objectives: tuple[str, ...] = ("rectified-flow",)
+    takes: tuple[Literal["control", "source"], ...] = ()
+    needs: tuple[Literal["control", "source"], ...] = ()
+    first_frame: Literal["grey", "alone"] | None = None
+    image_encoder: Literal["clip", "siglip"] | None = None
 
 
 LEARNED = Conditioning(empty_caption="learned", frames=True, objectives=("rectified-flow", "iddpm"))
@@ -54,6 +63,8 @@ class Network:
         blocks: The lists of its blocks, in order of use.
         part: Its folder beside the other parts of a pipeline.
         without_gradient: Beginnings of the names of parameters that no loss can reach.
+        widened: A parameter whose columns for companions are zero where weights lack them, so that a network that was
+            trained without can be trained on with them.
         shape_only: It runs on the meta device: no step of its forward pass depends on values.
     """
 
@@ -61,6 +72,7 @@ class Network:
     blocks: tuple[str, ...]
     part: str = "transformer"
     without_gradient: tuple[str, ...] = ()
+    widened: str | None = None
     shape_only: bool = True
 
 

@@ -76,6 +76,8 @@ TEXT_ENCODERS: dict[str, PublishedText] = {
     "flux": PublishedText("FluxPipeline", 4096, 512, 768, parameters=4_885_371_136),
     "flux2": PublishedText("Flux2Pipeline", 15360, 512, parameters=24_011_361_280),
     "qwen-image": PublishedText("QwenImagePipeline", 3584, 512, parameters=8_292_166_656),
+    # Some 1370 of these are of the picture that it sees.
+    "qwen-image-edit": PublishedText("QwenImageEditPipeline", 3584, 2048, parameters=8_292_166_656),
     "z-image": PublishedText("ZImagePipeline", 2560, 512, parameters=4_022_468_096),
     "ltx-video": PublishedText("LTXPipeline", 4096, 128, parameters=4_762_310_656),
     "hunyuan-video-1.5": PublishedText("HunyuanVideo15Pipeline", 3584, 1000, parameters=7_288_276_608),
@@ -90,6 +92,7 @@ _PARTS: dict[str, Parts] = {
     "hunyuan-video-1.5": Parts("hunyuan-video-1.5", "hunyuan-video-1.5"),
     "ltx-": Parts("ltx-video", "ltx-video"),
     "qwen-image": Parts("qwen-image", "qwen-image"),
+    "qwen-image-edit": Parts("qwen-image", "qwen-image-edit"),
     "sd3": Parts("sd3", "sd3"),
     "sdxl": Parts("sdxl", "sdxl"),
     "stdit2": Parts("opensora-1.1", "t5"),

@@ -72,7 +72,9 @@ def loss_per_sample(
     noise_BCTHW: Tensor,
     t_B: Tensor,
     frame_mask_BT: Tensor | None,
+    weight_BTHW: Tensor | None = None,
 ) -> Tensor:
-    """Mean squared error of the prediction over the generated frames of each clip, `[B]` float32."""
+    """Mean squared error of the prediction over what counts of each clip, `[B]` float32."""
     error = output_BCTHW.float() - target(prediction, x0_BCTHW.float(), noise_BCTHW.float(), t_B)
-    return mean_over_generated(generated_only(error, frame_mask_BT).square(), frame_mask_BT)
+    counted = generated_only(error, frame_mask_BT, weight_BTHW)
+    return mean_over_generated(counted.square(), frame_mask_BT, weight_BTHW)

@@ -132,22 +132,24 @@ def terms(
     noise_BCTHW: Tensor,
     t_B: Tensor,
     frame_mask_BT: Tensor | None,
+    weight_BTHW: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Squared error of the noise and bound of the variance, in bits a number; `[B]` each, in float32.
 
     The bound teaches the variance alone: the predicted noise is taken as given in it.
     """
-    output = generated_only(output.float(), frame_mask_BT)
+    output = generated_only(output.float(), frame_mask_BT, weight_BTHW)
     x_t, x0 = x_t_BCTHW.float(), x0_BCTHW.float()
     predicted, fraction = output.chunk(2, dim=1)
-    mse_B = mean_over_generated((predicted - noise_BCTHW.float()).square(), frame_mask_BT)
+    error = predicted - noise_BCTHW.float()
+    mse_B = mean_over_generated(error.square(), frame_mask_BT, weight_BTHW)
     plan, index_B = schedule(), _index(t_B)
     told = posterior(plan, torch.cat([predicted.detach(), fraction], dim=1), x_t, index_B)
     true = Posterior(_mean(plan, x0, x_t, index_B), plan.at("log_variance", index_B))
     bound = torch.where(
         (index_B == 0)[:, None, None, None, None], -_log_likelihood(x0, told), _divergence(true, told)
     )
-    return mse_B, mean_over_generated(bound, frame_mask_BT) / math.log(2)
+    return mse_B, mean_over_generated(bound, frame_mask_BT, weight_BTHW) / math.log(2)
 
 
 def _divergence(true: Posterior, told: Posterior) -> Tensor:

@@ -39,8 +39,12 @@ class Objective(Protocol):
         noise: Tensor,
         t_B: Tensor,
         frame_mask_BT: Tensor | None,
+        weight_BTHW: Tensor | None = None,
     ) -> Tensor:
-        """Loss of each clip, `[B]`, from the network's output `[B, C or 2·C, T, H, W]`."""
+        """Loss of each clip, `[B]`, from the network's output `[B, C or 2·C, T, H, W]`.
+
+        Where there are weights, it is the mean by them, so that a small mask counts as much as a large one.
+        """
         ...
 
 
@@ -71,10 +75,11 @@ class RectifiedFlow:
         noise: Tensor,
         t_B: Tensor,
         frame_mask_BT: Tensor | None,
+        weight_BTHW: Tensor | None = None,
     ) -> Tensor:
         """Squared error of the velocity."""
         velocity = rectified_flow.velocity_from(output, x_t, t_B, self.config.prediction)
-        return rectified_flow.loss_per_sample(velocity, x0, noise, frame_mask_BT)
+        return rectified_flow.loss_per_sample(velocity, x0, noise, frame_mask_BT, weight_BTHW)
 
 
 @final
@@ -101,9 +106,10 @@ class Iddpm:
         noise: Tensor,
         t_B: Tensor,
         frame_mask_BT: Tensor | None,
+        weight_BTHW: Tensor | None = None,
     ) -> Tensor:
         """Squared error of the noise, and the bound that teaches the variance."""
-        mse_B, bound_B = iddpm.terms(output, x_t, x0, noise, t_B, frame_mask_BT)
+        mse_B, bound_B = iddpm.terms(output, x_t, x0, noise, t_B, frame_mask_BT, weight_BTHW)
         return mse_B + bound_B
 
 
@@ -132,9 +138,10 @@ class Ddpm:
         noise: Tensor,
         t_B: Tensor,
         frame_mask_BT: Tensor | None,
+        weight_BTHW: Tensor | None = None,
     ) -> Tensor:
         """Squared error of what is predicted."""
-        return ddpm.loss_per_sample(self.prediction, output, x0, noise, t_B, frame_mask_BT)
+        return ddpm.loss_per_sample(self.prediction, output, x0, noise, t_B, frame_mask_BT, weight_BTHW)
 
 
 PREDICTIONS: dict[str, ddpm.Prediction] = {"epsilon": "epsilon", "v-prediction": "v"}

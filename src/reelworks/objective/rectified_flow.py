@@ -63,29 +63,47 @@ def velocity_from(
 
 
 def loss_per_sample(
-    prediction_BCTHW: Tensor, x0_BCTHW: Tensor, noise_BCTHW: Tensor, frame_mask_BT: Tensor | None
+    prediction_BCTHW: Tensor,
+    x0_BCTHW: Tensor,
+    noise_BCTHW: Tensor,
+    frame_mask_BT: Tensor | None,
+    weight_BTHW: Tensor | None = None,
 ) -> Tensor:
-    """Mean squared error of the velocity over the generated frames of each clip, in float32.
+    """Mean squared error of the velocity over what counts of each clip, in float32.
 
-    A clip without generated frames has loss 0 and no gradient. Non-finite values in its conditioning
-    frames reach neither: they are selected away, not multiplied by 0.
+    What counts are the generated frames, each latent element by its weight where there are weights. A clip of
+    which nothing counts has loss 0 and no gradient. Non-finite values elsewhere reach neither: they are selected
+    away, not multiplied by 0.
 
     Returns:
         `[B]`; weights between clips are the trainer's business.
     """
     error_BCTHW = prediction_BCTHW.float() - velocity_target(x0_BCTHW.float(), noise_BCTHW.float())
-    return mean_over_generated(generated_only(error_BCTHW, frame_mask_BT).square(), frame_mask_BT)
+    counted_BCTHW = generated_only(error_BCTHW, frame_mask_BT, weight_BTHW)
+    return mean_over_generated(counted_BCTHW.square(), frame_mask_BT, weight_BTHW)
 
 
-def generated_only(value_BCTHW: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
-    """Put 0 in conditioning frames, before anything that is not finite there can reach a gradient."""
+def generated_only(
+    value_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
+) -> Tensor:
+    """Put 0 where nothing counts, before anything that is not finite there can reach a gradient."""
+    zero = value_BCTHW.new_zeros(())
+    if weight_BTHW is not None:
+        value_BCTHW = torch.where(weight_BTHW[:, None] > 0, value_BCTHW, zero)
     if frame_mask_BT is None:
         return value_BCTHW
-    return torch.where(per_frame(frame_mask_BT), value_BCTHW, value_BCTHW.new_zeros(()))
+    return torch.where(per_frame(frame_mask_BT), value_BCTHW, zero)
 
 
-def mean_over_generated(value_BCTHW: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
-    """Mean over the generated frames of each clip, `[B]`; 0 where there are none."""
+def mean_over_generated(
+    value_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
+) -> Tensor:
+    """Mean over what counts of each clip, `[B]`; 0 where nothing does."""
+    if weight_BTHW is not None:
+        kept_BTHW = generated_only(value_BCTHW, frame_mask_BT, weight_BTHW).mean(dim=1)
+        total_B = generated_only(weight_BTHW[:, None], frame_mask_BT).sum(dim=(1, 2, 3, 4))
+        smallest = torch.finfo(total_B.dtype).tiny
+        return (kept_BTHW * weight_BTHW).sum(dim=(1, 2, 3)) / total_B.clamp(min=smallest)
     if frame_mask_BT is None:
         return value_BCTHW.mean(dim=(1, 2, 3, 4))
     kept_BCTHW = generated_only(value_BCTHW, frame_mask_BT)

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from reelworks.buckets import assign, merge, table
 from reelworks.buckets.assign import Assignment, Clips, Reason
 from reelworks.buckets.table import BucketTable
-from reelworks.catalog import filters
+from reelworks.catalog import companions, filters
 from reelworks.catalog import scan as scanning
+from reelworks.catalog.companions import Found, Problem
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.scan import ScanProgress, ScanResult
 from reelworks.catalog.source import Source
@@ -47,7 +48,16 @@ _MOST_SHOWINGS = 1 << 30  # more would not fit into memory
 
 def sources(recipe: Recipe) -> list[Source]:
     """Folders and lists that the recipe's datasets name."""
-    return [d.source for d in recipe.dataset]
+    return [d.place for d in recipe.dataset]
+
+
+def companion_sources(recipe: Recipe) -> list[Source]:
+    """Folders of companions that they name.
+
+    Raises:
+        UserError: One lies in the folder of its clips.
+    """
+    return [s for d in recipe.dataset for s in companions.sources(d.place, d.companions)]
 
 
 def scan(recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = None) -> ScanResult:
@@ -56,10 +66,9 @@ def scan(recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = No
     Raises:
         UserError: A folder is missing or empty, a list is wrong, or the catalog cannot be written.
     """
+    every = sources(recipe) + companion_sources(recipe)
     workers = os.cpu_count() or 1
-    return scanning.scan(
-        sources(recipe), Path(recipe.catalog_folder), workers=workers, on_progress=on_progress
-    )
+    return scanning.scan(every, Path(recipe.catalog_folder), workers=workers, on_progress=on_progress)
 
 
 @dataclass
@@ -70,6 +79,7 @@ class RecipeData:
         recipe: The recipe.
         catalog: The catalog at the version that is planned on.
         rows: Its live rows that belong to the recipe's datasets.
+        companion_rows: Its live rows of their controls, sources and loss masks.
         digest: Digest of the catalog's state.
         geometry: What model and autoencoder do to shapes.
         table: The bucket table.
@@ -80,6 +90,7 @@ class RecipeData:
     recipe: Recipe
     catalog: Catalog
     rows: CatalogRows
+    companion_rows: CatalogRows
     digest: str
     geometry: Geometry
     table: BucketTable
@@ -97,13 +108,12 @@ class RecipeData:
         """
         shape_rules = geometry(recipe.model, recipe.autoencoder)
         catalog = Catalog.open(Path(recipe.catalog_folder), version)
-        rows = catalog.live()
-        names = [source.name for source in sources(recipe)]
-        wanted = _mask(pc.is_in(rows.dataset.cast(pa.string()), value_set=pa.array(names)))
-        rows = rows if wanted.all() else rows.take(wanted)  # a copy of millions of rows takes gigabytes
+        live = catalog.live()
+        rows, beside = _of(live, sources(recipe)), _of(live, companion_sources(recipe))
         if version is None:  # what a former version lacks is no mistake of the recipe
             scores.require(recipe.dataset, rows)
-        opened = cls(recipe, catalog, rows, rows.digest(), shape_rules, table.EMPTY)
+        digest = digests.digest_json([rows.digest(), beside.digest()]) if len(beside) else rows.digest()
+        opened = cls(recipe, catalog, rows, beside, digest, shape_rules, table.EMPTY)
         chosen = None
         if recipe.buckets.proposes:
             recipe, chosen = auto.choose(recipe, shape_rules, lambda: opened.clips()[0])
@@ -146,6 +156,18 @@ class RecipeData:
         return self.quarantine.rows(self.rows)
 
     @cached_property
+    def companions(self) -> dict[str, Found]:
+        """Companions of the rows by kind, for the kinds that some dataset has."""
+        found = {}
+        for kind in companions.KINDS:
+            folders = {
+                d.dataset_name: d.companions[kind] for d in self.recipe.dataset if kind in d.companions
+            }
+            if folders:
+                found[kind] = companions.find(self.rows, self.companion_rows, kind, folders)
+        return found
+
+    @cached_property
     def excluded(self) -> NDArray[np.int8]:
         """Reason of each row that is known before shapes are looked at, or `Reason.NONE`."""
         excluded = np.full(len(self.rows), Reason.NONE, dtype=np.int8)
@@ -153,6 +175,8 @@ class RecipeData:
             names = [d.dataset_name for d in self.recipe.dataset if d.filter == text]
             its = _mask(pc.is_in(self.rows.dataset.cast(pa.string()), value_set=pa.array(names)))
             excluded[its & ~filters.keeps(self.rows, text)] = Reason.FILTERED
+        for found in self.companions.values():
+            excluded[found.problem != Problem.NONE] = Reason.NO_COMPANION
         named = [d.dataset_name for d in self.recipe.dataset if d.missing_caption is not None]
         filled = _mask(pc.is_in(self.rows.dataset.cast(pa.string()), value_set=pa.array(named, pa.string())))
         excluded[~self.captioned & ~filled] = Reason.NO_CAPTION
@@ -274,7 +298,8 @@ class RecipeData:
         shaping += [
             r.data.frame_interval,
             r.data.fps,
-            [d.model_dump(exclude={"path", "root", "caption"}) for d in r.dataset],
+            # What companions leave out, the catalog's digest tells.
+            [d.model_dump(exclude={"path", "root", "caption", *companions.KINDS}) for d in r.dataset],
         ]
         shaping += [
             r.data.short_clips,
@@ -339,6 +364,12 @@ class RecipeData:
         if excluded.bits.any():
             entries = cursors.remaining_after(entries, excluded, self.catalog.all_rows().uid)
         return plan(entries, spec, epoch)
+
+
+def _of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:
+    """The rows of some datasets."""
+    mine = rows.of_datasets([source.name for source in wanted])
+    return rows if mine.all() else rows.take(mine)  # a copy of millions of rows takes gigabytes
 
 
 def _mask(column: Any) -> NDArray[np.bool_]:

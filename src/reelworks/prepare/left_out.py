@@ -38,6 +38,12 @@ def _told(recipe: Recipe) -> dict[Reason, tuple[str, str, Any, str]]:
             [dataset.path for dataset in recipe.dataset],
             "write each caption into a text file beside its clip: cat.mp4 and cat.txt",
         ),
+        Reason.NO_COMPANION: (
+            "lack a companion that fits them",
+            "dataset",
+            [dataset.companions for dataset in recipe.dataset],
+            "`reelworks plan RECIPE --left-out FILE.csv` names each with what is wrong",
+        ),
         Reason.FILTERED: (
             "do not pass their dataset's filter",
             "dataset.filter",

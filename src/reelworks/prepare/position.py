@@ -256,15 +256,18 @@ def _difference(data: RecipeData, spec: PlanSpec, cursor: Cursor, done: int, res
 def _catalog_difference(data: RecipeData, cursor: Cursor) -> str:
     """Clips added, removed and edited since a checkpoint; its version of the catalog can be read again."""
     try:
-        then = RecipeData.open(data.recipe, cursor.catalog_version).rows
+        former = RecipeData.open(data.recipe, cursor.catalog_version)
     except UserError:
         return f"catalog: version {cursor.catalog_version} is not there any more, {data.catalog.version} now"
+    then = former.rows
     added = int((~np.isin(data.rows.uid, then.uid)).sum())
     removed = int((~np.isin(then.uid, data.rows.uid)).sum())
     same = then.find(data.rows.uid)
     known = same >= 0
     edited = int((then.ordinal[same[known]] != data.rows.ordinal[known]).sum())
-    return f"catalog: {added} clips added, {removed} removed, {edited} changed"
+    told = f"catalog: {added} clips added, {removed} removed, {edited} changed"
+    beside = len(np.setxor1d(data.companion_rows.ordinal, former.companion_rows.ordinal))
+    return told + (f"; {beside} rows of companions came or went" if beside else "")
 
 
 def start_again(data: RecipeData, spec: PlanSpec, cursor: Cursor) -> Position:

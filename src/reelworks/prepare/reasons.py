@@ -18,6 +18,7 @@ from pyarrow import csv, parquet
 
 from reelworks.buckets.assign import Assignment, Reason
 from reelworks.catalog import filters
+from reelworks.catalog.companions import Problem
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.prepare.data import RecipeData
@@ -109,6 +110,8 @@ def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[s
         detail = f"{text}; it has " + ", ".join(_told(name, value) for name, value in found.items())
     elif reason == Reason.NO_CAPTION:
         detail = _no_caption(data, row)
+    elif reason == Reason.NO_COMPANION:
+        detail = "; ".join(f.explain(rows, row) for f in data.companions.values() if f.problem[row])
     elif reason in (Reason.TOO_SHORT, Reason.TOO_SMALL, Reason.NO_BUCKET):
         detail = f"{rows.num_frames[row]} frames of {rows.height[row]} × {rows.width[row]}"
         if nearest >= 0:
@@ -119,7 +122,7 @@ def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[s
 def _no_caption(data: RecipeData, row: int) -> str:
     if data.rows.caption[row].as_py() is not None:
         return "the caption is empty"
-    listed = {d.dataset_name for d in data.recipe.dataset if d.source.list_file is not None}
+    listed = {d.dataset_name for d in data.recipe.dataset if d.place.list_file is not None}
     name = data.rows.dataset[row].as_py()
     return (
         "no caption in the list, or beside the clip if the list has none"
@@ -183,9 +186,18 @@ def _table(data: RecipeData, found: list[LeftOut]) -> Any:
             "height": rows.height[row],
             "width": rows.width[row],
             "nearest_entry": entries.take(pa.array(nearest, mask=nearest < 0)),
-            "error": rows.error.take(taken),
+            "error": _errors(data, row, rows.error.take(taken)),
         }
     )
+
+
+def _errors(data: RecipeData, row: NDArray[np.int64], errors: Any) -> Any:
+    """Of unreadable clips why, and of companions what is wrong in a word."""
+    for kind, found in data.companions.items():
+        told = [f"{kind} {problem.name.lower().replace('_', ' ')}" for problem in list(Problem)[1:]]
+        words = pa.array([None, *told], type=errors.type)
+        errors = pc.coalesce(errors, words.take(pa.array(found.problem[row])))
+    return errors
 
 
 def _words(column: Any) -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.catalog.companions import Found
 from reelworks.core import draws
 from reelworks.core.draws import Purpose
 from reelworks.media import sampling
-from reelworks.media.load import Request
+from reelworks.media.load import Measures, Request
 from reelworks.prepare.data import RecipeData
 
 
@@ -25,6 +29,7 @@ def build(
         epoch: Number of the epoch, from 0.
     """
     config, shape = data.recipe.data, data.table.buckets[bucket].shape
+    r = data.rows
     first, down, across = _draws(data, data.rows.uid[rows], copies, epoch)
     return [
         Request(
@@ -35,9 +40,41 @@ def build(
             first_frame_draw=float(first[i]),
             crop_draw=(float(down[i]), float(across[i])),
             short_clips=config.short_clips,
+            measures=Measures(int(r.num_frames[row]), int(r.height[row]), int(r.width[row]))
+            if data.companions
+            else None,
         )
         for i, row in enumerate(rows.tolist())
     ]
+
+
+def of_companions(
+    data: RecipeData, rows: NDArray[np.int64], own: Sequence[Request]
+) -> dict[str, tuple[Request | None, ...]]:
+    """Say what is read of companions, by kind: the same moments and the same part as of their clips.
+
+    Args:
+        data: The recipe's data.
+        rows: Places of the clips in `data.rows`.
+        own: What is read of the clips.
+
+    Returns:
+        A request for each clip, None where its dataset has no such companion.
+    """
+    return {
+        kind: tuple(
+            _of_companion(found, row, request) for row, request in zip(rows.tolist(), own, strict=True)
+        )
+        for kind, found in data.companions.items()
+    }
+
+
+def _of_companion(found: Found, row: int, own: Request) -> Request | None:
+    at = int(found.row[row])
+    if at < 0:
+        return None
+    is_image = found.rows.kind[at].as_py() == "image"
+    return replace(own, path=found.rows.file(at), is_image=is_image, nearest=found.kind == "loss_mask")
 
 
 def _draws(

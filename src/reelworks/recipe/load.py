@@ -67,6 +67,8 @@ def parse(values: dict[str, Any]) -> Recipe:
     geometry = models.geometry(recipe.model, recipe.autoencoder)
     models.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
     _require_base(recipe)
+    models.require_image_encoder(recipe.model)
+    models.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
     if recipe.buckets.proposes:
         _refuse_given(recipe)
     else:
@@ -75,6 +77,8 @@ def parse(values: dict[str, Any]) -> Recipe:
     if preview.prompts:
         shape = Shape(preview.num_frames, preview.height, preview.width)
         geometry.require(shape, ("preview.num_frames", "preview.height", "preview.width"))
+        models.require_companions(recipe.model, [preview.companions], "preview.")
+        models.require_first_frame(recipe.model, preview.reference, "preview.reference", preview.num_frames)
     return recipe
 
 

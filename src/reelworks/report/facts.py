@@ -18,6 +18,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "quarantined",
         "The recipe's quarantine names it; take its line out once the file is mended.",
     ),
+    "no_companion": (
+        "no companion",
+        "The control, source or loss mask that its dataset asks for is missing, damaged, shorter or of another shape.",
+    ),
     "no_caption": ("no caption", "Add a caption, or allow clips without one."),
     "filtered": ("filtered out", "The recipe's filter excludes it."),
     "too_short": ("too short", "It has fewer frames than any bucket; add a bucket with fewer frames."),

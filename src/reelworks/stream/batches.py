@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reelworks.core.shape import Shape
-from reelworks.media.load import Request
+from reelworks.encode import masks
+from reelworks.media.load import Frames, Request
 from reelworks.schedule import plan as planning
 from reelworks.stream.crew import Failure
 from reelworks.stream.workers import DecodePool, Job
+
+_CLIPS = "clips"
+_Jobs = dict[str, list[Job | None]]  # by kind of companion, those of the clips themselves under `_CLIPS`
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Work:
         showing: 0 where a clip is shown, n where it is shown for the nth time more, -1 where it only pads.
         requests: What to decode.
         captions, fps: As the model is told them.
+        companions: What to decode of companions by kind, None for a clip whose dataset has none.
     """
 
     epoch: int
@@ -47,6 +52,7 @@ class Work:
     requests: tuple[Request, ...]
     captions: tuple[str, ...]
     fps: tuple[float, ...]
+    companions: Mapping[str, tuple[Request | None, ...]] = field(default_factory=dict)
 
     @property
     def real(self) -> NDArray[np.bool_]:
@@ -75,12 +81,14 @@ class MicroBatch:
         frames: `[B, T, H, W, 3]` uint8; zeros where a clip failed.
         counts: `[B]` True where a clip counts in the loss: real, decoded, and not of a filler.
         failures: Place in the micro-batch and reason, copies that pad left out.
+        companions: `[B, T, H, W, 3]` uint8 by kind; white where a clip has none.
     """
 
     work: Work
     frames: Tensor
     counts: Tensor
     failures: tuple[tuple[int, str], ...]
+    companions: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def failed(self) -> int:
@@ -93,29 +101,53 @@ def read_ahead(work: Iterable[Work], pool: DecodePool, depth: int) -> Iterator[M
 
     The work may go on over the edge of an epoch; reading ahead then does too.
     """
-    queue: deque[tuple[Work, list[Job]]] = deque()
+    queue: deque[tuple[Work, _Jobs]] = deque()
     source = iter(work)
     while True:
         while len(queue) < depth and (item := next(source, None)) is not None:
-            queue.append((item, [pool.submit(request) for request in item.requests]))
+            queue.append((item, _submit(item, pool)))
         if not queue:
             return
         item, jobs = queue.popleft()
         yield _collect(item, jobs, pool)
 
 
-def _collect(work: Work, jobs: list[Job], pool: DecodePool) -> MicroBatch:
-    shape = work.shape
-    frames = np.zeros((len(jobs), shape.num_frames, shape.height, shape.width, 3), dtype=np.uint8)
-    counts = work.real & (not work.filler)
-    failures = []
-    for place, job in enumerate(jobs):
-        result = pool.result(job)
-        if isinstance(result, Failure):
-            if counts[place]:
-                failures.append((place, result.reason))
-            counts = counts.copy()
-            counts[place] = False
-        else:
-            frames[place] = result
-    return MicroBatch(work, torch.from_numpy(frames), torch.from_numpy(counts), tuple(failures))
+def _submit(work: Work, pool: DecodePool) -> _Jobs:
+    """Queue a micro-batch, each clip with its companions behind it."""
+    jobs: _Jobs = {kind: [] for kind in (_CLIPS, *work.companions)}
+    for place, request in enumerate(work.requests):
+        jobs[_CLIPS].append(pool.submit(request))
+        for kind, requests in work.companions.items():
+            beside = requests[place]
+            jobs[kind].append(None if beside is None else pool.submit(beside))
+    return jobs
+
+
+def _collect(work: Work, jobs: _Jobs, pool: DecodePool) -> MicroBatch:
+    size = (len(work.requests), work.shape.num_frames, work.shape.height, work.shape.width, 3)
+    frames = {kind: np.full(size, 0 if kind == _CLIPS else 255, dtype=np.uint8) for kind in jobs}
+    failures: dict[int, str] = {}
+    for kind, queued in jobs.items():
+        for place, job in enumerate(queued):
+            if job is None:
+                continue
+            result = _useful(kind, pool.result(job))
+            if not isinstance(result, Failure):
+                frames[kind][place] = result
+            elif kind == _CLIPS:
+                failures[place] = result.reason
+            else:
+                failures.setdefault(place, f"{kind} {job.request.path}: {result.reason}")
+    real = work.real & (not work.filler)
+    counts = real.copy()
+    counts[list(failures)] = False
+    told = tuple((place, reason) for place, reason in sorted(failures.items()) if real[place])
+    decoded = {kind: torch.from_numpy(array) for kind, array in frames.items()}
+    return MicroBatch(work, decoded.pop(_CLIPS), torch.from_numpy(counts), told, decoded)
+
+
+def _useful(kind: str, result: Frames | Failure) -> Frames | Failure:
+    """Refuse a mask by which the clip would have no loss."""
+    if kind == "loss_mask" and not isinstance(result, Failure) and not masks.counts(result):
+        return Failure("nothing counts of what is shown of the clip")
+    return result

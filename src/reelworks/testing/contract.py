@@ -6,6 +6,7 @@ Each check raises AssertionError with what was promised. Legend: B clips, T late
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,9 @@ from torch import Tensor
 
 from reelworks.core.shape import Shape
 from reelworks.models import config, known, registry
-from reelworks.models.api import Denoiser, DenoiserInputs
+from reelworks.models.api import Denoiser, DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.family import Conditioning
 from reelworks.models.lora import frozen, inject
 from reelworks.models.lora.config import BaseStorage, LoraConfig
 from reelworks.objective.objectives import Objective
@@ -25,7 +27,10 @@ from reelworks.train import kept
 
 AUTOENCODER = AutoencoderConfig(stride=1)
 TEXT = TextConfig(dim=32, max_length=6, pooled_dim=8)
-# One tiny network for each family.
+IMAGE_DIM = 16  # of the tokens that tiny networks take of a picture
+_IMAGE_TOKENS = 5
+_ENCODERS = {"clip": "CLIP", "siglip": "SigLIP", None: ""}
+# One tiny network for each family, and one for each way in which a family is shown companions.
 FAMILIES = tuple(name for name in config.PRESETS if name.endswith("-tiny"))
 _PAGE_HEAD = """# Models
 
@@ -33,10 +38,12 @@ _PAGE_HEAD = """# Models
 
 Each row is a family, with the names that `model.name` takes. All of them pass the same checks
 (`tests/contract/`): shapes, gradients, dtypes, sharding on two processes, state dicts, LoRA, generation, and
-learning one clip by heart. What the table says was found by running them.
+learning one clip by heart. What the table says was found by running them. *Is shown* says what a network sees of a
+clip beside its noise: a `control` or a `source` of the `[[dataset]]`, without brackets where it cannot do without; or
+the clip's own first frame, and what an image encoder (`model.image_encoder`) says of it. All take a `loss_mask`.
 
-| names | parameters | trains on | is told given frames | takes a summary of the caption | takes the guidance scale | empty caption |
-|---|---|---|---|---|---|---|"""
+| names | parameters | trains on | is told given frames | is shown | takes a summary of the caption | takes the guidance scale | empty caption |
+|---|---|---|---|---|---|---|---|"""
 _CLIPS = (Shape(1, 8, 8), Shape(1, 4, 12), Shape(5, 4, 4))
 
 
@@ -49,18 +56,20 @@ class Features:
         given_frames: Answers otherwise where frames are given.
         pooled_text: Answers otherwise to another summary of the caption.
         guidance: Answers otherwise to another guidance scale.
+        shown: Of "control", "source", "first_frame" and "image" those to which it answers otherwise.
     """
 
     clips: bool
     given_frames: bool
     pooled_text: bool
     guidance: bool
+    shown: tuple[str, ...]
 
 
 @torch.no_grad()
 def features(name: str) -> Features:
     """Find out what a network takes, by trying."""
-    denoiser, inputs = build(name), example(shapes(name)[-1])
+    denoiser, inputs = build(name), example(shapes(name)[-1], name)
     answer = denoiser.predict(inputs)
 
     def feels(**changes: Tensor) -> bool:
@@ -73,6 +82,11 @@ def features(name: str) -> Features:
         given_frames=feels(frame_mask=given),
         pooled_text=feels(pooled=-inputs.pooled),
         guidance=feels(guidance=3 * inputs.guidance),
+        shown=tuple(
+            key
+            for key in ("control", "source", "first_frame", "image")
+            if (value := getattr(inputs, key)).shape[1] and feels(**{key: -value})
+        ),
     )
 
 
@@ -96,13 +110,14 @@ def build(name: str, *, gradient_checkpointing: bool = False, **dtypes: Any) -> 
     return denoiser
 
 
-def example(shape: Shape, *, batch: int = 2, seed: int = 0) -> DenoiserInputs:
-    """Random inputs of a shape, with texts of different lengths."""
+def example(shape: Shape, name: str, *, batch: int = 2, seed: int = 0) -> DenoiserInputs:
+    """Random inputs of a shape, with texts of different lengths, and all companions that a family takes."""
     g = torch.Generator().manual_seed(seed)
     T, H, W = shape.num_frames, shape.height, shape.width
     length = torch.arange(TEXT.max_length, TEXT.max_length - batch, -1)
+    latent = torch.randn(batch, config.latent_channels(AUTOENCODER), T, H, W, generator=g)
     return DenoiserInputs(
-        latent=torch.randn(batch, config.latent_channels(AUTOENCODER), T, H, W, generator=g),
+        latent=latent,
         time=torch.linspace(900.0, 300.0, batch),
         text=torch.randn(batch, TEXT.max_length, TEXT.dim, generator=g),
         text_mask=torch.arange(TEXT.max_length) < length[:, None],
@@ -113,14 +128,24 @@ def example(shape: Shape, *, batch: int = 2, seed: int = 0) -> DenoiserInputs:
         height=torch.full((batch,), float(H)),
         width=torch.full((batch,), float(W)),
         drop_text=torch.zeros(batch, dtype=torch.bool),
+        **_companions(latent, name, g),
     )
+
+
+def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tensor]:
+    wants = config.conditioning(ModelConfig(name=name))
+    given = [*wants.takes, *(["first_frame"] if wants.first_frame else [])]
+    found = nothing_given(latent) | {key: torch.randn(latent.shape, generator=g) for key in given}
+    if wants.image_encoder:
+        found["image"] = torch.randn(len(latent), _IMAGE_TOKENS, IMAGE_DIM, generator=g)
+    return found
 
 
 def check_shapes_and_gradients(name: str) -> None:
     """Every shape goes forward and backward; every trained parameter is reached by a shape at least."""
     denoiser = build(name)
     for shape in shapes(name):
-        inputs = example(shape)
+        inputs = example(shape, name)
         out = Boundary(denoiser)(inputs)
         assert out.shape == inputs.latent.shape, f"{name}: {shape} became {tuple(out.shape)}"
         torch.autograd.backward(out.square().mean())
@@ -134,7 +159,7 @@ def check_shapes_and_gradients(name: str) -> None:
 def check_dtypes(name: str) -> None:
     """In bfloat16 as in float32 the answer is float32 and about the same, and times are not rounded."""
     exact, lowered = build(name), build(name, compute=torch.bfloat16)
-    inputs = example(shapes(name)[-1])
+    inputs = example(shapes(name)[-1], name)
     with torch.no_grad():
         wanted, found = Boundary(exact)(inputs), Boundary(lowered)(inputs)
         assert wanted.dtype == found.dtype == torch.float32
@@ -153,7 +178,7 @@ def check_state(name: str) -> None:
     with torch.no_grad():
         for parameter in other.module.parameters():
             parameter.add_(1)
-        inputs = example(shapes(name)[-1])
+        inputs = example(shapes(name)[-1], name)
         assert not torch.equal(one.predict(inputs), other.predict(inputs)), name
         other.module.load_state_dict(one.module.state_dict())
         assert torch.equal(one.predict(inputs), other.predict(inputs)), name
@@ -161,7 +186,7 @@ def check_state(name: str) -> None:
 
 def check_lora(name: str) -> None:
     """A LoRA begins as no change, is all that is trained, and every part of it is reached; dtypes hold."""
-    denoiser, inputs = build(name, compute=torch.bfloat16), example(shapes(name)[-1])
+    denoiser, inputs = build(name, compute=torch.bfloat16), example(shapes(name)[-1], name)
     boundary, adapted = Boundary(denoiser), len(denoiser.lora_targets())
     with torch.no_grad():
         before = boundary(inputs)
@@ -174,7 +199,7 @@ def check_lora(name: str) -> None:
         for parameter in trained.values():
             parameter.add_(0.1)
     for shape in shapes(name):
-        torch.autograd.backward(boundary(example(shape)).square().mean())
+        torch.autograd.backward(boundary(example(shape, name)).square().mean())
     unreached = [key for key, p in trained.items() if p.grad is None or not p.grad.any()]
     assert not unreached, f"{name}: no gradient reaches {unreached[:5]}"
     if denoiser.runs_on_meta:
@@ -213,7 +238,7 @@ def answer(denoiser: Denoiser, inputs: DenoiserInputs) -> dict[str, Tensor]:
 
 def check_gradient_checkpointing(name: str) -> None:
     """Blocks that are computed twice give the same LoRA to the last bit, and keep less for the backward pass."""
-    inputs, found, stays = example(shapes(name)[-1], batch=1), [], []
+    inputs, found, stays = example(shapes(name)[-1], name, batch=1), [], []
     for twice in (False, True):
         denoiser = with_lora(name, "float32", torch.float32, gradient_checkpointing=twice)
         with kept.counted() as activations:
@@ -228,7 +253,7 @@ def check_gradient_checkpointing(name: str) -> None:
 
 def check_bases(name: str) -> None:
     """A base in bfloat16 changes nothing under products of bfloat16; one of 4 bits answers about the same."""
-    inputs = example(shapes(name)[-1], batch=1)
+    inputs = example(shapes(name)[-1], name, batch=1)
     wanted = answer(with_lora(name, "float32", torch.bfloat16), inputs)
     lowered = answer(with_lora(name, "bfloat16", torch.bfloat16), inputs)
     assert lowered.keys() == wanted.keys()
@@ -245,7 +270,7 @@ def check_bases(name: str) -> None:
 
 def check_overfits(name: str, *, most_steps: int = 200, learning_rate: float = 5e-3) -> int:
     """One clip at a fixed time and noise is learnt: the loss falls below a tenth; returns after how many steps."""
-    denoiser, inputs = build(name), example(shapes(name)[-1], batch=1)
+    denoiser, inputs = build(name), example(shapes(name)[-1], name, batch=1)
     target = torch.randn(inputs.latent.shape, generator=torch.Generator().manual_seed(2))
     trained = [p for p in denoiser.module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=learning_rate)
@@ -287,6 +312,7 @@ def page() -> str:
             ", ".join(_shown(parameters(preset)) for preset in presets if preset not in FAMILIES),
             "clips and pictures" if found.clips else "pictures",
             _which(presets, [p for p in presets if wants[p].frames and found.given_frames]),
+            _beside(presets, wants, found.shown),
             "yes" if found.pooled_text else "no",
             _which(presets, [p for p in presets if wants[p].guidance == "embedded" and found.guidance]),
             wants[name].empty_caption,
@@ -306,9 +332,28 @@ def _shown(count: int) -> str:
 
 
 def _presets(name: str) -> list[str]:
-    """All presets of the family whose tiny network this is."""
-    kind = type(config.PRESETS[name])
-    return [other for other, preset in config.PRESETS.items() if type(preset) is kind]
+    """All presets of the family whose tiny network this is, that are shown the same."""
+    return [other for other in config.PRESETS if _kind(other) == _kind(name)]
+
+
+def _kind(name: str) -> tuple[type, object, object]:
+    wants = config.conditioning(ModelConfig(name=name))
+    return type(config.PRESETS[name]), wants.takes, wants.first_frame
+
+
+def _beside(presets: list[str], wants: Mapping[str, Conditioning], found: tuple[str, ...]) -> str:
+    """Say what a family is shown beside the noise."""
+    cells = []
+    for key in found:
+        if key == "image":
+            told = [p for p in presets if wants[p].image_encoder]
+            names = "" if told == presets else f" ({_listed(told)})"
+            cells.append(f"{_ENCODERS[wants[told[0]].image_encoder]} of it{names}")
+        elif key == "first_frame":
+            cells.append("its first frame")
+        else:
+            cells.append(f"`{key}`" if key in wants[presets[0]].needs else f"(`{key}`)")
+    return ", ".join(cells) or "no"
 
 
 def _which(presets: list[str], those: list[str]) -> str:

@@ -8,6 +8,7 @@ from reelworks.encode.live import LiveEncoder
 from reelworks.models import config as models
 from reelworks.models import registry
 from reelworks.models.api import Denoiser
+from reelworks.models.images import VisionEncoder
 from reelworks.objective import objectives
 from reelworks.precision.boundary import check_contract
 from reelworks.recipe.recipe import Recipe
@@ -31,12 +32,16 @@ def denoiser(recipe: Recipe, device: torch.device) -> Denoiser:
 
 
 def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
-    """The recipe's autoencoder and text encoder."""
+    """The recipe's autoencoder, text encoder and, where the model is told of pictures by one, image encoder."""
+    conditioning, image = models.conditioning(recipe.model), recipe.model.image_encoder
+    kind = conditioning.image_encoder
     made = LiveEncoder(
         registry.build_autoencoder(recipe.autoencoder),
         registry.build_text_encoder(recipe.text),
         device,
-        models.conditioning(recipe.model),
+        conditioning,
+        None if kind is None or image is None else VisionEncoder(kind, image),
+        tuple(name for name in conditioning.takes if name in recipe.dataset[0].companions),
     )
     check_contract(made.autoencoder.contract, "autoencoder")
     check_contract(made.text_encoder.contract, "text")

@@ -152,3 +152,14 @@ class PreviewConfig(Config):
     fps: float = Field(24.0, gt=0, le=240, description="frames per second")
     num_inference_steps: int = Field(25, ge=1, description="steps of the sampler")
     guidance_scale: float = Field(2.0, ge=1, description="strength of the prompt; 1 is no guidance")
+    reference: str | None = Field(
+        None, min_length=1, description="picture that every clip begins with; i2v models need one"
+    )
+    control: str | None = Field(None, min_length=1, description="picture or clip that steers every preview")
+    source: str | None = Field(None, min_length=1, description="picture that every preview is an edit of")
+
+    @property
+    def companions(self) -> dict[str, str]:
+        """Files of companions by kind."""
+        files = {"control": self.control, "source": self.source}
+        return {kind: file for kind, file in files.items() if file is not None}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from reelworks.core import draws
 from reelworks.core.draws import U64, Purpose
+from reelworks.encode import given, masks
 from reelworks.encode.live import LiveEncoder
 from reelworks.models.api import DenoiserInputs
 from reelworks.objective import objectives
@@ -31,6 +32,7 @@ class Example:
         noise: `[B, C, T, H, W]`.
         generated: `[B]` share of frames that are generated, not given.
         counts: `[B]` True where the clip counts in the loss.
+        loss_weight: `[B, T, H, W]` of every latent element in its clip's loss; None where all count alike.
     """
 
     inputs: DenoiserInputs
@@ -38,11 +40,14 @@ class Example:
     noise: Tensor
     generated: Tensor
     counts: Tensor
+    loss_weight: Tensor | None = None
 
     def losses(self, output_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
         """Loss of every clip, `[B]`, from the model's output."""
         i = self.inputs
-        return objectives.of(config).losses(output_BCTHW, i.latent, self.x0, self.noise, i.time, i.frame_mask)
+        return objectives.of(config).losses(
+            output_BCTHW, i.latent, self.x0, self.noise, i.time, i.frame_mask, self.loss_weight
+        )
 
 
 def normal(shape: tuple[int, ...], words: U64, device: torch.device) -> Tensor:
@@ -117,7 +122,10 @@ def _example(
     drop_text: Tensor,
 ) -> Example:
     work, n = batch.work, len(time)
-    text = encoder.texts(work.captions, drop_text[: len(work.captions)].tolist())
+    companions, first = batch.companions, batch.frames[:, 0]
+    seen = companions["source"][:, 0] if "source" in encoder.given else None
+    text = encoder.texts(work.captions, drop_text[: len(work.captions)].tolist(), seen)
+    beside = given.encode(encoder, x0[: len(first)], companions, first, work.shape.num_frames)
     fps = torch.tensor(work.fps, dtype=torch.float32, device=encoder.device)
     inputs = DenoiserInputs(
         latent=objectives.of(config).noised(x0, noise, time, frame_mask),
@@ -131,6 +139,13 @@ def _example(
         height=torch.full((n,), float(work.shape.height), device=encoder.device),
         width=torch.full((n,), float(work.shape.width), device=encoder.device),
         drop_text=drop_text,
+        **{name: value.expand(n, *value.shape[1:]) for name, value in beside.items()},
     )
     counts = batch.counts.to(encoder.device).expand(n)
-    return Example(inputs, x0, noise, frame_mask.float().mean(dim=1), counts)
+    weight = None
+    if "loss_mask" in companions:
+        mask = companions["loss_mask"].to(encoder.device)
+        weight = masks.weights(mask, encoder.autoencoder.geometry).expand(n, -1, -1, -1)
+        # The mask may lie where the clip is given: then it has no loss, and no weight in the step.
+        counts = counts & (weight.amax(dim=(2, 3)) * frame_mask).any(dim=1)
+    return Example(inputs, x0, noise, frame_mask.float().mean(dim=1), counts, weight)

@@ -78,6 +78,7 @@ class Feed:
         rows = np.searchsorted(self.data.rows.ordinal, ordinals)
         showing = np.zeros(len(uids), dtype=np.int32) if showing is None else showing
         drawn = planning.draw_copies(copies, showing)
+        read = requests.build(self.data, rows, drawn, bucket, epoch=epoch)
         return Work(
             epoch=epoch,
             row=row,
@@ -89,7 +90,8 @@ class Feed:
             uids=uids,
             copies=copies,
             showing=showing,
-            requests=tuple(requests.build(self.data, rows, drawn, bucket, epoch=epoch)),
+            requests=tuple(read),
             captions=tuple(captions.shown(self.data, r) for r in rows.tolist()),
             fps=tuple(requests.shown_fps(self.data, r) for r in rows.tolist()),
+            companions=requests.of_companions(self.data, rows, read),
         )

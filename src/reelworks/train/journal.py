@@ -29,7 +29,7 @@ class Seen:
     def watch(self, source: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Pass micro-batches on and remember them."""
         for batch in source:
-            self.batches.append(replace(batch, frames=batch.frames[:0]))
+            self.batches.append(replace(batch, frames=batch.frames[:0], companions={}))
             yield batch
 
 

@@ -164,7 +164,7 @@ def _look(
     trigger: str | None,
     on_progress: Callable[[ScanProgress], None] | None,
 ) -> Found:
-    sources = [dataset.source for dataset in datasets]
+    sources = [dataset.place for dataset in datasets]
     scanning.scan(sources, catalog, workers=os.cpu_count() or 1, on_progress=on_progress)
     return finding.look(Catalog.open(catalog).live(), datasets, trigger)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.encode.live import LiveEncoder
-from reelworks.generate import pipeline, writers
+from reelworks.generate import conditions, pipeline, writers
+from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models.api import DenoiserInputs
 from reelworks.objective.config import ObjectiveConfig
@@ -18,6 +23,34 @@ from reelworks.run.folder import RunFolder
 from reelworks.train.config import PreviewConfig
 from reelworks.train.recorder import Recorder
 from reelworks.train.state import TrainState
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The files that previews are made from.
+
+    Attributes:
+        conditions: What every preview begins with.
+        companions: Control and source, by name.
+    """
+
+    conditions: Conditions
+    companions: Mapping[str, NDArray[np.uint8]]
+
+    @classmethod
+    def read(cls, config: PreviewConfig) -> Shown:
+        """Read them all, so that a wrong one is told before training begins.
+
+        Raises:
+            UserError: One cannot be read.
+        """
+        shape = Shape(config.num_frames, config.height, config.width)
+        reference = None if config.reference is None else conditions.read(Path(config.reference), shape, 1)
+        companions = {
+            name: conditions.companion(Path(file), shape, f"preview.{name}")
+            for name, file in config.companions.items()
+        }
+        return cls(Conditions(reference), companions)
 
 
 @dataclass(frozen=True)
@@ -32,6 +65,7 @@ class Previewer:
     world: World
     run_folder: RunFolder
     seed: int
+    shown: Shown
 
     def exist(self, step: int) -> bool:
         """Say whether a step's previews are there."""
@@ -46,7 +80,15 @@ class Previewer:
         if not c.prompts:
             return
         shape = Shape(c.num_frames, c.height, c.width)
-        options = GenerateOptions(shape, c.fps, c.num_inference_steps, c.guidance_scale, self.seed)
+        options = GenerateOptions(
+            shape,
+            c.fps,
+            c.num_inference_steps,
+            c.guidance_scale,
+            self.seed,
+            self.shown.conditions,
+            self.shown.companions,
+        )
         with self.state.averaged():
             clips = pipeline.generate(self.boundary, self.encoder, self.objective, c.prompts, options)
         if not self.world.is_main:

@@ -9,6 +9,7 @@ import torch
 
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.core.errors import UserError
+from reelworks.encode import given
 from reelworks.encode.live import LiveEncoder
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.parallel.mesh import World
@@ -74,8 +75,9 @@ def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device
     def full(*shape: int, value: float = 0.0) -> torch.Tensor:
         return torch.full(shape, value, dtype=torch.float32, device=device)
 
+    latent = full(batch, encoder.autoencoder.latent_channels, t, h, w)
     return DenoiserInputs(
-        latent=full(batch, encoder.autoencoder.latent_channels, t, h, w),
+        latent=latent,
         time=full(batch, value=500.0),
         text=full(batch, text.max_length, text.dim),
         text_mask=torch.ones(batch, text.max_length, dtype=torch.bool, device=device),
@@ -86,4 +88,5 @@ def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device
         height=full(batch, value=float(bucket.shape.height)),
         width=full(batch, value=float(bucket.shape.width)),
         drop_text=torch.zeros(batch, dtype=torch.bool, device=device),
+        **given.blank(encoder, latent),
     )

@@ -111,6 +111,11 @@ class Replay:
             "caption": work.captions[i],
             "caption_dropped": bool(drawn.drop_text[i]),
             "fps": work.fps[i],
+            "companions": {
+                kind: str(read.path)
+                for kind, beside in work.companions.items()
+                if (read := beside[i]) is not None
+            },
             "first_frame": first,
             "frame_step": request.step,
             "resized": [resized.height, resized.width],

@@ -36,7 +36,7 @@ from reelworks.train.feed import Feed
 from reelworks.train.journal import Journal
 from reelworks.train.keep import Keeper
 from reelworks.train.loop import Loop
-from reelworks.train.preview import Previewer
+from reelworks.train.preview import Previewer, Shown
 from reelworks.train.recorder import Recorder
 from reelworks.train.saves import Saver
 from reelworks.train.state import TrainState
@@ -121,6 +121,7 @@ class _Model:
 
 def _train(start: _Start) -> int:
     recipe, world, folder, data = start.data.recipe, start.world, start.folder, start.data
+    shown = Shown.read(recipe.preview)
     model = _build(start)
     store = CheckpointStore(folder.checkpoints_folder, start.check)
     keeper = Keeper(store, folder, recipe, start.run_id, world, model.base)
@@ -158,7 +159,7 @@ def _train(start: _Start) -> int:
             tell.say(line)
         mirror = _mirror(start, tell, step)
         try:
-            ended = _loop(start, model, keeper, tell, mirror).go(position, resumed=step is not None)
+            ended = _loop(start, model, shown, keeper, tell, mirror).go(position, resumed=step is not None)
         finally:
             if mirror is not None and (failure := mirror.close()):
                 tell.say(f"warning: {failure}")
@@ -193,7 +194,9 @@ def _mirror(start: _Start, tell: Recorder, resumed_from: int | None) -> Mirror |
     return mirror
 
 
-def _loop(start: _Start, model: _Model, keeper: Keeper, tell: Recorder, mirror: Mirror | None) -> Loop:
+def _loop(
+    start: _Start, model: _Model, shown: Shown, keeper: Keeper, tell: Recorder, mirror: Mirror | None
+) -> Loop:
     """Tie together all that a step needs and does."""
     recipe, world, folder, data = start.data.recipe, start.world, start.folder, start.data
     boundary, encoder, state = model.boundary, model.encoder, model.state
@@ -209,7 +212,7 @@ def _loop(start: _Start, model: _Model, keeper: Keeper, tell: Recorder, mirror: 
         Validator(
             boundary, encoder, state, world, feed, data.held_out(), recipe.validation.times, objective, seed
         ),
-        Previewer(recipe.preview, boundary, encoder, objective, state, world, folder, seed),
+        Previewer(recipe.preview, boundary, encoder, objective, state, world, folder, seed, shown),
         keeper,
         Saver(recipe.checkpoints, folder, keeper, data, state, tell, background, start.check, mirror),
         tell,

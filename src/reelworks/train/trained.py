@@ -17,6 +17,7 @@ from reelworks.checkpoint.store import CheckpointStore
 from reelworks.encode.live import LiveEncoder
 from reelworks.generate import pipeline
 from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models import config as models
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.lora import inject as lora
 from reelworks.precision.boundary import Boundary
@@ -78,4 +79,5 @@ class Trained:
 
     def generate(self, prompts: Sequence[str], options: GenerateOptions) -> list[NDArray[np.uint8]]:
         """Generate a clip for each prompt; see `generate.pipeline`."""
+        models.require_companions(self.recipe.model, [options.companions], "--")
         return pipeline.generate(self.boundary, self.encoder, self.recipe.objective, prompts, options)

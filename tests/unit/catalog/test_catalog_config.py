@@ -18,8 +18,8 @@ def test_a_list_names_its_dataset_and_what_its_scores_are_is_asked_later() -> No
     """Of a folder no score is known, so that a wrong name is refused at once; of a list any may be one."""
     form, filter_ = "{text} score: {aes:.1f}.", "aes > 4.5 and flow < 3"
     dataset = DatasetConfig(path="lists/Meta.CSV", root="/data", caption=form, filter=filter_)
-    assert dataset.source == Source("Meta", Path("/data"), Path("lists/Meta.CSV"))
-    assert DatasetConfig(path="lists/m.jsonl", name="n").source == Source(
+    assert dataset.place == Source("Meta", Path("/data"), Path("lists/Meta.CSV"))
+    assert DatasetConfig(path="lists/m.jsonl", name="n").place == Source(
         "n", Path("lists"), Path("lists/m.jsonl")
     )
     for wrong in ({"caption": form}, {"filter": filter_}, {"root": "/data"}):

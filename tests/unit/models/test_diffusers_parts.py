@@ -144,7 +144,7 @@ def test_generating_is_what_the_pipeline_does(flux):
     encoder = LiveEncoder(registry.build_autoencoder(autoencoder_of("flux", flux)), text, torch.device("cpu"))
     made = text.encode(LINES[:1])
     noise = torch.randn(1, 16, 1, 4, 6, generator=torch.Generator().manual_seed(0))
-    base = contract.example(Shape(1, 4, 6), batch=2)
+    base = contract.example(Shape(1, 4, 6), "flux-tiny", batch=2)
 
     def velocity(z, t, _mask):
         values = {**vars(base), "latent": z, "time": t, "guidance": torch.full((2,), 3.5)}
@@ -269,3 +269,18 @@ def test_what_a_family_needs_is_asked_for():
     model = ModelConfig(name="wan-tiny", depth=3)
     with pytest.raises(UserError, match=r"model\.depth"):
         config.resolve_denoiser(model, autoencoder=AutoencoderConfig(), text=TextConfig(), pred_sigma=False)
+
+
+@torch.no_grad()
+def test_a_control_begins_as_no_change(tmp_path):
+    """Weights of the plain network give a control network that answers as they do, whatever the control."""
+    plain, i = contract.build("flux-tiny"), contract.example(Shape(1, 4, 6), "flux-control-tiny")
+    plain.module.save_pretrained(tmp_path)
+    control = registry.build_denoiser(
+        ModelConfig(name="flux-control-tiny", weights=str(tmp_path)),
+        autoencoder=contract.AUTOENCODER,
+        text=contract.TEXT,
+        device="cpu",
+        seed=0,
+    )
+    torch.testing.assert_close(control.predict(i), plain.predict(i))

@@ -155,7 +155,7 @@ def test_a_lora_begins_alike_on_every_base():
 @pytest.mark.parametrize("base", ["bfloat16", "nf4"])
 def test_dora_takes_lengths_of_the_stored_base(base):
     """DoRA too begins as no change, and is reached by gradients in all its parts."""
-    inputs = contract.example(contract.shapes("wan-tiny")[-1])
+    inputs = contract.example(contract.shapes("wan-tiny")[-1], "wan-tiny")
     denoiser = contract.build("wan-tiny", compute=BF16, lora=LoraConfig(rank=2, base=base))
     dora = contract.build("wan-tiny", compute=BF16, lora=LoraConfig(rank=2, base=base, dora=True))
     one, other = contract.answer(denoiser, inputs)[""], contract.answer(dora, inputs)[""]

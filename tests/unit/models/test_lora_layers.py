@@ -72,7 +72,7 @@ def test_diffusers_answers_as_the_trained_network(tmp_path, name, part, dora):
     """A file in diffusers' convention, loaded by diffusers into the base, gives the same answer, alpha included."""
     settings = SETTINGS.model_copy(update={"dora": dora})
     trained, base = adapted(name, settings), contract.build(name)
-    inputs = contract.example(contract.shapes(name)[-1])
+    inputs = contract.example(contract.shapes(name)[-1], name)
     with torch.no_grad():
         before = base.predict(inputs)
         path = written(tmp_path, trained, settings=settings, part=part)
@@ -87,7 +87,7 @@ def test_a_pipeline_takes_the_file(tmp_path):
     path = written(tmp_path, trained)
     pipeline = diffusers.WanPipeline(None, None, None, None, base.module)
     pipeline.load_lora_weights(str(tmp_path), weight_name=path.name)
-    inputs = contract.example(contract.shapes("wan-tiny")[-1])
+    inputs = contract.example(contract.shapes("wan-tiny")[-1], "wan-tiny")
     assert torch.equal(base.predict(inputs), trained.predict(inputs))
 
 

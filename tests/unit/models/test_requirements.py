@@ -35,3 +35,47 @@ def test_every_preset_has_its_parts_and_they_fit():
         autoencoder = config.AutoencoderConfig(name=parts.autoencoder, weights="-")
         neighbours = config.Neighbours(config.latent_channels(autoencoder), text.dim, text.pooled_dim)
         assert preset.fit(neighbours) == preset, name
+
+
+def refused(model, given, match):
+    with pytest.raises(UserError, match=match):
+        config.require_companions(ModelConfig(name=model), given, "dataset.")
+
+
+def test_companions_are_refused_where_they_are_not_seen_and_asked_for_where_they_are_needed():
+    """By name, with the models that take them; a batch cannot hold clips with and without."""
+    refused(
+        "wan-2.1-14b", [{"control"}], r"dataset\.control: wan-2\.1-14b is not shown a control\n.*flux-control"
+    )
+    refused("flux-dev", [{"source"}], "flux-kontext.*flux2-dev.*qwen-image-edit")
+    refused("flux-control", [{}], r"dataset\.control: flux-control cannot do without a control")
+    refused("qwen-image-edit", [{"source"}, {}], "1 of 2 have a source, and one batch cannot hold")
+    for model, given in (
+        ("flux-control", [{"control", "loss_mask"}, {"control"}]),
+        ("flux-kontext", [{}]),
+        ("flux-kontext", [{"source"}]),
+        ("stdit3-xl", [{"loss_mask"}, {}]),
+    ):
+        config.require_companions(ModelConfig(name=model), given, "dataset.")
+
+
+def test_an_image_encoder_is_named_where_there_is_one_and_nowhere_else():
+    """Wan 2.1 looks at the first frame by CLIP, Wan 2.2 does not."""
+    with pytest.raises(UserError, match=r"model\.image_encoder: .*by a clip"):
+        config.require_image_encoder(ModelConfig(name="wan-2.1-i2v-14b"))
+    with pytest.raises(UserError, match="has no image encoder"):
+        config.require_image_encoder(ModelConfig(name="wan-2.2-i2v-14b", image_encoder="x"))
+    config.require_image_encoder(ModelConfig(name="wan-2.2-i2v-14b"))
+
+
+def test_a_first_frame_is_asked_for_and_refused():
+    """Clips of i2v models begin with one, pictures do not, and other models are not told."""
+    for name, reference, frames, match in (
+        ("wan-2.2-i2v-14b", None, 5, "from their first frame"),
+        ("wan-2.2-i2v-14b", "a.png", 1, "cannot be told"),
+        ("wan-2.1-14b", "a.png", 5, "cannot be told"),
+    ):
+        with pytest.raises(UserError, match=match):
+            config.require_first_frame(ModelConfig(name=name), reference, "preview.reference", frames)
+    config.require_first_frame(ModelConfig(name="wan-2.2-i2v-14b"), "a.png", "preview.reference", 5)
+    config.require_first_frame(ModelConfig(name="wan-2.2-5b"), "a.png", "preview.reference", 5)

@@ -7,7 +7,7 @@ import torch
 
 from reelworks.core.errors import UserError
 from reelworks.models import registry
-from reelworks.models.api import DenoiserInputs
+from reelworks.models.api import DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.precision import audit
 from reelworks.precision.boundary import Boundary
@@ -40,6 +40,7 @@ def inputs(B=2, T=3, H=4, W=5, **changes):
         height=torch.full((B,), 8.0),
         width=torch.full((B,), 10.0),
         drop_text=torch.zeros(B, dtype=torch.bool),
+        **nothing_given(torch.zeros(B, 12, T, H, W)),
     )
     return dataclasses.replace(values, **changes)
 

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from reelworks.core.errors import UserError
 from reelworks.models import registry
-from reelworks.models.api import DenoiserInputs
+from reelworks.models.api import DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.precision.boundary import Boundary
 
@@ -48,6 +48,7 @@ def inputs(B=2, T=3, H=4, W=5, **changes):
         height=torch.full((B,), 8.0),
         width=torch.full((B,), 10.0),
         drop_text=torch.zeros(B, dtype=torch.bool),
+        **nothing_given(torch.zeros(B, 12, T, H, W)),
     )
     return dataclasses.replace(values, **changes)
 

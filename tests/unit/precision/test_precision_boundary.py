@@ -7,7 +7,7 @@ import torch
 
 from reelworks.core.errors import UserError
 from reelworks.models import registry
-from reelworks.models.api import INPUT_ROLES, DenoiserInputs
+from reelworks.models.api import INPUT_ROLES, DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.precision import boundary
 from reelworks.precision.audit import audit
@@ -49,13 +49,16 @@ def inputs(B=2, T=2, H=4, W=6):
         height=torch.full((B,), 480),
         width=torch.full((B,), 854),
         drop_text=torch.zeros(B, dtype=torch.bool),
+        **nothing_given(torch.zeros(B, 12, T, H, W)),
     )
 
 
 def test_casting_by_role():
     tensors = {f.name: getattr(inputs(), f.name) for f in dataclasses.fields(DenoiserInputs)}
     cast = boundary.cast_inputs(tensors, contract())
-    assert {name for name, value in cast.items() if value.dtype == BF16} == {"latent", "text", "pooled"}
+    assert {name for name, value in cast.items() if value.dtype == BF16} == {
+        "latent", "text", "pooled", "control", "source", "first_frame", "image",
+    }  # fmt: skip
     assert {name for name, value in cast.items() if value.dtype == F32} == {
         "time", "guidance", "fps", "height", "width",
     }  # fmt: skip
@@ -65,8 +68,8 @@ def test_casting_by_role():
 
 
 def test_an_input_without_a_role_is_refused():
-    with pytest.raises(DtypeError, match="control: this input has no role"):
-        boundary.cast_inputs({"control": torch.zeros(1)}, contract())
+    with pytest.raises(DtypeError, match="depth: this input has no role"):
+        boundary.cast_inputs({"depth": torch.zeros(1)}, contract())
 
 
 def test_a_time_that_is_already_rounded_is_refused():

@@ -1,5 +1,7 @@
 """What an objective asks of training reaches the model, and its loss teaches it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -88,3 +90,21 @@ def test_times_of_diffusion_are_whole_steps_and_given_frames_have_the_noise_of_t
     assert (off[given] > 0).all()
     held_out = validation_example(micro_batch([1]), encoder, recipe.objective, seed=1, times=[1.0, 1000.0])
     assert torch.isfinite(held_out.inputs.latent).all()
+
+
+def test_a_clip_whose_mask_shows_given_frames_alone_has_no_weight():
+    """Nothing is left to learn of it; a clip beside it counts as ever."""
+    recipe = recipe_of("stdit3-tiny", "rectified-flow")
+    encoder, uids = build.encoder(recipe, CPU), list(range(16))
+    batch = micro_batch(uids)
+    masks = torch.zeros_like(batch.frames)
+    masks[:, 0] = 255
+    example = training_example(
+        dataclasses.replace(batch, companions={"loss_mask": masks}), encoder, recipe.objective, seed=1
+    )
+    first_is_made = example.inputs.frame_mask[:, 0]
+    assert first_is_made.any()
+    assert not first_is_made.all()
+    assert torch.equal(example.counts, first_is_made)
+    losses = example.losses(torch.zeros_like(example.x0), recipe.objective)
+    assert torch.equal(losses > 0, first_is_made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -16,16 +17,26 @@ from reelworks.models.packing import grid, pack, unpack
 def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
 
-    All tokens of a text count, those behind its end too: so the networks were trained.
+    All tokens of a text count, those behind its end too: so the networks were trained. A source's tokens stand
+    behind those of the picture, at the same places of a second picture.
     """
     *_, H, W = inputs.latent.shape
-    places = pad(grid(H // 2, W // 2, device=inputs.latent.device), (1, 0))
+    tokens, places = (
+        pack(inputs.latent[:, :, 0]),
+        pad(grid(H // 2, W // 2, device=inputs.latent.device), (1, 0)),
+    )
+    count = len(places)
+    if config.companion == "control":
+        tokens = torch.cat([tokens, pack(inputs.control[:, :, 0])], dim=2)
+    if inputs.source.shape[1]:
+        tokens = torch.cat([tokens, pack(inputs.source[:, :, 0])], dim=1)
+        places = torch.cat([places, places + places.new_tensor([1, 0, 0])])
     guidance = (inputs.guidance,) if config.guidance_embeds else ()
     with exact_time.embedded(
         module.time_text_embed.time_proj, inputs.time, *(g * PURE_NOISE for g in guidance)
     ):
         out = module(
-            pack(inputs.latent[:, :, 0]),
+            tokens,
             encoder_hidden_states=inputs.text,
             pooled_projections=inputs.pooled,
             timestep=inputs.time / PURE_NOISE,
@@ -34,4 +45,4 @@ def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
             guidance=inputs.guidance if config.guidance_embeds else None,
             return_dict=False,
         )[0]
-    return -unpack(out, H, W)[:, :, None]
+    return -unpack(out[:, :count], H, W)[:, :, None]

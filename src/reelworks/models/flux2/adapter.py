@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -12,25 +13,33 @@ from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.flux2.config import Flux2Config
 from reelworks.models.packing import grid
 
+_SOURCE = 10  # place of the first given picture among several
+
 
 def predict(module: Any, inputs: DenoiserInputs, config: Flux2Config) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
 
-    Places have four axes: a picture among several, row, column, and word.
+    Places have four axes: a picture among several, row, column, and word. A source's tokens stand behind those of
+    the picture.
     """
     *_, H, W = inputs.latent.shape
     device = inputs.latent.device
+    tokens, places = inputs.latent.flatten(2).transpose(1, 2), pad(grid(H, W, device=device), (1, 1))
+    count = len(places)
+    if inputs.source.shape[1]:
+        tokens = torch.cat([tokens, inputs.source.flatten(2).transpose(1, 2)], dim=1)
+        places = torch.cat([places, places + places.new_tensor([_SOURCE, 0, 0, 0])])
     guidance = (inputs.guidance,) if config.guidance_embeds else ()
     with exact_time.embedded(
         module.time_guidance_embed.time_proj, inputs.time, *(g * PURE_NOISE for g in guidance)
     ):
         out: Tensor = module(
-            inputs.latent.flatten(2).transpose(1, 2),
+            tokens,
             encoder_hidden_states=inputs.text,
             timestep=inputs.time / PURE_NOISE,
-            img_ids=pad(grid(H, W, device=device), (1, 1)),
+            img_ids=places,
             txt_ids=pad(grid(inputs.text.shape[1], device=device), (3, 0)),
             guidance=inputs.guidance if config.guidance_embeds else None,
             return_dict=False,
         )[0]
-    return -out.transpose(1, 2).reshape(inputs.latent.shape)
+    return -out[:, :count].transpose(1, 2).reshape(inputs.latent.shape)

@@ -29,7 +29,9 @@ class Flux2Config(Config):
     @property
     def conditioning(self) -> Conditioning:
         """Captions of no words are encoded; a distilled network takes the guidance scale."""
-        return Conditioning(guidance="embedded" if self.guidance_embeds else "classifier-free")
+        return Conditioning(
+            guidance="embedded" if self.guidance_embeds else "classifier-free", takes=("source",)
+        )
 
     def fit(self, neighbours: Neighbours) -> Self:
         """Take the widths of the neighbours."""

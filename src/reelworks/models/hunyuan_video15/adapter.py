@@ -17,21 +17,26 @@ _IMAGE_TOKENS = 1  # of a picture that is not given; they are masked
 def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -> Tensor:
     """Return the velocity `[B, C, T, H, W]`; the network's own points towards the noise.
 
-    Neither a picture nor text to be written in it is given: their places are zeros and masked.
+    No text to be written in the clip is given: its place is zeros and masked. So are those of a first frame, unless
+    there is one; a picture has none.
     """
     latent = inputs.latent
-    B, channels = latent.shape[:2]
-    empty = latent.new_zeros(B, config.in_channels - channels, *latent.shape[2:])
+    B = len(latent)
+    first, mask = torch.zeros_like(latent), torch.zeros_like(latent[:, :1])
+    image = latent.new_zeros(B, _IMAGE_TOKENS, config.image_embed_dim)
+    if config.first_frame and latent.shape[2] > 1:
+        first, image = inputs.first_frame, inputs.image
+        mask[:, :, 0] = 1
     times = (module.time_embed.time_proj, module.context_embedder.time_text_embed.time_proj)
     with exact_time.embedded(times[0], inputs.time), exact_time.embedded(times[1], inputs.time):
         out: Tensor = module(
-            torch.cat([latent, empty], dim=1),
+            torch.cat([latent, first, mask], dim=1),
             inputs.time.to(latent.dtype),
             inputs.text,
             inputs.text_mask,
             encoder_hidden_states_2=latent.new_zeros(B, 1, config.text_embed_2_dim),
             encoder_attention_mask_2=inputs.text_mask.new_zeros(B, 1),
-            image_embeds=latent.new_zeros(B, _IMAGE_TOKENS, config.image_embed_dim),
+            image_embeds=image,
             return_dict=False,
         )[0]
     return -out

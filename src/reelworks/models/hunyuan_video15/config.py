@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
+from pydantic import Field
+
 from reelworks.core.config import Config
 from reelworks.models.family import Conditioning, Neighbours, Network
 
@@ -11,12 +13,11 @@ from reelworks.models.family import Conditioning, Neighbours, Network
 class HunyuanVideo15Config(Config):
     """Arguments of diffusers' HunyuanVideo15Transformer3DModel; defaults are the published ones.
 
-    The input has room for a given picture and its mask, which are zeros here.
+    The input has room for a given picture and its mask, which are zeros unless there is a `first_frame`.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
     pictures_only: ClassVar[bool] = False
-    conditioning: ClassVar[Conditioning] = Conditioning()
 
     in_channels: int = 65
     out_channels: int = 32
@@ -28,6 +29,14 @@ class HunyuanVideo15Config(Config):
     text_embed_2_dim: int = 1472
     image_embed_dim: int = 1152
     rope_axes_dim: tuple[int, int, int] = (16, 56, 56)
+    first_frame: bool = Field(default=False, exclude=True)
+
+    @property
+    def conditioning(self) -> Conditioning:
+        """Captions of no words are encoded."""
+        return (
+            Conditioning(first_frame="alone", image_encoder="siglip") if self.first_frame else Conditioning()
+        )
 
     @property
     def network(self) -> Network:
@@ -35,7 +44,7 @@ class HunyuanVideo15Config(Config):
         return Network(
             "HunyuanVideo15Transformer3DModel",
             ("transformer_blocks",),
-            without_gradient=("context_embedder_2.", "image_embedder.", *self._last_text),
+            without_gradient=("context_embedder_2.", *self._image, *self._last_text),
             shape_only=False,
         )
 
@@ -51,6 +60,11 @@ class HunyuanVideo15Config(Config):
         )
 
     @property
+    def _image(self) -> tuple[str, ...]:
+        """Where no picture is given, none is embedded."""
+        return () if self.first_frame else ("image_embedder.",)
+
+    @property
     def _last_text(self) -> tuple[str, ...]:
         """The last block's text goes nowhere."""
         last = f"transformer_blocks.{self.num_layers - 1}."
@@ -62,15 +76,18 @@ class HunyuanVideo15Config(Config):
         )
 
 
+_TINY = HunyuanVideo15Config(
+    num_attention_heads=2,
+    attention_head_dim=16,
+    num_layers=2,
+    num_refiner_layers=1,
+    text_embed_2_dim=8,
+    image_embed_dim=16,
+    rope_axes_dim=(4, 6, 6),
+)
 PRESETS: dict[str, HunyuanVideo15Config] = {
     "hunyuan-video-1.5": HunyuanVideo15Config(),
-    "hunyuan-video-1.5-tiny": HunyuanVideo15Config(
-        num_attention_heads=2,
-        attention_head_dim=16,
-        num_layers=2,
-        num_refiner_layers=1,
-        text_embed_2_dim=8,
-        image_embed_dim=8,
-        rope_axes_dim=(4, 6, 6),
-    ),
+    "hunyuan-video-1.5-i2v": HunyuanVideo15Config(first_frame=True),
+    "hunyuan-video-1.5-tiny": _TINY,
+    "hunyuan-video-1.5-i2v-tiny": _TINY.model_copy(update={"first_frame": True}),
 }

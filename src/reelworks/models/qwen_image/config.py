@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
+from pydantic import Field
+
 from reelworks.core.config import Config
 from reelworks.models.family import Conditioning, Neighbours, Network
 
 
 class QwenImageConfig(Config):
-    """Arguments of diffusers' QwenImageTransformer2DModel; defaults are the published ones."""
+    """Arguments of diffusers' QwenImageTransformer2DModel; defaults are the published ones.
+
+    `edits`: it is shown the picture that it edits.
+    """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[Conditioning] = Conditioning()
 
     in_channels: int = 64
     out_channels: int = 16
@@ -22,6 +26,12 @@ class QwenImageConfig(Config):
     num_attention_heads: int = 24
     joint_attention_dim: int = 3584
     axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
+    edits: bool = Field(default=False, exclude=True)
+
+    @property
+    def conditioning(self) -> Conditioning:
+        """Captions of no words are encoded."""
+        return Conditioning(takes=("source",), needs=("source",)) if self.edits else Conditioning()
 
     @property
     def network(self) -> Network:
@@ -53,9 +63,10 @@ class QwenImageConfig(Config):
         )
 
 
+_TINY = QwenImageConfig(num_layers=2, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 6, 6))
 PRESETS: dict[str, QwenImageConfig] = {
     "qwen-image": QwenImageConfig(),
-    "qwen-image-tiny": QwenImageConfig(
-        num_layers=2, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 6, 6)
-    ),
+    "qwen-image-edit": QwenImageConfig(edits=True),
+    "qwen-image-tiny": _TINY,
+    "qwen-image-edit-tiny": _TINY.model_copy(update={"edits": True}),
 }

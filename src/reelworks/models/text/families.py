@@ -6,10 +6,12 @@ are those that the released weights were trained with.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
@@ -18,11 +20,16 @@ from reelworks.core.errors import UserError
 from reelworks.models import libraries, published
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextConfig
+from reelworks.models.text import picture_words
 from reelworks.precision.contract import Contract
 
 _STORAGE = torch.bfloat16
 # T5 is among them, whose feed-forward layers pass the range of float16.
 CONTRACT = Contract(_STORAGE, _STORAGE, None, None, torch.float32, {}, overflows=frozenset({torch.float16}))
+
+
+Encode = Callable[[Any, list[str], int, Tensor | None], "_Encoded"]
+_PICTURE_PX = 1024 * 1024  # in all, to which an edited picture is scaled before it is looked at
 
 
 class _Encoded(NamedTuple):
@@ -33,43 +40,57 @@ class _Encoded(NamedTuple):
     pooled: Tensor | None = None
 
 
-def _wan(pipeline: Any, captions: list[str], length: int) -> _Encoded:
+def _wan(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> _Encoded:
     tokens, _ = pipeline.encode_prompt(captions, None, False, max_sequence_length=length)
     return _Encoded(tokens, tokens.any(dim=-1))  # what fills them up is zeros
 
 
-def _flux(pipeline: Any, captions: list[str], length: int) -> _Encoded:
+def _flux(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> _Encoded:
     tokens, pooled, _ = pipeline.encode_prompt(captions, captions, max_sequence_length=length)
     return _Encoded(tokens, pooled=pooled)
 
 
-def _flux2(pipeline: Any, captions: list[str], length: int) -> _Encoded:
+def _flux2(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> _Encoded:
     return _Encoded(pipeline.encode_prompt(captions, max_sequence_length=length)[0])
 
 
-def _qwen_image(pipeline: Any, captions: list[str], length: int) -> _Encoded:
+def _qwen_image(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> _Encoded:
     tokens, mask = pipeline.encode_prompt(captions, max_sequence_length=length)
     return _Encoded(tokens, mask)
 
 
-def _z_image(pipeline: Any, captions: list[str], length: int) -> _Encoded:
+def _qwen_image_edit(pipeline: Any, captions: list[str], length: int, pictures: Tensor | None) -> _Encoded:
+    if pictures is None:  # asked for sizes alone
+        pictures = torch.zeros(len(captions), 32, 32, 3, dtype=torch.uint8)
+    _, H, W, _ = pictures.shape
+    scale = math.sqrt(_PICTURE_PX / (H * W))
+    height, width = (round(size * scale / 32) * 32 for size in (H, W))
+    shown = [
+        Image.fromarray(one).resize((width, height), Image.Resampling.LANCZOS)
+        for one in pictures.cpu().numpy()
+    ]
+    tokens, mask = pipeline.encode_prompt(captions, shown, max_sequence_length=length)
+    return _Encoded(tokens, mask)
+
+
+def _z_image(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> _Encoded:
     rows, _ = pipeline.encode_prompt(captions, do_classifier_free_guidance=False, max_sequence_length=length)
     masks = [row.new_ones(len(row), dtype=torch.bool) for row in rows]
     return _Encoded(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
 
 
-def _ltx(pipeline: Any, captions: list[str], length: int) -> _Encoded:
+def _ltx(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> _Encoded:
     tokens, mask, *_ = pipeline.encode_prompt(captions, None, False, max_sequence_length=length)
     return _Encoded(tokens, mask)
 
 
-def _hunyuan_video15(pipeline: Any, captions: list[str], length: int) -> _Encoded:
+def _hunyuan_video15(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> _Encoded:
     pipeline.tokenizer_max_length = length  # the one that takes it nowhere else
     tokens, mask, *_ = pipeline.encode_prompt(captions, batch_size=len(captions))
     return _Encoded(tokens, mask)
 
 
-def _sdxl(pipeline: Any, captions: list[str], length: int) -> _Encoded:
+def _sdxl(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> _Encoded:
     tokens, _, pooled, _ = pipeline.encode_prompt(captions, do_classifier_free_guidance=False)
     if pipeline.config.force_zeros_for_empty_prompt:
         empty = torch.tensor([not caption for caption in captions], device=tokens.device)
@@ -78,7 +99,7 @@ def _sdxl(pipeline: Any, captions: list[str], length: int) -> _Encoded:
     return _Encoded(tokens, pooled=pooled)
 
 
-def _sd3(pipeline: Any, captions: list[str], length: int) -> _Encoded:
+def _sd3(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> _Encoded:
     tokens, _, pooled, _ = pipeline.encode_prompt(
         captions,
         captions,
@@ -90,11 +111,12 @@ def _sd3(pipeline: Any, captions: list[str], length: int) -> _Encoded:
 
 
 # How each encodes, and which of its tokenizers cuts captions last.
-_FAMILIES: dict[str, tuple[Callable[[Any, list[str], int], _Encoded], str]] = {
+_FAMILIES: dict[str, tuple[Encode, str]] = {
     "wan": (_wan, "tokenizer"),
     "flux": (_flux, "tokenizer_2"),
     "flux2": (_flux2, "tokenizer"),
     "qwen-image": (_qwen_image, "tokenizer"),
+    "qwen-image-edit": (_qwen_image_edit, "tokenizer"),
     "z-image": (_z_image, "tokenizer"),
     "ltx-video": (_ltx, "tokenizer"),
     "hunyuan-video-1.5": (_hunyuan_video15, "tokenizer"),
@@ -137,9 +159,9 @@ class FamilyTextEncoder:
                 )
 
     @torch.no_grad()
-    def encode(self, captions: Sequence[str]) -> TextEmbedding:
+    def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
         """Embed captions as the family's pipeline does, filled up to `max_length`."""
-        tokens, mask, pooled = self._encode(self._pipeline, list(captions), self.max_length)
+        tokens, mask, pooled = self._encode(self._pipeline, list(captions), self.max_length, pictures_BHWC)
         tokens = tokens.float()[:, : self.max_length]
         mask = tokens.new_ones(tokens.shape[:2]) if mask is None else mask[:, : self.max_length]
         missing = self.max_length - tokens.shape[1]
@@ -165,9 +187,13 @@ class FamilyTextEncoder:
 
 def _load(name: str, source: str) -> Any:
     kind = getattr(libraries.diffusers(), name)
-    unused = {"vae", "transformer", "transformer_2", "unet"} & set(kind._get_signature_keys(kind)[0])
+    unused = {"vae", "transformer", "transformer_2", "unet", "processor"} & set(
+        kind._get_signature_keys(kind)[0]
+    )
     try:
         pipeline = kind.from_pretrained(source, dtype=_STORAGE, **dict.fromkeys(unused))
+        if "processor" in unused:
+            pipeline.processor = picture_words.load(pipeline.tokenizer, source)
     except (OSError, ValueError, TypeError, ImportError) as error:
         raise UserError(
             f"no text encoders of {name} can be loaded ({str(error).partition(chr(10))[0]})",

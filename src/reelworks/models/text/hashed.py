@@ -14,6 +14,7 @@ from typing import final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from reelworks.core.draws import hash64
 from reelworks.models.api import TextEmbedding, TextEncoder
@@ -61,7 +62,7 @@ class HashedTextEncoder:
         self.dim, self.pooled_dim, self.max_length = config.dim, config.pooled_dim, config.max_length
         self._device = torch.device("cpu")
 
-    def encode(self, captions: Sequence[str]) -> TextEmbedding:
+    def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
         """Look up every word; the sum of n words is divided by √n, so that its variance stays 1.
 
         A caption without words counts as one token of its own, so that no mask is all False: attention

@@ -50,7 +50,7 @@ class T5TextEncoder:
             )
 
     @torch.no_grad()
-    def encode(self, captions: Sequence[str]) -> TextEmbedding:
+    def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
         """Return the last hidden states of every token.
 
         Tokens behind the end mark are padding: they are masked within the T5 and in what it returns.

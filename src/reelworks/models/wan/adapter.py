@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from reelworks.models.api import DenoiserInputs
-from reelworks.models.wan.config import WanConfig
+from reelworks.models.wan.config import MASK_CHANNELS, WanConfig
+
+_TEXT_TOKENS = 512  # behind which the network looks for a picture's
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: WanConfig) -> Tensor:
@@ -19,8 +22,25 @@ def predict(module: Any, inputs: DenoiserInputs, config: WanConfig) -> Tensor:
     """
     text_BLD = torch.where(inputs.text_mask[..., None], inputs.text, inputs.text.new_zeros(()))
     time = _by_token(inputs, config) if config.expand_timesteps else inputs.time
-    out: Tensor = module(inputs.latent, time, text_BLD, return_dict=False)[0]
+    latent = _beside_first_frame(inputs) if config.first_frame else inputs.latent
+    image = None
+    if config.image_dim is not None:
+        image = inputs.image
+        text_BLD = pad(text_BLD, (0, 0, 0, _TEXT_TOKENS - text_BLD.shape[1]))
+    out: Tensor = module(latent, time, text_BLD, encoder_hidden_states_image=image, return_dict=False)[0]
     return -out
+
+
+def _beside_first_frame(inputs: DenoiserInputs) -> Tensor:
+    """Channels of the noise, of a mask that is 1 where a frame is given, and of the first frame.
+
+    Of a picture nothing is given.
+    """
+    latent = inputs.latent
+    mask = latent.new_zeros(len(latent), MASK_CHANNELS, *latent.shape[2:])
+    if latent.shape[2] > 1:
+        mask[:, :, 0] = 1
+    return torch.cat([latent, mask, inputs.first_frame], dim=1)
 
 
 def _by_token(inputs: DenoiserInputs, config: WanConfig) -> Tensor:

@@ -9,11 +9,15 @@ from pydantic import Field
 from reelworks.core.config import Config
 from reelworks.models.family import Conditioning, Neighbours, Network
 
+MASK_CHANNELS = 4  # one for each frame behind a latent frame
+
 
 class WanConfig(Config):
     """Arguments of diffusers' WanTransformer3DModel; defaults are those of the 1.3B of Wan 2.1.
 
     `expand_timesteps`: every frame has a time of its own, 0 where it is given, as in the 5B of Wan 2.2.
+    `first_frame`: the first frame comes in channels of its own, with a mask; as CLIP sees it too where `image_dim`
+    says how wide that is.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
@@ -29,22 +33,36 @@ class WanConfig(Config):
     ffn_dim: int = 8960
     num_layers: int = 30
     rope_max_seq_len: int = 1024
+    image_dim: int | None = None
+    added_kv_proj_dim: int | None = None
     expand_timesteps: bool = Field(default=False, exclude=True)
+    first_frame: bool = Field(default=False, exclude=True)
 
     @property
     def conditioning(self) -> Conditioning:
         """Captions of no words are encoded."""
-        return Conditioning(frames=self.expand_timesteps)
+        return Conditioning(
+            frames=self.expand_timesteps,
+            first_frame="grey" if self.first_frame else None,
+            image_encoder=None if self.image_dim is None else "clip",
+        )
 
     def fit(self, neighbours: Neighbours) -> Self:
         """Take the widths of the neighbours."""
         channels = neighbours.latent_channels
         return self.model_copy(
-            update={"in_channels": channels, "out_channels": channels, "text_dim": neighbours.text_dim}
+            update={
+                "in_channels": 2 * channels + MASK_CHANNELS if self.first_frame else channels,
+                "out_channels": channels,
+                "text_dim": neighbours.text_dim,
+            }
         )
 
 
 _LARGE = WanConfig(num_attention_heads=40, ffn_dim=13824, num_layers=40)
+_TINY = WanConfig(
+    num_attention_heads=2, attention_head_dim=12, freq_dim=32, ffn_dim=64, num_layers=2, rope_max_seq_len=64
+)
 PRESETS: dict[str, WanConfig] = {
     "wan-2.1-1.3b": WanConfig(),
     "wan-2.1-14b": _LARGE,
@@ -52,13 +70,12 @@ PRESETS: dict[str, WanConfig] = {
     "wan-2.2-5b": WanConfig(
         num_attention_heads=24, ffn_dim=14336, in_channels=48, out_channels=48, expand_timesteps=True
     ),
-    "wan-tiny": WanConfig(
-        num_attention_heads=2,
-        attention_head_dim=12,
-        freq_dim=32,
-        ffn_dim=64,
-        num_layers=2,
-        rope_max_seq_len=64,
-        expand_timesteps=True,
+    "wan-2.1-i2v-14b": _LARGE.model_copy(
+        update={"in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120, "first_frame": True}
+    ),
+    "wan-2.2-i2v-14b": _LARGE.model_copy(update={"in_channels": 36, "first_frame": True}),  # two experts too
+    "wan-tiny": _TINY.model_copy(update={"expand_timesteps": True}),
+    "wan-i2v-tiny": _TINY.model_copy(
+        update={"image_dim": 16, "added_kv_proj_dim": 24, "first_frame": True, "in_channels": 36}
     ),
 }

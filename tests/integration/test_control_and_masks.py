@@ -1,0 +1,241 @@
+"""Controls, sources, loss masks and first frames, from files to a trained model and what it generates."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import children
+import numpy as np
+import pyarrow.csv
+import pytest
+import torch
+import transformers
+from PIL import Image
+from typer.testing import CliRunner
+
+from reelworks.cli.main import app
+from reelworks.core.errors import UserError
+from reelworks.generate import writers
+from reelworks.prepare import data as preparing
+from reelworks.prepare.data import RecipeData
+from reelworks.recipe import load as recipes
+from reelworks.run import events
+from reelworks.stream import batches
+from reelworks.stream.workers import DecodePool
+from reelworks.train import build
+from reelworks.train.example import training_example, validation_example
+from reelworks.train.feed import Feed
+
+SIZE = (32, 48)
+
+
+def picture(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    array = np.broadcast_to(np.asarray(value, np.uint8), (*SIZE, 3)) if np.ndim(value) < 3 else value
+    Image.fromarray(np.ascontiguousarray(array)).save(path)
+
+
+def half_mask():
+    """The right half counts."""
+    mask = np.zeros((*SIZE, 3), np.uint8)
+    mask[:, SIZE[1] // 2 :] = 255
+    return mask
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Ten pictures; of one the control is missing, of one damaged, of one the mask lets nothing count."""
+    folder = tmp_path_factory.mktemp("pictures")
+    generator = np.random.default_rng(0)
+    for i in range(10):
+        name = f"{'deep/' if i % 2 else ''}{i}"
+        picture(folder / "clips" / f"{name}.png", generator.integers(0, 256, (*SIZE, 3), dtype=np.uint8))
+        (folder / "clips" / f"{name}.txt").write_text(f"picture {i}")
+        picture(folder / "edges" / f"{name}.jpg", 20 * i)
+        picture(folder / "masks" / f"{name}.png", half_mask() if i != 5 else 0)
+    (folder / "edges/3.jpg").unlink(missing_ok=True)
+    (folder / "edges/deep/3.jpg").unlink()
+    (folder / "edges/4.jpg").write_bytes(b"damaged")
+    return folder
+
+
+@pytest.fixture
+def control(pictures, tmp_path):
+    """A recipe that trains a control model on them."""
+
+    def make(**changes):
+        data = {"path": str(pictures / "clips"), "control": str(pictures / "edges")}
+        return {
+            "version": 1,
+            "output": str(tmp_path / "run"),
+            "seed": 3,
+            "dataset": [data | {"loss_mask": str(pictures / "masks")}],
+            "bucket": [{"resolution": "32x48", "num_frames": 1, "batch_size": 3}],
+            "data": {"num_workers": 0, "max_failure_share": 0.5},
+            "model": {"name": "flux-control-tiny"},
+            "autoencoder": {"stride": 4},
+            "text": {"dim": 16, "max_length": 6, "pooled_dim": 8},
+            "precision": {"compute": "float32"},
+            "train": {"max_epochs": 2, "learning_rate": 1e-3, "threads": 1},
+            "validation": {"split": 0.2, "every_steps": 2, "times": [500.0]},
+            "preview": {
+                "prompts": ["a"], "num_frames": 1, "height": 32, "width": 48, "num_inference_steps": 2,
+                "control": str(pictures / "edges/6.jpg"),
+            },
+        } | changes  # fmt: skip
+
+    return make
+
+
+def first_batch(recipe):
+    preparing.scan(recipe)
+    data = RecipeData.open(recipe)
+    plan = data.plan(data.spec(1, 1), 0)
+    pool = DecodePool(0, 60.0)
+    try:
+        return data, next(batches.read_ahead(Feed(data, 0, 1).row(plan, 0, 0), pool, depth=1))
+    finally:
+        pool.close()
+
+
+def test_a_control_model_trains_and_every_clip_is_accounted_for(control, pictures, tmp_path):
+    """Missing and damaged controls are left out by name, an empty mask fails by name; the rest is trained, and made."""
+    assert children.train(control()) == [0]
+    run = tmp_path / "run"
+    failures = list(events.read(run / "events.jsonl", "failure"))
+    left_out = json.loads((run / "plan/summary.json").read_text())["reasons"]["no_companion"]
+    assert {one["path"]: one["detail"] for one in left_out} == {
+        "clips/deep/3.png": f"no control {pictures}/edges/deep/3.*",
+        "clips/4.png": next(one["detail"] for one in left_out if "4.png" in one["path"]),
+    }
+    assert "edges/4.jpg cannot be read" in next(one["detail"] for one in left_out if "4.png" in one["path"])
+    assert [Path(failure["path"]).name for failure in failures] == ["5.png", "5.png"]
+    assert all("masks/deep/5.png: nothing counts" in failure["reason"] for failure in failures)
+    ends = list(events.read(run / "events.jsonl", "epoch_end"))
+    assert all(e["planned"] == e["trained"] + e["failed"] == e["trained"] + 1 for e in ends)
+    assert len(ends) == 2
+    assert list((run / "previews").rglob("*.png"))
+
+    def generate(*options):
+        output = tmp_path / f"{len(options)}.png"
+        command = ["generate", str(run), "--prompt", "a", "-o", str(output), "--num-frames", "1"]
+        done = CliRunner().invoke(
+            app, [*command, "--height", "32", "--num-inference-steps", "2", "--width", "48", *options]
+        )
+        return done, output
+
+    done, output = generate("--control", str(pictures / "edges/6.jpg"))
+    assert done.exit_code == 0, done.output
+    with Image.open(output) as made:
+        assert made.size == SIZE[::-1]
+    with pytest.raises(UserError, match="--control: flux-control-tiny cannot do without a control"):
+        raise generate()[0].exception
+
+
+def test_left_out_files_say_what_is_wrong(control, tmp_path):
+    """`plan --left-out` names the clips without a companion, with the problem in two words."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(recipes.dump(recipes.parse(control())))
+    table = tmp_path / "left.csv"
+    done = CliRunner().invoke(app, ["plan", str(recipe), "--left-out", str(table)])
+    assert done.exit_code == 0, done.output
+    assert "no_companion: 2" in done.output
+    rows = pyarrow.csv.read_csv(table).to_pylist()
+    assert {row["path"]: row["error"] for row in rows if row["reason"] == "no_companion"} == {
+        "deep/3.png": "control missing",
+        "4.png": "control unreadable",
+    }
+
+
+def test_the_loss_is_that_of_what_the_mask_shows(control):
+    """From real files on: no gradient reaches the black half, and the loss is the mean over the white one."""
+    recipe = recipes.parse(control())
+    encoder = build.encoder(recipe, torch.device("cpu"))
+    data, batch = first_batch(recipe)
+    assert set(batch.companions) == {"control", "loss_mask"}
+    for example in (
+        training_example(batch, encoder, recipe.objective, seed=recipe.seed),
+        validation_example(_one(batch), encoder, recipe.objective, seed=1, times=[200.0, 700.0]),
+    ):
+        output = torch.zeros_like(example.x0, requires_grad=True)
+        losses = example.losses(output, recipe.objective)
+        torch.autograd.backward(losses.sum())
+        width = output.shape[-1]
+        assert not output.grad[example.counts][..., : width // 2].any()
+        assert output.grad[example.counts][..., width // 2 :].all()
+        white = (example.x0 - example.noise)[..., width // 2 :].square().mean(dim=(1, 2, 3, 4))
+        torch.testing.assert_close(losses[example.counts].detach(), white[example.counts])
+        assert example.inputs.control.shape == example.x0.shape
+    counted = batch.counts.tolist()
+    reasons = dict(batch.failures)
+    for place, row in enumerate(data.rows.find(batch.work.uids).tolist()):
+        empty = data.rows.path[row].as_py() == "deep/5.png"
+        assert counted[place] is not empty
+        assert (place in reasons) is empty
+
+
+def _one(batch):
+    """The first clip of a micro-batch that counts, alone."""
+    work, at = batch.work, [int(batch.counts.int().argmax())]
+    arrays = {name: getattr(work, name)[at] for name in ("uids", "copies", "showing")}
+    tuples = {name: tuple(getattr(work, name)[i] for i in at) for name in ("requests", "captions", "fps")}
+    return replace(
+        batch,
+        work=replace(work, **arrays, **tuples, companions={}),
+        frames=batch.frames[at],
+        counts=batch.counts[at],
+        companions={name: frames[at] for name, frames in batch.companions.items()},
+    )
+
+
+@pytest.fixture(scope="module")
+def clip_model(tmp_path_factory):
+    """A tiny CLIP of random weights, in diffusers' layout."""
+    folder = tmp_path_factory.mktemp("clip")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.CLIPVisionConfig(image_size=8, patch_size=4, **sizes)
+    transformers.CLIPVisionModel(config).save_pretrained(folder / "image_encoder")
+    processor = transformers.CLIPImageProcessor(
+        size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}
+    )
+    processor.save_pretrained(folder / "image_processor")
+    return folder
+
+
+def test_clips_are_trained_from_their_first_frame_and_made_from_a_picture(clip_model, tmp_path):
+    """An i2v model trains on clips alone, previews and generates from a picture, and says so where there is none."""
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for i in range(4):
+        frames = generator.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8)
+        writers.write_video(folder / f"{i}.mp4", frames, 24.0)
+        (folder / f"{i}.txt").write_text(f"clip {i}")
+    picture(tmp_path / "begin.png", 200)
+    values = {
+        "version": 1,
+        "output": str(tmp_path / "run"),
+        "dataset": [{"path": str(folder)}],
+        "bucket": [{"resolution": "32x32", "num_frames": 5, "batch_size": 2}],
+        "data": {"num_workers": 0},
+        "model": {"name": "wan-i2v-tiny", "image_encoder": str(clip_model)},
+        "autoencoder": {"stride": 4},
+        "text": {"dim": 16, "max_length": 6},
+        "precision": {"compute": "float32"},
+        "train": {"max_steps": 2, "threads": 1},
+        "validation": {"split": 0.0},
+    }
+    small = {"prompts": ["a"], "num_frames": 5, "height": 32, "width": 32, "num_inference_steps": 2}
+    with pytest.raises(UserError, match=r"preview\.reference: .*from their first frame"):
+        recipes.parse(values | {"preview": small})
+    assert children.train(values | {"preview": small | {"reference": str(tmp_path / "begin.png")}}) == [0]
+    run = tmp_path / "run"
+    assert list((run / "previews").rglob("*.mp4"))
+    command = ["generate", str(run), "--prompt", "a", "-o", str(tmp_path / "made.mp4"), "--num-frames", "5"]
+    command += ["--height", "32", "--width", "32", "--num-inference-steps", "2"]
+    done = CliRunner().invoke(app, [*command, "--reference", str(tmp_path / "begin.png")])
+    assert done.exit_code == 0, done.output
+    without = CliRunner().invoke(app, command)
+    assert "--reference" in str(without.exception)

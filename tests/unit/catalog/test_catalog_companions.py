@@ -1,0 +1,116 @@
+"""A clip's companion is the file of its path and name in another folder; what does not fit it is told apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from media_makers import write_picture, write_video
+
+from reelworks.catalog import companions
+from reelworks.catalog.companions import Problem
+from reelworks.catalog.scan import scan
+from reelworks.catalog.source import Source
+from reelworks.catalog.store import Catalog
+from reelworks.core.errors import UserError
+
+
+def place(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Clips of eight frames at 24 a second and pictures, each with a companion of another kind or none."""
+    root = tmp_path_factory.mktemp("shots")
+    for name in ("same", "still", "short", "slow", "square", "broken", "none", "twice", "long", "deep/same"):
+        write_video(place(root / "clips" / f"{name}.mp4"), num_frames=8)
+    for name in ("picture", "moves"):
+        write_picture(place(root / "clips" / f"{name}.png"), size=(64, 48))
+    beside = root / "depth"
+    write_video(place(beside / "same.mkv"), num_frames=8)
+    write_video(place(beside / "deep/same.mp4"), num_frames=8, size=(32, 24))
+    write_picture(place(beside / "still.jpg"), size=(128, 96))
+    write_video(beside / "short.mp4", num_frames=7)
+    write_video(beside / "slow.mp4", num_frames=8, rate=12)
+    write_video(beside / "square.mp4", num_frames=8, size=(48, 48))
+    (beside / "broken.mp4").write_bytes(b"nothing")
+    write_video(beside / "twice.mp4", num_frames=8)
+    write_picture(beside / "twice.png", size=(64, 48))
+    write_video(beside / "long.mp4", num_frames=11)
+    write_picture(beside / "picture.webp", size=(64, 48))
+    write_video(beside / "moves.mp4", num_frames=8)
+    return root
+
+
+def found(root, catalog):
+    sources = [Source("shots", root / "clips"), Source("shots:control", root / "depth")]
+    scan(sources, catalog, workers=2)
+    live = Catalog.open(catalog).live()
+    clips = companions.without(live)
+    return clips, companions.find(clips, live, "control", {"shots": str(root / "depth")})
+
+
+WORDS = {
+    "none": "no control {depth}/none.*",
+    "twice": "is not the only file of its name",
+    "broken": "broken.mp4 cannot be read: ",
+    "short": "short.mp4 has 7 frames, the clip 8",
+    "slow": "slow.mp4 has 12 frames a second, the clip 24",
+    "square": "square.mp4 is 48 × 48 pixels, the clip 48 × 64",
+    "moves": "moves.mp4 is a clip, and this a picture",
+}
+
+
+def test_what_fits_is_found_and_what_does_not_is_said(folder, tmp_path):
+    """Suffix and size may differ, a picture may stand for a clip; all else has its problem, in numbers."""
+    clips, made = found(folder, tmp_path / "catalog")
+    assert len(clips) == 12
+    good = {}
+    for i, path in enumerate(clips.path.to_pylist()):
+        stem = path.rpartition(".")[0]
+        if made.problem[i] == Problem.NONE:
+            good[stem] = made.rows.path[int(made.row[i])].as_py()
+        else:
+            assert WORDS[stem].format(depth=folder / "depth") in made.explain(clips, i)
+    assert good == {
+        "same": "same.mkv", "deep/same": "deep/same.mp4", "still": "still.jpg", "long": "long.mp4",
+        "picture": "picture.webp",
+    }  # fmt: skip
+    assert {Problem(p).name for p in made.problem} == {problem.name for problem in Problem}
+
+
+def test_a_clip_keeps_its_identity(folder, tmp_path):
+    """Rows of clips are the same with companions as without, but for their permanent numbers."""
+    clips, _ = found(folder, tmp_path / "with")
+    scan([Source("shots", folder / "clips")], tmp_path / "without", workers=1)
+    alone = Catalog.open(tmp_path / "without").live()
+    assert sorted(clips.uid.tolist()) == sorted(alone.uid.tolist())
+
+
+def test_companions_among_the_clips_are_refused(tmp_path):
+    """They would be trained as clips."""
+    with pytest.raises(UserError, match=r"dataset\.loss_mask = .*own folder"):
+        companions.sources(Source("shots", tmp_path), {"loss_mask": str(tmp_path / "masks")})
+    beside = {"loss_mask": f"{tmp_path}-masks"}
+    assert [s.name for s in companions.sources(Source("shots", tmp_path), beside)] == ["shots:loss_mask"]
+    listed = Source("shots", tmp_path, tmp_path / "meta.csv")  # which names no mask as a clip
+    assert companions.sources(listed, {"loss_mask": str(tmp_path / "masks")})
+
+
+WORD = st.text(alphabet="ab", min_size=1, max_size=2)
+
+
+@settings(deadline=None)
+@given(st.lists(WORD), st.lists(WORD))
+def test_matching_is_what_a_dictionary_does(wanted, stems):
+    """Each is found where it stands, -1 where it does not, and said to be several where it is."""
+    place, several = companions._match(
+        pa.array(wanted, pa.large_string()), pa.array(stems, pa.large_string())
+    )
+    assert [stems[i] if i >= 0 else None for i in place] == [w if w in stems else None for w in wanted]
+    assert several.tolist() == [stems.count(w) > 1 for w in wanted]
+    assert place.dtype == np.int64

@@ -1,0 +1,74 @@
+"""A companion shows the moments and the part of the frame that its clip shows, whatever its own size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from media_makers import differ, numbered, numbers, write
+from PIL import Image
+
+from reelworks.core.shape import Shape
+from reelworks.media.load import Measures, MediaError, Request, load
+
+MEASURES = Measures(20, 48, 96)
+
+
+def slope(height, width, n=20):
+    """Frames whose grey tells the number, and whose red and blue tell the place."""
+    frames = numbered(n, (height, width)).astype(np.int64)
+    frames[..., 0] = (np.arange(width) * 160 // width + 40)[None, None]
+    frames[..., 2] = (np.arange(height) * 160 // height + 40)[None, :, None]
+    return frames.astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A clip, the same smaller, narrower and with more frames, and its first frame at twice its size."""
+    place = tmp_path_factory.mktemp("pair")
+    quality = {"pixel_format": "yuv444p", "options": {"qp": "0"}}
+    write(place / "clip.mp4", slope(48, 96), **quality)
+    write(place / "half.mp4", slope(24, 36, 26), **quality)
+    write(place / "short.mp4", slope(48, 96, 9), **quality)
+    Image.fromarray(slope(96, 192, 1)[0]).save(place / "still.png")
+    return place
+
+
+def read(path, draws, step, **changes):
+    first, down, across = draws
+    shape = Shape(5, 32, 32)
+    return load(
+        Request(path, path.suffix == ".png", shape, step, first, (down, across), measures=MEASURES, **changes)
+    )
+
+
+DRAW = st.floats(0, 1, exclude_max=True)
+
+
+@given(st.tuples(DRAW, DRAW, DRAW), st.sampled_from([1.0, 2.5, 4.0]))
+@settings(max_examples=15, deadline=None)
+def test_a_companion_shows_what_its_clip_shows(folder, draws, step):
+    """Same numbers of frames though it is longer, same place though it is smaller and narrower; a picture stands for all."""
+    clip, half, still = (read(folder / name, draws, step) for name in ("clip.mp4", "half.mp4", "still.png"))
+    assert numbers(clip[..., 1:2]) == numbers(half[..., 1:2])
+    assert differ(clip[..., ::2], half[..., ::2]) < 4
+    assert differ(clip[..., ::2], still[..., ::2]) < 4
+    assert (still == still[:1]).all()
+
+
+def test_nearest_invents_no_grey(folder, tmp_path):
+    """A mask of black and white stays so at another size."""
+    mask = np.zeros((24, 48), np.uint8)
+    mask[:, 17:] = 255
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    found = read(tmp_path / "mask.png", (0, 0.5, 0.5), 1.0, nearest=True)
+    assert set(np.unique(found)) == {0, 255}
+    blended = read(tmp_path / "mask.png", (0, 0.5, 0.5), 1.0)
+    assert len(np.unique(blended)) > 2
+
+
+def test_a_companion_that_ends_before_is_refused(folder):
+    """Frames that it lacks are not made up."""
+    with pytest.raises(MediaError, match="9 frames are there, 20 are needed"):
+        read(folder / "short.mp4", (0.999, 0.5, 0.5), 1.0)
