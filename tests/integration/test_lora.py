@@ -266,7 +266,7 @@ def test_merged_weights_answer_as_the_lora_does(lora, tmp_path, base):
     model = recipe.model.model_copy(update={"weights": str(path)})
     merged = build.denoiser(recipe.model_copy(update={"lora": None, "model": model}), torch.device("cpu"))
     channels = merged.latent_channels
-    inputs = contract.example(Shape(1, 4, 4))
+    inputs = contract.example(Shape(1, 4, 4), "wan-tiny")
     inputs = dataclasses.replace(
         inputs, latent=torch.randn(2, channels, 1, 4, 4), text=torch.randn(2, 6, 16), pooled=torch.randn(2, 8)
     )
