@@ -110,18 +110,26 @@ def build(name: str, *, gradient_checkpointing: bool = False, **dtypes: Any) -> 
     return denoiser
 
 
-def example(shape: Shape, name: str, *, batch: int = 2, seed: int = 0) -> DenoiserInputs:
+def example(
+    shape: Shape,
+    name: str,
+    *,
+    batch: int = 2,
+    seed: int = 0,
+    autoencoder: AutoencoderConfig = AUTOENCODER,
+    text: TextConfig = TEXT,
+) -> DenoiserInputs:
     """Random inputs of a shape, with texts of different lengths, and all companions that a family takes."""
     g = torch.Generator().manual_seed(seed)
     T, H, W = shape.num_frames, shape.height, shape.width
-    length = torch.arange(TEXT.max_length, TEXT.max_length - batch, -1)
-    latent = torch.randn(batch, config.latent_channels(AUTOENCODER), T, H, W, generator=g)
+    length = torch.arange(text.max_length, text.max_length - batch, -1)
+    latent = torch.randn(batch, config.latent_channels(autoencoder), T, H, W, generator=g)
     return DenoiserInputs(
         latent=latent,
         time=torch.linspace(900.0, 300.0, batch),
-        text=torch.randn(batch, TEXT.max_length, TEXT.dim, generator=g),
-        text_mask=torch.arange(TEXT.max_length) < length[:, None],
-        pooled=torch.randn(batch, TEXT.pooled_dim, generator=g),
+        text=torch.randn(batch, text.max_length, text.dim, generator=g),
+        text_mask=torch.arange(text.max_length) < length[:, None],
+        pooled=torch.randn(batch, text.pooled_dim, generator=g),
         guidance=torch.ones(batch),
         frame_mask=torch.ones(batch, T, dtype=torch.bool),
         fps=torch.full((batch,), 24.0),
