@@ -9,8 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import children
+import diffusers
 import numpy as np
 import pytest
+import tiny_families
 import torch
 from PIL import Image
 from safetensors import safe_open
@@ -18,20 +20,28 @@ from safetensors.torch import load_file, save_file
 from test_kill_and_resume import losses
 from typer.testing import CliRunner
 
-from reelworks.checkpoint import export, load
+from reelworks.checkpoint import export, load, names
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.cli.main import app
+from reelworks.core import draws
+from reelworks.core.draws import Purpose
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
+from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models.lora import inject
 from reelworks.models.lora.base import Base
 from reelworks.recipe import load as recipes
+from reelworks.run import events
 from reelworks.testing import contract
 from reelworks.train import build
 from reelworks.train.state import TrainState
 from reelworks.train.trained import Trained
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "lora-20-pictures.toml"
+PROMPT = "two cats sit on a wall in the sun"
+TEXT_IN_BFLOAT16 = {"default": torch.float32} | dict.fromkeys(
+    ("text_encoder", "text_encoder_2"), torch.bfloat16
+)
 FORMATS = ["diffusers", "comfyui", "kohya"]
 
 
@@ -284,3 +294,54 @@ def test_the_average_is_looked_at_without_dropout(lora):
     with state.averaged():
         assert not any(module.training for module in state.module.modules())
     assert all(module.training for module in state.module.modules())
+
+
+@pytest.mark.parametrize("name", ["wan-tiny", "flux-tiny"])
+def test_the_familys_pipeline_draws_what_we_do_with_the_file(lora, name, tmp_path):
+    """Trained on top of a published family: its pipeline with the exported file draws what `generate` does."""
+    settings = {"expand_timesteps": True} if name == "wan-tiny" else {}
+    place = tiny_families.write(name, tmp_path / "family", **settings)
+    recipe = lora(max_epochs=2) | tiny_families.recipe_of(name, place)
+    recipe["lora"] = {"rank": 4, "alpha": 6.5}
+    recipe["preview"] = {"prompts": [PROMPT], "height": 32, "width": 32, "num_frames": 1}
+    assert children.train(recipe) == [0]
+    run = tmp_path / "run"
+    (preview,) = (e for e in events.read(run / "events.jsonl") if e["kind"] == "preview")
+    pipeline = getattr(diffusers, preview["by"].split()[0]).from_pretrained(place, dtype=TEXT_IN_BFLOAT16)
+    pipeline.set_progress_bar_config(disable=True)
+
+    def drawn():
+        embedded = encoded(pipeline)
+        seed = draws.hash_int(0, PROMPT, Purpose.PREVIEW) >> 1
+        frames = pipeline(
+            **embedded,
+            height=32,
+            width=32,
+            num_inference_steps=4,
+            guidance_scale=2.0,
+            generator=torch.Generator().manual_seed(seed),
+            output_type="np",
+            return_dict=False,
+            **({"num_frames": 1} if name == "wan-tiny" else {}),
+        )[0]
+        return (frames.reshape(1, 32, 32, 3) * 255).round().astype(int)
+
+    def encoded(pipeline):
+        values = pipeline.encode_prompt(PROMPT, "", max_sequence_length=12)
+        keys = ["prompt_embeds", "negative_prompt_embeds"]
+        if name == "flux-tiny":
+            values = pipeline.encode_prompt(PROMPT, PROMPT, max_sequence_length=12)[:2]
+            keys = ["prompt_embeds", "pooled_prompt_embeds"]
+        return dict(zip(keys, (v.detach().float() for v in values), strict=True))
+
+    without = drawn()
+    pipeline.load_lora_weights(
+        run / "exports" / f"{names.of_step(last_step(run))}-ema-lora-diffusers.safetensors"
+    )
+    made = Trained.load(run).generate([PROMPT], GenerateOptions(Shape(1, 32, 32), 24.0, 4, 2.0, seed=0))
+    assert np.abs(made.clips[0] - drawn()).max() <= 1
+    assert np.abs(without - drawn()).max() > 10
+
+
+def last_step(run):
+    return CheckpointStore(run / "checkpoints").list()[-1].step

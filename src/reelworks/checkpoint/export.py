@@ -25,6 +25,7 @@ from reelworks.checkpoint.verify import verify
 from reelworks.core import digests, storage
 from reelworks.core.errors import UserError
 from reelworks.models.config import ADAPTED
+from reelworks.models.experts import config as experts
 from reelworks.models.lora import files as lora_files
 from reelworks.models.lora.base import Base
 from reelworks.models.lora.config import LoraConfig
@@ -49,6 +50,7 @@ class LoraFile(NamedTuple):
         model: Name of its base.
         part: Folder of the base in a pipeline of diffusers.
         base: The weights of the base; where it is None, the checkpoint tells.
+        experts: Where two networks were trained, what their names begin with; each has a file.
     """
 
     format: LoraFormat
@@ -56,6 +58,11 @@ class LoraFile(NamedTuple):
     model: str
     part: str
     base: Base | None = None
+    experts: tuple[str, ...] = ()
+
+    def files(self, target: Path) -> list[Path]:
+        """The files that are written for a target: itself, or one for each expert."""
+        return [target.with_stem(f"{target.stem}-{name}") for name in self.experts] or [target]
 
 
 class ExportFailed(UserError):  # noqa: N818
@@ -100,7 +107,8 @@ def lora_of(recipe: Path, format: LoraFormat, base: Base | None = None) -> LoraF
     config.require_writable(format, "--format")
     name = values["model"]["name"]
     part = ADAPTED[name].network.part if name in ADAPTED else "transformer"
-    return LoraFile(format, config.exact_alpha, name, part, base)
+    trained = tuple(experts.PARTS.values()) if values["model"].get("experts") == "both" else ()
+    return LoraFile(format, config.exact_alpha, name, part, base, trained)
 
 
 def base_of(path: Path) -> Base | None:
@@ -254,11 +262,18 @@ def _write(
     if lora is None:
         return tensor_file.write(target, entries, cast, told)
     state = {entry.name: tensor for entry, tensor in zip(entries, cast, strict=True)}
-    file = lora_files.to_file(
-        state, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model, base=lora.base
-    )
-    entries = tensor_file.ordered(Entry(n, t.dtype, tuple(t.shape)) for n, t in file.tensors.items())
-    return tensor_file.write(target, entries, (file.tensors[e.name] for e in entries), told | file.header)
+    written = []
+    for expert, path in zip(lora.experts or ("",), lora.files(target), strict=True):
+        prefix = f"{expert}." if expert else ""
+        own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+        # Both have the names of the first: loaders are told which expert a file is for.
+        file = lora_files.to_file(
+            own, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model, base=lora.base
+        )
+        entries = tensor_file.ordered(Entry(n, t.dtype, tuple(t.shape)) for n, t in file.tensors.items())
+        tensors = (file.tensors[entry.name] for entry in entries)
+        written += tensor_file.write(path, entries, tensors, told | file.header)
+    return written
 
 
 def _told(about: Mapping[str, str], weights: Weights, dtype: Dtype) -> dict[str, str]:

@@ -20,7 +20,7 @@ from reelworks.run.folder import RunFolder
 
 _KEPT_BY = ("kept_by", "exports.keep_last")
 _NAME = re.compile(
-    r"(step-\d{9,})-(ema|model)(-lora-(?:diffusers|comfyui|kohya))?(-\d{5}-of-\d{5})?\.safetensors"
+    r"(step-\d{9,})-(ema|model)(-lora-(?:diffusers|comfyui|kohya))?(-transformer(?:_2)?)?(-\d{5}-of-\d{5})?\.safetensors"
 )
 _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.tmp")
 
@@ -62,7 +62,7 @@ def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int,
             export.from_checkpoint(
                 checkpoint, target, weights=weights, dtype=config.dtype, about=told, lora=lora, verified=True
             )
-            written.append(target)
+            written += lora.files(target) if lora else [target]
         _retire(run.exports_folder, weights, step, config.keep_last)
     return written
 

@@ -250,6 +250,8 @@ def export(
         state = Trained.load(source, averaged=ema, to_merge=True).merge()
         written = exporting.whole(state, output, weights=weights, dtype=dtype.value, about=about)
     else:
+        for file in [] if lora is None else lora.files(output):
+            exporting.require_free(file)
         written = exporting.from_checkpoint(
             info.path, output, weights=weights, dtype=dtype.value, about=about, lora=lora
         )

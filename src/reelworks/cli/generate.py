@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+class Sampler(enum.StrEnum):
+    """Ways to generate."""
+
+    own = "own"
+    pipeline = "pipeline"
 
 
 def generate(
@@ -45,6 +53,13 @@ def generate(
     edited: Annotated[
         Path | None, typer.Option("--source", help="A picture or clip to edit, for models that take one.")
     ] = None,
+    sampler: Annotated[
+        Sampler | None,
+        typer.Option(
+            help="That of the family's pipeline in diffusers, or our own; default: the pipeline's, where there is one.",
+            show_default=False,
+        ),
+    ] = None,
     raw_weights: Annotated[bool, typer.Option("--raw-weights", help="Not their average.")] = False,
 ) -> None:
     """Generate clips or pictures from prompts.
@@ -77,12 +92,14 @@ def generate(
         seed,
         Conditions(given, loop, condition_frames),
         companions,
+        None if sampler is None else sampler.value,
     )
     model = Trained.load(source, averaged=not raw_weights)
     for prompt in prompts:
         if unseen := model.encoder.text_encoder.unseen(prompt):
             longest = model.encoder.text_encoder.max_length
             show.line(f"the model sees {longest} words: not the last {unseen} of {prompt!r}")
-    for path, frames in zip(paths, model.generate(prompts, options), strict=True):
+    made = model.generate(prompts, options)
+    for path, frames in zip(paths, made.clips, strict=True):
         writers.write(path, frames, fps)
-        show.line(f"{path}: {Shape(len(frames), height, width)}, step {model.step}")
+        show.line(f"{path}: {Shape(len(frames), height, width)}, step {model.step}, by {made.by}")

@@ -37,6 +37,7 @@ class Purpose(IntEnum):
     SLOT_ORDER = 13
     WINDOW = 14
     SHARE = 15
+    EXPERT = 16
 
 
 def _mix(x: U64) -> U64:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ class GenerateOptions:
         seed: Of the noise; each prompt has its own.
         conditions: Frames that are given.
         companions: `[T, H, W, 3]` uint8 frames of a control or source, at the shape's size, by name.
+        sampler: "pipeline", that of the family in diffusers, or "own"; None takes a pipeline where there is one.
 
     Raises:
         UserError: `fps` or `guidance_scale` is not a number that a clip can be made with.
@@ -55,6 +57,7 @@ class GenerateOptions:
     seed: int
     conditions: Conditions = field(default_factory=Conditions)
     companions: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    sampler: Literal["own", "pipeline"] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what the model would turn into noise, or the writer into a broken file."""
@@ -94,12 +97,12 @@ def generate(
     first = conditioning.first_frame is not None and options.shape.num_frames > 1
     options.conditions.check(geometry, options.shape, told=conditioning.frames, first_frame=first)
     encoder = dataclasses.replace(encoder, given=tuple(options.companions))
-    with _enough_memory(options.shape):
+    with enough_memory(options.shape):
         return [_one(boundary, encoder, objective, prompt, options) for prompt in prompts]
 
 
 @contextmanager
-def _enough_memory(shape: Shape) -> Iterator[None]:
+def enough_memory(shape: Shape) -> Iterator[None]:
     """Tell a failed allocation as what it is: too large a shape."""
     try:
         yield
@@ -118,6 +121,12 @@ def _enough_memory(shape: Shape) -> Iterator[None]:
         ) from error
 
 
+def generator_of(prompt: str, options: GenerateOptions, device: torch.device) -> torch.Generator:
+    """All that is drawn for a prompt comes from here."""
+    word = draws.hash_int(options.seed, prompt, Purpose.PREVIEW) >> 1
+    return torch.Generator(device).manual_seed(word)
+
+
 def _one(
     boundary: Boundary[DenoiserInputs],
     encoder: LiveEncoder,
@@ -127,8 +136,7 @@ def _one(
 ) -> NDArray[np.uint8]:
     shape, device = options.shape, encoder.device
     latent_shape = encoder.autoencoder.geometry.latent(shape)
-    word = draws.hash_int(options.seed, prompt, Purpose.PREVIEW) >> 1
-    generator = torch.Generator(device).manual_seed(word)
+    generator = generator_of(prompt, options, device)
     companions = {name: torch.from_numpy(np.array(f))[None] for name, f in options.companions.items()}
     seen = companions["source"][:, 0].expand(2, -1, -1, -1) if "source" in companions else None
     text = encoder.texts([prompt, prompt], [False, True], seen)

@@ -63,6 +63,8 @@ class ModelConfig(Config):
     Attributes:
         name: A preset, such as `stdit3-xl`.
         weights: Folder, `.safetensors` or `.pt` file, or hub id to start from; None starts from scratch.
+        experts: Of a model of two networks, which share the timesteps (Wan 2.2's 14B): "high", the one for much
+            noise, "low", or "both", of which each step trains one. Timesteps follow.
         gradient_checkpointing: Keep only block inputs for the backward pass and compute the rest twice.
         hidden_size: Width in place of the preset's; of STDiT alone, as are the next two.
         depth: Pairs of spatial and temporal blocks in place of the preset's.
@@ -74,6 +76,7 @@ class ModelConfig(Config):
 
     name: str = "stdit3-xl"
     weights: str | None = None
+    experts: Literal["high", "low", "both"] | None = None
     gradient_checkpointing: bool = False
     hidden_size: int | None = Field(default=None, gt=0)
     depth: int | None = Field(default=None, gt=0)

@@ -103,19 +103,23 @@ def network(config: FamilyConfig, gradient_checkpointing: bool) -> nn.Module:
     return result
 
 
-def fill(module: nn.Module, config: FamilyConfig, source: str | None) -> None:
+def fill(module: nn.Module, config: FamilyConfig, source: str | None, part: str | None = None) -> None:
     """Load the weights of a source; where there is none, fresh ones stay.
 
     A source is a pipeline's folder, a network's folder, a single file, or a hub id, in the names of
     diffusers or in those of the release (ComfyUI's). Values take the dtype of the module's parameters;
-    those stored as fp8 are multiplied by their scales first. Columns for companions that they lack are zeros.
+    those stored as fp8 are multiplied by their scales first. Columns for companions that they lack are zeros. Of two
+    networks in one file, `part` is taken.
 
     Raises:
         UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
     """
     if source is None:
         return
-    state = _unscaled(weight_files.read(source, part=config.network.part))
+    part = part or config.network.part
+    state = _unscaled(weight_files.read(source, part=part))
+    own = {key.removeprefix(f"{part}."): value for key, value in state.items() if key.startswith(f"{part}.")}
+    state = own or state
     if not module.state_dict().keys() & state.keys():
         state = renamed(module, config, state)
     if (name := config.network.widened) is not None and name in state:

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import nn
 
+from reelworks.core.errors import UserError
 from reelworks.models import diffusers_denoiser, known, libraries, networks, published, weight_files
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, TextEncoder
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
@@ -26,6 +27,8 @@ from reelworks.models.config import (
     resolve_denoiser,
 )
 from reelworks.models.diffusers_denoiser import DiffusersDenoiser, Predict
+from reelworks.models.experts import config as experts
+from reelworks.models.experts.denoiser import Experts, ExpertsDenoiser
 from reelworks.models.family import FamilyConfig
 from reelworks.models.flux import adapter as flux
 from reelworks.models.flux.config import FluxConfig
@@ -128,24 +131,31 @@ def build_denoiser(
     config = resolve_denoiser(model, autoencoder=autoencoder, text=text, pred_sigma=pred_sigma)
     device = torch.device(device)
     module = _build(config, model, device, seed, mapped=lora is not None)
-    denoiser = _adapt(module, contract, config, autoencoder)
+    denoiser = _adapt(module, contract, config, model, autoencoder)
     if lora is None:
         nn.Module.to(module, device, storage)
         return denoiser
     with_numbers = device.type != "meta"
     if with_numbers:
         denoiser.base = Base(model.name, model.weights, digest(module.state_dict()))
-    frozen.store(module, denoiser.sharding().blocks, stored, compute=compute, device=device)
+    frozen.store(module, _blocks(denoiser), stored, compute=compute, device=device)
     inject.inject(denoiser, lora, seed=seed)
     if lora.weights is not None and with_numbers:
         reading.load_into(denoiser.module, lora, ADAPTED.get(model.name))
     return denoiser
 
 
+def _blocks(denoiser: Denoiser) -> list[nn.Module]:
+    """The units of a denoiser without whole networks."""
+    whole = list(denoiser.module.children()) if isinstance(denoiser, ExpertsDenoiser) else []
+    return [unit for unit in denoiser.sharding().blocks if unit not in whole]
+
+
 def _adapt(
     module: nn.Module,
     contract: Contract,
     config: Sizes,
+    model: ModelConfig,
     autoencoder: AutoencoderConfig,
 ) -> Denoiser:
     if isinstance(module, STDiT2):
@@ -153,7 +163,13 @@ def _adapt(
     if isinstance(module, STDiT3):
         return STDiT3Denoiser(module, contract)
     assert not isinstance(config, STDiT2Config | STDiT3Config)
-    return DiffusersDenoiser(module, contract, config, latent_channels(autoencoder), PREDICTS[type(config)])
+    channels, predict = latent_channels(autoencoder), PREDICTS[type(config)]
+    if not isinstance(module, Experts):
+        return DiffusersDenoiser(module, contract, config, channels, predict)
+    high, low = (DiffusersDenoiser(m, contract, config, channels, predict) for m in module.children())
+    boundary = experts.boundary(model)
+    assert boundary is not None, "the recipe was checked"
+    return ExpertsDenoiser(high, low, boundary)
 
 
 def _published_sigma(model: ModelConfig, autoencoder: AutoencoderConfig, learns_variance: bool) -> bool:
@@ -173,27 +189,45 @@ def _build(config: Sizes, model: ModelConfig, device: torch.device, seed: int, *
     """
     if device.type == "meta":
         with device:
-            return networks.build(config, gradient_checkpointing=model.gradient_checkpointing)
+            return _network(config, model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         empty = mapped and model.weights is not None and model.name in ADAPTED
         with libraries.without_weights() if empty else contextlib.nullcontext():
-            module = networks.build(config, gradient_checkpointing=model.gradient_checkpointing)
+            module = _network(config, model)
         try:
-            _fill(module, config, model.weights)
+            _fill(module, config, model)
         except weight_files.Misfit as misfit:
             raise known.explained(misfit, model.name) from misfit
     return module
 
 
-def _fill(module: nn.Module, config: Sizes, source: str | None) -> None:
+def _network(config: Sizes, model: ModelConfig) -> nn.Module:
+    count = 2 if model.experts == "both" else 1
+    made = [networks.build(config, gradient_checkpointing=model.gradient_checkpointing) for _ in range(count)]
+    return Experts(*made) if count == 2 else made[0]
+
+
+def _fill(module: nn.Module, config: Sizes, model: ModelConfig) -> None:
     if isinstance(module, STDiT2):
-        stdit2_weights.fill(module, source)
-    elif isinstance(module, STDiT3):
-        weights.fill(module, source)
-    else:
-        assert not isinstance(config, STDiT2Config | STDiT3Config)
-        diffusers_denoiser.fill(module, config, source)
+        return stdit2_weights.fill(module, model.weights)
+    if isinstance(module, STDiT3):
+        return weights.fill(module, model.weights)
+    assert not isinstance(config, STDiT2Config | STDiT3Config)
+    if not isinstance(module, Experts):
+        part = experts.PARTS.get(model.experts or "")
+        return diffusers_denoiser.fill(module, config, model.weights, part)
+    for part, one in module.named_children():
+        diffusers_denoiser.fill(one, config, model.weights, part)
+    pairs = zip(*(one.parameters() for one in module.children()), strict=True)
+    if model.weights is not None and all(torch.equal(high, low) for high, low in pairs):
+        raise UserError(
+            "one network was found, and both experts would be it",
+            field="model.weights",
+            value=model.weights,
+            remedy="name the folder or the hub id that holds transformer and transformer_2",
+        )
+    return None
 
 
 def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:

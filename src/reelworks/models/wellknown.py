@@ -21,7 +21,6 @@ class WellKnown:
         num_frames: Frames of the clips that it was released for.
         objective: What it was trained with.
         timestep_shift: Of rectified flow.
-        timestep_range: Of an expert that knows a part of the timesteps.
         formats: Conventions of LoRA files that programs for this model read.
     """
 
@@ -33,7 +32,6 @@ class WellKnown:
     num_frames: int = 1
     objective: str = "rectified-flow"
     timestep_shift: float | str = 3.0
-    timestep_range: tuple[float, float] | None = None
     formats: tuple[str, ...] = ("diffusers", "comfyui")
 
 
@@ -67,8 +65,7 @@ _KNOWN: dict[str, WellKnown] = {
     "stdit3-3b": _STDIT3,
     "wan-2.1-1.3b": _WAN,
     "wan-2.1-14b": replace(_WAN, weights="Wan-AI/Wan2.1-T2V-14B-Diffusers"),
-    # Of its two experts the one for high noise, in the folder `transformer`.
-    "wan-2.2-14b": replace(_WAN, weights="Wan-AI/Wan2.2-T2V-A14B-Diffusers", timestep_range=(875.0, 1000.0)),
+    "wan-2.2-14b": replace(_WAN, weights="Wan-AI/Wan2.2-T2V-A14B-Diffusers"),
     "wan-2.2-5b": replace(_WAN, weights="Wan-AI/Wan2.2-TI2V-5B-Diffusers"),
     "z-image": WellKnown("Tongyi-MAI/Z-Image"),
 }

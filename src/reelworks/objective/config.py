@@ -24,7 +24,7 @@ class ObjectiveConfig(Config):
         timestep_shift: "auto" moves timesteps towards noise for large and long clips, "none" leaves them,
             a number is a fixed ratio r in t' = r·t / (1 + (r − 1)·t).
         timestep_range: Lowest and highest timestep that is trained, after the shift; the density between them stays
-            what it is. Wan 2.2's expert for high noise is trained on [875, 1000], the other on [0, 875].
+            what it is. Those of Wan 2.2's experts follow from `model.experts`.
         compat: Measure a clip's length as Open-Sora 1.2 did, `(num_frames // 17) · 5`. It is 0 for 2 to 16
             frames, which then train at timestep 0 only.
         mask_ratios: Share of clips by conditioning strategy; `identity` (no condition) takes the rest.

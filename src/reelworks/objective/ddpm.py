@@ -18,14 +18,14 @@ from torch import Tensor
 from reelworks.objective.rectified_flow import generated_only, mean_over_generated, per_frame
 
 NUM_STEPS = 1000
-_FIRST_BETA, _LAST_BETA = 0.00085, 0.012
+FIRST_BETA, LAST_BETA = 0.00085, 0.012
 Prediction = Literal["epsilon", "v"]
 
 
 @functools.cache
 def share_kept() -> Tensor:
     """Share of the data's variance after each step, `[1000]` float32."""
-    roots = torch.linspace(_FIRST_BETA**0.5, _LAST_BETA**0.5, NUM_STEPS, dtype=torch.float64)
+    roots = torch.linspace(FIRST_BETA**0.5, LAST_BETA**0.5, NUM_STEPS, dtype=torch.float64)
     return torch.cumprod(1 - roots.square(), dim=0).float()
 
 

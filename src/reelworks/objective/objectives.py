@@ -59,9 +59,10 @@ class RectifiedFlow:
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
         """Timesteps of the recipe's density, within its range."""
         kind = self.config.timestep_sampling
-        low, high = (timesteps.share_below(t, kind, shift) for t in self.config.timestep_range)
+        first, last = self.config.timestep_range
+        low, high = (timesteps.share_below(t, kind, shift) for t in (first, last))
         t_B = timesteps.sample(low + uniform_B * (high - low), kind)
-        return t_B, timesteps.shift(t_B, shift)
+        return t_B, timesteps.within(timesteps.shift(t_B, shift), first, last)
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
         """Blend on straight lines; conditioning frames stay clean."""

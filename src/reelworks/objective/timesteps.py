@@ -47,6 +47,14 @@ def share_below(t: float, kind: Literal["logit-normal", "uniform"], ratio: float
     return 0.5 * (1 + math.erf(math.log(before / (1 - before)) / math.sqrt(2)))
 
 
+def within(t_B: Tensor, first: float, last: float) -> Tensor:
+    """Move timesteps that were rounded out of `[first, last)` back into it, since another network may train there."""
+    if last < NUM_TIMESTEPS:
+        end = t_B.new_tensor(last)
+        t_B = torch.minimum(t_B, torch.nextafter(end, torch.zeros_like(end)))
+    return t_B.clamp(min=first)
+
+
 def compat_ratio(height_B: Tensor, width_B: Tensor, num_frames_B: Tensor) -> Tensor:
     """Compute the shift as Open-Sora 1.2 did, in the dtype of the inputs.
 

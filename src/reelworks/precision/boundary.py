@@ -174,7 +174,7 @@ class Boundary(Generic[InputsT]):
         tensors: dict[str, Tensor] = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
         cast = dataclasses.replace(inputs, **cast_inputs(tensors, contract))
         device = next(iter(tensors.values())).device
-        with self._lowered(device):
+        with self.lowered(device):
             out = self.denoiser.predict(cast)
         if out.dtype not in (contract.compute, contract.output):
             raise DtypeError(
@@ -186,7 +186,8 @@ class Boundary(Generic[InputsT]):
             )
         return out.to(contract.output)
 
-    def _lowered(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    def lowered(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """Autocast to the compute dtype, where nothing else lowers the products of the module."""
         contract = self.denoiser.contract
         if contract.storage == contract.compute or is_sharded(self.denoiser.module):
             return contextlib.nullcontext()

@@ -15,6 +15,7 @@ from reelworks.buckets.config import as_table
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.models import config as models
+from reelworks.models.experts import config as experts
 from reelworks.recipe import absent
 from reelworks.recipe.explain import explain
 from reelworks.recipe.recipe import Recipe
@@ -69,6 +70,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     _require_base(recipe)
     models.require_image_encoder(recipe.model)
     models.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
+    recipe = _of_experts(recipe)
     if recipe.buckets.proposes:
         _refuse_given(recipe)
     else:
@@ -94,6 +96,20 @@ def _require_base(recipe: Recipe) -> None:
             value=True,
             remedy='say lora.base = "bfloat16", or leave offload out',
         )
+
+
+def _of_experts(recipe: Recipe) -> Recipe:
+    """Say which timesteps are trained where the model's experts decide it."""
+    objective, lora = recipe.objective, recipe.lora
+    if recipe.model.experts == "both" and lora is not None and lora.weights is not None:
+        raise UserError(
+            "a file holds the LoRA of one expert",
+            field="lora.weights",
+            value=lora.weights,
+            remedy='leave it out, or train one: model.experts = "high" or "low"',
+        )
+    trained = experts.timestep_range(recipe.model, objective.name, objective.timestep_range)
+    return recipe.model_copy(update={"objective": objective.model_copy(update={"timestep_range": trained})})
 
 
 def _refuse_given(recipe: Recipe) -> None:

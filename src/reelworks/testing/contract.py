@@ -17,6 +17,7 @@ from reelworks.core.shape import Shape
 from reelworks.models import config, known, registry
 from reelworks.models.api import Denoiser, DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.experts import config as experts
 from reelworks.models.family import Conditioning
 from reelworks.models.lora import frozen, inject
 from reelworks.models.lora.config import BaseStorage, LoraConfig
@@ -30,7 +31,7 @@ TEXT = TextConfig(dim=32, max_length=6, pooled_dim=8)
 IMAGE_DIM = 16  # of the tokens that tiny networks take of a picture
 _IMAGE_TOKENS = 5
 _ENCODERS = {"clip": "CLIP", "siglip": "SigLIP", None: ""}
-# One tiny network for each family, and one for each way in which a family is shown companions.
+# One tiny network for each family, one for each way in which a family is shown companions, and two that share timesteps.
 FAMILIES = tuple(name for name in config.PRESETS if name.endswith("-tiny"))
 _PAGE_HEAD = """# Models
 
@@ -99,6 +100,8 @@ def shapes(name: str) -> list[Shape]:
 def build(name: str, *, gradient_checkpointing: bool = False, **dtypes: Any) -> Denoiser:
     """Build a family's tiny network; where fresh weights are zero they get a value, so that every path counts."""
     model = ModelConfig(name=name, gradient_checkpointing=gradient_checkpointing)
+    if experts.boundary(model) is not None:
+        model = model.model_copy(update={"experts": "both"})
     denoiser = registry.build_denoiser(
         model, autoencoder=AUTOENCODER, text=TEXT, device="cpu", seed=0, **dtypes
     )
@@ -312,7 +315,7 @@ def loss(denoiser: Denoiser, objective: Objective, clean: DenoiserInputs, noise:
 def page() -> str:
     """The table of families and features, as docs/reference/models.md."""
     rows = []
-    for name in FAMILIES:
+    for name in (name for name in FAMILIES if not experts.boundary(ModelConfig(name=name))):
         found, presets = features(name), _presets(name)
         wants = {preset: config.conditioning(ModelConfig(name=preset)) for preset in presets}
         cells = (

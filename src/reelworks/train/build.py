@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
 import torch
 
 from reelworks.encode.live import LiveEncoder
 from reelworks.models import config as models
 from reelworks.models import registry
 from reelworks.models.api import Denoiser
+from reelworks.models.diffusers_denoiser import DiffusersDenoiser
+from reelworks.models.experts import config as experts
+from reelworks.models.experts.denoiser import ExpertsDenoiser
 from reelworks.models.images import VisionEncoder
 from reelworks.objective import objectives
 from reelworks.precision.boundary import check_contract
@@ -29,6 +35,29 @@ def denoiser(recipe: Recipe, device: torch.device) -> Denoiser:
         learns_variance=objectives.of(recipe.objective).learns_variance,
         lora=recipe.lora,
     )
+
+
+def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -> Denoiser:
+    """Join the one expert that a run trains with the other as it was published.
+
+    Returns:
+        Both; `trained` itself where it is all of the model, or the other one is not among the weights.
+    """
+    model, boundary = recipe.model, experts.boundary(recipe.model)
+    if boundary is None or model.experts == "both" or model.weights is None:
+        return trained
+    other: Literal["high", "low"] = "low" if model.experts == "high" else "high"
+    if Path(model.weights).exists() and not (Path(model.weights) / experts.PARTS[other]).is_dir():
+        return trained
+    # A LoRA that changes nothing, so that it lies in memory as the trained one's base does.
+    lora = recipe.lora and recipe.lora.model_copy(update={"weights": None})
+    changed = {"model": model.model_copy(update={"experts": other}), "lora": lora}
+    published = denoiser(recipe.model_copy(update=changed), device)
+    published.module.requires_grad_(False).eval()
+    high, low = (trained, published) if other == "low" else (published, trained)
+    assert isinstance(high, DiffusersDenoiser)
+    assert isinstance(low, DiffusersDenoiser)
+    return ExpertsDenoiser(high, low, boundary)
 
 
 def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:

@@ -236,8 +236,9 @@ class Keeper:
         except UserError as error:
             tell.say(f"warning: {error}")
         else:
-            tell.say(f"weights alone are in {target}")
-            tell.event("export", step=position.global_step, name=target.name)
+            for file in lora.files(target) if lora else [target]:
+                tell.say(f"weights alone are in {file}")
+                tell.event("export", step=position.global_step, name=file.name)
 
     def look_ahead(self, state: TrainState, position: Position) -> list[str]:
         """Try out the disk, and say what checkpoints will take of it. Collective.

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.encode.live import LiveEncoder
-from reelworks.generate import conditions, pipeline, writers
+from reelworks.generate import conditions, family_pipeline, writers
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models.api import DenoiserInputs
-from reelworks.objective.config import ObjectiveConfig
 from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
+from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 from reelworks.train.config import PreviewConfig
 from reelworks.train.recorder import Recorder
@@ -57,14 +57,12 @@ class Shown:
 class Previewer:
     """Generates the recipe's previews; every rank computes, since weights may be in shards."""
 
-    config: PreviewConfig
+    recipe: Recipe
     boundary: Boundary[DenoiserInputs]
     encoder: LiveEncoder
-    objective: ObjectiveConfig
     state: TrainState
     world: World
     run_folder: RunFolder
-    seed: int
     shown: Shown
 
     def exist(self, step: int) -> bool:
@@ -76,7 +74,7 @@ class Previewer:
 
     def run(self, step: int, tell: Recorder) -> None:
         """Generate a clip for every prompt, the same noise at every step."""
-        c = self.config
+        c = self.recipe.preview
         if not c.prompts:
             return
         shape = Shape(c.num_frames, c.height, c.width)
@@ -85,16 +83,16 @@ class Previewer:
             c.fps,
             c.num_inference_steps,
             c.guidance_scale,
-            self.seed,
+            self.recipe.seed,
             self.shown.conditions,
             self.shown.companions,
         )
         with self.state.averaged():
-            clips = pipeline.generate(self.boundary, self.encoder, self.objective, c.prompts, options)
+            made = family_pipeline.generate(self.recipe, self.boundary, self.encoder, c.prompts, options)
         if not self.world.is_main:
             return
         names = []
-        for index, frames in enumerate(clips):
+        for index, frames in enumerate(made.clips):
             path = self._folder(step) / f"{index:02d}.{'png' if len(frames) == 1 else 'mp4'}"
             try:
                 writers.write(path, frames, c.fps)
@@ -102,4 +100,4 @@ class Previewer:
                 tell.say(f"warning: a preview is lost: {error.problem}")
                 return
             names.append(path.relative_to(self.run_folder.previews_folder).as_posix())
-        tell.event("preview", step=step, files=names, prompts=c.prompts)
+        tell.event("preview", step=step, files=names, prompts=c.prompts, by=made.by)

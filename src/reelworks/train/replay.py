@@ -23,7 +23,7 @@ from reelworks.run.coverage import Epoch, Step
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import EpochPlan
 from reelworks.stream.batches import Work
-from reelworks.train import choices
+from reelworks.train import choices, experts
 from reelworks.train.choices import Choices
 from reelworks.train.feed import Feed
 
@@ -38,6 +38,7 @@ class Replay:
         step: What the events say of it.
         epoch: The epoch it belongs to.
         segment: The segment of the epoch, from 0.
+        plan: The segment's.
         plan_read: False where the plan's file is gone and it was made again.
         data: The data of the recipe that the step was trained by; its rows are those of the step's clips alone, as they were planned.
         since: What became of each clip's row since, by uid: "unchanged", "edited" or "removed".
@@ -47,6 +48,7 @@ class Replay:
     step: Step
     epoch: Epoch
     segment: int
+    plan: EpochPlan
     plan_read: bool
     data: RecipeData
     since: dict[int, str]
@@ -59,8 +61,11 @@ class Replay:
 
     def choices(self, work: Work) -> Choices:
         """What the objective drew for a micro-batch."""
-        recipe, frames = self.data.recipe, self.data.geometry.latent(work.shape)[0]
-        return choices.draw(work, recipe.objective, seed=recipe.seed, latent_frames=frames)
+        data, frames = self.data, self.data.geometry.latent(work.shape)[0]
+        objective = experts.objective_of_step(
+            data.recipe, data.table, data.geometry, self.plan, self.step.row, self.step.step - 1
+        )
+        return choices.draw(work, objective, seed=data.recipe.seed, latent_frames=frames)
 
     def to_json(self) -> Json:
         """All of it as plain values."""
@@ -156,7 +161,7 @@ def replay(run: RunFolder, number: int) -> Replay:
     _check_buckets(data, plan, step, event)
     then, since = _rows_of(data, plan, step)
     ranks = [list(Feed(then, rank, world).row(plan, epoch.epoch, step.row)) for rank in range(world)]
-    return Replay(step, epoch, segment, plan_read, then, since, ranks)
+    return Replay(step, epoch, segment, plan, plan_read, then, since, ranks)
 
 
 def _find(epochs: list[Epoch], number: int) -> tuple[Epoch, int, Step]:

@@ -208,11 +208,11 @@ def _loop(
         folder,
         data,
         feed,
-        Stepper(boundary, encoder, state, data.table, world, recipe.train, objective, seed),
+        Stepper(boundary, encoder, state, data.table, world, recipe),
         Validator(
             boundary, encoder, state, world, feed, data.held_out(), recipe.validation.times, objective, seed
         ),
-        Previewer(recipe.preview, boundary, encoder, objective, state, world, folder, seed, shown),
+        Previewer(recipe, boundary, encoder, state, world, folder, shown),
         keeper,
         Saver(recipe.checkpoints, folder, keeper, data, state, tell, background, start.check, mirror),
         tell,

@@ -17,6 +17,7 @@ from reelworks.core.shape import Geometry
 from reelworks.models import config as models
 from reelworks.models import published, wellknown
 from reelworks.models.config import AutoencoderConfig, ModelConfig
+from reelworks.models.experts import config as experts
 from reelworks.models.wellknown import WellKnown
 from reelworks.prepare import ladder
 from reelworks.prepare.ladder import Ladder
@@ -177,6 +178,9 @@ def _lengths(frames: NDArray[np.int64], geometry: Geometry, most: int) -> list[i
 def _parts(preset: str, known: WellKnown, weights: str | None) -> list[Line]:
     """The network and what goes with it."""
     lines = [Line("[model]", "name", preset)]
+    if experts.boundary(ModelConfig(name=preset)) is not None:
+        why = 'of its two networks the one for much noise; "low" is a run of its own, "both" trains them in turn'
+        lines += [Line("[model]", "experts", "high", why)]
     if not wellknown.published(preset):
         lines += [Line("[model]", "weights", weights)] if weights else []
         lines += [Line("[model]", "gradient_checkpointing", False)]
@@ -204,9 +208,6 @@ def _objective(preset: str, known: WellKnown) -> list[Line]:
     shift = known.timestep_shift
     why = "above 1: more training at much noise, where large pictures are decided" if shift != 1.0 else "none"
     lines = [Line("[objective]", "timestep_shift", shift, why)]
-    if known.timestep_range is not None:
-        why = "the expert for much noise; the other, transformer_2, is a run of its own"
-        lines += [Line("[objective]", "timestep_range", list(known.timestep_range), why)]
     if models.conditioning(ModelConfig(name=preset)).guidance == "embedded":
         why = "guidance is an input of this network: it needs no pictures without caption"
         lines += [Line("[objective]", "caption_dropout", 0.0, why)]

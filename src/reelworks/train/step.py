@@ -23,9 +23,11 @@ from reelworks.objective.config import ObjectiveConfig
 from reelworks.parallel import mesh
 from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
+from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import weight as weighing
 from reelworks.schedule.plan import EpochPlan
 from reelworks.stream.batches import MicroBatch
+from reelworks.train import experts
 from reelworks.train import finite as numbers
 from reelworks.train import state as states
 from reelworks.train.config import TrainConfig
@@ -108,9 +110,12 @@ class Stepper:
     state: TrainState
     table: BucketTable
     world: World
-    train: TrainConfig
-    objective: ObjectiveConfig
-    seed: int
+    recipe: Recipe
+
+    @property
+    def train(self) -> TrainConfig:
+        """Settings of the optimizer."""
+        return self.recipe.train
 
     def run(
         self, batches: Iterator[MicroBatch], plan: EpochPlan, row: int, step: int, votes: Votes
@@ -132,13 +137,14 @@ class Stepper:
             group["lr"] = rate
         self.state.optimizer.zero_grad(set_to_none=True)
         suspects = Suspects()
+        objective = self._objective(plan, row, step)
         for batch in batches:
             mesh.set_gradient_sync(self.state.module, batch.work.last)
-            self._micro_batch(batch, planned, sums, step, suspects)
+            self._micro_batch(batch, planned, sums, step, objective, suspects)
             if batch.work.last:
                 break
         sums = self.world.sum(sums)
-        return self._update(sums, planned, rate, step, suspects)
+        return self._update(sums, planned, rate, step, objective, suspects)
 
     def planned_weight(self, plan: EpochPlan, row: int) -> float:
         """Weight of a row over all ranks, known from the plan alone."""
@@ -154,18 +160,29 @@ class Stepper:
         """What a clip counts beside others."""
         return float(weighing.of_clip(self.train.loss_weight, self.table.buckets[bucket].tokens, clips))
 
-    def _example(self, batch: MicroBatch, step: int) -> Example:
+    def _objective(self, plan: EpochPlan, row: int, step: int) -> ObjectiveConfig:
+        geometry = self.encoder.autoencoder.geometry
+        return experts.objective_of_step(self.recipe, self.table, geometry, plan, row, step)
+
+    def _example(self, batch: MicroBatch, step: int, objective: ObjectiveConfig) -> Example:
         """What the model is shown, the same each time."""
-        example = training_example(batch, self.encoder, self.objective, seed=self.seed)
+        seed = self.recipe.seed
+        example = training_example(batch, self.encoder, objective, seed=seed)
         # Randomness inside the model, if it has any, is a function of the place, not of history.
-        torch.manual_seed(draws.hash_int(self.seed, step, batch.work.index, Purpose.MODEL) >> 1)
+        torch.manual_seed(draws.hash_int(seed, step, batch.work.index, Purpose.MODEL) >> 1)
         return example
 
     def _micro_batch(
-        self, batch: MicroBatch, planned: float, sums: Tensor, step: int, suspects: Suspects
+        self,
+        batch: MicroBatch,
+        planned: float,
+        sums: Tensor,
+        step: int,
+        objective: ObjectiveConfig,
+        suspects: Suspects,
     ) -> None:
-        work, example = batch.work, self._example(batch, step)
-        losses = example.losses(self.boundary(example.inputs), self.objective)
+        work, example = batch.work, self._example(batch, step, objective)
+        losses = example.losses(self.boundary(example.inputs), objective)
         weight = torch.full_like(losses, self._clip_weight(work.bucket, int(work.real.sum())))
         if self.train.loss_weight == "token":
             weight = weight * example.generated
@@ -185,7 +202,15 @@ class Stepper:
         sums[_HEAD + work.bucket] += loss_sum
         sums[_HEAD + len(self.table.buckets) + work.bucket] += weight_sum
 
-    def _update(self, sums: Tensor, planned: float, rate: float, step: int, suspects: Suspects) -> StepResult:
+    def _update(
+        self,
+        sums: Tensor,
+        planned: float,
+        rate: float,
+        step: int,
+        objective: ObjectiveConfig,
+        suspects: Suspects,
+    ) -> StepResult:
         loss_sum, actual, clips, repeated, failed, *asked = sums[:_HEAD].tolist()
         n = len(self.table.buckets)
         by_bucket = {
@@ -193,7 +218,7 @@ class Stepper:
         }
         norm = self._gradient_norm(planned / actual) if actual > 0 else math.nan
         finite = math.isfinite(loss_sum) and (actual == 0 or math.isfinite(norm))
-        blame = None if finite else self._blame(suspects, step)
+        blame = None if finite else self._blame(suspects, step, objective)
         applied = finite and actual > 0
         if applied:
             self.state.optimizer.step()
@@ -214,10 +239,10 @@ class Stepper:
             blame=blame,
         )
 
-    def _blame(self, suspects: Suspects, step: int) -> Blame:
+    def _blame(self, suspects: Suspects, step: int, objective: ObjectiveConfig) -> Blame:
         """Find where numbers stopped to be finite; all ranks come here together."""
         assert suspects.batch is not None, "a step has a micro-batch on every rank"
-        example = self._example(suspects.batch, step)
+        example = self._example(suspects.batch, step, objective)
         found = numbers.origin(self.state.module, example.inputs, lambda: self.boundary(example.inputs))
         return Blame.of(self.world.gather((found, suspects.clips)))
 

@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from reelworks.checkpoint import lease, load
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.encode.live import LiveEncoder
-from reelworks.generate import pipeline
+from reelworks.generate import family_pipeline
+from reelworks.generate.family_pipeline import Made
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import config as models
-from reelworks.models.api import DenoiserInputs
+from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.lora import inject as lora
 from reelworks.precision.boundary import Boundary
 from reelworks.recipe import load as recipes
 from reelworks.recipe.recipe import Recipe
+from reelworks.run import coverage
 from reelworks.train import build, origin
 
 
@@ -31,12 +31,14 @@ class Trained:
     """Weights of a checkpoint behind their boundary.
 
     Attributes:
-        recipe: The run's resolved recipe.
+        recipe: The resolved recipe that the step was trained by.
         step: Step of the checkpoint.
+        denoiser: What it trained.
     """
 
     recipe: Recipe
     step: int
+    denoiser: Denoiser
     boundary: Boundary[DenoiserInputs]
     encoder: LiveEncoder
 
@@ -56,7 +58,7 @@ class Trained:
         path = CheckpointStore(run.checkpoints_folder).path(step)
         # Held while the model is built: that takes long enough for a training to delete it.
         with lease.reading(path):
-            recipe = recipes.load(run.recipe_file)
+            recipe = recipes.load(coverage.recipe_of(run, step))
             if to_merge and recipe.lora is not None:
                 wide = recipe.lora.model_copy(update={"base": "float32"})
                 recipe = recipe.model_copy(update={"lora": wide})
@@ -71,13 +73,14 @@ class Trained:
             load.load(path, state)
         for name, value in state.get("ema", {}).items():
             trained[name].copy_(value)
-        return cls(recipe, step, Boundary(denoiser), build.encoder(recipe, device))
+        return cls(recipe, step, denoiser, Boundary(denoiser), build.encoder(recipe, device))
 
     def merge(self) -> dict[str, Tensor]:
         """Whole weights, a LoRA added to its base, by the names of the network; this is of no other use then."""
         return lora.merged(self.boundary.denoiser.module)
 
-    def generate(self, prompts: Sequence[str], options: GenerateOptions) -> list[NDArray[np.uint8]]:
-        """Generate a clip for each prompt; see `generate.pipeline`."""
+    def generate(self, prompts: Sequence[str], options: GenerateOptions) -> Made:
+        """Generate a clip for each prompt; see `generate.family_pipeline`. A run of one expert takes the other too."""
         models.require_companions(self.recipe.model, [options.companions], "--")
-        return pipeline.generate(self.boundary, self.encoder, self.recipe.objective, prompts, options)
+        both = build.with_other_expert(self.recipe, self.denoiser, self.encoder.device)
+        return family_pipeline.generate(self.recipe, Boundary(both), self.encoder, prompts, options)

@@ -2,49 +2,13 @@
 
 import diffusers
 import pytest
+import tiny_families
 import torch
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.models import published, registry
 from reelworks.models.config import AutoencoderConfig
-
-KL = {
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "block_out_channels": (8, 8, 8, 16),
-    "layers_per_block": 1,
-    "norm_num_groups": 4,
-}
-WAN = {"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
-MEAN_48, STD_48 = [0.01 * i for i in range(48)], [1 + 0.02 * i for i in range(48)]
-LTX_BLOCKS = {
-    "block_out_channels": (8,) * 4,
-    "decoder_block_out_channels": (8,) * 4,
-    "layers_per_block": (1,) * 5,
-    "decoder_layers_per_block": (1,) * 5,
-}
-TINY = {
-    "flux": KL | {"latent_channels": 16, "shift_factor": 0.1, "scaling_factor": 0.4},
-    "flux2": KL | {"latent_channels": 32},
-    "hunyuan-video-1.5": {"block_out_channels": (32, 32, 32, 32, 64), "layers_per_block": 1},
-    "ltx-video": LTX_BLOCKS,
-    "qwen-image": WAN,
-    "sd3": KL | {"latent_channels": 16, "shift_factor": 0.06, "scaling_factor": 1.5},
-    "sdxl": KL | {"latent_channels": 4, "scaling_factor": 0.13},
-    "wan-2.1": WAN,
-    "wan-2.2": WAN
-    | {
-        "z_dim": 48,
-        "is_residual": True,
-        "in_channels": 12,
-        "out_channels": 12,
-        "patch_size": 2,
-        "scale_factor_spatial": 16,
-        "latents_mean": MEAN_48,
-        "latents_std": STD_48,
-    },
-}
 
 
 def plain_units(name, module, raw):
@@ -68,7 +32,9 @@ def plain_units(name, module, raw):
 @pytest.fixture(scope="module", params=published.AUTOENCODERS)
 def saved(request, tmp_path_factory):
     torch.manual_seed(0)
-    module = getattr(diffusers, published.AUTOENCODERS[request.param].network)(**TINY[request.param]).eval()
+    module = getattr(diffusers, published.AUTOENCODERS[request.param].network)(
+        **tiny_families.AUTOENCODERS[request.param]
+    ).eval()
     for name, buffer in module.named_buffers():
         if name in ("bn.running_mean", "bn.running_var", "latents_mean", "latents_std"):
             buffer.uniform_(0.5, 1.5)
@@ -93,7 +59,7 @@ def test_bfloat16_answers_as_float32(saved):
         assert wanted.dtype == found.dtype == torch.float32
         assert not torch.equal(wanted, found)
         assert (found - wanted).norm() < 0.05 * wanted.norm()
-    assert {p.dtype for p in lowered._module.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in lowered.module.parameters()} == {torch.bfloat16}
     assert lowered.contract.compute == lowered.contract.storage == torch.bfloat16
     assert torch.equal(exact._mean, lowered._mean)
     assert torch.equal(exact._std, lowered._std)
@@ -121,7 +87,7 @@ def test_latents_are_the_posteriors_means_in_the_familys_units(saved):
 
 def test_another_class_or_other_latents_are_refused(tmp_path):
     """Weights of another family are told by class or by channels, before anything is drawn at random."""
-    diffusers.AutoencoderKLWan(**WAN).save_pretrained(tmp_path / "vae")
+    diffusers.AutoencoderKLWan(**tiny_families.WAN).save_pretrained(tmp_path / "vae")
     with pytest.raises(UserError, match=r"(?s)autoencoder\.weights.*AutoencoderKLWan"):
         registry.build_autoencoder(AutoencoderConfig(name="flux", weights=str(tmp_path)))
     with pytest.raises(UserError, match=r"16 channels, those of wan-2\.2 have 48"):

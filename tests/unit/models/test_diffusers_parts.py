@@ -2,8 +2,8 @@
 
 import diffusers
 import pytest
+import tiny_families
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from reelworks.core.errors import UserError
@@ -14,89 +14,19 @@ from reelworks.models import config, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.testing import contract
 
-LINES = ["a red circle moves right before a dark background", "two cats sit on a wall in the sun", "waves"]
-SMALL_KL = {
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "block_out_channels": (8, 8, 8, 16),
-    "layers_per_block": 1,
-    "latent_channels": 16,
-    "norm_num_groups": 4,
-    "shift_factor": 0.1,
-    "scaling_factor": 0.4,
-}
-SMALL_WAN = {"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
-T5_SIZES = {"vocab_size": 80, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
-CLIP_SIZES = {"vocab_size": 80, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+LINES = tiny_families.LINES
 MODEL_OF = {"flux": "flux-tiny", "wan": "wan-tiny"}
 AUTOENCODER_OF = {"flux": "flux", "wan": "wan-2.1"}
 
 
-def tokenizer():
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
-
-    unigram = tokenizers.Tokenizer(models.Unigram())
-    unigram.pre_tokenizer, unigram.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    special = ["<pad>", "</s>", "<unk>"]
-    trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=special, unk_token="<unk>")
-    unigram.train_from_iterator(LINES, trainer)
-    unigram.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=unigram,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        model_max_length=16,
-    )
-
-
-def network(name, channels, **neighbours):
-    autoencoder = AutoencoderConfig(name=AUTOENCODER_OF[name], weights="-")
-    text = TextConfig(name=name, weights="-", dim=32, **neighbours)
-    return registry.build_denoiser(
-        ModelConfig(name=MODEL_OF[name]), autoencoder=autoencoder, text=text, device="cpu", seed=1
-    ).module
-
-
 @pytest.fixture(scope="module")
 def flux(tmp_path_factory):
-    torch.manual_seed(0)
-    clip = transformers.CLIPTextConfig(
-        **CLIP_SIZES,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=2,
-    )
-    pipeline = diffusers.FluxPipeline(
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0),
-        vae=diffusers.AutoencoderKL(**SMALL_KL),
-        text_encoder=transformers.CLIPTextModel(clip),
-        tokenizer=tokenizer(),
-        text_encoder_2=transformers.T5EncoderModel(transformers.T5Config(**T5_SIZES)),
-        tokenizer_2=tokenizer(),
-        transformer=network("flux", 16, pooled_dim=16),
-    )
-    place = tmp_path_factory.mktemp("flux")
-    pipeline.save_pretrained(place)
-    return place
+    return tiny_families.write("flux-tiny", tmp_path_factory.mktemp("flux"))
 
 
 @pytest.fixture(scope="module")
 def wan(tmp_path_factory):
-    torch.manual_seed(0)
-    pipeline = diffusers.WanPipeline(
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0),
-        vae=diffusers.AutoencoderKLWan(**SMALL_WAN),
-        text_encoder=transformers.UMT5EncoderModel(transformers.UMT5Config(**T5_SIZES)),
-        tokenizer=tokenizer(),
-        transformer=network("wan", 16),
-    )
-    place = tmp_path_factory.mktemp("wan")
-    pipeline.save_pretrained(place)
-    return place
+    return tiny_families.write("wan-tiny", tmp_path_factory.mktemp("wan"))
 
 
 def text_of(name, place, **sizes):
@@ -153,7 +83,8 @@ def test_generating_is_what_the_pipeline_does(flux):
 
     with torch.no_grad():
         ours = sampler.sample(velocity, noise, num_steps=3, guidance_scale=1.0)
-    pipeline = diffusers.FluxPipeline.from_pretrained(flux)
+    plain = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0)
+    pipeline = diffusers.FluxPipeline.from_pretrained(flux, scheduler=plain)
     pipeline.set_progress_bar_config(disable=True)
     theirs = pipeline(
         prompt_embeds=made.tokens,
@@ -171,7 +102,7 @@ def test_generating_is_what_the_pipeline_does(flux):
 
 def load(name, source, **neighbours):
     return registry.build_denoiser(
-        ModelConfig(name=MODEL_OF[name], weights=str(source)),
+        ModelConfig(name=MODEL_OF[name], weights=source and str(source)),
         autoencoder=AutoencoderConfig(name=AUTOENCODER_OF[name], weights="-"),
         text=TextConfig(name=name, weights="-", dim=32, **neighbours),
         device="cpu",
@@ -202,7 +133,7 @@ def test_weights_come_from_a_pipeline_a_folder_or_a_file(wan, tmp_path):
 
 def test_files_in_the_names_of_the_release_are_read(tmp_path):
     """A file with ComfyUI's prefix and Wan's own names loads to the same network."""
-    reference = network("wan", 16).state_dict()
+    reference = tiny_families.network("wan-tiny").state_dict()
     save_file(_released_names(reference), tmp_path / "wan.safetensors")
     found = load("wan", tmp_path / "wan.safetensors")
     assert found.keys() == reference.keys()
@@ -265,7 +196,7 @@ def test_weights_of_another_model_are_refused(flux, wan):
 def test_what_a_family_needs_is_asked_for():
     """A model that wants a summary refuses a text encoder without; presets keep their sizes."""
     with pytest.raises(UserError, match="summary of the whole caption"):
-        network("flux", 16, pooled_dim=0)
+        load("flux", None, pooled_dim=0)
     model = ModelConfig(name="wan-tiny", depth=3)
     with pytest.raises(UserError, match=r"model\.depth"):
         config.resolve_denoiser(model, autoencoder=AutoencoderConfig(), text=TextConfig(), pred_sigma=False)

@@ -12,7 +12,6 @@ from reelworks.buckets import table
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.media.load import Request
 from reelworks.models.config import AutoencoderConfig, ModelConfig, geometry
-from reelworks.objective.config import ObjectiveConfig
 from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
 from reelworks.recipe import load
@@ -41,6 +40,7 @@ def stepper():
                 "version": 1,
                 "output": "unused",
                 "dataset": [{"path": "unused"}],
+                "objective": {"caption_dropout": 0.3},
                 "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
                 "model": MODEL.model_dump(exclude_none=True),
                 "text": {"dim": 16, "max_length": 6},
@@ -65,9 +65,7 @@ def stepper():
             state,
             buckets,
             World(0, 1, CPU),
-            recipe.train,
-            ObjectiveConfig(caption_dropout=0.3),
-            seed=5,
+            recipe.model_copy(update={"seed": 5}),
         )
 
     return make
@@ -168,8 +166,10 @@ def test_the_loss_is_the_weighted_mean_over_clips_of_all_shapes(stepper, monkeyp
     batches = [micro_batch(s, 0, [1, 2], last=False), micro_batch(s, 1, [3])]
     losses = []
     for batch in batches:
-        example = training_example(batch, s.encoder, s.objective, seed=s.seed)
-        losses.append(example.losses(s.boundary(example.inputs), s.objective).detach().double().numpy())
+        example = training_example(batch, s.encoder, s.recipe.objective, seed=s.recipe.seed)
+        losses.append(
+            example.losses(s.boundary(example.inputs), s.recipe.objective).detach().double().numpy()
+        )
     tokens = [s.table.buckets[batch.work.bucket].tokens for batch in batches]
     assert tokens[0] == 4 * tokens[1], "four frames have four times the tokens of one"
     weight = {
@@ -193,8 +193,8 @@ def test_accumulating_equals_one_batch(stepper, monkeypatch):
 
 def test_what_a_clip_meets_does_not_depend_on_its_batch(stepper):
     s = stepper()
-    both = training_example(micro_batch(s, 0, [1, 2]), s.encoder, s.objective, seed=5)
-    second = training_example(micro_batch(s, 0, [2]), s.encoder, s.objective, seed=5)
+    both = training_example(micro_batch(s, 0, [1, 2]), s.encoder, s.recipe.objective, seed=5)
+    second = training_example(micro_batch(s, 0, [2]), s.encoder, s.recipe.objective, seed=5)
     for name in ("latent", "time", "frame_mask", "drop_text", "text"):
         assert torch.equal(getattr(both.inputs, name)[1:], getattr(second.inputs, name)), name
     assert not torch.equal(both.noise[0], both.noise[1])

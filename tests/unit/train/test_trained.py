@@ -18,6 +18,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.recipe import load as recipes
+from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
 from reelworks.train import build
 from reelworks.train.state import TrainState
@@ -125,6 +126,19 @@ def test_a_size_beyond_memory_is_named(run: RunFolder, shape: Shape, named: str)
         Trained.load(run.path).generate(["x"], dataclasses.replace(OPTIONS, shape=shape))
     assert (caught.value.value, caught.value.remedy) == (named, "lower one of them")
     assert "--height" in str(caught.value)
+
+
+def test_a_checkpoint_is_generated_with_by_the_recipe_of_its_step(run: RunFolder) -> None:
+    """What a run was changed to after a step is not what the step was trained by."""
+    log = EventLog(run.events_file)
+    for step, shift in ((2, 2.0), (4, 3.0)):
+        recipe = recipes.parse(RECIPE | {"objective": {"timestep_shift": shift}})
+        kept = run.keep_recipe(recipes.dump(recipe))
+        log.write("start", recipe=kept, resumed_from=step - 2)
+        log.write("step", step=step)
+    store = CheckpointStore(run.checkpoints_folder)
+    assert Trained.load(store.path(2)).recipe.objective.timestep_shift == 2.0
+    assert Trained.load(run.path).recipe.objective.timestep_shift == 3.0
 
 
 def test_other_errors_of_generation_stay_what_they_are(run: RunFolder) -> None:

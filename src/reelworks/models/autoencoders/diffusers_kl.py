@@ -38,6 +38,7 @@ class DiffusersAutoencoder:
     Attributes:
         geometry: Stride and frame rule of the family.
         latent_channels: Of what a denoiser sees.
+        module: The network.
         contract: float32 or bfloat16 inside, float32 outside; float16 is known to overflow.
     """
 
@@ -52,12 +53,12 @@ class DiffusersAutoencoder:
         self.geometry = autoencoder_geometry(config)
         self.latent_channels = facts.channels
         self.contract = CONTRACT.computing_in(getattr(torch, config.dtype))
-        self._module = _load(facts.network, config.weights)
+        self.module = _load(facts.network, config.weights)
         # Some take pictures alone, without an axis for frames.
         self._flat = facts.network in ("AutoencoderKL", "AutoencoderKLFlux2")
         self._packed = facts.network == "AutoencoderKLFlux2"
-        self._mean, self._std = _statistics(self._module)
-        nn.Module.to(self._module, self.contract.storage)
+        self._mean, self._std = _statistics(self.module)
+        nn.Module.to(self.module, self.contract.storage)
         if self._mean.shape[1] not in (1, facts.channels):
             raise UserError(
                 f"its latents have {self._mean.shape[1]} channels, those of {config.name} have {facts.channels}",
@@ -70,7 +71,7 @@ class DiffusersAutoencoder:
     def encode(self, video_BCTHW: Tensor) -> Tensor:
         """Encode `[B, 3, T, H, W]` in [-1, 1] as `[B, C, T', h, w]`."""
         video = video_BCTHW.to(self.contract.compute)
-        latent: Tensor = self._module.encode(video[:, :, 0] if self._flat else video).latent_dist.mode()
+        latent: Tensor = self.module.encode(video[:, :, 0] if self._flat else video).latent_dist.mode()
         latent = (latent[:, :, None] if self._flat else latent).to(self.contract.output)
         if self._packed:
             latent = _squares_to_channels(latent)
@@ -84,16 +85,16 @@ class DiffusersAutoencoder:
             latent = _channels_to_squares(latent)
         latent = latent.to(self.contract.compute)
         # A decoder that removes a little noise by itself is told that there is none.
-        asks_time = self._module.config.get("timestep_conditioning", False)
+        asks_time = self.module.config.get("timestep_conditioning", False)
         told = {"temb": latent.new_zeros(len(latent))} if asks_time else {}
-        video: Tensor = self._module.decode(latent[:, :, 0] if self._flat else latent, **told).sample
+        video: Tensor = self.module.decode(latent[:, :, 0] if self._flat else latent, **told).sample
         video = video[:, :, None] if self._flat else video
         assert video.shape[2] == num_frames, f"{latent.shape[2]} latent frames became {video.shape[2]}"
         return video.to(self.contract.output)
 
     def to(self, device: torch.device) -> Autoencoder:
         """Move the network, in place."""
-        self._module.to(device)
+        self.module.to(device)
         self._mean, self._std = self._mean.to(device), self._std.to(device)
         return self
 

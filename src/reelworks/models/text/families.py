@@ -190,8 +190,13 @@ def _load(name: str, source: str) -> Any:
     unused = {"vae", "transformer", "transformer_2", "unet", "processor"} & set(
         kind._get_signature_keys(kind)[0]
     )
+    parts: dict[str, Any] = dict.fromkeys(unused)
+    if name == "HunyuanVideo15Pipeline":  # which cannot be built without an autoencoder's sizes
+        with torch.device("meta"):
+            parts["vae"] = libraries.diffusers().AutoencoderKLHunyuanVideo15()
     try:
-        pipeline = kind.from_pretrained(source, dtype=_STORAGE, **dict.fromkeys(unused))
+        pipeline = kind.from_pretrained(source, dtype=_STORAGE, **parts)
+        pipeline.register_modules(**dict.fromkeys(unused))
         if "processor" in unused:
             pipeline.processor = picture_words.load(pipeline.tokenizer, source)
     except (OSError, ValueError, TypeError, ImportError) as error:

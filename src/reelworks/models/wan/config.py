@@ -15,6 +15,7 @@ MASK_CHANNELS = 4  # one for each frame behind a latent frame
 class WanConfig(Config):
     """Arguments of diffusers' WanTransformer3DModel; defaults are those of the 1.3B of Wan 2.1.
 
+    `experts_boundary`: two networks of these sizes share the timesteps, and one begins here.
     `expand_timesteps`: every frame has a time of its own, 0 where it is given, as in the 5B of Wan 2.2.
     `first_frame`: the first frame comes in channels of its own, with a mask; as CLIP sees it too where `image_dim`
     says how wide that is.
@@ -37,6 +38,7 @@ class WanConfig(Config):
     added_kv_proj_dim: int | None = None
     expand_timesteps: bool = Field(default=False, exclude=True)
     first_frame: bool = Field(default=False, exclude=True)
+    experts_boundary: float | None = Field(default=None, exclude=True)
 
     @property
     def conditioning(self) -> Conditioning:
@@ -66,15 +68,18 @@ _TINY = WanConfig(
 PRESETS: dict[str, WanConfig] = {
     "wan-2.1-1.3b": WanConfig(),
     "wan-2.1-14b": _LARGE,
-    "wan-2.2-14b": _LARGE,  # two experts of one size; `model.weights` says which
+    "wan-2.2-14b": _LARGE.model_copy(update={"experts_boundary": 875.0}),
     "wan-2.2-5b": WanConfig(
         num_attention_heads=24, ffn_dim=14336, in_channels=48, out_channels=48, expand_timesteps=True
     ),
     "wan-2.1-i2v-14b": _LARGE.model_copy(
         update={"in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120, "first_frame": True}
     ),
-    "wan-2.2-i2v-14b": _LARGE.model_copy(update={"in_channels": 36, "first_frame": True}),  # two experts too
+    "wan-2.2-i2v-14b": _LARGE.model_copy(
+        update={"in_channels": 36, "first_frame": True, "experts_boundary": 900.0}
+    ),
     "wan-tiny": _TINY.model_copy(update={"expand_timesteps": True}),
+    "wan-2.2-tiny": _TINY.model_copy(update={"experts_boundary": 875.0, "ffn_dim": 48}),
     "wan-i2v-tiny": _TINY.model_copy(
         update={"image_dim": 16, "added_kv_proj_dim": 24, "first_frame": True, "in_channels": 36}
     ),

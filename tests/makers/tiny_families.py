@@ -1,0 +1,215 @@
+"""Whole families of diffusers with tiny random parts, written to a folder in its layout."""
+
+import diffusers
+import torch
+import transformers
+
+from reelworks.models import config, published, registry
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+
+LINES = ["a red circle moves right before a dark background", "two cats sit on a wall in the sun", "waves"]
+CHAT = (
+    "{% for m in messages %}{{ m['role'] }} {{ m['content'] if m['content'] is string else "
+    "m['content'][0]['text'] }} {% endfor %}{% if add_generation_prompt %}assistant {% endif %}"
+)
+T5 = {"vocab_size": 80, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+CLIP = {
+    "vocab_size": 80,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 16,
+    "projection_dim": 12,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+QWEN = {
+    "vocab_size": 80,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 2048,
+}
+VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
+KL = {
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "block_out_channels": (8, 8, 8, 16),
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+}
+WAN = {"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
+WAN_22 = {
+    "z_dim": 48,
+    "is_residual": True,
+    "in_channels": 12,
+    "out_channels": 12,
+    "patch_size": 2,
+    "scale_factor_spatial": 16,
+    "latents_mean": [0.01 * i for i in range(48)],
+    "latents_std": [1 + 0.02 * i for i in range(48)],
+}
+AUTOENCODERS = {
+    "flux": KL | {"latent_channels": 16, "shift_factor": 0.1, "scaling_factor": 0.4},
+    "flux2": KL | {"latent_channels": 32},
+    "hunyuan-video-1.5": {"block_out_channels": (32, 32, 32, 32, 64), "layers_per_block": 1},
+    "ltx-video": {
+        "block_out_channels": (8,) * 4,
+        "decoder_block_out_channels": (8,) * 4,
+        "layers_per_block": (1,) * 5,
+        "decoder_layers_per_block": (1,) * 5,
+    },
+    "qwen-image": WAN,
+    "sd3": KL | {"latent_channels": 16, "shift_factor": 0.06, "scaling_factor": 1.5},
+    "sdxl": KL | {"latent_channels": 4, "scaling_factor": 0.13},
+    "wan-2.1": WAN,
+    "wan-2.2": WAN | WAN_22,
+}
+# Sizes of the tiny text encoders, as a recipe says them.
+TEXTS = {
+    "wan": {"dim": 32, "max_length": 12},
+    "flux": {"dim": 32, "max_length": 12, "pooled_dim": 16},
+    "flux2": {"dim": 96, "max_length": 512},
+    "qwen-image": {"dim": 32, "max_length": 512},
+    "z-image": {"dim": 32, "max_length": 64},
+    "ltx-video": {"dim": 32, "max_length": 12},
+    "hunyuan-video-1.5": {"dim": 32, "max_length": 1000},
+    "sdxl": {"dim": 32, "max_length": 16, "pooled_dim": 12},
+    "sd3": {"dim": 32, "max_length": 28, "pooled_dim": 24},
+}
+
+
+def tokenizer():
+    """A tokenizer of 80 pieces, with a chat template."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+    unigram = tokenizers.Tokenizer(models.Unigram())
+    unigram.pre_tokenizer, unigram.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    special = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=special, unk_token="<unk>")
+    unigram.train_from_iterator(LINES, trainer)
+    unigram.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=unigram,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_max_length=16,
+        chat_template=CHAT,
+    )
+
+
+def _clip(with_projection):
+    kind = transformers.CLIPTextModelWithProjection if with_projection else transformers.CLIPTextModel
+    return kind(transformers.CLIPTextConfig(**CLIP))
+
+
+def _t5(kind="T5", **sizes):
+    config = getattr(transformers, f"{kind}Config")(**T5 | sizes)
+    return getattr(transformers, f"{kind}EncoderModel")(config)
+
+
+def _qwen_vl():
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+    return transformers.Qwen2_5_VLConfig(text_config=QWEN | {"rope_parameters": rope}, vision_config=VISION)
+
+
+def _encoders(text):
+    """Text encoders and tokenizers of a family by their names in its pipeline."""
+    words = tokenizer()
+    one = {"tokenizer": words}
+    if text == "wan":
+        return one | {"text_encoder": _t5("UMT5")}
+    if text == "ltx-video":
+        return one | {"text_encoder": _t5()}
+    if text == "flux":
+        return one | {"text_encoder": _clip(False), "text_encoder_2": _t5(), "tokenizer_2": words}
+    if text == "sdxl":
+        return one | {"text_encoder": _clip(False), "text_encoder_2": _clip(True), "tokenizer_2": words}
+    if text == "sd3":
+        clips = {"text_encoder": _clip(True), "text_encoder_2": _clip(True), "tokenizer_2": words}
+        return one | clips | {"text_encoder_3": _t5(), "tokenizer_3": words}
+    if text == "z-image":
+        return one | {"text_encoder": transformers.Qwen3Model(transformers.Qwen3Config(**QWEN, head_dim=16))}
+    if text == "qwen-image":
+        return one | {"text_encoder": transformers.Qwen2_5_VLForConditionalGeneration(_qwen_vl())}
+    if text == "flux2":
+        # Its tokens are three of the states between layers, the thirtieth among them.
+        sizes = transformers.MistralConfig(**QWEN | {"num_hidden_layers": 30}, head_dim=16)
+        vision = {
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        }
+        config = transformers.Mistral3Config(
+            text_config=sizes, vision_config={"model_type": "pixtral"} | vision
+        )
+        return one | {"text_encoder": transformers.Mistral3ForConditionalGeneration(config)}
+    assert text == "hunyuan-video-1.5"
+    glyphs = {"text_encoder_2": _t5(d_model=8), "tokenizer_2": transformers.ByT5Tokenizer()}
+    return one | glyphs | {"text_encoder": transformers.Qwen2_5_VLTextModel(_qwen_vl().text_config)}
+
+
+def _scheduler(text):
+    if text == "sdxl":
+        betas = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+        return diffusers.EulerDiscreteScheduler(**betas, timestep_spacing="leading", steps_offset=1)
+    return diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
+
+
+def network_of(text):
+    """Name of the tiny network that goes with text encoders."""
+    return next(n for n in config.PRESETS if n.endswith("-tiny") and published.parts(n).text == text)
+
+
+def recipe_of(name, place):
+    """The tables of a recipe that load a family from where it lies."""
+    parts, weights = published.parts(name), str(place)
+    return {
+        "model": {"name": name, "weights": weights},
+        "autoencoder": {"name": parts.autoencoder, "weights": weights},
+        "text": {"name": parts.text, "weights": weights} | TEXTS[parts.text],
+    }
+
+
+def network(name, seed=1, **changes):
+    """A tiny network with widths of its family's tiny neighbours; where fresh weights are zero they get a value."""
+    parts = published.parts(name)
+    module = registry.build_denoiser(
+        ModelConfig(name=name, **changes),
+        autoencoder=AutoencoderConfig(name=parts.autoencoder, weights="-"),
+        text=TextConfig(name=parts.text, weights="-", **TEXTS[parts.text]),
+        device="cpu",
+        seed=seed,
+    ).module
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.1, generator=generator)
+    return module
+
+
+def write(name, place, *, without=(), **settings):
+    """Write a family around the tiny network `name`, such as "wan-tiny", in diffusers' layout; returns the folder."""
+    torch.manual_seed(0)
+    parts = published.parts(name)
+    kind = getattr(diffusers, published.TEXT_ENCODERS[parts.text].pipeline)
+    autoencoder = getattr(diffusers, published.AUTOENCODERS[parts.autoencoder].network)
+    made = _encoders(parts.text) | {
+        "scheduler": _scheduler(parts.text),
+        "vae": autoencoder(**AUTOENCODERS[parts.autoencoder]),
+        "unet" if parts.text == "sdxl" else "transformer": network(name),
+    }
+    if name == "wan-2.2-tiny":
+        made["transformer_2"], settings["boundary_ratio"] = network(name, seed=2), 0.875
+    if parts.text == "hunyuan-video-1.5":
+        made["guider"] = diffusers.ClassifierFreeGuidance()
+    kind(**made | dict.fromkeys(without), **settings).save_pretrained(place)
+    return place

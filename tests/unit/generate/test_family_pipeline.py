@@ -1,0 +1,221 @@
+"""Families of diffusers are generated with by their own pipelines, around what we hold."""
+
+import dataclasses
+
+import diffusers
+import numpy as np
+import pytest
+import tiny_families
+import torch
+
+from reelworks.core import draws
+from reelworks.core.draws import Purpose
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.generate import family_pipeline
+from reelworks.generate.conditions import Conditions
+from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models import published
+from reelworks.models.text import families as texts
+from reelworks.precision.boundary import Boundary
+from reelworks.recipe import load as recipes
+from reelworks.train import build
+
+PROMPT = "two cats sit on a wall in the sun"
+CPU = torch.device("cpu")
+# How the pipelines are called by hand; guidance is 3.
+CALLS = {
+    "wan-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12, "num_frames": 5},
+    "flux-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12},
+    "flux2-tiny": {"guidance_scale": 3.0},
+    "qwen-image-tiny": {"true_cfg_scale": 3.0, "negative_prompt": ""},
+    "z-image-tiny": {"guidance_scale": 3.0, "max_sequence_length": 64},
+    "ltx-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12, "num_frames": 9, "frame_rate": 12.0},
+    "hunyuan-video-1.5-tiny": {"num_frames": 5},
+    "sdxl-tiny": {"guidance_scale": 3.0},
+    "sd3-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12},
+}
+
+
+def options_for(name, **changes):
+    shape = Shape(CALLS[name].get("num_frames", 1), 32, 64)
+    return GenerateOptions(shape, 12.0, 3, 3.0, seed=5, **changes)
+
+
+def recipe_for(name, place, **tables):
+    values = tiny_families.recipe_of(name, place)
+    for key, changes in tables.items():
+        values[key] = {**values.get(key, {}), **changes}
+    if name.startswith("sdxl"):
+        values.setdefault("objective", {"name": "epsilon"})
+    return recipes.parse(
+        {
+            "version": 1,
+            "output": "-",
+            "dataset": [{"path": "-"}],
+            "bucket": [{"resolution": "64px", "num_frames": 1, "batch_size": 1}],
+            "train": {"max_steps": 1},
+            "precision": {"compute": "float32"},
+            **values,
+        }
+    )
+
+
+def made_by(recipe, options):
+    boundary = Boundary(build.denoiser(recipe, CPU))
+    return family_pipeline.generate(recipe, boundary, build.encoder(recipe, CPU), [PROMPT], options)
+
+
+def by_hand(name, place, **settings):
+    kind = getattr(diffusers, published.TEXT_ENCODERS[published.parts(name).text].pipeline)
+    pipeline = kind.from_pretrained(place, **settings)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def call(name, pipeline):
+    if "guider" in pipeline.components:
+        pipeline.guider = pipeline.guider.new(guidance_scale=3.0)
+    seed = draws.hash_int(5, PROMPT, Purpose.PREVIEW) >> 1
+    frames = pipeline(
+        prompt=PROMPT,
+        height=32,
+        width=64,
+        num_inference_steps=3,
+        generator=torch.Generator().manual_seed(seed),
+        output_type="np",
+        return_dict=False,
+        **CALLS[name],
+    )[0]
+    return (frames.reshape(-1, 32, 64, 3) * 255).round().astype(np.uint8)
+
+
+def distance(one, other):
+    assert one.shape == other.shape
+    return np.abs(one.astype(int) - other.astype(int)).max()
+
+
+@pytest.fixture
+def exact_texts(monkeypatch):
+    """Encoders in float32 for once, as the pipelines hold theirs here."""
+    monkeypatch.setattr(texts, "_STORAGE", torch.float32)
+    exact = texts.CONTRACT.__class__(torch.float32, torch.float32, None, None, torch.float32, {})
+    monkeypatch.setattr(texts.FamilyTextEncoder, "contract", exact)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Folders of families, each written once."""
+    found = {}
+
+    def place(name):
+        if name not in found:
+            settings = {"expand_timesteps": True} if name == "wan-tiny" else {}
+            found[name] = tiny_families.write(name, tmp_path_factory.mktemp(name), **settings)
+        return found[name]
+
+    return place
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+@pytest.mark.usefixtures("exact_texts")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_clip_is_what_the_familys_pipeline_makes_by_hand(name, places):
+    """From the same folder, words and seed the same clip comes: texts, noise, scheduler, guidance and sizes agree."""
+    place = places(name)
+    made = made_by(recipe_for(name, place), options_for(name))
+    pipeline = by_hand(name, place)
+    assert made.by == f"{type(pipeline).__name__} with {type(pipeline.scheduler).__name__} of the weights"
+    theirs = call(name, pipeline)
+    assert theirs.std() > 0
+    assert distance(made.clips[0], theirs) <= 1
+
+
+def test_lowered_products_keep_latents_and_times_exact(places):
+    """In bfloat16 the clip is about the same; the network is given float32 and answers in it, and is left as it was."""
+    place, options = places("flux-tiny"), options_for("flux-tiny")
+    recipe = recipe_for("flux-tiny", place, precision={"compute": "bfloat16"})
+    denoiser, seen = build.denoiser(recipe, CPU), []
+    denoiser.module.proj_out.register_forward_hook(lambda m, args, out: seen.append(out.dtype))
+    denoiser.module.register_forward_pre_hook(
+        lambda m, args, kwargs: seen.append((kwargs["hidden_states"].dtype, kwargs["timestep"].dtype)),
+        with_kwargs=True,
+    )
+    encoder = build.encoder(recipe, CPU)
+    lowered = family_pipeline.generate(recipe, Boundary(denoiser), encoder, [PROMPT], options)
+    assert set(seen) == {torch.bfloat16, (torch.float32, torch.float32)}
+    exact = made_by(recipe_for("flux-tiny", place), options)
+    assert 0 < np.abs(lowered.clips[0].astype(int) - exact.clips[0]).mean() < 2
+    assert "forward" not in vars(denoiser.module)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_narrow_base_and_autoencoder_draw_about_the_same(name, places):
+    """Stored in bfloat16, as below a LoRA, they go into every pipeline too; where latents would be rounded, none is taken."""
+    place, options = places(name), options_for(name)
+    narrow = {"autoencoder": {"dtype": "bfloat16"}, "lora": {"rank": 2}, "precision": {"compute": "bfloat16"}}
+    made = made_by(recipe_for(name, place, **narrow), options)
+    own = "hunyuan" in name
+    assert made.by.startswith("the own sampler (the family's pipeline would round") == own
+    exact = made_by(recipe_for(name, place), dataclasses.replace(options, sampler="own" if own else None))
+    assert np.abs(made.clips[0].astype(int) - exact.clips[0]).mean() < 4
+
+
+def test_without_a_scheduler_beside_the_weights_it_is_the_recipes(places):
+    """From one file of weights the scheduler is a plain one that shifts as the recipe trains."""
+    place = places("flux-tiny")
+    file = next((place / "transformer").glob("*.safetensors"))
+    options = options_for("flux-tiny")
+    made = {}
+    for shift in (1.0, 3.0):
+        recipe = recipe_for(
+            "flux-tiny", place, model={"weights": str(file)}, objective={"timestep_shift": shift}
+        )
+        made[shift] = made_by(recipe, options)
+        assert made[shift].by == "FluxPipeline with FlowMatchEulerDiscreteScheduler of the recipe"
+    beside = made_by(recipe_for("flux-tiny", place), options)  # its shift is 3
+    assert np.array_equal(made[3.0].clips[0], beside.clips[0])
+    assert not np.array_equal(made[1.0].clips[0], beside.clips[0])
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+def test_the_scheduler_reads_what_the_recipe_trained(places):
+    """A network that was trained to predict v is read so, whatever the folder's scheduler says."""
+    place, options = places("sdxl-tiny"), options_for("sdxl-tiny")
+    made = made_by(recipe_for("sdxl-tiny", place, objective={"name": "v-prediction"}), options)
+    pipeline = by_hand("sdxl-tiny", place)
+    pipeline.scheduler = pipeline.scheduler.from_config(
+        pipeline.scheduler.config, prediction_type="v_prediction"
+    )
+    assert distance(made.clips[0], call("sdxl-tiny", pipeline)) <= 8  # texts are rounded
+    assert distance(made.clips[0], call("sdxl-tiny", by_hand("sdxl-tiny", place))) > 30
+
+
+def test_where_no_pipeline_can_our_sampler_does_and_says_why(places):
+    """Embedded encoders, given frames, other outputs and an own wish are named; asking for a pipeline then fails."""
+    place = places("wan-tiny")
+    recipe = recipe_for("wan-tiny", place)
+    boundary = Boundary(build.denoiser(recipe, CPU))
+    options = options_for("wan-tiny")
+    assert family_pipeline.why_not(recipe, boundary, options) is None
+    given = options_for("wan-tiny", conditions=Conditions(np.zeros((1, 32, 64, 3), np.uint8)))
+    assert family_pipeline.why_not(recipe, boundary, given) == "frames are given"
+    sample = recipe_for("wan-tiny", place, objective={"prediction": "sample"})
+    assert "velocity" in family_pipeline.why_not(sample, boundary, options)
+    hashed = recipes.parse(recipe.model_dump() | {"text": {"name": "hashed", "dim": 32}})
+    assert "of the family" in family_pipeline.why_not(hashed, boundary, options)
+    own = recipes.parse(hashed.model_dump() | {"model": {"name": "stdit3-tiny"}})
+    assert family_pipeline.why_not(own, boundary, options) == "stdit3-tiny has no pipeline"
+    with pytest.raises(UserError, match=r"--sampler.*of the family"):
+        made_by(hashed, options_for("wan-tiny", sampler="pipeline"))
+    assert made_by(recipe, options_for("wan-tiny", sampler="own")).by == "the own sampler"
+    assert made_by(hashed, options).by.startswith("the own sampler (pipelines go with")
+
+
+def test_sizes_that_a_pipeline_would_round_are_refused(places):
+    """A height of half a patch is told, not lowered."""
+    recipe = recipe_for("wan-tiny", places("wan-tiny"))
+    options = GenerateOptions(Shape(5, 40, 64), 12.0, 1, 1.0, seed=0)
+    with pytest.raises(UserError, match=r"--height = 40.*multiples of 16"):
+        made_by(recipe, options)

@@ -1,0 +1,91 @@
+"""Wan 2.2's two experts: a recipe names them, their weights and timesteps follow, and each clip goes to its own."""
+
+import dataclasses
+
+import pytest
+import tiny_families
+import torch
+
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.recipe import load as recipes
+from reelworks.testing import contract
+from reelworks.train import build
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tiny_families.write("wan-2.2-tiny", tmp_path_factory.mktemp("wan-2.2"))
+
+
+def recipe_of(place, **tables):
+    values = tiny_families.recipe_of("wan-2.2-tiny", place)
+    for key, changes in tables.items():
+        values[key] = {**values.get(key, {}), **changes}
+    return recipes.parse(
+        {
+            "version": 1,
+            "output": "-",
+            "dataset": [{"path": "-"}],
+            "bucket": [{"resolution": "32px", "num_frames": 1, "batch_size": 1}],
+            "train": {"max_steps": 1},
+            "precision": {"compute": "float32"},
+            **values,
+        }
+    )
+
+
+def test_each_clip_goes_to_the_expert_of_its_timestep(place):
+    """Of a mixed batch every clip gets what its expert alone answers, in its place; the boundary is the first's."""
+    both, high, low = (
+        build.denoiser(recipe_of(place, model={"experts": name}), CPU) for name in ("both", "high", "low")
+    )
+    inputs = contract.example(Shape(1, 4, 4), "wan-2.2-tiny", batch=5)
+    inputs = dataclasses.replace(
+        inputs,
+        latent=torch.randn(5, 16, 1, 4, 4, generator=torch.Generator().manual_seed(0)),
+        time=torch.tensor([100.0, 875.0, 874.9, 999.0, 300.0]),
+    )
+    with torch.no_grad():
+        answers = both.predict(inputs)
+        of_high, of_low = high.predict(inputs), low.predict(inputs)
+    first = torch.tensor([False, True, False, True, False])
+    torch.testing.assert_close(answers[first], of_high[first])
+    torch.testing.assert_close(answers[~first], of_low[~first])
+    assert not torch.allclose(of_high, of_low, atol=0.01)
+
+
+def test_timesteps_follow_from_the_expert(place):
+    """A recipe says the expert once; the resolved recipe holds its timesteps, and reads as itself."""
+    ranges = {"high": [875.0, 1000.0], "low": [0.0, 875.0], "both": [0.0, 1000.0]}
+    for name, wanted in ranges.items():
+        recipe = recipe_of(place, model={"experts": name})
+        assert recipe.objective.timestep_range == wanted
+        assert recipes.parse(recipe.model_dump()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("tables", "told"),
+    [
+        ({}, r"model\.experts.*two networks|two networks.*model\.experts"),
+        ({"model": {"experts": "high"}, "objective": {"timestep_range": [0, 875]}}, r"timestep_range"),
+        ({"model": {"experts": "high", "weights": "x/transformer_2"}}, r"model\.weights"),
+        ({"model": {"experts": "both", "weights": "x/transformer"}}, r"model\.weights"),
+        ({"model": {"experts": "low", "weights": None}, "objective": {"name": "iddpm"}}, r"rectified"),
+        ({"model": {"name": "wan-tiny", "experts": "low"}}, r"model\.experts.*leave it out"),
+        ({"model": {"experts": "both"}, "lora": {"weights": "one.safetensors"}}, r"lora\.weights"),
+    ],
+)
+def test_what_would_not_fit_together_is_refused(place, tables, told):
+    """Neither the wrong half of the timesteps nor the wrong folder can be combined with an expert."""
+    with pytest.raises(UserError, match=rf"(?s){told}"):
+        recipe_of(place, **tables)
+
+
+def test_one_network_is_not_taken_for_two(place):
+    """A single file cannot be the weights of both."""
+    (file,) = (place / "transformer").glob("*.safetensors")
+    with pytest.raises(UserError, match="both experts would be it"):
+        build.denoiser(recipe_of(place, model={"experts": "both", "weights": str(file)}), CPU)
