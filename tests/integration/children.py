@@ -53,12 +53,16 @@ def train(
 
     `options` are those of the command line, fields of `RunOptions`.
     """
+    return on_ranks(_child, recipe, fault, options, world=world)
+
+
+def on_ranks(target: Callable[..., None], recipe: dict[str, Any], *args: Any, world: int) -> list[int]:
+    """Run a function of a recipe in fresh processes that know each other; returns exit codes by rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [
-        SERVER.Process(target=_told, args=(_child, recipe, fault, options, rank, world, port))
-        for rank in range(world)
+        SERVER.Process(target=_rank, args=(rank, world, port, target, recipe, *args)) for rank in range(world)
     ]
     _log(recipe).unlink(missing_ok=True)
     for process in ranks:
@@ -71,14 +75,7 @@ def train(
     return [int(process.exitcode or 0) for process in ranks]
 
 
-def _child(
-    recipe: dict[str, Any],
-    fault: tuple[str, int] | None,
-    options: dict[str, Any],
-    rank: int,
-    world: int,
-    port: int,
-) -> None:
+def _rank(rank: int, world: int, port: int, target: Callable[..., None], *args: Any) -> None:
     if world > 1:
         os.environ.update(
             RANK=str(rank),
@@ -88,6 +85,10 @@ def _child(
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(port),
         )
+    _told(target, *args)
+
+
+def _child(recipe: dict[str, Any], fault: tuple[str, int] | None, options: dict[str, Any]) -> None:
     from reelworks.recipe import load
     from reelworks.testing import faults
     from reelworks.train.run import RunOptions, run

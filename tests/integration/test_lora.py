@@ -100,6 +100,18 @@ def test_every_picture_is_trained_each_epoch_and_the_loss_falls(lora, pictures, 
     assert np.mean(found[-third:]) < 0.9 * np.mean(found[:third])
 
 
+def test_clips_that_preserve_the_base_are_trained_on_one_process_and_on_two(lora, pictures, tmp_path):
+    """With ranks that have such clips beside ranks that have none: all are trained, and losses agree."""
+    values = lora(max_steps=3)
+    values["dataset"].append({"path": str(pictures), "name": "class", "prior_preservation": True})
+    values["buckets"]["batch_size"] = 2
+    values["train"] |= {"gradient_accumulation_steps": 1, "micro_batches_per_step": 4, "slot_width": 2}
+    for world in (1, 2):
+        assert children.train(values | {"output": str(tmp_path / f"w{world}")}, world=world) == [0] * world
+    one, two = ({k: float.fromhex(v) for k, v in losses(tmp_path / f"w{w}").items()} for w in (1, 2))
+    assert one == pytest.approx(two, rel=1e-4)
+
+
 def tensors(run):
     """The newest checkpoint's tensors, flat."""
     recipe = recipes.load(run / "recipe.toml")

@@ -14,7 +14,7 @@ from reelworks.run.folder import RunFolder
 
 
 def _plant(recipe: dict, what: str) -> None:
-    """A NaN comes into the weights, or their average, in step 3."""
+    """A NaN comes into the last rank's weights, or their average, in step 3."""
     from reelworks.core.errors import UserError
     from reelworks.parallel.mesh import local
     from reelworks.recipe import load
@@ -25,7 +25,7 @@ def _plant(recipe: dict, what: str) -> None:
 
     def and_plant(self: TrainState, step: int, decay: float) -> None:
         update(self, step, decay)
-        if step == 2:
+        if step == 2 and int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1:
             tensors = self.ema if what == "average" else dict(self.module.named_parameters())
             local(tensors["final_layer.linear.weight"].detach()).view(-1)[0] = float("nan")
 
@@ -54,6 +54,18 @@ def test_a_weight_that_is_not_finite_ends_the_run_and_is_never_saved(tiny, tmp_p
     printed = children.output(recipe)
     assert "first in the weight of final_layer.linear.weight; the loss of " in printed
     assert ("3 steps in a row, the last being 6," if policy == "skip" else "step 4 had") in printed
+
+
+def test_a_weight_of_one_rank_stops_all_in_the_same_step(tiny, tmp_path):
+    """A NaN in the last rank's part of the weights: every rank leaves the step out, and none hangs or saves."""
+    train = {"max_steps": 9, "max_non_finite": 2}
+    recipe = tiny(train=train, validation={"split": 0.0}, parallel={"strategy": "fsdp"})
+    assert children.on_ranks(_plant, recipe, "weight", world=2) == [2, 2]
+    run = RunFolder(tmp_path / "run")
+    told = list(events.read(run.events_file, "non_finite"))
+    assert [e["step"] for e in told] == [4, 5]
+    assert {(e["what"], e["module"]) for e in told} == {("weight", "final_layer.linear.weight")}
+    assert CheckpointStore(run.checkpoints_folder).steps() == [2]
 
 
 def test_an_average_that_is_not_finite_is_never_saved(tiny, tmp_path):

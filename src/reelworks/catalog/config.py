@@ -84,6 +84,12 @@ class DatasetConfig(Config):
         "For all models.",
     )
 
+    prior_preservation: bool = Field(
+        default=False,
+        description="Of these clips a LoRA is taught what the base says of them without it, instead of what they are, so "
+        "that other things of their kind stay as they were.",
+    )
+
     @field_validator("root")
     @classmethod
     def _root(cls, value: str | None, info: ValidationInfo) -> str | None:

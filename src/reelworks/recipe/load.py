@@ -68,6 +68,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     geometry = models.geometry(recipe.model, recipe.autoencoder)
     models.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
     _require_base(recipe)
+    _require_lora(recipe)
     models.require_image_encoder(recipe.model)
     models.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
     recipe = _of_experts(recipe)
@@ -110,6 +111,18 @@ def _of_experts(recipe: Recipe) -> Recipe:
         )
     trained = experts.timestep_range(recipe.model, objective.name, objective.timestep_range)
     return recipe.model_copy(update={"objective": objective.model_copy(update={"timestep_range": trained})})
+
+
+def _require_lora(recipe: Recipe) -> None:
+    """Refuse clips that are to keep a base as it is where none is kept, and a run that would learn nothing."""
+    preserved = [d.prior_preservation for d in recipe.dataset]
+    if any(preserved) and recipe.lora is None:
+        problem, remedy = "all weights are trained, so that there is no base to compare with", "add [lora]"
+    elif all(preserved):
+        problem, remedy = "no dataset is left to learn from", "leave it out of one dataset, or add another"
+    else:
+        return
+    raise UserError(problem, field="dataset.prior_preservation", value=True, remedy=remedy)
 
 
 def _refuse_given(recipe: Recipe) -> None:

@@ -37,6 +37,7 @@ class Work:
         requests: What to decode.
         captions, fps: As the model is told them.
         companions: What to decode of companions by kind, None for a clip whose dataset has none.
+        preserved: True for a clip that teaches what the base says of it, not what it is.
     """
 
     epoch: int
@@ -53,6 +54,7 @@ class Work:
     captions: tuple[str, ...]
     fps: tuple[float, ...]
     companions: Mapping[str, tuple[Request | None, ...]] = field(default_factory=dict)
+    preserved: tuple[bool, ...] = ()
 
     @property
     def real(self) -> NDArray[np.bool_]:

@@ -18,6 +18,7 @@ from reelworks.encode.live import LiveEncoder
 from reelworks.models.api import DenoiserInputs
 from reelworks.objective import objectives
 from reelworks.objective.config import ObjectiveConfig
+from reelworks.objective.rectified_flow import generated_only, mean_over_generated
 from reelworks.stream.batches import MicroBatch
 from reelworks.train import choices
 
@@ -48,6 +49,12 @@ class Example:
         return objectives.of(config).losses(
             output_BCTHW, i.latent, self.x0, self.noise, i.time, i.frame_mask, self.loss_weight
         )
+
+    def kept(self, output_BCTHW: Tensor, base_BCTHW: Tensor) -> Tensor:
+        """How far every clip's output is from that of the base, `[B]`."""
+        mask, weight = self.inputs.frame_mask, self.loss_weight
+        apart = generated_only(output_BCTHW.float() - base_BCTHW.float(), mask, weight)
+        return mean_over_generated(apart.square(), mask, weight)
 
 
 def normal(shape: tuple[int, ...], words: U64, device: torch.device) -> Tensor:

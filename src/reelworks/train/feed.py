@@ -60,6 +60,10 @@ class Feed:
                 showing=plan.showing[where],
             )
 
+    def _preserved(self, rows: NDArray[np.int64]) -> tuple[bool, ...]:
+        names = {d.dataset_name for d in self.data.recipe.dataset if d.prior_preservation}
+        return tuple(self.data.rows.dataset[row].as_py() in names for row in rows.tolist())
+
     def work(
         self,
         uids: NDArray[np.uint64],
@@ -94,4 +98,5 @@ class Feed:
             captions=tuple(captions.shown(self.data, r) for r in rows.tolist()),
             fps=tuple(requests.shown_fps(self.data, r) for r in rows.tolist()),
             companions=requests.of_companions(self.data, rows, read),
+            preserved=self._preserved(rows),
         )

@@ -19,6 +19,7 @@ from reelworks.core import draws
 from reelworks.core.draws import Purpose
 from reelworks.encode.live import LiveEncoder
 from reelworks.models.api import DenoiserInputs
+from reelworks.models.lora import inject as lora
 from reelworks.objective.config import ObjectiveConfig
 from reelworks.parallel import mesh
 from reelworks.parallel.mesh import World
@@ -26,7 +27,7 @@ from reelworks.precision.boundary import Boundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import weight as weighing
 from reelworks.schedule.plan import EpochPlan
-from reelworks.stream.batches import MicroBatch
+from reelworks.stream.batches import MicroBatch, Work
 from reelworks.train import experts
 from reelworks.train import finite as numbers
 from reelworks.train import state as states
@@ -182,7 +183,7 @@ class Stepper:
         suspects: Suspects,
     ) -> None:
         work, example = batch.work, self._example(batch, step, objective)
-        losses = example.losses(self.boundary(example.inputs), objective)
+        losses = self._losses(work, example, objective)
         weight = torch.full_like(losses, self._clip_weight(work.bucket, int(work.real.sum())))
         if self.train.loss_weight == "token":
             weight = weight * example.generated
@@ -201,6 +202,19 @@ class Stepper:
         sums[4] += batch.failed
         sums[_HEAD + work.bucket] += loss_sum
         sums[_HEAD + len(self.table.buckets) + work.bucket] += weight_sum
+
+    def _losses(self, work: Work, example: Example, objective: ObjectiveConfig) -> Tensor:
+        """Loss of every clip: how far it is from what is there, or from what the base says."""
+        base = None
+        # On all ranks together: weights in shards are gathered by all or none.
+        if any(d.prior_preservation for d in self.recipe.dataset):
+            with torch.no_grad(), lora.without(self.state.module):
+                base = self.boundary(example.inputs)
+        output = self.boundary(example.inputs)
+        losses = example.losses(output, objective)
+        if base is None:
+            return losses
+        return torch.where(torch.tensor(work.preserved).to(losses.device), example.kept(output, base), losses)
 
     def _update(
         self,

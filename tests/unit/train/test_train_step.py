@@ -134,7 +134,8 @@ def take(stepper: Stepper, batches: list[MicroBatch], monkeypatch) -> tuple[obje
 
     def remember(self, closure=None):
         for name, parameter in stepper.state.module.named_parameters():
-            gradients[name] = parameter.grad.clone()
+            if parameter.requires_grad:
+                gradients[name] = parameter.grad.clone()
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", remember)

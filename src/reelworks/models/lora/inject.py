@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,6 +62,20 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
     """What a checkpoint holds of a network: of one with a LoRA that alone, since the rest never changes."""
     state: dict[str, Tensor] = module.state_dict()
     return {name: state[name] for name in parts(state)} or state
+
+
+@contextmanager
+def without(module: nn.Module) -> Iterator[None]:
+    """Run a network as its base."""
+    tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
+    layers = [child for child in module.modules() if isinstance(child, tuners.BaseTunerLayer)]
+    try:
+        for layer in layers:
+            layer.enable_adapters(False)
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
 
 
 @torch.no_grad()
