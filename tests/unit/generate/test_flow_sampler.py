@@ -58,9 +58,10 @@ def test_every_masked_step_equals_the_reference():
     model, golden = LinearModel(), case("sample_masked")
     edit = sampler.Edit(case("sample")["sample_mask"], lambda step: golden["noise_seq"][step])
     assert_same(run(model, shift=SHIFT, edit=edit), golden["z_final"])
-    fed = zip(model.fed, golden["z_fed"], golden["x_mask_fed"], strict=True)
-    for (z_2B, _, mask), z, golden_mask in fed:
+    fed = zip(model.fed, golden["z_fed"], golden["timesteps"], golden["x_mask_fed"], strict=True)
+    for (z_2B, t_2B, mask), z, t, golden_mask in fed:
         assert torch.equal(mask, golden_mask)
+        assert_same(t_2B, torch.cat([t, t]))
         assert_same(z_2B[:2], z)
 
 

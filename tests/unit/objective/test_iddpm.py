@@ -1,16 +1,20 @@
 """Diffusion with learned variance has the reference's tables, inputs and losses."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from reelworks.core import draws
 from reelworks.objective import iddpm, objectives
 from reelworks.objective.config import ObjectiveConfig
 
-GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "iddpm.safetensors")
+FOLDER = Path(__file__).parents[2] / "golden"
+GOLDEN = load_file(FOLDER / "iddpm.safetensors")
 TRAIN = {key.removeprefix("train/"): value for key, value in GOLDEN.items() if key.startswith("train/")}
 IDDPM = objectives.of(ObjectiveConfig(name="iddpm"))
 
@@ -92,6 +96,21 @@ def test_times_are_all_steps_alike():
     before, after = IDDPM.times(uniform, 7.0)
     assert torch.equal(before, after)
     assert torch.equal(torch.bincount(after.long()), torch.full((1000,), 4))
+
+
+def test_times_have_the_quantiles_of_the_reference():
+    """Whole steps are drawn as often as the reference draws them."""
+    times = json.loads((FOLDER / "timesteps.json").read_text())
+    golden, n = times["samplers"]["uniform-discrete|transform=False|None"], 200_000
+    words = draws.hash64(7, np.arange(n), draws.Purpose.TIMESTEP)
+    t = IDDPM.times(torch.from_numpy(draws.uniform(words)), 1.0)[1].sort().values
+    level = torch.tensor(times["quantile_levels"], dtype=torch.float64)
+    quantile = torch.tensor(golden["quantiles"])
+    tolerance = 5 * (level * (1 - level) * (1 / n + 1 / times["draws"])).sqrt()
+    # Both sides of a step, since a quantile may be any level within its share.
+    assert (torch.searchsorted(t, quantile, right=False) / n <= level + tolerance).all()
+    assert (torch.searchsorted(t, quantile, right=True) / n >= level - tolerance).all()
+    assert (t[0], t[-1]) == (golden["min"], golden["max"])
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from reelworks.core import draws
 from reelworks.objective import masks
+from reelworks.objective.config import ObjectiveConfig
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "masks.json").read_text())
 REFERENCE_DRAWS = 20_000
@@ -71,6 +73,20 @@ def test_mixtures_of_the_released_recipes_equal_the_reference(name):
     count = np.bincount(mask.sum(axis=1), minlength=n + 1)
     golden_count = np.asarray([golden["true_count_hist"].get(str(i), 0) for i in range(n + 1)])
     assert_same_frequency(count, REFERENCE_DRAWS, golden_count, REFERENCE_DRAWS)
+
+
+@pytest.mark.parametrize("name", GOLDEN["constructor_edge_cases"])
+def test_ratios_are_refused_where_the_reference_refuses_them(name):
+    """Two differ on purpose: the right spelling of interpolate is known, and a sum above one is refused."""
+    case = GOLDEN["constructor_edge_cases"][name]
+    theirs = case["result"] == "AssertionError"
+    try:
+        ObjectiveConfig(mask_ratios=case["input"])
+    except ValidationError:
+        ours = True
+    else:
+        ours = False
+    assert ours == (theirs != (name in ("interpolate_correct_spelling", "sum_above_one")))
 
 
 @settings(max_examples=60, deadline=None)
