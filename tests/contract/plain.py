@@ -132,6 +132,29 @@ def ltx(module, x0, noise, i):
     return _mse(out, pipeline._pack_latents(noise - x0))
 
 
+def ltx2(module, x0, noise, i):
+    """Sound of any length is there, and apart."""
+    x_t = _blend(x0, noise, i.time)
+    B, _, T, H, W = x_t.shape
+    pipeline = diffusers.LTX2Pipeline
+    out = module(
+        hidden_states=pipeline._pack_latents(x_t),
+        audio_hidden_states=torch.randn(B, 5, module.config.audio_in_channels),
+        encoder_hidden_states=i.text,
+        audio_encoder_hidden_states=torch.randn(B, 3, i.text.shape[2]),
+        timestep=i.time,
+        sigma=i.time,
+        encoder_attention_mask=i.text_mask,
+        num_frames=T,
+        height=H,
+        width=W,
+        fps=24.0,
+        audio_num_frames=5,
+        isolate_modalities=True,
+    ).sample
+    return _mse(out, pipeline._pack_latents(noise - x0))
+
+
 def sd3(module, x0, noise, i):
     x_t, target = _picture(x0, noise, i)
     out = module(x_t, timestep=i.time, encoder_hidden_states=i.text, pooled_projections=i.pooled).sample
@@ -184,6 +207,7 @@ LOSSES = {
     "hunyuan-video-1.5-tiny": hunyuan_video15,
     "hunyuan-video-1.5-i2v-tiny": hunyuan_video15,
     "ltx-tiny": ltx,
+    "ltx-2-tiny": ltx2,
     "qwen-image-tiny": qwen_image,
     "qwen-image-edit-tiny": qwen_image,
     "sd3-tiny": sd3,

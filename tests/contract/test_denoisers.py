@@ -41,6 +41,7 @@ SIZES = {
     "z-image": 6_154_908_736,
     "ltx-video-2b": 1_923_385_472,
     "ltx-video-13b": 13_042_569_344,
+    "ltx-2": 18_876_174_592,  # both branches; "19B" in its name
     "sdxl": 2_567_463_684,
     "sd3-medium": 2_028_328_000,
     "sd3.5-medium": 2_243_171_520,

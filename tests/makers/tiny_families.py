@@ -3,6 +3,7 @@
 import diffusers
 import torch
 import transformers
+from diffusers.pipelines import ltx2
 
 from reelworks.models import config, published, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
@@ -42,6 +43,39 @@ KL = {
     "layers_per_block": 1,
     "norm_num_groups": 4,
 }
+GEMMA = QWEN | {"head_dim": 16, "sliding_window": 8}
+SIGLIP = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
+CONNECTORS = {
+    "caption_channels": 32,
+    "text_proj_in_factor": 3,  # states of Gemma
+    "rope_type": "split",
+    "connector_rope_base_seq_len": 32,
+    **{
+        f"{modality}_connector_{size}": value
+        for modality in ("video", "audio")
+        for size, value in {
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "num_layers": 1,
+            "num_learnable_registers": 4,
+        }.items()
+    },
+}
+LTX2 = {
+    "block_out_channels": (8,) * 4,
+    "decoder_block_out_channels": (8, 16, 32),
+    "layers_per_block": (1,) * 5,
+    "decoder_layers_per_block": (1,) * 4,
+    "decoder_causal": False,
+}
 WAN = {"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
 WAN_22 = {
     "z_dim": 48,
@@ -63,6 +97,18 @@ AUTOENCODERS = {
         "layers_per_block": (1,) * 5,
         "decoder_layers_per_block": (1,) * 5,
     },
+    "ltx-2": LTX2,
+    "ltx-2.3": LTX2
+    | {
+        "decoder_block_out_channels": (8, 16, 16, 32),
+        "decoder_layers_per_block": (1,) * 5,
+        "decoder_spatio_temporal_scaling": (True,) * 4,
+        "decoder_inject_noise": (False,) * 5,
+        "upsample_type": ("spatiotemporal", "spatiotemporal", "temporal", "spatial"),
+        "upsample_residual": (False,) * 4,
+        "upsample_factor": (2, 2, 1, 2),
+        "decoder_spatial_padding_mode": "zeros",
+    },
     "qwen-image": WAN,
     "sd3": KL | {"latent_channels": 16, "shift_factor": 0.06, "scaling_factor": 1.5},
     "sdxl": KL | {"latent_channels": 4, "scaling_factor": 0.13},
@@ -77,6 +123,7 @@ TEXTS = {
     "qwen-image": {"dim": 32, "max_length": 512},
     "z-image": {"dim": 32, "max_length": 64},
     "ltx-video": {"dim": 32, "max_length": 12},
+    "ltx-2": {"dim": 32, "max_length": 12},
     "hunyuan-video-1.5": {"dim": 32, "max_length": 1000},
     "sdxl": {"dim": 32, "max_length": 16, "pooled_dim": 12},
     "sd3": {"dim": 32, "max_length": 28, "pooled_dim": 24},
@@ -151,6 +198,10 @@ def _encoders(text):
             text_config=sizes, vision_config={"model_type": "pixtral"} | vision
         )
         return one | {"text_encoder": transformers.Mistral3ForConditionalGeneration(config)}
+    if text == "ltx-2":
+        config = transformers.Gemma3Config(text_config=GEMMA, vision_config=SIGLIP, mm_tokens_per_image=4)
+        parts = {"connectors": ltx2.LTX2TextConnectors(**CONNECTORS), "audio_vae": None, "vocoder": None}
+        return one | parts | {"text_encoder": transformers.Gemma3ForConditionalGeneration(config)}
     assert text == "hunyuan-video-1.5"
     glyphs = {"text_encoder_2": _t5(d_model=8), "tokenizer_2": transformers.ByT5Tokenizer()}
     return one | glyphs | {"text_encoder": transformers.Qwen2_5_VLTextModel(_qwen_vl().text_config)}

@@ -31,6 +31,7 @@ from reelworks.models.experts import config as experts
 from reelworks.models.experts.denoiser import ExpertsDenoiser
 from reelworks.models.hunyuan_video15 import config as hunyuan_video15
 from reelworks.models.hunyuan_video15.config import HunyuanVideo15Config
+from reelworks.models.ltx2 import config as ltx2
 from reelworks.models.published import Parts
 from reelworks.models.sdxl.config import SDXLConfig
 from reelworks.models.wan.config import WanConfig
@@ -103,6 +104,8 @@ def why_not(recipe: Recipe, boundary: Boundary[DenoiserInputs], options: Generat
         return "the model is shown more than words"
     if options.conditions.reference is not None or options.conditions.loop > 1:
         return "frames are given"
+    if recipe.model.name in ltx2.PRESETS:
+        return "the family's pipeline makes sound too, which is not trained"
     if recipe.model.name in hunyuan_video15.PRESETS and _narrow(boundary.denoiser.module):
         return "the family's pipeline would round latents as the base is stored"
     if is_sharded(boundary.denoiser.module):

@@ -17,6 +17,7 @@ from reelworks.models.flux import config as flux
 from reelworks.models.flux2 import config as flux2
 from reelworks.models.hunyuan_video15 import config as hunyuan_video15
 from reelworks.models.ltx import config as ltx
+from reelworks.models.ltx2 import config as ltx2
 from reelworks.models.qwen_image import config as qwen_image
 from reelworks.models.sd3 import config as sd3
 from reelworks.models.sdxl import config as sdxl
@@ -33,6 +34,7 @@ ADAPTED: dict[str, FamilyConfig] = {
     **flux2.PRESETS,
     **hunyuan_video15.PRESETS,
     **ltx.PRESETS,
+    **ltx2.PRESETS,
     **qwen_image.PRESETS,
     **sd3.PRESETS,
     **sdxl.PRESETS,

@@ -132,6 +132,10 @@ def renamed(module: Any, config: FamilyConfig, state: dict[str, Tensor]) -> dict
     """Give the tensors of a release the names of diffusers, where diffusers knows how."""
     single: Any = importlib.import_module("diffusers.loaders.single_file_model")
     known = single.SINGLE_FILE_LOADABLE_CLASSES.get(config.network.name)
+    # Behind ComfyUI's prefix a file may hold other parts of the model too.
+    state = {key: value for key, value in state.items() if key.startswith(_COMFYUI)} or state
+    # Of LTX-2.3, which diffusers leaves as it is.
+    state = {key.replace("prompt_adaln_single", "prompt_adaln"): value for key, value in state.items()}
     if known is not None:
         # A file of another model ends in any of these; the comparison of names then says so.
         with contextlib.suppress(KeyError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):

@@ -64,6 +64,12 @@ AUTOENCODERS: dict[str, PublishedAutoencoder] = {
     "ltx-video": PublishedAutoencoder(
         "AutoencoderKLLTXVideo", 128, (8, 32, 32), (8, 1), parameters=419_193_649
     ),
+    "ltx-2": PublishedAutoencoder(
+        "AutoencoderKLLTX2Video", 128, (8, 32, 32), (8, 1), parameters=1_222_479_601
+    ),
+    "ltx-2.3": PublishedAutoencoder(
+        "AutoencoderKLLTX2Video", 128, (8, 32, 32), (8, 1), parameters=726_105_969
+    ),
     "hunyuan-video-1.5": PublishedAutoencoder(
         "AutoencoderKLHunyuanVideo15", 32, (4, 16, 16), (4, 1), parameters=1_260_634_115
     ),
@@ -80,6 +86,8 @@ TEXT_ENCODERS: dict[str, PublishedText] = {
     "qwen-image-edit": PublishedText("QwenImageEditPipeline", 3584, 2048, parameters=8_292_166_656),
     "z-image": PublishedText("ZImagePipeline", 2560, 512, parameters=4_022_468_096),
     "ltx-video": PublishedText("LTXPipeline", 4096, 128, parameters=4_762_310_656),
+    "ltx-2": PublishedText("LTX2Pipeline", 3840, 1024, parameters=13_618_800_240),
+    "ltx-2.3": PublishedText("LTX2Pipeline", 4096, 1024, parameters=15_359_552_624),
     "hunyuan-video-1.5": PublishedText("HunyuanVideo15Pipeline", 3584, 1000, parameters=7_288_276_608),
     "sdxl": PublishedText("StableDiffusionXLPipeline", 2048, 77, 1280, parameters=817_720_320),
     "sd3": PublishedText("StableDiffusion3Pipeline", 4096, 333, 2048, parameters=5_580_620_800),
@@ -91,6 +99,8 @@ _PARTS: dict[str, Parts] = {
     "flux2-": Parts("flux2", "flux2"),
     "hunyuan-video-1.5": Parts("hunyuan-video-1.5", "hunyuan-video-1.5"),
     "ltx-": Parts("ltx-video", "ltx-video"),
+    "ltx-2": Parts("ltx-2", "ltx-2"),
+    "ltx-2.3": Parts("ltx-2.3", "ltx-2.3"),
     "qwen-image": Parts("qwen-image", "qwen-image"),
     "qwen-image-edit": Parts("qwen-image", "qwen-image-edit"),
     "sd3": Parts("sd3", "sd3"),

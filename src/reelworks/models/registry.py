@@ -41,6 +41,8 @@ from reelworks.models.lora.base import Base, digest
 from reelworks.models.lora.config import BaseStorage, LoraConfig
 from reelworks.models.ltx import adapter as ltx
 from reelworks.models.ltx.config import LTXConfig
+from reelworks.models.ltx2 import adapter as ltx2
+from reelworks.models.ltx2.config import LTX2Config
 from reelworks.models.networks import Sizes
 from reelworks.models.qwen_image import adapter as qwen_image
 from reelworks.models.qwen_image.config import QwenImageConfig
@@ -71,6 +73,7 @@ PREDICTS: dict[type[FamilyConfig], Predict] = {
     Flux2Config: flux2.predict,
     HunyuanVideo15Config: hunyuan_video15.predict,
     LTXConfig: ltx.predict,
+    LTX2Config: ltx2.predict,
     QwenImageConfig: qwen_image.predict,
     SD3Config: sd3.predict,
     SDXLConfig: sdxl.predict,

@@ -36,6 +36,8 @@ class WellKnown:
 
 
 _WAN = WellKnown("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", side=640, lines=480, num_frames=81)
+# Its scheduler shifts by e^0.95 at 1,024 tokens and by e^2.05 at 4,096; this lies between.
+_LTX2 = replace(_WAN, weights="Lightricks/LTX-2", num_frames=121, timestep_shift=5.0)
 _STDIT = WellKnown(None, side=512, lines=240, num_frames=51, timestep_shift="auto")
 _STDIT3 = replace(_STDIT, autoencoder="hpcai-tech/OpenSora-VAE-v1.2", text="DeepFloyd/t5-v1_1-xxl")
 _TINY = WellKnown(None, side=64, lines=64, num_frames=17)
@@ -47,6 +49,8 @@ _KNOWN: dict[str, WellKnown] = {
     "hunyuan-video-1.5": replace(_WAN, weights="hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"),
     "ltx-video-2b": replace(_WAN, weights="Lightricks/LTX-Video", num_frames=97),
     "ltx-video-13b": replace(_WAN, weights="Lightricks/LTX-Video-0.9.7-dev", num_frames=97),
+    "ltx-2": _LTX2,
+    "ltx-2.3": replace(_LTX2, weights="diffusers/LTX-2.3-Diffusers"),
     "qwen-image": WellKnown("Qwen/Qwen-Image", timestep_shift=2.2),
     "sd3-medium": WellKnown("stabilityai/stable-diffusion-3-medium-diffusers"),
     "sd3.5-medium": WellKnown("stabilityai/stable-diffusion-3.5-medium"),

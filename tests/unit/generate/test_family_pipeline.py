@@ -213,6 +213,15 @@ def test_where_no_pipeline_can_our_sampler_does_and_says_why(places):
     assert made_by(hashed, options).by.startswith("the own sampler (pipelines go with")
 
 
+def test_ltx_2_makes_frames_without_sound(places):
+    """From the folder of a whole pipeline with sound, frames alone are made, by our own sampler, which says why."""
+    options = GenerateOptions(Shape(9, 64, 64), 12.0, 2, 3.0, seed=5)
+    made = made_by(recipe_for("ltx-2-tiny", places("ltx-2-tiny")), options)
+    assert made.by == "the own sampler (the family's pipeline makes sound too, which is not trained)"
+    assert made.clips[0].shape == (9, 64, 64, 3)
+    assert made.clips[0].std() > 0
+
+
 def test_sizes_that_a_pipeline_would_round_are_refused(places):
     """A height of half a patch is told, not lowered."""
     recipe = recipe_for("wan-tiny", places("wan-tiny"))

@@ -17,7 +17,7 @@ def plain_units(name, module, raw):
         squares = diffusers.Flux2Pipeline._patchify_latents(raw)
         spread = torch.sqrt(module.bn.running_var.view(1, -1, 1, 1) + module.config.batch_norm_eps)
         return ((squares - module.bn.running_mean.view(1, -1, 1, 1)) / spread)[:, :, None]
-    if name == "ltx-video":
+    if name.startswith("ltx"):
         return diffusers.LTXPipeline._normalize_latents(raw, module.latents_mean, module.latents_std, 1.0)
     if name == "hunyuan-video-1.5":
         return raw * module.config.scaling_factor

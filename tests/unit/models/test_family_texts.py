@@ -5,6 +5,7 @@ import pytest
 import tiny_families
 import torch
 
+from reelworks.core.errors import UserError
 from reelworks.models import published, registry
 from reelworks.models.config import TextConfig
 
@@ -46,7 +47,8 @@ def test_tokens_are_the_pipelines(family):
     """The tokens that count are those that the family's pipeline hands to its network."""
     name, place, encoder = family
     kind = getattr(diffusers, published.TEXT_ENCODERS[name].pipeline)
-    pipeline = kind.from_pretrained(place, dtype=torch.bfloat16)
+    sound = dict.fromkeys({"audio_vae", "vocoder"} & set(kind._get_signature_keys(kind)[0]))
+    pipeline = kind.from_pretrained(place, dtype=torch.bfloat16, **sound)
     made = encoder.encode(LINES[:1])
     if name in ("sdxl", "sd3"):
         repeats = [LINES[:1]] * (3 if name == "sd3" else 1)
@@ -65,8 +67,17 @@ def test_tokens_are_the_pipelines(family):
         tokens = tokens[mask.bool()]
     else:
         tokens, mask, *_ = pipeline.encode_prompt(LINES[:1], None, False, max_sequence_length=12)
+        if name == "ltx-2":
+            tokens, _, mask = pipeline.connectors(tokens, mask)
         tokens = tokens[mask.bool()]
     assert torch.equal(made.tokens[0][made.mask[0]], tokens.float())
+
+
+@pytest.mark.parametrize("family", ["ltx-2"], indirect=True)
+def test_a_length_that_learnt_tokens_do_not_fill_is_refused(family):
+    """LTX-2's captions are a whole number of rows of learnt tokens long."""
+    with pytest.raises(UserError, match=r"(?s)text\.max_length = 10.*multiple of 4"):
+        registry.build_text_encoder(TextConfig(name="ltx-2", weights=str(family[1]), dim=32, max_length=10))
 
 
 @pytest.mark.parametrize("family", ["sdxl"], indirect=True)

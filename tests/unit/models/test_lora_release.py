@@ -24,13 +24,15 @@ FEW = {
     "flux2-dev": {"num_layers": 1, "num_single_layers": 1},
     "hunyuan-video-1.5": {"num_layers": 1},
     "ltx-video-2b": {"num_layers": 1},
+    "ltx-2": {"num_layers": 1},
+    "ltx-2.3": {"num_layers": 1},
     "qwen-image": {"num_layers": 1},
     "sd3.5-medium": {"num_layers": 2, "dual_attention_layers": (0,)},
     "sdxl": {},
     "wan-2.1-14b": {"num_layers": 1},
     "z-image": {"n_layers": 1, "n_refiner_layers": 1},
 }
-SINGLE_FILES = [name for name in FEW if name not in ("hunyuan-video-1.5", "qwen-image")]
+SINGLE_FILES = [name for name in FEW if name not in ("hunyuan-video-1.5", "qwen-image", "ltx-2.3")]
 
 
 def small(name):
@@ -168,6 +170,18 @@ CASES = [
     ),
     ("flux2-dev", "kohya", converters._convert_kohya_flux2_lora_to_diffusers, "to_qkv_mlp_proj ff.linear_in"),
     ("ltx-video-2b", "comfyui", converters._convert_non_diffusers_ltxv_lora_to_diffusers, "ff.net.2"),
+    (
+        "ltx-2",
+        "comfyui",
+        converters._convert_non_diffusers_ltx2_lora_to_diffusers,
+        "ff.net.2 linear",
+    ),
+    (
+        "ltx-2.3",
+        "comfyui",
+        converters._convert_non_diffusers_ltx2_lora_to_diffusers,
+        "to_gate_logits linear",
+    ),
     ("qwen-image", "comfyui", converters._convert_non_diffusers_qwen_lora_to_diffusers, "img_mlp.net.2"),
     ("qwen-image", "kohya", converters._convert_non_diffusers_qwen_lora_to_diffusers, ""),
     ("z-image", "comfyui", converters._convert_non_diffusers_z_image_lora_to_diffusers, "feed_forward.w2"),
@@ -175,7 +189,7 @@ CASES = [
     ("sdxl", "kohya", of_unet, ""),
 ]
 # These readers of diffusers know no alpha: the files have none where it is the rank.
-WITHOUT_ALPHA = ("flux2-dev", "ltx-video-2b")
+WITHOUT_ALPHA = ("flux2-dev", "ltx-video-2b", "ltx-2", "ltx-2.3")
 
 
 @pytest.mark.parametrize(("name", "format", "convert", "more"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])

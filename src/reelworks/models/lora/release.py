@@ -75,6 +75,16 @@ _FLUX_INPUTS = [
     for embedder, release in (("timestep", "time"), ("text", "vector"), ("guidance", "guidance"))
     for i, side in ((1, "in"), (2, "out"))
 ]
+_LTX2_EMBEDDERS = {
+    "time_embed": "adaln_single",
+    "prompt_adaln": "prompt_adaln_single",
+    "audio_time_embed": "audio_adaln_single",
+    "audio_prompt_adaln": "audio_prompt_adaln_single",
+    "av_cross_attn_video_scale_shift": "av_ca_video_scale_shift_adaln_single",
+    "av_cross_attn_audio_scale_shift": "av_ca_audio_scale_shift_adaln_single",
+    "av_cross_attn_video_a2v_gate": "av_ca_a2v_gate_adaln_single",
+    "av_cross_attn_audio_v2a_gate": "av_ca_v2a_gate_adaln_single",
+}
 _RULES: dict[str, list[_Rule]] = {
     "FluxTransformer2DModel": [
         *_blocks("transformer_blocks", "double_blocks", _TWO_STREAMS),
@@ -148,6 +158,15 @@ _RULES: dict[str, list[_Rule]] = {
             _Rule(f"time_embed.{rest}", f"adaln_single.{rest}")
             for rest in ("emb.timestep_embedder.linear_1", "emb.timestep_embedder.linear_2")
         ),
+    ],
+    "LTX2VideoTransformer3DModel": [
+        *(
+            _Rule(f"{own}.{rest}", f"{release}.{rest}")
+            for own, release in _LTX2_EMBEDDERS.items()
+            for rest in ("linear", "emb.timestep_embedder.linear_1", "emb.timestep_embedder.linear_2")
+        ),
+        _Rule("proj_in", "patchify_proj"),
+        _Rule("audio_proj_in", "audio_patchify_proj"),
     ],
     "SD3Transformer2DModel": [
         *_blocks(

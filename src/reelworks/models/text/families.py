@@ -29,6 +29,10 @@ CONTRACT = Contract(_STORAGE, _STORAGE, None, None, torch.float32, {}, overflows
 
 
 Encode = Callable[[Any, list[str], int, Tensor | None], "_Encoded"]
+_NOT_OF_TEXT = {
+    *("vae", "transformer", "transformer_2", "unet", "processor"),
+    *("audio_vae", "vocoder", "prompt_enhancer", "duration_head"),
+}
 _PICTURE_PX = 1024 * 1024  # in all, to which an edited picture is scaled before it is looked at
 
 
@@ -84,6 +88,21 @@ def _ltx(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | No
     return _Encoded(tokens, mask)
 
 
+def _ltx2(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> _Encoded:
+    """States of all layers, which a small network of the pipeline's makes tokens of; learnt ones fill them up."""
+    learnt = pipeline.connectors.config.video_connector_num_learnable_registers
+    if length % learnt:
+        raise UserError(
+            f"captions are filled up with {learnt} learnt tokens",
+            field="text.max_length",
+            value=length,
+            remedy=f"use a multiple of {learnt}",
+        )
+    states, mask, *_ = pipeline.encode_prompt(captions, None, False, max_sequence_length=length)
+    tokens, _, mask = pipeline.connectors(states, mask, padding_side=pipeline.tokenizer.padding_side)
+    return _Encoded(tokens, mask)
+
+
 def _hunyuan_video15(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> _Encoded:
     pipeline.tokenizer_max_length = length  # the one that takes it nowhere else
     tokens, mask, *_ = pipeline.encode_prompt(captions, batch_size=len(captions))
@@ -119,6 +138,8 @@ _FAMILIES: dict[str, tuple[Encode, str]] = {
     "qwen-image-edit": (_qwen_image_edit, "tokenizer"),
     "z-image": (_z_image, "tokenizer"),
     "ltx-video": (_ltx, "tokenizer"),
+    "ltx-2": (_ltx2, "tokenizer"),
+    "ltx-2.3": (_ltx2, "tokenizer"),
     "hunyuan-video-1.5": (_hunyuan_video15, "tokenizer"),
     "sdxl": (_sdxl, "tokenizer"),
     "sd3": (_sd3, "tokenizer_3"),
@@ -187,9 +208,7 @@ class FamilyTextEncoder:
 
 def _load(name: str, source: str) -> Any:
     kind = getattr(libraries.diffusers(), name)
-    unused = {"vae", "transformer", "transformer_2", "unet", "processor"} & set(
-        kind._get_signature_keys(kind)[0]
-    )
+    unused = _NOT_OF_TEXT & set(kind._get_signature_keys(kind)[0])
     parts: dict[str, Any] = dict.fromkeys(unused)
     if name == "HunyuanVideo15Pipeline":  # which cannot be built without an autoencoder's sizes
         with torch.device("meta"):
@@ -197,7 +216,7 @@ def _load(name: str, source: str) -> Any:
     try:
         pipeline = kind.from_pretrained(source, dtype=_STORAGE, **parts)
         pipeline.register_modules(**dict.fromkeys(unused))
-        if "processor" in unused:
+        if name == "QwenImageEditPipeline":
             pipeline.processor = picture_words.load(pipeline.tokenizer, source)
     except (OSError, ValueError, TypeError, ImportError) as error:
         raise UserError(

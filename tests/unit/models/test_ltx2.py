@@ -1,0 +1,150 @@
+"""LTX-2's frames are trained apart from its sound, in both releases."""
+
+import dataclasses
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.models import diffusers_denoiser, networks, registry
+from reelworks.models.config import ADAPTED, ModelConfig, TextConfig
+from reelworks.models.diffusers_denoiser import DiffusersDenoiser
+from reelworks.models.lora import release
+from reelworks.models.ltx2 import adapter
+from reelworks.testing import contract
+
+SHAPE = Shape(3, 2, 4)
+SMALL = {
+    name: ADAPTED["ltx-2-tiny"].model_dump()[name]
+    for name in (
+        "num_attention_heads",
+        "attention_head_dim",
+        "cross_attention_dim",
+        "audio_in_channels",
+        "audio_num_attention_heads",
+        "audio_attention_head_dim",
+        "audio_cross_attention_dim",
+    )
+}
+both_releases = pytest.mark.parametrize("name", ["ltx-2", "ltx-2.3"])
+
+
+def small(name):
+    """A release with small widths, random numbers, and two blocks."""
+    sizes = {"in_channels": 3, "out_channels": 3, "caption_channels": 32, "num_layers": 2}
+    config = ADAPTED[name].model_copy(update=SMALL | sizes)
+    torch.manual_seed(0)
+    f32 = torch.float32
+    return DiffusersDenoiser(
+        networks.build(config), registry.denoiser_contract(f32, f32, f32), config, 3, adapter.predict
+    )
+
+
+@torch.no_grad()
+@both_releases
+def test_sound_has_no_influence(name):
+    """Whatever sound, its text and its time are put in, the answer has the same bits; joined, it has others."""
+    denoiser, inputs, changes = small(name), contract.example(SHAPE, "ltx-2-tiny"), {}
+    denoiser.module.register_forward_pre_hook(
+        lambda _module, args, kwargs: (args, kwargs | changes), with_kwargs=True
+    )
+    answer = denoiser.predict(inputs)
+    changes |= {
+        "audio_hidden_states": torch.randn(2, 7, 4),
+        "audio_encoder_hidden_states": torch.randn(2, 5, 32 if name == "ltx-2" else 16),
+        "audio_timestep": torch.tensor([3.0, 700.0]),
+        "audio_sigma": torch.tensor([3.0, 700.0]),
+        "audio_num_frames": 7,
+    }
+    assert torch.equal(denoiser.predict(inputs), answer)
+    changes["isolate_modalities"] = False
+    assert not torch.allclose(denoiser.predict(inputs), answer, atol=1e-3)
+
+
+@both_releases
+def test_sound_is_not_trained(name):
+    """All that a gradient does not reach is of sound, is frozen, and takes no LoRA."""
+    denoiser = small(name)
+    parameters = dict(denoiser.module.named_parameters())
+    torch.autograd.backward(denoiser.predict(contract.example(SHAPE, "ltx-2-tiny")).square().mean())
+    frozen = {key for key, p in parameters.items() if not p.requires_grad}
+    assert frozen == {key for key in parameters if "audio" in key or "av_" in key or "a2v" in key}
+    assert frozen == {key for key, p in parameters.items() if p.grad is None}
+    layers = ["to_q", "to_k", "to_v", "to_out.0", *(["to_gate_logits"] if name == "ltx-2.3" else [])]
+    assert set(denoiser.lora_targets()) == {
+        f"transformer_blocks.{i}.{attention}.{layer}"
+        for i in range(2)
+        for attention in ("attn1", "attn2")
+        for layer in layers
+    }
+
+
+@torch.no_grad()
+@both_releases
+def test_each_clip_has_its_own_rate_and_given_frames(name):
+    """A batch is what the network makes of its clips one by one, told the rate, and 0 as the time of given frames."""
+    denoiser, inputs = small(name), contract.example(SHAPE, "ltx-2-tiny")
+    fps, given = torch.tensor([24.0, 10.0]), torch.tensor([[1, 1, 1], [0, 1, 1]]).bool()
+    found = denoiser.predict(dataclasses.replace(inputs, fps=fps, frame_mask=given))
+    for i in range(2):
+        out = denoiser.module(
+            hidden_states=inputs.latent[i : i + 1].flatten(2).transpose(1, 2),
+            audio_hidden_states=torch.zeros(1, 2, 4),
+            encoder_hidden_states=inputs.text[i : i + 1],
+            audio_encoder_hidden_states=torch.zeros(1, 2, 32 if name == "ltx-2" else 16),
+            timestep=(inputs.time[i] * given[i]).repeat_interleave(8)[None],
+            audio_timestep=inputs.time[i : i + 1],
+            sigma=inputs.time[i : i + 1],
+            encoder_attention_mask=inputs.text_mask[i : i + 1],
+            num_frames=3,
+            height=2,
+            width=4,
+            fps=float(fps[i]),
+            audio_num_frames=2,
+            isolate_modalities=True,
+        ).sample
+        wanted = -out[0].T.reshape(inputs.latent[i].shape)
+        torch.testing.assert_close(found[i], wanted, rtol=1e-4, atol=1e-5)
+
+
+@both_releases
+def test_a_whole_checkpoint_of_the_release_is_read(name, tmp_path):
+    """Its file holds the network in the release's names, beside parts for text, sound and pixels."""
+    denoiser = small(name)
+    tables = {
+        "video_a2v_cross_attn_scale_shift_table": "scale_shift_table_a2v_ca_video",
+        "audio_a2v_cross_attn_scale_shift_table": "scale_shift_table_a2v_ca_audio",
+        "norm_q": "q_norm",
+        "norm_k": "k_norm",
+    }
+    others = ("vae.encoder", "text_embedding_projection", "model.diffusion_model.video_embeddings_connector")
+    file = {f"{other}.weight": torch.zeros(1) for other in others}
+    wanted = denoiser.module.state_dict()
+    for key, value in wanted.items():
+        layer, dot, kind = key.rpartition(".")
+        there = release.place(denoiser.config, layer).layer + dot + kind
+        for own, theirs in tables.items():
+            there = there.replace(own, theirs)
+        file[f"model.diffusion_model.{there}"] = value.clone()
+    save_file(file, tmp_path / "whole.safetensors")
+    other = small(name)
+    with torch.no_grad():
+        for parameter in other.module.parameters():
+            parameter.zero_()
+    diffusers_denoiser.fill(other.module, other.config, str(tmp_path / "whole.safetensors"))
+    found = other.module.state_dict()
+    assert all(torch.equal(found[key], value) for key, value in wanted.items())
+
+
+def test_texts_of_another_width_are_refused():
+    """LTX-2.3 takes texts as they are."""
+    with pytest.raises(UserError, match=r"text\.dim = 32.*its own width, 4096"):
+        registry.build_denoiser(
+            ModelConfig(name="ltx-2.3"),
+            autoencoder=contract.AUTOENCODER,
+            text=TextConfig(dim=32),
+            device="meta",
+            seed=0,
+        )
