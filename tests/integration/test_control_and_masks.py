@@ -110,7 +110,7 @@ def test_a_control_model_trains_and_every_clip_is_accounted_for(control, picture
         "clips/deep/3.png": f"no control {pictures}/edges/deep/3.*",
         "clips/4.png": next(one["detail"] for one in left_out if "4.png" in one["path"]),
     }
-    assert "edges/4.jpg cannot be read" in next(one["detail"] for one in left_out if "4.png" in one["path"])
+    assert "edges/4.jpg is unusable" in next(one["detail"] for one in left_out if "4.png" in one["path"])
     assert [Path(failure["path"]).name for failure in failures] == ["5.png", "5.png"]
     assert all("masks/deep/5.png: nothing counts" in failure["reason"] for failure in failures)
     ends = list(events.read(run / "events.jsonl", "epoch_end"))

@@ -63,6 +63,8 @@ def test_coverage_equals_the_log_also_where_plan_files_are_gone(tiny, tmp_path):
     assert became(told, 2)["not_yet"] > 0
     children.lose_plans(run.path)
     assert covered(coverage.cover(run)) == logged(run.path)
+    moved = RunFolder(run.path.rename(tmp_path / "elsewhere"))
+    assert covered(coverage.cover(moved)) == logged(moved.path)
 
 
 def test_a_resume_after_changes_needs_no_plan_file(tiny, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -112,6 +113,31 @@ def test_the_trigger_word_is_in_every_caption_once(captions, trigger, form, miss
     assert (made.dataset[0].caption, made.dataset[0].missing_caption) == (form, missing)
 
 
+def test_folders_of_kohya_without_text_files_get_the_word_that_other_captions_hold():
+    """Where captions hold the trigger, what stands for a missing one does too."""
+    pictures("set/1_mug", caption=None)
+    pictures("set/2_bowl", caption="a rwmug bowl")
+    made, _ = make("--data", "set", "--trigger", "rwmug")
+    assert [(d.caption, d.missing_caption) for d in made.dataset] == [
+        ("{text}", "rwmug, mug"),
+        ("{text}", "rwmug, bowl"),
+    ]
+
+
+def test_the_next_commands_can_be_typed_as_they_are_told():
+    """A folder's name with blanks, quotes and signs of a shell is one word of the command."""
+    pictures("it's #1 $x")
+    told = reelworks("new", "lora", "--model", "wan-tiny", "--data", "it's #1 $x")
+    command = next(line for line in told.splitlines() if line.startswith("  reelworks train"))
+    assert shlex.split(command)[2:] == ["it's #1 $x-wan-tiny.toml"]
+    assert load.load(Path("it's #1 $x-wan-tiny.toml")).dataset[0].path == "it's #1 $x"
+
+
+def test_memory_without_end_is_no_size():
+    done = CliRunner().invoke(app, ["new", "lora", "--model", "wan-tiny", "--vram", "inf"])
+    assert done.exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -120,7 +146,13 @@ def test_the_trigger_word_is_in_every_caption_once(captions, trigger, form, miss
         (("--model", "wan-tiny", "--data", "empty"), "holds no video and no picture"),
         (("--model", "wan-tiny", "--data", "silent"), "--trigger WORD"),
         (("--model", "stdit3-3b", "--data", "mug"), "--weights PATH|HUB"),
+        (("--model", "WAN-Tinny", "--data", "mug"), 'did you mean "wan-tiny"'),
         (("--model", "wan-tiny", "--data", "mug", "--vram", "1"), "at least 2 GB"),
+        (("--model", "wan-tiny", "--data", "silent", "--trigger", " "), "the word is empty"),
+        (
+            ("--model", "wan-tiny", "--data", "mug", "-o", "mug", "--force"),
+            "cannot be written (Is a directory)",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_a_way_out_and_leaves_no_recipe(arguments, said):

@@ -67,7 +67,7 @@ class Found:
         theirs = self.rows
         what = {
             Problem.SEVERAL: "is not the only file of its name",
-            Problem.UNREADABLE: f"cannot be read: {theirs.error[row].as_py()}",
+            Problem.UNREADABLE: f"is unusable: {theirs.error[row].as_py()}",
             Problem.CLIP_FOR_PICTURE: "is a clip, and this a picture",
             Problem.SHORTER: f"has {theirs.num_frames[row]} frames, the clip {clips.num_frames[index]}",
             Problem.OTHER_RATE: f"has {theirs.fps[row]:g} frames a second, the clip {clips.fps[index]:g}",

@@ -23,7 +23,7 @@ import pyarrow.json
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from reelworks.catalog import list_paths
+from reelworks.catalog import list_paths, quotes
 from reelworks.catalog.expression_parts import NUMBERS, TEXTS
 from reelworks.catalog.rows import SCHEMA
 from reelworks.catalog.source import Source
@@ -56,7 +56,7 @@ def read(source: Source) -> Listing:
             f"the list has no column named {PATH}; it has {', '.join(table.column_names)}",
             field=field,
             value=value,
-            remedy=f"name the column of file names {PATH}",
+            remedy=_without_paths(table.column_names),
         )
     paths = list_paths.relative(table.column(PATH).combine_chunks(), source)
     caption = next((name for name in CAPTIONS if name in table.column_names), None)
@@ -82,9 +82,17 @@ def _table(file: Path) -> Any:
             problem,
             field="dataset.path",
             value=str(file),
-            remedy="give a CSV with a line of column names, a Parquet file or JSON lines, in UTF-8",
+            remedy="give a CSV with a line of column names and texts with commas in double quotes, a Parquet file or "
+            "JSON lines, in UTF-8",
         ) from error
     return table
+
+
+def _without_paths(names: list[str]) -> str:
+    """What to do where no column has the files' names."""
+    if len(names) == 1 and any(sign in names[0] for sign in ";\t|"):
+        return "separate columns with commas"
+    return f"name the column of file names {PATH}"
 
 
 def _parsed(file: Path) -> Any:
@@ -93,12 +101,23 @@ def _parsed(file: Path) -> Any:
             return pa.parquet.read_table(file)
         case ".jsonl":
             return pa.json.read_json(file)
+    return _csv(file)
+
+
+def _csv(file: Path) -> Any:
     convert = pa.csv.ConvertOptions(
         column_types=dict.fromkeys((PATH, *CAPTIONS), _TEXT),
         null_values=[*pa.csv.ConvertOptions().null_values, "None"],
     )
     parse = pa.csv.ParseOptions(newlines_in_values=True)
-    return pa.csv.read_csv(file, parse_options=parse, convert_options=convert)
+    try:
+        table = pa.csv.read_csv(file, parse_options=parse, convert_options=convert)
+    except pa.ArrowInvalid:
+        quotes.check(file)  # says it better, if that is what is wrong
+        raise
+    if quotes.hold_lines(table):
+        quotes.check(file)
+    return table
 
 
 def _texts(column: Any) -> Any:

@@ -48,7 +48,7 @@ class ScanResult:
         removed: Rows whose file has vanished.
         bad_files: Path and reason of each file that cannot be trained on, known ones included.
         version: Version of the catalog after the scan.
-        notes: Of each list, what was taken of it and what was not.
+        notes: Of each list, what was taken of it and what was not; of each folder, what else lies there.
     """
 
     found: int
@@ -103,7 +103,7 @@ def scan(
 def _listing(source: Source) -> Listing:
     if source.list_file is not None:
         return lists.read(source)
-    return Listing(walk.listing(source.name, source.root.resolve()))
+    return walk.listing(source.name, source.root.resolve())
 
 
 def _look_at_all(

@@ -102,6 +102,8 @@ def _pieces(template: str, scores: frozenset[str] | None) -> Iterator[Piece]:
         if name is None:
             continue
         _check_name(name, template, scores)
+        if "{" in (spec or ""):
+            raise ValueError("a format is written out, as in {fps:.0f}")
         field = "{" + name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "") + "}"
         if name == TEXT:
             yield Piece(form, tuple(numbers))

@@ -44,7 +44,7 @@ class Listing(NamedTuple):
         entries: The files.
         captions: Texts, null for none; None where captions lie beside the files.
         scores: Numbers by name, NaN for none.
-        note: What was taken of the list and what was not.
+        note: What was taken of the list or folder and what was not.
     """
 
     entries: list[Entry]
@@ -53,7 +53,7 @@ class Listing(NamedTuple):
     note: str | None = None
 
 
-def listing(name: str, root: Path) -> list[Entry]:
+def listing(name: str, root: Path) -> Listing:
     """List a dataset's media files, depth first, in sorted order; hidden files and folders are skipped.
 
     Links are followed, but no folder is entered from within itself, and no run folder: what a run
@@ -72,13 +72,14 @@ def listing(name: str, root: Path) -> list[Entry]:
         )
     others: Counter[str] = Counter()
     entries = list(_walk(name, root, "", (), others))
-    if not entries:
-        raise _no_media(name, root, others)
-    return entries
-
-
-def _no_media(name: str, root: Path, others: Counter[str]) -> UserError:
     found = ", ".join(f"{extension} ({count})" for extension, count in others.most_common(8))
+    if not entries:
+        raise _no_media(name, root, found)
+    note = f"{root}: passed over, by their names neither videos nor pictures: {found}" if found else None
+    return Listing(entries, note=note)
+
+
+def _no_media(name: str, root: Path, found: str) -> UserError:
     return UserError(
         f"the folder holds no video and no picture; found: {found or 'nothing'}",
         field=f"dataset {name!r}",

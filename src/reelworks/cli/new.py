@@ -22,7 +22,8 @@ Data = Annotated[
     typer.Option(metavar="DIR", help="A folder of pictures and clips; may be given several times."),
 ]
 Vram = Annotated[
-    float | None, typer.Option(metavar="GB", min=1, help="Memory of the GPU; default: of the one here.")
+    float | None,
+    typer.Option(metavar="GB", min=1, max=100_000, help="Memory of the GPU; default: of the one here."),
 ]
 Trigger = Annotated[str | None, typer.Option(metavar="WORD", help="A rare word to call what is learnt by.")]
 Weights = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,9 @@ def made(path: Path, new: New) -> None:
         f"of {new.tflops:g} TFLOP/s; decoding and encoding come on top"
     )
     line(f"\nwritten: {path}; each value has its reason there. Next:")
-    line(f"  reelworks plan {path}")
-    line(f"  reelworks train {path}")
+    typed = shlex.quote(str(path))
+    line(f"  reelworks plan {typed}")
+    line(f"  reelworks train {typed}")
 
 
 def _settings(new: New) -> None:

@@ -27,5 +27,6 @@ class UserError(ValueError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """Name the known word most like `word`, as a phrase for a remedy: `did you mean "x"?`, or the list."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f'did you mean "{close[0]}"?' if close else "known: " + ", ".join(known)
+    folded = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
+    return f'did you mean "{folded[close[0]]}"?' if close else "known: " + ", ".join(known)

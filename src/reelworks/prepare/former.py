@@ -50,7 +50,8 @@ class FormerData:
             return None
 
     def _open(self, path: Path, version: int | None) -> RecipeData:
-        recipe = recipes.load(path)
+        # The folder may have moved, and a relative name in its recipe begins where training was started.
+        recipe = recipes.load(path).model_copy(update={"output": str(self.run.path)})
         key = recipes.dump(recipe), version
         if key not in self._opened:
             self._opened[key] = RecipeData.open(recipe, version)

@@ -118,9 +118,12 @@ def lora(path: Path, wishes: Wishes, on_progress: Callable[[ScanProgress], None]
         on_progress: Hears how far the scan is.
 
     Raises:
-        UserError: The model is unknown, the folders hold nothing to train, or nothing fits into the GPU.
+        UserError: The model is unknown, the word is empty, the folders hold nothing to train, nothing fits into the GPU, or the
+            recipe cannot be written.
     """
     preset = wellknown.preset(wishes.model)
+    if wishes.trigger is not None and not wishes.trigger.strip():
+        raise UserError("the word is empty", field="--trigger", remedy="give a rare word, or leave it out")
     datasets, remarks = folders.datasets(wishes.folders or (Path(PLACEHOLDER),))
     found = finding.PLACEHOLDER
     if wishes.folders:
@@ -148,9 +151,21 @@ def lora(path: Path, wishes: Wishes, on_progress: Callable[[ScanProgress], None]
         _micro_batches(recipe, bool(wishes.folders)),
         wishes.tflops,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_bytes(path, text.encode())
+    _write(path, text)
     return made
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(path, text.encode())
+    except OSError as error:
+        raise UserError(
+            f"the recipe cannot be written ({error.strerror})",
+            field="--output",
+            value=str(path),
+            remedy="name another file with -o",
+        ) from error
 
 
 def _catalog(path: Path) -> Path:

@@ -99,6 +99,8 @@ def _captions(dataset: DatasetConfig, found: Found, trigger: str | None) -> list
         form = trigger.replace("{", "{{").replace("}", "}}")
         lines.append(("caption", f"{form}, {{text}}", "the word that calls what is learnt"))
     if missing is not None:
+        if trigger is not None and everywhere and trigger not in missing:
+            missing = f"{trigger}, {missing}"
         lines.append(("missing_caption", missing, "of files without a text file, as the folder's name says"))
     elif trigger is not None and found.uncaptioned:
         text = trigger if everywhere else ""

@@ -57,7 +57,7 @@ def found(root, catalog):
 WORDS = {
     "none": "no control {depth}/none.*",
     "twice": "is not the only file of its name",
-    "broken": "broken.mp4 cannot be read: ",
+    "broken": "broken.mp4 is unusable: ",
     "short": "short.mp4 has 7 frames, the clip 8",
     "slow": "slow.mp4 has 12 frames a second, the clip 24",
     "square": "square.mp4 is 48 × 48 pixels, the clip 48 × 64",

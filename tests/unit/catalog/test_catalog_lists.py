@@ -266,6 +266,10 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
         ("path,aes\na.png,1,2\n", "cannot be read"),
         ("", "cannot be read"),
         ("path,path\na.png,b\n", "two columns are named path"),
+        ("path;text\na.png;x\n", "separate columns with commas"),
+        ('path,text\na.png,"x\nsub/b.png,y\n', "row that begins in line 2 .*unexpected end"),
+        ('path,text\na.png,x\nsub/b.png,"y\nsub/c.png,"z\n', "row that begins in line 3 .*expected after"),
+        ('path,size,text\na.png,"1,x\n' + "sub/b.png,1,y\n" * 200_000, "row that begins in line 2 "),
     ],
 )
 def test_a_wrong_list_is_refused_with_its_row_before_anything_is_written(

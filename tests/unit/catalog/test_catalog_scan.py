@@ -70,6 +70,7 @@ def test_a_first_scan(data: Path, target: Path) -> None:
     assert counts(result) == (4, 0, 0, 0)
     assert result.bad_files == ((str(data / "sub/bad.mp4"), "zero bytes"),)
     assert (result.bad, result.version) == (1, 1)
+    assert result.notes == (f"{data}: passed over, by their names neither videos nor pictures: .md (1)",)
     assert paths(target) == ["a.png", "sub/B.PNG", "sub/bad.mp4", "sub/c.mp4"]
     rows = {row["path"]: row for row in Catalog.open(target).live().to_table().to_pylist()}
     film, bad = rows["sub/c.mp4"], rows["sub/bad.mp4"]

@@ -73,6 +73,7 @@ def test_a_caption_is_never_read_as_a_template(text):
         ("{text} {hight}", 'did you mean "height"'),
         ("{text", "no template"),
         ("{text} {fps:.0q}", "no template"),
+        ("{text} {fps:{height}}", "no template .a format is written out"),
         ("{text} {}", "no column"),
         ("{text.real}", "no column"),
     ],
