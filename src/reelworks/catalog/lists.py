@@ -73,6 +73,7 @@ def _table(file: Path) -> Any:
     """The list, with paths and captions as texts."""
     try:
         table = _parsed(file)
+        table = table.rename_columns([name.strip() for name in table.column_names])
         for i, name in enumerate(table.column_names):
             if name in (PATH, *CAPTIONS):
                 table = table.set_column(i, name, _texts(table.column(i)))

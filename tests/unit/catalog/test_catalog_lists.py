@@ -152,6 +152,15 @@ def test_captions_of_several_lines_are_read_wherever_they_stand(folder: Path) ->
     assert found == ["x", *(row["text"].strip() for row in rows)]
 
 
+def test_spaces_around_column_names_do_not_count(folder: Path) -> None:
+    """A header written as `path, text` has a column of captions all the same."""
+    (folder / "meta.csv").write_text("path, text, aes \na.png, a mug,5\n")
+    scanned(folder / "meta.csv")
+    rows = live(folder / "meta.csv")
+    assert rows.caption.to_pylist() == ["a mug"]
+    assert rows.scores["aes"].tolist() == [5.0]
+
+
 def test_a_link_to_the_folder_is_the_folder(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(folder)
     file = write(folder / "meta.csv", [{"path": f"{tmp_path}/link/a.png"}, {"path": f"{folder}/sub/b.png"}])
