@@ -36,10 +36,11 @@ def _dtypes(components: list[dict[str, Any]]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("component", *_DTYPES):
         table.add_column(name)
+    table.add_column("device")
     table.add_column("parameters", justify="right")
     for one in components:
         dtypes = [one[key] or "–" for key in _DTYPES]
-        table.add_row(f"{one['component']} {one['name']}", *dtypes, f"{one['parameters']:,}")
+        table.add_row(f"{one['component']} {one['name']}", *dtypes, one["device"], f"{one['parameters']:,}")
     _console.print(table)
 
 
@@ -58,9 +59,9 @@ def _casts(component: dict[str, Any]) -> None:
 
 def _memory(told: dict[str, Any]) -> None:
     sizes = dict(told["memory"])
-    total, offloaded = sizes.pop("total"), sizes.pop("offloaded")
+    total, host = sizes.pop("total"), sizes.pop("host")
     parts = [f"{name} {_size(size)}" for name, size in sizes.items() if size]
-    beside = f"; {_size(offloaded)} of CPU memory" if offloaded else ""
+    beside = f"; {_size(host)} of CPU memory" if host else ""
     each = f" of each of {told['world']} processes" if told["world"] > 1 else ""
     line(f"\nmemory{each}, estimated: {_size(total)} ({', '.join(parts)}){beside}")
 

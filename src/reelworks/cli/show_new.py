@@ -28,7 +28,10 @@ def made(path: Path, new: New) -> None:
         f"model: {new.recipe.model.name}, {estimate.parameters:,} parameters; "
         f"the LoRA has {estimate.trained_parameters:,}"
     )
-    line(f"memory, estimated: {estimate.memory.total / 1e9:.1f} GB ({estimate.memory.words()})")
+    memory = estimate.memory
+    line(f"memory, estimated: {memory.total / 1e9:.1f} GB ({memory.words()})")
+    if memory.host >= 5e7:
+        line(f"  and {memory.host / 1e9:.1f} GB of CPU memory, for what is left there")
     if not estimate.measured:
         line("  without activations: this network does not run without numbers")
     _settings(new)
@@ -52,7 +55,7 @@ def _settings(new: New) -> None:
             if choice.without
             else "nearly all need it"
         )
-        line(f"  {tier.table}.{tier.key} = {str(tier.value).lower()}: {tier.why}; {why}")
+        line(f"  {tier.words()}: {tier.why}; {why}")
     if choice.fits:
         line("  it fits")
 

@@ -1,25 +1,30 @@
-"""Encode on the training device, at the moment of use."""
+"""Encode at the moment of use, on the training device or, captions, in CPU memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from reelworks.encode.captions import CaptionCache
 from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextEncoder
 from reelworks.models.family import LEARNED, Conditioning
 
 
 @dataclass(frozen=True)
 class LiveEncoder:
-    """An autoencoder and other encoders on one device; none is trained.
+    """An autoencoder and other encoders; none is trained.
 
     Attributes:
+        text_encoder: On a device of its own choice.
+        device: Where the others are, and all that is returned.
         conditioning: How the model wants its texts, and what else it is shown.
         image_encoder: What tells the model of a clip's first frame, where something does.
         given: Names of the companions that the model is shown.
+        embedded: Captions that were embedded before.
     """
 
     autoencoder: Autoencoder
@@ -28,16 +33,7 @@ class LiveEncoder:
     conditioning: Conditioning = LEARNED
     image_encoder: ImageEncoder | None = None
     given: tuple[str, ...] = ()
-
-    def to(self, device: torch.device) -> LiveEncoder:
-        """Move all of them."""
-        return replace(
-            self,
-            autoencoder=self.autoencoder.to(device),
-            text_encoder=self.text_encoder.to(device),
-            image_encoder=None if self.image_encoder is None else self.image_encoder.to(device),
-            device=device,
-        )
+    embedded: CaptionCache = field(default_factory=CaptionCache)
 
     @torch.no_grad()
     def latents(self, frames_BTHWC: Tensor) -> Tensor:
@@ -52,17 +48,23 @@ class LiveEncoder:
     def texts(
         self, captions: Sequence[str], dropped: Sequence[bool], pictures_BHWC: Tensor | None = None
     ) -> TextEmbedding:
-        """Embed captions, on the device.
+        """Embed captions one by one, so that no embedding depends on the others of a batch; an equal one only once.
 
         Args:
             captions: As the model is told them.
             dropped: True where the empty caption stands in its place, unless the model has learnt its own.
-            pictures_BHWC: uint8 pictures that the captions speak of.
+            pictures_BHWC: uint8 pictures that the captions speak of. What an encoder says of one is not kept.
         """
         if self.conditioning.empty_caption == "encoded":
             captions = ["" if gone else text for text, gone in zip(captions, dropped, strict=True)]
-        encoded = self.text_encoder.encode(captions, pictures_BHWC)
-        return TextEmbedding(*(part.to(self.device) for part in encoded))
+        encode = self.text_encoder.encode
+        if self.text_encoder.sees_pictures and pictures_BHWC is not None:
+            rows = [
+                encode([text], picture[None]) for text, picture in zip(captions, pictures_BHWC, strict=True)
+            ]
+        else:
+            rows = [self.embedded.get(text, partial(encode, [text])) for text in captions]
+        return TextEmbedding(*(torch.cat(parts).to(self.device) for parts in zip(*rows, strict=True)))
 
     @torch.no_grad()
     def frames(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:

@@ -159,9 +159,14 @@ class Autoencoder(Protocol):
 
 
 class TextEncoder(Protocol):
-    """Captions to embeddings."""
+    """Captions to embeddings.
+
+    Attributes:
+        sees_pictures: It looks at the pictures that it is given.
+    """
 
     contract: Contract
+    sees_pictures: bool
     dim: int
     pooled_dim: int
     max_length: int

@@ -139,6 +139,8 @@ class TextConfig(Config):
     Attributes:
         name: `hashed`, fixed word vectors; `t5`, the encoder of a T5; or the encoders of a family of diffusers.
         weights: Folder or hub id of the T5, tokenizer included, or of the family; `hashed` has none.
+        device: `auto`, where the model computes; or `cpu`, which leaves the GPU's memory to the model. A caption is
+            embedded once in a run, as long as 2 GB of CPU memory keep its embedding.
         dim: Width of an embedding; of published encoders their own unless given, as are the next two.
         max_length: Tokens kept of a caption; of `t5`, 300.
         pooled_dim: Width of a caption's summary, 0 where there is none.
@@ -146,6 +148,7 @@ class TextConfig(Config):
 
     name: str = "hashed"
     weights: str | None = Field(default=None, min_length=1)
+    device: Literal["auto", "cpu"] = "auto"
     dim: int = Field(default=64, gt=0)
     max_length: int = Field(default=16, gt=0)
     pooled_dim: int = Field(default=64, ge=0)

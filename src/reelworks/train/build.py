@@ -64,14 +64,15 @@ def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
     """The recipe's autoencoder, text encoder and, where the model is told of pictures by one, image encoder."""
     conditioning, image = models.conditioning(recipe.model), recipe.model.image_encoder
     kind = conditioning.image_encoder
-    made = LiveEncoder(
-        registry.build_autoencoder(recipe.autoencoder),
-        registry.build_text_encoder(recipe.text),
+    autoencoder = registry.build_autoencoder(recipe.autoencoder)
+    text = registry.build_text_encoder(recipe.text)
+    check_contract(autoencoder.contract, "autoencoder")
+    check_contract(text.contract, "text")
+    return LiveEncoder(
+        autoencoder.to(device),
+        text.to(device if recipe.text.device == "auto" else torch.device("cpu")),
         device,
         conditioning,
-        None if kind is None or image is None else VisionEncoder(kind, image),
+        None if kind is None or image is None else VisionEncoder(kind, image).to(device),
         tuple(name for name in conditioning.takes if name in recipe.dataset[0].companions),
     )
-    check_contract(made.autoencoder.contract, "autoencoder")
-    check_contract(made.text_encoder.contract, "text")
-    return made.to(device)

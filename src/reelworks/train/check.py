@@ -19,7 +19,8 @@ from reelworks.precision import audit, stored
 from reelworks.precision.boundary import Boundary, DtypeError
 from reelworks.precision.contract import Contract, Role, name_of
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, kept, rehearsal
+from reelworks.train import build, kept, memory, rehearsal
+from reelworks.train.memory import size
 from reelworks.train.state import TrainState
 
 
@@ -61,9 +62,9 @@ def _check(recipe: Recipe, table: BucketTable, alone: World, world: int) -> dict
         "device": str(alone.device),
         "world": world,
         "shapes": len(shapes),
-        "components": _components(recipe, denoiser, encoder),
+        "components": _components(recipe, denoiser, encoder, alone),
         "rehearsed": rehearsed,
-        "memory": _memory(state, encoder, rehearsed, shards, units if alone.offload else None),
+        "memory": _memory(recipe, state, encoder, rehearsed, shards, units),
         "violations": [_violation(fault) for fault in found],
     }
 
@@ -126,13 +127,18 @@ def _modules(component: Autoencoder | TextEncoder) -> list[nn.Module]:
     return [value for value in held if isinstance(value, nn.Module)]
 
 
-def _components(recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder) -> list[dict[str, Any]]:
+def _components(
+    recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder, world: World
+) -> list[dict[str, Any]]:
     autoencoder, text = encoder.autoencoder, encoder.text_encoder
-    return [
+    device = str(world.device)
+    of_text = device if recipe.text.device == "auto" else "cpu"
+    told = [
         _component("denoiser", recipe.model.name, denoiser.contract, [denoiser.module]),
         _component("autoencoder", recipe.autoencoder.name, autoencoder.contract, _modules(autoencoder)),
         _component("text encoder", recipe.text.name, text.contract, _modules(text)),
     ]
+    return [one | {"device": place} for one, place in zip(told, (device, device, of_text), strict=True)]
 
 
 def _component(kind: str, name: str, contract: Contract, modules: list[nn.Module]) -> dict[str, Any]:
@@ -162,20 +168,22 @@ def _arrives(role: Role) -> str:
 
 
 def _memory(
+    recipe: Recipe,
     state: TrainState,
     encoder: LiveEncoder,
     rehearsed: list[dict[str, Any]],
     shards: int,
-    fetched: Sequence[nn.Module] | None,
+    units: Sequence[nn.Module],
 ) -> dict[str, int]:
-    """Memory of the device by purpose, and their sum.
+    """Memory of the device by purpose, their sum, and beside it that of the host.
 
     Args:
+        recipe: What would be trained; says what lies in CPU memory.
         state: What is trained.
         encoder: What stands beside it.
         rehearsed: As told.
         shards: Processes that share the network; each has all of a quantised base.
-        fetched: Units whose weights come from CPU memory when they are used, if they do.
+        units: Of the network, as they come from CPU memory where they do.
     """
     parameters = list(state.module.parameters())
     trained = [p for p in parameters if p.requires_grad]
@@ -183,29 +191,31 @@ def _memory(
     known = set(map(id, codes))
     buffers = [value for value in state.module.buffers() if id(value) not in known]
     moments = [value for one in state.optimizer.state.values() for value in one.values()]
-    encoders = [m for e in (encoder.autoencoder, encoder.text_encoder) for m in _modules(e)]
     parts = {
-        "weights": _bytes([*parameters, *buffers]) // shards,
-        "quantized base": _bytes(codes),
+        "weights": size([*parameters, *buffers]) // shards,
+        "quantized base": size(codes),
         # The optimizer updates what is stored; a master copy beside it would stand here.
         "master": 0,
-        "gradients": _bytes(trained) // shards,
-        "optimizer": _bytes(moments) // shards,
-        "ema": _bytes(list(state.ema.values())) // shards,
-        "encoders": _bytes([p for module in encoders for p in module.parameters()]),
+        "gradients": size(trained) // shards,
+        "optimizer": size([value for value in moments if isinstance(value, Tensor)]) // shards,
+        "ema": size(list(state.ema.values())) // shards,
+        "encoders": _weights(encoder.autoencoder),
         "activations": max((one["activations_bytes"] for one in rehearsed), default=0),
     }
-    offloaded = 0
-    if fetched is not None:
+    host, text = 0, _weights(encoder.text_encoder)
+    if recipe.text.device == "auto":
+        parts["encoders"] += text
+    else:
+        host += text
+    if recipe.parallel.offload:
         lying = ("weights", "gradients", "optimizer", "ema")
-        offloaded = sum(parts.pop(name) for name in lying)
-        # One in use, and the next on its way.
-        parts = {"weights": 2 * max(_bytes(list(unit.parameters())) for unit in fetched), **parts}
-    return {**parts, "total": sum(parts.values()), "offloaded": offloaded}
+        host += sum(parts.pop(name) for name in lying)
+        parts = {"weights": memory.in_use(state.module, units), **parts}
+    return {**parts, "total": sum(parts.values()), "host": host}
 
 
-def _bytes(tensors: list[Any]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+def _weights(component: Autoencoder | TextEncoder) -> int:
+    return size([p for module in _modules(component) for p in module.parameters()])
 
 
 def _violation(fault: DtypeError) -> dict[str, Any]:

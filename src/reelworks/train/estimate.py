@@ -9,65 +9,20 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.core.shape import Geometry
 from reelworks.encode.live import LiveEncoder
 from reelworks.models import config as models
-from reelworks.models import published
 from reelworks.models.api import Denoiser
 from reelworks.models.lora import quantized
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, meter, rehearsal
+from reelworks.train import build, few_blocks, memory, rehearsal
+from reelworks.train.memory import Memory
 from reelworks.train.meter import Pass
 
 ASSUMED_TFLOPS = 165.0  # of an RTX 4090 in bfloat16, summed in float32
 UTILISATION = 0.4  # what trainings of transformers usually reach
-_RESERVE_BYTES = 1_000_000_000  # what CUDA takes for itself, and gaps between tensors
-# Encoders that are no family's of diffusers.
-_PARAMETERS = {
-    "pixel": 0,
-    "opensora-1.1": 83_653_863,
-    "opensora-1.2": 393_341_007,
-    "hashed": 0,
-    "t5": 4_762_310_656,
-}
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes on one GPU, by part.
-
-    Attributes:
-        base: Weights that stay as they are; 0 where all are trained.
-        trained: Weights that are trained: a LoRA, or the network.
-        gradients: Of those.
-        optimizer: Two moments of each.
-        ema: Their average.
-        encoders: Autoencoder and text encoders.
-        activations: Most that a forward and backward pass of the largest bucket holds at a time.
-        reserve: For CUDA itself.
-    """
-
-    base: int
-    trained: int
-    gradients: int
-    optimizer: int
-    ema: int
-    encoders: int
-    activations: int
-    reserve: int = _RESERVE_BYTES
-
-    @property
-    def total(self) -> int:
-        """All parts."""
-        return sum(asdict(self).values())
-
-    def words(self) -> str:
-        """The parts, largest first, as people read them."""
-        parts = sorted(asdict(self).items(), key=lambda part: -part[1])
-        return ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts if size >= 5e7)
 
 
 @dataclass(frozen=True)
@@ -98,63 +53,43 @@ class Estimate:
         return {**asdict(self), "memory": {**asdict(self.memory), "total": self.memory.total}}
 
 
-@dataclass(frozen=True)
-class Held:
-    """What a recipe holds from its first step to its last, before anything is run.
-
-    Attributes:
-        denoiser: In full size, on the meta device.
-        memory: Without activations.
-    """
-
-    denoiser: Denoiser
-    memory: Memory
-
-
-def held(recipe: Recipe) -> Held:
-    """Build a recipe's network without numbers, and count; reads no weights.
+def network(recipe: Recipe) -> Denoiser:
+    """Build a recipe's network in full size on the meta device; reads no weights.
 
     Raises:
         UserError: The recipe's parts do not fit together.
     """
     bare = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
-    denoiser = build.denoiser(bare, torch.device("meta"))
-    parameters = list(denoiser.module.parameters())
-    trained = sum(p.numel() for p in parameters if p.requires_grad)
-    frozen: list[Tensor] = [p for p in parameters if not p.requires_grad]
-    frozen += [codes for layer in quantized.layers(denoiser.module) for codes in layer.buffers()]
-    memory = Memory(
-        base=sum(value.numel() * value.element_size() for value in frozen),
-        trained=4 * trained,
-        gradients=4 * trained,
-        optimizer=8 * trained,
-        ema=4 * trained,
-        encoders=_encoders(recipe),
-        activations=0,
-    )
-    return Held(denoiser, memory)
+    return build.denoiser(bare, torch.device("meta"))
 
 
-def estimate(recipe: Recipe, table: BucketTable, there: Held | None = None) -> Estimate:
+def passes(recipe: Recipe, denoiser: Denoiser, table: BucketTable) -> dict[str, Pass]:
+    """Run a micro-batch of each entry's largest bucket; by the bucket's name."""
+    return {bucket.name: _pass(recipe, denoiser, bucket) for bucket in _largest_of_each(table)}
+
+
+def estimate(recipe: Recipe, table: BucketTable) -> Estimate:
     """Estimate memory and arithmetic.
 
     Args:
         recipe: What would be trained.
         table: Its buckets; of each entry the largest is run.
-        there: What `held` found, if that was asked.
 
     Raises:
         UserError: The recipe's parts do not fit together.
     """
-    there = held(recipe) if there is None else there
-    denoiser, memory = there.denoiser, there.memory
-    passes = {bucket.name: _pass(recipe, denoiser, bucket) for bucket in _largest_of_each(table)}
-    parameters = _count(denoiser)
-    trained = memory.trained // 4
+    denoiser = network(recipe)
+    return of(recipe, table, denoiser, passes(recipe, denoiser, table))
+
+
+def of(recipe: Recipe, table: BucketTable, denoiser: Denoiser, passes: dict[str, Pass]) -> Estimate:
+    """The estimate of a recipe whose network was built and run."""
+    parameters, held = _count(denoiser), memory.held(recipe, denoiser)
+    trained = sum(p.numel() for p in denoiser.module.parameters() if p.requires_grad)
     return Estimate(
         parameters - trained if recipe.lora is not None else parameters,
         trained,
-        replace(memory, activations=max(one.peak_bytes for one in passes.values())),
+        replace(held, activations=max(one.peak_bytes for one in passes.values())),
         _of_all(table, {name: one.flops for name, one in passes.items()}),
         denoiser.runs_on_meta,
     )
@@ -179,7 +114,7 @@ def _pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
         times += recipe.model.gradient_checkpointing
         return Pass(0, 2 * times * weights * bucket.tokens * bucket.batch_size)
     inputs = rehearsal.blank(_sizes(recipe), bucket, bucket.batch_size, torch.device("meta"))
-    return meter.measure(denoiser, inputs)
+    return few_blocks.measure(denoiser, inputs)
 
 
 class _Latents(NamedTuple):
@@ -204,11 +139,3 @@ def _of_all(table: BucketTable, largest: dict[str, int]) -> dict[str, float]:
         b.entry: largest[b.name] / (b.tokens * b.batch_size) for b in table.buckets if b.name in largest
     }
     return {b.name: of_entry[b.entry] * b.tokens * b.batch_size for b in table.buckets}
-
-
-def _encoders(recipe: Recipe) -> int:
-    autoencoder, text = recipe.autoencoder.name, recipe.text.name
-    counts = _PARAMETERS | {name: one.parameters for name, one in published.AUTOENCODERS.items()}
-    of_text = _PARAMETERS | {name: one.parameters for name, one in published.TEXT_ENCODERS.items()}
-    wide = 4 if recipe.autoencoder.dtype == "float32" else 2
-    return wide * counts[autoencoder] + 2 * of_text[text]

@@ -212,11 +212,12 @@ def _micro_batches(recipe: Recipe, scanned: bool) -> dict[str, int]:
 
 
 def _too_small(preset: str, wishes: Wishes, choice: Choice) -> UserError:
-    need = choice.estimate.memory.total / 1e9
-    settings = ", ".join(f"{t.table}.{t.key} = {str(t.value).lower()}" for t in choice.tiers)
+    memory = choice.estimate.memory
+    need, host = memory.total / 1e9, memory.host / 1e9
+    settings = ", ".join(tier.words() for tier in choice.tiers)
     return UserError(
-        f"{preset} needs {need:.1f} GB with everything that saves memory ({settings}), by part: "
-        f"{choice.estimate.memory.words()}",
+        f"{preset} needs {need:.1f} GB with everything that saves memory ({settings}), by part: {memory.words()}"
+        + (f"; and {host:.1f} GB of CPU memory" if host >= 0.05 else ""),
         field="--vram",
         value=wishes.vram_gb,
         remedy=f"take a GPU of at least {math.ceil(need)} GB, or a smaller model",

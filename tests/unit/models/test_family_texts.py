@@ -6,8 +6,10 @@ import tiny_families
 import torch
 
 from reelworks.core.errors import UserError
+from reelworks.encode.live import LiveEncoder
 from reelworks.models import published, registry
-from reelworks.models.config import TextConfig
+from reelworks.models.config import AutoencoderConfig, TextConfig
+from reelworks.models.family import Conditioning
 
 LINES = tiny_families.LINES
 SIZES = {name: sizes for name, sizes in tiny_families.TEXTS.items() if name not in ("wan", "flux")}
@@ -40,6 +42,19 @@ def test_shapes_are_fixed_and_captions_do_not_feel_their_neighbours(family):
     torch.testing.assert_close(alone.tokens[0][mask], made.tokens[2][mask], rtol=0, atol=0.1)
     assert not torch.allclose(made.tokens[0], made.tokens[1], atol=0.1)
     assert encoder.unseen("waves") == 0
+
+
+def test_batches_and_repeats_change_no_bit_of_what_training_sees(family):
+    """A caption's embedding is the one that it has alone, beside any others, the first time and later."""
+    _, _, encoder = family
+    live = LiveEncoder(
+        registry.build_autoencoder(AutoencoderConfig()), encoder, torch.device("cpu"), Conditioning()
+    )
+    captions = [LINES[2], LINES[0], "", LINES[2]]
+    first, again = (live.texts(captions, [False] * 4) for _ in range(2))
+    for i, caption in enumerate(captions):
+        for alone, *seen in zip(encoder.encode([caption]), first, again, strict=True):
+            assert all(torch.equal(alone[0], one[i]) for one in seen)
 
 
 @torch.no_grad()

@@ -63,7 +63,7 @@ def test_a_sound_recipe_has_no_violation_and_its_figures_are_those_of_training(c
     memory, trained = told["memory"], 4 * sum(p.numel() for p in state.module.parameters())
     assert memory["gradients"] == memory["ema"] == trained
     assert 2 * trained <= memory["optimizer"] < 2.01 * trained
-    assert memory["total"] == sum(value for name, value in memory.items() if name != "total")
+    assert memory["total"] == sum(value for name, value in memory.items() if name not in ("total", "host"))
 
 
 LORA = (
@@ -78,8 +78,8 @@ LORA = (
 LORA += ("--set", "model.num_heads=none", "--set", "lora.rank=2")
 
 
-def test_a_base_of_few_bits_and_weights_in_cpu_memory_are_counted_where_they_lie(check) -> None:
-    """Half a byte for a number of nf4, and two for one of bfloat16; an offloaded network takes two blocks."""
+def test_a_base_of_few_bits_is_counted_as_it_lies(check) -> None:
+    """Half a byte for a number of nf4, and two for one of bfloat16."""
     told = {base: json.loads(check(*LORA, "--set", f"lora.base={base}")[1]) for base in ("bfloat16", "nf4")}
     assert [one["violations"] for one in told.values()] == [[], []]
     assert [one["components"][0]["base"] for one in told.values()] == ["bfloat16", "nf4"]
@@ -88,12 +88,28 @@ def test_a_base_of_few_bits_and_weights_in_cpu_memory_are_counted_where_they_lie
     wide, memory = (one["memory"] for one in told.values())
     codes = (wide["weights"] - memory["weights"]) / 2
     assert 0.5 * codes < memory["quantized base"] < 0.6 * codes
-    offloaded = json.loads(check(*LORA, "--set", "parallel.offload=true")[1])
+
+
+def test_what_lies_in_cpu_memory_is_counted_there(check) -> None:
+    """An offloaded network takes two blocks and what is in none; a text encoder in CPU memory takes nothing of the GPU."""
+    deep = ("--json", "--set", "model.depth=3", "--set", "lora.rank=2")
+    wide = json.loads(check(*deep)[1])["memory"]
+    offloaded = json.loads(check(*deep, "--set", "parallel.offload=true")[1])
     assert offloaded["violations"] == []
     low = offloaded["memory"]
-    assert low["offloaded"] == sum(wide[part] for part in ("weights", "gradients", "optimizer", "ema"))
-    assert 0 < low["weights"] < wide["weights"]
+    assert low["host"] == sum(wide[part] for part in ("weights", "gradients", "optimizer", "ema"))
+    assert wide["weights"] / 4 < low["weights"] < wide["weights"]
     assert low["total"] == low["weights"] + low["encoders"] + low["activations"]
+    assert wide["host"] == 0
+
+
+def test_the_place_of_every_part_is_told(check) -> None:
+    """In a column of its own."""
+    code, printed = check("--set", "text.device=cpu")
+    assert code == 0
+    assert "device" in printed
+    told = json.loads(check("--json", "--set", "text.device=cpu")[1])
+    assert told["components"][2]["device"] == "cpu"
 
 
 def _module(recipe: load.Recipe) -> torch.nn.Module:

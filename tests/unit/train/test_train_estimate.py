@@ -9,12 +9,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from reelworks.buckets import table
 from reelworks.buckets.table import BucketTable
-from reelworks.models import published
+from reelworks.models import config, published
 from reelworks.models.config import geometry
 from reelworks.precision.boundary import Boundary
 from reelworks.recipe import load
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, estimate, kept, rehearsal, tiers
+from reelworks.train import build, estimate, few_blocks, kept, memory, meter, rehearsal, tiers
+from reelworks.train.meter import Pass
 
 
 def recipe(name: str, resolution: str = "256px", **changes) -> tuple[Recipe, BucketTable]:
@@ -89,10 +90,13 @@ def test_sizes_of_published_models_are_those_of_their_networks() -> None:
         "text": {"name": "wan", "weights": "unused"},
     }
     made, _ = recipe("wan-2.1-1.3b", **parts)
-    held = estimate.held(made)
-    assert held.memory.base == 4 * 1_418_996_800
+    held = memory.held(made, estimate.network(made))
+    assert held.base == 4 * 1_418_996_800
     autoencoder, text = published.AUTOENCODERS["wan-2.1"], published.TEXT_ENCODERS["wan"]
-    assert held.memory.encoders == 4 * autoencoder.parameters + 2 * text.parameters
+    assert (held.encoders, held.host) == (4 * autoencoder.parameters + 2 * text.parameters, 0)
+    low = made.model_copy(update={"text": made.text.model_copy(update={"device": "cpu"})})
+    held = memory.held(low, estimate.network(made))
+    assert (held.encoders, held.host) == (4 * autoencoder.parameters, 2 * text.parameters)
     for name in ("wan-2.1", "qwen-image", "flux2"):
         with torch.device("meta"):
             network = getattr(diffusers, published.AUTOENCODERS[name].network)()
@@ -102,22 +106,62 @@ def test_sizes_of_published_models_are_those_of_their_networks() -> None:
     )
 
 
-def test_settings_are_added_until_a_recipe_fits_and_no_further() -> None:
-    """None where there is room, all where there is none, and what is told to fit does."""
-    made, buckets = recipe("flux-tiny", lora=None)
-    need = [estimate.estimate(made, buckets).memory.total]
-    for tier in tiers.TIERS:
-        changed = getattr(made, tier.table).model_copy(update={tier.key: tier.value})
-        made = made.model_copy(update={tier.table: changed})
-        need.append(estimate.estimate(made, buckets).memory.total)
-    start = recipe("flux-tiny", lora=None)[0]
-    for count, size in enumerate(need[:2]):
-        choice = tiers.choose(start, size)
-        assert (choice.fits, choice.tiers, choice.estimate.memory.total) == (True, tiers.TIERS[:count], size)
-        assert choice.without == tuple(need[:count])
-    choice = tiers.choose(start, 1)
-    assert (choice.fits, choice.tiers) == (False, tiers.TIERS)
+def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> None:
+    """None where there is room, all that save where there is none, and what is told to fit does."""
+    shallow = config.PRESETS["wan-tiny"].model_copy(update={"num_layers": 3})
+    monkeypatch.setitem(config.PRESETS, "wan-tiny", shallow)
+    start, _ = recipe("wan-tiny")
+    roomy = tiers.choose(start, 10**12)
+    assert (roomy.fits, roomy.tiers, roomy.recipe) == (True, (), start)
+    tight = tiers.choose(start, 1)
+    # Hashed words and lossless pixels take no memory; blocks of few bits are not fetched.
+    first = ["model.gradient_checkpointing = true", "buckets.batch_size = 1"]
+    assert [tier.words() for tier in tight.tiers] == [*first, "parallel.offload = true"]
+    assert (tight.fits, tight.recipe.lora.base) == (False, None)
+    network = estimate.network(start)
+    block, whole = (memory.size(list(m.parameters())) for m in (network.sharding().blocks[0], network.module))
+    assert tight.estimate.memory.base == whole - block  # two of three lie on the GPU at a time
+    few = start.model_copy(update={"lora": start.lora.model_copy(update={"base": "nf4"})})
+    few = few.model_copy(update={"model": few.model.model_copy(update={"gradient_checkpointing": True})})
+    few = few.model_copy(update={"buckets": few.buckets.model_copy(update={"batch_size": 1})})
+    size = estimate.estimate(few, tiers._table(few)).memory.total
+    choice = tiers.choose(start, size)
+    assert [tier.words() for tier in choice.tiers] == [*first, 'lora.base = "nf4"']
+    assert (choice.fits, choice.recipe, choice.estimate.memory.total) == (True, few, size)
+    assert tight.estimate.memory.total < size < min(choice.without)
     assert tiers.choose(start, None).fits is None
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "checkpointing"),
+    [
+        ("flux-tiny", {"num_layers": 5, "num_single_layers": 6}, True),
+        ("qwen-image-tiny", {"num_layers": 6}, False),
+        ("stdit3-tiny", {"depth": 5}, True),
+    ],
+)
+def test_few_blocks_tell_what_all_do(
+    name: str, depth: dict[str, int], checkpointing: bool, monkeypatch
+) -> None:
+    """To the last byte and multiplication: lists of other lengths, side by side, and with a last block that differs."""
+    monkeypatch.setattr(few_blocks, "_LONG", 4)
+    monkeypatch.setitem(config.PRESETS, name, config.PRESETS[name].model_copy(update=depth))
+    made, buckets = recipe(name, model={"name": name, "gradient_checkpointing": checkpointing})
+    denoiser, sizes = estimate.network(made), build.encoder(made, torch.device("cpu"))
+
+    def whole() -> Pass:
+        return meter.measure(denoiser, rehearsal.blank(sizes, buckets.buckets[0], 2, torch.device("meta")))
+
+    whole()  # whatever is only made once
+    inputs = rehearsal.blank(sizes, buckets.buckets[0], 2, torch.device("meta"))
+    runs = []
+    monkeypatch.setattr(
+        few_blocks.meter, "measure", lambda *a, real=meter.measure: runs.append(1) or real(*a)
+    )
+    found = few_blocks.measure(denoiser, inputs)
+    assert len(runs) > 1
+    monkeypatch.undo()
+    assert found == whole()
 
 
 def test_a_base_of_few_bits_is_counted_as_it_is_stored() -> None:

@@ -39,6 +39,8 @@ class Quantized(NamedTuple):
 
 def quantize(weight: Tensor, format: Format) -> Quantized:
     """Round a weight `[out, in]` to the nearest codes, by the largest number of each row or block."""
+    if weight.is_meta:  # where every operation takes its time for no number
+        return _without_numbers(weight, format)
     rows = weight.float()
     if format == "nf4":
         rows = functional.pad(rows.flatten(), (0, -rows.numel() % _BLOCK)).view(-1, _BLOCK)
@@ -52,6 +54,16 @@ def quantize(weight: Tensor, format: Format) -> Quantized:
     levels = nf4_levels().to(units.device)
     codes = torch.bucketize(units.flatten(), (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
     return Quantized(codes[0::2] | codes[1::2] << 4, scale)
+
+
+def _without_numbers(weight: Tensor, format: Format) -> Quantized:
+    out, width = weight.shape
+    if format == "nf4":
+        blocks = -(-out * width // _BLOCK)
+        codes = weight.new_empty(blocks * _BLOCK // 2, dtype=torch.uint8)
+        return Quantized(codes, weight.new_empty((blocks, 1), dtype=torch.float32))
+    codes = weight.new_empty(weight.shape, dtype=_FLOAT8 if format == "float8" else torch.int8)
+    return Quantized(codes, weight.new_empty((out, 1), dtype=torch.float32))
 
 
 def dequantize(weight: Quantized, format: Format, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:

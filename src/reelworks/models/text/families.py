@@ -166,6 +166,7 @@ class FamilyTextEncoder:
         """
         assert config.weights is not None, "the recipe was checked"
         self.dim, self.pooled_dim, self.max_length = config.dim, config.pooled_dim, config.max_length
+        self.sees_pictures = config.name == "qwen-image-edit"
         self._encode, tokenizer = _FAMILIES[config.name]
         self._pipeline = _load(published.TEXT_ENCODERS[config.name].pipeline, config.weights)
         self._tokenizer = getattr(self._pipeline, tokenizer)

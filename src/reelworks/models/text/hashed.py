@@ -57,6 +57,7 @@ class HashedTextEncoder:
     """
 
     contract = CONTRACT
+    sees_pictures = False
 
     def __init__(self, config: TextConfig) -> None:
         self.dim, self.pooled_dim, self.max_length = config.dim, config.pooled_dim, config.max_length

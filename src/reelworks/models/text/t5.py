@@ -30,6 +30,7 @@ class T5TextEncoder:
     """
 
     contract = CONTRACT
+    sees_pictures = False
 
     def __init__(self, config: TextConfig) -> None:
         """Load from a local folder or from the hub.
