@@ -133,6 +133,13 @@ def test_the_next_commands_can_be_typed_as_they_are_told():
     assert load.load(Path("it's #1 $x-wan-tiny.toml")).dataset[0].path == "it's #1 $x"
 
 
+def test_a_run_is_saved_some_ten_times():
+    """By the steps that the recipe has, which follow from its buckets."""
+    pictures("mug")
+    recipe, told = make("--data", "mug")
+    assert recipe.checkpoints.every_steps == told["steps"] // 10 > 10
+
+
 def test_memory_without_end_is_no_size():
     done = CliRunner().invoke(app, ["new", "lora", "--model", "wan-tiny", "--vram", "inf"])
     assert done.exit_code == 2

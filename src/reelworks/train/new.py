@@ -135,6 +135,9 @@ def lora(path: Path, wishes: Wishes, on_progress: Callable[[ScanProgress], None]
         raise _too_small(preset, wishes, choice)
     for tier in choice.tiers:
         lines = starter.with_setting(lines, tier.table, tier.key, tier.value, tier.why)
+    per_epoch = _micro_batches(_read(lines, path), bool(wishes.folders))
+    # Settings that save memory change how many steps there are.
+    lines = starter.with_saves(lines, sum(per_epoch.values()) * (drafted.train.max_epochs or 1))
     text = commented.write(title(preset, found), lines)
     recipe = _read(lines, path)
     remarks += (
@@ -148,7 +151,7 @@ def lora(path: Path, wishes: Wishes, on_progress: Callable[[ScanProgress], None]
         found,
         choice,
         tuple(remarks),
-        _micro_batches(recipe, bool(wishes.folders)),
+        per_epoch,
         wishes.tflops,
     )
     _write(path, text)

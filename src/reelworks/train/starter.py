@@ -239,10 +239,22 @@ def _files(known: WellKnown, found: Found) -> list[Line]:
         lines += [Line("[validation]", "split", 0.0, "too few to keep any back")]
     return [
         *lines,
-        Line("[checkpoints]", "every_steps", max(steps // 10, 10), "some ten, of which the last three stay"),
+        _saves(steps),
         Line("[exports]", "weights", "ema"),
         Line("[exports]", "formats", list(known.formats), "a small file of each with every checkpoint"),
     ]
+
+
+def _saves(steps: int) -> Line:
+    return Line(
+        "[checkpoints]", "every_steps", max(steps // 10, 10), "some ten, of which the last three stay"
+    )
+
+
+def with_saves(lines: Sequence[Line], steps: int) -> list[Line]:
+    """Save as often as so many steps ask for."""
+    saves = _saves(steps)
+    return [saves if (line.table, line.key) == (saves.table, saves.key) else line for line in lines]
 
 
 def with_setting(lines: Sequence[Line], table: str, key: str, value: Any, why: str) -> list[Line]:
