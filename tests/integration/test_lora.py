@@ -28,7 +28,7 @@ from reelworks.core.draws import Purpose
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models.lora import inject
+from reelworks.models.lora import files, inject
 from reelworks.models.lora.base import Base
 from reelworks.recipe import load as recipes
 from reelworks.run import events
@@ -257,10 +257,30 @@ def test_a_lora_file_begins_another_run(lora, tmp_path):
     found = Trained.load(tmp_path / "second").boundary.denoiser.module
     for name, value in inject.weights(wanted).items():
         assert torch.equal(value, inject.weights(found)[name])
+    wrong = lora("wrong", "flux-tiny", max_steps=1)
+    wrong["lora"]["alpha"] = 2
+    assert children.train(wrong, load=str(tmp_path / "first"), weights_only=True) != [0]
+    assert "lora.alpha = 2.0: the LoRA to begin with has alpha 6.5" in children.output(wrong)
     whole = lora("whole", "flux-tiny", max_steps=1)
     del whole["lora"]
     assert children.train(whole, **options) != [0]
     assert "this is a LoRA" in children.output(whole)
+
+
+def test_a_lora_to_begin_with_is_read_once(lora, tmp_path):
+    """Its file may be gone when the run goes on or is generated from: the checkpoint has all of it."""
+    values = lora(max_steps=1)
+    recipe, file = recipes.parse(values), tmp_path / "first.safetensors"
+    state = inject.weights(build.denoiser(recipe, torch.device("cpu")).module)
+    made = files.to_file(state, "diffusers", alpha=recipe.lora.exact_alpha)
+    save_file({name: value + 0.1 for name, value in made.tensors.items()}, file, made.header)
+    values["lora"] = values["lora"] | {"weights": str(file)}
+    assert children.train(values) == [0]
+    file.unlink()
+    values["train"]["max_steps"] = 2
+    assert children.train(values) == [0]
+    found = inject.weights(Trained.load(tmp_path / "run").denoiser.module)
+    assert all(value.any() for value in found.values())
 
 
 @pytest.mark.parametrize("base", ["float32", "nf4"])

@@ -77,7 +77,7 @@ class ModelConfig(Config):
     """
 
     name: str = "stdit3-xl"
-    weights: str | None = None
+    weights: str | None = Field(default=None, min_length=1)
     experts: Literal["high", "low", "both"] | None = None
     gradient_checkpointing: bool = False
     hidden_size: int | None = Field(default=None, gt=0)

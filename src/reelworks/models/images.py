@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core.errors import UserError
-from reelworks.models import libraries
+from reelworks.models import libraries, weight_files
 from reelworks.models.api import ImageEncoder
 from reelworks.precision.contract import Contract
 
@@ -73,16 +73,18 @@ class VisionEncoder:
 
 
 def _load(name: str, source: str, folder: str) -> Any:
+    field = "model.image_encoder"
+    weight_files.require_there(source, field)
     kind = getattr(libraries.transformers(), name)
     try:
         try:
             return kind.from_pretrained(source, subfolder=folder)
         except OSError:  # not a pipeline's folder
             return kind.from_pretrained(source)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # damage leads the readers into errors of any kind
         raise UserError(
             f"no {name} can be loaded ({str(error).partition(chr(10))[0]})",
-            field="model.image_encoder",
+            field=field,
             value=source,
             remedy="name a folder in diffusers' layout or a hub id of this family",
         ) from error

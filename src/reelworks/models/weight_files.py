@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import pickle
 import re
 import warnings
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from reelworks.core.errors import UserError
 
 _PICKLED = (".pt", ".pth", ".bin")
+_OF_WEIGHTS = ["*.safetensors", "*.json", "*.bin", "*.pt"]
 _SHOWN = 3  # names or keys that an error lists; the first tell what is wrong
 _POINTER = b"version https://git-lfs"  # begins the stand-in for a large file that git did not fetch
 Shapes = Mapping[str, tuple[int, ...]]
@@ -36,9 +38,9 @@ def read(source: str, field: str = "model.weights", part: str | None = None) -> 
     """
     state: dict[str, Tensor] = {}
     try:
-        place = _locate(source, part)
-        if part is not None and (place / part).is_dir():
-            place = place / part
+        place = _locate(source, _OF_WEIGHTS if part is None else [f"{part}/*"])
+        if part is not None and place.is_dir():
+            place = _part(source, place, part)
         for path in _files(place):
             state.update(_read_file(path))
     except UserError as error:
@@ -46,19 +48,51 @@ def read(source: str, field: str = "model.weights", part: str | None = None) -> 
     return state
 
 
-def _locate(source: str, part: str | None) -> Path:
+def require_there(source: str, field: str) -> None:
+    """Refuse at once what is neither here nor on the hub: libraries ask for a minute or two before they give up.
+
+    Args:
+        source: Folder, file or hub id.
+        field: The recipe's key that names it, for errors.
+
+    Raises:
+        UserError: It is neither, or the hub does not answer and nothing of it was fetched before.
+    """
+    try:
+        _locate(source, ["*.json"])
+    except UserError as error:
+        raise UserError(error.problem, field=field, value=source, remedy=error.remedy) from error
+
+
+def _locate(source: str, patterns: list[str]) -> Path:
     path = Path(source).expanduser()
     if path.exists():
         return path
     if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and path.suffix not in (".safetensors", *_PICKLED):
-        return _download(source, part)
+        return _download(source, patterns)
     raise UserError(
         "no such file or folder, and not a hub id (owner/name)",
         remedy="check the path",
     )
 
 
-def _download(hub_id: str, part: str | None) -> Path:
+def _part(source: str, place: Path, part: str) -> Path:
+    """The folder of a part: below a pipeline's, or the one that was named, if that is the part itself.
+
+    Raises:
+        UserError: It is a pipeline's and has no such part.
+    """
+    if (place / part).is_dir():
+        return place / part
+    if (place / "model_index.json").is_file():
+        raise UserError(
+            f"this pipeline has no folder {part}", remedy="name a folder or hub id that has it, or a file"
+        )
+    here = Path(source).expanduser().exists()
+    return place if here else _download(source, _OF_WEIGHTS, without=["*/*"])
+
+
+def _download(hub_id: str, patterns: list[str], without: list[str] | None = None) -> Path:
     try:
         hub: Any = importlib.import_module("huggingface_hub")
     except ImportError as error:
@@ -67,11 +101,10 @@ def _download(hub_id: str, part: str | None) -> Path:
             remedy="pip install huggingface_hub, or pass the path of a local copy",
         ) from error
     try:
-        patterns = ["*.safetensors", "*.json", "*.bin", "*.pt"] if part is None else [f"{part}/*"]
-        return Path(hub.snapshot_download(hub_id, allow_patterns=patterns))
+        return Path(hub.snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=without))
     except (OSError, ValueError) as error:  # the hub's own errors, refused names and lost connections
         raise UserError(
-            f"the hub did not answer with these weights ({error})",
+            f"the hub did not answer with these weights ({str(error).partition(chr(10))[0]})",
             remedy="check the name and the connection, or pass the path of a local copy",
         ) from error
 
@@ -125,6 +158,8 @@ def _read_file(path: Path) -> dict[str, Tensor]:
             state = load_file(path)
     except UserError:
         raise
+    except pickle.UnpicklingError as error:  # whose text tells how to run what is in the file
+        raise _unreadable(path, "it is not a file of tensors, or holds more than them") from error
     except Exception as error:  # damage leads the readers into errors of any kind
         raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):

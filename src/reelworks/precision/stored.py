@@ -11,12 +11,19 @@ from torch import Tensor, nn
 from reelworks.precision.boundary import DtypeError
 from reelworks.precision.contract import Contract, name_of
 
+PRODUCTS = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+)  # round their weights to the compute dtype in any case
+
 
 def faults(module: nn.Module, contract: Contract, units: Sequence[nn.Module] = ()) -> Iterator[DtypeError]:
     """Compare what a module holds with its contract.
 
-    Parameters have the storage dtype, trained ones may have the master dtype, those of a base under a LoRA the
-    compute dtype; buffers have the storage dtype or float32, and so have the parameters of what is not trained. Numbers
+    Parameters have the storage dtype, trained ones may have the master dtype, those of products in a base under a LoRA
+    the compute dtype; buffers have the storage dtype or float32, and so have the parameters of what is not trained. Numbers
     of 8 bits and less are codes of quantised weights.
 
     Args:
@@ -24,10 +31,13 @@ def faults(module: nn.Module, contract: Contract, units: Sequence[nn.Module] = (
         contract: What it declares.
         units: Parts that FSDP will shard as one, whose trained parameters must agree.
     """
+    products = {
+        id(p) for child in module.modules() if isinstance(child, PRODUCTS) for p in child.parameters()
+    }
     for name, parameter in module.named_parameters():
         trained, frozen = parameter.requires_grad, contract.master is None
         allowed = {contract.storage, contract.master if trained else torch.float32 if frozen else None}
-        if contract.base is not None and not trained:
+        if contract.base is not None and not trained and id(parameter) in products:
             allowed.add(contract.compute)
         if parameter.is_floating_point() and parameter.dtype not in allowed:
             yield _fault(name, "a parameter", parameter, contract.storage)

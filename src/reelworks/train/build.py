@@ -22,8 +22,17 @@ from reelworks.recipe.recipe import Recipe
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def denoiser(recipe: Recipe, device: torch.device) -> Denoiser:
-    """The recipe's model with its first weights: drawn from the seed, or loaded."""
+def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False) -> Denoiser:
+    """The recipe's model with its first weights: drawn from the seed, or loaded.
+
+    Args:
+        recipe: Names the model.
+        device: Where it is moved.
+        resumed: A checkpoint's LoRA takes the place of the one to begin with, whose file may be gone by then.
+    """
+    lora = recipe.lora
+    if resumed and lora is not None:
+        lora = lora.model_copy(update={"weights": None})
     return registry.build_denoiser(
         recipe.model,
         autoencoder=recipe.autoencoder,
@@ -33,7 +42,7 @@ def denoiser(recipe: Recipe, device: torch.device) -> Denoiser:
         compute=DTYPES[recipe.precision.compute],
         reduction=DTYPES[recipe.precision.reduction],
         learns_variance=objectives.of(recipe.objective).learns_variance,
-        lora=recipe.lora,
+        lora=lora,
     )
 
 
@@ -49,10 +58,9 @@ def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -
     other: Literal["high", "low"] = "low" if model.experts == "high" else "high"
     if Path(model.weights).exists() and not (Path(model.weights) / experts.PARTS[other]).is_dir():
         return trained
-    # A LoRA that changes nothing, so that it lies in memory as the trained one's base does.
-    lora = recipe.lora and recipe.lora.model_copy(update={"weights": None})
-    changed = {"model": model.model_copy(update={"experts": other}), "lora": lora}
-    published = denoiser(recipe.model_copy(update=changed), device)
+    changed = {"model": model.model_copy(update={"experts": other})}
+    # Its LoRA changes nothing; with it, it lies in memory as the trained one's base does.
+    published = denoiser(recipe.model_copy(update=changed), device, resumed=True)
     published.module.requires_grad_(False).eval()
     high, low = (trained, published) if other == "low" else (published, trained)
     assert isinstance(high, DiffusersDenoiser)

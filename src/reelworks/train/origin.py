@@ -18,6 +18,7 @@ from reelworks.models.lora import reading
 from reelworks.models.lora.base import Base, require_same
 from reelworks.parallel.mesh import World, local
 from reelworks.recipe.recipe import Recipe
+from reelworks.run import coverage
 from reelworks.run.folder import RunFolder
 from reelworks.train.state import TrainState
 
@@ -55,7 +56,7 @@ def take_over(
         _read_file(source, tensors["model"], recipe)
         warning = None if base is None else reading.of_another_base(str(source), base)
     else:
-        found = world.broadcast(_path(source) if world.is_main else None)
+        found = world.broadcast(_path(source, recipe) if world.is_main else None)
         assert isinstance(found, Path)
         path = found
         if weights_only:
@@ -104,9 +105,23 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
         tensor.copy_(value)
 
 
-def _path(source: Path) -> Path:
+def _path(source: Path, recipe: Recipe) -> Path:
     run, step = locate(source)
+    _require_alpha(coverage.recipe_of(run, step), recipe)
     return CheckpointStore(run.checkpoints_folder).path(step)
+
+
+def _require_alpha(trained_by: Path, recipe: Recipe) -> None:
+    """Refuse a LoRA whose updates would count another share here; its tensors do not tell."""
+    trained = export.lora_of(trained_by, "diffusers")
+    if trained is None or recipe.lora is None or trained.alpha == recipe.lora.exact_alpha:
+        return
+    raise UserError(
+        f"the LoRA to begin with has alpha {trained.alpha:g}",
+        field="lora.alpha",
+        value=recipe.lora.exact_alpha,
+        remedy=f"set it to {trained.alpha:g}",
+    )
 
 
 def locate(source: Path) -> tuple[RunFolder, int]:

@@ -122,17 +122,18 @@ class _Model:
 def _train(start: _Start) -> int:
     recipe, world, folder, data = start.data.recipe, start.world, start.folder, start.data
     shown = Shown.read(recipe.preview)
-    model = _build(start)
     store = CheckpointStore(folder.checkpoints_folder, start.check)
-    keeper = Keeper(store, folder, recipe, start.run_id, world, model.base)
+    keeper = Keeper(store, folder, recipe, start.run_id, world)
     step = keeper.find(start.options.resume)
+    model = _build(start, resumed=step is not None)
+    keeper = replace(keeper, base=model.base)
     position, found = beginning.find(data, start.spec, folder, keeper, step, model.state, start.options)
     _agree(world, position)
     bucket = rehearsal.largest(data.table, set(position.plan.bucket.tolist()) or {0})
     rehearsal.rehearse(model.boundary, model.encoder, model.state, bucket)
     said = [
         *found,
-        *_of_another_base(recipe, model.base),
+        *(_of_another_base(recipe, model.base) if step is None else ()),
         *start.said,
         *keeper.look_ahead(model.state, position),
     ]
@@ -166,9 +167,9 @@ def _train(start: _Start) -> int:
     return EXIT_REQUEUE if ended == "signal" else 0
 
 
-def _build(start: _Start) -> _Model:
+def _build(start: _Start, *, resumed: bool) -> _Model:
     recipe, world = start.data.recipe, start.world
-    denoiser = build.denoiser(recipe, world.home)
+    denoiser = build.denoiser(recipe, world.home, resumed=resumed)
     encoder = build.encoder(recipe, world.device)
     rehearsal.audit_shapes(denoiser, encoder, start.data.table, world)
     mesh.shard(

@@ -63,7 +63,7 @@ class Trained:
                 wide = recipe.lora.model_copy(update={"base": "float32"})
                 recipe = recipe.model_copy(update={"lora": wide})
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            denoiser = build.denoiser(recipe, device)
+            denoiser = build.denoiser(recipe, device, resumed=True)
             origin.require_base(path, denoiser.base)
             trained = {name: p.detach() for name, p in denoiser.module.named_parameters() if p.requires_grad}
             module = denoiser.module.requires_grad_(False).eval()

@@ -85,6 +85,20 @@ def test_latents_are_the_posteriors_means_in_the_familys_units(saved):
     )
 
 
+def test_clips_of_a_batch_do_not_meet(saved):
+    """Two clips together become what each becomes alone, there and back."""
+    name, place, _ = saved
+    autoencoder = registry.build_autoencoder(AutoencoderConfig(name=name, weights=str(place)))
+    geometry = autoencoder.geometry
+    frames = geometry.nearest_frames(5)
+    video = torch.rand(2, 3, frames, 2 * geometry.stride[1], 2 * geometry.stride[2]) * 2 - 1
+    latents = autoencoder.encode(video)
+    alone = torch.cat([autoencoder.encode(clip) for clip in video.split(1)])
+    torch.testing.assert_close(latents, alone, rtol=1e-4, atol=1e-5)
+    back = torch.cat([autoencoder.decode(clip, frames) for clip in latents.split(1)])
+    torch.testing.assert_close(autoencoder.decode(latents, frames), back, rtol=1e-3, atol=1e-4)
+
+
 def test_another_class_or_other_latents_are_refused(tmp_path):
     """Weights of another family are told by class or by channels, before anything is drawn at random."""
     diffusers.AutoencoderKLWan(**tiny_families.WAN).save_pretrained(tmp_path / "vae")

@@ -22,6 +22,7 @@ from reelworks.models.lora.quantized import (
     nf4_levels,
     quantize,
 )
+from reelworks.precision import audit
 from reelworks.testing import contract
 from reelworks.train import kept
 
@@ -140,6 +141,22 @@ def test_a_base_from_a_file_is_the_one_that_was_written(tmp_path, base, dtype):
         assert torch.equal(found.float(), value.to(found.dtype).float()), name
         # Products alone are lowered.
         assert found.dtype == F32 or isinstance(module, nn.Linear | nn.Conv3d)
+
+
+@pytest.mark.parametrize("base", ["bfloat16", "nf4"])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(
+    "lowered", ["blocks.0.norm2.weight", "blocks.0.attn1.norm_q.weight", "scale_shift_table"]
+)
+def test_what_must_stay_wide_beside_a_narrow_base_is_told(base, sharded, lowered):
+    """Only weights of products may have their dtype: norms and tables are stored in float32."""
+    denoiser = contract.build("wan-tiny", compute=BF16, lora=LoraConfig(rank=2, base=base))
+    units = denoiser.sharding().blocks
+    assert list(audit.faults(denoiser, [], sharded=sharded, units=units)) == []
+    parameter = denoiser.module.get_parameter(lowered)
+    parameter.data = parameter.data.bfloat16()
+    (fault,) = audit.faults(denoiser, [], sharded=sharded, units=units)
+    assert (fault.field, fault.found, fault.declared) == (lowered, BF16, F32)
 
 
 def test_a_lora_begins_alike_on_every_base():

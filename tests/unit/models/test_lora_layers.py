@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import diffusers
+import peft
 import pytest
 import torch
 from safetensors import safe_open
@@ -161,6 +162,24 @@ def test_a_scale_by_another_rule_is_refused(tmp_path, header, said):
     save_file({"x": torch.zeros(1)}, path, {"lora_adapter_metadata": json.dumps(header)})
     with pytest.raises(UserError, match=f"{said}, which is not supported"):
         load(adapted(), path)
+
+
+def test_a_file_of_peft_counts_by_the_settings_beside_it(tmp_path):
+    """Its alpha is right there, and not the rank; where alpha / rank is not the scale, it is refused."""
+    base = contract.build("wan-tiny")
+    made = peft.LoraConfig(
+        r=SETTINGS.rank, lora_alpha=SETTINGS.exact_alpha, target_modules=list(base.lora_targets())
+    )
+    peft.PeftModel(base.module, made).save_pretrained(tmp_path)
+    assert SETTINGS.exact_alpha != SETTINGS.rank
+    load(adapted(), tmp_path / "adapter_model.safetensors")
+    beside = tmp_path / "adapter_config.json"
+    beside.write_text(json.dumps(json.loads(beside.read_text()) | {"lora_alpha": 7}))
+    with pytest.raises(UserError, match=r"lora\.alpha.* has alpha 7"):
+        load(adapted(), tmp_path / "adapter_model.safetensors")
+    beside.write_text(json.dumps(json.loads(beside.read_text()) | {"use_rslora": True}))
+    with pytest.raises(UserError, match="use_rslora"):
+        load(adapted(), tmp_path / "adapter_model.safetensors")
 
 
 def test_what_is_no_file_or_cut_off_is_refused(tmp_path):

@@ -70,6 +70,22 @@ def test_their_target_is_the_base_and_that_of_others_is_not(adapted, monkeypatch
     assert all(gradients[name].any() for name in gradients)
 
 
+def test_running_the_base_leaves_what_is_trained_marked(adapted):
+    """Where a unit of FSDP runs for the first time, it decides what has gradients; also behind an error."""
+    made, _ = adapted
+    module = made.state.module
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    with inject.without(module):
+        assert {name for name, p in module.named_parameters() if p.requires_grad} == trained
+    with pytest.raises(UserError, match="inside"), inject.without(module):
+        raise UserError("inside", remedy="none")
+    assert {name for name, p in module.named_parameters() if p.requires_grad} == trained
+    module.requires_grad_(False)
+    with inject.without(module):
+        pass
+    assert not any(p.requires_grad for p in module.parameters())
+
+
 def test_learning_from_them_alone_leads_back_to_the_base(adapted):
     """Steps on nothing else bring a LoRA's answers nearer to those of the base."""
     made, _ = adapted

@@ -57,6 +57,8 @@ class DiffusersAutoencoder:
         # Some take pictures alone, without an axis for frames.
         self._flat = facts.network in ("AutoencoderKL", "AutoencoderKLFlux2")
         self._packed = facts.network == "AutoencoderKLFlux2"
+        if facts.network == "AutoencoderKLHunyuanVideo15":
+            self.module.enable_slicing()  # the mask of its attention fits one clip alone
         self._mean, self._std = _statistics(self.module)
         nn.Module.to(self.module, self.contract.storage)
         if self._mean.shape[1] not in (1, facts.channels):
@@ -127,7 +129,9 @@ def _channels_to_squares(latent_BCTHW: Tensor) -> Tensor:
 
 
 def _load(name: str, source: str) -> Any:
-    kind, field = getattr(libraries.diffusers(), name), "autoencoder.weights"
+    field = "autoencoder.weights"
+    weight_files.require_there(source, field)
+    kind = getattr(libraries.diffusers(), name)
     try:
         if source.endswith(".safetensors"):
             return kind.from_single_file(source).requires_grad_(False).eval()
@@ -137,7 +141,7 @@ def _load(name: str, source: str) -> Any:
             sizes = kind.load_config(source)
         if sizes["_class_name"] != name:
             raise ValueError(f"it is of class {sizes['_class_name']}")
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise UserError(
             f"no {name} can be loaded ({str(error).partition(chr(10))[0]})",
             field=field,

@@ -25,7 +25,8 @@ class LoraConfig(Config):
         base: How the frozen weights lie in memory: linear layers of the model's blocks in 8 bits (`float8`, `int8`) or 4
             (`nf4`), or all weights of matrix products in bfloat16; default: in `precision.compute`, which changes no
             result.
-        weights: A LoRA of this model to begin with, a `.safetensors` file of any convention.
+        weights: A LoRA of this model to begin with, a `.safetensors` file of any convention; a run that goes on does
+            not read it again.
     """
 
     rank: int = Field(16, ge=1)

@@ -14,8 +14,7 @@ from torch import nn
 
 from reelworks.models.lora.config import BaseStorage
 from reelworks.models.lora.quantized import FORMATS, QuantizedLinear
-
-_PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+from reelworks.precision.stored import PRODUCTS
 
 
 def store(
@@ -62,7 +61,7 @@ def _store(parent: nn.Module, how: _How, inside: bool) -> None:
 
 def _store_parameters(layer: nn.Module, how: _How) -> None:
     """Convert those that it holds itself."""
-    dtype = how.products if isinstance(layer, _PRODUCTS) else torch.float32
+    dtype = how.products if isinstance(layer, PRODUCTS) else torch.float32
     for name, parameter in list(layer.named_parameters(recurse=False)):
         stored = parameter.detach().to(how.device, dtype if parameter.is_floating_point() else None)
         setattr(layer, name, nn.Parameter(stored, requires_grad=False))

@@ -66,16 +66,22 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def without(module: nn.Module) -> Iterator[None]:
-    """Run a network as its base."""
+    """Run a network as its base. What is trained stays marked so: FSDP looks for it when a unit is first called."""
     tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
     layers = [child for child in module.modules() if isinstance(child, tuners.BaseTunerLayer)]
-    try:
+    trained = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+
+    def enable(on: bool) -> None:
         for layer in layers:
-            layer.enable_adapters(False)
+            layer.enable_adapters(on)
+        for parameter, requires_grad in trained:
+            parameter.requires_grad_(requires_grad)
+
+    try:
+        enable(False)
         yield
     finally:
-        for layer in layers:
-            layer.enable_adapters(True)
+        enable(True)
 
 
 @torch.no_grad()

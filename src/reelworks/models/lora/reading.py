@@ -24,6 +24,7 @@ from reelworks.models.lora.files import BASE, METADATA, swapped_halves
 from reelworks.models.lora.release import Place
 
 _SHOWN = 3
+_PEFT = ("adapter_model.safetensors", "adapter_config.json")  # its file, and where it tells the settings
 # Settings by which alpha / rank is not the scale.
 _OTHER_RULES = ("use_rslora", "alpha_pattern", "rank_pattern")
 _PREFIXES = (
@@ -110,7 +111,7 @@ def read(
 
 
 def header(source: str) -> dict[str, str]:
-    """Texts of a file's header.
+    """Texts of a file's header; the settings of one that peft wrote are those beside it.
 
     Raises:
         UserError: It is no file, cannot be read, or its updates count by a rule that is not ours.
@@ -121,8 +122,11 @@ def header(source: str) -> dict[str, str]:
         try:
             with safe_open(path, "pt") as file:
                 told: dict[str, str] = file.metadata() or {}
-            settings = json.loads(told.get(METADATA, "{}"))
-        except (OSError, SafetensorError, ValueError) as error:
+            beside = path.with_name(_PEFT[1])
+            if path.name == _PEFT[0] and METADATA not in told and beside.is_file():
+                told = told | {METADATA: beside.read_text(encoding="utf-8")}
+            settings = dict(json.loads(told.get(METADATA, "{}")))
+        except (OSError, SafetensorError, ValueError, TypeError) as error:
             problem, remedy = f"its header cannot be read: {error}", "download or export it again"
         else:
             rules = [key for key, value in settings.items() if value and key.endswith(_OTHER_RULES)]

@@ -219,7 +219,7 @@ def _load(name: str, source: str) -> Any:
         pipeline.register_modules(**dict.fromkeys(unused))
         if name == "QwenImageEditPipeline":
             pipeline.processor = picture_words.load(pipeline.tokenizer, source)
-    except (OSError, ValueError, TypeError, ImportError) as error:
+    except Exception as error:  # damage leads the readers into errors of any kind
         raise UserError(
             f"no text encoders of {name} can be loaded ({str(error).partition(chr(10))[0]})",
             field="text.weights",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core.errors import UserError
+from reelworks.models import weight_files
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextConfig
 from reelworks.precision.contract import Contract
@@ -83,12 +84,13 @@ class T5TextEncoder:
 
 
 def _load(source: str) -> tuple[Any, Any]:
+    weight_files.require_there(source, "text.weights")
     transformers: Any = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
         model = transformers.T5EncoderModel.from_pretrained(source, dtype=_STORAGE)
-    except (OSError, ValueError) as error:  # transformers' own: no such folder or hub id, no such files
+    except Exception as error:  # damage leads the readers into errors of any kind
         raise UserError(
             f"no T5 with its tokenizer can be loaded ({str(error).partition(chr(10))[0]})",
             field="text.weights",
