@@ -135,7 +135,7 @@ def test_the_next_commands_can_be_typed_as_they_are_told():
 
 def test_a_run_is_saved_some_ten_times():
     """By the steps that the recipe has, which follow from its buckets."""
-    pictures("mug")
+    pictures("mug", 10)  # two shapes of five: more batches than ten by one size would be
     recipe, told = make("--data", "mug")
     assert recipe.checkpoints.every_steps == told["steps"] // 10 > 10
 
