@@ -222,7 +222,7 @@ def on_file(lora, tmp_path, number):
 
 
 def test_a_lora_never_goes_on_upon_another_base(lora, tmp_path):
-    """A resume, and generation, on other weights are refused with both named; on a copy of the same they go on."""
+    """On other weights, or with another alpha, a resume is refused with both named; on a copy of the same it goes on."""
     one, other = (on_file(lora, tmp_path, number) for number in (1, 2))
     one["train"] |= {"max_steps": 1}
     other["train"] |= {"max_steps": 2}
@@ -236,6 +236,9 @@ def test_a_lora_never_goes_on_upon_another_base(lora, tmp_path):
     copied = model.rename(tmp_path / "moved.safetensors")
     other["model"]["weights"] = str(copied)
     assert children.train(other) == [0]
+    stronger = other | {"lora": other["lora"] | {"alpha": 13.0}, "train": other["train"] | {"max_steps": 3}}
+    assert children.train(stronger) != [0]
+    assert "the LoRA to begin with has alpha 6.5" in children.output(stronger)
     with safe_open(next((tmp_path / "run" / "exports").glob("step-000000002*kohya*")), "pt") as file:
         told = file.metadata()
     assert told["ss_sd_model_name"] == str(copied)

@@ -122,10 +122,11 @@ class Keeper:
         """Load weights, average and optimizer in place; return the cursor.
 
         Raises:
-            UserError: The checkpoint is of another model, or its LoRA was trained on another base.
+            UserError: The checkpoint is of another model, or its LoRA was trained on another base or with another alpha.
         """
         path = self.store.path(step)
         origin.require_base(path, self.base)
+        origin.require_alpha(self.run, step, self.recipe)
         tensors = state.state_dict()
         load.load(path, tensors)
         state.load_optimizer(tensors["optimizer"])

@@ -107,13 +107,17 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
 
 def _path(source: Path, recipe: Recipe) -> Path:
     run, step = locate(source)
-    _require_alpha(coverage.recipe_of(run, step), recipe)
+    require_alpha(run, step, recipe)
     return CheckpointStore(run.checkpoints_folder).path(step)
 
 
-def _require_alpha(trained_by: Path, recipe: Recipe) -> None:
-    """Refuse a LoRA whose updates would count another share here; its tensors do not tell."""
-    trained = export.lora_of(trained_by, "diffusers")
+def require_alpha(run: RunFolder, step: int, recipe: Recipe) -> None:
+    """Refuse a checkpoint of a LoRA whose updates would count another share here; its tensors do not tell.
+
+    Raises:
+        UserError: Names both.
+    """
+    trained = export.lora_of(coverage.recipe_of(run, step), "diffusers")
     if trained is None or recipe.lora is None or trained.alpha == recipe.lora.exact_alpha:
         return
     raise UserError(
