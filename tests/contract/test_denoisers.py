@@ -21,7 +21,7 @@ from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.objective import objectives
 from reelworks.objective.config import ObjectiveConfig
 from reelworks.precision.boundary import Boundary
-from reelworks.testing import contract
+from reelworks.testing import contract, models_page
 
 HERE = Path(__file__).parent
 every_family = pytest.mark.parametrize("name", contract.FAMILIES)
@@ -170,7 +170,9 @@ def test_full_sizes_are_those_published(name, count):
         seed=0,
         learns_variance=name.startswith("stdit"),
     ).module
-    assert sum(parameter.numel() for parameter in module.parameters()) == contract.parameters(name) == count
+    assert (
+        sum(parameter.numel() for parameter in module.parameters()) == models_page.parameters(name) == count
+    )
 
 
 def test_two_ranks_compute_what_one_does():
@@ -213,4 +215,4 @@ def test_clips_and_broken_patches_are_refused_by_name():
 def test_the_table_in_the_docs_is_the_suites():
     """docs/reference/models.md says what the networks here can do."""
     page = HERE.parents[1] / "docs" / "reference" / "models.md"
-    assert page.read_text(encoding="utf-8") == contract.page()
+    assert page.read_text(encoding="utf-8") == models_page.page()

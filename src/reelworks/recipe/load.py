@@ -15,6 +15,7 @@ from reelworks.buckets.config import as_table
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.models import config as models
+from reelworks.models import requirements
 from reelworks.models.experts import config as experts
 from reelworks.recipe import absent
 from reelworks.recipe.explain import explain
@@ -66,11 +67,11 @@ def parse(values: dict[str, Any]) -> Recipe:
         raise explain(error) from None
     models.require_known("text.name", recipe.text.name, models.TEXT_ENCODERS)
     geometry = models.geometry(recipe.model, recipe.autoencoder)
-    models.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
+    requirements.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
     _require_base(recipe)
     _require_lora(recipe)
-    models.require_image_encoder(recipe.model)
-    models.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
+    requirements.require_image_encoder(recipe.model)
+    requirements.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
     recipe = _of_experts(recipe)
     if recipe.buckets.proposes:
         _refuse_given(recipe)
@@ -80,8 +81,10 @@ def parse(values: dict[str, Any]) -> Recipe:
     if preview.prompts:
         shape = Shape(preview.num_frames, preview.height, preview.width)
         geometry.require(shape, ("preview.num_frames", "preview.height", "preview.width"))
-        models.require_companions(recipe.model, [preview.companions], "preview.")
-        models.require_first_frame(recipe.model, preview.reference, "preview.reference", preview.num_frames)
+        requirements.require_companions(recipe.model, [preview.companions], "preview.")
+        requirements.require_first_frame(
+            recipe.model, preview.reference, "preview.reference", preview.num_frames
+        )
     return recipe
 
 

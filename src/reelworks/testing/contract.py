@@ -6,19 +6,16 @@ Each check raises AssertionError with what was promised. Legend: B clips, T late
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from reelworks.core.shape import Shape
-from reelworks.models import config, known, registry
+from reelworks.models import config, registry
 from reelworks.models.api import Denoiser, DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.models.experts import config as experts
-from reelworks.models.family import Conditioning
 from reelworks.models.lora import frozen, inject
 from reelworks.models.lora.config import BaseStorage, LoraConfig
 from reelworks.objective.objectives import Objective
@@ -30,65 +27,9 @@ AUTOENCODER = AutoencoderConfig(stride=1)
 TEXT = TextConfig(dim=32, max_length=6, pooled_dim=8)
 IMAGE_DIM = 16  # of the tokens that tiny networks take of a picture
 _IMAGE_TOKENS = 5
-_ENCODERS = {"clip": "CLIP", "siglip": "SigLIP", None: ""}
 # One tiny network for each family, one for each way in which a family is shown companions, and two that share timesteps.
 FAMILIES = tuple(name for name in config.PRESETS if name.endswith("-tiny"))
-_PAGE_HEAD = """# Models
-
-<!-- Written by `python -m reelworks.testing.contract`; do not edit. -->
-
-Each row is a family, with the names that `model.name` takes. All of them pass the same checks
-(`tests/contract/`): shapes, gradients, dtypes, sharding on two processes, state dicts, LoRA, generation, and
-learning one clip by heart. What the table says was found by running them. *Is shown* says what a network sees of a
-clip beside its noise: a `control` or a `source` of the `[[dataset]]`, without brackets where it cannot do without; or
-the clip's own first frame, and what an image encoder (`model.image_encoder`) says of it. All take a `loss_mask`.
-
-| names | parameters | trains on | is told given frames | is shown | takes a summary of the caption | takes the guidance scale | empty caption |
-|---|---|---|---|---|---|---|---|"""
 _CLIPS = (Shape(1, 8, 8), Shape(1, 4, 12), Shape(5, 4, 4))
-
-
-@dataclass(frozen=True)
-class Features:
-    """What a tiny network answers to.
-
-    Attributes:
-        clips: Takes clips, not pictures alone.
-        given_frames: Answers otherwise where frames are given.
-        pooled_text: Answers otherwise to another summary of the caption.
-        guidance: Answers otherwise to another guidance scale.
-        shown: Of "control", "source", "first_frame" and "image" those to which it answers otherwise.
-    """
-
-    clips: bool
-    given_frames: bool
-    pooled_text: bool
-    guidance: bool
-    shown: tuple[str, ...]
-
-
-@torch.no_grad()
-def features(name: str) -> Features:
-    """Find out what a network takes, by trying."""
-    denoiser, inputs = build(name), example(shapes(name)[-1], name)
-    answer = denoiser.predict(inputs)
-
-    def feels(**changes: Tensor) -> bool:
-        return not torch.equal(answer, denoiser.predict(dataclasses.replace(inputs, **changes)))
-
-    given = inputs.frame_mask.clone()
-    given[:, 0] = False
-    return Features(
-        clips=inputs.latent.shape[2] > 1,
-        given_frames=feels(frame_mask=given),
-        pooled_text=feels(pooled=-inputs.pooled),
-        guidance=feels(guidance=3 * inputs.guidance),
-        shown=tuple(
-            key
-            for key in ("control", "source", "first_frame", "image")
-            if (value := getattr(inputs, key)).shape[1] and feels(**{key: -value})
-        ),
-    )
 
 
 def shapes(name: str) -> list[Shape]:
@@ -310,71 +251,3 @@ def loss(denoiser: Denoiser, objective: Objective, clean: DenoiserInputs, noise:
     x_t = objective.noised(clean.latent, noise, clean.time, clean.frame_mask)
     output = Boundary(denoiser)(dataclasses.replace(clean, latent=x_t))
     return objective.losses(output, x_t, clean.latent, noise, clean.time, clean.frame_mask).mean()
-
-
-def page() -> str:
-    """The table of families and features, as docs/reference/models.md."""
-    rows = []
-    for name in (name for name in FAMILIES if not experts.boundary(ModelConfig(name=name))):
-        found, presets = features(name), _presets(name)
-        wants = {preset: config.conditioning(ModelConfig(name=preset)) for preset in presets}
-        cells = (
-            _listed(presets),
-            ", ".join(_shown(parameters(preset)) for preset in presets if preset not in FAMILIES),
-            "clips and pictures" if found.clips else "pictures",
-            _which(presets, [p for p in presets if wants[p].frames and found.given_frames]),
-            _beside(presets, wants, found.shown),
-            "yes" if found.pooled_text else "no",
-            _which(presets, [p for p in presets if wants[p].guidance == "embedded" and found.guidance]),
-            wants[name].empty_caption,
-        )
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join([_PAGE_HEAD, *rows, ""])
-
-
-def parameters(preset: str) -> int:
-    """Count a preset's parameters at its published size, on the meta device."""
-    return sum(parameter.numel() for parameter in known.network(preset).parameters())
-
-
-def _shown(count: int) -> str:
-    """In thousands of millions, or in millions."""
-    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
-
-
-def _presets(name: str) -> list[str]:
-    """All presets of the family whose tiny network this is, that are shown the same."""
-    return [other for other in config.PRESETS if _kind(other) == _kind(name)]
-
-
-def _kind(name: str) -> tuple[type, object, object]:
-    wants = config.conditioning(ModelConfig(name=name))
-    return type(config.PRESETS[name]), wants.takes, wants.first_frame
-
-
-def _beside(presets: list[str], wants: Mapping[str, Conditioning], found: tuple[str, ...]) -> str:
-    """Say what a family is shown beside the noise."""
-    cells = []
-    for key in found:
-        if key == "image":
-            told = [p for p in presets if wants[p].image_encoder]
-            names = "" if told == presets else f" ({_listed(told)})"
-            cells.append(f"{_ENCODERS[wants[told[0]].image_encoder]} of it{names}")
-        elif key == "first_frame":
-            cells.append("its first frame")
-        else:
-            cells.append(f"`{key}`" if key in wants[presets[0]].needs else f"(`{key}`)")
-    return ", ".join(cells) or "no"
-
-
-def _which(presets: list[str], those: list[str]) -> str:
-    """Say which of a family's presets."""
-    return "no" if not those else "yes" if those == presets else _listed(those)
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
-if __name__ == "__main__":
-    print(page(), end="")

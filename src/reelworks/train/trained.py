@@ -16,7 +16,7 @@ from reelworks.encode.live import LiveEncoder
 from reelworks.generate import family_pipeline
 from reelworks.generate.family_pipeline import Made
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import config as models
+from reelworks.models import requirements
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.lora import inject as lora
 from reelworks.precision.boundary import Boundary
@@ -81,6 +81,6 @@ class Trained:
 
     def generate(self, prompts: Sequence[str], options: GenerateOptions) -> Made:
         """Generate a clip for each prompt; see `generate.family_pipeline`. A run of one expert takes the other too."""
-        models.require_companions(self.recipe.model, [options.companions], "--")
+        requirements.require_companions(self.recipe.model, [options.companions], "--")
         both = build.with_other_expert(self.recipe, self.denoiser, self.encoder.device)
         return family_pipeline.generate(self.recipe, Boundary(both), self.encoder, prompts, options)

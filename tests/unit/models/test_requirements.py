@@ -3,26 +3,26 @@
 import pytest
 
 from reelworks.core.errors import UserError
-from reelworks.models import config, published
+from reelworks.models import config, published, requirements
 from reelworks.models.config import ModelConfig, TextConfig
 
 
 def test_an_objective_that_the_weights_do_not_know_is_refused():
     """Published weights go with their objective; fresh ones learn any."""
     with pytest.raises(UserError, match=r'(?s)objective\.name.*write "epsilon"'):
-        config.require_objective(ModelConfig(name="sdxl", weights="w"), "rectified-flow", {})
-    config.require_objective(ModelConfig(name="sdxl", weights="w"), "v-prediction", {})
-    config.require_objective(ModelConfig(name="sdxl"), "rectified-flow", {})
-    config.require_objective(ModelConfig(name="stdit2-xl", weights="w"), "iddpm", {})
+        requirements.require_objective(ModelConfig(name="sdxl", weights="w"), "rectified-flow", {})
+    requirements.require_objective(ModelConfig(name="sdxl", weights="w"), "v-prediction", {})
+    requirements.require_objective(ModelConfig(name="sdxl"), "rectified-flow", {})
+    requirements.require_objective(ModelConfig(name="stdit2-xl", weights="w"), "iddpm", {})
 
 
 def test_masks_of_given_frames_need_a_network_that_is_told():
     """Ratios are refused where they would change nothing but the loss."""
     for name in ("wan-2.1-1.3b", "flux-dev"):
         with pytest.raises(UserError, match=r"objective\.mask_ratios"):
-            config.require_objective(ModelConfig(name=name), "rectified-flow", {"image_head": 0.3})
-        config.require_objective(ModelConfig(name=name), "rectified-flow", {"identity": 1.0})
-    config.require_objective(ModelConfig(name="wan-2.2-5b"), "rectified-flow", {"image_head": 0.3})
+            requirements.require_objective(ModelConfig(name=name), "rectified-flow", {"image_head": 0.3})
+        requirements.require_objective(ModelConfig(name=name), "rectified-flow", {"identity": 1.0})
+    requirements.require_objective(ModelConfig(name="wan-2.2-5b"), "rectified-flow", {"image_head": 0.3})
 
 
 def test_every_preset_has_its_parts_and_they_fit():
@@ -39,7 +39,7 @@ def test_every_preset_has_its_parts_and_they_fit():
 
 def refused(model, given, match):
     with pytest.raises(UserError, match=match):
-        config.require_companions(ModelConfig(name=model), given, "dataset.")
+        requirements.require_companions(ModelConfig(name=model), given, "dataset.")
 
 
 def test_companions_are_refused_where_they_are_not_seen_and_asked_for_where_they_are_needed():
@@ -56,16 +56,16 @@ def test_companions_are_refused_where_they_are_not_seen_and_asked_for_where_they
         ("flux-kontext", [{"source"}]),
         ("stdit3-xl", [{"loss_mask"}, {}]),
     ):
-        config.require_companions(ModelConfig(name=model), given, "dataset.")
+        requirements.require_companions(ModelConfig(name=model), given, "dataset.")
 
 
 def test_an_image_encoder_is_named_where_there_is_one_and_nowhere_else():
     """Wan 2.1 looks at the first frame by CLIP, Wan 2.2 does not."""
     with pytest.raises(UserError, match=r"model\.image_encoder: .*by a clip"):
-        config.require_image_encoder(ModelConfig(name="wan-2.1-i2v-14b"))
+        requirements.require_image_encoder(ModelConfig(name="wan-2.1-i2v-14b"))
     with pytest.raises(UserError, match="has no image encoder"):
-        config.require_image_encoder(ModelConfig(name="wan-2.2-i2v-14b", image_encoder="x"))
-    config.require_image_encoder(ModelConfig(name="wan-2.2-i2v-14b"))
+        requirements.require_image_encoder(ModelConfig(name="wan-2.2-i2v-14b", image_encoder="x"))
+    requirements.require_image_encoder(ModelConfig(name="wan-2.2-i2v-14b"))
 
 
 def test_a_first_frame_is_asked_for_and_refused():
@@ -76,6 +76,6 @@ def test_a_first_frame_is_asked_for_and_refused():
         ("wan-2.1-14b", "a.png", 5, "cannot be told"),
     ):
         with pytest.raises(UserError, match=match):
-            config.require_first_frame(ModelConfig(name=name), reference, "preview.reference", frames)
-    config.require_first_frame(ModelConfig(name="wan-2.2-i2v-14b"), "a.png", "preview.reference", 5)
-    config.require_first_frame(ModelConfig(name="wan-2.2-5b"), "a.png", "preview.reference", 5)
+            requirements.require_first_frame(ModelConfig(name=name), reference, "preview.reference", frames)
+    requirements.require_first_frame(ModelConfig(name="wan-2.2-i2v-14b"), "a.png", "preview.reference", 5)
+    requirements.require_first_frame(ModelConfig(name="wan-2.2-5b"), "a.png", "preview.reference", 5)
