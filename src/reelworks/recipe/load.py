@@ -15,9 +15,8 @@ from reelworks.buckets.config import as_table
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.models import config as models
-from reelworks.models import requirements
 from reelworks.models.experts import config as experts
-from reelworks.recipe import absent
+from reelworks.recipe import absent, requirements
 from reelworks.recipe.explain import explain
 from reelworks.recipe.recipe import Recipe
 

@@ -16,11 +16,11 @@ from reelworks.encode.live import LiveEncoder
 from reelworks.generate import family_pipeline
 from reelworks.generate.family_pipeline import Made
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import requirements
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.lora import inject as lora
 from reelworks.precision.boundary import Boundary
 from reelworks.recipe import load as recipes
+from reelworks.recipe import requirements
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import coverage
 from reelworks.train import build, origin

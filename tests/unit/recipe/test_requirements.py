@@ -3,8 +3,9 @@
 import pytest
 
 from reelworks.core.errors import UserError
-from reelworks.models import config, published, requirements
+from reelworks.models import config, published
 from reelworks.models.config import ModelConfig, TextConfig
+from reelworks.recipe import requirements
 
 
 def test_an_objective_that_the_weights_do_not_know_is_refused():

@@ -1,4 +1,4 @@
-"""What a model must be given, and what it cannot take; torch-free."""
+"""What a model must be given by a recipe, and what it cannot take."""
 
 from __future__ import annotations
 
