@@ -79,9 +79,10 @@ def test_overfits(name):
 
 
 @every_family
-def test_lora(name):
+@pytest.mark.parametrize("targets", ["default", "blocks"])
+def test_lora(name, targets):
     """A LoRA begins as no change, trains alone, and is reached by gradients in every layer that it adapts."""
-    contract.check_lora(name)
+    contract.check_lora(name, targets)
 
 
 @every_family

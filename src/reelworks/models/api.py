@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from reelworks.core.shape import Geometry
 from reelworks.models.lora.base import Base
+from reelworks.models.lora.config import Targets
 from reelworks.precision.contract import Contract, Role
 
 PURE_NOISE = 1000.0  # the time at which nothing of the data is left
@@ -133,8 +134,8 @@ class Denoiser(Protocol):
         """Name the units that parallel strategies wrap."""
         ...
 
-    def lora_targets(self) -> Sequence[str]:
-        """Names of the linear layers that LoRA adapts by default."""
+    def lora_targets(self, of: Targets = "default") -> Sequence[str]:
+        """Names of linear layers for LoRA: by default those of all attentions, or all of the blocks."""
         ...
 
 

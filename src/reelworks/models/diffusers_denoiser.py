@@ -18,7 +18,9 @@ from reelworks.core.errors import UserError
 from reelworks.models import libraries, weight_files
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan
 from reelworks.models.family import FamilyConfig
+from reelworks.models.lora import inject
 from reelworks.models.lora.base import Base
+from reelworks.models.lora.config import Targets
 from reelworks.precision.contract import Contract
 
 _COMFYUI = "model.diffusion_model."  # before every name in its files
@@ -53,7 +55,12 @@ class DiffusersDenoiser:
         lists = (list(module.get_submodule(name)) for name in config.network.blocks)  # type: ignore[call-overload]
         self._sharding = ShardingPlan(blocks=[block for blocks in lists for block in blocks])
         without = config.network.without_gradient
-        self._lora_targets = tuple(n for n in _attention_layers(module) if not f"{n}.".startswith(without))
+        reached = [name for name in inject.linear_layers(module) if not f"{name}.".startswith(without)]
+        inside = tuple(f"{name}." for name in config.network.blocks)
+        self._lora_targets: dict[Targets, tuple[str, ...]] = {
+            "default": tuple(name for name in reached if _is_of_attention(name)),
+            "blocks": tuple(name for name in reached if name.startswith(inside)),
+        }
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
         """Return the output `[B, C, T, H, W]`; a velocity points towards the data.
@@ -68,9 +75,9 @@ class DiffusersDenoiser:
         """Name the blocks, in order of use."""
         return self._sharding
 
-    def lora_targets(self) -> Sequence[str]:
-        """Name the linear layers of all attentions."""
-        return self._lora_targets
+    def lora_targets(self, of: Targets = "default") -> Sequence[str]:
+        """Name the linear layers of all attentions, or all of the blocks."""
+        return self._lora_targets[of]
 
 
 def _check(latent_BCTHW: Tensor, config: FamilyConfig) -> None:
@@ -86,9 +93,8 @@ def _check(latent_BCTHW: Tensor, config: FamilyConfig) -> None:
             )
 
 
-def _attention_layers(module: nn.Module) -> list[str]:
-    linear = (name for name, child in module.named_modules() if isinstance(child, nn.Linear))
-    return [name for name in linear if any(part.startswith("att") for part in name.split(".")[:-1])]
+def _is_of_attention(name: str) -> bool:
+    return any(part.startswith("att") for part in name.split(".")[:-1])
 
 
 def network(config: FamilyConfig, gradient_checkpointing: bool) -> nn.Module:

@@ -17,7 +17,7 @@ from reelworks.models.api import Denoiser, DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.models.experts import config as experts
 from reelworks.models.lora import frozen, inject
-from reelworks.models.lora.config import BaseStorage, LoraConfig
+from reelworks.models.lora.config import BaseStorage, LoraConfig, Targets
 from reelworks.objective.objectives import Objective
 from reelworks.precision import audit
 from reelworks.precision.boundary import Boundary
@@ -136,13 +136,13 @@ def check_state(name: str) -> None:
         assert torch.equal(one.predict(inputs), other.predict(inputs)), name
 
 
-def check_lora(name: str) -> None:
+def check_lora(name: str, targets: Targets = "default") -> None:
     """A LoRA begins as no change, is all that is trained, and every part of it is reached; dtypes hold."""
     denoiser, inputs = build(name, compute=torch.bfloat16), example(shapes(name)[-1], name)
-    boundary, adapted = Boundary(denoiser), len(denoiser.lora_targets())
+    boundary, adapted = Boundary(denoiser), len(denoiser.lora_targets(targets))
     with torch.no_grad():
         before = boundary(inputs)
-        inject.inject(denoiser, LoraConfig(rank=2), seed=0)
+        inject.inject(denoiser, LoraConfig(rank=2, targets=targets), seed=0)
         assert torch.equal(before, boundary(inputs)), f"{name}: a fresh LoRA changes the answer"
     trained = {key: p for key, p in denoiser.module.named_parameters() if p.requires_grad}
     assert trained.keys() == inject.weights(denoiser.module).keys()

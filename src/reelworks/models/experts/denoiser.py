@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from reelworks.models.api import DenoiserInputs, ShardingPlan
 from reelworks.models.diffusers_denoiser import DiffusersDenoiser
 from reelworks.models.lora.base import Base
+from reelworks.models.lora.config import Targets
 
 
 @final
@@ -61,11 +62,11 @@ class ExpertsDenoiser:
         blocks = [*self._high.sharding().blocks, *self._low.sharding().blocks]
         return ShardingPlan([*blocks, *self.module.children()])
 
-    def lora_targets(self) -> Sequence[str]:
-        """Name the linear layers of all attentions in both."""
+    def lora_targets(self, of: Targets = "default") -> Sequence[str]:
+        """Name the linear layers of all attentions, or all of the blocks, in both."""
         names = [name for name, _ in self.module.named_children()]
         pairs = zip(names, (self._high, self._low), strict=True)
-        return tuple(f"{name}.{target}" for name, expert in pairs for target in expert.lora_targets())
+        return tuple(f"{name}.{target}" for name, expert in pairs for target in expert.lora_targets(of))
 
 
 def _rows(inputs: DenoiserInputs, index: Tensor) -> DenoiserInputs:

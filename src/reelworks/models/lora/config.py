@@ -9,6 +9,7 @@ from pydantic import Field
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
+Targets = Literal["default", "blocks"]
 BaseStorage = Literal["float32", "bfloat16", "float8", "int8", "nf4"]
 
 
@@ -19,8 +20,9 @@ class LoraConfig(Config):
         rank: Rows of the smaller matrix of each pair.
         alpha: The update counts alpha / rank; default: the rank.
         dropout: Share of a layer's inputs that its update does not see in training.
-        targets: Layers that are adapted: "default", those of all attentions, or names of linear layers, whole or
-            their last parts, such as ["to_q", "to_v"].
+        targets: Layers that are adapted: "default", those of all attentions; "blocks", all linear ones of the model's
+            blocks, feed-forward and modulation too; or names of linear layers, whole or their last parts, such as
+            ["to_q", "to_v"].
         dora: Train the length of each row of the sum beside its direction (DoRA).
         base: How the frozen weights lie in memory: linear layers of the model's blocks in 8 bits (`float8`, `int8`) or 4
             (`nf4`), or all weights of matrix products in bfloat16; default: in `precision.compute`, which changes no
@@ -32,7 +34,7 @@ class LoraConfig(Config):
     rank: int = Field(16, ge=1)
     alpha: float | None = Field(None, gt=0)
     dropout: float = Field(0.0, ge=0, lt=1)
-    targets: Literal["default"] | list[str] = "default"
+    targets: Targets | list[str] = "default"
     dora: bool = False
     base: BaseStorage | None = None
     weights: str | None = Field(None, min_length=1)

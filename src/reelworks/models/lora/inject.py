@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from reelworks.core.errors import UserError, nearest
 from reelworks.models.api import Denoiser
-from reelworks.models.lora.config import LoraConfig
+from reelworks.models.lora.config import LoraConfig, Targets
 
 _PART = re.compile(r"\.lora_(A|B|magnitude_vector)\.default\.weight$")
 
@@ -33,7 +33,7 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
         UserError: A target names no linear layer.
     """
     module = denoiser.module
-    names = _targets(module, denoiser.lora_targets(), config.targets)
+    names = _targets(denoiser, config.targets)
     peft: Any = importlib.import_module("peft")
     settings = peft.LoraConfig(
         r=config.rank,
@@ -114,11 +114,11 @@ def linear_layers(module: nn.Module) -> list[str]:
     return [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
 
 
-def _targets(module: nn.Module, default: Sequence[str], asked: str | Sequence[str]) -> list[str]:
+def _targets(denoiser: Denoiser, asked: Targets | Sequence[str]) -> list[str]:
     """Whole names of the layers to adapt."""
-    if isinstance(asked, str):
-        return list(default)
-    layers = linear_layers(module)
+    if asked == "default" or asked == "blocks":
+        return list(denoiser.lora_targets(asked))
+    layers = linear_layers(denoiser.module)
     for target in asked:
         if not any(_means(target, layer) for layer in layers):
             known = layers if target.count(".") > 1 else {_ending(layer) for layer in layers}

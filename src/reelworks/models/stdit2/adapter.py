@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan
 from reelworks.models.lora.base import Base
+from reelworks.models.lora.config import Targets
 from reelworks.models.stdit2 import sharding
 from reelworks.models.stdit2.model import STDiT2
-from reelworks.models.stdit3.adapter import attention_layers
+from reelworks.models.stdit3.adapter import lora_targets
 from reelworks.precision.contract import Contract
 
 
@@ -39,7 +40,7 @@ class STDiT2Denoiser:
         self.base: Base | None = None
         self.latent_channels = module.config.in_channels
         self._sharding = sharding.plan(module)
-        self._lora_targets = tuple(attention_layers(module))
+        self._lora_targets = lora_targets(module, ("blocks.",))
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
         """Return all channels that the network returns, `[B, C or 2·C, T, H, W]`."""
@@ -62,6 +63,6 @@ class STDiT2Denoiser:
         """Name the blocks, in order of use."""
         return self._sharding
 
-    def lora_targets(self) -> Sequence[str]:
-        """Name the linear layers of all attentions."""
-        return self._lora_targets
+    def lora_targets(self, of: Targets = "default") -> Sequence[str]:
+        """Name the linear layers of all attentions, or all of the blocks."""
+        return self._lora_targets[of]

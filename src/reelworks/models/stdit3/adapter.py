@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan
 from reelworks.models.lora.base import Base
+from reelworks.models.lora.config import Targets
 from reelworks.models.stdit3 import sharding
 from reelworks.models.stdit3.model import STDiT3
 from reelworks.precision.contract import Contract
@@ -35,7 +36,7 @@ class STDiT3Denoiser:
         self.base: Base | None = None
         self.latent_channels = module.config.in_channels
         self._sharding = sharding.plan(module)
-        self._lora_targets = tuple(attention_layers(module))
+        self._lora_targets = lora_targets(module, ("spatial_blocks.", "temporal_blocks."))
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
         """Return all channels that the network returns, `[B, C or 2·C, T, H, W]`."""
@@ -56,12 +57,15 @@ class STDiT3Denoiser:
         """Name the blocks, in order of use."""
         return self._sharding
 
-    def lora_targets(self) -> Sequence[str]:
-        """Name the linear layers of all attentions."""
-        return self._lora_targets
+    def lora_targets(self, of: Targets = "default") -> Sequence[str]:
+        """Name the linear layers of all attentions, or all of the blocks."""
+        return self._lora_targets[of]
 
 
-def attention_layers(module: nn.Module) -> list[str]:
-    """Name the linear layers of all attentions."""
-    linear = (name for name, child in module.named_modules() if isinstance(child, nn.Linear))
-    return [name for name in linear if "attn" in name.split(".")[-2]]
+def lora_targets(module: nn.Module, blocks: tuple[str, ...]) -> dict[Targets, list[str]]:
+    """Name the linear layers of all attentions, and all of the blocks, whose names begin so."""
+    linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+    return {
+        "default": [name for name in linear if "attn" in name.split(".")[-2]],
+        "blocks": [name for name in linear if name.startswith(blocks)],
+    }
