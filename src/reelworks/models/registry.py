@@ -50,12 +50,15 @@ from reelworks.models.sd3 import adapter as sd3
 from reelworks.models.sd3.config import SD3Config
 from reelworks.models.sdxl import adapter as sdxl
 from reelworks.models.sdxl.config import SDXLConfig
+from reelworks.models.stdit2 import adapter as stdit2
+from reelworks.models.stdit2 import sharding as stdit2_sharding
 from reelworks.models.stdit2 import weights as stdit2_weights
-from reelworks.models.stdit2.adapter import STDiT2Denoiser
 from reelworks.models.stdit2.config import STDiT2Config
 from reelworks.models.stdit2.model import STDiT2
+from reelworks.models.stdit3 import adapter as stdit3
+from reelworks.models.stdit3 import sharding as stdit3_sharding
 from reelworks.models.stdit3 import weights
-from reelworks.models.stdit3.adapter import STDiT3Denoiser
+from reelworks.models.stdit3.adapter import STDiTDenoiser
 from reelworks.models.stdit3.config import STDiT3Config
 from reelworks.models.stdit3.model import STDiT3
 from reelworks.models.text.families import FamilyTextEncoder
@@ -162,9 +165,11 @@ def _adapt(
     autoencoder: AutoencoderConfig,
 ) -> Denoiser:
     if isinstance(module, STDiT2):
-        return STDiT2Denoiser(module, contract)
+        units = stdit2_sharding.plan(module)
+        return STDiTDenoiser(module, contract, module.config.in_channels, stdit2.predict, units)
     if isinstance(module, STDiT3):
-        return STDiT3Denoiser(module, contract)
+        units = stdit3_sharding.plan(module)
+        return STDiTDenoiser(module, contract, module.config.in_channels, stdit3.predict, units)
     assert not isinstance(config, STDiT2Config | STDiT3Config)
     channels, predict = latent_channels(autoencoder), PREDICTS[type(config)]
     if not isinstance(module, Experts):

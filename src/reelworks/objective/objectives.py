@@ -92,8 +92,7 @@ class Iddpm:
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
         """Every step alike; nothing is shifted."""
-        t_B = torch.floor(uniform_B * iddpm.NUM_STEPS).float()
-        return t_B, t_B
+        return _whole_step(uniform_B, iddpm.NUM_STEPS)
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
         """Blend by the schedule of variances."""
@@ -124,8 +123,7 @@ class Ddpm:
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
         """Every step alike; nothing is shifted."""
-        t_B = torch.floor(uniform_B * ddpm.NUM_STEPS).float()
-        return t_B, t_B
+        return _whole_step(uniform_B, ddpm.NUM_STEPS)
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
         """Blend by the schedule of variances."""
@@ -143,6 +141,11 @@ class Ddpm:
     ) -> Tensor:
         """Squared error of what is predicted."""
         return ddpm.loss_per_sample(self.prediction, output, x0, noise, t_B, frame_mask_BT, weight_BTHW)
+
+
+def _whole_step(uniform_B: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
+    t_B = torch.floor(uniform_B * num_steps).float()
+    return t_B, t_B
 
 
 PREDICTIONS: dict[str, ddpm.Prediction] = {"epsilon": "epsilon", "v-prediction": "v"}

@@ -54,7 +54,7 @@ def shares(built: BucketTable, result: Assignment) -> dict[str, float]:
     return {name: share for name, share in named.items() if share} | {"none": float((entry < 0).mean())}
 
 
-def close(found: dict[str, float], **expected: float) -> None:
+def assert_shares(found: dict[str, float], **expected: float) -> None:
     wanted = {name.replace("_x", " ×").lstrip("n"): share for name, share in expected.items()}
     wanted["none"] = 1 - sum(wanted.values())
     assert found.keys() <= wanted.keys() | {"none"}
@@ -70,14 +70,14 @@ def test_1_2_keeps_a_length_and_then_a_resolution() -> None:
     found = shares(built, run(many(8000, (60, 600, 600)), built))
     # 0.3 keep 48 frames, of them 0.8 stay; 0.7 go on to 16 frames, of them 0.5 stay.
     left = 0.3 * 0.2 + 0.7 * 0.5
-    close(found, n512_x48=0.3 * 0.8, n512_x16=0.7 * 0.5, n256_x16=left * 0.9 * 0.6)
+    assert_shares(found, n512_x48=0.3 * 0.8, n512_x16=0.7 * 0.5, n256_x16=left * 0.9 * 0.6)
 
 
 def test_2_0_says_the_chance_to_be_shortened() -> None:
     built = build(PAIRS, "opensora-2.0")
     found = shares(built, run(many(8000, (60, 600, 600)), built))
     left = 0.7 * 0.2 + 0.3 * 0.5
-    close(found, n512_x48=0.7 * 0.8, n512_x16=0.3 * 0.5, n256_x16=left * 0.1 * 0.6)
+    assert_shares(found, n512_x48=0.7 * 0.8, n512_x16=0.3 * 0.5, n256_x16=left * 0.1 * 0.6)
 
 
 def test_downgrade_says_the_chance_to_be_moved_and_else_to_be_shortened() -> None:
@@ -85,7 +85,7 @@ def test_downgrade_says_the_chance_to_be_moved_and_else_to_be_shortened() -> Non
     found = shares(built, run(many(8000, (60, 600, 600)), built))
     # 0.8 leave 512 at once; of the others 0.3 are shortened, of which half leave.
     left = 0.8 + 0.2 * 0.3 * 0.5
-    close(found, n512_x48=0.2 * 0.7, n512_x16=0.2 * 0.3 * 0.5, n256_x16=left * 0.4 * 0.1)
+    assert_shares(found, n512_x48=0.2 * 0.7, n512_x16=0.2 * 0.3 * 0.5, n256_x16=left * 0.4 * 0.1)
 
 
 def test_an_entry_without_a_batch_size_moves_its_clips_on() -> None:
@@ -109,7 +109,7 @@ def test_draws_depend_on_the_clip_its_copy_the_seed_and_the_epoch_alone() -> Non
         both = ((first.bucket >= 0) & (other.bucket >= 0)).mean()
         assert abs(both - 0.75**2) < 0.03
     # Two entries draw apart: half of those that leave the first stay at the second.
-    close(shares(built, first), n512_x1=0.5, n256_x1=0.25)
+    assert_shares(shares(built, first), n512_x1=0.5, n256_x1=0.25)
 
 
 def test_held_out_clips_have_the_same_bucket_in_every_epoch() -> None:

@@ -1,68 +1,31 @@
-"""STDiT2 as the trainer sees it."""
+"""How STDiT2 is called."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import final
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan
-from reelworks.models.lora.base import Base
-from reelworks.models.lora.config import Targets
-from reelworks.models.stdit2 import sharding
-from reelworks.models.stdit2.model import STDiT2
-from reelworks.models.stdit3.adapter import lora_targets
-from reelworks.precision.contract import Contract
+from reelworks.models.api import DenoiserInputs
 
 
-@final
-class STDiT2Denoiser:
-    """One STDiT2 network.
+def predict(module: Any, inputs: DenoiserInputs) -> Tensor:
+    """Return all channels that the network returns, `[B, C or 2·C, T, H, W]`.
 
     The length that it is told is the number of latent frames: v1.1 encodes frame by frame.
-
-    Attributes:
-        module: The network, or what a parallel strategy or LoRA made of it.
-        contract: Its dtypes.
-        latent_channels: Channels of the latents that it takes.
-        runs_on_meta: Shapes alone can be tried.
-        base: What a LoRA in it lies on; None without one.
     """
-
-    runs_on_meta = True
-
-    def __init__(self, module: STDiT2, contract: Contract) -> None:
-        assert dict(contract.roles) == INPUT_ROLES
-        self.module: nn.Module = module
-        self.contract = contract
-        self.base: Base | None = None
-        self.latent_channels = module.config.in_channels
-        self._sharding = sharding.plan(module)
-        self._lora_targets = lora_targets(module, ("blocks.",))
-
-    def predict(self, inputs: DenoiserInputs) -> Tensor:
-        """Return all channels that the network returns, `[B, C or 2·C, T, H, W]`."""
-        out: Tensor = self.module(
-            inputs.latent,
-            inputs.time,
-            inputs.text[:, None],
-            mask=inputs.text_mask,
-            x_mask=inputs.frame_mask,
-            num_frames=torch.full_like(inputs.fps, inputs.latent.shape[2]),
-            height=inputs.height,
-            width=inputs.width,
-            ar=inputs.height / inputs.width,
-            fps=inputs.fps,
-            drop_text=inputs.drop_text,
-        )
-        return out
-
-    def sharding(self) -> ShardingPlan:
-        """Name the blocks, in order of use."""
-        return self._sharding
-
-    def lora_targets(self, of: Targets = "default") -> Sequence[str]:
-        """Name the linear layers of all attentions, or all of the blocks."""
-        return self._lora_targets[of]
+    out: Tensor = module(
+        inputs.latent,
+        inputs.time,
+        inputs.text[:, None],
+        mask=inputs.text_mask,
+        x_mask=inputs.frame_mask,
+        num_frames=torch.full_like(inputs.fps, inputs.latent.shape[2]),
+        height=inputs.height,
+        width=inputs.width,
+        ar=inputs.height / inputs.width,
+        fps=inputs.fps,
+        drop_text=inputs.drop_text,
+    )
+    return out
