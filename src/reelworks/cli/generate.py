@@ -78,12 +78,7 @@ def generate(
         writers.check(path, num_frames * loop)
     shape = Shape(num_frames, height, width)
     given = None if reference is None else conditions.read(reference, shape, condition_frames)
-    files = {"control": control, "source": edited}
-    companions = {
-        name: conditions.companion(path, shape, f"--{name}")
-        for name, path in files.items()
-        if path is not None
-    }
+    shown = {"control": control, "source": edited}
     options = GenerateOptions(
         shape,
         fps,
@@ -91,14 +86,12 @@ def generate(
         guidance_scale,
         seed,
         Conditions(given, loop, condition_frames),
-        companions,
+        {name: conditions.companion(path, shape, f"--{name}") for name, path in shown.items() if path},
         None if sampler is None else sampler.value,
     )
     model = Trained.load(source, averaged=not raw_weights)
-    for prompt in prompts:
-        if unseen := model.encoder.text_encoder.unseen(prompt):
-            longest = model.encoder.text_encoder.max_length
-            show.line(f"the model sees {longest} words: not the last {unseen} of {prompt!r}")
+    for line in model.unseen(prompts):
+        show.line(line)
     made = model.generate(prompts, options)
     for path, frames in zip(paths, made.clips, strict=True):
         writers.write(path, frames, fps)

@@ -79,6 +79,15 @@ class Trained:
         """Whole weights, a LoRA added to its base, by the names of the network; this is of no other use then."""
         return lora.merged(self.boundary.denoiser.module)
 
+    def unseen(self, prompts: Sequence[str]) -> list[str]:
+        """Lines that tell what of prompts is longer than the text encoder reads."""
+        encoder = self.encoder.text_encoder
+        return [
+            f"the model reads {encoder.max_length} tokens of a prompt: not the last {unseen} words of {prompt!r}"
+            for prompt in prompts
+            if (unseen := encoder.unseen(prompt))
+        ]
+
     def generate(self, prompts: Sequence[str], options: GenerateOptions) -> Made:
         """Generate a clip for each prompt; see `generate.family_pipeline`. A run of one expert takes the other too."""
         requirements.require_companions(self.recipe.model, [options.companions], "--")

@@ -177,5 +177,5 @@ def test_generate_tells_words_that_are_not_seen(
         cli.main()
     assert not left.value.code
     assert picture.is_file()
-    told = f"the model sees 6 words: not the last {unseen} of {prompt!r}"
+    told = f"the model reads 6 tokens of a prompt: not the last {unseen} words of {prompt!r}"
     assert (told in capsys.readouterr().out) == bool(unseen)

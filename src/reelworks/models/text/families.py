@@ -21,6 +21,7 @@ from reelworks.models import libraries, published
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextConfig
 from reelworks.models.text import picture_words
+from reelworks.models.text.cut import words_cut_off
 from reelworks.precision.contract import Contract
 
 _STORAGE = torch.bfloat16
@@ -195,11 +196,7 @@ class FamilyTextEncoder:
 
     def unseen(self, caption: str) -> int:
         """Count the words at a caption's end that `max_length` cuts off, a word cut in two included."""
-        kept = self._tokenizer(
-            caption, max_length=self.max_length, truncation=True, return_offsets_mapping=True
-        )
-        end = max(stop for _, stop in kept["offset_mapping"])
-        return len(caption[end:].split())
+        return words_cut_off(self._tokenizer, caption, self.max_length)
 
     def to(self, device: torch.device) -> TextEncoder:
         """Move the networks, in place."""

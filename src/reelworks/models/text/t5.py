@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -10,9 +9,10 @@ import torch
 from torch import Tensor
 
 from reelworks.core.errors import UserError
-from reelworks.models import weight_files
+from reelworks.models import libraries, weight_files
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextConfig
+from reelworks.models.text.cut import words_cut_off
 from reelworks.precision.contract import Contract
 
 # Its feed-forward layers pass the range of float16; in float32 the XXL takes 19 GB.
@@ -70,11 +70,7 @@ class T5TextEncoder:
 
     def unseen(self, caption: str) -> int:
         """Count the words at a caption's end that `max_length` cuts off, a word cut in two included."""
-        kept = self._tokenizer(
-            caption, max_length=self.max_length, truncation=True, return_offsets_mapping=True
-        )
-        end = max(stop for _, stop in kept["offset_mapping"])
-        return len(caption[end:].split())
+        return words_cut_off(self._tokenizer, caption, self.max_length)
 
     def to(self, device: torch.device) -> TextEncoder:
         """Move the network, in place."""
@@ -85,8 +81,7 @@ class T5TextEncoder:
 
 def _load(source: str) -> tuple[Any, Any]:
     weight_files.require_there(source, "text.weights")
-    transformers: Any = importlib.import_module("transformers")
-    transformers.utils.logging.disable_progress_bar()
+    transformers = libraries.transformers()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
         model = transformers.T5EncoderModel.from_pretrained(source, dtype=_STORAGE)
