@@ -33,14 +33,14 @@ def result(told: dict[str, Any]) -> None:
 
 
 def _dtypes(components: list[dict[str, Any]]) -> None:
+    """A column for each component: so many dtypes beside one another would not fit into 80 signs."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("component", *_DTYPES):
-        table.add_column(name)
-    table.add_column("device")
-    table.add_column("parameters", justify="right")
+    table.add_column()
     for one in components:
-        dtypes = [one[key] or "–" for key in _DTYPES]
-        table.add_row(f"{one['component']} {one['name']}", *dtypes, one["device"], f"{one['parameters']:,}")
+        table.add_column(f"{one['component']}\n{one['name']}")
+    for key in (*_DTYPES, "device"):
+        table.add_row(key, *(one[key] or "–" for one in components))
+    table.add_row("parameters", *(f"{one['parameters']:,}" for one in components))
     _console.print(table)
 
 

@@ -36,7 +36,7 @@ def made(path: Path, new: New) -> None:
         line("  without activations: this network does not run without numbers")
     _settings(new)
     line(
-        f"time, estimated: {new.steps:,} steps of {new.seconds_per_step:.2g} s, {_duration(new)}, at {UTILISATION:.0%} "
+        f"time, estimated: {new.steps:,} steps of {max(new.seconds_per_step, 0.001):.2g} s, {_duration(new)}, at {UTILISATION:.0%} "
         f"of {new.tflops:g} TFLOP/s; decoding and encoding come on top"
     )
     line(f"\nwritten: {path}; each value has its reason there. Next:")

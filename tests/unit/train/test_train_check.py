@@ -43,6 +43,15 @@ def check(tmp_path: Path):
     return run
 
 
+def test_what_is_printed_fits_into_eighty_signs(check) -> None:
+    """No dtype and no name is cut off."""
+    code, printed = check()
+    assert code == 0
+    table = printed.partition("denoiser: ")[0]
+    assert {"bfloat16", "float32", "reduction", "autoencoder", "parameters"} <= set(table.split())
+    assert "…" not in table
+
+
 def test_a_sound_recipe_has_no_violation_and_its_figures_are_those_of_training(check) -> None:
     """Dtypes, casts, shapes and bytes, without a look at the data."""
     code, printed = check("--json")
