@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from reelworks.core import storage
+from reelworks.core.errors import UserError
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -27,6 +28,24 @@ def write_bytes(path: Path, data: bytes) -> None:
             storage.unlink(temporary)
         raise
     storage.fsync_folder(path.parent)
+
+
+def write_for(option: str, path: Path, data: bytes) -> None:
+    """Write the file that an option of the command line names, its folder too, atomically.
+
+    Raises:
+        UserError: It cannot be written; names the option.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, data)
+    except OSError as error:
+        raise UserError(
+            f"the file cannot be written ({error.strerror})",
+            field=option,
+            value=str(path),
+            remedy="name a file in a folder that you may write to and that has space left",
+        ) from error
 
 
 def _plain(value: Any) -> Any:

@@ -51,16 +51,7 @@ def write(path: Path, measured_ms: dict[str, float]) -> None:
     Raises:
         UserError: The file cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(path, measured_ms)
-    except OSError as error:
-        raise UserError(
-            f"it cannot be written ({error.strerror})",
-            field="--costs",
-            value=str(path),
-            remedy="name a file in a folder that you may write to",
-        ) from error
+    files.write_for("--costs", path, (files.to_json(measured_ms, indent=2) + "\n").encode())
 
 
 def read(path: str | None, names: Sequence[str]) -> dict[str, float]:

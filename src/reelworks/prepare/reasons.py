@@ -158,15 +158,7 @@ def write(path: Path, data: RecipeData, epoch: int) -> None:
         )
     buffer = pa.BufferOutputStream()
     writer(_table(data, left_out(*data.assignment(epoch))), buffer)
-    try:
-        files.write_bytes(path, buffer.getvalue())
-    except OSError as error:
-        raise UserError(
-            f"the file cannot be written ({error.strerror})",
-            field="--left-out",
-            value=str(path),
-            remedy="name a file in a folder that is there and that you may write to",
-        ) from error
+    files.write_for("--left-out", path, buffer.getvalue())
 
 
 def _table(data: RecipeData, found: list[LeftOut]) -> Any:

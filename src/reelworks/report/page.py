@@ -12,7 +12,6 @@ import jinja2
 from markupsafe import Markup
 
 from reelworks.core import files
-from reelworks.core.errors import UserError
 from reelworks.report import words
 from reelworks.report.figures import Figure
 
@@ -57,13 +56,4 @@ def write(file: Path, text: str) -> None:
     Raises:
         UserError: The file cannot be written.
     """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        files.write_bytes(file, text.encode())
-    except OSError as error:
-        raise UserError(
-            f"the page cannot be written ({error.strerror})",
-            field="--html",
-            value=str(file),
-            remedy="choose a file in a folder that you may write to",
-        ) from error
+    files.write_for("--html", file, text.encode())

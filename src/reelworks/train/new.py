@@ -154,21 +154,8 @@ def lora(path: Path, wishes: Wishes, on_progress: Callable[[ScanProgress], None]
         per_epoch,
         wishes.tflops,
     )
-    _write(path, text)
+    files.write_for("--output", path, text.encode())
     return made
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_bytes(path, text.encode())
-    except OSError as error:
-        raise UserError(
-            f"the recipe cannot be written ({error.strerror})",
-            field="--output",
-            value=str(path),
-            remedy="name another file with -o",
-        ) from error
 
 
 def _catalog(path: Path) -> Path:

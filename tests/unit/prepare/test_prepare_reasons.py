@@ -149,6 +149,7 @@ def test_the_verb_writes_the_list_and_refuses_other_names(folder, tmp_path, monk
     told, code = typed(made, "--left-out", tmp_path / "a.csv")
     assert code == 0, told
     assert csv.read_csv(tmp_path / "a.csv").num_rows == sum(LEFT_OUT.values())
+    (tmp_path / "no").write_text("a file")
     for name, problem in (("a.txt", "neither"), ("no/a.csv", "cannot be written")):
         told, code = typed(made, "--left-out", tmp_path / name)
         assert (code, problem in told, "--left-out" in told) == (2, True, True)
