@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_stdit3_golden import relative
 
 from reelworks.models.config import PRESETS
 from reelworks.models.stdit2 import weights
@@ -33,10 +34,6 @@ def tensors():
 
 def inputs_of(tensors, name):
     return {n: tensors[f"{name}/{n}"].clone() for n in INPUTS if f"{name}/{n}" in tensors}
-
-
-def relative(got, want):
-    return ((got - want).abs().max() / want.abs().max()).item()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 import torch
+from test_stdit3_network import inputs, stir
 
 from reelworks.core.errors import UserError
 from reelworks.models import registry
-from reelworks.models.api import DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.precision import audit
 from reelworks.precision.boundary import Boundary
@@ -24,35 +24,6 @@ def build(model=TINY, **options):
         seed=3,
         **options,
     )
-
-
-def inputs(B=2, T=3, H=4, W=5, **changes):
-    g = torch.Generator().manual_seed(7)
-    values = DenoiserInputs(
-        latent=torch.randn(B, 12, T, H, W, generator=g),
-        time=torch.linspace(100.0, 999.0, B),
-        text=torch.randn(B, 4, 8, generator=g),
-        text_mask=torch.arange(4) < torch.arange(1, B + 1)[:, None],
-        pooled=torch.zeros(B, 0),
-        guidance=torch.ones(B),
-        frame_mask=torch.ones(B, T, dtype=torch.bool),
-        fps=torch.full((B,), 24.0),
-        height=torch.full((B,), 8.0),
-        width=torch.full((B,), 10.0),
-        drop_text=torch.zeros(B, dtype=torch.bool),
-        **nothing_given(torch.zeros(B, 12, T, H, W)),
-    )
-    return dataclasses.replace(values, **changes)
-
-
-def stir(denoiser):
-    """Give weights that start at zero a value, so that every path counts."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in denoiser.module.parameters():
-            if not p.any():
-                p.normal_(std=0.1, generator=generator)
-    return denoiser
 
 
 def test_it_returns_a_half_for_the_variance_where_the_objective_reads_it():
