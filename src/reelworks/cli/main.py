@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -56,8 +57,15 @@ app.add_typer(checkpoints.app, name="checkpoints")
 
 def main() -> None:
     """Run the command line; mistakes print one screen and no traceback."""
+    codes: list[int] = []
+    # First registered is last called: what other parts clean up at the end is done by then.
+    atexit.register(_leave, codes)
     try:
         app()
+    except SystemExit as leaving:
+        if isinstance(leaving.code, int):
+            codes.append(leaving.code)
+        raise
     except UserError as error:
         _let_the_first_rank_speak()
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -66,6 +74,19 @@ def main() -> None:
     except Exception:
         _let_the_first_rank_speak()
         raise
+
+
+def _leave(codes: list[int]) -> None:
+    """End the process with the code that was decided, before the interpreter is taken down.
+
+    gloo's threads may outlive their process group, as caches of DTensor hold it, and free the tensors of
+    the last collective late. That needs the interpreter: without it the whole process aborts, and a
+    finished run would be reported as failed.
+    """
+    if codes:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(codes[0])
 
 
 def _let_the_first_rank_speak() -> None:

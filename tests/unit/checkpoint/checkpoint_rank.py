@@ -116,4 +116,5 @@ if __name__ == "__main__":
     finally:
         if child:
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    sys.exit(status if child else 0)
+    # Threads of gloo may outlive their group, and abort a process whose interpreter is taken down under them.
+    os._exit(status if child else 0)

@@ -1,0 +1,38 @@
+"""A command that has done its work is not made to fail by a thread that asks for the interpreter later."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# gloo's thread sleeps in its callback through the end of the program. The folder is cleaned up at exit.
+_PROGRAM = """
+import typer
+from reelworks.cli import main
+
+def work(code: int):
+    import tempfile, time
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+    main.kept = future.then(lambda _: time.sleep(1.0)), tempfile.TemporaryDirectory()
+    print(main.kept[1].name)
+    raise typer.Exit(code)
+
+main.app = typer.Typer(add_completion=False)
+main.app.command()(work)
+main.main()
+"""
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_the_code_is_the_commands_own_and_the_end_is_clean(code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(code)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code
+    assert done.stderr == ""
+    folder = Path(done.stdout.strip())
+    assert folder.is_absolute()
+    assert not folder.exists()
