@@ -127,18 +127,18 @@ def _told(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> No
 
 def lose_a_file(recipe: dict[str, Any], victim: str) -> None:
     """Train on a clip that vanishes behind the scan."""
-    from reelworks.prepare import data
+    from reelworks.prepare import sources
     from reelworks.recipe import load
     from reelworks.train.run import RunOptions, run
 
-    original = data.scan
+    original = sources.scan
 
     def scan(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         Path(victim).unlink()
         return result
 
-    data.scan = scan
+    sources.scan = scan
     run(load.parse(recipe), RunOptions(debug=True))
 
 

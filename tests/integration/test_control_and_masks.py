@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from reelworks.cli.main import app
 from reelworks.core.errors import UserError
 from reelworks.generate import writers
-from reelworks.prepare import data as preparing
+from reelworks.prepare import sources
 from reelworks.prepare.data import RecipeData
 from reelworks.recipe import load as recipes
 from reelworks.run import events
@@ -90,7 +90,7 @@ def control(pictures, tmp_path):
 
 
 def first_batch(recipe):
-    preparing.scan(recipe)
+    sources.scan(recipe)
     data = RecipeData.open(recipe)
     plan = data.plan(data.spec(1, 1), 0)
     pool = DecodePool(0, 60.0)

@@ -11,8 +11,7 @@ from PIL import Image
 
 from reelworks.core.shape import Shape
 from reelworks.media.load import Request, load
-from reelworks.prepare import data as preparing
-from reelworks.prepare import forecast
+from reelworks.prepare import forecast, sources
 from reelworks.recipe import load as recipes
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
@@ -35,7 +34,7 @@ def test_real_footage_is_scanned_planned_trained_and_generated_from(tmp_path, mo
         "preview.prompts=[]",
     ]
     recipe = recipes.load(RECIPE, changes)
-    scanned = preparing.scan(recipe)
+    scanned = sources.scan(recipe)
     assert (scanned.found, scanned.bad) == (len(files), 0)
     told = forecast.forecast(recipe, world=1)
     named = sum(len(entries) for entries in told["reasons"].values())

@@ -149,7 +149,7 @@ def _compare(
     clips: CatalogRows, at: NDArray[np.int64], companions: CatalogRows, row: NDArray[np.int64]
 ) -> NDArray[np.int8]:
     """The first problem of each clip's companion."""
-    readable, moves = companions.readable[row], _is_video(companions)[row]
+    readable, moves = companions.readable[row], companions.is_video[row]
     fps, their_fps = clips.fps[at], companions.fps[row]
     aspect = np.maximum(clips.width[at], 1) / np.maximum(clips.height[at], 1)
     their_aspect = np.maximum(companions.width[row], 1) / np.maximum(companions.height[row], 1)
@@ -158,12 +158,8 @@ def _compare(
         (Problem.OTHER_ASPECT, np.abs(np.log(their_aspect / aspect)) > _ASPECT_TOLERANCE),
         (Problem.OTHER_RATE, moves & (np.abs(their_fps - fps) > _RATE_TOLERANCE * fps)),
         (Problem.SHORTER, moves & (companions.num_frames[row] < clips.num_frames[at])),
-        (Problem.CLIP_FOR_PICTURE, moves & ~_is_video(clips)[at]),
+        (Problem.CLIP_FOR_PICTURE, moves & clips.is_image[at]),
         (Problem.UNREADABLE, ~readable),
     ):
         found[wrong] = problem
     return found
-
-
-def _is_video(rows: CatalogRows) -> NDArray[np.bool_]:
-    return np.asarray(pc.equal(rows.kind.cast(pa.string()), "video").to_numpy(zero_copy_only=False), np.bool_)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.core import digests
@@ -157,6 +158,21 @@ class CatalogRows:
     def readable(self) -> NDArray[np.bool_]:
         """True for rows of files that can be trained on."""
         return _numbers(self.error.is_null())
+
+    @cached_property
+    def is_video(self) -> NDArray[np.bool_]:
+        """True for the rows of videos."""
+        return _numbers(pc.equal(self.kind.cast(pa.string()), "video"))
+
+    @cached_property
+    def is_image(self) -> NDArray[np.bool_]:
+        """True for the rows of pictures."""
+        return ~self.is_video
+
+    @cached_property
+    def captioned(self) -> NDArray[np.bool_]:
+        """True for rows with a caption that says something."""
+        return _numbers(pc.greater(pc.binary_length(self.caption.fill_null("")), 0))
 
     def of_datasets(self, names: Collection[str]) -> NDArray[np.bool_]:
         """True for the rows of datasets."""

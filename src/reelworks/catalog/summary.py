@@ -75,10 +75,9 @@ class Summary:
 def summarise(rows: CatalogRows) -> Summary:
     """Summarise rows, usually `Catalog.live()`."""
     good = rows.take(rows.readable)
-    is_video = pc.equal(good.kind.dictionary_decode(), "video").to_numpy(zero_copy_only=False)
     return Summary(
         clips=len(rows),
-        by_kind=_present([("video", int(is_video.sum())), ("image", int((~is_video).sum()))]),
+        by_kind=_present([("video", int(good.is_video.sum())), ("image", int(good.is_image.sum()))]),
         bad=len(rows) - len(good),
         bad_reasons=_reasons(rows),
         captions_missing=good.caption.null_count,
@@ -87,7 +86,7 @@ def summarise(rows: CatalogRows) -> Summary:
         duration_seconds=float(good.duration_seconds.sum()),
         resolution=_resolution(good),
         num_frames=_frames(good),
-        fps=_classes(good.fps[is_video], _FPS_EDGES, _FPS_LABELS),
+        fps=_classes(good.fps[good.is_video], _FPS_EDGES, _FPS_LABELS),
         aspect_ratio=_aspects(good),
         scores={n: _score(s) for n, s in good.scores.items() if not np.isnan(s).all()},
     )

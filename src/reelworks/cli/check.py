@@ -43,12 +43,12 @@ def _with_buckets(recipe: Recipe, quiet: bool) -> tuple[Recipe, BucketTable]:
     from reelworks.buckets import table
     from reelworks.cli import show
     from reelworks.models.config import geometry
-    from reelworks.prepare import data as preparing
+    from reelworks.prepare import sources
     from reelworks.prepare.data import RecipeData
 
     if recipe.buckets.proposes:
         with show.scan_progress(quiet=quiet) as on_progress:
-            preparing.scan(recipe, on_progress)
+            sources.scan(recipe, on_progress)
         data = RecipeData.open(recipe)
         return data.recipe, data.table
     return recipe, table.build(recipe.bucket, recipe.buckets, geometry(recipe.model, recipe.autoencoder))

@@ -57,11 +57,10 @@ def plan(
 def _forecast(recipe: Recipe, world: int, epochs: int, quiet: bool) -> tuple[Recipe, dict[str, Any]]:
     """Bring the catalog up to date and look ahead."""
     from reelworks.cli import show
-    from reelworks.prepare import data as preparing
-    from reelworks.prepare import forecast
+    from reelworks.prepare import forecast, sources
 
     with show.scan_progress(quiet=quiet) as on_progress:
-        scanned = preparing.scan(recipe, on_progress)
+        scanned = sources.scan(recipe, on_progress)
     for note in () if quiet else scanned.notes:
         show.line(note)
     return recipe, forecast.forecast(recipe, world, epochs)

@@ -54,11 +54,6 @@ def count_tokens(caption: str) -> int:
     return len(_TOKEN.findall(caption))
 
 
-def is_video(rows: CatalogRows) -> NDArray[np.bool_]:
-    """True for videos."""
-    return _mask(pc.equal(rows.kind.cast(pa.string()), "video"))
-
-
 def clips_by_folder(rows: CatalogRows) -> Counter[str]:
     """How many clips lie in each folder, named from the dataset on."""
     text = pa.large_string()
@@ -121,8 +116,8 @@ def few_pictures(rows: CatalogRows) -> Advice | None:
     """Folders of a few pictures and nothing else, as for a LoRA."""
     good = rows.readable
     videos, pictures = (
-        clips_by_folder(rows.take(good & is_video(rows))),
-        clips_by_folder(rows.take(good & ~is_video(rows))),
+        clips_by_folder(rows.take(good & rows.is_video)),
+        clips_by_folder(rows.take(good & rows.is_image)),
     )
     few = {f: n for f, n in pictures.items() if n < FEW_PICTURES and not videos[f]}
     if not few:
@@ -155,7 +150,7 @@ def small(rows: CatalogRows) -> Advice | None:
 
 def short(rows: CatalogRows) -> Advice | None:
     """Videos of few frames."""
-    where = rows.readable & is_video(rows) & (rows.num_frames < SHORT_FRAMES)
+    where = rows.readable & rows.is_video & (rows.num_frames < SHORT_FRAMES)
     text = f"{{n}} of fewer than {SHORT_FRAMES} frames"
     return _about(
         rows, "short", where, text, "add a bucket of fewer frames, or they are left out as too_short"
@@ -172,7 +167,7 @@ def long(rows: CatalogRows) -> Advice | None:
 
 def mixed_fps(rows: CatalogRows) -> Advice | None:
     """Videos of different speeds."""
-    fps = rows.fps[rows.readable & is_video(rows)]
+    fps = rows.fps[rows.readable & rows.is_video]
     if not len(fps) or fps.max() < 1.2 * fps.min():
         return None
     common = np.median(fps)

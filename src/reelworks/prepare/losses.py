@@ -93,11 +93,11 @@ def _frames_there(data: RecipeData, row: I64) -> I64:
     frames = sampling.frames_available(
         rows.num_frames[row], np.maximum(rows.fps[row], 1e-6), data.recipe.data
     )
-    return np.where(data.is_image[row], 1, frames)
+    return np.where(data.rows.is_image[row], 1, frames)
 
 
 def _frames(data: RecipeData, entries: Entries, row: I64, trained: I64, there: I64) -> Json:
-    video = ~data.is_image[row]
+    video = ~data.rows.is_image[row]
     of_video = entries.take(np.flatnonzero(video))
     trained, there, row = trained[video], there[video], row[video]
     half = np.flatnonzero(2 * trained < there)

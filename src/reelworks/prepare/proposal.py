@@ -17,7 +17,6 @@ from reelworks.catalog.rows import CatalogRows
 from reelworks.core import draws
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
-from reelworks.prepare import advice
 from reelworks.prepare.ladder import Ladder, frame_counts, rungs
 
 _PICTURES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1536)
@@ -85,7 +84,7 @@ class Proposal:
 def of_rows(rows: CatalogRows) -> Proposal:
     """Propose buckets for the readable rows of a catalog, of which no recipe says what trains on it."""
     good = rows.take(rows.readable)
-    n, video = len(good), advice.is_video(good)
+    n, video = len(good), good.is_video
     clips = Clips(
         uid=good.uid,
         copy=np.zeros(n, dtype=np.int64),

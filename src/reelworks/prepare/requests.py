@@ -34,7 +34,7 @@ def build(
     return [
         Request(
             path=data.rows.file(row),
-            is_image=bool(data.is_image[row]),
+            is_image=bool(data.rows.is_image[row]),
             shape=shape,
             step=float(sampling.frame_step(float(data.rows.fps[row]), config)),
             first_frame_draw=float(first[i]),
@@ -94,7 +94,7 @@ def _draws(
 
 def shown_fps(data: RecipeData, row: int) -> float:
     """Frames per second of a row's clip as the model is told them."""
-    if data.is_image[row]:
+    if data.rows.is_image[row]:
         return sampling.IMAGE_FPS
     fps = float(data.rows.fps[row])
     return fps / float(sampling.frame_step(fps, data.recipe.data))

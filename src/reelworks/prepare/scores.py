@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from reelworks.catalog import expression, filters, template
 from reelworks.catalog.config import DatasetConfig
@@ -26,7 +24,7 @@ def require(datasets: list[DatasetConfig], rows: CatalogRows) -> None:
         named = filters.scores_named(one.filter) if one.filter else set()
         if not named | (template.names(one.caption) - set(NUMBERS)):
             continue
-        its = pc.equal(rows.dataset.cast(pa.string()), one.dataset_name).to_numpy(zero_copy_only=False)
+        its = rows.of_datasets([one.dataset_name])
         known = frozenset(name for name, score in rows.scores.items() if np.isfinite(score[its]).any())
         if one.filter:
             expression.parse(one.filter, scores=known)

@@ -34,8 +34,8 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
     return {
         "catalog": {
             "clips": len(data.rows),
-            "videos": int((~data.is_image & data.rows.readable).sum()),
-            "images": int((data.is_image & data.rows.readable).sum()),
+            "videos": int((~data.rows.is_image & data.rows.readable).sum()),
+            "images": int((data.rows.is_image & data.rows.readable).sum()),
             "bad": int((~data.rows.readable).sum()),
         },
         "planned": plan.planned,

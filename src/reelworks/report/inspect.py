@@ -74,7 +74,7 @@ class Inspection:
 def inspect(rows: CatalogRows) -> Inspection:
     """Look at rows, usually `Catalog.live()`; nothing but the rows is read."""
     good = rows.take(rows.readable)
-    video = advice.is_video(good)
+    video = good.is_video
     by_folder = advice.clips_by_folder(good.take(~video)).most_common()
     chosen = np.unique(np.linspace(0, len(good) - 1, min(_POINTS, len(good))).astype(np.int64))
     return Inspection(

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core.errors import UserError
-from reelworks.prepare import advice
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def look(rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | No
             field="--data",
             remedy="`reelworks scan DIR -o CATALOG` says why of each",
         )
-    video = advice.is_video(good)
+    video = good.is_video
     sizes = np.stack([good.num_frames, good.height, good.width], axis=1).astype(np.int64)
     captions = good.caption.fill_null("")
     has = pc.sum(pc.match_substring(captions, trigger)).as_py() if trigger else 0

@@ -22,7 +22,7 @@ from reelworks.models.lora.base import Base
 from reelworks.parallel import mesh
 from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
-from reelworks.prepare import data as preparing
+from reelworks.prepare import sources
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.recipe import load as recipes
@@ -77,7 +77,7 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
                 place = Place.open(recipe.checkpoints.mirror)
                 # Before the scan, since the catalog may come from there too.
                 mirror_fetch.bring_back(place, folder, options.resume, print)
-            preparing.scan(recipe, on_scan)
+            sources.scan(recipe, on_scan)
         world.wait()
         data = replace(RecipeData.open(recipe), run=folder)
         info, said = context.open_folder(recipe, folder, world)

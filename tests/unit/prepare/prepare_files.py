@@ -9,7 +9,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from reelworks.prepare import data as preparing
+from reelworks.prepare import sources
 from reelworks.prepare.data import RecipeData
 from reelworks.recipe import load as recipes
 from reelworks.recipe.recipe import Recipe
@@ -60,5 +60,5 @@ def recipe(folder: Path, **changes: Any) -> Recipe:
 
 def opened(made: Recipe) -> RecipeData:
     """Scan and open."""
-    preparing.scan(made)
+    sources.scan(made)
     return RecipeData.open(made)

@@ -10,8 +10,7 @@ import pytest
 
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
-from reelworks.prepare import data as preparing
-from reelworks.prepare import forecast, summary
+from reelworks.prepare import forecast, sources, summary
 from reelworks.prepare import position as positions
 from reelworks.prepare.data import RecipeData
 
@@ -34,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files.clip(data / "long.mp4", 20)
     files.clip(data / "just.mp4", 9)
     files.clip(data / "short.mp4", 8)
-    preparing.scan(files.recipe(root))
+    sources.scan(files.recipe(root))
     return root
 
 

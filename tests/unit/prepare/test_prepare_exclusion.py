@@ -12,8 +12,7 @@ from catalog_rows import rows
 from reelworks.buckets.assign import Reason
 from reelworks.cli import show
 from reelworks.core.errors import UserError
-from reelworks.prepare import data as preparing
-from reelworks.prepare import forecast, quarantine
+from reelworks.prepare import forecast, quarantine, sources
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.quarantine import Quarantine
 
@@ -30,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files.picture(root / "more" / "shot-0" / "tall.png", (96, 48), grey=200)
     files.picture(root / "more" / "dumb.png", grey=201, caption=None)
     (root / "more" / "broken.png").write_text("no picture")
-    preparing.scan(recipe(root))
+    sources.scan(recipe(root))
     return root
 
 

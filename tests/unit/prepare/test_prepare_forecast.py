@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from reelworks.cli import plan as verb
 from reelworks.core.errors import UserError
-from reelworks.prepare import compare, forecast, summary
-from reelworks.prepare import data as preparing
+from reelworks.prepare import compare, forecast, sources, summary
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.figures import gradient_weight
 from reelworks.recipe import difference
@@ -38,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         files.clip(root / "data" / f"clip-{i}.mp4", 9 + i)
     files.picture(root / "data" / "tiny.png", (16, 16))
     files.picture(root / "data" / "mute.png", caption=None)
-    preparing.scan(files.recipe(root))
+    sources.scan(files.recipe(root))
     return root
 
 

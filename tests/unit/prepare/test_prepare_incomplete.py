@@ -8,8 +8,7 @@ import numpy as np
 import prepare_files as files
 import pytest
 
-from reelworks.prepare import data as preparing
-from reelworks.prepare import summary
+from reelworks.prepare import sources, summary
 from reelworks.prepare.data import RecipeData
 
 SIZES = [(96, 96), (128, 72), (72, 128), (96, 128), (128, 96), (64, 150), (150, 64)]
@@ -21,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "data").mkdir()
     for i in range(20):
         files.picture(root / "data" / f"{i:02d}.png", SIZES[i % 7], grey=i)
-    preparing.scan(files.recipe(root))
+    sources.scan(files.recipe(root))
     return root
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import prepare_files as files
 import pytest
 
-from reelworks.prepare import data as preparing
-from reelworks.prepare import forecast, shares
+from reelworks.prepare import forecast, shares, sources
 from reelworks.prepare.data import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import waste
@@ -32,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             files.picture(root / name / f"{i:02d}.png", SIZES[i % 5], grey=i)
     (root / "none").mkdir()
     files.picture(root / "none" / "tiny.png", (16, 16))
-    preparing.scan(recipe(root))
+    sources.scan(recipe(root))
     return root
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
-from reelworks.prepare import captions, reasons
-from reelworks.prepare import data as preparing
+from reelworks.prepare import captions, reasons, sources
 from reelworks.prepare.data import RecipeData
 
 FORM = "{text} aesthetic score: {aes:.1f}, motion score: {flow:.0f}."
@@ -74,7 +73,7 @@ def test_captions_tell_the_scores_that_a_clip_has(listed):
 def test_a_name_that_no_clip_has_is_refused_with_the_nearest(listed, entry):
     """It shows once the list is read, before anything is planned; a former version is read as it was."""
     recipe = listed(**entry)
-    preparing.scan(recipe)
+    sources.scan(recipe)
     with pytest.raises(UserError) as caught:
         RecipeData.open(recipe)
     assert "eas" in caught.value.problem

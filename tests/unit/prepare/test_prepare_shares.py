@@ -12,8 +12,7 @@ import pytest
 
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
-from reelworks.prepare import costs
-from reelworks.prepare import data as preparing
+from reelworks.prepare import costs, sources
 from reelworks.prepare.data import RecipeData
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
@@ -26,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(count):
             (root / dataset / f"part-{i // 4}").mkdir(parents=True, exist_ok=True)
             files.picture(root / dataset / f"part-{i // 4}" / f"{i}.png", grey=10 * i + len(dataset))
-    preparing.scan(made(root))
+    sources.scan(made(root))
     return root
 
 

@@ -11,8 +11,7 @@ from parsed import Page
 from PIL import Image
 
 from reelworks.core.errors import UserError
-from reelworks.prepare import data as preparing
-from reelworks.prepare import forecast
+from reelworks.prepare import forecast, sources
 from reelworks.recipe import load as recipes
 from reelworks.report import plan, svg, words
 from reelworks.report.facts import Part
@@ -38,7 +37,7 @@ def told(tmp_path_factory):
         "validation": {"split": 0.0},
     }
     recipe = recipes.parse(values)
-    preparing.scan(recipe)
+    sources.scan(recipe)
     return json.loads(json.dumps(forecast.forecast(recipe, 9, epochs=2)))
 
 
