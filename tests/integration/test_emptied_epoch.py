@@ -7,7 +7,7 @@ import shutil
 import children
 import pytest
 
-from reelworks.prepare import coverage
+from reelworks.prepare import cover
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -20,7 +20,7 @@ def test_an_epoch_that_is_emptied_in_its_middle_is_accounted_for(tiny, footage, 
     recipe["train"]["max_steps"] = 2
     assert children.train(recipe) == [0]
     run = RunFolder(tmp_path / "run")
-    before = coverage.cover(run)
+    before = cover.cover(run)
     (epoch,) = before.epochs
     for place in before.places(never_trained=True):
         (tmp_path / before.path(place)).unlink()
@@ -33,4 +33,4 @@ def test_an_epoch_that_is_emptied_in_its_middle_is_accounted_for(tiny, footage, 
         (number, done, done) for number in range(max_epochs)
     ]
     assert f"epoch 0: {done} planned = {done} trained" in children.output(recipe)
-    assert all(one.told and one.adds_up for one in coverage.cover(run).epochs)
+    assert all(one.told and one.adds_up for one in cover.cover(run).epochs)

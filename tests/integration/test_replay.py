@@ -15,7 +15,7 @@ from PIL import Image
 
 from reelworks.core.errors import UserError
 from reelworks.media import load as media
-from reelworks.prepare import coverage
+from reelworks.prepare import cover
 from reelworks.report import replay as sheets
 from reelworks.run.folder import RunFolder
 from reelworks.train.replay import Replay, replay
@@ -172,7 +172,7 @@ def test_a_step_is_told_by_the_recipe_that_it_was_trained_by(tiny, tmp_path):
     generated = {told.step.step: generated_of(told) for told in check(run.path, 1)}
     assert not all(generated[1] + generated[2])
     assert all(generated[3] + generated[4] + generated[5])
-    (epoch,) = coverage.cover(run).epochs
+    (epoch,) = cover.cover(run).epochs
     assert epoch.adds_up
     assert sum(epoch.counts[name] for name in ("trained", "not_yet")) == epoch.planned
 

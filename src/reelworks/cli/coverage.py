@@ -22,10 +22,10 @@ def coverage(
     Prints an account of every epoch; names clips where asked to, all of them with --json.
     """
     from reelworks.cli import show, show_data
-    from reelworks.prepare import coverage as covering
+    from reelworks.prepare import cover
     from reelworks.run.folder import RunFolder
 
-    told = covering.cover(RunFolder(run))
+    told = cover.cover(RunFolder(run))
     named = never_trained or clip is not None
     places = told.places(never_trained=never_trained, clip=clip) if named or json else []
     if json:

@@ -1,4 +1,4 @@
-"""The error for an epoch that is empty because most clips are left out before buckets look at them."""
+"""The error for an epoch without a step: what leaves its clips out, and what would cure it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,35 @@ from numpy.typing import NDArray
 
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
+from reelworks.prepare.data import RecipeData
 from reelworks.recipe.recipe import Recipe
 
 
-def mostly(recipe: Recipe, reason: NDArray[np.int8]) -> UserError | None:
+def no_steps(data: RecipeData, epoch: int = 0) -> UserError:
+    """The error for an epoch without a step: every entry with its clips, and what would cure it."""
+    result, _ = data.assignment(epoch)
+    if (error := _mostly(data.recipe, result.reason)) is not None:
+        return error
+    lines = []
+    for index, entry in enumerate(data.table.entries):
+        inside = np.isin(result.bucket, data.table.of_entry(index)) & (result.reason == Reason.NONE)
+        lines.append(f"{entry}: {int(inside.sum())} clips")
+    reasons = [
+        f"{reason.label}: {int((result.reason == reason).sum())}"
+        for reason in Reason
+        if reason != Reason.NONE and (result.reason == reason).any()
+    ]
+    fits = (result.reason == Reason.NOT_DRAWN).any()
+    problem = "no clip that fits a bucket is drawn" if fits else "no clip fits any bucket"
+    return UserError(
+        f"{problem}, so an epoch would have no step ({'; '.join(lines)}; {', '.join(reasons)})",
+        field="bucket",
+        remedy=("raise bucket.keep_prob or dataset.weight, " if fits else "")
+        + "lower bucket.num_frames or bucket.resolution to what the clips have, or set buckets.upscale = true",
+    )
+
+
+def _mostly(recipe: Recipe, reason: NDArray[np.int8]) -> UserError | None:
     """Name the one choice that leaves out more than half of the clips; None where there is no such choice.
 
     Args:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reelworks.prepare import position as positions
+from reelworks.prepare import resume
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.run import coverage as told
@@ -74,7 +75,7 @@ def find(
             begun = positions.start_again(data, spec, cursor)
             return begun, [f"weights of step {step}; the data begin again at epoch 0", *changes]
         changes.append(f"--start-from-scratch is without effect: {why_not}")
-    position, found = positions.resume(data, spec, folder, cursor, excluded)
+    position, found = resume.resume(data, spec, folder, cursor, excluded)
     return position, [
         f"resumed from step {step}, epoch {position.epoch}, row {position.row}",
         *found,

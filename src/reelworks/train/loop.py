@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from reelworks.core.errors import UserError
+from reelworks.prepare import left_out
 from reelworks.prepare import position as positions
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
@@ -66,7 +67,7 @@ class Loop:
             self.saver.saved_step = position.global_step if resumed else None
             if self._is_done(position):
                 if not resumed:
-                    raise positions.no_steps(self.data)
+                    raise left_out.no_steps(self.data)
                 if not position.plan.steps:
                     self._begin(position)
                 self._complete(position, pool)

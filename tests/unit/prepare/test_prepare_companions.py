@@ -10,7 +10,7 @@ from prepare_files import clip, opened, picture, recipe
 
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
-from reelworks.prepare import position, requests
+from reelworks.prepare import left_out, requests
 
 
 def made(tmp_path: Any, **keys: str) -> Any:
@@ -81,4 +81,4 @@ def test_companions_that_all_lack_are_said_as_the_reason(folder: Any) -> None:
     data = opened(made(folder, loss_mask=str(folder / "wrong")))
     assert (data.excluded == Reason.NO_COMPANION).sum() == 3
     with pytest.raises(UserError, match="3 of 4 clips lack a companion that fits them"):
-        raise position.no_steps(data)
+        raise left_out.no_steps(data)

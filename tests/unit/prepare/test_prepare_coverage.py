@@ -9,7 +9,7 @@ import prepare_files as made
 import pytest
 
 from reelworks.core.errors import UserError
-from reelworks.prepare import coverage
+from reelworks.prepare import cover
 from reelworks.prepare import position as positions
 from reelworks.recipe import load as recipes
 from reelworks.run import plans
@@ -72,10 +72,10 @@ def test_failed_skipped_and_still_to_come(told):
     full, other, last = sorted(range(3), key=told.size, reverse=True)
     told.step(full, failed=1)
     told.step(other, finite=False)
-    (epoch,) = coverage.cover(told.run).epochs
+    (epoch,) = cover.cover(told.run).epochs
     assert epoch.counts == {"failed": 1, "trained": 2, "skipped": 3, "not_yet": told.size(last)}
     assert epoch.adds_up
-    found = coverage.cover(told.run)
+    found = cover.cover(told.run)
     (torn,) = [c for c in found.clips(found.places()) if c["epochs"][0]["became"] == "failed"]
     assert torn["epochs"] == [{"generation": 0, "epoch": 0, "became": "failed", "step": 1, "reason": "torn"}]
 
@@ -84,20 +84,20 @@ def test_an_account_that_differs_does_not_add_up(told):
     told.epoch(0)
     for row in range(3):
         told.step(row)
-    assert coverage.cover(told.run).epochs[0].adds_up
+    assert cover.cover(told.run).epochs[0].adds_up
     end = {"epoch": 0, "planned": 7, "trained": 6, "failed": 1, "skipped": 0}
     told.log.write("epoch_end", step=3, **end)
-    assert not coverage.cover(told.run).epochs[0].adds_up
+    assert not cover.cover(told.run).epochs[0].adds_up
 
 
 def test_a_lost_plan_is_made_again_on_the_catalog_it_was_made_on(told, tmp_path):
     told.epoch(0)
     told.step(0)
-    before = coverage.cover(told.run)
+    before = cover.cover(told.run)
     shutil.rmtree(plans.path(told.run, 0, 0, 0))
     made.picture(tmp_path / "data" / "late.png", grey=99)
     made.opened(told.recipe)
-    after = coverage.cover(told.run)
+    after = cover.cover(told.run)
     (epoch,) = after.epochs
     assert epoch.available
     assert (
@@ -111,13 +111,13 @@ def test_a_lost_plan_is_made_again_on_the_catalog_it_was_made_on(told, tmp_path)
 def test_a_file_that_holds_another_plan_is_not_believed(told):
     told.epoch(0)
     told.step(0)
-    before = coverage.cover(told.run).epochs[0].step
+    before = cover.cover(told.run).epochs[0].step
     own = plans.path(told.run, 0, 0, 0)
     wrong = positions.begin_epoch(told.data, told.data.spec(2, 1), epoch=0)
     positions.write_plan(told.run, wrong)
-    assert coverage.cover(told.run).epochs[0].step.tolist() == before.tolist()
+    assert cover.cover(told.run).epochs[0].step.tolist() == before.tolist()
     (own / "uid.npy").write_bytes(b"torn")
-    assert coverage.cover(told.run).epochs[0].step.tolist() == before.tolist()
+    assert cover.cover(told.run).epochs[0].step.tolist() == before.tolist()
 
 
 def test_another_recipe_since_changes_nothing_that_is_told_of_former_epochs(told, tmp_path):
@@ -126,11 +126,11 @@ def test_another_recipe_since_changes_nothing_that_is_told_of_former_epochs(told
     told.data = made.opened(told.recipe)
     told.epoch(0)
     told.step(0)
-    before = coverage.cover(told.run).epochs[0]
+    before = cover.cover(told.run).epochs[0]
     assert before.counts["too_small"] == 1
     shutil.rmtree(plans.path(told.run, 0, 0, 0))
     told.run.keep_recipe(recipes.dump(other_recipe(told)))
-    (epoch,) = coverage.cover(told.run).epochs
+    (epoch,) = cover.cover(told.run).epochs
     assert epoch.to_json() == before.to_json()
     assert epoch.step.tolist() == before.step.tolist()
 
@@ -142,7 +142,7 @@ def test_a_plan_that_cannot_be_made_again_is_said_to_be_gone(told):
     kept = told.run.keep_recipe(recipes.dump(told.recipe))
     told.run.keep_recipe(recipes.dump(other_recipe(told)))
     (told.run.recipes_folder / kept).unlink()
-    (epoch,) = coverage.cover(told.run).epochs
+    (epoch,) = cover.cover(told.run).epochs
     assert not epoch.available
     assert not epoch.adds_up
     assert epoch.counts == {"not_available": 7}
@@ -156,7 +156,7 @@ def other_recipe(told):
 
 def test_clips_are_found_by_any_end_of_their_path(told, tmp_path):
     told.epoch(0)
-    found = coverage.cover(told.run)
+    found = cover.cover(told.run)
     for asked in ("3.png", "data/3.png", str(tmp_path / "data" / "3.png")):
         assert [found.path(i) for i in found.places(clip=asked)] == ["data/3.png"]
     with pytest.raises(UserError, match="--clip"):
@@ -166,17 +166,17 @@ def test_clips_are_found_by_any_end_of_their_path(told, tmp_path):
 def test_never_trained_names_what_no_epoch_trained(told):
     told.epoch(0)
     told.step(0)
-    found = coverage.cover(told.run)
+    found = cover.cover(told.run)
     never = found.places(never_trained=True)
     assert len(never) == 7 - told.size(0)
     assert (found.epochs[0].step[never] == 0).all()
     told.step(1)
     told.step(2)
-    assert coverage.cover(told.run).places(never_trained=True) == []
-    assert np.unique(coverage.cover(told.run).epochs[0].step).tolist() == [1, 2, 3]
+    assert cover.cover(told.run).places(never_trained=True) == []
+    assert np.unique(cover.cover(told.run).epochs[0].step).tolist() == [1, 2, 3]
 
 
 def test_a_run_that_has_not_begun_has_no_epoch(told):
-    found = coverage.cover(told.run)
+    found = cover.cover(told.run)
     assert found.epochs == []
     assert len(found.places()) == 7

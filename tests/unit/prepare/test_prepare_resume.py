@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from reelworks.core.errors import UserError
 from reelworks.prepare import position as positions
+from reelworks.prepare import resume
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.run import plans
@@ -69,7 +70,7 @@ class Training:
         cursor, excluded, trained = saved
         self.trained = list(trained)
         self.open()
-        self.position, said = positions.resume(
+        self.position, said = resume.resume(
             self.data, self.spec(), self.run, Cursor(**cursor), Excluded.from_bytes(excluded)
         )
         if said:
