@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from test_kill_and_resume import losses
 from typer.testing import CliRunner
 
-from reelworks.checkpoint import export, load, names
+from reelworks.checkpoint import export, load, lora_file, names
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.cli.main import app
 from reelworks.core import draws
@@ -203,7 +203,7 @@ def test_files_hold_what_the_checkpoint_does(lora, tmp_path):
         assert all(torch.equal(value, other[name]) for name, value in one.items())
         live = tmp_path / f"live-{format}.safetensors"
         state = {"model": wanted, "ema": {}}
-        how = export.lora_of(run / "recipe.toml", format)
+        how = lora_file.of_recipe(run / "recipe.toml", format)
         export.weights_only(state, live, weights="ema", dtype="float32", about={}, lora=how)
         assert all(torch.equal(value, one[name]) for name, value in load_file(live).items())
         begun = recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"weights": str(by_run)})})

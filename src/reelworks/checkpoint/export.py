@@ -6,63 +6,24 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.tensor import DTensor
 
 import reelworks
-from reelworks.checkpoint import lease, load, mount, ranks, tensor_file
-from reelworks.checkpoint.commit import DCP, quiet
-from reelworks.checkpoint.config import Dtype, LoraFormat, Weights
+from reelworks.checkpoint import lease, lora_file, mount, ranks, stored, tensor_file
+from reelworks.checkpoint.config import Dtype, Weights
+from reelworks.checkpoint.lora_file import LoraFile
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.tensor_file import Entry
 from reelworks.checkpoint.verify import verify
 from reelworks.core import digests, storage
 from reelworks.core.errors import UserError
-from reelworks.models.config import ADAPTED
-from reelworks.models.experts import config as experts
 from reelworks.models.lora import files as lora_files
-from reelworks.models.lora.base import Base
-from reelworks.models.lora.config import LoraConfig
-from reelworks.recipe import absent
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-BASE = "base.json"  # in a checkpoint, what its LoRA was trained on
-
-Kind = tuple[torch.dtype, tuple[int, ...]]
-
-# Tensors are read together up to so many bytes: each reading opens the checkpoint's metadata again.
-_READ_BYTES = 256 << 20
-
-
-class LoraFile(NamedTuple):
-    """How a LoRA is written.
-
-    Attributes:
-        format: Whose names its tensors get.
-        alpha: Of its training.
-        model: Name of its base.
-        part: Folder of the base in a pipeline of diffusers.
-        base: The weights of the base; where it is None, the checkpoint tells.
-        experts: Where two networks were trained, what their names begin with; each has a file.
-    """
-
-    format: LoraFormat
-    alpha: float
-    model: str
-    part: str
-    base: Base | None = None
-    experts: tuple[str, ...] = ()
-
-    def files(self, target: Path) -> list[Path]:
-        """The files that are written for a target: itself, or one for each expert."""
-        return [target.with_stem(f"{target.stem}-{name}") for name in self.experts] or [target]
 
 
 class ExportFailed(UserError):  # noqa: N818
@@ -94,28 +55,6 @@ def about(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> dict[st
     return {key: str(value) for key, value in told.items() if value is not None}
 
 
-def lora_of(recipe: Path, format: LoraFormat, base: Base | None = None) -> LoraFile | None:
-    """Say how the weights of a resolved recipe are written if they are a LoRA; None for whole weights.
-
-    Raises:
-        UserError: The convention cannot hold it.
-    """
-    values = tomllib.loads(recipe.read_text(encoding="utf-8"))
-    if "lora" not in values:
-        return None
-    config = LoraConfig.model_validate(absent.from_toml(values["lora"], LoraConfig))
-    config.require_writable(format, "--format")
-    name = values["model"]["name"]
-    part = ADAPTED[name].network.part if name in ADAPTED else "transformer"
-    trained = tuple(experts.PARTS.values()) if values["model"].get("experts") == "both" else ()
-    return LoraFile(format, config.exact_alpha, name, part, base, trained)
-
-
-def base_of(path: Path) -> Base | None:
-    """What the LoRA in a checkpoint was trained on; None of whole weights."""
-    return Base.from_json(load.read_extra(path, BASE)) if load.has_extra(path, BASE) else None
-
-
 def from_checkpoint(
     path: Path,
     target: Path,
@@ -134,7 +73,7 @@ def from_checkpoint(
         weights: "ema" takes the average where there is one, and what is not trained from the model.
         dtype: Of floating-point tensors; others stay as they are.
         about: Texts for the header (`about`).
-        lora: How to write it, of a run that trained a LoRA (`lora_of`).
+        lora: How to write it, of a run that trained a LoRA (`lora_file.of_recipe`).
         verified: True if its digests need not be compared first, as just after it was saved.
 
     Returns:
@@ -154,17 +93,11 @@ def from_checkpoint(
                 value=str(path),
                 remedy="name another one",
             ) from error
-        stored = {
-            key: one
-            for key, one in FileSystemReader(path / DCP).read_metadata().state_dict_metadata.items()
-            if isinstance(one, TensorStorageMetadata)
-        }
-        keys = _keys(path, stored, weights)
-        kinds = {name: (stored[key].properties.dtype, tuple(stored[key].size)) for name, key in keys.items()}
-        entries = _entries(kinds, dtype)
-        read = _read(path, [(keys[entry.name], *kinds[entry.name]) for entry in entries])
+        found = stored.weights_of(path, weights)
+        entries = _entries({name: one.kind for name, one in found.items()}, dtype)
+        read = stored.read(path, [found[entry.name] for entry in entries])
         if lora is not None:
-            lora = lora._replace(base=base_of(path))
+            lora = lora._replace(base=lora_file.base_of(path))
         with told_as_failed(target):
             return _write(target, entries, read, _told(about, weights, dtype), lora)
 
@@ -285,41 +218,11 @@ def _gathered(values: Iterable[Tensor]) -> Iterator[Tensor]:
         yield value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _keys(path: Path, stored: Iterable[str], weights: Weights) -> dict[str, str]:
-    """Where each of the model's tensors is taken from, by its name in the model's state dict."""
-    parts = {part: [k for k in stored if k.startswith(f"{part}.")] for part in ("model", "ema")}
-    missing = "model" if not parts["model"] else weights if not parts[weights] else None
-    if missing:
-        raise UserError(
-            "the checkpoint has no " + ("averaged weights" if missing == "ema" else "weights"),
-            field="checkpoint",
-            value=str(path),
-            remedy="take the trained ones with --weights" if missing == "ema" else "name another one",
-        )
-    keys = {key.removeprefix("model."): key for key in parts["model"]}
-    averages = {key.removeprefix("ema."): key for key in parts["ema"]} if weights == "ema" else {}
-    return keys | averages
-
-
-def _entries(tensors: Mapping[str, Kind], dtype: Dtype) -> list[Entry]:
+def _entries(tensors: Mapping[str, stored.Kind], dtype: Dtype) -> list[Entry]:
     return tensor_file.ordered(
         Entry(name, DTYPES[dtype] if own.is_floating_point else own, shape)
         for name, (own, shape) in tensors.items()
     )
-
-
-def _read(path: Path, wanted: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> Iterator[Tensor]:
-    """Read tensors in order."""
-    waiting: dict[str, Tensor] = {}
-    size = 0
-    for i, (key, dtype, shape) in enumerate(wanted):
-        waiting[key] = torch.empty(shape, dtype=dtype)
-        size += waiting[key].nbytes
-        if size >= _READ_BYTES or i + 1 == len(wanted):
-            with quiet():
-                load_shards(waiting, storage_reader=FileSystemReader(path / DCP), no_dist=True)
-            yield from waiting.values()
-            waiting, size = {}, 0
 
 
 def _cast(entries: Sequence[Entry], tensors: Iterable[Tensor]) -> Iterator[Tensor]:

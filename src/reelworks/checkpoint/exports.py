@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from reelworks.checkpoint import export, names
+from reelworks.checkpoint import export, lora_file, names
 from reelworks.checkpoint.config import ExportsConfig, LoraFormat, Weights
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.tensor_file import INDEX_SUFFIX
@@ -57,7 +57,7 @@ def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int,
         if told is None:
             return []
         # Whole weights are the same None in every convention, and are written once.
-        for lora in dict.fromkeys(export.lora_of(run.recipe_file, format) for format in config.formats):
+        for lora in dict.fromkeys(lora_file.of_recipe(run.recipe_file, format) for format in config.formats):
             target = path_of(run, step, weights, lora.format if lora else None)
             export.from_checkpoint(
                 checkpoint, target, weights=weights, dtype=config.dtype, about=told, lora=lora, verified=True

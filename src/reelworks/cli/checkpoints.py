@@ -216,7 +216,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Write the weights of a run's newest checkpoint, or of the one named, as .safetensors; of a LoRA run, the LoRA."""
-    from reelworks.checkpoint import account
+    from reelworks.checkpoint import account, lora_file
     from reelworks.checkpoint import export as exporting
     from reelworks.checkpoint.store import CheckpointStore
     from reelworks.cli import show
@@ -230,7 +230,7 @@ def export(
     recipe, epoch = coverage.recipe_of(run, step), account.epoch(info)
     about = exporting.about(run_id=run.info()["id"], recipe=recipe, step=step, epoch=epoch)
     weights: Weights = "ema" if ema else "model"
-    lora = exporting.lora_of(recipe, (format or Format.diffusers).value)
+    lora = lora_file.of_recipe(recipe, (format or Format.diffusers).value)
     if lora is None and format is not None:
         raise UserError(
             "the run trained whole weights, and only a LoRA has several conventions",

@@ -14,6 +14,7 @@ from reelworks.checkpoint import (
     exports,
     forecast,
     load,
+    lora_file,
     mount,
     ranks,
     retention,
@@ -165,7 +166,7 @@ class Keeper:
         if position.excluded.bits.any():
             extra[_EXCLUDED] = position.excluded.to_bytes()
         if self.base is not None:
-            extra[export.BASE] = self.base.to_json().encode()
+            extra[lora_file.BASE] = self.base.to_json().encode()
         return {"extra": extra, "metrics": metrics, "run_id": self.run_id}
 
     def save(
@@ -215,7 +216,7 @@ class Keeper:
 
     def save_weights_only(self, position: Position, state: TrainState, tell: Recorder) -> None:
         """On a disk too full for a checkpoint: the averaged weights alone. Collective."""
-        lora = export.lora_of(self.run.recipe_file, "diffusers", self.base)
+        lora = lora_file.of_recipe(self.run.recipe_file, "diffusers", self.base)
         target = exports.path_of(self.run, position.global_step, "ema", lora.format if lora else None)
         about = export.about(
             run_id=self.run_id,

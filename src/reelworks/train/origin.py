@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from reelworks.checkpoint import export, lease, load, verify
+from reelworks.checkpoint import lease, load, lora_file, verify
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
@@ -80,7 +80,7 @@ def require_base(checkpoint: Path, here: Base | None) -> None:
     Raises:
         UserError: Names both.
     """
-    trained_on = export.base_of(checkpoint)
+    trained_on = lora_file.base_of(checkpoint)
     if trained_on is not None and here is not None:
         require_same(trained_on, here, "checkpoint", str(checkpoint))
 
@@ -117,7 +117,7 @@ def require_alpha(run: RunFolder, step: int, recipe: Recipe) -> None:
     Raises:
         UserError: Names both.
     """
-    trained = export.lora_of(coverage.recipe_of(run, step), "diffusers")
+    trained = lora_file.of_recipe(coverage.recipe_of(run, step), "diffusers")
     if trained is None or recipe.lora is None or trained.alpha == recipe.lora.exact_alpha:
         return
     raise UserError(
