@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+_SHOWN = 3
 
 
 class UserError(ValueError):
@@ -30,3 +32,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     folded = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
     return f'did you mean "{folded[close[0]]}"?' if close else "known: " + ", ".join(known)
+
+
+def first_few(names: Sequence[str]) -> str:
+    """The first names of a list, which tell what is wrong, and how many more there are."""
+    more = f", and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from reelworks.core.errors import UserError
-from reelworks.models import libraries, weight_files
+from reelworks.models import fit, libraries, weight_files
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject
@@ -131,7 +131,7 @@ def fill(module: nn.Module, config: FamilyConfig, source: str | None, part: str 
     if (name := config.network.widened) is not None and name in state:
         missing = module.get_parameter(name).shape[1] - state[name].shape[1]
         state[name] = pad(state[name], (0, max(missing, 0)))
-    weight_files.load_into(module, state, source)
+    fit.load_into(module, state, source)
 
 
 def renamed(module: Any, config: FamilyConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import diffusers_denoiser, networks, published, weight_files
+from reelworks.models import diffusers_denoiser, fit, networks, published
 from reelworks.models.config import ADAPTED, PRESETS
-from reelworks.models.weight_files import Misfit, Shapes
+from reelworks.models.fit import Misfit, Shapes
 
 _TEXT_ENCODERS = ("SelfAttention.q", "text_model.encoder.", "self_attn.q_proj.", "transformer.resblocks.")
 _LORA = ("lora_", ".lora.", "lokr_", "hada_")
@@ -121,7 +121,7 @@ def _spellings(name: str, shapes: Shapes) -> list[Shapes]:
     if name not in ADAPTED or 2 * fewer < more:  # a release has other names, and nearly as many
         return [bare]
     released = {f"model.diffusion_model.{key}": shape for key, shape in bare.items()}
-    return [bare, *(weight_files.shapes_of(_renamed(name, one)) for one in (bare, released))]
+    return [bare, *(fit.shapes_of(_renamed(name, one)) for one in (bare, released))]
 
 
 def _renamed(name: str, shapes: Shapes) -> dict[str, Tensor]:
@@ -138,4 +138,4 @@ def network(name: str) -> nn.Module:
 
 @functools.cache
 def _own(name: str) -> Shapes:
-    return weight_files.shapes_of(network(name).state_dict())
+    return fit.shapes_of(network(name).state_dict())

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import diffusers_denoiser, known, libraries, networks, published, weight_files
+from reelworks.models import diffusers_denoiser, fit, known, libraries, networks, published
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, TextEncoder
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.autoencoders.opensora import video
@@ -205,7 +205,7 @@ def _build(config: Sizes, model: ModelConfig, device: torch.device, seed: int, *
             module = _network(config, model)
         try:
             _fill(module, config, model)
-        except weight_files.Misfit as misfit:
+        except fit.Misfit as misfit:
             raise known.explained(misfit, model.name) from misfit
     return module
 
@@ -249,7 +249,7 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
         if config.name in published.AUTOENCODERS:
             return DiffusersAutoencoder(config)
         return PixelAutoencoder(config) if config.name == "pixel" else video.build(config)
-    except weight_files.Misfit as misfit:
+    except fit.Misfit as misfit:
         raise known.explained(misfit) from misfit
 
 

@@ -7,22 +7,19 @@ import json
 import pickle
 import re
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from reelworks.core.errors import UserError
+from reelworks.core.errors import UserError, first_few
 
 _PICKLED = (".pt", ".pth", ".bin")
 _OF_WEIGHTS = ["*.safetensors", "*.json", "*.bin", "*.pt"]
 _SHOWN = 3  # names or keys that an error lists; the first tell what is wrong
 _POINTER = b"version https://git-lfs"  # begins the stand-in for a large file that git did not fetch
-Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes of tensors by name."""
 
 
 def read(source: str, field: str = "model.weights", part: str | None = None) -> dict[str, Tensor]:
@@ -139,7 +136,7 @@ def _shards(index: Path) -> list[Path]:
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:
         raise UserError(
-            f"{len(missing)} of the {len(shards)} files that {index.name} names are not there: {_first(missing)}",
+            f"{len(missing)} of the {len(shards)} files that {index.name} names are not there: {first_few(missing)}",
             remedy="download them too",
         )
     return shards
@@ -194,75 +191,3 @@ def _unreadable(path: Path, why: str) -> UserError:
         f"{path.name} cannot be read: {why}",
         remedy="download or export it again, as .safetensors or a plain state dict",
     )
-
-
-class Misfit(UserError):  # noqa: N818
-    """Weights of another network than the one that they are for; `known.explained` says of which.
-
-    Attributes:
-        shapes: Of the tensors that were given, by name.
-    """
-
-    def __init__(self, own: Shapes, given: Shapes, field: str, source: str) -> None:
-        self.shapes = given
-        super().__init__(
-            f"these weights do not fit the model: {_differences(own, given)}",
-            field=field,
-            value=source,
-            remedy="choose the model, autoencoder and text encoder that the weights were trained with",
-        )
-
-
-def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
-    """Shapes of tensors by name."""
-    return {name: tuple(value.shape) for name, value in state.items()}
-
-
-def require_fit(own: Shapes, given: Shapes, source: str, field: str) -> None:
-    """Refuse weights whose names and shapes are not those of a network.
-
-    Raises:
-        Misfit: Says how many are missing, unexpected or of another shape, and the first of each.
-    """
-    if own != given:
-        raise Misfit(own, given, field, source)
-
-
-def load_into(
-    module: nn.Module, state: Mapping[str, Tensor], source: str, field: str = "model.weights"
-) -> None:
-    """Load a state into a module whose keys and shapes it has, in the dtypes of the module.
-
-    Parameters on `meta` are replaced by the state's tensors, in the dtypes and places that those have.
-
-    Raises:
-        Misfit: If keys or shapes differ; nothing is loaded then.
-    """
-    own = module.state_dict()
-    require_fit(shapes_of(own), shapes_of(state), source, field)
-    if any(parameter.is_meta for parameter in module.parameters()):
-        module.load_state_dict(state, strict=True, assign=True)
-    else:
-        module.load_state_dict({key: value.to(own[key].dtype) for key, value in state.items()}, strict=True)
-
-
-def _differences(own: Shapes, given: Shapes) -> str:
-    """Say how much differs, then name the first of each kind, in the model's order."""
-    kinds = {
-        "missing": [key for key in own if key not in given],
-        "unexpected": [key for key in given if key not in own],
-        "of another shape": [
-            f"{key} {list(given[key])} instead of {list(shape)}"
-            for key, shape in own.items()
-            if given.get(key, shape) != shape
-        ],
-    }
-    found = {kind: names for kind, names in kinds.items() if names}
-    counts = ", ".join(f"{len(names):,} {kind}" for kind, names in found.items())
-    lines = "".join(f"\n    {kind}: {_first(names)}" for kind, names in found.items())
-    return f"{counts} of {len(own):,} tensors{lines}"
-
-
-def _first(names: list[str]) -> str:
-    more = f", and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

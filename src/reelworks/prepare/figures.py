@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.schedule import plan as planning
+from reelworks.schedule import ranks
 from reelworks.schedule import weight as weighing
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 from reelworks.schedule.weight import LossWeight
@@ -101,7 +101,7 @@ def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures
         places=len(plan.uid),
         useful_us=float((clips * costs[bucket]).sum()) / world,
         busy_us=busy,
-        spent_us=busy / (1 - planning.waste(plan, spec, world)),
+        spent_us=busy / (1 - ranks.waste(plan, spec, world)),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from reelworks.buckets.assign import Reason
 from reelworks.prepare import figures, losses, reasons
 from reelworks.prepare.data import RecipeData
-from reelworks.schedule import plan as planning
+from reelworks.schedule import ranks
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 Json = dict[str, Any]
@@ -53,7 +53,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         "micro_batches_per_step": spec.micro_batches_per_step,
         "slot_width": spec.slot_width,
         "world": world,
-        "imbalance": planning.waste(plan, spec, world),
+        "imbalance": ranks.waste(plan, spec, world),
         "padding": 1 - int(plan.real.sum()) / places if places else 0.0,
         "rows_not_full": int((plan.rows < 0).any(axis=1).sum()),
         "chosen_buckets": None if data.chosen is None else data.chosen.to_json(),

@@ -16,7 +16,7 @@ import tomli_w
 
 from reelworks.buckets.opensora import parse
 from reelworks.core.errors import UserError
-from reelworks.recipe import literals, load, opensora_keys
+from reelworks.recipe import literals, load, opensora_defaults, opensora_keys
 from reelworks.recipe.opensora_rules import Draft, Fate
 
 
@@ -93,7 +93,7 @@ def _lines(draft: Draft, found: literals.Literals, data_path: str | None) -> Ite
         given.items(), key=lambda item: item[0] != "dataset.data_path"
     ):  # others look at it
         yield Line(key, value, *opensora_keys.convert(key, value, draft))
-    for key, value in opensora_keys.defaults(given).items():
+    for key, value in opensora_defaults.of_missing(given).items():
         fate, remark = opensora_keys.convert(key, value, draft)
         yield Line(key, value, fate, f"{remark} (Open-Sora's default)")
     for key, text in found.unread.items():

@@ -32,29 +32,6 @@ _STRATEGIES = {"zero1": "fsdp", "zero2": "fsdp", "ddp": "replicated"}
 _MOTION = "{text} {score_vmafmotion:.0f} motion score."
 _KEPT_BY_PYTORCH = "attention and norms are PyTorch's own"
 
-# Where a config says nothing, Open-Sora's trainer takes these.
-_DEFAULTS: dict[str, Any] = {
-    "seed": 1024,
-    "outputs": "outputs",
-    "dtype": "bf16",
-    "plugin": "zero2",
-    "num_workers": 4,
-    "epochs": 1000,
-    "log_every": 1,
-    "ckpt_every": 0,
-    "ema_decay": 0.9999,
-    "grad_clip": 0,
-    "warmup_steps": None,
-    "grad_checkpoint": False,
-    "dataset.data_path": None,
-    "scheduler.use_timestep_transform": False,
-    "scheduler.sample_method": "uniform",
-    "optim.betas": (0.9, 0.999),
-}
-# In 2.0 these stand in `optim`.
-_OPTIMIZER = {"lr": 1e-4, "weight_decay": 0.0, "adam_eps": 1e-8}
-_OPTIMIZER_OF_2 = {"lr": "lr", "weight_decay": "weight_decay", "adam_eps": "eps"}
-
 
 def flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Keys with the dicts of parts (`model`, `dataset`) opened: "model.type"."""
@@ -63,12 +40,6 @@ def flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{key}.{inner}", v) for inner, v in value.items())
         else:
             yield key, value
-
-
-def defaults(given: dict[str, Any]) -> dict[str, Any]:
-    """Open-Sora's defaults of keys that a config leaves out."""
-    optimizer = {k: v for k, v in _OPTIMIZER.items() if f"optim.{_OPTIMIZER_OF_2[k]}" not in given}
-    return {key: value for key, value in (_DEFAULTS | optimizer).items() if key not in given}
 
 
 def convert(key: str, value: Any, draft: Draft) -> Told:

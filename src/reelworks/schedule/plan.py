@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -259,31 +258,3 @@ def draw_copies(copy: I64, showing: NDArray[np.int32]) -> I64:
     """
     drawn: I64 = copy | (np.maximum(showing, 0).astype(np.int64) << 32)
     return drawn
-
-
-def rank_columns(row: I64, rank: int, world: int) -> Iterator[tuple[int, bool]]:
-    """Yield `(micro-batch, is filler)` for one rank, the same number for every rank of a row.
-
-    Where a rank has no column of its own, it runs the row's last micro-batch with weight 0, so that
-    collectives stay matched.
-    """
-    columns = row[row >= 0]
-    for first in range(0, len(columns), world):
-        own = first + rank
-        yield (int(columns[own]), False) if own < len(columns) else (int(columns[-1]), True)
-
-
-def waste(plan: EpochPlan, spec: PlanSpec, world: int) -> float:
-    """Planned share of time that ranks wait for the slowest, over the epoch.
-
-    Ranks meet after every column; a rank with a filler counts as waiting.
-    """
-    if not plan.steps:
-        return 0.0
-    costs = np.r_[plan.costs_us(spec), 0]
-    width = -(-plan.rows.shape[1] // world) * world
-    rows = np.full((plan.steps, width), -1, dtype=np.int64)
-    rows[:, : plan.rows.shape[1]] = plan.rows
-    per_column = costs[rows].reshape(plan.steps, -1, world)
-    spent = per_column.max(axis=2).sum()
-    return float(1 - per_column.mean(axis=2).sum() / spent) if spent else 0.0

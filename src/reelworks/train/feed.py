@@ -13,6 +13,7 @@ from reelworks.prepare import position as positions
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.schedule import plan as planning
+from reelworks.schedule import ranks
 from reelworks.schedule.plan import EpochPlan
 from reelworks.stream.batches import Work
 
@@ -44,7 +45,7 @@ class Feed:
 
     def row(self, plan: EpochPlan, epoch: int, row: int) -> Iterator[Work]:
         """Yield this rank's micro-batches of one step."""
-        columns = list(planning.rank_columns(plan.rows[row], self.rank, self.world))
+        columns = list(ranks.columns(plan.rows[row], self.rank, self.world))
         for place, (micro_batch, filler) in enumerate(columns):
             where = plan.places(micro_batch)
             yield self.work(

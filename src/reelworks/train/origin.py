@@ -12,7 +12,7 @@ from reelworks.checkpoint import lease, load, lora_file, verify
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
-from reelworks.models import known, weight_files
+from reelworks.models import fit, known, weight_files
 from reelworks.models.config import ADAPTED
 from reelworks.models.lora import reading
 from reelworks.models.lora.base import Base, require_same
@@ -94,9 +94,9 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
     else:
         weights = weight_files.read(file, field)
         try:
-            own, given = weight_files.shapes_of(model), weight_files.shapes_of(weights)
-            weight_files.require_fit(own, given, file, field)
-        except weight_files.Misfit as misfit:
+            own, given = fit.shapes_of(model), fit.shapes_of(weights)
+            fit.require_fit(own, given, file, field)
+        except fit.Misfit as misfit:
             raise known.explained(misfit, recipe.model.name) from misfit
     for name, tensor in model.items():
         value = weights[name].to(tensor.dtype)

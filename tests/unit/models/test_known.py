@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models import known, registry, weight_files
+from reelworks.models import fit, known, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.models.lora import files, inject, reading
 from reelworks.models.lora.config import LoraConfig
@@ -15,7 +15,7 @@ from reelworks.testing import contract
 
 
 def shapes(name):
-    return weight_files.shapes_of(known.network(name).state_dict())
+    return fit.shapes_of(known.network(name).state_dict())
 
 
 # What is shown beside the noise needs no weights of its own in some.

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models import weight_files
+from reelworks.models import fit, weight_files
 
 STATE = {"a.weight": torch.arange(600.0).view(20, 30), "a.bias": torch.ones(20)}
 
@@ -118,6 +118,6 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
     before = {name: value.clone() for name, value in module.state_dict().items()}
     state = load_file(safe(tmp_path))
     state.pop("a.bias")
-    with pytest.raises(weight_files.Misfit, match=r"1 missing of 2 tensors\n    missing: a.bias\n"):
-        weight_files.load_into(module, state, "a.safetensors")
+    with pytest.raises(fit.Misfit, match=r"1 missing of 2 tensors\n    missing: a.bias\n"):
+        fit.load_into(module, state, "a.safetensors")
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

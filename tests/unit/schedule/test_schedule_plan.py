@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from reelworks.core import draws
 from reelworks.schedule import plan as planning
+from reelworks.schedule import ranks
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
 
 # Test processes share the cores with others: what is slow now and then is no failure.
@@ -154,7 +155,7 @@ def test_ranks_share_a_row_evenly(case: tuple[Entries, PlanSpec], world: int) ->
     made = plan(entries, spec, 0)
     assert sorted(made.rows[made.rows >= 0].tolist()) == list(range(len(made.offsets) - 1))
     for row in range(made.steps):
-        columns = [list(planning.rank_columns(made.rows[row], rank, world)) for rank in range(world)]
+        columns = [list(ranks.columns(made.rows[row], rank, world)) for rank in range(world)]
         assert len({len(own) for own in columns}) == 1
         counted = [m for own in columns for m, filler in own if not filler]
         assert sorted(counted) == sorted(made.micro_batches(row).tolist())
@@ -188,17 +189,17 @@ def test_ranks_never_wait_where_the_slot_width_is_a_multiple_of_them(
     counts = [size * spec.slot_width * multiple for size in spec.batch_sizes]
     made = plan(make_entries(counts), spec, 0)
     for world in (w for w in range(1, 17) if spec.slot_width % w == 0):
-        assert planning.waste(made, spec, world) == 0
-    assert planning.waste(made, spec, 2 * spec.micro_batches_per_step) >= (0.49 if made.steps else 0)
+        assert ranks.waste(made, spec, world) == 0
+    assert ranks.waste(made, spec, 2 * spec.micro_batches_per_step) >= (0.49 if made.steps else 0)
 
 
 def test_waste_is_the_share_of_waiting() -> None:
     spec = make_spec([1, 1], g=2, width=1)  # costs 100 and 200
     made = plan(make_entries([1, 1]), spec, 0)
     assert made.steps == 1
-    assert planning.waste(made, spec, 1) == 0
-    assert planning.waste(made, spec, 2) == 0.25
-    assert planning.waste(made, spec, 4) == 1 - 300 / 800
+    assert ranks.waste(made, spec, 1) == 0
+    assert ranks.waste(made, spec, 2) == 0.25
+    assert ranks.waste(made, spec, 4) == 1 - 300 / 800
 
 
 @given(cases(), st.integers(0, 400))
@@ -277,7 +278,7 @@ def test_an_empty_epoch_has_no_steps() -> None:
         spec = make_spec([4, 2], width=width)
         made = plan(make_entries([0, 0]), spec, 0)
         assert (made.steps, made.planned, made.rows.shape) == (0, 0, (0, 4))
-        assert planning.waste(made, spec, 2) == 0
+        assert ranks.waste(made, spec, 2) == 0
         assert made.row_digest(0) == made.row_digest(7)
         assert not made.places_before(0).any()
 

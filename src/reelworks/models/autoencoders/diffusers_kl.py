@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import libraries, published, weight_files
+from reelworks.models import fit, libraries, published, weight_files
 from reelworks.models.api import Autoencoder
 from reelworks.models.config import AutoencoderConfig, autoencoder_geometry
 from reelworks.precision.contract import Contract, Role
@@ -149,5 +149,5 @@ def _load(name: str, source: str) -> Any:
             remedy="name a folder in diffusers' layout, a single file, or a hub id of this family",
         ) from error
     module = kind.from_config(sizes)
-    weight_files.load_into(module, weight_files.read(source, field, part="vae"), source, field)
+    fit.load_into(module, weight_files.read(source, field, part="vae"), source, field)
     return module.requires_grad_(False).eval()

@@ -4,55 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import known, weight_files
+from reelworks.models import fit, known, weight_files
 from reelworks.models.config import ADAPTED, PRESETS
 from reelworks.models.family import FamilyConfig
-from reelworks.models.lora import inject, release
+from reelworks.models.lora import inject, placing
 from reelworks.models.lora.base import Base
 from reelworks.models.lora.config import LoraConfig
-from reelworks.models.lora.files import BASE, METADATA, swapped_halves
-from reelworks.models.lora.release import Place
+from reelworks.models.lora.files import BASE, METADATA
 
 _SHOWN = 3
 _PEFT = ("adapter_model.safetensors", "adapter_config.json")  # its file, and where it tells the settings
 # Settings by which alpha / rank is not the scale.
 _OTHER_RULES = ("use_rslora", "alpha_pattern", "rank_pattern")
-_PREFIXES = (
-    "base_model.model.",
-    "transformer.",
-    "unet.",
-    "diffusion_model.",
-    "lora_unet_",
-    "lora_transformer_",
-)
-_ENDINGS = {
-    ".lora_A.weight": "A",
-    ".lora_down.weight": "A",
-    ".lora_B.weight": "B",
-    ".lora_up.weight": "B",
-    ".lora_magnitude_vector": "magnitude_vector",
-    ".dora_scale": "magnitude_vector",
-    ".alpha": "alpha",
-}
-Layers = dict[str, dict[str, Tensor]]
-"""A, B, and what else there is of each layer."""
-
-
-class _Home(NamedTuple):
-    """A layer of the network that a layer of a file may hold, whole or a part of it."""
-
-    layer: str
-    place: Place
 
 
 @torch.no_grad()
@@ -93,7 +65,7 @@ def read(
         told = header(source)
         tensors = weight_files.read(source, field=field)
         names = {where: name for name, where in inject.parts(own).items()}
-        found, strange = _placed(tensors, {layer for layer, _ in names}, config, family, told)
+        found, strange = placing.placed(tensors, {layer for layer, _ in names}, config, family, told)
         _require_rank_and_alpha(config, found)
         given = {
             (layer, kind): v for layer, kinds in found.items() for kind, v in kinds.items() if kind != "alpha"
@@ -144,91 +116,7 @@ def of_another_base(source: str, here: Base) -> str | None:
     return f"warning: {source} was trained on {base}, and the base here is {here}"
 
 
-def split(key: str) -> tuple[str, str] | None:
-    """The layer, as it is spelt there, and the part of it that a name in a file means; None if it means none."""
-    ending = next((ending for ending in _ENDINGS if key.endswith(ending)), None)
-    if ending is None:
-        return None
-    stem = key.removesuffix(ending)
-    return next((stem.removeprefix(p) for p in _PREFIXES if stem.startswith(p)), stem), _ENDINGS[ending]
-
-
-def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[_Home]]:
-    """The layers that each spelling in a file may hold."""
-    found: dict[str, dict[_Home, None]] = defaultdict(dict)
-    for layer in layers:
-        for place in (Place(layer), release.place(family, layer)):
-            for spelling in (place.layer, place.layer.replace(".", "_")):
-                found[spelling][_Home(layer, place)] = None
-    return {spelling: sorted(there, key=lambda home: home.place.part) for spelling, there in found.items()}
-
-
-def _placed(
-    tensors: Mapping[str, Tensor],
-    layers: Iterable[str],
-    config: LoraConfig,
-    family: FamilyConfig | None,
-    told: Mapping[str, str],
-) -> tuple[Layers, list[str]]:
-    """Give the tensors of a file to the layers that they mean; also the names that mean none."""
-    spelt, strange = homes(layers, family), []
-    there: Layers = defaultdict(dict)
-    for key, value in tensors.items():
-        where = split(key)
-        if where is None or where[0] not in spelt:
-            strange.append(key)
-        else:
-            there[where[0]][where[1]] = value
-    found: Layers = {}
-    for spelling, kinds in there.items():
-        if not kinds.keys() >= {"A", "B"}:
-            strange += [f"{spelling} ({kind})" for kind in kinds]
-            continue
-        kinds.setdefault("alpha", torch.tensor(_told_alpha(told, kinds["A"].shape[0])))
-        parts = _parted(kinds, spelt[spelling], config.rank)
-        strange += [spelling] * (not parts)
-        found |= parts
-    return found, strange
-
-
-def _parted(kinds: dict[str, Tensor], there: list[_Home], rank: int) -> Layers:
-    """What each layer gets of one layer of a file; nothing if it has rows for layers that are not adapted."""
-    place = there[0].place
-    values = {k: v.flatten() if k == "magnitude_vector" else v for k, v in kinds.items()}
-    if place.heights == (1,):
-        if place.swapped:
-            values |= {k: swapped_halves(v) for k, v in values.items() if k in ("B", "magnitude_vector")}
-        return {there[0].layer: values}
-    A, B, wide = values["A"], values["B"], values["A"].shape[0]
-    heights = [B.shape[0] * height // sum(place.heights) for height in place.heights]
-    rows = {home.layer: torch.split(B, heights)[home.place.part] for home in there}
-    if sum(int(row.count_nonzero()) for row in rows.values()) != int(B.count_nonzero()):
-        return {}
-    blocks = wide != rank and _in_blocks(list(rows.values()))
-    lengths = values.get("magnitude_vector")
-    result: Layers = {}
-    for i, home in enumerate(there):
-        size = wide // len(there) if blocks else wide
-        columns = slice(size * i, size * (i + 1)) if blocks else slice(None)
-        result[home.layer] = {
-            "A": A[columns],
-            "B": rows[home.layer][:, columns],
-            "alpha": values["alpha"] * size / wide,
-        }
-        if lengths is not None:
-            result[home.layer]["magnitude_vector"] = torch.split(lengths, heights)[home.place.part]
-    return result
-
-
-def _in_blocks(rows: list[Tensor]) -> bool:
-    """Whether each part uses columns of its own, so that it has a smaller rank than all together."""
-    size, rest = divmod(rows[0].shape[1], len(rows))
-    return not rest and not any(
-        row[:, : size * i].any() or row[:, size * (i + 1) :].any() for i, row in enumerate(rows)
-    )
-
-
-def _require_rank_and_alpha(config: LoraConfig, found: Layers) -> None:
+def _require_rank_and_alpha(config: LoraConfig, found: placing.Layers) -> None:
     """Refuse a file whose updates would count another share here."""
     ranks = Counter(kinds["A"].shape[0] for kinds in found.values())
     alphas = Counter(float(kinds["alpha"]) for kinds in found.values())
@@ -246,16 +134,10 @@ def _require_rank_and_alpha(config: LoraConfig, found: Layers) -> None:
             )
 
 
-def _told_alpha(told: Mapping[str, str], rank: int) -> float:
-    """Alpha as a header of diffusers tells it; where nothing does, updates count once."""
-    settings = {key.rpartition(".")[2]: value for key, value in json.loads(told.get(METADATA, "{}")).items()}
-    return float(settings.get("lora_alpha", rank))
-
-
 def _of_other_layers(
     tensors: Mapping[str, Tensor], strange: list[str], missing: list[str], own: int
 ) -> UserError:
-    shapes = weight_files.shapes_of(tensors)
+    shapes = fit.shapes_of(tensors)
     if not known.is_lora(shapes):
         problem, remedy = known.what(shapes, for_field="lora.weights")
         return UserError(
@@ -271,22 +153,22 @@ def _of_other_layers(
     )
 
 
-def closest_base(shapes: weight_files.Shapes) -> str:
+def closest_base(shapes: fit.Shapes) -> str:
     """Name the known base that most of a LoRA's tensors fit, as the end of a sentence."""
     scores = {name: _fitting(name, shapes) for name in PRESETS}
     best = max(scores.values())
     names = " or ".join(name for name, score in scores.items() if score == best)
-    total = sum(split(key) is not None and not key.endswith(".alpha") for key in shapes)
+    total = sum(placing.split(key) is not None and not key.endswith(".alpha") for key in shapes)
     return f"\n    closest known base: {names} ({best:,} of {total:,} tensors fit)" if best else ""
 
 
-def _fitting(name: str, shapes: weight_files.Shapes) -> int:
+def _fitting(name: str, shapes: fit.Shapes) -> int:
     linear = {
         layer: child for layer, child in known.network(name).named_modules() if isinstance(child, nn.Linear)
     }
-    spelt, count = homes(linear, ADAPTED.get(name)), 0
+    spelt, count = placing.homes(linear, ADAPTED.get(name)), 0
     for key, shape in shapes.items():
-        where = split(key)
+        where = placing.split(key)
         there = spelt.get(where[0], []) if where else []
         if where and there and len(shape) == 2:
             layer = linear[there[0].layer]

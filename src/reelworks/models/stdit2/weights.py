@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from reelworks.models import weight_files
+from reelworks.models import fit, weight_files
 from reelworks.models.stdit2.model import STDiT2
 from reelworks.models.stdit3.weights import draw, fit_caption
 
@@ -38,4 +38,4 @@ def load(module: STDiT2, source: str) -> None:
     """
     state = weight_files.read(source)
     fit_caption(state, module.config.model_max_length)
-    weight_files.load_into(module, state, source)
+    fit.load_into(module, state, source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from reelworks.models import weight_files
+from reelworks.models import fit, weight_files
 from reelworks.models.stdit3.config import STDiT3Config
 from reelworks.models.stdit3.embeddings import PatchProjection, RotaryEmbedding
 from reelworks.models.stdit3.model import STDiT3
@@ -78,7 +78,7 @@ def load(module: STDiT3, source: str) -> None:
         state = _from_pixart(state) | {
             key: value for key, value in module.state_dict().items() if _is_fresh(key)
         }
-    weight_files.load_into(module, state, source)
+    fit.load_into(module, state, source)
 
 
 def _is_of_pictures(state: dict[str, Tensor]) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.shape import Geometry
-from reelworks.models import weight_files
+from reelworks.models import fit, weight_files
 from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders.opensora.temporal import TemporalAutoencoder, TemporalSizes
 from reelworks.models.config import CHUNK_FRAMES, AutoencoderConfig, autoencoder_geometry
@@ -165,10 +165,10 @@ def build(config: AutoencoderConfig, sizes: Sizes = Sizes()) -> OpenSoraAutoenco
     state = weight_files.read(config.weights, field)
     if config.name == "opensora-1.1":
         module = _diffusers().AutoencoderKL(**sizes.spatial)
-        weight_files.load_into(module, _present_names(state), config.weights, field)
+        fit.load_into(module, _present_names(state), config.weights, field)
         return OpenSoraAutoencoder(config, Spatial(module))
     network = VideoNetwork(sizes)
-    weight_files.load_into(network, state, config.weights, field)
+    fit.load_into(network, state, config.weights, field)
     return OpenSoraAutoencoder(config, network)
 
 
