@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from reelworks.checkpoint import names, retention
 from reelworks.checkpoint import policy as policies
-from reelworks.checkpoint import retention
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.policy import Decision
@@ -65,7 +65,7 @@ def _damage(info: CheckpointInfo) -> str:
 def epoch(info: CheckpointInfo) -> int | None:
     """Epoch of a checkpoint's cursor, from 0; None if it has none that can be read."""
     try:
-        value = json.loads((info.path / "cursor.json").read_text())["epoch"]
+        value = json.loads((info.path / names.CURSOR).read_text())["epoch"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return value if isinstance(value, int) else None

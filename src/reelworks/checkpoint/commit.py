@@ -9,30 +9,20 @@ nothing else; a failure on one rank is raised, equal, on all.
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-import reelworks
-from reelworks.checkpoint import manifest, mount, names, ranks, space
-from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry, Manifest
+from reelworks.checkpoint import mount, names, publish, ranks, space
+from reelworks.checkpoint.publish import Order
 from reelworks.checkpoint.shards import Shards, Written
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
-from reelworks.checkpoint.verify import verify
-from reelworks.core import checksums, digests, storage
+from reelworks.core import storage
 from reelworks.core.errors import UserError
-
-DCP = "dcp"
-CURSOR = "cursor.json"
 
 
 class SaveFailed(UserError):  # noqa: N818
@@ -107,30 +97,18 @@ def begin(
         stage: Makes a copy of the state, once it is known to fit. Without it the state must not change
             before `Saving.write` has returned.
     """
-    order = _Order(store, step, extra or {}, metrics or {}, run_id, time.perf_counter())
+    order = Order(store, step, extra or {}, metrics or {}, run_id, time.perf_counter())
     with _told_as_save_failed(store):
-        present = ranks.on_first(lambda: _present(store, step))
+        present = ranks.on_first(lambda: publish.present(store, step))
         if present is not None:
             return Saving(order, present, None, None)
         state_bytes = sum(ranks.on_all(lambda: space.local_bytes(state)))
-        temporary = ranks.on_first(lambda: _open(order, state_bytes))
+        temporary = ranks.on_first(lambda: publish.open_folder(order, state_bytes))
         with _dropped_on_failure(temporary):
-            ranks.on_all(lambda: _require_shared(temporary))
+            ranks.on_all(lambda: publish.require_shared(temporary))
             if stage is not None:
                 state = ranks.each(lambda: stage(state))
-            return Saving(order, None, temporary, Shards.plan(temporary / DCP, state))
-
-
-@dataclass(frozen=True)
-class _Order:
-    """What `begin` was asked for."""
-
-    store: CheckpointStore
-    step: int
-    extra: Mapping[str, bytes]
-    metrics: Mapping[str, float]
-    run_id: str
-    began: float
+            return Saving(order, None, temporary, Shards.plan(temporary / names.DCP, state))
 
 
 @dataclass
@@ -144,7 +122,7 @@ class Saving:
         shards: This rank's part of it.
     """
 
-    order: _Order
+    order: Order
     present: CheckpointInfo | None
     temporary: Path | None
     shards: Shards | None
@@ -176,7 +154,7 @@ class Saving:
 
     def _commit(self, temporary: Path, parts: list[Written]) -> list[CheckpointInfo]:
         assert self.shards is not None
-        return [_commit(self.order, temporary, self.shards.finish(parts))] * len(parts)
+        return [publish.complete(self.order, temporary, self.shards.finish(parts))] * len(parts)
 
 
 @contextmanager
@@ -210,83 +188,3 @@ def _told_as_save_failed(store: CheckpointStore) -> Iterator[None]:
             if full
             else "mend what the message names; the next save tries again",
         ) from error
-
-
-def _present(store: CheckpointStore, step: int) -> CheckpointInfo | None:
-    """Look whether this step is saved already; what is there and bad is dealt with when publishing."""
-    if step not in store.steps():
-        return None
-    try:
-        verify(store.path(step), full=True)
-    except BadCheckpoint:
-        return None
-    return store.info(step)
-
-
-def _open(order: _Order, state_bytes: int) -> Path:
-    """Make the temporary folder if the checkpoint will fit."""
-    root = order.store.root
-    storage.mkdirs(root)
-    space.require(root, state_bytes + sum(map(len, order.extra.values())))
-    temporary = root / names.in_flight(order.step, names.fresh_id())
-    storage.mkdir(temporary)
-    try:
-        storage.mkdir(temporary / DCP)
-    except OSError:
-        storage.rmtree_if_possible(temporary)
-        raise
-    return temporary
-
-
-def _require_shared(temporary: Path) -> None:
-    """Refuse folders that only rank 0 sees: its manifest could not speak for the others' files."""
-    if not (temporary / DCP).is_dir():
-        raise RuntimeError(f"{temporary.parent} is not the same folder here as on rank 0")
-
-
-def _commit(order: _Order, temporary: Path, entries: list[FileEntry]) -> CheckpointInfo:
-    """On rank 0: complete the temporary folder, publish it, and tell."""
-    store, step = order.store, order.step
-    for name, data in order.extra.items():
-        entries.append(_write_extra(temporary, name, data))
-    manifest.write(temporary, _manifest(order, temporary, entries))
-    # Also proves that rank 0 sees what the other nodes have written.
-    verify(temporary, full=False)
-    if os.path.lexists(store.path(step)):
-        store.quarantine(step, "failed verification when its step was saved again")
-    store.publish(temporary, step)
-    info = store.info(step)
-    # The checkpoint is there, even if the disk has no room left to tell of it.
-    with suppress(OSError):
-        store.record_saved(info, time.perf_counter() - order.began)
-    return info
-
-
-def _manifest(order: _Order, temporary: Path, entries: list[FileEntry]) -> Manifest:
-    cursor = order.extra.get(CURSOR)
-    return Manifest(
-        format=manifest.FORMAT_VERSION,
-        step=order.step,
-        save_id=temporary.name.rpartition("-")[2],
-        created=time.time(),
-        world_size=ranks.world_size(),
-        run_id=order.run_id,
-        cursor_digest=None if cursor is None else digests.digest_bytes(cursor),
-        files=tuple(entries),
-        total_bytes=sum(entry.size for entry in entries),
-        metrics=manifest.plain_metrics(order.metrics),
-        versions={
-            "reelworks": reelworks.__version__,
-            "torch": str(torch.__version__),
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-    )
-
-
-def _write_extra(temporary: Path, name: str, data: bytes) -> FileEntry:
-    if "/" in name or not manifest.is_inside(name) or name in (DCP, manifest.FILE_NAME):
-        raise ValueError(f"{name!r} cannot name an extra file")
-    with storage.create(temporary / name) as file:
-        file.write(data)
-    return FileEntry(path=name, size=len(data), digest=checksums.of_bytes(data))

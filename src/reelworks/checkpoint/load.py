@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
-from reelworks.checkpoint import manifest, ranks
-from reelworks.checkpoint.commit import DCP, quiet
+from reelworks.checkpoint import manifest, names, ranks
+from reelworks.checkpoint.commit import quiet
 from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry
 from reelworks.checkpoint.verify import check_file
 from reelworks.core.errors import UserError
@@ -47,7 +47,9 @@ def load(path: Path, state: dict[str, Any]) -> None:
     if problem:
         raise UserError(problem, field="checkpoint", value=str(path), remedy=remedy)
     with quiet():
-        load_shards(state, storage_reader=FileSystemReader(path / DCP), no_dist=not ranks.is_distributed())
+        load_shards(
+            state, storage_reader=FileSystemReader(path / names.DCP), no_dist=not ranks.is_distributed()
+        )
 
 
 def read_extra(path: Path, name: str) -> bytes:
@@ -81,7 +83,7 @@ def _find(path: Path, name: str) -> FileEntry:
 def _inspect(path: Path) -> tuple[str, str]:
     """Return a problem and its remedy, or twice nothing, before anything pickled is opened."""
     try:
-        metadata = next(e for e in manifest.read(path).files if e.path == f"{DCP}/.metadata")
+        metadata = next(e for e in manifest.read(path).files if e.path == f"{names.DCP}/.metadata")
         check_file(path, metadata, full=True)
     except (BadCheckpoint, StopIteration) as error:
         reason = error.reason if isinstance(error, BadCheckpoint) else "it holds no tensors"
@@ -91,7 +93,7 @@ def _inspect(path: Path) -> tuple[str, str]:
 
 def _compare(path: Path, state: dict[str, Any]) -> tuple[str, str]:
     """Return what differs between a checkpoint and a state and what to do, or twice nothing."""
-    metadata = FileSystemReader(path / DCP).read_metadata()
+    metadata = FileSystemReader(path / names.DCP).read_metadata()
     planner = DefaultLoadPlanner()
     planner.set_up_planner(state, metadata)
     here = {key: _kind(value) for key, value in planner.state_dict.items()}

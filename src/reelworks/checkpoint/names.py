@@ -17,6 +17,9 @@ HISTORY = "history.jsonl"
 LATEST = "latest"
 PINS = "pins"
 IN_FLIGHT = ".tmp-"
+# Inside a checkpoint: the folder of its tensors, and where training went on.
+DCP = "dcp"
+CURSOR = "cursor.json"
 
 _STEP = re.compile(r"step-(\d{9,})")
 # What a killed process may leave: saves in flight, half-emptied trash, an unfinished `latest`.

@@ -12,7 +12,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from reelworks.checkpoint.commit import DCP, quiet
+from reelworks.checkpoint import names
+from reelworks.checkpoint.commit import quiet
 from reelworks.checkpoint.config import Weights
 from reelworks.core.errors import UserError
 
@@ -39,7 +40,7 @@ def weights_of(path: Path, weights: Weights) -> dict[str, StoredTensor]:
     Raises:
         UserError: It has no such weights.
     """
-    known = FileSystemReader(path / DCP).read_metadata().state_dict_metadata
+    known = FileSystemReader(path / names.DCP).read_metadata().state_dict_metadata
     tensors = {key: one for key, one in known.items() if isinstance(one, TensorStorageMetadata)}
     return {
         name: StoredTensor(key, (tensors[key].properties.dtype, tuple(tensors[key].size)))
@@ -56,7 +57,7 @@ def read(path: Path, wanted: Sequence[StoredTensor]) -> Iterator[Tensor]:
         size += waiting[key].nbytes
         if size >= _READ_BYTES or i + 1 == len(wanted):
             with quiet():
-                load(waiting, storage_reader=FileSystemReader(path / DCP), no_dist=True)
+                load(waiting, storage_reader=FileSystemReader(path / names.DCP), no_dist=True)
             yield from waiting.values()
             waiting, size = {}, 0
 

@@ -51,7 +51,7 @@ def save(store: CheckpointStore, step: int) -> commit.Saved:
     """Save a step."""
     cursor = f'{{"row": {step}}}'.encode()
     return commit.save(
-        store, step, state(step), extra={commit.CURSOR: cursor}, metrics={"loss": LOSSES[step]}, run_id="run"
+        store, step, state(step), extra={names.CURSOR: cursor}, metrics={"loss": LOSSES[step]}, run_id="run"
     )
 
 
@@ -154,7 +154,7 @@ def differences(path: Path, step: int) -> list[str]:
     expected, loaded = state(step), state(step + 1)
     load(path, loaded)
     wrong = [] if equal(expected, loaded) else [f"step {step} loads as another state"]
-    if read_extra(path, commit.CURSOR) != f'{{"row": {step}}}'.encode():
+    if read_extra(path, names.CURSOR) != f'{{"row": {step}}}'.encode():
         wrong.append(f"step {step} has another cursor")
     return wrong
 

@@ -16,10 +16,10 @@ from reelworks.checkpoint import (
     load,
     lora_file,
     mount,
+    names,
     ranks,
     retention,
     space,
-    verify,
 )
 from reelworks.checkpoint.commit import Saved
 from reelworks.checkpoint.config import KeepBest
@@ -34,14 +34,13 @@ from reelworks.parallel.mesh import World
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.recipe.recipe import Recipe
-from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.cursor import Cursor, Excluded
-from reelworks.train import origin
+from reelworks.train import origin, pick
 from reelworks.train.recorder import Recorder
 from reelworks.train.state import TrainState
 
-_CURSOR, _EXCLUDED = "cursor.json", "excluded.npz"
+_EXCLUDED = "excluded.npz"
 
 
 @dataclass(frozen=True)
@@ -68,36 +67,9 @@ class Keeper:
         Raises:
             UserError: All checkpoints are bad, a named one is bad or missing, or "never" in a used folder.
         """
-        return self.world.broadcast(self._find(resume) if self.world.is_main else None)  # type: ignore[return-value]
-
-    def _find(self, resume: str) -> int | None:
-        self.store.sweep()
-        if resume == "never":
-            if self.store.steps():
-                raise UserError(
-                    "the run folder already has checkpoints",
-                    field="--resume",
-                    value=resume,
-                    remedy="leave --resume out to go on from them, or choose another --output",
-                )
-            return None
-        if resume != "auto":
-            return verify.named(self.store, _step(resume), full=True).step
-        # After a kill files may be whole in size and not in content; reading them once tells.
-        found = verify.newest_valid(self.store, full=not self._left_in_order())
-        if found is None:
-            return None
-        info, skipped = found
-        for step, reason in skipped:
-            print(f"checkpoint of step {step} is passed over: {reason}", flush=True)
-        return info.step
-
-    def _left_in_order(self) -> bool:
-        """Whether the last start ended by itself, with all that it wrote on disk."""
-        last = ""
-        for event in events.read(self.run.events_file, "start", "stop"):
-            last = event["kind"]
-        return last == "stop"
+        return self.world.broadcast(
+            pick.step_of(self.store, self.run, resume) if self.world.is_main else None
+        )  # type: ignore[return-value]
 
     def abandon_after(self, step: int, tell: Recorder) -> None:
         """Set later checkpoints aside: the run goes on from an earlier step, and they are of another branch.
@@ -115,7 +87,7 @@ class Keeper:
         found = set()
         for info in self.store.list():
             with suppress(BadCheckpoint):
-                cursor = json.loads(load.read_extra(info.path, _CURSOR))
+                cursor = json.loads(load.read_extra(info.path, names.CURSOR))
                 found.add((cursor["generation"], cursor["epoch"]))
         return found
 
@@ -134,7 +106,7 @@ class Keeper:
         excluded = Excluded.none()
         if load.has_extra(path, _EXCLUDED):
             excluded = Excluded.from_bytes(load.read_extra(path, _EXCLUDED))
-        return Cursor(**json.loads(load.read_extra(path, _CURSOR))), excluded
+        return Cursor(**json.loads(load.read_extra(path, names.CURSOR))), excluded
 
     def has_metrics(self, step: int) -> bool:
         """Say whether a checkpoint knows its validation loss, or there is nothing to know it by."""
@@ -162,7 +134,7 @@ class Keeper:
 
     def order(self, position: Position, data: RecipeData, metrics: dict[str, float]) -> Order:
         """What a checkpoint holds beside the tensors."""
-        extra = {_CURSOR: files.to_json(position.to_cursor(data).to_json(), indent=2).encode()}
+        extra = {names.CURSOR: files.to_json(position.to_cursor(data).to_json(), indent=2).encode()}
         if position.excluded.bits.any():
             extra[_EXCLUDED] = position.excluded.to_bytes()
         if self.base is not None:
@@ -205,7 +177,7 @@ class Keeper:
     def _export(self, saved: Saved, tell: Recorder) -> None:
         """Write the weights for use that the recipe asks for; a failure costs nothing but them."""
         step, path = saved.info.step, saved.info.path
-        epoch = json.loads(load.read_extra(path, _CURSOR))["epoch"]
+        epoch = json.loads(load.read_extra(path, names.CURSOR))["epoch"]
         try:
             written = exports.write(self.run, path, self.recipe.exports, step=step, epoch=epoch)
         except UserError as error:
@@ -274,9 +246,3 @@ class Order(TypedDict):
     extra: dict[str, bytes]
     metrics: dict[str, float]
     run_id: str
-
-
-def _step(text: str) -> int:
-    if not text.isdecimal():
-        raise UserError("not a step", field="--resume", value=text, remedy="say auto, never, or a number")
-    return int(text)
