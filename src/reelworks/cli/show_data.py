@@ -90,7 +90,7 @@ def preview(told: dict[str, Any]) -> None:
         )
         for one in bucket["shown"]:
             if one["error"]:
-                show.line(f"  cannot be read: {one['path']}: {one['error']}")
+                show.line(f"  cannot be trained: {one['path']}: {one['error']}")
     show.line("cut most")
     for one in told["worst"][:_WORST_SHOWN]:
         size = f"{one['width']}×{one['height']}"

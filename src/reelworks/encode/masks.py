@@ -5,20 +5,12 @@ Legend: B clips, T frames, H height, W width; of pixels before, of latents after
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import avg_pool3d, pad
 
 from reelworks.core.shape import Geometry
-
-BLACK = 16  # of 255: what is darker counts as 0, since codecs leave noise in black
-
-
-def counts(mask_THWC: NDArray[np.uint8]) -> bool:
-    """Tell whether anything of a mask counts."""
-    return bool((mask_THWC.mean(axis=-1) >= BLACK).any())
+from reelworks.media.masks import BLACK
 
 
 def weights(mask_BTHWC: Tensor, geometry: Geometry) -> Tensor:

@@ -1,4 +1,4 @@
-"""What clips look like when training reads them: frames, and what a crop leaves of the picture."""
+"""What clips look like when training reads them: frames, what a crop leaves of the picture, and what is shown beside."""
 
 from __future__ import annotations
 
@@ -10,13 +10,29 @@ from numpy.typing import NDArray
 
 from reelworks.core.draws import Purpose, hash64
 from reelworks.core.shape import Shape
-from reelworks.media import sampling
+from reelworks.media import masks, sampling
 from reelworks.media.load import Frames, MediaError, Request, load
+from reelworks.models import config as models
 from reelworks.prepare import captions, requests
 from reelworks.prepare.data import RecipeData
 from reelworks.schedule.plan import Entries
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a clip is trained with besides its frames.
+
+    Attributes:
+        kind: Of `companions.KINDS`, or "first_frame".
+        path: The file; empty for the clip's own first frame.
+        frames: `[T, H, W, 3]` what training reads; of a first frame, that one alone.
+    """
+
+    kind: str
+    path: str
+    frames: Frames
 
 
 @dataclass(frozen=True)
@@ -33,7 +49,8 @@ class Look:
         window: (top, left, height, width) of the crop in `whole`.
         frames: `[T, H, W, 3]` what training reads; None if it cannot be read.
         whole: `[h, w, 3]` the first frame read, resized as for training and not cropped.
-        error: Why it cannot be read.
+        beside: Its companions, and its first frame where the model is shown that.
+        error: Why it cannot be trained.
     """
 
     path: str
@@ -45,6 +62,7 @@ class Look:
     window: tuple[int, int, int, int]
     frames: Frames | None
     whole: Frames | None
+    beside: tuple[Beside, ...] = ()
     error: str = ""
 
 
@@ -67,17 +85,26 @@ def look(data: RecipeData, entries: Entries, lost: NDArray[np.float64], *, epoch
     """
     rows, bucket = data.rows.find(entries.uid), int(entries.bucket[0])
     built = requests.build(data, rows, entries.copy, bucket, epoch=epoch)
-    pairs = zip(rows.tolist(), lost.tolist(), built, strict=True)
-    return [_look(data, row, share, request) for row, share, request in pairs]
+    companions = requests.of_companions(data, rows, built)
+    return [
+        _look(data, row, share, request, {kind: every[place] for kind, every in companions.items()})
+        for place, (row, share, request) in enumerate(zip(rows.tolist(), lost.tolist(), built, strict=True))
+    ]
 
 
-def _look(data: RecipeData, row: int, lost: float, request: Request) -> Look:
+def _look(
+    data: RecipeData, row: int, lost: float, request: Request, companions: dict[str, Request | None]
+) -> Look:
     rows = data.rows
     source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
     first, window, resized = placed(request, source)
-    frames, whole, error = None, None, ""
+    frames, whole, beside, error = None, None, list[Beside](), ""
     try:
         frames, whole = load(request), load(replace(request, shape=resized))[0]
+        beside += _first_frame(data, frames)
+        for kind, one in companions.items():
+            if one is not None:
+                beside.append(_beside(kind, one))
     except MediaError as problem:
         error = str(problem)
     return Look(
@@ -90,8 +117,30 @@ def _look(data: RecipeData, row: int, lost: float, request: Request) -> Look:
         window=window,
         frames=frames,
         whole=whole,
+        beside=tuple(beside),
         error=error,
     )
+
+
+def _first_frame(data: RecipeData, frames: Frames) -> list[Beside]:
+    """The frame that an i2v model is shown of a clip; of a picture nothing is given."""
+    shown = models.conditioning(data.recipe.model).first_frame is not None and len(frames) > 1
+    return [Beside("first_frame", "", frames[:1])] if shown else []
+
+
+def _beside(kind: str, request: Request) -> Beside:
+    """Read a companion.
+
+    Raises:
+        MediaError: For what training would call the clip a failure; names the file.
+    """
+    try:
+        frames = load(request)
+        if kind == "loss_mask" and not masks.counts(frames):
+            raise MediaError(masks.EMPTY)
+    except MediaError as problem:
+        raise MediaError(f"{kind} {request.path}: {problem}") from problem
+    return Beside(kind, str(request.path), frames)
 
 
 def placed(request: Request, source: Shape) -> tuple[int, tuple[int, int, int, int], Shape]:

@@ -30,7 +30,7 @@ def write(recipe: Recipe, folder: Path, clips: int) -> Json:
 
     Returns:
         {"index", "buckets": [{"name", "sheet", "clips", "mean_lost", "max_lost", "shown": [...]}], "worst": [...],
-        "short_clips": videos that are shorter than their bucket}.
+        "beside": kinds of what is shown beside clips, "short_clips": videos that are shorter than their bucket}.
 
     Raises:
         UserError: No clip fits any bucket, or the folder cannot be written.
@@ -51,6 +51,9 @@ def write(recipe: Recipe, folder: Path, clips: int) -> Json:
             "buckets": buckets,
             "worst": losses.worst(data, entries, lost, WORST),
         }
+        told["beside"] = sorted(
+            {one["kind"] for b in buckets for look in b["shown"] for one in look["beside"]}
+        )
         told["short_clips"] = losses.short_clips(data, entries)
         text = page.render("preview.html", figures=[], name=Path(recipe.output).name, told=told)
         files.write_bytes(folder / "index.html", text.encode())
@@ -77,5 +80,6 @@ def _bucket(data: RecipeData, entries: Entries, lost: Any, epoch: int, folder: P
 
 
 def _shown(look: Look) -> Json:
-    told = {"path": look.path, "caption": look.caption, "error": look.error}
+    told: Json = {"path": look.path, "caption": look.caption, "error": look.error}
+    told["beside"] = [{"kind": one.kind, "path": one.path} for one in look.beside]
     return {**told, "lost": look.lost, "first_frame": look.first_frame}

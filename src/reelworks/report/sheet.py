@@ -11,6 +11,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
+from reelworks.media.load import Frames
+from reelworks.media.masks import BLACK
 from reelworks.prepare.contact import Look
 
 _HEIGHT_PX = 130
@@ -19,13 +21,16 @@ _GAP_PX = 12
 _TEXT_PX = 14
 _FRAMES = 5
 _PAGE, _INK, _QUIET, _MARK = (247, 247, 244), (22, 22, 26), (110, 108, 103), (42, 120, 214)
+_MASKED = (205, 40, 90)
+_TINT = 0.7
 _DIM = 0.35
 
 
 def draw(looks: list[Look], shape: Shape) -> bytes:
     """Draw clips one below the other.
 
-    Each line shows the whole first frame with the crop's window, then frames as training reads them.
+    Each line shows the whole first frame with the crop's window, then frames as training reads them, and below them
+    what is shown beside them at the same moments.
 
     Returns:
         A PNG file.
@@ -50,37 +55,56 @@ def frames_shown(num_frames: int) -> list[int]:
 
 
 def _line(look: Look, shape: Shape) -> Image.Image:
-    pictures = _pictures(look)
+    rows = _rows(look)
     texts = [(look.path, _INK), (_facts(look, shape), _QUIET)]
     font = ImageFont.load_default(_TEXT_PX)
     widths = [int(font.getlength(text)) for text, _ in texts]
-    width = max(sum(p.width + _GAP_PX // 2 for p in pictures) + _GAP_PX, *widths)
-    tallest = max((p.height for p in pictures), default=0)
-    line = Image.new("RGB", (width, tallest + 3 * _TEXT_PX + 4), _PAGE)
+    width = max(sum(p.width + _GAP_PX // 2 for p in rows[0]) + _GAP_PX, *widths)
+    heights = [max((p.height for p in row), default=0) for row in rows]
+    line = Image.new("RGB", (width, sum(heights) + (len(rows) - 1) * _GAP_PX // 2 + 3 * _TEXT_PX + 4), _PAGE)
     pen = ImageDraw.Draw(line)
     for number, (text, colour) in enumerate(texts):
         pen.text((0, number * (_TEXT_PX + 4)), text, fill=colour, font=font)
-    left = 0
-    for number, picture in enumerate(pictures):
-        line.paste(picture, (left, 2 * (_TEXT_PX + 4) + 4))
-        left += picture.width + (_GAP_PX if number == 0 else _GAP_PX // 2)
+    top = 2 * (_TEXT_PX + 4) + 4
+    for row, height in zip(rows, heights, strict=True):
+        left = 0
+        for number, picture in enumerate(row):
+            line.paste(picture, (left, top))
+            left += picture.width + (_GAP_PX if number == 0 else _GAP_PX // 2)
+        top += height + _GAP_PX // 2
     return line
 
 
-def _pictures(look: Look) -> list[Image.Image]:
-    """The whole first frame with the crop's window, then frames as they are read, all at one scale."""
+def _rows(look: Look) -> list[list[Image.Image]]:
+    """The whole first frame with the crop's window and frames as they are read; then what is beside; all at one scale."""
     if look.whole is None or look.frames is None:
-        return []
+        return [[]]
     scale = min(_HEIGHT_PX / look.whole.shape[0], _WIDTH_PX / look.whole.shape[1])
     first = _scaled(with_window(look.whole, look.window), scale)
     top, left, height, width = (round(edge * scale) for edge in look.window)
     ImageDraw.Draw(first).rectangle((left, top, left + width - 1, top + height - 1), outline=_MARK, width=2)
-    return [first, *(_scaled(look.frames[i], scale) for i in frames_shown(len(look.frames)))]
+    rows = [[first, *_some(look.frames, scale)]]
+    for one in look.beside:
+        frames = masked(look.frames, one.frames) if one.kind == "loss_mask" else one.frames
+        rows.append([_label(one.kind, first.width), *_some(frames, scale)])
+    return rows
+
+
+def _some(frames: Frames, scale: float) -> list[Image.Image]:
+    return [_scaled(frames[i], scale) for i in frames_shown(len(frames))]
+
+
+def _label(kind: str, width: int) -> Image.Image:
+    """What a row shows, where the others have the whole first frame."""
+    font, text = ImageFont.load_default(_TEXT_PX), kind.replace("_", " ")
+    label = Image.new("RGB", (max(width, int(font.getlength(text)) + 1), _TEXT_PX + 4), _PAGE)
+    ImageDraw.Draw(label).text((label.width - font.getlength(text), 0), text, fill=_INK, font=font)
+    return label
 
 
 def _facts(look: Look, shape: Shape) -> str:
     if look.error:
-        return f"cannot be read: {look.error}"
+        return f"cannot be trained: {look.error}"
     # Plain letters: the font that Pillow carries has no sign of multiplication.
     sizes = f"{look.source.width} x {look.source.height} to {shape.width} x {shape.height}"
     text = f"{sizes}, {look.lost:.1%} cut away"
@@ -98,6 +122,13 @@ def with_window(whole_HWC: NDArray[np.uint8], window: tuple[int, int, int, int])
     inside = (slice(top, top + height), slice(left, left + width))
     shown[inside] = whole_HWC[inside]
     return shown
+
+
+def masked(frames_THWC: Frames, mask_THWC: Frames) -> Frames:
+    """Tint frames where a loss mask does not count, by as much as it does not."""
+    grey_THW1 = mask_THWC.mean(axis=-1, keepdims=True)
+    tint = _TINT * np.where(grey_THW1 < BLACK, 1.0, 1 - grey_THW1 / 255)
+    return (frames_THWC * (1 - tint) + np.array(_MASKED) * tint).astype(np.uint8)
 
 
 def _scaled(frame_HWC: NDArray[np.uint8], scale: float) -> Image.Image:

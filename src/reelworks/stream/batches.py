@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reelworks.core.shape import Shape
-from reelworks.encode import masks
+from reelworks.media import masks
 from reelworks.media.load import Frames, Request
 from reelworks.schedule import plan as planning
 from reelworks.stream.crew import Failure
@@ -151,5 +151,5 @@ def _collect(work: Work, jobs: _Jobs, pool: DecodePool) -> MicroBatch:
 def _useful(kind: str, result: Frames | Failure) -> Frames | Failure:
     """Refuse a mask by which the clip would have no loss."""
     if kind == "loss_mask" and not isinstance(result, Failure) and not masks.counts(result):
-        return Failure("nothing counts of what is shown of the clip")
+        return Failure(masks.EMPTY)
     return result

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from reelworks.core.shape import Geometry, Shape
 from reelworks.encode import masks
+from reelworks.media.masks import counts
 
 GEOMETRIES = {
     "pixel": Geometry(stride=(1, 8, 8), patch=(1, 1, 1)),
@@ -50,4 +51,4 @@ def test_noise_in_black_counts_as_black(value, weight):
     """What codecs leave in black has no weight, and such a mask does not count at all."""
     mask = torch.full((1, 1, 8, 8, 3), value, dtype=torch.uint8)
     assert masks.weights(mask, GEOMETRIES["pixel"]).item() == pytest.approx(weight)
-    assert masks.counts(mask[0].numpy()) is (weight > 0)
+    assert counts(mask[0].numpy()) is (weight > 0)

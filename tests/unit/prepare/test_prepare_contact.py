@@ -1,4 +1,4 @@
-"""What a preview shows is what training reads: the same frames, the crop where it says."""
+"""What a preview shows is what training reads: the same frames, the crop where it says, the same beside them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ import prepare_files as made
 import pytest
 from PIL import Image
 
+from reelworks.generate import writers
 from reelworks.media.load import load
 from reelworks.prepare import contact, losses, requests
+from reelworks.report import sheet
+from reelworks.schedule.plan import Entries
+from reelworks.stream import batches
+from reelworks.stream.workers import DecodePool
+from reelworks.train.feed import Feed
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +94,65 @@ def test_a_file_that_is_gone_is_told(folder, tmp_path):
     (look,) = contact.look(data, entries.take(np.array([place])), np.zeros(1), epoch=0)
     assert look.frames is None
     assert "long.mp4" in look.error
+
+
+def beside_recipe(folder, kind):
+    """Five clips with masks, for a model that is shown first frames, or as many pictures with controls for one that takes them."""
+    generator = np.random.default_rng(1)
+    for name in ("data", "control", "masks"):
+        (folder / name).mkdir()
+    for i in range(5):
+        many = generator.integers(0, 256, (14, 60, 100, 3), dtype=np.uint8)
+        mask = np.zeros((14, 60, 100, 3), dtype=np.uint8)
+        mask[:, :, : 20 * i] = 255
+        (folder / "data" / f"{i}.txt").write_text("noise")
+        if kind == "clips" and i < 4:
+            writers.write_video(folder / "data" / f"{i}.mp4", many, 24.0)
+            writers.write_video(folder / "masks" / f"{i}.mp4", mask, 24.0)
+        else:
+            Image.fromarray(many[0]).save(folder / "data" / f"{i}.png")
+            Image.fromarray(many[1]).save(folder / "control" / f"{i}.png")
+            Image.fromarray(mask[0]).save(folder / "masks" / f"{i}.png")
+    dataset = {"path": str(folder / "data"), "loss_mask": str(folder / "masks")}
+    model = {"name": "wan-i2v-tiny", "image_encoder": "unread"}
+    if kind == "pictures":
+        dataset, model = dataset | {"control": str(folder / "control")}, {"name": "flux-control-tiny"}
+    return made.recipe(
+        folder,
+        dataset=[dataset],
+        model=model,
+        autoencoder={"stride": 4},
+        text={"dim": 16, "max_length": 6, "pooled_dim": 8},
+        bucket=[{"resolution": "48x48", "num_frames": [1, 9] if kind == "clips" else 1, "batch_size": 5}],
+        data={"crop": "random", "num_workers": 0},
+    )
+
+
+@pytest.mark.parametrize("kind", ["clips", "pictures"])
+def test_what_is_shown_beside_clips_is_what_training_gets_beside_them(tmp_path, kind):
+    """Companions and first frames are those of the stream, pixel by pixel; a mask that shows nothing fails in both."""
+    data = made.opened(beside_recipe(tmp_path, kind))
+    plan, pool, shown = data.plan(data.spec(1, 1), 0), DecodePool(0, 60.0), 0
+    work = [one for row in range(plan.steps) for one in Feed(data, 0, 1).row(plan, 0, row)]
+    for batch in batches.read_ahead(work, pool, depth=2):
+        uids, copies = batch.work.uids, batch.work.copies
+        entries = Entries(
+            uids, copies, np.zeros(len(uids), np.int64), np.full(len(uids), batch.work.bucket, np.int64)
+        )
+        looks, reasons = contact.look(data, entries, np.zeros(len(uids)), epoch=0), dict(batch.failures)
+        for place, look in enumerate(looks):
+            assert look.error == reasons.get(place, "")
+            beside = {one.kind: one.frames for one in look.beside}
+            if look.error:
+                assert "masks/0." in look.error
+                continue
+            shown += 1
+            first = {"first_frame"} if len(look.frames) > 1 else set()
+            assert beside.keys() == batch.companions.keys() | first
+            for name, frames in batch.companions.items():
+                assert np.array_equal(beside[name], frames[place])
+            if first:
+                assert np.array_equal(beside["first_frame"], batch.frames[place, :1])
+            sheet.draw([look], batch.work.shape)
+    pool.close()
+    assert shown == 4

@@ -128,6 +128,16 @@ def test_the_window_stays_bright_and_the_rest_goes_dark():
     assert (whole == 200).all()
 
 
+def test_a_loss_mask_tints_what_does_not_count():
+    """White stays as it is, black is tinted most, and what training counts as black like black."""
+    frames = np.full((1, 1, 4, 3), 100, dtype=np.uint8)
+    mask = np.repeat(np.array([255, 128, 15, 0], dtype=np.uint8), 3).reshape(1, 1, 4, 3)
+    white, grey, dark, black = sheet.masked(frames, mask)[0, 0].astype(int)
+    assert (white == 100).all()
+    assert (dark == black).all()
+    assert 0 < abs(grey - 100).sum() < abs(black - 100).sum()
+
+
 def test_a_sheet_shows_first_and_last_frame():
     assert sheet.frames_shown(1) == [0]
     assert sheet.frames_shown(3) == [0, 1, 2]
