@@ -24,6 +24,7 @@ class Conditioning:
         first_frame: How it is shown the first frame of a clip beside the noise: "grey": encoded together with grey
             frames behind it; "alone": encoded alone, with zeros behind it; None: not at all.
         image_encoder: What tells it of the first frame besides; None: nothing.
+        image_dim: Width of what that says.
     """
 
     empty_caption: Literal["learned", "encoded"] = "encoded"
@@ -34,6 +35,7 @@ class Conditioning:
     needs: tuple[Literal["control", "source"], ...] = ()
     first_frame: Literal["grey", "alone"] | None = None
     image_encoder: Literal["clip", "siglip"] | None = None
+    image_dim: int = 0
 
 
 LEARNED = Conditioning(empty_caption="learned", frames=True, objectives=("rectified-flow", "iddpm"))

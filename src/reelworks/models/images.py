@@ -52,7 +52,8 @@ class VisionEncoder:
             UserError: Nothing that can be loaded is found.
         """
         self._kind = _KINDS[kind]
-        self._module = _load(self._kind.model, weights, _FOLDER).requires_grad_(False).eval()
+        module = _load(self._kind.model, weights, _FOLDER, dtype=CONTRACT.storage)
+        self._module = module.requires_grad_(False).eval()
         self._processor = _load(self._kind.processor, weights, self._kind.folder)
         _, self.tokens, self.dim = self.encode(torch.zeros(1, 32, 32, 3, dtype=torch.uint8)).shape
 
@@ -72,15 +73,15 @@ class VisionEncoder:
         return self
 
 
-def _load(name: str, source: str, folder: str) -> Any:
+def _load(name: str, source: str, folder: str, **options: Any) -> Any:
     field = "model.image_encoder"
     weight_files.require_there(source, field)
     kind = getattr(libraries.transformers(), name)
     try:
         try:
-            return kind.from_pretrained(source, subfolder=folder)
+            return kind.from_pretrained(source, subfolder=folder, **options)
         except OSError:  # not a pipeline's folder
-            return kind.from_pretrained(source)
+            return kind.from_pretrained(source, **options)
     except Exception as error:  # damage leads the readers into errors of any kind
         raise UserError(
             f"no {name} can be loaded ({str(error).partition(chr(10))[0]})",

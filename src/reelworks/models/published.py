@@ -48,6 +48,18 @@ class PublishedText:
     parameters: int = 0
 
 
+class PublishedImage(NamedTuple):
+    """An image encoder, of float32.
+
+    Attributes:
+        tokens: That it makes of a picture.
+        parameters: How many it has.
+    """
+
+    tokens: int
+    parameters: int
+
+
 class Parts(NamedTuple):
     """Names of the parts beside a denoiser."""
 
@@ -92,6 +104,9 @@ TEXT_ENCODERS: dict[str, PublishedText] = {
     "sdxl": PublishedText("StableDiffusionXLPipeline", 2048, 77, 1280, parameters=817_720_320),
     "sd3": PublishedText("StableDiffusion3Pipeline", 4096, 333, 2048, parameters=5_580_620_800),
 }
+
+# By the names in `Conditioning.image_encoder`: a ViT-H/14 of 224 pixels, and a SO400M/14 of 384.
+IMAGE_ENCODERS = {"clip": PublishedImage(257, 630_766_080), "siglip": PublishedImage(729, 428_225_600)}
 
 # By the beginnings of presets' names.
 _PARTS: dict[str, Parts] = {

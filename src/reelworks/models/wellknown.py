@@ -47,6 +47,9 @@ _KNOWN: dict[str, WellKnown] = {
     "flux-schnell": WellKnown("black-forest-labs/FLUX.1-schnell", timestep_shift=1.0),
     "flux2-dev": WellKnown("black-forest-labs/FLUX.2-dev"),
     "hunyuan-video-1.5": replace(_WAN, weights="hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"),
+    "hunyuan-video-1.5-i2v": replace(
+        _WAN, weights="hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v"
+    ),
     "ltx-video-2b": replace(_WAN, weights="Lightricks/LTX-Video", num_frames=97),
     "ltx-video-13b": replace(_WAN, weights="Lightricks/LTX-Video-0.9.7-dev", num_frames=97),
     "ltx-2": _LTX2,
@@ -70,6 +73,8 @@ _KNOWN: dict[str, WellKnown] = {
     "wan-2.1-1.3b": _WAN,
     "wan-2.1-14b": replace(_WAN, weights="Wan-AI/Wan2.1-T2V-14B-Diffusers"),
     "wan-2.2-14b": replace(_WAN, weights="Wan-AI/Wan2.2-T2V-A14B-Diffusers"),
+    "wan-2.1-i2v-14b": replace(_WAN, weights="Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"),
+    "wan-2.2-i2v-14b": replace(_WAN, weights="Wan-AI/Wan2.2-I2V-A14B-Diffusers"),
     "wan-2.2-5b": replace(_WAN, weights="Wan-AI/Wan2.2-TI2V-5B-Diffusers"),
     "z-image": WellKnown("Tongyi-MAI/Z-Image"),
 }

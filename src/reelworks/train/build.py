@@ -82,5 +82,11 @@ def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
         device,
         conditioning,
         None if kind is None or image is None else VisionEncoder(kind, image).to(device),
-        tuple(name for name in conditioning.takes if name in recipe.dataset[0].companions),
+        given(recipe),
     )
+
+
+def given(recipe: Recipe) -> tuple[str, ...]:
+    """Names of the companions that the model is shown; all datasets have the same."""
+    takes = models.conditioning(recipe.model).takes
+    return tuple(name for name in takes if name in recipe.dataset[0].companions)

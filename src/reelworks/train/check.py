@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.encode.live import LiveEncoder
-from reelworks.models.api import Autoencoder, Denoiser, TextEncoder
+from reelworks.models.api import Autoencoder, Denoiser, ImageEncoder, TextEncoder
 from reelworks.models.lora import quantized
 from reelworks.parallel import mesh
 from reelworks.parallel.mesh import World
@@ -22,6 +22,8 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.train import build, kept, memory, rehearsal
 from reelworks.train.memory import size
 from reelworks.train.state import TrainState
+
+_Encoder = Autoencoder | TextEncoder | ImageEncoder
 
 
 def check(recipe: Recipe, table: BucketTable, world: int = 1) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def _rehearse(
 
 
 def _of_encoders(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError]:
-    """Compare what both encoders hold, and what they return for an empty caption and one black clip."""
+    """Compare what the encoders hold, and what they return for an empty caption, one black clip and one black picture."""
     shape = min(table.buckets, key=lambda b: b.tokens).shape
     video = torch.zeros(1, 3, shape.num_frames, shape.height, shape.width, device=encoder.device)
     with torch.no_grad():
@@ -102,8 +104,13 @@ def _of_encoders(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError]:
             "autoencoder": encoder.autoencoder.encode(video),
             "text": encoder.text_encoder.encode([""]).tokens,
         }
+    components: dict[str, _Encoder] = {"autoencoder": encoder.autoencoder, "text": encoder.text_encoder}
+    if encoder.image_encoder is not None:
+        picture = torch.zeros(1, shape.height, shape.width, 3, dtype=torch.uint8)
+        returned["image_encoder"] = encoder.image_encoder.encode(picture)
+        components["image_encoder"] = encoder.image_encoder
     found = []
-    for name, component in (("autoencoder", encoder.autoencoder), ("text", encoder.text_encoder)):
+    for name, component in components.items():
         contract, dtype = component.contract, returned[name].dtype
         found += [fault for module in _modules(component) for fault in stored.faults(module, contract)]
         if dtype != contract.output:
@@ -119,7 +126,7 @@ def _of_encoders(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError]:
     return found
 
 
-def _modules(component: Autoencoder | TextEncoder) -> list[nn.Module]:
+def _modules(component: _Encoder) -> list[nn.Module]:
     """The networks that an encoder holds, by itself or in a pipeline of diffusers; it may hold none."""
     held: list[Any] = []
     for value in vars(component).values():
@@ -138,7 +145,12 @@ def _components(
         _component("autoencoder", recipe.autoencoder.name, autoencoder.contract, _modules(autoencoder)),
         _component("text encoder", recipe.text.name, text.contract, _modules(text)),
     ]
-    return [one | {"device": place} for one, place in zip(told, (device, device, of_text), strict=True)]
+    places = [device, device, of_text]
+    if (image := encoder.image_encoder) is not None:
+        kind = str(encoder.conditioning.image_encoder)
+        told.append(_component("image encoder", kind, image.contract, _modules(image)))
+        places.append(device)
+    return [one | {"device": place} for one, place in zip(told, places, strict=True)]
 
 
 def _component(kind: str, name: str, contract: Contract, modules: list[nn.Module]) -> dict[str, Any]:
@@ -202,6 +214,8 @@ def _memory(
         "encoders": _weights(encoder.autoencoder),
         "activations": max((one["activations_bytes"] for one in rehearsed), default=0),
     }
+    if encoder.image_encoder is not None:
+        parts["encoders"] += _weights(encoder.image_encoder)
     host, text = 0, _weights(encoder.text_encoder)
     if recipe.text.device == "auto":
         parts["encoders"] += text
@@ -214,7 +228,7 @@ def _memory(
     return {**parts, "total": sum(parts.values()), "host": host}
 
 
-def _weights(component: Autoencoder | TextEncoder) -> int:
+def _weights(component: _Encoder) -> int:
     return size([p for module in _modules(component) for p in module.parameters()])
 
 

@@ -14,6 +14,7 @@ from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.core.shape import Geometry
 from reelworks.encode.live import LiveEncoder
 from reelworks.models import config as models
+from reelworks.models import published
 from reelworks.models.api import Denoiser
 from reelworks.models.lora import quantized
 from reelworks.recipe.recipe import Recipe
@@ -124,13 +125,24 @@ class _Latents(NamedTuple):
     latent_channels: int
 
 
+class _Image(NamedTuple):
+    """The same of an image encoder."""
+
+    tokens: int
+    dim: int
+
+
 def _sizes(recipe: Recipe) -> LiveEncoder:
-    """Both encoders as their sizes alone."""
+    """The encoders as their sizes alone."""
+    conditioning = models.conditioning(recipe.model)
     latents: Any = _Latents(
         models.autoencoder_geometry(recipe.autoencoder), models.latent_channels(recipe.autoencoder)
     )
     text: Any = recipe.text
-    return LiveEncoder(latents, text, torch.device("meta"), models.conditioning(recipe.model))
+    image: Any = None
+    if (kind := conditioning.image_encoder) is not None:
+        image = _Image(published.IMAGE_ENCODERS[kind].tokens, conditioning.image_dim)
+    return LiveEncoder(latents, text, torch.device("meta"), conditioning, image, build.given(recipe))
 
 
 def _of_all(table: BucketTable, largest: dict[str, int]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from torch import Tensor, nn
 
+from reelworks.models import config as models
 from reelworks.models import published
 from reelworks.models.api import Denoiser
 from reelworks.models.lora import quantized
@@ -33,8 +34,9 @@ class Memory:
         gradients: Of those.
         optimizer: Two moments of each.
         ema: Their average.
-        encoders: Autoencoder and text encoders.
-        activations: Most that a forward and backward pass of the largest bucket holds at a time.
+        encoders: Autoencoder, text encoders and image encoder.
+        activations: Most that a forward and backward pass of the largest bucket holds at a time. What encoders take while
+            they encode is gone by then.
         reserve: For CUDA itself.
         host: In CPU memory; not in the total.
     """
@@ -80,10 +82,10 @@ def held(recipe: Recipe, denoiser: Denoiser) -> Memory:
     if recipe.parallel.offload:
         host = sum(sizes.values())
         sizes = dict.fromkeys(sizes, 0) | {"base": in_use(module, denoiser.sharding().blocks)}
-    autoencoder, text = _encoders(recipe)
+    pictures, text = _encoders(recipe)
     if recipe.text.device == "cpu":
         host, text = host + text, 0
-    return Memory(**sizes, encoders=autoencoder + text, activations=0, host=host)
+    return Memory(**sizes, encoders=pictures + text, activations=0, host=host)
 
 
 def in_use(module: nn.Module, units: Sequence[nn.Module]) -> int:
@@ -101,8 +103,11 @@ def size(tensors: Sequence[Tensor]) -> int:
 
 
 def _encoders(recipe: Recipe) -> tuple[int, int]:
-    """Bytes of the autoencoder, and of the text encoders."""
+    """Bytes of the autoencoder and image encoder, and of the text encoders."""
     autoencoders = _PARAMETERS | {name: one.parameters for name, one in published.AUTOENCODERS.items()}
     texts = _PARAMETERS | {name: one.parameters for name, one in published.TEXT_ENCODERS.items()}
     wide = 4 if recipe.autoencoder.dtype == "float32" else 2
-    return wide * autoencoders[recipe.autoencoder.name], 2 * texts[recipe.text.name]
+    pictures = wide * autoencoders[recipe.autoencoder.name]
+    if (kind := models.conditioning(recipe.model).image_encoder) is not None:
+        pictures += 4 * published.IMAGE_ENCODERS[kind].parameters
+    return pictures, 2 * texts[recipe.text.name]

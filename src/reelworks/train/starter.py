@@ -198,6 +198,8 @@ def _parts(preset: str, known: WellKnown, weights: str | None) -> list[Line]:
     parts = published.parts(preset)
     lines += [Line("[model]", "weights", source), Line("[model]", "gradient_checkpointing", False)]
     whole = source if not source.endswith(".safetensors") else str(known.weights)
+    if models.conditioning(ModelConfig(name=preset)).image_encoder is not None:
+        lines += [Line("[model]", "image_encoder", whole, "tells the network of a clip's first frame")]
     lines += [Line("[autoencoder]", "name", parts.autoencoder, "the one that the model was trained with")]
     lines += [Line("[autoencoder]", "weights", known.autoencoder or whole)]
     lines += [Line("[text]", "name", parts.text), Line("[text]", "weights", known.text or whole)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from typer.testing import CliRunner
 
 from reelworks.cli.main import app
@@ -195,3 +196,30 @@ def test_the_largest_micro_batch_of_each_resolution_counts() -> None:
         same = [b for b in built.buckets if built.entries[b.entry].resolution == resolution]
         assert bucket.tokens * bucket.batch_size == max(b.tokens * b.batch_size for b in same)
     assert rehearsal.largest(built, set(range(len(built.buckets)))) in chosen
+
+
+def test_an_image_encoder_is_audited_and_counted_as_the_others_are(tmp_path: Path) -> None:
+    """It computes in float32 whatever its file holds; its weights are on the model's device; four fit into 80 signs."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = transformers.CLIPVisionModel(transformers.CLIPVisionConfig(image_size=8, patch_size=4, **sizes))
+    vision.bfloat16().save_pretrained(tmp_path / "image_encoder")
+    small = {"height": 8, "width": 8}
+    transformers.CLIPImageProcessor(size=small, crop_size=small).save_pretrained(tmp_path / "image_processor")
+    values = {
+        "model": {"name": "wan-i2v-tiny", "image_encoder": str(tmp_path)},
+        "autoencoder": {"stride": 4},
+        "bucket": [{"resolution": "32px", "num_frames": 5, "batch_size": 1}],
+        "buckets": {"aspect_ratios": ["1:1"]},
+    }
+    path = tmp_path / "recipe.toml"
+    path.write_text(load.dump(load.parse(RECIPE | values)))
+    done = CliRunner().invoke(app, ["check", str(path), "--json"])
+    told = json.loads(done.output)
+    assert (done.exit_code, told["violations"]) == (0, [])
+    *_, image = told["components"]
+    assert (image["component"], image["name"], image["storage"]) == ("image encoder", "clip", "float32")
+    assert (image["device"], image["parameters"]) == ("cpu", vision.num_parameters())
+    assert told["memory"]["encoders"] == 4 * vision.num_parameters()  # the others have no weights
+    printed = CliRunner().invoke(app, ["check", str(path)]).output.partition("denoiser: ")[0]
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines())) <= 80

@@ -5,6 +5,7 @@ from __future__ import annotations
 import diffusers
 import pytest
 import torch
+import transformers
 from torch.profiler import ProfilerActivity, profile
 
 from reelworks.buckets import table
@@ -104,6 +105,60 @@ def test_sizes_of_published_models_are_those_of_their_networks() -> None:
     assert all(
         one.parameters for one in (*published.AUTOENCODERS.values(), *published.TEXT_ENCODERS.values())
     )
+
+
+def test_image_encoders_are_those_that_transformers_builds() -> None:
+    """Numbers and tokens of the published vision towers, counted on the meta device."""
+    of_clip = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "image_size": 224}
+    of_siglip = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "image_size": 384}
+    with torch.device("meta"):
+        networks = {
+            "clip": transformers.CLIPVisionModel(
+                transformers.CLIPVisionConfig(**of_clip, patch_size=14, num_attention_heads=16)
+            ),
+            "siglip": transformers.SiglipVisionModel(
+                transformers.SiglipVisionConfig(**of_siglip, patch_size=14, num_attention_heads=16)
+            ),
+        }
+        for name, network in networks.items():
+            size = network.config.image_size
+            seen = network(torch.zeros(1, 3, size, size), output_hidden_states=True).hidden_states[-1]
+            found = published.IMAGE_ENCODERS[name]
+            assert (found.tokens, found.parameters) == (
+                seen.shape[1],
+                sum(p.numel() for p in network.parameters()),
+            )
+
+
+def test_what_i2v_models_are_told_by_is_counted(monkeypatch) -> None:
+    """The encoder's weights lie on the GPU, in float32, wherever texts are embedded; its tokens pass through the network."""
+    models = {
+        name: {"name": name, "image_encoder": None if name == "wan-2.1-14b" else "unused"}
+        for name in ("wan-2.1-14b", "wan-2.1-i2v-14b")
+    }
+    for name in models:
+        monkeypatch.setitem(config.PRESETS, name, config.PRESETS[name].model_copy(update={"num_layers": 4}))
+    plain, told = (
+        estimate.estimate(
+            *recipe(name, model=model, text={"name": "wan", "weights": "unused", "device": "cpu"})
+        )
+        for name, model in models.items()
+    )
+    assert told.memory.encoders - plain.memory.encoders == 4 * published.IMAGE_ENCODERS["clip"].parameters
+    assert told.memory.host == plain.memory.host
+    # Keys and values of 257 tokens, of two clips, in 4 blocks.
+    assert told.memory.activations - plain.memory.activations > 2 * 257 * 2 * 5120 * 4 * 2
+
+
+def test_companions_that_a_network_is_shown_are_counted() -> None:
+    """A source doubles the tokens of the picture, and what they take."""
+    alone, edited = (
+        estimate.estimate(
+            *recipe("flux-kontext-tiny", resolution="512px", dataset=[{"path": "not-there"} | more])
+        )
+        for more in ({}, {"source": "not-there-either"})
+    )
+    assert edited.memory.activations > 1.5 * alone.memory.activations
 
 
 def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> None:

@@ -34,9 +34,9 @@ class HunyuanVideo15Config(Config):
     @property
     def conditioning(self) -> Conditioning:
         """Captions of no words are encoded."""
-        return (
-            Conditioning(first_frame="alone", image_encoder="siglip") if self.first_frame else Conditioning()
-        )
+        if not self.first_frame:
+            return Conditioning()
+        return Conditioning(first_frame="alone", image_encoder="siglip", image_dim=self.image_embed_dim)
 
     @property
     def network(self) -> Network:

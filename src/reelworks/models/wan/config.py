@@ -47,6 +47,7 @@ class WanConfig(Config):
             frames=self.expand_timesteps,
             first_frame="grey" if self.first_frame else None,
             image_encoder=None if self.image_dim is None else "clip",
+            image_dim=self.image_dim or 0,
         )
 
     def fit(self, neighbours: Neighbours) -> Self:
