@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def made(path: Path, new: New) -> None:
     """What was found, what it takes, what was chosen, and what to do next."""
-    from reelworks.train.estimate import UTILISATION
+    from reelworks.train.estimate import BUS_GB, UTILISATION
 
     found, estimate = new.found, new.choice.estimate
     line(
@@ -35,9 +35,12 @@ def made(path: Path, new: New) -> None:
     if not estimate.measured:
         line("  without activations: this network does not run without numbers")
     _settings(new)
+    moving = estimate.moving_seconds
     line(
         f"time, estimated: {new.steps:,} steps of {max(new.seconds_per_step, 0.001):.2g} s, {_duration(new)}, at {UTILISATION:.0%} "
-        f"of {new.tflops:g} TFLOP/s; decoding and encoding come on top"
+        f"of {new.tflops:g} TFLOP/s"
+        + (f" and {moving:.2g} s to move weights at {BUS_GB:g} GB/s" if estimate.moved_bytes else "")
+        + "; decoding and encoding come on top"
     )
     line(f"\nwritten: {path}; each value has its reason there. Next:")
     typed = shlex.quote(str(path))

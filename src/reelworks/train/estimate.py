@@ -24,6 +24,7 @@ from reelworks.train.meter import Pass
 
 ASSUMED_TFLOPS = 165.0  # of an RTX 4090 in bfloat16, summed in float32
 UTILISATION = 0.4  # what trainings of transformers usually reach
+BUS_GB = 25.0  # in a second, of PCIe 4.0 with 16 lanes, from pinned memory
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Estimate:
         flops: Of a micro-batch of each bucket, forward and backward, by the bucket's name.
         measured: False for a network that does not run without numbers: activations are left out then, and arithmetic
             is counted by parameters and tokens.
+        moved_bytes: Between CPU memory and the GPU in a micro-batch, where weights lie in CPU memory.
     """
 
     parameters: int
@@ -44,10 +46,19 @@ class Estimate:
     memory: Memory
     flops: dict[str, float]
     measured: bool
+    moved_bytes: int = 0
+
+    @property
+    def moving_seconds(self) -> float:
+        """Of a micro-batch, to move weights."""
+        return self.moved_bytes / (BUS_GB * 1e9)
 
     def seconds(self, bucket: str, tflops: float = ASSUMED_TFLOPS) -> float:
-        """Of a micro-batch on a GPU that can do so much in bfloat16; encoding and decoding not counted."""
-        return self.flops[bucket] / (tflops * 1e12 * UTILISATION)
+        """Of a micro-batch on a GPU that can do so much in bfloat16; encoding and decoding not counted.
+
+        Weights that are moved are waited for: what is hidden behind arithmetic depends on the machine.
+        """
+        return self.flops[bucket] / (tflops * 1e12 * UTILISATION) + self.moving_seconds
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -93,6 +104,7 @@ def of(recipe: Recipe, table: BucketTable, denoiser: Denoiser, passes: dict[str,
         replace(held, activations=max(one.peak_bytes for one in passes.values())),
         _of_all(table, {name: one.flops for name, one in passes.items()}),
         denoiser.runs_on_meta,
+        memory.moved(recipe, denoiser),
     )
 
 

@@ -97,6 +97,14 @@ def in_use(module: nn.Module, units: Sequence[nn.Module]) -> int:
     return size(list(module.parameters())) - sum(of_units[:-2])
 
 
+def moved(recipe: Recipe, denoiser: Denoiser) -> int:
+    """Bytes between CPU memory and GPU in a pass forward and backward: all weights there twice, and gradients back."""
+    if not recipe.parallel.offload:
+        return 0
+    weights = list(denoiser.module.parameters())
+    return 2 * size(weights) + size([p for p in weights if p.requires_grad])
+
+
 def size(tensors: Sequence[Tensor]) -> int:
     """Bytes of some tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -106,6 +106,7 @@ class New:
             "steps": self.steps,
             "seconds_per_step": self.seconds_per_step,
             "tflops": self.tflops,
+            "moving_seconds_per_step": self.choice.estimate.moving_seconds,
         }
 
 

@@ -229,3 +229,14 @@ def test_a_base_of_few_bits_is_counted_as_it_is_stored() -> None:
     wide, int8, nf4 = (one.memory.base for one in found.values())
     numbers = (wide - int8) / 3  # in the blocks, but for scales
     assert nf4 == pytest.approx(wide - 3.44 * numbers, rel=0.02)
+
+
+def test_weights_in_cpu_memory_cost_the_time_in_which_they_are_moved() -> None:
+    """All weights twice and gradients once, over the bus; nothing where they stay on the GPU."""
+    stays, moves = (estimate.estimate(*recipe("wan-tiny", parallel={"offload": on})) for on in (False, True))
+    assert (stays.moved_bytes, stays.moving_seconds) == (0, 0)
+    assert moves.moved_bytes == 4 * (2 * moves.parameters + 3 * moves.trained_parameters)
+    assert moves.moved_bytes < 2 * moves.memory.host
+    (bucket,) = moves.flops
+    more = moves.seconds(bucket) - stays.seconds(bucket)
+    assert more == pytest.approx(moves.moved_bytes / 25e9)
