@@ -235,6 +235,11 @@ def conditioning(model: ModelConfig) -> Conditioning:
     return ADAPTED[model.name].conditioning if model.name in ADAPTED else LEARNED
 
 
+def published_text(model: ModelConfig) -> str:
+    """Name of the text encoders that a denoiser was published with."""
+    return published.parts(model.name).text
+
+
 def resolve_denoiser(
     model: ModelConfig, *, autoencoder: AutoencoderConfig, text: TextConfig, pred_sigma: bool
 ) -> STDiT2Config | STDiT3Config | FamilyConfig:

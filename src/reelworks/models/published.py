@@ -29,6 +29,20 @@ class PublishedAutoencoder:
     parameters: int = 0
 
 
+class TextNetwork(NamedTuple):
+    """A network that reads captions.
+
+    Attributes:
+        part: Its folder beside the other parts; empty where it stands alone.
+        kind: As its config says it (`model_type`), of the half that reads texts.
+        vocabulary: Tokens that it knows.
+    """
+
+    part: str
+    kind: str
+    vocabulary: int
+
+
 @dataclass(frozen=True)
 class PublishedText:
     """Text encoders of a family, which its pipeline in diffusers puts together.
@@ -39,6 +53,7 @@ class PublishedText:
         max_length: Tokens kept of a caption.
         pooled_dim: Width of a caption's summary, 0 where there is none.
         parameters: How many its networks have.
+        networks: Those that a recipe's weights must hold.
     """
 
     pipeline: str
@@ -46,6 +61,7 @@ class PublishedText:
     max_length: int
     pooled_dim: int = 0
     parameters: int = 0
+    networks: tuple[TextNetwork, ...] = ()
 
 
 class PublishedImage(NamedTuple):
@@ -89,20 +105,76 @@ AUTOENCODERS: dict[str, PublishedAutoencoder] = {
     "sd3": PublishedAutoencoder("AutoencoderKL", 16, (1, 8, 8), parameters=83_819_683),
 }
 
+T5 = TextNetwork("", "t5", 32_128)
+_CLIP = TextNetwork("text_encoder", "clip_text_model", 49_408)
+_GEMMA = TextNetwork("text_encoder", "gemma3_text", 262_208)
+_QWEN_VL = TextNetwork("text_encoder", "qwen2_5_vl_text", 152_064)
+
 TEXT_ENCODERS: dict[str, PublishedText] = {
-    "wan": PublishedText("WanPipeline", 4096, 512, parameters=5_680_910_336),
-    "flux": PublishedText("FluxPipeline", 4096, 512, 768, parameters=4_885_371_136),
-    "flux2": PublishedText("Flux2Pipeline", 15360, 512, parameters=24_011_361_280),
-    "qwen-image": PublishedText("QwenImagePipeline", 3584, 512, parameters=8_292_166_656),
+    "wan": PublishedText(
+        "WanPipeline",
+        4096,
+        512,
+        parameters=5_680_910_336,
+        networks=(TextNetwork("text_encoder", "umt5", 256_384),),
+    ),
+    "flux": PublishedText(
+        "FluxPipeline",
+        4096,
+        512,
+        768,
+        parameters=4_885_371_136,
+        networks=(_CLIP, T5._replace(part="text_encoder_2")),
+    ),
+    "flux2": PublishedText(
+        "Flux2Pipeline",
+        15360,
+        512,
+        parameters=24_011_361_280,
+        networks=(TextNetwork("text_encoder", "mistral", 131_072),),
+    ),
+    "qwen-image": PublishedText(
+        "QwenImagePipeline", 3584, 512, parameters=8_292_166_656, networks=(_QWEN_VL,)
+    ),
     # Some 1370 of these are of the picture that it sees.
-    "qwen-image-edit": PublishedText("QwenImageEditPipeline", 3584, 2048, parameters=8_292_166_656),
-    "z-image": PublishedText("ZImagePipeline", 2560, 512, parameters=4_022_468_096),
-    "ltx-video": PublishedText("LTXPipeline", 4096, 128, parameters=4_762_310_656),
-    "ltx-2": PublishedText("LTX2Pipeline", 3840, 1024, parameters=13_618_800_240),
-    "ltx-2.3": PublishedText("LTX2Pipeline", 4096, 1024, parameters=15_359_552_624),
-    "hunyuan-video-1.5": PublishedText("HunyuanVideo15Pipeline", 3584, 1000, parameters=7_288_276_608),
-    "sdxl": PublishedText("StableDiffusionXLPipeline", 2048, 77, 1280, parameters=817_720_320),
-    "sd3": PublishedText("StableDiffusion3Pipeline", 4096, 333, 2048, parameters=5_580_620_800),
+    "qwen-image-edit": PublishedText(
+        "QwenImageEditPipeline", 3584, 2048, parameters=8_292_166_656, networks=(_QWEN_VL,)
+    ),
+    "z-image": PublishedText(
+        "ZImagePipeline",
+        2560,
+        512,
+        parameters=4_022_468_096,
+        networks=(TextNetwork("text_encoder", "qwen3", 151_936),),
+    ),
+    "ltx-video": PublishedText(
+        "LTXPipeline",
+        4096,
+        128,
+        parameters=4_762_310_656,
+        networks=(T5._replace(part="text_encoder"),),
+    ),
+    "ltx-2": PublishedText("LTX2Pipeline", 3840, 1024, parameters=13_618_800_240, networks=(_GEMMA,)),
+    "ltx-2.3": PublishedText("LTX2Pipeline", 4096, 1024, parameters=15_359_552_624, networks=(_GEMMA,)),
+    "hunyuan-video-1.5": PublishedText(
+        "HunyuanVideo15Pipeline", 3584, 1000, parameters=7_288_276_608, networks=(_QWEN_VL,)
+    ),
+    "sdxl": PublishedText(
+        "StableDiffusionXLPipeline",
+        2048,
+        77,
+        1280,
+        parameters=817_720_320,
+        networks=(_CLIP, _CLIP._replace(part="text_encoder_2")),
+    ),
+    "sd3": PublishedText(
+        "StableDiffusion3Pipeline",
+        4096,
+        333,
+        2048,
+        parameters=5_580_620_800,
+        networks=(_CLIP, _CLIP._replace(part="text_encoder_2"), T5._replace(part="text_encoder_3")),
+    ),
 }
 
 # By the names in `Conditioning.image_encoder`: a ViT-H/14 of 224 pixels, and a SO400M/14 of 384.

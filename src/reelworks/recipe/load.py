@@ -67,6 +67,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     models.require_known("text.name", recipe.text.name, models.TEXT_ENCODERS)
     geometry = models.geometry(recipe.model, recipe.autoencoder)
     requirements.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
+    requirements.require_text_encoder(recipe.model, recipe.text)
     _require_base(recipe)
     _require_lora(recipe)
     requirements.require_image_encoder(recipe.model)

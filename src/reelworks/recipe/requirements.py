@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from reelworks.core.errors import UserError
-from reelworks.models.config import ADAPTED, ModelConfig, conditioning
+from reelworks.models.config import ADAPTED, ModelConfig, TextConfig, conditioning, published_text
 
 COMPANIONS = ("control", "source")  # that a network may be shown whole
 
@@ -30,6 +30,22 @@ def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[s
             field="objective.mask_ratios",
             value=dict(mask_ratios),
             remedy="leave it out, or choose a model that is told (docs/reference/models.md)",
+        )
+
+
+def require_text_encoder(model: ModelConfig, text: TextConfig) -> None:
+    """Refuse weights beside text encoders of another family, which may be as wide as those that they were trained with.
+
+    Raises:
+        UserError: Names `text.name`.
+    """
+    theirs = published_text(model)
+    if model.weights is not None and text.name not in ("hashed", theirs):
+        raise UserError(
+            f"weights of {model.name} were trained with other text encoders",
+            field="text.name",
+            value=text.name,
+            remedy=f'write "{theirs}"',
         )
 
 

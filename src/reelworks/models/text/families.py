@@ -20,7 +20,7 @@ from reelworks.core.errors import UserError
 from reelworks.models import libraries, published
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextConfig
-from reelworks.models.text import picture_words
+from reelworks.models.text import identity, picture_words
 from reelworks.models.text.cut import words_cut_off
 from reelworks.precision.contract import Contract
 
@@ -163,13 +163,15 @@ class FamilyTextEncoder:
         """Load from a local folder in diffusers' layout or from the hub.
 
         Raises:
-            UserError: Nothing that can be loaded is found, or its widths are not the recipe's.
+            UserError: Nothing that can be loaded is found, it is another family's, or its widths are not the recipe's.
         """
         assert config.weights is not None, "the recipe was checked"
         self.dim, self.pooled_dim, self.max_length = config.dim, config.pooled_dim, config.max_length
         self.sees_pictures = config.name == "qwen-image-edit"
         self._encode, tokenizer = _FAMILIES[config.name]
-        self._pipeline = _load(published.TEXT_ENCODERS[config.name].pipeline, config.weights)
+        known = published.TEXT_ENCODERS[config.name]
+        identity.require(config, known.networks, known.dim)
+        self._pipeline = _load(known.pipeline, config.weights)
         self._tokenizer = getattr(self._pipeline, tokenizer)
         made = self.encode([""])
         for field, found in (("dim", made.tokens.shape[2]), ("pooled_dim", made.pooled.shape[1])):

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from reelworks.core.errors import UserError
-from reelworks.models import libraries, weight_files
+from reelworks.models import libraries, published
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextConfig
+from reelworks.models.text import identity
 from reelworks.models.text.cut import words_cut_off
 from reelworks.precision.contract import Contract
 
 # Its feed-forward layers pass the range of float16; in float32 the XXL takes 19 GB.
 _STORAGE = torch.bfloat16
+_WIDTH = 4096  # of the XXL
 CONTRACT = Contract(_STORAGE, _STORAGE, None, None, torch.float32, {}, overflows=frozenset({torch.float16}))
 
 
@@ -37,11 +39,12 @@ class T5TextEncoder:
         """Load from a local folder or from the hub.
 
         Raises:
-            UserError: Nothing that can be loaded is found, or its width is not `text.dim`.
+            UserError: Nothing that can be loaded is found, it is no T5, or its width is not `text.dim`.
         """
         assert config.weights is not None, "the recipe was checked"
         self.dim, self.pooled_dim, self.max_length = config.dim, 0, config.max_length
         self._device = torch.device("cpu")
+        identity.require(config, (published.T5,), _WIDTH)
         self._tokenizer, self._model = _load(config.weights)
         if self._model.config.d_model != config.dim:
             raise UserError(
@@ -80,7 +83,6 @@ class T5TextEncoder:
 
 
 def _load(source: str) -> tuple[Any, Any]:
-    weight_files.require_there(source, "text.weights")
     transformers = libraries.transformers()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)

@@ -1,0 +1,95 @@
+"""Another family's text encoders are refused by their configs, whatever their width, before a weight is read."""
+
+from __future__ import annotations
+
+import pytest
+import transformers
+
+from reelworks.core.errors import UserError
+from reelworks.models import published, registry
+from reelworks.models.config import ModelConfig, TextConfig
+from reelworks.models.text import identity
+from reelworks.recipe import requirements
+
+KNOWN = {name: (one.networks, one.dim) for name, one in published.TEXT_ENCODERS.items()}
+KNOWN["t5"] = ((published.T5,), 4096)
+# What a release saves, by the kind of its half that reads texts.
+WHOLE = {
+    "gemma3_text": lambda size: transformers.Gemma3Config(text_config={"vocab_size": size}),
+    "mistral": lambda size: transformers.Mistral3Config(
+        text_config={"model_type": "mistral", "vocab_size": size}
+    ),
+    "qwen2_5_vl_text": lambda size: transformers.Qwen2_5_VLConfig(text_config={"vocab_size": size}),
+    "qwen3": lambda size: transformers.Qwen3Config(vocab_size=size),
+    "t5": lambda size: transformers.T5Config(vocab_size=size),
+    "umt5": lambda size: transformers.UMT5Config(vocab_size=size),
+    "clip_text_model": lambda size: transformers.CLIPTextConfig(vocab_size=size),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Configs of every family as it was published, and nothing else."""
+    root = tmp_path_factory.mktemp("configs")
+    for name, (networks, _) in KNOWN.items():
+        for one in networks:
+            WHOLE[one.kind](one.vocabulary).save_pretrained(root / name / one.part)
+    return root
+
+
+def told(name: str, place, **sizes) -> TextConfig:
+    return TextConfig(name=name, weights=str(place), **sizes)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_family_takes_its_own_and_no_other(name, folders):
+    """Refused is every folder whose networks are of another kind; the error names both, and where they belong."""
+    networks, width = KNOWN[name]
+    own = {one.part: one.kind for one in networks}
+    for other, (theirs, _) in KNOWN.items():
+        there = {one.part: one.kind for one in theirs}
+        apart = [part for part in own.keys() & there.keys() if own[part] != there[part]]
+        config = told(name, folders / other)
+        if not apart:
+            identity.require(config, networks, width)
+            continue
+        with pytest.raises(UserError) as caught:
+            identity.require(config, networks, width)
+        assert caught.value.field == "text.weights"
+        assert there[min(apart)] in caught.value.problem
+        assert own[min(apart)] in caught.value.problem
+        assert f'"{other}"' in caught.value.remedy
+
+
+def test_equal_kinds_are_told_apart_by_their_vocabulary(tmp_path):
+    """Half as many tokens at the published width are other encoders; some that were added, or another width, are not."""
+    networks, width = KNOWN["ltx-video"]
+    for size, refused in ((16_000, True), (32_100, False), (32_200, False), (250_112, True)):
+        WHOLE["t5"](size).save_pretrained(tmp_path / str(size) / "text_encoder")
+        config = told("ltx-video", tmp_path / str(size))
+        identity.require(config.model_copy(update={"dim": 32}), networks, width)
+        if refused:
+            with pytest.raises(UserError, match=f"a t5 of {size:,} tokens"):
+                identity.require(config, networks, width)
+        else:
+            identity.require(config, networks, width)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "found"), [("wan", "ltx-video", "a t5 of"), ("t5", "wan/text_encoder", "a umt5 of")]
+)
+def test_builders_ask_before_they_load(name, place, found, folders):
+    """The folders hold no weights, and the error is about what they are."""
+    with pytest.raises(UserError, match=rf"text\.weights.*{found}"):
+        registry.build_text_encoder(told(name, folders / place))
+
+
+def test_weights_go_with_the_text_encoders_that_they_were_trained_with():
+    """T5 of LTX-Video is as wide as UMT5 of Wan; without weights any pair may begin."""
+    trained = ModelConfig(name="wan-2.1-1.3b", weights="there")
+    other, own = told("ltx-video", "x"), told("wan", "x")
+    assert other.dim == own.dim
+    with pytest.raises(UserError, match=r'(?s)text\.name = .*other text encoders.*write "wan"'):
+        requirements.require_text_encoder(trained, other)
+    requirements.require_text_encoder(trained, own)
+    requirements.require_text_encoder(ModelConfig(name="wan-2.1-1.3b"), other)
