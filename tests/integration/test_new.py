@@ -152,6 +152,8 @@ def test_memory_without_end_is_no_size():
         (("--model", "wan-tiny", "--data", "nothing"), "there is no such folder"),
         (("--model", "wan-tiny", "--data", "empty"), "holds no video and no picture"),
         (("--model", "wan-tiny", "--data", "silent"), "--trigger WORD"),
+        (("--model", "wan-tiny", "--data", "mug", "--data", "./empty/../mug"), "it is given twice"),
+        (("--model", "wan-tiny", "--data", "mug", "--data", "."), "lies in the other"),
         (("--model", "stdit3-3b", "--data", "mug"), "--weights PATH|HUB"),
         (("--model", "WAN-Tinny", "--data", "mug"), 'did you mean "wan-tiny"'),
         (("--model", "wan-tiny", "--data", "mug", "--vram", "1"), "at least 2 GB"),

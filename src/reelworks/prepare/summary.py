@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from reelworks.buckets.assign import Reason
-from reelworks.prepare import figures, losses, reasons
+from reelworks.prepare import figures, losses, reasons, shared
 from reelworks.prepare.data import RecipeData
 from reelworks.schedule import ranks
 from reelworks.schedule.plan import EpochPlan, PlanSpec
@@ -44,6 +44,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         "left_out": reasons.counts(data, left_out),
         "reasons": reasons.named(data, left_out),
         "quarantine_unmatched": data.quarantine.unmatched(data.rows),
+        "shared_files": shared.files(data.recipe.dataset, data.rows),
         "buckets": [bucket for bucket in buckets if bucket["clips"]],
         "empty_buckets": [bucket["name"] for bucket in buckets if not bucket["clips"]],
         "steps_per_epoch": plan.steps,
@@ -93,4 +94,12 @@ def warnings(told: Json) -> list[str]:
         for line in unmatched[:_LINES_SHOWN]
     ]
     more = len(unmatched) - _LINES_SHOWN
-    return lines + ([f"warning: and {more} more lines of it that name no clip"] if more > 0 else [])
+    lines += [f"warning: and {more} more lines of it that name no clip"] if more > 0 else []
+    for one in told["shared_files"]:
+        outer, inner = one["datasets"]
+        count = "1 file" if one["files"] == 1 else f"{one['files']} files"
+        lines.append(
+            f"warning: the datasets {outer} and {inner} share {count}, which an epoch trains twice; "
+            "leave one dataset out, or give it a name if that is meant"
+        )
+    return lines

@@ -10,6 +10,7 @@ from pathlib import Path
 from reelworks.catalog import probe
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.source import Source
+from reelworks.core.errors import UserError
 
 _KOHYA = re.compile(r"([1-9][0-9]*)_(.+)")
 
@@ -22,17 +23,34 @@ def datasets(folders: Sequence[Path]) -> tuple[list[DatasetConfig], list[str]]:
 
     Returns:
         The datasets, each with a name of its own; and remarks on what such tools would leave out too.
+
+    Raises:
+        UserError: A folder is given twice, or lies in another one: its clips would be trained twice.
     """
     found: list[DatasetConfig] = []
     remarks: list[str] = []
     for folder in folders:
         inside = [child for child in _folders(folder) if _KOHYA.fullmatch(child.name)]
         for one in inside or [folder]:
+            _refuse_twice(one, [Path(dataset.path) for dataset in found])
             repeats, words = _meaning(one)
             name = _free(Source.of(one).name, {dataset.dataset_name for dataset in found})
             found.append(DatasetConfig(path=str(one), name=name, repeats=repeats, missing_caption=words))
         remarks += _beside(folder, inside)
     return found, remarks
+
+
+def _refuse_twice(folder: Path, others: Sequence[Path]) -> None:
+    here = folder.resolve()
+    for other in others:
+        there = other.resolve()
+        if here.is_relative_to(there) or there.is_relative_to(here):
+            raise UserError(
+                "it is given twice" if here == there else f"one of this and {other} lies in the other",
+                field="--data",
+                value=str(folder),
+                remedy="give the outer one alone; `repeats` of a [[dataset]] in the recipe shows clips more often",
+            )
 
 
 def _folders(folder: Path) -> list[Path]:
