@@ -167,7 +167,11 @@ def test_generate_without_a_run_and_with_a_wrong_suffix(reelworks, tmp_path):
     common = ["generate", tmp_path, "--prompt", "x"]
     expect(reelworks(*common, "-o", tmp_path / "out.mp4"), str(tmp_path), "no run")
     expect(reelworks(*common, "-o", tmp_path / "out.avi"), "out.avi", ".mp4")
-    expect(reelworks(*common, "-o", tmp_path / "out.png"), "17 frames")
+    weights = tmp_path / "lora.safetensors"
+    weights.touch()
+    expect(
+        reelworks("generate", weights, "--prompt", "x", "-o", "a.png"), "a file, not a run", "lora.weights"
+    )
 
 
 @pytest.mark.parametrize("fps", ["inf", "nan", "1000", "0"])

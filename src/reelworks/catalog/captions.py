@@ -6,9 +6,11 @@ the second one whose captioner had nothing to say. The catalog keeps them apart 
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 
 SUFFIX = ".txt"
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def caption_file(media: Path) -> Path:
@@ -19,7 +21,8 @@ def caption_file(media: Path) -> Path:
 def read(media: Path) -> str | None:
     """Read a clip's caption as UTF-8, stripped of white space and of a byte order mark.
 
-    Bytes that are no UTF-8 become U+FFFD: one odd letter must not cost the clip.
+    A mark of UTF-16, which editors on Windows write, is obeyed. Bytes that are no such text become U+FFFD: one
+    odd letter must not cost the clip.
 
     Returns:
         The caption, "" where the file is empty, None where there is none.
@@ -31,4 +34,5 @@ def read(media: Path) -> str | None:
         data = caption_file(media).read_bytes()
     except FileNotFoundError:
         return None
-    return data.decode("utf-8-sig", errors="replace").strip()
+    encoding = "utf-16" if data.startswith(_UTF_16) else "utf-8-sig"
+    return data.decode(encoding, errors="replace").strip()

@@ -27,9 +27,11 @@ def generate(
             "--output", "-o", help=".mp4 or .webm; .png for one frame; several clips need {index} in it."
         ),
     ],
-    height: Annotated[int, typer.Option(min=1, help="Pixels.")] = 64,
-    width: Annotated[int, typer.Option(min=1, help="Pixels.")] = 96,
-    num_frames: Annotated[int, typer.Option(min=1)] = 17,
+    height: Annotated[
+        int | None, typer.Option(min=1, help="Pixels; default: of the bucket that the run trained most.")
+    ] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Pixels; likewise.")] = None,
+    num_frames: Annotated[int | None, typer.Option(min=1, help="Likewise; 1 where FILE is a .png.")] = None,
     fps: Annotated[float, typer.Option(min=1, max=240)] = 24.0,
     guidance_scale: Annotated[float, typer.Option(min=1)] = 2.0,
     num_inference_steps: Annotated[int, typer.Option(min=1)] = 25,
@@ -71,12 +73,16 @@ def generate(
     from reelworks.generate import conditions, writers
     from reelworks.generate.conditions import Conditions
     from reelworks.generate.pipeline import GenerateOptions
+    from reelworks.train import origin, usual
     from reelworks.train.trained import Trained
 
     paths = writers.numbered(output, len(prompts))
+    picture = writers.is_picture(output) if num_frames is None else num_frames == 1
+    most = usual.shape(origin.locate(source)[0], picture=picture)
+    shape = Shape(num_frames or most.num_frames, height or most.height, width or most.width)
     for path in paths:
-        writers.check(path, num_frames * loop)
-    shape = Shape(num_frames, height, width)
+        writers.check(path, shape.num_frames * loop)
+        writers.require_place(path)
     given = None if reference is None else conditions.read(reference, shape, condition_frames)
     shown = {"control": control, "source": edited}
     options = GenerateOptions(
@@ -95,4 +101,4 @@ def generate(
     made = model.generate(prompts, options)
     for path, frames in zip(paths, made.clips, strict=True):
         writers.write(path, frames, fps)
-        show.line(f"{path}: {Shape(len(frames), height, width)}, step {model.step}, by {made.by}")
+        show.line(f"{path}: {Shape(len(frames), shape.height, shape.width)}, step {model.step}, by {made.by}")

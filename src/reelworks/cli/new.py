@@ -88,7 +88,6 @@ def recipe_for(
 
     from reelworks.cli import show
     from reelworks.core.errors import UserError
-    from reelworks.train.new import Wishes
 
     if not data or model is None:
         raise UserError(
@@ -107,6 +106,8 @@ def recipe_for(
             remedy="give `reelworks new lora` first and train its recipe, or use --nproc-per-node",
         )
     else:
+        from reelworks.train.new import Wishes
+
         write(path, Wishes(model, tuple(data), vram, trigger, weights), json=False)
     return path
 

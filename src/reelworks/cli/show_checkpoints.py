@@ -35,7 +35,8 @@ def table(rows: Sequence[Row], free_bytes: int) -> None:
         )
     _console.print(drawn)
     total = told_bytes(sum(row.get("bytes", 0) for row in rows))
-    show.line(f"{len(rows)} checkpoints, {total}; {told_bytes(free_bytes)} are free")
+    count = "1 checkpoint" if len(rows) == 1 else f"{len(rows)} checkpoints"
+    show.line(f"{count}, {total}; {told_bytes(free_bytes)} are free")
 
 
 def why(row: Row) -> str:

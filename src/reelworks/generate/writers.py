@@ -36,13 +36,14 @@ _PAPER, _INK = (250, 250, 248), (60, 60, 58)
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path` that takes its place on success."""
+def _whole(path: Path, *, keep: bool = True) -> Iterator[Path]:
+    """Give a temporary path beside `path` that takes its place on success, or goes again."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        temporary.replace(path)
+        if keep:
+            temporary.replace(path)
     except OSError as error:
         raise UserError(
             f"the file cannot be written ({error.strerror})",
@@ -111,19 +112,38 @@ def numbered(path: Path, count: int) -> list[Path]:
     return [path]
 
 
+def is_picture(path: Path) -> bool:
+    """Say whether a file's name is that of a picture.
+
+    Raises:
+        UserError: The suffix is unknown.
+    """
+    return _suffix(path, _IMAGE, *_VIDEO) == _IMAGE
+
+
 def check(path: Path, num_frames: int) -> None:
     """Refuse a file name before the work that would fill it.
 
     Raises:
         UserError: The suffix is unknown, or does not fit the number of frames.
     """
-    if _suffix(path, _IMAGE, *_VIDEO) == _IMAGE and num_frames != 1:
+    if is_picture(path) and num_frames != 1:
         raise UserError(
             f"a picture file cannot hold {num_frames} frames",
             field="output",
             value=str(path),
             remedy="name it .mp4 or .webm, or generate one frame",
         )
+
+
+def require_place(path: Path) -> None:
+    """Make the folder of a file, and try that a file can be written there, before the work that would fill it.
+
+    Raises:
+        UserError: It cannot.
+    """
+    with _whole(path, keep=False) as temporary:
+        temporary.touch()
 
 
 def write(path: Path, frames_THWC: Frames, fps: float) -> None:

@@ -87,6 +87,16 @@ def captions_empty(rows: CatalogRows) -> Advice | None:
     return _about(rows, "captions_empty", where, text, "write what the clip shows")
 
 
+def captions_garbled(rows: CatalogRows) -> Advice | None:
+    """Captions in which bytes were no letters."""
+    said = rows.caption.fill_null("")
+    odd = pc.or_(pc.match_substring(said, "\ufffd"), pc.match_substring(said, "\0"))
+    where = rows.readable & _mask(odd)
+    n = int(where.sum())
+    text = ("1 caption has" if n == 1 else f"{n} captions have") + " bytes that are no UTF-8"
+    return _about(rows, "captions_garbled", where, text, "save the text files as UTF-8")
+
+
 def captions_long(rows: CatalogRows) -> Advice | None:
     """Captions of which text encoders cut the end off."""
     lengths = pc.utf8_length(rows.caption.fill_null("")).to_numpy(zero_copy_only=False)
@@ -205,6 +215,7 @@ RULES: tuple[Callable[[CatalogRows], Advice | None], ...] = (
     unreadable,
     captions_missing,
     captions_empty,
+    captions_garbled,
     captions_long,
     captions_equal,
     few_pictures,

@@ -16,6 +16,17 @@ from reelworks.schedule import plan as planning
 from reelworks.schedule import ranks
 from reelworks.schedule.plan import EpochPlan
 from reelworks.stream.batches import Work
+from reelworks.train.config import TrainConfig
+
+
+def last_step(train: TrainConfig, position: Position) -> int:
+    """Step with which training ends; where epochs end it, as if all were as long as the plan here."""
+    if train.max_epochs is None:
+        assert train.max_steps is not None
+        return train.max_steps
+    left = (train.max_epochs - position.epoch) * position.plan.steps - position.row
+    last = position.global_step + max(left, 0)
+    return last if train.max_steps is None else min(last, train.max_steps)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from reelworks.prepare.position import Position
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.cursor import Cursor, Excluded
-from reelworks.train import origin, pick
+from reelworks.train import feed, origin, pick
 from reelworks.train.recorder import Recorder
 from reelworks.train.state import TrainState
 
@@ -99,7 +99,7 @@ class Keeper:
         """
         path = self.store.path(step)
         origin.require_base(path, self.base)
-        origin.require_alpha(self.run, step, self.recipe)
+        origin.require_same_lora(self.run, step, self.recipe)
         tensors = state.state_dict()
         load.load(path, tensors)
         state.load_optimizer(tensors["optimizer"])
@@ -224,12 +224,7 @@ class Keeper:
         if not self.world.is_main:
             return []
         mounted = mount.probe(self.store.root)
-        policy, train = self.recipe.checkpoints, self.recipe.train
-        last = train.max_steps
-        if last is None:  # epochs are about as long as this one
-            assert train.max_epochs is not None
-            left = (train.max_epochs - position.epoch) * position.plan.steps - position.row
-            last = position.global_step + max(left, 0)
+        policy, last = self.recipe.checkpoints, feed.last_step(self.recipe.train, position)
         steps = forecast.saves(policy, position.global_step, last)
         told = forecast.forecast(total, policy, steps, mounted.free_bytes, retention.whole(self.store))
         lines = told.lines()

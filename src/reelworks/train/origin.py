@@ -17,6 +17,7 @@ from reelworks.models.config import ADAPTED
 from reelworks.models.lora import reading
 from reelworks.models.lora.base import Base, require_same
 from reelworks.parallel.mesh import World, local
+from reelworks.recipe import load as recipes
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import coverage
 from reelworks.run.folder import RunFolder
@@ -107,25 +108,29 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
 
 def _path(source: Path, recipe: Recipe) -> Path:
     run, step = locate(source)
-    require_alpha(run, step, recipe)
+    require_same_lora(run, step, recipe)
     return CheckpointStore(run.checkpoints_folder).path(step)
 
 
-def require_alpha(run: RunFolder, step: int, recipe: Recipe) -> None:
-    """Refuse a checkpoint of a LoRA whose updates would count another share here; its tensors do not tell.
+def require_same_lora(run: RunFolder, step: int, recipe: Recipe) -> None:
+    """Refuse a checkpoint of a LoRA of another rank, or of another alpha, which its tensors do not tell.
 
     Raises:
         UserError: Names both.
     """
-    trained = lora_file.of_recipe(coverage.recipe_of(run, step), "diffusers")
-    if trained is None or recipe.lora is None or trained.alpha == recipe.lora.exact_alpha:
+    trained, here = recipes.load(coverage.recipe_of(run, step)).lora, recipe.lora
+    if trained is None or here is None:
         return
-    raise UserError(
-        f"the LoRA to begin with has alpha {trained.alpha:g}",
-        field="lora.alpha",
-        value=recipe.lora.exact_alpha,
-        remedy=f"set it to {trained.alpha:g}",
-    )
+    # The rank first: alpha is the rank where a recipe does not say it.
+    values = {"rank": (trained.rank, here.rank), "alpha": (trained.exact_alpha, here.exact_alpha)}
+    for name, (there, asked) in values.items():
+        if there != asked:
+            raise UserError(
+                f"the LoRA to begin with has {name} {there:g}",
+                field=f"lora.{name}",
+                value=asked,
+                remedy=f"set it to {there:g}, or train another LoRA in a run of its own",
+            )
 
 
 def locate(source: Path) -> tuple[RunFolder, int]:
@@ -134,6 +139,14 @@ def locate(source: Path) -> tuple[RunFolder, int]:
     Raises:
         UserError: There is no run, or no checkpoint that can be read.
     """
+    if source.is_file():
+        raise UserError(
+            "this is a file, not a run",
+            field="RUN",
+            value=str(source),
+            remedy="name a run's folder or a checkpoint's; a new run begins with a file of weights by model.weights, "
+            "or lora.weights",
+        )
     checkpoint = _as_checkpoint(source)
     run = RunFolder(source if checkpoint is None else checkpoint.parent.parent)
     run.info()

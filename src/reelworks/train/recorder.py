@@ -94,7 +94,7 @@ class Recorder:
         if self._total is None or len(self._recent) < 2:
             return ""
         per_step = (self._recent[-1][0] - self._recent[0][0]) / (len(self._recent) - 1)
-        return f"  ETA {_clock(per_step * (self._total - step))}"
+        return f"  ETA {_clock(per_step * max(self._total - step, 0))}"
 
 
 def _bar(console: Console) -> Progress:

@@ -32,7 +32,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import PlanSpec
 from reelworks.train import beginning, build, context, rehearsal
 from reelworks.train.beginning import RunOptions
-from reelworks.train.feed import Feed
+from reelworks.train.feed import Feed, last_step
 from reelworks.train.journal import Journal
 from reelworks.train.keep import Keeper
 from reelworks.train.loop import Loop
@@ -142,9 +142,9 @@ def _train(start: _Start) -> int:
         kept = folder.keep_recipe(recipes.dump(recipe))
         said += context.threads_changed(folder, start.threads)
         said += context.write(folder, data, position, world, start.threads)
-    with Recorder(
-        folder, main=world.is_main, total_steps=recipe.train.max_steps, first_step=position.global_step
-    ) as tell:
+    # The plan of what an epoch has left tells nothing of the length of others.
+    total = recipe.train.max_steps if position.segment else last_step(recipe.train, position)
+    with Recorder(folder, main=world.is_main, total_steps=total, first_step=position.global_step) as tell:
         tell.event(
             "start",
             step=position.global_step,

@@ -83,7 +83,8 @@ class Trained:
         """Lines that tell what of prompts is longer than the text encoder reads."""
         encoder = self.encoder.text_encoder
         return [
-            f"the model reads {encoder.max_length} tokens of a prompt: not the last {unseen} words of {prompt!r}"
+            f"the model reads {encoder.max_length} tokens of a prompt: not the last "
+            f"{'word' if unseen == 1 else f'{unseen} words'} of {prompt!r}"
             for prompt in prompts
             if (unseen := encoder.unseen(prompt))
         ]

@@ -13,6 +13,8 @@ from reelworks.catalog import captions
         (b"a cat\n", "a cat"),
         ("\ufeffein Kätzchen".encode(), "ein Kätzchen"),
         (b"caf\xe9 au lait", "caf\ufffd au lait"),
+        (b"\xff\xfe" + "ein Kätzchen\r\n".encode("utf-16-le"), "ein Kätzchen"),
+        (b"\xfe\xff" + "ein Kätzchen".encode("utf-16-be"), "ein Kätzchen"),
         (b" \r\n\t", ""),
         (b"", ""),
         (b"two\nlines", "two\nlines"),

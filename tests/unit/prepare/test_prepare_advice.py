@@ -24,6 +24,12 @@ CASES = [
     ),
     (advice.captions_empty, [{"caption": ""}], "1 caption is empty", [BAD]),
     (
+        advice.captions_garbled,
+        [{"caption": "caf\ufffd"}, {"caption": "a\0 \0c\0"}, VIDEO],
+        "2 captions have bytes that are no UTF-8",
+        [{"caption": None}, {"caption": "caf\u00e9 \U0001f600"}, BAD],
+    ),
+    (
         advice.captions_long,
         [{"caption": "word " * 78}, {"caption": "a, " * 40}, VIDEO],
         "2 captions are longer than 77 tokens",

@@ -6,7 +6,10 @@ import dataclasses
 import math
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +17,14 @@ import torch
 from reelworks.checkpoint import commit
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.cli import main as cli
+from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.recipe import load as recipes
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
-from reelworks.train import build
+from reelworks.train import build, feed, origin, usual
 from reelworks.train.state import TrainState
 from reelworks.train.trained import Trained
 
@@ -161,7 +165,9 @@ def test_options_that_no_clip_can_be_made_with(name: str, value: float) -> None:
     )
 
 
-@pytest.mark.parametrize(("prompt", "unseen"), [("one two three four five six", 0), ("a b c d e f, g-h", 2)])
+@pytest.mark.parametrize(
+    ("prompt", "unseen"), [("one two three four five six", 0), ("a b c d e f, g-h", 2), ("a b c d e f g", 1)]
+)
 def test_generate_tells_words_that_are_not_seen(
     run: RunFolder,
     monkeypatch: pytest.MonkeyPatch,
@@ -177,5 +183,106 @@ def test_generate_tells_words_that_are_not_seen(
         cli.main()
     assert not left.value.code
     assert picture.is_file()
-    told = f"the model reads 6 tokens of a prompt: not the last {unseen} words of {prompt!r}"
+    words = "word" if unseen == 1 else f"{unseen} words"
+    told = f"the model reads 6 tokens of a prompt: not the last {words} of {prompt!r}"
     assert (told in capsys.readouterr().out) == bool(unseen)
+
+
+def _planned(run: RunFolder, *buckets: tuple[int, int, int, int]) -> None:
+    """Say that an epoch has clips in buckets of a number of frames, height, width."""
+    names = ("clips", "num_frames", "height", "width")
+    run.plan_folder.mkdir(exist_ok=True)
+    told = [dict(zip(names, bucket, strict=True)) | {"tokens_per_clip": bucket[1]} for bucket in buckets]
+    files.write_json(run.plan_folder / "summary.json", {"buckets": told})
+
+
+def test_the_usual_shape_is_that_of_the_most_tokens(tmp_path: Path) -> None:
+    """Pictures go by buckets of pictures and clips by those of clips, where a run has them; empty ones count nowhere."""
+    run = RunFolder(tmp_path)
+    assert usual.shape(run, picture=True) == Shape(1, 64, 96)
+    assert usual.shape(run, picture=False) == Shape(17, 64, 96)
+    _planned(run, (0, 9, 8, 8), (100, 1, 512, 640), (20, 1, 640, 640), (5, 17, 64, 96), (11, 5, 96, 64))
+    assert usual.shape(run, picture=True) == Shape(1, 512, 640)
+    assert usual.shape(run, picture=False) == Shape(17, 64, 96)
+    _planned(run, (20, 1, 640, 512))
+    assert usual.shape(run, picture=False) == Shape(1, 640, 512)
+    _planned(run, (20, 17, 64, 96))
+    assert usual.shape(run, picture=True) == Shape(1, 64, 96)
+
+
+@pytest.mark.parametrize(
+    ("output", "options", "said"),
+    [
+        ("out.png", [], "1×24×16"),
+        ("out.mp4", [], "4×16×32"),
+        ("out.mp4", ["--num-frames", "1"], "1×24×16"),
+        ("out.png", ["--width", "32"], "1×24×32"),
+        ("run.json/out.png", [], "cannot be written"),
+        ("out.png", ["--num-frames", "4"], "a picture file cannot hold 4 frames"),
+    ],
+)
+def test_generate_takes_the_size_that_was_trained(
+    run: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    output: str,
+    options: list[str],
+    said: str,
+) -> None:
+    _planned(run, (9, 1, 24, 16), (9, 4, 16, 32))
+    arguments = ["generate", str(run.path), "--prompt", "a", "-o", str(run.path / output), *options]
+    monkeypatch.setattr(sys, "argv", ["reelworks", *arguments, "--num-inference-steps", "1"])
+    if "cannot" in said:
+        monkeypatch.delattr(Trained, "load")  # told before the model is made
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert said in "".join(capsys.readouterr())
+    assert not list(run.path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("trained", "here", "key"),
+    [
+        ({"rank": 16}, {"rank": 8}, "lora.rank = 8: the LoRA to begin with has rank 16"),
+        ({"rank": 16}, {"rank": 16, "alpha": 8.0}, "lora.alpha = 8.0: the LoRA to begin with has alpha 16"),
+        ({"rank": 16}, {"rank": 16, "alpha": 16.0}, None),
+    ],
+)
+def test_a_lora_goes_on_with_its_own_rank_and_alpha(
+    tmp_path: Path, trained: dict[str, float], here: dict[str, float], key: str | None
+) -> None:
+    """Where the rank differs, the rank is told, and not the alpha that follows from it."""
+    run = RunFolder(tmp_path / "run")
+    run.create({})
+    run.recipe_file.write_text(recipes.dump(recipes.parse(RECIPE | {"lora": trained})))
+    recipe = recipes.parse(RECIPE | {"lora": here})
+    with pytest.raises(UserError, match=key) if key else nullcontext():
+        origin.require_same_lora(run, 2, recipe)
+
+
+def test_ctrl_c_outside_of_a_verb_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the command line is put together it ends as it does in a verb."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 130
+
+
+@pytest.mark.parametrize(
+    ("train", "last"),
+    [
+        ({"max_steps": 7}, 7),
+        ({"max_epochs": 4}, 13),
+        ({"max_epochs": 4, "max_steps": 12}, 12),
+        ({"max_epochs": 4, "max_steps": 14}, 13),
+        ({"max_epochs": 1}, 6),
+    ],
+)
+def test_epochs_tell_the_last_step(train: dict[str, int], last: int) -> None:
+    """From step 6, at row 3 of 5 of epoch 2, on."""
+    here: Any = SimpleNamespace(plan=SimpleNamespace(steps=5), epoch=2, row=3, global_step=6)
+    assert feed.last_step(recipes.parse(RECIPE | {"train": train}).train, here) == last
