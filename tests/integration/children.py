@@ -27,6 +27,8 @@ SERVER.set_forkserver_preload(
         "torch.profiler._cupti_monitor",
         "torch.utils.serialization.config",
         "peft",
+        "bitsandbytes",
+        "prodigyopt",
         "diffusers.models.transformers.transformer_flux",
         "diffusers.models.transformers.transformer_wan",
         "numpy.ma",

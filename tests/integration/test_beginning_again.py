@@ -28,7 +28,7 @@ BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
 
 def state_at(run: Path, step: int) -> dict:
     recipe = recipes.load(run / "recipe.toml")
-    tensors = TrainState.start(build.denoiser(recipe, torch.device("cpu")).module, recipe.train).state_dict()
+    tensors = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train).state_dict()
     load.load(CheckpointStore(run / "checkpoints").path(step), tensors)
     return tensors
 

@@ -66,7 +66,7 @@ def calm(experts, runs):
 
 def state_of(run, place=-1):
     recipe = recipes.load(run / "recipe.toml")
-    state = TrainState.start(build.denoiser(recipe, CPU).module, recipe.train).state_dict()
+    state = TrainState.start(build.denoiser(recipe, CPU), recipe.train).state_dict()
     load.load(CheckpointStore(run / "checkpoints").list()[place].path, state)
     moments = {f"{n}.{k}": v for n, one in state["optimizer"]["state"].items() for k, v in one.items()}
     return {**{f"model.{n}": v for n, v in state["model"].items()}, **state["ema"], **moments}

@@ -26,7 +26,7 @@ STEPS = 18
 def final_state(run: Path) -> dict[str, str]:
     """Digests of weights, average and optimizer in the newest checkpoint."""
     recipe = recipes.load(run / "recipe.toml")
-    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")).module, recipe.train)
+    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
     newest = CheckpointStore(run / "checkpoints").list()[-1]
     assert newest.step == STEPS
     tensors = state.state_dict()

@@ -115,7 +115,7 @@ def test_clips_that_preserve_the_base_are_trained_on_one_process_and_on_two(lora
 def tensors(run):
     """The newest checkpoint's tensors, flat."""
     recipe = recipes.load(run / "recipe.toml")
-    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")).module, recipe.train).state_dict()
+    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train).state_dict()
     load.load(CheckpointStore(run / "checkpoints").list()[-1].path, state)
     moments = {f"{n}.{k}": v for n, one in state["optimizer"]["state"].items() for k, v in one.items()}
     return {**{f"model.{n}": v for n, v in state["model"].items()}, **state["ema"], **moments}
@@ -325,7 +325,7 @@ def test_merged_weights_answer_as_the_lora_does(lora, tmp_path, base):
 def test_the_average_is_looked_at_without_dropout(lora):
     """Validation and previews see all of the LoRA; training goes on with dropout."""
     recipe = recipes.parse(lora())
-    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")).module, recipe.train)
+    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
     with state.averaged():
         assert not any(module.training for module in state.module.modules())
     assert all(module.training for module in state.module.modules())

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 from typing import Any
+
+# Others import it where it is installed, and it complains of kernels for CPUs that nothing here asks for.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def transformers() -> Any:

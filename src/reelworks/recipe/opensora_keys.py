@@ -129,6 +129,17 @@ def _accumulation(value: Any, draft: Draft) -> Told:
     return Fate.CONVERTED, draft.set("train.gradient_accumulation_steps", value or 1)
 
 
+def _cosine(value: Any, draft: Draft) -> Told:
+    """There the rate falls over all epochs, whose steps nobody knows before the data are planned."""
+    if not value:
+        return Fate.NOT_NEEDED, "the rate is constant after warm-up"
+    return (
+        Fate.TO_FILL_IN,
+        'set train.learning_rate_schedule = "cosine", and train.max_steps to the steps of an epoch (`reelworks plan`) '
+        "times the epochs; until then the rate is constant after warm-up",
+    )
+
+
 def _keep(value: Any, draft: Draft) -> Told:
     if isinstance(value, int) and value > 0:
         return Fate.CONVERTED, draft.set("checkpoints.keep_last", value)
@@ -165,7 +176,7 @@ _NOT_THERE_YET = {
     "text_encoder": parts.NO_TEXT_ENCODER,
     "t5": parts.NO_TEXT_ENCODER,
     "clip": parts.NO_TEXT_ENCODER,
-    "lr_scheduler": "the learning rate is constant after warm-up",
+    "lr_scheduler": "train.learning_rate_schedule says it here; the rate is constant after warm-up",
     "vae_out_channels": _FEATURES,
     "text_encoder_output_dim": _FEATURES,
     "text_encoder_model_max_length": _FEATURES,
@@ -193,6 +204,7 @@ _KEYS: dict[str, Rule] = {
     "adam_eps": rules.to("train.eps"),
     "grad_clip": rules.to("train.clip_norm", none=NONE),
     "warmup_steps": rules.to("train.warmup_steps", none=0),
+    "use_cosine_scheduler": _cosine,
     "accumulation_steps": _accumulation,
     "grad_checkpoint": rules.to("model.gradient_checkpointing", none=False),
     "dataset.data_path": _data_path,

@@ -10,21 +10,20 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from reelworks.checkpoint import manifest
 from reelworks.checkpoint.shards import Shards
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.precision.boundary import Boundary
 from reelworks.run.events import EventLog
 from reelworks.train.state import TrainState
+from reelworks.train.updater import Updater
 
 # Point: owner of a function, its name, and whether the process dies before or after the call.
 Points = dict[str, tuple[Any, str, str]]
 IN_A_STEP: Points = {
     "after a forward pass": (Boundary, "__call__", "after"),
-    "before the optimizer steps": (torch.optim.AdamW, "step", "before"),
-    "after the optimizer stepped": (torch.optim.AdamW, "step", "after"),
+    "before the optimizer steps": (Updater, "step", "before"),
+    "after the optimizer stepped": (Updater, "step", "after"),
     "after the average moved": (TrainState, "update_ema", "after"),
 }
 IN_A_SAVE: Points = {

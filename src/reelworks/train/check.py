@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.encode.live import LiveEncoder
@@ -19,7 +19,7 @@ from reelworks.precision import audit, stored
 from reelworks.precision.boundary import Boundary, DtypeError
 from reelworks.precision.contract import Contract, Role, name_of
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, kept, memory, rehearsal
+from reelworks.train import build, kept, memory, optimizers, rehearsal
 from reelworks.train.memory import size
 from reelworks.train.state import TrainState
 
@@ -38,8 +38,9 @@ def check(recipe: Recipe, table: BucketTable, world: int = 1) -> dict[str, Any]:
         A JSON value; sizes are bytes of one process.
 
     Raises:
-        UserError: Weights cannot be loaded, a contract cannot train, or memory does not suffice.
+        UserError: Weights cannot be loaded, a contract or the optimizer cannot train, or memory does not suffice.
     """
+    optimizers.require(recipe.train.optimizer, recipe.parallel.strategy, world)
     with mesh.join(offload=recipe.parallel.offload) as alone:
         return _check(recipe, table, alone, world)
 
@@ -52,7 +53,7 @@ def _check(recipe: Recipe, table: BucketTable, alone: World, world: int) -> dict
     found += _of_encoders(encoder, table)
     if not found:
         mesh.shard(denoiser.module, units, denoiser.contract, alone, recipe.parallel.strategy)
-    state = TrainState.start(denoiser.module, recipe.train)
+    state = TrainState.start(denoiser, recipe.train)
     rehearsed: list[dict[str, Any]] = []
     if not found:
         try:
@@ -202,14 +203,13 @@ def _memory(
     codes = [value for layer in quantized.layers(state.module) for value in layer.buffers()]
     known = set(map(id, codes))
     buffers = [value for value in state.module.buffers() if id(value) not in known]
-    moments = [value for one in state.optimizer.state.values() for value in one.values()]
     parts = {
         "weights": size([*parameters, *buffers]) // shards,
         "quantized base": size(codes),
         # The optimizer updates what is stored; a master copy beside it would stand here.
         "master": 0,
         "gradients": size(trained) // shards,
-        "optimizer": size([value for value in moments if isinstance(value, Tensor)]) // shards,
+        "optimizer": size(list(state.optimizer.tensors().values())) // shards,
         "ema": size(list(state.ema.values())) // shards,
         "encoders": _weights(encoder.autoencoder),
         "activations": max((one["activations_bytes"] for one in rehearsed), default=0),

@@ -8,34 +8,10 @@ from pydantic import Field, field_validator, model_validator
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
+from reelworks.train import optimizers
 
-# Optimizers that users of other trainers ask for, by what keeps them from sharded weights.
-_WHOLE_MATRIX = 'it works on whole matrices, and with parallel.strategy = "fsdp" no rank has one'
-_OPTIMIZERS_REFUSED = {
-    **dict.fromkeys(("muon", "normuon", "adamuon", "shampoo", "soap"), _WHOLE_MATRIX),
-    **dict.fromkeys(
-        ("adafactor", "came", "galore"),
-        'it keeps statistics of whole rows and columns, and with parallel.strategy = "fsdp" no rank has them',
-    ),
-    **dict.fromkeys(
-        ("prodigy", "dadapt", "dadaptadam", "dadaptlion", "lamb", "lars"),
-        "its step size follows from norms of all weights or whole layers, and each rank would take them of its own "
-        "shard",
-    ),
-    **dict.fromkeys(
-        (
-            "adamw8bit",
-            "adam8bit",
-            "adamw_8bit",
-            "pagedadamw8bit",
-            "paged_adamw_8bit",
-            "paged_adamw8bit",
-            "lion8bit",
-        ),
-        "its state lies in blocks of 8-bit numbers, which cannot be cut as the weights are, so that its checkpoints "
-        "would not load on another number of GPUs",
-    ),
-}
+# Less of the rate that it finds was meant as a rate of AdamW's.
+_LEAST_OF_PRODIGY = 0.01
 
 
 class TrainConfig(Config):
@@ -50,15 +26,26 @@ class TrainConfig(Config):
     slot_width: int | None = Field(
         None, ge=1, description="L, consecutive micro-batches of one bucket; default: ranks at the start"
     )
-    optimizer: Literal["adamw"] = Field(
-        "adamw", description="of torch; its state is cut along with the weights"
+    optimizer: Literal["adamw", "adamw8bit", "muon", "prodigy", "adafactor"] = Field(
+        "adamw",
+        description="the state of AdamW is cut along with the weights; the others need them whole. Muon updates the "
+        "matrices of blocks, and AdamW the rest",
     )
-    learning_rate: float = Field(1e-4, gt=0, description="after warm-up; constant")
-    betas: list[float] = Field([0.9, 0.99], description="AdamW")
-    # As in v1.2: bfloat16 gradients are far below the usual 1e-8.
-    eps: float = Field(1e-15, gt=0, description="AdamW")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW")
+    learning_rate: float = Field(
+        1e-4,
+        gt=0,
+        description="after warm-up. Prodigy multiplies the rate that it finds by this (default 1.0), Adafactor the "
+        "size of the weights (default 0.01)",
+    )
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="what follows on warm-up; the last two fall until max_steps"
+    )
+    final_learning_rate: float = Field(0.0, ge=0, description="what a schedule falls to")
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+    betas: list[float] | None = Field([0.9, 0.99], description="of AdamW and Prodigy; Adafactor has none")
+    # As in v1.2: bfloat16 gradients are far below the usual 1e-8.
+    eps: float | None = Field(1e-15, gt=0, description="of AdamW and Prodigy; Adafactor has its own")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled from the gradient")
     clip_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient")
     ema_decay: float = Field(0.9999, ge=0, lt=1, description="reached by way of (1 + step) / (10 + step)")
     loss_weight: Literal["token", "sample", "micro_batch"] = Field("token", description="what counts alike")
@@ -75,26 +62,55 @@ class TrainConfig(Config):
     log_every: int = Field(1, ge=1, description="steps from one line of progress to the next")
     threads: int | None = Field(None, ge=1, description="CPU threads of each rank; default: cores / ranks")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_optimizer(cls, values: Any) -> Any:
+        return optimizers.complete(values) if isinstance(values, dict) else values
+
     @model_validator(mode="after")
     def _check(self) -> TrainConfig:
         if self.max_steps is None and self.max_epochs is None:
             raise ValueError("say when to stop: set max_steps or max_epochs")
-        if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
+        if self.betas is not None and (len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas)):
             raise ValueError("betas are two numbers in [0, 1)")
         g, width = self.micro_batches_per_step, self.slot_width
         if g is not None and width is not None and g % width:
             raise ValueError(f"slot_width {width} must divide micro_batches_per_step {g}")
         return self
 
-    @field_validator("optimizer", mode="before")
-    @classmethod
-    def _shards(cls, value: Any) -> Any:
-        why = _OPTIMIZERS_REFUSED.get(str(value).lower())
-        if why is not None:
+    @model_validator(mode="after")
+    def _rate_can_be_followed(self) -> TrainConfig:
+        if self.optimizer == "prodigy" and self.learning_rate < _LEAST_OF_PRODIGY:
             raise UserError(
-                why, field="train.optimizer", value=value, remedy='say "adamw", or leave the key out'
+                "prodigy multiplies the rate that it finds by this number, and would train next to nothing",
+                field="train.learning_rate",
+                value=self.learning_rate,
+                remedy="leave it out, or set it to 1.0",
             )
-        return value
+        if self.learning_rate_schedule == "constant":
+            if self.final_learning_rate:
+                raise UserError(
+                    "a constant rate does not fall",
+                    field="train.final_learning_rate",
+                    value=self.final_learning_rate,
+                    remedy='leave it out, or set train.learning_rate_schedule to "linear" or "cosine"',
+                )
+            return self
+        if self.max_steps is None:
+            raise UserError(
+                "the rate falls until train.max_steps, which is not set: how many steps epochs have changes with the data",
+                field="train.learning_rate_schedule",
+                value=self.learning_rate_schedule,
+                remedy="set train.max_steps; `reelworks plan RECIPE` tells the steps per epoch",
+            )
+        if self.final_learning_rate > self.learning_rate:
+            raise UserError(
+                f"it is above the rate to begin with, {self.learning_rate:g}",
+                field="train.final_learning_rate",
+                value=self.final_learning_rate,
+                remedy="lower it",
+            )
+        return self
 
     @field_validator("skip_steps")
     @classmethod

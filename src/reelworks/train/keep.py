@@ -95,11 +95,13 @@ class Keeper:
         """Load weights, average and optimizer in place; return the cursor.
 
         Raises:
-            UserError: The checkpoint is of another model, or its LoRA was trained on another base or with another alpha.
+            UserError: The checkpoint is of another model or optimizer, or its LoRA was trained on another base or with another alpha.
         """
         path = self.store.path(step)
         origin.require_base(path, self.base)
         origin.require_same_lora(self.run, step, self.recipe)
+        elsewhere = f"begin another run with --output DIR --load {self.run.path} --weights-only"
+        origin.require_optimizer(self.run, step, self.recipe, elsewhere)
         tensors = state.state_dict()
         load.load(path, tensors)
         state.load_optimizer(tensors["optimizer"])

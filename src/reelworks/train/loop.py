@@ -17,11 +17,11 @@ from reelworks.run.folder import RunFolder
 from reelworks.stream import batches
 from reelworks.stream.batches import MicroBatch
 from reelworks.stream.workers import DecodePool
-from reelworks.train import state as states
 from reelworks.train.feed import Feed
 from reelworks.train.journal import Journal, Seen
 from reelworks.train.keep import Keeper
 from reelworks.train.preview import Previewer
+from reelworks.train.rate import learning_rate
 from reelworks.train.recorder import Recorder
 from reelworks.train.saves import Saver
 from reelworks.train.signals import Signals
@@ -137,7 +137,7 @@ class Loop:
         seen = Seen()
         step = position.global_step
         if self.recipe.train.skips(step + 1):
-            result = StepResult.skipped(states.learning_rate(self.recipe.train, step))
+            result = StepResult.skipped(learning_rate(self.recipe.train, step))
         else:
             result = self.stepper.run(
                 seen.watch(source),

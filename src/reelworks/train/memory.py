@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+import torch
 from torch import Tensor, nn
 
 from reelworks.models import config as models
@@ -12,6 +13,7 @@ from reelworks.models import published
 from reelworks.models.api import Denoiser
 from reelworks.models.lora import quantized
 from reelworks.recipe.recipe import Recipe
+from reelworks.train import updater
 
 _RESERVE_BYTES = 1_000_000_000  # what CUDA takes for itself, and gaps between tensors
 # Encoders that are no family's of diffusers.
@@ -32,7 +34,7 @@ class Memory:
         base: Weights that stay as they are, 0 where all are trained; those in use at a time where they come from CPU memory.
         trained: Weights that are trained: a LoRA, or the network.
         gradients: Of those.
-        optimizer: Two moments of each.
+        optimizer: What it keeps of each.
         ema: Their average.
         encoders: Autoencoder, text encoders and image encoder.
         activations: Most that a forward and backward pass of the largest bucket holds at a time. What encoders take while
@@ -77,7 +79,7 @@ def held(recipe: Recipe, denoiser: Denoiser) -> Memory:
     frozen: list[Tensor] = [p for p in module.parameters() if not p.requires_grad]
     frozen += [codes for layer in quantized.layers(module) for codes in layer.buffers()]
     sizes = {"base": size(frozen), "trained": 4 * trained, "gradients": 4 * trained}
-    sizes |= {"optimizer": 8 * trained, "ema": 4 * trained}
+    sizes |= {"optimizer": size(_optimizer_state(recipe, denoiser)), "ema": 4 * trained}
     host = 0
     if recipe.parallel.offload:
         host = sum(sizes.values())
@@ -86,6 +88,18 @@ def held(recipe: Recipe, denoiser: Denoiser) -> Memory:
     if recipe.text.device == "cpu":
         host, text = host + text, 0
     return Memory(**sizes, encoders=pictures + text, activations=0, host=host)
+
+
+def _optimizer_state(recipe: Recipe, denoiser: Denoiser) -> list[Tensor]:
+    """What the recipe's optimizer keeps of what is trained, without numbers."""
+    module = denoiser.module
+    shapes = {
+        name: nn.Parameter(torch.empty_like(p, device="meta"))
+        for name, p in module.named_parameters()
+        if p.requires_grad
+    }
+    inner = updater.matrices(module, denoiser.sharding().blocks)
+    return list(updater.Updater(recipe.train, shapes, inner).tensors().values())
 
 
 def in_use(module: nn.Module, units: Sequence[nn.Module]) -> int:

@@ -16,7 +16,7 @@ from reelworks.models import fit, known, weight_files
 from reelworks.models.config import ADAPTED
 from reelworks.models.lora import reading
 from reelworks.models.lora.base import Base, require_same
-from reelworks.parallel.mesh import World, local
+from reelworks.parallel.mesh import World
 from reelworks.recipe import load as recipes
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import coverage
@@ -35,7 +35,7 @@ def take_over(
         world: This process among the others.
         recipe: Of this run.
         base: What its LoRA lies on, if it trains one.
-        weights_only: Take the weights alone; the average begins as their copy, the optimizer empty.
+        weights_only: Take the weights alone; the average begins as their copy, the optimizer anew.
 
     Returns:
         What was taken, as a line for people.
@@ -57,7 +57,7 @@ def take_over(
         _read_file(source, tensors["model"], recipe)
         warning = None if base is None else reading.of_another_base(str(source), base)
     else:
-        found = world.broadcast(_path(source, recipe) if world.is_main else None)
+        found = world.broadcast(_path(source, recipe, weights_only) if world.is_main else None)
         assert isinstance(found, Path)
         path = found
         if weights_only:
@@ -68,10 +68,7 @@ def take_over(
     if not weights_only:
         state.load_optimizer(tensors["optimizer"])
         return f"weights, average and optimizer from {path}"
-    parameters = dict(state.module.named_parameters())
-    with torch.no_grad():
-        for name, average in state.ema.items():
-            local(average).copy_(local(parameters[name].detach()))
+    state.begin_again()
     return f"weights from {path}" + (f"\n{warning}" if warning else "")
 
 
@@ -106,9 +103,11 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
         tensor.copy_(value)
 
 
-def _path(source: Path, recipe: Recipe) -> Path:
+def _path(source: Path, recipe: Recipe, weights_only: bool) -> Path:
     run, step = locate(source)
     require_same_lora(run, step, recipe)
+    if not weights_only:
+        require_optimizer(run, step, recipe, "add --weights-only")
     return CheckpointStore(run.checkpoints_folder).path(step)
 
 
@@ -131,6 +130,29 @@ def require_same_lora(run: RunFolder, step: int, recipe: Recipe) -> None:
                 value=asked,
                 remedy=f"set it to {there:g}, or train another LoRA in a run of its own",
             )
+
+
+def require_optimizer(run: RunFolder, step: int, recipe: Recipe, without: str) -> None:
+    """Refuse a checkpoint whose optimizer kept other things than this recipe's.
+
+    Args:
+        run: That it is of.
+        step: Its step.
+        recipe: To train on with.
+        without: How to begin without what was kept.
+
+    Raises:
+        UserError: Names both.
+    """
+    then, now = recipes.load(coverage.recipe_of(run, step)).train.optimizer, recipe.train.optimizer
+    if then == now:
+        return
+    raise UserError(
+        f"the checkpoint of step {step} holds the state of {then}, which is of no use to {now}",
+        field="train.optimizer",
+        value=now,
+        remedy=f'set it to "{then}", or {without}: weights alone, with {now} from its first step',
+    )
 
 
 def locate(source: Path) -> tuple[RunFolder, int]:

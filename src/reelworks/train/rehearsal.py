@@ -64,7 +64,7 @@ def rehearse(
             remedy="lower it, set model.gradient_checkpointing or parallel.offload = true, or drop that bucket",
         ) from error
     finally:
-        state.optimizer.zero_grad(set_to_none=True)
+        state.optimizer.zero_grad()
 
 
 def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device) -> DenoiserInputs:

@@ -30,7 +30,7 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.run import lock
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import PlanSpec
-from reelworks.train import beginning, build, context, rehearsal
+from reelworks.train import beginning, build, context, optimizers, rehearsal
 from reelworks.train.beginning import RunOptions
 from reelworks.train.feed import Feed, last_step
 from reelworks.train.journal import Journal
@@ -68,6 +68,7 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
             remedy="add --load RUN|CHECKPOINT",
         )
     with mesh.join(offload=recipe.parallel.offload) as world, ExitStack() as stack:
+        optimizers.require(recipe.train.optimizer, recipe.parallel.strategy, world.size)
         threads = context.set_threads(recipe, world)
         folder = RunFolder(Path(recipe.output))
         check, place = _not_held, None
@@ -175,7 +176,7 @@ def _build(start: _Start, *, resumed: bool) -> _Model:
     mesh.shard(
         denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, recipe.parallel.strategy
     )
-    return _Model(Boundary(denoiser), encoder, TrainState.start(denoiser.module, recipe.train), denoiser.base)
+    return _Model(Boundary(denoiser), encoder, TrainState.start(denoiser, recipe.train), denoiser.base)
 
 
 def _of_another_base(recipe: Recipe, base: Base | None) -> list[str]:

@@ -30,10 +30,10 @@ from reelworks.schedule.plan import EpochPlan
 from reelworks.stream.batches import MicroBatch, Work
 from reelworks.train import experts
 from reelworks.train import finite as numbers
-from reelworks.train import state as states
 from reelworks.train.config import TrainConfig
 from reelworks.train.example import Example, training_example
 from reelworks.train.finite import Blame, Suspects
+from reelworks.train.rate import learning_rate
 from reelworks.train.state import TrainState
 
 _HEAD = 8
@@ -63,7 +63,7 @@ class StepResult:
         loss: Weighted mean over the clips of all ranks; NaN where there were none.
         loss_by_bucket: The same for each bucket that took part.
         grad_norm: Norm of the whole gradient before clipping.
-        learning_rate: Used in this step.
+        learning_rate: Used in this step, with the factor that an optimizer finds by itself.
         clips: Clips that counted, each once.
         repeated: Second and later showings that counted.
         failed: Clips that could not be decoded.
@@ -133,10 +133,8 @@ class Stepper:
         planned = self.planned_weight(plan, row)
         sums = torch.zeros(_HEAD + 2 * len(self.table.buckets), dtype=torch.float64)
         sums[5:_HEAD] = torch.tensor(votes, dtype=torch.float64)
-        rate = states.learning_rate(self.train, step)
-        for group in self.state.optimizer.param_groups:
-            group["lr"] = rate
-        self.state.optimizer.zero_grad(set_to_none=True)
+        rate = self.state.optimizer.set_rate(learning_rate(self.train, step))
+        self.state.optimizer.zero_grad()
         suspects = Suspects()
         objective = self._objective(plan, row, step)
         for batch in batches:
@@ -237,7 +235,7 @@ class Stepper:
         if applied:
             self.state.optimizer.step()
             self.state.update_ema(step, self.train.ema_decay)
-        self.state.optimizer.zero_grad(set_to_none=True)
+        self.state.optimizer.zero_grad()
         loss = loss_sum / actual if actual > 0 else math.nan
         return StepResult(
             applied,

@@ -248,6 +248,16 @@ def test_a_stage_of_1_2(tmp_path: Path) -> None:
     assert Fate.UNKNOWN not in fates(made).values()
 
 
+@pytest.mark.parametrize("cosine", [True, False])
+def test_a_rate_that_falls_over_epochs_is_left_to_be_filled_in(tmp_path: Path, cosine: bool) -> None:
+    """Its steps are not known yet; until then the recipe trains with a constant rate."""
+    made, recipe = convert(tmp_path, f"{V2_0}use_cosine_scheduler = {cosine}")
+    (line,) = (line for line in made.lines if line.key == "use_cosine_scheduler")
+    assert line.fate == (Fate.TO_FILL_IN if cosine else Fate.NOT_NEEDED)
+    assert ("train.max_steps" in line.remark) == cosine
+    assert recipe.train.learning_rate_schedule == "constant"
+
+
 def test_what_a_config_leaves_out_is_what_open_sora_takes(tmp_path: Path) -> None:
     text = 'bucket_config = {"256": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-3B/2", from_pretrained="w")'
     made, recipe = convert(tmp_path, text)

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 import transformers
 from typer.testing import CliRunner
 
 from reelworks.cli.main import app
 from reelworks.models import registry
+from reelworks.models.api import Denoiser
 from reelworks.recipe import load
 from reelworks.train import rehearsal
 from reelworks.train.state import TrainState
@@ -69,7 +69,7 @@ def test_a_sound_recipe_has_no_violation_and_its_figures_are_those_of_training(c
     assert [one["bucket"].split()[0] for one in told["rehearsed"]] == ["32px", "64px"]
     assert all(one["activations_bytes"] > 0 for one in told["rehearsed"])
     recipe = load.parse(RECIPE)
-    state = TrainState.start(_module(recipe), recipe.train)
+    state = TrainState.start(_denoiser(recipe), recipe.train)
     memory, trained = told["memory"], 4 * sum(p.numel() for p in state.module.parameters())
     assert memory["gradients"] == memory["ema"] == trained
     assert 2 * trained <= memory["optimizer"] < 2.01 * trained
@@ -122,10 +122,10 @@ def test_the_place_of_every_part_is_told(check) -> None:
     assert told["components"][2]["device"] == "cpu"
 
 
-def _module(recipe: load.Recipe) -> torch.nn.Module:
+def _denoiser(recipe: load.Recipe) -> Denoiser:
     return registry.build_denoiser(
         recipe.model, autoencoder=recipe.autoencoder, text=recipe.text, device="cpu", seed=0
-    ).module
+    )
 
 
 def test_shards_divide_what_is_sharded(check) -> None:

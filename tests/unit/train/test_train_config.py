@@ -37,16 +37,6 @@ def test_steps_to_skip_are_pairs_from_first_to_last(pair: list[int]) -> None:
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("name", ["adamw8bit", "Adafactor", "prodigy", "muon"])
-def test_an_optimizer_that_does_not_work_on_shards_is_refused_with_the_reason(name: str) -> None:
-    """Not as an unknown value: users of other trainers ask for it on purpose."""
-    with pytest.raises(UserError) as caught:
-        recipes.parse(recipe(train={"max_steps": 9, "optimizer": name}))
-    assert (caught.value.field, caught.value.value) == ("train.optimizer", name)
-    assert "adamw" in caught.value.remedy
-    assert any(word in caught.value.problem for word in ("rank", "cut"))
-
-
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [

@@ -23,7 +23,7 @@ def adapted(stepper, request):
     """A stepper that trains a LoRA, and the same network without one."""
     made, base = stepper(), stepper()
     inject.inject(made.boundary.denoiser, LoraConfig(rank=2, dora=request.param), seed=0)
-    state = TrainState.start(made.boundary.denoiser.module, made.train)
+    state = TrainState.start(made.boundary.denoiser, made.train)
     dataset = [d.model_copy(update={"prior_preservation": True}) for d in made.recipe.dataset]
     return replace(made, state=state, recipe=made.recipe.model_copy(update={"dataset": dataset})), base
 

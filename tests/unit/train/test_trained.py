@@ -48,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.create({})
     recipe = recipes.parse(RECIPE)
     folder.recipe_file.write_text(recipes.dump(recipe))
-    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")).module, recipe.train)
+    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
     for step in (2, 4):
         commit.save(CheckpointStore(folder.checkpoints_folder), step, state.state_dict())
     return folder.path

@@ -1,0 +1,150 @@
+"""What checkpoints promise holds whatever the optimizer, and what it cannot do is refused before anything is done."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import children
+import pytest
+import torch
+
+from reelworks.checkpoint import load
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core import digests
+from reelworks.parallel import mesh
+from reelworks.parallel.mesh import local
+from reelworks.recipe import load as recipes
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+from reelworks.train import build
+from reelworks.train.config import TrainConfig
+from reelworks.train.optimizers import OPTIMIZERS
+from reelworks.train.state import TrainState
+
+OTHERS = sorted(set(OPTIMIZERS) - {"adamw"})
+FALLING = {"learning_rate_schedule": "cosine", "final_learning_rate": 1e-5}
+
+
+@pytest.fixture
+def bare(tiny):
+    """As `tiny`, where only the optimizer matters: with matrices large enough for 8 bits, and nothing to validate."""
+
+    def make(output: str, optimizer: str, steps: int, **train: Any) -> dict[str, Any]:
+        recipe: dict[str, Any] = tiny(
+            output,
+            buckets={"aspect_ratios": ["1:1"]},
+            validation={"split": 0.0},
+            model={"hidden_size": 48},
+            parallel={"strategy": "replicated"},
+            checkpoints={"every_steps": 1},
+        )
+        recipe["train"] = {"max_steps": steps, "optimizer": optimizer, "threads": 1, **train}
+        return recipe
+
+    return make
+
+
+def tensors_at(run: Path, step: int) -> dict[str, Any]:
+    recipe = recipes.load(run / "recipe.toml")
+    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
+    tensors = state.state_dict()
+    load.load(CheckpointStore(run / "checkpoints").path(step), tensors)
+    return tensors
+
+
+def digest(tensors: dict[str, Any]) -> dict[str, str]:
+    """Of all that a checkpoint holds, plain numbers of the optimizer too."""
+    parts = {"model": tensors["model"], "ema": tensors["ema"], **tensors["optimizer"]["state"]}
+    parts["found"] = tensors["optimizer"].get("found", {})
+    return {
+        name: digests.digest_arrays(**{k: torch.as_tensor(v).numpy() for k, v in values.items()})
+        for name, values in parts.items()
+    }
+
+
+def told(run: Path, field: str) -> list[float]:
+    return [event[field] for event in events.timeline(RunFolder(run).events_file, "step")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["adamw8bit", "prodigy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("muon", "adafactor"))],
+)
+def test_a_killed_run_ends_as_the_uninterrupted_one(bare, tmp_path, name):
+    """To the last bit, with a rate that falls."""
+    assert children.train(bare("calm", name, 3, **FALLING)) == [0]
+    recipe = bare("killed", name, 3, **FALLING)
+    assert children.train(recipe, fault=("after the optimizer stepped", 2)) == [-signal.SIGKILL]
+    assert children.train(recipe) == [0]
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    assert told(killed, "loss") == told(calm, "loss")
+    assert told(killed, "learning_rate") == told(calm, "learning_rate")
+    assert len(set(told(calm, "learning_rate"))) == 3
+    assert digest(tensors_at(killed, 3)) == digest(tensors_at(calm, 3))
+
+
+def test_one_process_goes_on_from_two_with_copies(bare, tmp_path):
+    """What the optimizer found of all weights together comes along."""
+    division = {"micro_batches_per_step": 2, "slot_width": 1}
+    assert children.train(bare("one", "prodigy", 2, **division)) == [0]
+    assert children.train(bare("two", "prodigy", 1, **division), world=2) == [0] * 2
+    assert children.train(bare("two", "prodigy", 2, **division)) == [0]
+    one, two = (tensors_at(tmp_path / output, 2)["optimizer"] for output in ("one", "two"))
+    assert one["found"] == pytest.approx(two["found"], rel=1e-3)
+    assert told(tmp_path / "two", "loss") == pytest.approx(told(tmp_path / "one", "loss"), rel=1e-4)
+    for name, values in one["state"].items():
+        assert values.keys() == two["state"][name].keys()
+        torch.testing.assert_close(two["state"][name]["s"], values["s"], rtol=1e-2, atol=1e-9)
+
+
+@pytest.mark.parametrize(("world", "offload"), [(2, False), (1, True)])
+def test_copies_that_fsdp_manages_are_updated_as_plain_weights_are(bare, world, offload):
+    """To the last bit, where gradients are equal; by every optimizer that shards are refused for."""
+    recipe = bare("run", "adamw", 1) | {"parallel": {"strategy": "replicated", "offload": offload}}
+    assert children.on_ranks(_compare_with_copies, recipe, world=world) == [0] * world
+
+
+def _compare_with_copies(recipe: dict[str, Any]) -> None:
+    parsed = recipes.parse(recipe)
+    with mesh.join(offload=parsed.parallel.offload) as world:
+        for name in OTHERS:
+            keys = {"max_steps": 9, "optimizer": name, "weight_decay": 0.01}
+            alone, copied = (build.denoiser(parsed, torch.device("cpu")) for _ in range(2))
+            mesh.shard(copied.module, copied.sharding().blocks, copied.contract, world, "replicated")
+            states = [TrainState.start(one, TrainConfig.model_validate(keys)) for one in (alone, copied)]
+            before = [p.detach().clone() for p in alone.module.parameters()]
+            for step in range(3):
+                for state in states:
+                    torch.manual_seed(step)
+                    for parameter in state.module.parameters():
+                        held = torch.empty_like(parameter)
+                        local(held).normal_()
+                        parameter.grad = held
+                    state.optimizer.step()
+                    state.optimizer.zero_grad()
+            here, there = (dict(state.module.named_parameters()) for state in states)
+            for path, parameter in here.items():
+                assert torch.equal(parameter, local(there[path])), f"{name}: {path}"
+            changed = [not torch.equal(p, q) for p, q in zip(before, here.values(), strict=True)]
+            assert all(changed), name
+            assert states[1].optimizer.state_dict().keys() == states[0].optimizer.state_dict().keys()
+
+
+def test_what_cannot_be_is_refused_before_anything_is_done(bare, tmp_path):
+    """Shards for whole weights, and the state of one optimizer for another; weights alone are of use to any."""
+    sharded = bare("sharded", "muon", 1) | {"parallel": {"strategy": "fsdp"}}
+    assert 0 not in children.train(sharded, world=2)
+    assert "it works on whole matrices" in children.output(sharded)
+    assert not (tmp_path / "sharded").exists()
+
+    assert children.train(bare("run", "adafactor", 1)) == [0]
+    other = bare("run", "adamw", 2)
+    assert children.train(other) != [0]
+    assert "holds the state of adafactor, which is of no use to adamw" in children.output(other)
+    assert f"--load {tmp_path / 'run'} --weights-only" in children.output(other)
+    another = bare("another", "muon", 1)
+    assert children.train(another, load=str(tmp_path / "run")) != [0]
+    assert 'set it to "adafactor", or add --weights-only' in children.output(another)
+    assert children.train(another, load=str(tmp_path / "run"), weights_only=True) == [0]

@@ -1,0 +1,221 @@
+"""Every optimizer that a recipe may name: its state is there before the first step, and is all that a resume needs."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import tomllib
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reelworks.core.errors import UserError
+from reelworks.models import registry
+from reelworks.recipe import load
+from reelworks.recipe.recipe import Recipe
+from reelworks.train import memory, optimizers
+from reelworks.train.config import TrainConfig
+from reelworks.train.optimizers import OPTIMIZERS
+from reelworks.train.state import TrainState
+from reelworks.train.updater import Updater, matrices
+
+WHOLE = sorted(name for name, one in OPTIMIZERS.items() if one.whole)
+
+
+def config(name: str, **keys: object) -> TrainConfig:
+    return TrainConfig.model_validate({"max_steps": 9, "optimizer": name, "weight_decay": 0.01, **keys})
+
+
+def network() -> nn.Sequential:
+    """Weights of all kinds: matrices large enough for 8 bits, a vector, a kernel, and one that begins as zeros."""
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(64, 80), nn.GELU(), nn.Linear(80, 64), nn.Unflatten(1, (1, 8, 8)))
+    made.append(nn.Conv2d(1, 2, 3))
+    nn.init.zeros_(made[2].weight)
+    return made
+
+
+def updater(module: nn.Module, name: str, **keys: object) -> Updater:
+    return Updater(config(name, **keys), dict(module.named_parameters()), matrices(module, [module[:3]]))
+
+
+def gradients(module: nn.Module, step: int) -> None:
+    torch.manual_seed(step % 2)
+    loss = (module(torch.randn(16, 64)) - torch.randn(16, 2, 6, 6)).square().mean()
+    module.zero_grad(set_to_none=True)
+    loss.backward()
+
+
+def steps(module: nn.Module, made: Updater, first: int, last: int) -> list[Tensor]:
+    for step in range(first, last):
+        gradients(module, step)
+        made.step()
+    return [parameter.detach().clone() for parameter in module.parameters()]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_that_is_there_before_the_first_step_changes_no_step(name: str) -> None:
+    """As the library would begin by itself, to the last bit: nothing counts as a step."""
+    ours, theirs = network(), network()
+    made, bare = updater(ours, name), updater(theirs, name)
+    for part in bare._parts:
+        part.optimizer.state.clear()
+    begun = {key: value.shape for key, value in made.tensors().items()}
+    assert {key[0] for key in begun} == dict(ours.named_parameters()).keys()
+    for one, other in zip(steps(ours, made, 0, 4), steps(theirs, bare, 0, 4), strict=True):
+        assert torch.equal(one, other)
+    assert {key: value.shape for key, value in made.tensors().items()} == begun, "steps take no more memory"
+    assert all(not torch.equal(p, q) for p, q in zip(ours.parameters(), network().parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_saved_is_all_that_going_on_needs(name: str) -> None:
+    """Weights and state in another optimizer, whose weights were other ones when it began."""
+    calm = network()
+    expected = steps(calm, updater(calm, name), 0, 11)
+    first = network()
+    stopped = updater(first, name)
+    steps(first, stopped, 0, 9)
+    resumed = network()
+    nn.init.ones_(resumed[2].weight)
+    goes_on = updater(resumed, name)
+    goes_on.load_state_dict(copy.deepcopy(stopped.state_dict()))
+    resumed.load_state_dict(first.state_dict())
+    for one, other in zip(steps(resumed, goes_on, 9, 11), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_settings_are_those_of_the_recipe() -> None:
+    """What is saved is no setting, so that another weight decay takes effect where a run goes on."""
+    module = network()
+    stopped = updater(module, "adamw")
+    steps(module, stopped, 0, 3)
+    frozen = copy.deepcopy(module)
+    same, other = updater(module, "adamw"), updater(frozen, "adamw", weight_decay=0.5)
+    for one in (same, other):
+        one.load_state_dict(copy.deepcopy(stopped.state_dict()))
+    before = module[0].weight.detach().clone()
+    expected = steps(module, same, 3, 4)[0] - 1e-4 * (0.5 - 0.01) * before
+    torch.testing.assert_close(steps(frozen, other, 3, 4)[0], expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_to_begin_again_is_to_know_nothing(name: str) -> None:
+    """Whatever steps were taken, as one that was made of the weights as they are."""
+    module = network()
+    made = updater(module, name)
+    steps(module, made, 0, 9)
+    other = copy.deepcopy(module)
+    made.begin()
+    fresh = updater(other, name)
+    for one, two in zip(steps(module, made, 9, 11), steps(other, fresh, 9, 11), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_muon_updates_the_matrices_of_blocks_alone() -> None:
+    """Its updates are about orthogonal, and as large as those of AdamW; all else is AdamW's."""
+    module = network()
+    made = updater(module, "muon", weight_decay=0.0, learning_rate=1e-3)
+    keys = {name: {key for of, key in made.tensors() if of == name} for name, _ in module.named_parameters()}
+    inner = {"0.weight", "2.weight"}
+    assert all(kept == {"momentum_buffer"} for name, kept in keys.items() if name in inner)
+    assert all(kept == {"exp_avg", "exp_avg_sq"} for name, kept in keys.items() if name not in inner)
+    before = module[0].weight.detach().clone()
+    gradients(module, 0)
+    nn.init.normal_(module[0].weight.grad)
+    made.step()
+    update = (module[0].weight.detach() - before) / 1e-3
+    values = torch.linalg.svdvals(update)
+    assert float(values.max() / values.min()) < 3, "those of a random matrix of this shape differ by 20"
+    assert 0.1 < float(update.square().mean().sqrt()) < 0.4
+
+
+def test_the_rate_that_prodigy_finds_is_told_and_looked_at() -> None:
+    """It is no setting, so it is saved, and a state with one that is not finite is none."""
+    module = network()
+    made = updater(module, "prodigy")
+    assert made.set_rate(0.5) == pytest.approx(0.5e-6)
+    made.set_rate(1.0)
+    steps(module, made, 0, 9)
+    found = made.state_dict()["found"]
+    assert made.set_rate(1.0) == found["d"] > 1e-6
+    assert made.not_finite() == []
+    next(iter(made._groups()))["d"] = float("nan")
+    assert made.not_finite() == ["the optimizer's d"]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_needs_whole_weights_is_refused_where_there_are_shards(name: str) -> None:
+    """And nowhere else; the error tells why and what to do."""
+    for strategy, world in (("fsdp", 1), ("replicated", 1), ("replicated", 8)):
+        optimizers.require(name, strategy, world)
+    with pytest.raises(UserError, match="each of 2 processes has a shard") as caught:
+        optimizers.require(name, "fsdp", 2)
+    assert (caught.value.field, caught.value.value) == ("train.optimizer", name)
+    assert "replicated" in caught.value.remedy
+    optimizers.require("adamw", "fsdp", 8)
+
+
+@pytest.mark.parametrize("name", ["adamw8bit", "prodigy"])
+def test_a_missing_package_is_told_with_how_to_install_it(name: str, monkeypatch) -> None:
+    """A recipe can be read without it, not trained."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    config(name)
+    with pytest.raises(UserError) as caught:
+        updater(network(), name)
+    assert caught.value.remedy == f"pip install {OPTIMIZERS[name].package}"
+
+
+def test_each_has_its_own_defaults_and_refuses_what_it_lacks() -> None:
+    """What a recipe leaves out is complete when it is written out, and is read back as it was."""
+    assert (config("prodigy").learning_rate, config("adamw").learning_rate) == (1.0, 1e-4)
+    assert (config("adafactor").betas, config("adafactor").eps) == (None, None)
+    for name in OPTIMIZERS:
+        made = recipe(name)
+        assert load.parse(tomllib.loads(load.dump(made))) == made
+    for key, value in (("betas", [0.9, 0.95]), ("eps", 1e-8)):
+        with pytest.raises(UserError, match="adafactor has no such number") as caught:
+            recipe("adafactor", **{key: value})
+        assert caught.value.field == f"train.{key}"
+    with pytest.raises(UserError, match="train next to nothing"):
+        recipe("prodigy", learning_rate=1e-4)
+
+
+def recipe(name: str, **keys: object) -> Recipe:
+    return load.parse(
+        {
+            "version": 1,
+            "output": "unused",
+            "dataset": [{"path": "unused"}],
+            "bucket": [{"resolution": "32px", "num_frames": 1}],
+            "model": {"name": "stdit3-tiny"},
+            "train": {"max_steps": 9, "optimizer": name, **keys},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("adamw", 8, 8),
+        ("adamw8bit", 2, 2.6),
+        ("muon", 4, 5),
+        ("prodigy", 16, 16),
+        ("adafactor", 0, 0.5),
+    ],
+)
+def test_memory_is_told_before_it_is_taken(name: str, least: float, most: float) -> None:
+    """To the last byte, from a network without numbers; per weight what is known of each optimizer."""
+    made = recipe(name)
+
+    def build(device: str):
+        return registry.build_denoiser(
+            made.model, autoencoder=made.autoencoder, text=made.text, device=device, seed=0
+        )
+
+    told = memory.held(made, build("meta")).optimizer
+    state = TrainState.start(build("cpu"), made.train)
+    assert told == memory.size(list(state.optimizer.tensors().values()))
+    weights = sum(parameter.numel() for parameter in state.module.parameters())
+    assert least <= told / weights <= most
