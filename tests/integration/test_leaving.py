@@ -1,5 +1,6 @@
 """A command that has done its work is not made to fail by a thread that asks for the interpreter later."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -36,3 +37,12 @@ def test_the_code_is_the_commands_own_and_the_end_is_clean(code: int) -> None:
     folder = Path(done.stdout.strip())
     assert folder.is_absolute()
     assert not folder.exists()
+
+
+def test_a_closed_output_is_no_error() -> None:
+    """As of a command that a service starts without one."""
+    program = "import typer\nfrom reelworks.cli import main\nmain.app = typer.Typer()\n"
+    program += "main.app.command()(lambda: None)\nmain.main()"
+    closed = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(program)} >&-"
+    done = subprocess.run(["sh", "-c", closed], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

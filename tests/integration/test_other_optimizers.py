@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,17 @@ import children
 import pytest
 import torch
 
+from reelworks.buckets import table
 from reelworks.checkpoint import load
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import digests
+from reelworks.core.errors import UserError
 from reelworks.parallel import mesh
 from reelworks.parallel.mesh import local
 from reelworks.recipe import load as recipes
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import build
+from reelworks.train import build, check
 from reelworks.train.config import TrainConfig
 from reelworks.train.optimizers import OPTIMIZERS
 from reelworks.train.state import TrainState
@@ -148,3 +151,24 @@ def test_what_cannot_be_is_refused_before_anything_is_done(bare, tmp_path):
     assert children.train(another, load=str(tmp_path / "run")) != [0]
     assert 'set it to "adafactor", or add --weights-only' in children.output(another)
     assert children.train(another, load=str(tmp_path / "run"), weights_only=True) == [0]
+
+
+def test_a_step_that_is_skipped_tells_the_rate_of_its_neighbours(bare, tmp_path):
+    """With what Prodigy finds by itself, or the curve would leap from a millionth to 1 and back."""
+    assert children.train(bare("run", "prodigy", 3, skip_steps=[[2, 2]])) == [0]
+    assert told(tmp_path / "run", "learning_rate") == [1e-6] * 3
+
+
+def test_a_rate_that_lacks_its_end_is_refused_with_the_steps_of_all_epochs(bare, tmp_path):
+    """What the refusal tells to set is where the epochs end; `check` plans nothing, and names who does."""
+    recipe = bare("run", "adamw", None, max_epochs=2, learning_rate_schedule="cosine")
+    assert children.train(recipe) != [0]
+    steps = int(re.search(r"set train.max_steps to (\d+)", children.output(recipe))[1])
+    recipe["train"]["max_steps"] = steps + 1
+    recipe["checkpoints"] = {"every_steps": 100}
+    assert children.train(recipe) == [0]
+    assert len(told(tmp_path / "run", "loss")) == steps
+    parsed = recipes.parse(bare("run", "adamw", None, max_epochs=2, learning_rate_schedule="linear"))
+    with pytest.raises(UserError, match="`reelworks plan RECIPE` tells") as caught:
+        check.check(parsed, table.EMPTY)
+    assert caught.value.field == "train.learning_rate_schedule"

@@ -87,8 +87,9 @@ def _leave(codes: list[int]) -> None:
     finished run would be reported as failed.
     """
     if codes:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # as it is where the caller closed it
+                stream.flush()
         os._exit(codes[0])
 
 

@@ -37,6 +37,11 @@ def forecast(told: Json, html: Path | None) -> None:
         epochs.add_row("sum", *_cells(told["sum"]))
         _console.print(epochs)
     _never_seen(told)
+    if (steps := told["max_steps_to_set"]) is not None:
+        show.line(
+            "\nwarning: the learning rate falls until train.max_steps, which is not set, so this recipe cannot be trained; "
+            f"all its epochs have {steps} steps"
+        )
     _warning(told)
     if html is not None:
         show.line(f"\n{html}")

@@ -63,6 +63,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> dict[str, Any]:
         world: Ranks.
         epochs: Epochs that `epochs`, `sum`, `shares` and `never_seen` are about. `proposals` is None unless
             imbalance or padding is above `cure.WASTE_ALLOWED`; `fewer_ranks` is where no proposal suffices.
+            `max_steps_to_set` is None unless the learning rate falls and lacks an end.
 
     Raises:
         UserError: The first epoch would have no step.
@@ -74,7 +75,10 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> dict[str, Any]:
     further, total = ahead.look_ahead(data, spec, world=world, epochs=epochs)
     cures = _cures(data, spec, total, world=world, epochs=epochs)
     smaller = ahead.smaller_worlds(data, partial(_spec, data), world)
-    return told | further | {"smaller_worlds": smaller, "loss_weight": recipe.train.loss_weight} | cures
+    train = recipe.train
+    to_set = (train.max_epochs or 0) * position.plan.steps if train.lacks_end else None
+    further |= {"smaller_worlds": smaller, "loss_weight": train.loss_weight, "max_steps_to_set": to_set}
+    return told | further | cures
 
 
 def _spec(data: RecipeData, world: int) -> PlanSpec:

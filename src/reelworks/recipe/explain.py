@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,11 +58,18 @@ def _problem(error: Any) -> UserError:
     if message.startswith("Input should be "):
         allowed = message.removeprefix("Input should be ")
         what = "a number " if allowed.startswith(("greater", "less")) else ""
+        spelt = _spelt(value, allowed) if kind == "literal_error" and isinstance(value, str) else ""
         return UserError(
-            "this value is not allowed", field=field, value=value, remedy=f"give {what}{allowed}"
+            "this value is not allowed", field=field, value=value, remedy=f"{spelt}give {what}{allowed}"
         )
     message = message.removeprefix("Value error, ")
     return UserError(message[:1].lower() + message[1:], field=field, value=value, remedy=_REFERENCE)
+
+
+def _spelt(value: str, allowed: str) -> str:
+    """What a value that is allowed but for its spelling was meant to be: "AdamW", "adamw_8bit"."""
+    close = difflib.get_close_matches(value.casefold(), re.findall("'([^']*)'", allowed), n=1, cutoff=0.8)
+    return f'did you mean "{close[0]}"? Else ' if close else ""
 
 
 def _path(error: Any) -> list[int | str]:

@@ -19,7 +19,7 @@ from reelworks.precision import audit, stored
 from reelworks.precision.boundary import Boundary, DtypeError
 from reelworks.precision.contract import Contract, Role, name_of
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, kept, memory, optimizers, rehearsal
+from reelworks.train import build, kept, memory, optimizers, rate, rehearsal
 from reelworks.train.memory import size
 from reelworks.train.state import TrainState
 
@@ -41,6 +41,8 @@ def check(recipe: Recipe, table: BucketTable, world: int = 1) -> dict[str, Any]:
         UserError: Weights cannot be loaded, a contract or the optimizer cannot train, or memory does not suffice.
     """
     optimizers.require(recipe.train.optimizer, recipe.parallel.strategy, world)
+    if recipe.train.lacks_end:
+        raise rate.no_end(recipe.train)
     with mesh.join(offload=recipe.parallel.offload) as alone:
         return _check(recipe, table, alone, world)
 

@@ -96,13 +96,6 @@ class TrainConfig(Config):
                     remedy='leave it out, or set train.learning_rate_schedule to "linear" or "cosine"',
                 )
             return self
-        if self.max_steps is None:
-            raise UserError(
-                "the rate falls until train.max_steps, which is not set: how many steps epochs have changes with the data",
-                field="train.learning_rate_schedule",
-                value=self.learning_rate_schedule,
-                remedy="set train.max_steps; `reelworks plan RECIPE` tells the steps per epoch",
-            )
         if self.final_learning_rate > self.learning_rate:
             raise UserError(
                 f"it is above the rate to begin with, {self.learning_rate:g}",
@@ -124,6 +117,11 @@ class TrainConfig(Config):
                     remedy="give pairs such as [[12001, 12300]]; one step is [[7, 7]]",
                 )
         return value
+
+    @property
+    def lacks_end(self) -> bool:
+        """True for a rate that falls to an end which is not set: such a recipe can be planned, not trained."""
+        return self.learning_rate_schedule != "constant" and self.max_steps is None
 
     def skips(self, step: int) -> bool:
         """True for a step (from 1) that is not to be trained."""

@@ -65,11 +65,16 @@ class Keeper:
             resume: "auto" (the newest good one), "never", or a step.
 
         Raises:
-            UserError: All checkpoints are bad, a named one is bad or missing, or "never" in a used folder.
+            UserError: All checkpoints are bad, a named one is bad or missing, or "never" in a used folder; or the step
+                was trained with another optimizer, or as a LoRA of another rank or alpha.
         """
-        return self.world.broadcast(
-            pick.step_of(self.store, self.run, resume) if self.world.is_main else None
-        )  # type: ignore[return-value]
+        found = pick.step_of(self.store, self.run, resume) if self.world.is_main else None
+        step: int | None = self.world.broadcast(found)  # type: ignore[assignment]
+        if step is not None:  # before a model is loaded
+            origin.require_same_lora(self.run, step, self.recipe)
+            elsewhere = f"begin another run with --output DIR --load {self.run.path} --weights-only"
+            origin.require_optimizer(self.run, step, self.recipe, elsewhere)
+        return step
 
     def abandon_after(self, step: int, tell: Recorder) -> None:
         """Set later checkpoints aside: the run goes on from an earlier step, and they are of another branch.
@@ -95,13 +100,10 @@ class Keeper:
         """Load weights, average and optimizer in place; return the cursor.
 
         Raises:
-            UserError: The checkpoint is of another model or optimizer, or its LoRA was trained on another base or with another alpha.
+            UserError: The checkpoint is of another model, or its LoRA was trained on another base.
         """
         path = self.store.path(step)
         origin.require_base(path, self.base)
-        origin.require_same_lora(self.run, step, self.recipe)
-        elsewhere = f"begin another run with --output DIR --load {self.run.path} --weights-only"
-        origin.require_optimizer(self.run, step, self.recipe, elsewhere)
         tensors = state.state_dict()
         load.load(path, tensors)
         state.load_optimizer(tensors["optimizer"])

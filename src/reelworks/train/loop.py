@@ -21,7 +21,6 @@ from reelworks.train.feed import Feed
 from reelworks.train.journal import Journal, Seen
 from reelworks.train.keep import Keeper
 from reelworks.train.preview import Previewer
-from reelworks.train.rate import learning_rate
 from reelworks.train.recorder import Recorder
 from reelworks.train.saves import Saver
 from reelworks.train.signals import Signals
@@ -137,7 +136,7 @@ class Loop:
         seen = Seen()
         step = position.global_step
         if self.recipe.train.skips(step + 1):
-            result = StepResult.skipped(learning_rate(self.recipe.train, step))
+            result = StepResult.skipped(self.stepper.set_rate(step))
         else:
             result = self.stepper.run(
                 seen.watch(source),

@@ -4,7 +4,28 @@ from __future__ import annotations
 
 import math
 
+from reelworks.core.errors import UserError
 from reelworks.train.config import TrainConfig
+
+
+def no_end(config: TrainConfig, steps_per_epoch: int | None = None) -> UserError:
+    """The error for a rate that falls to an end which is not set.
+
+    Args:
+        config: It lacks the end.
+        steps_per_epoch: As the first epoch is planned, where it is.
+    """
+    assert config.max_epochs is not None
+    of_epochs = "the steps of all epochs, which `reelworks plan RECIPE` tells"
+    if steps_per_epoch is not None:
+        total = config.max_epochs * steps_per_epoch
+        of_epochs = f"{total}, as many as {config.max_epochs} epochs of {steps_per_epoch} steps have"
+    return UserError(
+        "the rate falls until train.max_steps, which is not set: how many steps epochs have changes with the data",
+        field="train.learning_rate_schedule",
+        value=config.learning_rate_schedule,
+        remedy=f"set train.max_steps to {of_epochs}",
+    )
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

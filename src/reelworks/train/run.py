@@ -30,7 +30,7 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.run import lock
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import PlanSpec
-from reelworks.train import beginning, build, context, optimizers, rehearsal
+from reelworks.train import beginning, build, context, optimizers, rate, rehearsal
 from reelworks.train.beginning import RunOptions
 from reelworks.train.feed import Feed, last_step
 from reelworks.train.journal import Journal
@@ -83,6 +83,8 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
         data = replace(RecipeData.open(recipe), run=folder)
         info, said = context.open_folder(recipe, folder, world)
         spec = context.spec_of(data, info, world)
+        if recipe.train.lacks_end:
+            raise rate.no_end(recipe.train, data.plan(spec, 0).steps)
         said += data.chosen.lines() if data.chosen else []
         return _train(_Start(options, world, folder, data, spec, info["id"], threads, said, check, place))
 

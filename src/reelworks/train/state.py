@@ -37,7 +37,7 @@ class TrainState:
         """Begin with the network's weights as their own average; memory for the optimizer is taken now.
 
         Raises:
-            UserError: The optimizer's package is missing.
+            UserError: The optimizer's package is missing, or nothing that is trained is for it.
         """
         module = denoiser.module
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}

@@ -133,7 +133,7 @@ class Stepper:
         planned = self.planned_weight(plan, row)
         sums = torch.zeros(_HEAD + 2 * len(self.table.buckets), dtype=torch.float64)
         sums[5:_HEAD] = torch.tensor(votes, dtype=torch.float64)
-        rate = self.state.optimizer.set_rate(learning_rate(self.train, step))
+        rate = self.set_rate(step)
         self.state.optimizer.zero_grad()
         suspects = Suspects()
         objective = self._objective(plan, row, step)
@@ -144,6 +144,10 @@ class Stepper:
                 break
         sums = self.world.sum(sums)
         return self._update(sums, planned, rate, step, objective, suspects)
+
+    def set_rate(self, step: int) -> float:
+        """Set the learning rate of the step after `step` done ones, and return it."""
+        return self.state.optimizer.set_rate(learning_rate(self.train, step))
 
     def planned_weight(self, plan: EpochPlan, row: int) -> float:
         """Weight of a row over all ranks, known from the plan alone."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from reelworks.core.errors import UserError
 from reelworks.parallel.mesh import local
 from reelworks.train import optimizers
 from reelworks.train.config import TrainConfig
@@ -49,7 +50,7 @@ class Updater:
             matrices: Names of the weights of linear layers within blocks.
 
         Raises:
-            UserError: The optimizer's package is missing.
+            UserError: The optimizer's package is missing, or nothing that is trained is for it.
         """
         optimizers.require_installed(config.optimizer)
         self.trained = dict(trained)
@@ -175,6 +176,13 @@ def _adamw8bit(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.P
 
 
 def _muon(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
+    if not inner:
+        raise UserError(
+            "nothing that is trained is a matrix of a linear layer within blocks, so AdamW would update all of it",
+            field="train.optimizer",
+            value="muon",
+            remedy='write "adamw"',
+        )
     optimizer = torch.optim.Muon(
         inner,
         lr=config.learning_rate,

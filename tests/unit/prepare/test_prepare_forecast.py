@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from reelworks.cli import plan as verb
+from reelworks.cli import show_plan
 from reelworks.core.errors import UserError
 from reelworks.prepare import compare, forecast, sources, summary
 from reelworks.prepare.data import RecipeData
@@ -261,3 +262,18 @@ def test_the_number_of_recipes_must_fit(written: tuple[str, str]) -> None:
         command(*written)
     with pytest.raises(UserError, match="--diff compares two recipes"):
         command("--diff", written[0])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "max_steps", "told"), [("cosine", None, 3), ("constant", None, 0), ("linear", 9, 0)]
+)
+def test_the_end_that_a_falling_rate_lacks_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], schedule: str, max_steps: int | None, told: int
+) -> None:
+    """A recipe says epochs, and only its plan knows their steps: so it can be planned before they are set."""
+    train = {"max_epochs": 3, "max_steps": max_steps, "learning_rate_schedule": schedule}
+    found = forecast.forecast(recipe(folder, train=train), 1)
+    assert found["max_steps_to_set"] == (told * found["steps_per_epoch"] or None)
+    show_plan.forecast(found, None)
+    warned = f"all its epochs have {3 * found['steps_per_epoch']} steps"
+    assert (warned in " ".join(capsys.readouterr().out.split())) == bool(told)

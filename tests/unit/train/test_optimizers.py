@@ -131,6 +131,14 @@ def test_muon_updates_the_matrices_of_blocks_alone() -> None:
     assert 0.1 < float(update.square().mean().sqrt()) < 0.4
 
 
+def test_muon_is_refused_where_adamw_would_update_everything() -> None:
+    """As with a LoRA of layers that are in no block."""
+    module = network()
+    with pytest.raises(UserError, match="AdamW would update all of it") as caught:
+        Updater(config("muon"), dict(module.named_parameters()), matrices(module, []))
+    assert (caught.value.field, caught.value.remedy) == ("train.optimizer", 'write "adamw"')
+
+
 def test_the_rate_that_prodigy_finds_is_told_and_looked_at() -> None:
     """It is no setting, so it is saved, and a state with one that is not finite is none."""
     module = network()
