@@ -15,6 +15,7 @@ import transformers
 from PIL import Image
 from typer.testing import CliRunner
 
+from reelworks.catalog import probe
 from reelworks.cli.main import app
 from reelworks.core.errors import UserError
 from reelworks.generate import writers
@@ -230,9 +231,15 @@ def test_clips_are_trained_from_their_first_frame_and_made_from_a_picture(clip_m
     small = {"prompts": ["a"], "num_frames": 5, "height": 32, "width": 32, "num_inference_steps": 2}
     with pytest.raises(UserError, match=r"preview\.reference: .*from their first frame"):
         recipes.parse(values | {"preview": small})
-    assert children.train(values | {"preview": small | {"reference": str(tmp_path / "begin.png")}}) == [0]
+    left_out = {"prompts": ["a"], "num_inference_steps": 2}  # sizes, which then are those of the bucket
+    begun = left_out | {"reference": str(tmp_path / "begin.png")}
+    assert children.train(values | {"preview": left_out}) == [1]
+    assert "preview.reference" in children.output(values)
+    assert children.train(values | {"preview": begun}) == [0]
     run = tmp_path / "run"
-    assert list((run / "previews").rglob("*.mp4"))
+    (preview,) = (run / "previews").rglob("*.mp4")
+    probed = probe.probe(preview)
+    assert (probed.num_frames, probed.height, probed.width) == (5, 32, 32)
     command = ["generate", str(run), "--prompt", "a", "-o", str(tmp_path / "made.mp4"), "--num-frames", "5"]
     command += ["--height", "32", "--width", "32", "--num-inference-steps", "2"]
     done = CliRunner().invoke(app, [*command, "--reference", str(tmp_path / "begin.png")])

@@ -62,6 +62,34 @@ def test_the_three_verbs_after_a_training(tiny, tmp_path, typed):
     assert value["index"] == str(tmp_path / "run" / "preview" / "index.html")
 
 
+def test_a_model_or_folder_that_is_not_there_is_refused_before_torch_is_loaded(tmp_path):
+    """`new lora` and `train --data` answer a slip of the keys at once."""
+    (tmp_path / "a-file").touch()
+    code = """
+import sys
+from reelworks.cli import main
+for words in (
+    "new lora --model wan --data nowhere", "new lora --model wann -o x.toml", "train --model wan --data nowhere",
+    "train --model wann --data a-file", "new lora --model wan --data a-file",
+):
+    sys.argv = ["reelworks", *words.split()]
+    try:
+        main.main()
+    except SystemExit as left:
+        assert left.code == 2, left.code
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    model, folder = "--model = 'wann': there is no such model", "--data = 'nowhere': there is no such folder"
+    file = "--data = 'a-file': this is a file, not a folder"
+    assert [line.removeprefix("error: ") for line in told] == [folder, model, folder, model, file]
+    assert [path.name for path in tmp_path.iterdir()] == ["a-file"]
+
+
 def test_none_of_them_loads_torch(tiny, tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(recipes.dump(recipes.parse(tiny())))

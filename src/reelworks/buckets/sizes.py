@@ -10,14 +10,28 @@ from reelworks.core.errors import UserError
 
 _NUMBER = "([1-9][0-9]*)"
 _WIDE = 16 / 9
+_MOST_SIDE_PX = 16_384  # of a square; footage of 8K has an eighth of its pixels
 
 
 def pixel_budget(resolution: str) -> int | tuple[int, int]:
     """Read a resolution: pixels in all for "480p" and "512px", `(height, width)` for "480x854".
 
     Raises:
-        UserError: It has none of the three forms.
+        UserError: It has none of the three forms, or more pixels than any footage.
     """
+    budget = _read(resolution)
+    pixels = budget if isinstance(budget, int) else budget[0] * budget[1]
+    if pixels > _MOST_SIDE_PX**2:
+        raise UserError(
+            f"more pixels than {_MOST_SIDE_PX} × {_MOST_SIDE_PX}",
+            field="bucket.resolution",
+            value=resolution,
+            remedy='"480p" is 480 lines at 16:9, "512px" is 512 × 512 pixels in all',
+        )
+    return budget
+
+
+def _read(resolution: str) -> int | tuple[int, int]:
     if match := re.fullmatch(_NUMBER + "p", resolution):
         return int(match[1]) ** 2 * 16 // 9
     if match := re.fullmatch(_NUMBER + "px", resolution):

@@ -33,8 +33,13 @@ def generate(
     width: Annotated[int | None, typer.Option(min=1, help="Pixels; likewise.")] = None,
     num_frames: Annotated[int | None, typer.Option(min=1, help="Likewise; 1 where FILE is a .png.")] = None,
     fps: Annotated[float, typer.Option(min=1, max=240)] = 24.0,
-    guidance_scale: Annotated[float, typer.Option(min=1)] = 2.0,
-    num_inference_steps: Annotated[int, typer.Option(min=1)] = 25,
+    guidance_scale: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="1 is no guidance; default: of the recipe's previews, or what is usual for the model."
+        ),
+    ] = None,
+    num_inference_steps: Annotated[int | None, typer.Option(min=1, help="Default: likewise.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     reference: Annotated[
         Path | None,
@@ -46,8 +51,12 @@ def generate(
         int, typer.Option(min=1, help="Clips to join; each begins with the end of the one before.")
     ] = 1,
     condition_frames: Annotated[
-        int, typer.Option(min=1, help="Frames of --reference, and of the end with which a clip goes on.")
-    ] = 17,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Frames of --reference, and of the end with which a clip goes on; default: 17, or 1 for i2v models.",
+        ),
+    ] = None,
     control: Annotated[
         Path | None,
         typer.Option(help="A picture or clip that steers what is made, for models that take one."),
@@ -73,32 +82,42 @@ def generate(
     from reelworks.generate import conditions, writers
     from reelworks.generate.conditions import Conditions
     from reelworks.generate.pipeline import GenerateOptions
-    from reelworks.train import origin, usual
+    from reelworks.models import config as models
+    from reelworks.recipe import load as recipes
+    from reelworks.run import coverage
+    from reelworks.train import origin, trained, usual
     from reelworks.train.trained import Trained
 
     paths = writers.numbered(output, len(prompts))
     picture = writers.is_picture(output) if num_frames is None else num_frames == 1
-    most = usual.shape(origin.locate(source)[0], picture=picture)
+    run, step = origin.locate(source)
+    recipe = recipes.load(coverage.recipe_of(run, step))
+    most = usual.shape(run, recipe, picture=picture)
     shape = Shape(num_frames or most.num_frames, height or most.height, width or most.width)
     for path in paths:
         writers.check(path, shape.num_frames * loop)
         writers.require_place(path)
-    given = None if reference is None else conditions.read(reference, shape, condition_frames)
+    i2v = models.conditioning(recipe.model).first_frame is not None
+    given_frames = condition_frames or (1 if i2v else 17)
+    given = None if reference is None else conditions.read(reference, shape, given_frames)
     shown = {"control": control, "source": edited}
+    sampled = usual.sampled(recipe)
     options = GenerateOptions(
         shape,
         fps,
-        num_inference_steps,
-        guidance_scale,
+        num_inference_steps or sampled.num_inference_steps,
+        guidance_scale or sampled.guidance_scale,
         seed,
-        Conditions(given, loop, condition_frames),
+        Conditions(given, loop, given_frames),
         {name: conditions.companion(path, shape, f"--{name}") for name, path in shown.items() if path},
         None if sampler is None else sampler.value,
     )
+    trained.require(recipe, options)
     model = Trained.load(source, averaged=not raw_weights)
     for line in model.unseen(prompts):
         show.line(line)
     made = model.generate(prompts, options)
     for path, frames in zip(paths, made.clips, strict=True):
         writers.write(path, frames, fps)
-        show.line(f"{path}: {Shape(len(frames), shape.height, shape.width)}, step {model.step}, by {made.by}")
+        size = Shape(len(frames), shape.height, shape.width)
+        show.line(f"{path}: {size}, step {model.step}, by {made.by}, {options.words()}")

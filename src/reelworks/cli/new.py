@@ -57,9 +57,8 @@ def lora(
     Nothing is downloaded, and no weights are read.
     """
     from reelworks.core.errors import UserError
-    from reelworks.train.estimate import ASSUMED_TFLOPS
-    from reelworks.train.new import Wishes
 
+    _require(data or [], model)
     path = output or default_path(data or [], model)
     if path.exists() and not force:
         raise UserError(
@@ -68,8 +67,20 @@ def lora(
             value=str(path),
             remedy="give --force to write over it, or another name with -o",
         )
+    from reelworks.train.estimate import ASSUMED_TFLOPS
+    from reelworks.train.new import Wishes
+
     wishes = Wishes(model, tuple(data or ()), vram, trigger, weights, tflops or ASSUMED_TFLOPS)
     write(path, wishes, json=json)
+
+
+def _require(data: list[Path], model: str) -> None:
+    """Refuse a model or a folder that is not there before torch is imported, which takes seconds."""
+    from reelworks.models import wellknown
+    from reelworks.train import folders
+
+    wellknown.preset(model)
+    folders.require(data)
 
 
 def default_path(data: list[Path], model: str) -> Path:
@@ -95,6 +106,7 @@ def recipe_for(
             field="RECIPE",
             remedy="name a recipe, or give --data DIR and --model NAME",
         )
+    _require(data, model)
     path = default_path(data, model)
     if path.exists():
         show.line(f"recipe: {path}, as it is there; remove it to have it made anew")

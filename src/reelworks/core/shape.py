@@ -61,22 +61,24 @@ class Geometry:
         taken = (n for n in (1, below, below + a) if self.accepts_frames(n))
         return min(taken, key=lambda n: abs(n - num_frames))
 
-    def require(self, shape: Shape, fields: tuple[str, str, str]) -> None:
-        """Refuse a shape that does not come back from its latent; sizes need not fill whole patches.
+    def require(self, shape: Shape, fields: tuple[str, str, str], *, whole_patches: bool = False) -> None:
+        """Refuse a shape that does not come back from its latent.
 
         Args:
             shape: What is to be encoded or decoded.
             fields: The keys or options that hold frames, height and width.
+            whole_patches: Sizes must fill the denoiser's patches too.
 
         Raises:
             UserError: Names the first that does not fit, and the nearest value that does.
         """
         frames, *sizes = fields
-        for field, size, multiple in zip(sizes, (shape.height, shape.width), self.stride[1:], strict=True):
+        multiples = self.multiple if whole_patches else self.stride[1:]
+        for field, size, multiple in zip(sizes, (shape.height, shape.width), multiples, strict=True):
             if size < multiple or size % multiple:
                 near = max(round(size / multiple), 1) * multiple
                 raise UserError(
-                    f"this autoencoder takes multiples of {multiple}",
+                    f"this {'model' if whole_patches else 'autoencoder'} takes multiples of {multiple}",
                     field=field,
                     value=size,
                     remedy=f"use {near}",

@@ -90,7 +90,7 @@ def _check(given: int, geometry: Geometry, shape: Shape, field: str) -> None:
     raise UserError(problem, field=field, value=given, remedy=remedy)
 
 
-def read(path: Path, shape: Shape, condition_frames: int) -> Frames:
+def read(path: Path, shape: Shape, condition_frames: int, option: str = "--reference") -> Frames:
     """Read a picture, or the last frames of a clip, at the size of `shape`.
 
     Raises:
@@ -103,9 +103,11 @@ def read(path: Path, shape: Shape, condition_frames: int) -> Frames:
     except MediaError as error:
         raise UserError(
             str(error),
-            field="--reference",
+            field=option,
             value=str(path),
-            remedy="name a picture or a clip, with --condition-frames of at most its length",
+            remedy=f"name a picture, or a clip of at least {condition_frames} frames (--condition-frames)"
+            if condition_frames > 1
+            else "name a picture or a clip",
         ) from error
 
 
@@ -124,7 +126,8 @@ def companion(path: Path, shape: Shape, option: str) -> Frames:
             str(error),
             field=option,
             value=str(path),
-            remedy=f"name a picture, or a clip of {shape.num_frames} frames",
+            remedy="name a picture"
+            + (f", or a clip of at least {shape.num_frames} frames" if shape.num_frames > 1 else ""),
         ) from error
     return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames
 

@@ -82,7 +82,9 @@ def generate(
     if reason is not None or options.sampler == "own":
         clips = pipeline.generate(boundary, encoder, recipe.objective, prompts, options)
         return Made(clips, "the own sampler" + (f" ({reason})" if reason else "") + _alone(recipe, boundary))
-    _check(recipe, options)
+    # A pipeline would round them.
+    geometry = models.geometry(recipe.model, recipe.autoencoder)
+    geometry.require(options.shape, ("--num-frames", "--height", "--width"), whole_patches=True)
     made, by = _build(recipe, boundary, encoder, options)
     with pipeline.enough_memory(options.shape), _in_contract(boundary, encoder):
         return Made([_one(made, recipe, encoder, prompt, options) for prompt in prompts], by)
@@ -115,19 +117,6 @@ def why_not(recipe: Recipe, boundary: Boundary[DenoiserInputs], options: Generat
 
 def _narrow(module: nn.Module) -> bool:
     return any(p.is_floating_point() and p.dtype != torch.float32 for p in module.parameters())
-
-
-def _check(recipe: Recipe, options: GenerateOptions) -> None:
-    """Refuse sizes that a pipeline would round."""
-    geometry, shape = models.geometry(recipe.model, recipe.autoencoder), options.shape
-    geometry.require(shape, ("--num-frames", "--height", "--width"))
-    sizes = zip(("--height", "--width"), (shape.height, shape.width), geometry.multiple, strict=True)
-    for field, size, multiple in sizes:
-        if size % multiple:
-            near = max(round(size / multiple), 1) * multiple
-            raise UserError(
-                f"this model takes multiples of {multiple}", field=field, value=size, remedy=f"use {near}"
-            )
 
 
 def _build(

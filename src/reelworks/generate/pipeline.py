@@ -73,6 +73,11 @@ class GenerateOptions:
                 remedy="use 1 (no guidance) to some 10",
             )
 
+    def words(self) -> str:
+        """Steps and guidance, for people."""
+        steps = self.num_inference_steps
+        return f"{steps} step{'s' * (steps != 1)}, guidance scale {self.guidance_scale:g}"
+
 
 @torch.no_grad()
 def generate(

@@ -98,6 +98,8 @@ def load(request: Request) -> Frames:
         )
     except (MediaError, opening.OpeningError) as error:
         raise MediaError(str(error)) from None
+    except FileNotFoundError:
+        raise MediaError("No such file or directory") from None
     except Exception as error:  # decoders raise nearly anything on damaged input
         if patience.may_pass(error):
             raise MediaError(f"I/O error, {len(patience.WAITS_SECONDS) + 1} tries: {error}") from error

@@ -225,6 +225,11 @@ def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
     return dataclasses.replace(alone, patch=PRESETS[model.name].patch_size, frame_rule=rule)
 
 
+def whole_patches(model: ModelConfig) -> bool:
+    """Whether sizes must fill patches: networks of diffusers do not pad, as STDiT does."""
+    return model.name in ADAPTED
+
+
 def conditioning(model: ModelConfig) -> Conditioning:
     """Say how a denoiser takes texts and given frames.
 

@@ -6,8 +6,11 @@ weights of each.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -202,4 +205,9 @@ _PARTS: dict[str, Parts] = {
 
 def parts(preset: str) -> Parts:
     """What a preset of `model.name` was published with."""
-    return _PARTS[max((start for start in _PARTS if preset.startswith(start)), key=len)]
+    return of_family(_PARTS, preset)
+
+
+def of_family(table: Mapping[str, _Value], preset: str) -> _Value:
+    """Look a preset up by the longest beginning of its name."""
+    return table[max((start for start in table if preset.startswith(start)), key=len)]

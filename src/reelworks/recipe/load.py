@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from reelworks.buckets import table
 from reelworks.buckets.config import as_table
 from reelworks.core.errors import UserError
-from reelworks.core.shape import Shape
+from reelworks.core.shape import Geometry, Shape
 from reelworks.models import config as models
 from reelworks.models.experts import config as experts
 from reelworks.recipe import absent, requirements
@@ -77,15 +77,22 @@ def parse(values: dict[str, Any]) -> Recipe:
         _refuse_given(recipe)
     else:
         table.build(recipe.bucket, recipe.buckets, geometry)
-    preview = recipe.preview
-    if preview.prompts:
-        shape = Shape(preview.num_frames, preview.height, preview.width)
-        geometry.require(shape, ("preview.num_frames", "preview.height", "preview.width"))
-        requirements.require_companions(recipe.model, [preview.companions], "preview.")
+    if recipe.preview.prompts:
+        _require_preview(recipe, geometry)
+    return recipe
+
+
+def _require_preview(recipe: Recipe, geometry: Geometry) -> None:
+    """Refuse previews that the model cannot make; sizes that are left out are those of a bucket."""
+    preview, (height, width) = recipe.preview, geometry.multiple
+    shape = Shape(preview.num_frames or 1, preview.height or height, preview.width or width)
+    fields = ("preview.num_frames", "preview.height", "preview.width")
+    geometry.require(shape, fields, whole_patches=models.whole_patches(recipe.model))
+    requirements.require_companions(recipe.model, [preview.companions], "preview.")
+    if preview.num_frames is not None:
         requirements.require_first_frame(
             recipe.model, preview.reference, "preview.reference", preview.num_frames
         )
-    return recipe
 
 
 def _require_base(recipe: Recipe) -> None:
@@ -147,7 +154,8 @@ def dump(recipe: Recipe) -> str:
 
 def _override(values: dict[str, Any], text: str) -> None:
     key, sign, raw = text.partition("=")
-    if not sign or not key.strip():
+    *parents, last = (part.strip() for part in key.split("."))
+    if not sign or not all((*parents, last)):
         raise UserError(
             "not of the form a.b=value", field="--set", value=text, remedy="e.g. --set train.max_steps=100"
         )
@@ -155,7 +163,6 @@ def _override(values: dict[str, Any], text: str) -> None:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw
-    *parents, last = key.strip().split(".")
     values.update({"buckets": as_table(values["buckets"])} if "buckets" in values else {})
     here: Any = values
     for part in parents:

@@ -9,7 +9,7 @@ import torch
 
 from reelworks.encode.live import LiveEncoder
 from reelworks.models import config as models
-from reelworks.models import registry
+from reelworks.models import registry, weight_files
 from reelworks.models.api import Denoiser
 from reelworks.models.diffusers_denoiser import DiffusersDenoiser
 from reelworks.models.experts import config as experts
@@ -20,6 +20,31 @@ from reelworks.precision.boundary import check_contract
 from reelworks.recipe.recipe import Recipe
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:
+    """Look whether all weights that a recipe names are there, before the first of them is read.
+
+    Args:
+        recipe: Names them.
+        resumed: The LoRA to begin with is not needed any more.
+
+    Raises:
+        UserError: Names the first that is not.
+    """
+    lora = None if recipe.lora is None or resumed else recipe.lora.weights
+    named = {
+        "model.weights": recipe.model.weights,
+        "lora.weights": lora,
+        "autoencoder.weights": recipe.autoencoder.weights,
+        "text.weights": recipe.text.weights,
+        "model.image_encoder": recipe.model.image_encoder,
+    }
+    found: set[str] = set()
+    for field, source in named.items():
+        if source is not None and source not in found:
+            weight_files.require_there(source, field)
+            found.add(source)
 
 
 def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False) -> Denoiser:

@@ -48,6 +48,7 @@ def check(recipe: Recipe, table: BucketTable, world: int = 1) -> dict[str, Any]:
 
 
 def _check(recipe: Recipe, table: BucketTable, alone: World, world: int) -> dict[str, Any]:
+    build.require_sources(recipe)
     denoiser, encoder = build.denoiser(recipe, alone.home), build.encoder(recipe, alone.device)
     shapes = rehearsal.examples(denoiser, encoder, table)
     units = denoiser.sharding().blocks

@@ -160,12 +160,22 @@ class PreviewConfig(Config):
 
     prompts: list[str] = Field([], description="one clip each")
     every_steps: int | None = Field(None, ge=1, description="default: only at the end")
-    height: int = Field(64, ge=1, description="pixels")
-    width: int = Field(96, ge=1, description="pixels")
-    num_frames: int = Field(17, ge=1, description="1 gives pictures")
+    height: int | None = Field(
+        None, ge=1, description="pixels; default: of the bucket that is trained most, by tokens"
+    )
+    width: int | None = Field(None, ge=1, description="pixels; likewise")
+    num_frames: int | None = Field(
+        None, ge=1, description="likewise, of a bucket of clips where there is one; 1 gives pictures"
+    )
     fps: float = Field(24.0, gt=0, le=240, description="frames per second")
-    num_inference_steps: int = Field(25, ge=1, description="steps of the sampler")
-    guidance_scale: float = Field(2.0, ge=1, description="strength of the prompt; 1 is no guidance")
+    num_inference_steps: int | None = Field(
+        None, ge=1, description="steps of the sampler; default: what is usual for the model"
+    )
+    guidance_scale: float | None = Field(
+        None,
+        ge=1,
+        description="strength of the prompt; 1 is no guidance; default: what is usual for the model",
+    )
     reference: str | None = Field(
         None, min_length=1, description="picture that every clip begins with; i2v models need one"
     )

@@ -9,10 +9,27 @@ from pathlib import Path
 
 from reelworks.catalog import probe
 from reelworks.catalog.config import DatasetConfig
-from reelworks.catalog.source import Source
+from reelworks.catalog.source import Source, is_list
 from reelworks.core.errors import UserError
 
 _KOHYA = re.compile(r"([1-9][0-9]*)_(.+)")
+
+
+def require(folders: Sequence[Path]) -> None:
+    """Refuse what is no folder, nor a list of files.
+
+    Raises:
+        UserError: Names it.
+    """
+    for folder in folders:
+        if folder.is_dir() or (folder.is_file() and is_list(folder)):
+            continue
+        raise UserError(
+            "this is a file, not a folder" if folder.exists() else "there is no such folder",
+            field="--data",
+            value=str(folder),
+            remedy="give the folder that holds the videos and pictures",
+        )
 
 
 def datasets(folders: Sequence[Path]) -> tuple[list[DatasetConfig], list[str]]:

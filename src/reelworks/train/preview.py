@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
@@ -18,39 +14,54 @@ from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models.api import DenoiserInputs
 from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
+from reelworks.prepare.data import RecipeData
+from reelworks.recipe import requirements
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
-from reelworks.train.config import PreviewConfig
+from reelworks.train import usual
 from reelworks.train.recorder import Recorder
 from reelworks.train.state import TrainState
 
 
-@dataclass(frozen=True)
-class Shown:
-    """The files that previews are made from.
+def options(data: RecipeData) -> GenerateOptions | None:
+    """Say how previews are made, and read all files for it, so that a wrong one is told before training begins.
 
-    Attributes:
-        conditions: What every preview begins with.
-        companions: Control and source, by name.
+    Returns:
+        None where the recipe asks for no previews.
+
+    Raises:
+        UserError: A file cannot be read, or a model of first frames has none to begin a clip with.
     """
-
-    conditions: Conditions
-    companions: Mapping[str, NDArray[np.uint8]]
-
-    @classmethod
-    def read(cls, config: PreviewConfig) -> Shown:
-        """Read them all, so that a wrong one is told before training begins.
-
-        Raises:
-            UserError: One cannot be read.
-        """
-        shape = Shape(config.num_frames, config.height, config.width)
-        reference = None if config.reference is None else conditions.read(Path(config.reference), shape, 1)
-        companions = {
+    recipe, c = data.recipe, data.recipe.preview
+    if not c.prompts:
+        return None
+    shape = _shape(data)
+    requirements.require_first_frame(recipe.model, c.reference, "preview.reference", shape.num_frames)
+    sampled = usual.sampled(recipe)
+    reference = (
+        None if c.reference is None else conditions.read(Path(c.reference), shape, 1, "preview.reference")
+    )
+    return GenerateOptions(
+        shape,
+        c.fps,
+        sampled.num_inference_steps,
+        sampled.guidance_scale,
+        recipe.seed,
+        Conditions(reference),
+        {
             name: conditions.companion(Path(file), shape, f"preview.{name}")
-            for name, file in config.companions.items()
-        }
-        return cls(Conditions(reference), companions)
+            for name, file in c.companions.items()
+        },
+    )
+
+
+def _shape(data: RecipeData) -> Shape:
+    """As the recipe says; what it leaves out, of the bucket that is trained most."""
+    c = data.recipe.preview
+    if c.num_frames and c.height and c.width:
+        return Shape(c.num_frames, c.height, c.width)
+    most = usual.shape_of(data, picture=c.num_frames == 1)
+    return Shape(c.num_frames or most.num_frames, c.height or most.height, c.width or most.width)
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ class Previewer:
     state: TrainState
     world: World
     run_folder: RunFolder
-    shown: Shown
+    options: GenerateOptions | None
 
     def exist(self, step: int) -> bool:
         """Say whether a step's previews are there."""
@@ -74,30 +85,36 @@ class Previewer:
 
     def run(self, step: int, tell: Recorder) -> None:
         """Generate a clip for every prompt, the same noise at every step."""
-        c = self.recipe.preview
-        if not c.prompts:
+        options, prompts = self.options, self.recipe.preview.prompts
+        if options is None:
             return
-        shape = Shape(c.num_frames, c.height, c.width)
-        options = GenerateOptions(
-            shape,
-            c.fps,
-            c.num_inference_steps,
-            c.guidance_scale,
-            self.recipe.seed,
-            self.shown.conditions,
-            self.shown.companions,
-        )
-        with self.state.averaged():
-            made = family_pipeline.generate(self.recipe, self.boundary, self.encoder, c.prompts, options)
+        clips = "1 clip" if len(prompts) == 1 else f"{len(prompts)} clips"
+        tell.say(f"making previews: {clips} of {options.shape}, {options.words()}")
+        try:
+            with self.state.averaged():
+                made = family_pipeline.generate(self.recipe, self.boundary, self.encoder, prompts, options)
+        except UserError as error:  # such as too little memory
+            if self.world.size > 1:  # the other ranks may be waiting for this one
+                raise
+            tell.say(f"warning: previews are lost: {error.problem}")
+            return
         if not self.world.is_main:
             return
         names = []
         for index, frames in enumerate(made.clips):
             path = self._folder(step) / f"{index:02d}.{'png' if len(frames) == 1 else 'mp4'}"
             try:
-                writers.write(path, frames, c.fps)
+                writers.write(path, frames, options.fps)
             except UserError as error:
                 tell.say(f"warning: a preview is lost: {error.problem}")
                 return
             names.append(path.relative_to(self.run_folder.previews_folder).as_posix())
-        tell.event("preview", step=step, files=names, prompts=c.prompts, by=made.by)
+        tell.event(
+            "preview",
+            step=step,
+            files=names,
+            prompts=prompts,
+            by=made.by,
+            num_inference_steps=options.num_inference_steps,
+            guidance_scale=options.guidance_scale,
+        )

@@ -16,6 +16,7 @@ from reelworks.checkpoint.mirror_place import Place
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
 from reelworks.encode.live import LiveEncoder
+from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.lora import reading
 from reelworks.models.lora.base import Base
@@ -30,13 +31,13 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.run import lock
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import PlanSpec
-from reelworks.train import beginning, build, context, optimizers, rate, rehearsal
+from reelworks.train import beginning, build, context, optimizers, preview, rate, rehearsal
 from reelworks.train.beginning import RunOptions
 from reelworks.train.feed import Feed, last_step
 from reelworks.train.journal import Journal
 from reelworks.train.keep import Keeper
 from reelworks.train.loop import Loop
-from reelworks.train.preview import Previewer, Shown
+from reelworks.train.preview import Previewer
 from reelworks.train.recorder import Recorder
 from reelworks.train.saves import Saver
 from reelworks.train.state import TrainState
@@ -124,7 +125,7 @@ class _Model:
 
 def _train(start: _Start) -> int:
     recipe, world, folder, data = start.data.recipe, start.world, start.folder, start.data
-    shown = Shown.read(recipe.preview)
+    previews = preview.options(data)
     store = CheckpointStore(folder.checkpoints_folder, start.check)
     keeper = Keeper(store, folder, recipe, start.run_id, world)
     step = keeper.find(start.options.resume)
@@ -163,7 +164,7 @@ def _train(start: _Start) -> int:
             tell.say(line)
         mirror = _mirror(start, tell, step)
         try:
-            ended = _loop(start, model, shown, keeper, tell, mirror).go(position, resumed=step is not None)
+            ended = _loop(start, model, previews, keeper, tell, mirror).go(position, resumed=step is not None)
         finally:
             if mirror is not None and (failure := mirror.close()):
                 tell.say(f"warning: {failure}")
@@ -172,6 +173,7 @@ def _train(start: _Start) -> int:
 
 def _build(start: _Start, *, resumed: bool) -> _Model:
     recipe, world = start.data.recipe, start.world
+    build.require_sources(recipe, resumed=resumed)
     denoiser = build.denoiser(recipe, world.home, resumed=resumed)
     encoder = build.encoder(recipe, world.device)
     rehearsal.audit_shapes(denoiser, encoder, start.data.table, world)
@@ -199,7 +201,12 @@ def _mirror(start: _Start, tell: Recorder, resumed_from: int | None) -> Mirror |
 
 
 def _loop(
-    start: _Start, model: _Model, shown: Shown, keeper: Keeper, tell: Recorder, mirror: Mirror | None
+    start: _Start,
+    model: _Model,
+    previews: GenerateOptions | None,
+    keeper: Keeper,
+    tell: Recorder,
+    mirror: Mirror | None,
 ) -> Loop:
     """Tie together all that a step needs and does."""
     recipe, world, folder, data = start.data.recipe, start.world, start.folder, start.data
@@ -216,7 +223,7 @@ def _loop(
         Validator(
             boundary, encoder, state, world, feed, data.held_out(), recipe.validation.times, objective, seed
         ),
-        Previewer(recipe, boundary, encoder, state, world, folder, shown),
+        Previewer(recipe, boundary, encoder, state, world, folder, previews),
         keeper,
         Saver(recipe.checkpoints, folder, keeper, data, state, tell, background, start.check, mirror),
         tell,

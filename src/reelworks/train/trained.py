@@ -16,6 +16,7 @@ from reelworks.encode.live import LiveEncoder
 from reelworks.generate import family_pipeline
 from reelworks.generate.family_pipeline import Made
 from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models import config as models
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.lora import inject as lora
 from reelworks.precision.boundary import Boundary
@@ -24,6 +25,22 @@ from reelworks.recipe import requirements
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import coverage
 from reelworks.train import build, origin
+
+
+def require(recipe: Recipe, options: GenerateOptions) -> None:
+    """Refuse what a model cannot make before its weights are read, which may take minutes.
+
+    Raises:
+        UserError: Names the option.
+    """
+    model, shape = recipe.model, options.shape
+    geometry, wants = models.geometry(model, recipe.autoencoder), models.conditioning(model)
+    geometry.require(
+        shape, ("--num-frames", "--height", "--width"), whole_patches=models.whole_patches(model)
+    )
+    first_frame = wants.first_frame is not None and shape.num_frames > 1
+    options.conditions.check(geometry, shape, told=wants.frames, first_frame=first_frame)
+    requirements.require_companions(model, [options.companions], "--")
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,7 @@ class Trained:
                 wide = recipe.lora.model_copy(update={"base": "float32"})
                 recipe = recipe.model_copy(update={"lora": wide})
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            build.require_sources(recipe, resumed=True)
             denoiser = build.denoiser(recipe, device, resumed=True)
             origin.require_base(path, denoiser.base)
             trained = {name: p.detach() for name, p in denoiser.module.named_parameters() if p.requires_grad}
@@ -91,6 +109,6 @@ class Trained:
 
     def generate(self, prompts: Sequence[str], options: GenerateOptions) -> Made:
         """Generate a clip for each prompt; see `generate.family_pipeline`. A run of one expert takes the other too."""
-        requirements.require_companions(self.recipe.model, [options.companions], "--")
+        require(self.recipe, options)
         both = build.with_other_expert(self.recipe, self.denoiser, self.encoder.device)
         return family_pipeline.generate(self.recipe, Boundary(both), self.encoder, prompts, options)

@@ -1,38 +1,74 @@
-"""The shape that a run has learnt most of: what to generate where nobody says a size."""
+"""What to generate where nobody says it: the shape that a run has learnt most of, sampled as is usual for the model."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
 
 from reelworks.core.shape import Shape
+from reelworks.models import config as models
+from reelworks.models import sampling
+from reelworks.models.sampling import Usual
+from reelworks.prepare.data import RecipeData
+from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 
 _UNKNOWN = Shape(17, 64, 96)  # of a run whose plan was removed
 
 
-def shape(run: RunFolder, *, picture: bool) -> Shape:
+class _Trained(NamedTuple):
+    shape: Shape
+    tokens: int
+
+
+def sampled(recipe: Recipe) -> Usual:
+    """Guidance and steps: as the recipe says it of previews, or as is usual for its model."""
+    said, usual = recipe.preview, sampling.usual(recipe.model.name)
+    return Usual(
+        said.guidance_scale or usual.guidance_scale, said.num_inference_steps or usual.num_inference_steps
+    )
+
+
+def shape(run: RunFolder, recipe: Recipe, *, picture: bool) -> Shape:
     """Shape of the bucket with the most tokens in a run's epoch.
 
     Args:
         run: The run's folder.
+        recipe: Of the run; edges of a bucket that its model leaves over are not generated.
         picture: Prefer buckets of one frame to those of several; without any, their size is taken.
     """
-    buckets = [bucket for bucket in _planned(run) if bucket["clips"]]
-    wanted = [bucket for bucket in buckets if (bucket["num_frames"] == 1) == picture]
-    most = max(wanted or buckets, key=_tokens, default=None)
-    found = _UNKNOWN if most is None else Shape(most["num_frames"], most["height"], most["width"])
-    return Shape(1, found.height, found.width) if picture else found
+    return _most(_told(run), recipe, picture=picture)
 
 
-def _planned(run: RunFolder) -> list[dict[str, Any]]:
+def shape_of(data: RecipeData, *, picture: bool) -> Shape:
+    """The same of a run that may not have begun, from the clips of its first epoch."""
+    clips = np.bincount(data.entries(0).bucket, minlength=len(data.table.buckets)).tolist()
+    buckets = zip(data.table.buckets, clips, strict=True)
+    return _most((_Trained(b.shape, b.tokens * n) for b, n in buckets), data.recipe, picture=picture)
+
+
+def _told(run: RunFolder) -> list[_Trained]:
     try:
         text = (run.plan_folder / "summary.json").read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
-    buckets: list[dict[str, Any]] = json.loads(text)["buckets"]
-    return buckets
+    return [
+        _Trained(Shape(b["num_frames"], b["height"], b["width"]), b["clips"] * b["tokens_per_clip"])
+        for b in json.loads(text)["buckets"]
+    ]
 
 
-def _tokens(bucket: dict[str, Any]) -> int:
-    return int(bucket["clips"] * bucket["tokens_per_clip"])
+def _most(buckets: Iterable[_Trained], recipe: Recipe, *, picture: bool) -> Shape:
+    trained = [bucket for bucket in buckets if bucket.tokens]
+    wanted = [bucket for bucket in trained if (bucket.shape.num_frames == 1) == picture]
+    most = max(wanted or trained, key=lambda bucket: bucket.tokens, default=_Trained(_UNKNOWN, 0)).shape
+    rules = models.geometry(recipe.model, recipe.autoencoder)
+    multiples = rules.multiple if models.whole_patches(recipe.model) else rules.stride[1:]
+    height, width = (
+        max(side // multiple, 1) * multiple
+        for side, multiple in zip((most.height, most.width), multiples, strict=True)
+    )
+    return Shape(1 if picture else most.num_frames, height, width)

@@ -50,6 +50,15 @@ def test_resolutions(text: str, budget: int | tuple[int, int]) -> None:
     assert sizes.pixel_budget(text) == budget
 
 
+@pytest.mark.parametrize("text", ["16385px", "1000000000px", "12300p", "99999x99999"])
+def test_more_pixels_than_any_footage(text: str) -> None:
+    """The mistake is told as one of the resolution, not of what follows from it."""
+    assert sizes.pixel_budget("16384px") == 16384**2
+    with pytest.raises(UserError, match="more pixels than 16384 × 16384") as caught:
+        build(entry(text))
+    assert (caught.value.field, caught.value.value) == ("bucket.resolution", text)
+
+
 @pytest.mark.parametrize("text", ["480", "480P", "p", "480x", "480x854x3", "0p", "0x64", "-4p", "4.5p", ""])
 def test_what_is_no_resolution(text: str) -> None:
     with pytest.raises(UserError, match='write "480p"') as caught:

@@ -1,6 +1,7 @@
 """Families of diffusers are generated with by their own pipelines, around what we hold."""
 
 import dataclasses
+import inspect
 
 import diffusers
 import numpy as np
@@ -15,7 +16,8 @@ from reelworks.core.shape import Shape
 from reelworks.generate import family_pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import published
+from reelworks.models import published, sampling
+from reelworks.models.config import ADAPTED
 from reelworks.models.text import families as texts
 from reelworks.precision.boundary import Boundary
 from reelworks.recipe import load as recipes
@@ -228,3 +230,14 @@ def test_sizes_that_a_pipeline_would_round_are_refused(places):
     options = GenerateOptions(Shape(5, 40, 64), 12.0, 1, 1.0, seed=0)
     with pytest.raises(UserError, match=r"--height = 40.*multiples of 16"):
         made_by(recipe, options)
+
+
+def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
+    """What is known of released models is what diffusers takes where nobody says it."""
+    released = ("flux-schnell", "hunyuan-video-1.5")  # whose releases say it otherwise
+    for name in (name for name in ADAPTED if not name.startswith(released)):
+        kind = getattr(diffusers, published.TEXT_ENCODERS[published.parts(name).text].pipeline)
+        defaults = inspect.signature(kind.__call__).parameters
+        guidance = "true_cfg_scale" if name.startswith("qwen-image") else "guidance_scale"
+        theirs = (defaults[guidance].default, defaults["num_inference_steps"].default)
+        assert sampling.usual(name) == theirs, name

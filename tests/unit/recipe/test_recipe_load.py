@@ -183,7 +183,8 @@ def test_a_preview_follows_the_stride_of_the_autoencoder_and_only_if_there_is_on
     assert recipes.load(write(tmp_path), sizes).preview.height == 60
     few = ["preview.prompts=['a']", "autoencoder.stride=6"]
     assert recipes.load(write(tmp_path), [*sizes, *few]).preview.width == 90
-    assert mistake(tmp_path, *few).field == "preview.height"
+    assert recipes.load(write(tmp_path), few).preview.height is None
+    assert mistake(tmp_path, *few, "preview.height=64").field == "preview.height"
 
 
 @pytest.mark.parametrize(
@@ -308,6 +309,9 @@ def test_values_are_toml_or_else_text(tmp_path: Path) -> None:
     [
         ("seed", "--set train.max_steps=100"),
         ("=3", "--set train.max_steps=100"),
+        ("train..max_steps=3", "--set train.max_steps=100"),
+        ("train.=3", "--set train.max_steps=100"),
+        (" .=3", "--set train.max_steps=100"),
         ("bucket.1.batch_size=4", "bucket.0.batch_size=4"),
         ("bucket.-1.batch_size=4", "count from 0"),
         ("bucket.²=4", "count from 0"),

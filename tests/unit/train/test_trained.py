@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from reelworks.checkpoint import commit
 from reelworks.checkpoint.store import CheckpointStore
@@ -198,16 +199,16 @@ def _planned(run: RunFolder, *buckets: tuple[int, int, int, int]) -> None:
 
 def test_the_usual_shape_is_that_of_the_most_tokens(tmp_path: Path) -> None:
     """Pictures go by buckets of pictures and clips by those of clips, where a run has them; empty ones count nowhere."""
-    run = RunFolder(tmp_path)
-    assert usual.shape(run, picture=True) == Shape(1, 64, 96)
-    assert usual.shape(run, picture=False) == Shape(17, 64, 96)
+    run, recipe = RunFolder(tmp_path), recipes.parse(RECIPE)
+    assert usual.shape(run, recipe, picture=True) == Shape(1, 64, 96)
+    assert usual.shape(run, recipe, picture=False) == Shape(17, 64, 96)
     _planned(run, (0, 9, 8, 8), (100, 1, 512, 640), (20, 1, 640, 640), (5, 17, 64, 96), (11, 5, 96, 64))
-    assert usual.shape(run, picture=True) == Shape(1, 512, 640)
-    assert usual.shape(run, picture=False) == Shape(17, 64, 96)
+    assert usual.shape(run, recipe, picture=True) == Shape(1, 512, 640)
+    assert usual.shape(run, recipe, picture=False) == Shape(17, 64, 96)
     _planned(run, (20, 1, 640, 512))
-    assert usual.shape(run, picture=False) == Shape(1, 640, 512)
+    assert usual.shape(run, recipe, picture=False) == Shape(1, 640, 512)
     _planned(run, (20, 17, 64, 96))
-    assert usual.shape(run, picture=True) == Shape(1, 64, 96)
+    assert usual.shape(run, recipe, picture=True) == Shape(1, 64, 96)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +220,10 @@ def test_the_usual_shape_is_that_of_the_most_tokens(tmp_path: Path) -> None:
         ("out.png", ["--width", "32"], "1×24×32"),
         ("run.json/out.png", [], "cannot be written"),
         ("out.png", ["--num-frames", "4"], "a picture file cannot hold 4 frames"),
+        ("out.png", ["--height", "20"], "--height = 20: this autoencoder takes multiples of 8"),
+        ("out.png", ["--reference", "no.png"], "--reference = 'no.png': No such file or directory"),
+        ("out.png", ["--control", "{run}/made.png"], "is not shown a control"),
+        ("out.png", ["--reference", "{run}/made.png"], "nothing is left of 1 frames"),
     ],
 )
 def test_generate_takes_the_size_that_was_trained(
@@ -231,8 +236,10 @@ def test_generate_takes_the_size_that_was_trained(
 ) -> None:
     _planned(run, (9, 1, 24, 16), (9, 4, 16, 32))
     arguments = ["generate", str(run.path), "--prompt", "a", "-o", str(run.path / output), *options]
+    arguments = [word.replace("{run}", str(run.path)) for word in arguments]
     monkeypatch.setattr(sys, "argv", ["reelworks", *arguments, "--num-inference-steps", "1"])
-    if "cannot" in said:
+    Image.new("RGB", (16, 24)).save(run.path / "made.png")
+    if "×" not in said:
         monkeypatch.delattr(Trained, "load")  # told before the model is made
     with pytest.raises(SystemExit):
         cli.main()

@@ -1,0 +1,151 @@
+"""How previews are made where the recipe does not say it, and what becomes of those that cannot be made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.generate import writers
+from reelworks.models import registry
+from reelworks.models.config import PRESETS
+from reelworks.models.sampling import Usual
+from reelworks.parallel.mesh import World
+from reelworks.precision.boundary import Boundary
+from reelworks.prepare import sources, summary
+from reelworks.prepare.data import RecipeData
+from reelworks.recipe import load as recipes
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+from reelworks.train import build, check, preview, usual
+from reelworks.train.preview import Previewer
+from reelworks.train.recorder import Recorder
+from reelworks.train.state import TrainState
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def footage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five upright pictures, two wide ones, and three clips."""
+    folder = tmp_path_factory.mktemp("shown")
+    for i in range(7):
+        Image.new("RGB", (32, 48) if i < 5 else (48, 32), (i, 9, 9)).save(folder / f"{i}.png")
+    for i in range(3):
+        writers.write_video(folder / f"c{i}.mp4", np.full((6, 32, 48, 3), i, np.uint8), 24.0)
+    for file in list(folder.iterdir()):
+        file.with_suffix(".txt").write_text("a kite")
+    return folder
+
+
+@pytest.fixture
+def data_of(footage: Path, tmp_path: Path) -> Any:
+    """Data of a tiny recipe whose `[preview]` is given."""
+
+    def make(model: str = "stdit3-tiny", frames: tuple[int, ...] = (1, 5), **said: Any) -> RecipeData:
+        values = {
+            "version": 1,
+            "output": str(tmp_path / "run"),
+            "dataset": [{"path": str(footage)}],
+            "bucket": [{"resolution": "40px", "num_frames": list(frames), "batch_size": 2}],
+            "buckets": {"upscale": True},
+            "model": {"name": model},
+            "text": {"dim": 16, "max_length": 6},
+            "train": {"max_steps": 1},
+            "validation": {"split": 0.0},
+            "preview": {"prompts": ["a kite"]} | said,
+        }
+        recipe = recipes.parse(values)
+        sources.scan(recipe)
+        return RecipeData.open(recipe)
+
+    return make
+
+
+@pytest.mark.parametrize("frames", [(1,), (1, 5), (5,)])
+def test_previews_are_as_what_is_trained_most_and_as_generate_makes_it(
+    data_of: Any, tmp_path: Path, frames: tuple[int, ...]
+) -> None:
+    """Before a run begins, the size is that which `generate` later reads from its plan; clips go before pictures."""
+    data = data_of(frames=frames)
+    made = preview.options(data)
+    spec = data.spec(1, 1)
+    run = RunFolder(tmp_path / "told")
+    run.plan_folder.mkdir(parents=True)
+    told = summary.summarise(data, spec, data.plan(spec, 0), world=1)
+    files.write_json(run.plan_folder / "summary.json", told)
+    assert made.shape == usual.shape(run, data.recipe, picture=False)
+    assert made.shape == (Shape(1, 48, 32) if frames == (1,) else Shape(5, 32, 48))
+    assert (made.num_inference_steps, made.guidance_scale) == (30, 7.0)
+
+
+def test_what_a_recipe_says_of_previews_wins(data_of: Any) -> None:
+    """Each key by itself; the others stay as they are without it."""
+    said = preview.options(data_of(num_frames=1, guidance_scale=1.5, num_inference_steps=4))
+    assert said.shape == Shape(1, 48, 32)
+    assert (said.num_inference_steps, said.guidance_scale) == (4, 1.5)
+    assert preview.options(data_of(height=64)).shape == Shape(5, 64, 48)
+    assert preview.options(data_of(prompts=[])) is None
+    with pytest.raises(UserError, match=r"preview\.reference = 'none\.png': No such file or directory"):
+        preview.options(data_of(reference="none.png"))
+
+
+def test_sizes_fill_whole_patches_where_a_network_does_not_pad(data_of: Any, tmp_path: Path) -> None:
+    """Buckets of other tables may have half a patch at an edge; what is said outright is refused with its key."""
+    run = RunFolder(tmp_path / "other")
+    run.plan_folder.mkdir(parents=True)
+    one = {"clips": 3, "num_frames": 1, "height": 40, "width": 72, "tokens_per_clip": 9}
+    files.write_json(run.plan_folder / "summary.json", {"buckets": [one]})
+    assert usual.shape(run, data_of().recipe, picture=True) == Shape(1, 40, 72)
+    assert usual.shape(run, data_of("wan-tiny").recipe, picture=True) == Shape(1, 32, 64)
+    assert data_of(height=40).recipe.preview.height == 40
+    with pytest.raises(UserError, match=r"preview\.height = 40: this model takes multiples of 16"):
+        data_of("wan-tiny", height=40)
+
+
+def test_every_model_is_sampled_in_some_usual_way() -> None:
+    for name in PRESETS:
+        found = usual.sampling.usual(name)
+        assert found.guidance_scale >= 1, name
+        assert found.num_inference_steps >= 1, name
+    assert usual.sampling.usual("flux-schnell") == Usual(1.0, 4)
+    assert usual.sampling.usual("flux2-tiny") == Usual(4.0, 50)
+
+
+def test_previews_beyond_memory_end_no_training(
+    data_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Previews are announced, made and told with their settings; those that do not fit are a warning."""
+    fits, too_large = data_of(num_frames=1, num_inference_steps=2), data_of(height=8 * 10**12)
+    recipe = fits.recipe
+    denoiser = build.denoiser(recipe, CPU)
+    parts = (Boundary(denoiser), build.encoder(recipe, CPU), TrainState.start(denoiser, recipe.train))
+    run = RunFolder(tmp_path / "run")
+    with Recorder(run, main=True, total_steps=1, first_step=0) as tell:
+        for data in (too_large, fits):
+            previewer = Previewer(data.recipe, *parts, World(0, 1, CPU), run, preview.options(data))
+            previewer.run(1, tell)
+    said = capsys.readouterr().out
+    assert "warning: previews are lost: this does not fit into memory" in said
+    assert "making previews: 1 clip of 1×48×32, 2 steps, guidance scale 7\n" in said
+    (told,) = events.read(run.events_file, "preview")
+    assert (told["num_inference_steps"], told["guidance_scale"]) == (2, 7.0)
+
+
+def test_weights_that_are_not_there_are_told_before_a_network_is_built(
+    data_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing text encoder is not told after minutes of reading the model."""
+    data = data_of()
+    monkeypatch.delattr(registry, "build_denoiser")
+    named = {"name": "t5", "weights": str(tmp_path / "nowhere")}
+    recipe = recipes.parse(data.recipe.model_dump() | {"text": named})
+    with pytest.raises(UserError, match=r"text\.weights = .*nowhere'"):
+        check.check(recipe, data.table)
