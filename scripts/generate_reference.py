@@ -114,7 +114,7 @@ def _dtypes() -> str:
     """What the components declare; needs torch, which is imported only here."""
     import torch
 
-    from reelworks.models import published, registry
+    from reelworks.models import images, published, registry
     from reelworks.models.autoencoders import diffusers_kl, pixel
     from reelworks.models.autoencoders.opensora import video
     from reelworks.models.text import families, hashed, t5
@@ -132,6 +132,7 @@ def _dtypes() -> str:
         "text encoder `hashed`": hashed.CONTRACT,
         "text encoder `t5`": t5.CONTRACT,
         f"text encoders {_listed(list(published.TEXT_ENCODERS))}": families.CONTRACT,
+        f"image encoders {_listed(list(published.IMAGE_ENCODERS))}": images.CONTRACT,
     }
     keys = ("storage", "compute", "master", "reduction", "output")
     lines = [f"| component | {' | '.join(keys)} | known to overflow in |", "|---" * 7 + "|"]

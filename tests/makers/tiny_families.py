@@ -88,7 +88,7 @@ WAN_22 = {
     "latents_std": [1 + 0.02 * i for i in range(48)],
 }
 AUTOENCODERS = {
-    "flux": KL | {"latent_channels": 16, "shift_factor": 0.1, "scaling_factor": 0.4},
+    "flux": KL | {"latent_channels": 16, "shift_factor": 0.1159, "scaling_factor": 0.3611},
     "flux2": KL | {"latent_channels": 32},
     "hunyuan-video-1.5": {"block_out_channels": (32, 32, 32, 32, 64), "layers_per_block": 1},
     "ltx-video": {
@@ -110,8 +110,8 @@ AUTOENCODERS = {
         "decoder_spatial_padding_mode": "zeros",
     },
     "qwen-image": WAN,
-    "sd3": KL | {"latent_channels": 16, "shift_factor": 0.06, "scaling_factor": 1.5},
-    "sdxl": KL | {"latent_channels": 4, "scaling_factor": 0.13},
+    "sd3": KL | {"latent_channels": 16, "shift_factor": 0.0609, "scaling_factor": 1.5305},
+    "sdxl": KL | {"latent_channels": 4, "scaling_factor": 0.13025},
     "wan-2.1": WAN,
     "wan-2.2": WAN | WAN_22,
 }

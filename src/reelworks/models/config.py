@@ -245,6 +245,14 @@ def published_text(model: ModelConfig) -> str:
     return published.parts(model.name).text
 
 
+def of_other_latents(model: ModelConfig, autoencoder: AutoencoderConfig) -> str | None:
+    """Name of the autoencoder that a denoiser was published with, if another makes other latents of as many channels."""
+    theirs, *also = published.autoencoders(model.name)
+    channels = latent_channels(AutoencoderConfig(name=theirs, weights="-"))
+    known = ("pixel", theirs, *also)
+    return theirs if autoencoder.name not in known and latent_channels(autoencoder) == channels else None
+
+
 def resolve_denoiser(
     model: ModelConfig, *, autoencoder: AutoencoderConfig, text: TextConfig, pred_sigma: bool
 ) -> STDiT2Config | STDiT3Config | FamilyConfig:

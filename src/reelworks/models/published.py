@@ -7,7 +7,7 @@ weights of each.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 _Value = TypeVar("_Value")
@@ -23,6 +23,7 @@ class PublishedAutoencoder:
         stride: Pixels per latent element along (time, height, width).
         frame_rule: See `core.shape.Geometry`.
         parameters: How many it has.
+        config: Keys of its config that tell its latents from those of others of the class, and what they say.
     """
 
     network: str
@@ -30,6 +31,7 @@ class PublishedAutoencoder:
     stride: tuple[int, int, int]
     frame_rule: tuple[int, int] = (0, 1)
     parameters: int = 0
+    config: Mapping[str, object] = field(default_factory=dict)
 
 
 class TextNetwork(NamedTuple):
@@ -87,25 +89,64 @@ class Parts(NamedTuple):
 
 
 AUTOENCODERS: dict[str, PublishedAutoencoder] = {
-    "wan-2.1": PublishedAutoencoder("AutoencoderKLWan", 16, (4, 8, 8), (4, 1), parameters=126_892_531),
-    "wan-2.2": PublishedAutoencoder("AutoencoderKLWan", 48, (4, 16, 16), (4, 1), parameters=704_688_668),
-    "flux": PublishedAutoencoder("AutoencoderKL", 16, (1, 8, 8), parameters=83_819_683),
+    "wan-2.1": PublishedAutoencoder(
+        "AutoencoderKLWan", 16, (4, 8, 8), (4, 1), parameters=126_892_531, config={"z_dim": 16}
+    ),
+    "wan-2.2": PublishedAutoencoder(
+        "AutoencoderKLWan", 48, (4, 16, 16), (4, 1), parameters=704_688_668, config={"z_dim": 48}
+    ),
+    "flux": PublishedAutoencoder(
+        "AutoencoderKL",
+        16,
+        (1, 8, 8),
+        parameters=83_819_683,
+        config={"latent_channels": 16, "scaling_factor": 0.3611, "shift_factor": 0.1159},
+    ),
     "flux2": PublishedAutoencoder("AutoencoderKLFlux2", 128, (1, 16, 16), parameters=84_046_115),
-    "qwen-image": PublishedAutoencoder("AutoencoderKLQwenImage", 16, (1, 8, 8), parameters=126_892_531),
+    "qwen-image": PublishedAutoencoder(
+        "AutoencoderKLQwenImage", 16, (1, 8, 8), parameters=126_892_531, config={"z_dim": 16}
+    ),
     "ltx-video": PublishedAutoencoder(
         "AutoencoderKLLTXVideo", 128, (8, 32, 32), (8, 1), parameters=419_193_649
     ),
     "ltx-2": PublishedAutoencoder(
-        "AutoencoderKLLTX2Video", 128, (8, 32, 32), (8, 1), parameters=1_222_479_601
+        "AutoencoderKLLTX2Video",
+        128,
+        (8, 32, 32),
+        (8, 1),
+        parameters=1_222_479_601,
+        config={"decoder_spatio_temporal_scaling": (True,) * 3},
     ),
     "ltx-2.3": PublishedAutoencoder(
-        "AutoencoderKLLTX2Video", 128, (8, 32, 32), (8, 1), parameters=726_105_969
+        "AutoencoderKLLTX2Video",
+        128,
+        (8, 32, 32),
+        (8, 1),
+        parameters=726_105_969,
+        config={"decoder_spatio_temporal_scaling": (True,) * 4},
     ),
     "hunyuan-video-1.5": PublishedAutoencoder(
-        "AutoencoderKLHunyuanVideo15", 32, (4, 16, 16), (4, 1), parameters=1_260_634_115
+        "AutoencoderKLHunyuanVideo15",
+        32,
+        (4, 16, 16),
+        (4, 1),
+        parameters=1_260_634_115,
+        config={"latent_channels": 32, "scaling_factor": 1.03682},
     ),
-    "sdxl": PublishedAutoencoder("AutoencoderKL", 4, (1, 8, 8), parameters=83_653_863),
-    "sd3": PublishedAutoencoder("AutoencoderKL", 16, (1, 8, 8), parameters=83_819_683),
+    "sdxl": PublishedAutoencoder(
+        "AutoencoderKL",
+        4,
+        (1, 8, 8),
+        parameters=83_653_863,
+        config={"latent_channels": 4, "scaling_factor": 0.13025, "shift_factor": None},
+    ),
+    "sd3": PublishedAutoencoder(
+        "AutoencoderKL",
+        16,
+        (1, 8, 8),
+        parameters=83_819_683,
+        config={"latent_channels": 16, "scaling_factor": 1.5305, "shift_factor": 0.0609},
+    ),
 }
 
 T5 = TextNetwork("", "t5", 32_128)
@@ -202,6 +243,10 @@ _PARTS: dict[str, Parts] = {
     "z-image": Parts("flux", "z-image"),
 }
 
+# Autoencoders beside those above whose latents a denoiser knows, by the beginnings of presets' names: Qwen-Image's was
+# made of Wan 2.1's, whose encoder it has; PixArt, which STDiT3 may start from, was trained on those of SDXL.
+_ALSO_KNOWN = {"wan-": "qwen-image", "qwen-image": "wan-2.1", "stdit3": "sdxl"}
+
 
 def parts(preset: str) -> Parts:
     """What a preset of `model.name` was published with."""
@@ -211,3 +256,9 @@ def parts(preset: str) -> Parts:
 def of_family(table: Mapping[str, _Value], preset: str) -> _Value:
     """Look a preset up by the longest beginning of its name."""
     return table[max((start for start in table if preset.startswith(start)), key=len)]
+
+
+def autoencoders(preset: str) -> tuple[str, ...]:
+    """Autoencoders whose latents the published weights of a preset know, first the one that they came with."""
+    also = (name for start, name in _ALSO_KNOWN.items() if preset.startswith(start))
+    return (parts(preset).autoencoder, *also)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -55,8 +56,56 @@ def require_there(source: str, field: str) -> None:
     Raises:
         UserError: It is neither, or the hub does not answer and nothing of it was fetched before.
     """
+    _configs(source, field)
+
+
+def _configs(source: str, field: str) -> Path:
+    """Where a source lies on this machine, its configs at least."""
     try:
-        _locate(source, ["*.json"])
+        return _locate(source, ["*.json"])
+    except UserError as error:
+        raise UserError(error.problem, field=field, value=source, remedy=error.remedy) from error
+
+
+def config(source: str, field: str, part: str) -> dict[str, Any] | None:
+    """The config of diffusers that stands by weights: in the folder of a part, in the folder, or beside the file.
+
+    Args:
+        source: Folder, file or hub id.
+        field: The recipe's key that names it, for errors.
+        part: Folder of a pipeline that holds the weights, if the source is a pipeline.
+
+    Returns:
+        None where there is no config, or another one than of a class of diffusers.
+
+    Raises:
+        UserError: The source is neither here nor on the hub.
+    """
+    place = _configs(source, field)
+    for folder in (place / part, place) if place.is_dir() else (place.parent,):
+        try:
+            found = json.loads((folder / "config.json").read_text())
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict) and "_class_name" in found:
+            return found
+    return None
+
+
+def shapes(source: str, field: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of one `.safetensors` file, of which nothing else is read.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    path = Path(source).expanduser()
+    try:
+        try:
+            _require_whole(path)
+            with safe_open(path, framework="pt") as file:
+                return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (OSError, ValueError, SafetensorError) as error:
+            raise _unreadable(path, str(error).partition("\n")[0]) from error
     except UserError as error:
         raise UserError(error.problem, field=field, value=source, remedy=error.remedy) from error
 

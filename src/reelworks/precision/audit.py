@@ -6,6 +6,7 @@ read, instead of hours into a run.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -87,6 +88,19 @@ def faults(
                     yield met
 
 
+@contextlib.contextmanager
+def watched(denoiser: Predictor[InputsT]) -> Iterator[Boundary[InputsT]]:
+    """A boundary whose passes are looked at, on any device, for as long as it is open.
+
+    Raises:
+        DtypeError: From inside a pass; the first fault.
+    """
+    with guard(denoiser.module) as calls:
+        trace = Trace(denoiser.contract, lambda: calls.path)
+        with trace:
+            yield Boundary(_Traced(denoiser, trace))
+
+
 @dataclasses.dataclass
 class _Traced(Generic[InputsT_contra]):
     """A model whose inputs are followed by role, from behind the boundary on."""
@@ -109,8 +123,10 @@ def _shadow(denoiser: Predictor[InputsT], compute: torch.dtype | None) -> Predic
         dtype = compute if compute is not None and parameter.is_floating_point() else parameter.dtype
         empty = torch.empty(parameter.shape, dtype=dtype, device="meta")
         memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-    for buffer in denoiser.module.buffers():
-        memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype, device="meta")
+    others = (value for module in denoiser.module.modules() for value in vars(module).values())
+    for value in (*denoiser.module.buffers(), *others):
+        if isinstance(value, Tensor):
+            memo[id(value)] = torch.empty(value.shape, dtype=value.dtype, device="meta")
     return copy.deepcopy(denoiser, memo)
 
 

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 LOWERED = frozenset(
     ("linear", "matmul", "mm", "bmm", "baddbmm", "addmm", "einsum", "conv1d", "conv2d", "conv3d")
 )
-_ATTENTION = "scaled_dot_product_attention"
+ATTENTION = "scaled_dot_product_attention"
 
 
 class MetaAutocast(TorchFunctionMode):
@@ -28,7 +28,7 @@ class MetaAutocast(TorchFunctionMode):
         """Run a function of torch, with lowered inputs if autocast would lower them."""
         name = str(getattr(func, "__name__", "")).strip("_")
         kwargs = kwargs or {}
-        if (name in LOWERED or name == _ATTENTION) and torch.is_autocast_enabled("cpu"):
+        if (name in LOWERED or name == ATTENTION) and torch.is_autocast_enabled("cpu"):
             args = tuple(self._lowered(value) for value in args)
             kwargs = {key: self._lowered(value) for key, value in kwargs.items()}
         return func(*args, **kwargs)

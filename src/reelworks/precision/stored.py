@@ -45,6 +45,8 @@ def faults(module: nn.Module, contract: Contract, units: Sequence[nn.Module] = (
         wide = buffer.is_floating_point() and buffer.dtype.itemsize > 1
         if wide and buffer.dtype not in (contract.storage, torch.float32):
             yield _fault(name, "a buffer", buffer, contract.storage)
+        if buffer.is_complex() and buffer.dtype != torch.complex64:
+            yield _fault(name, "a buffer", buffer, torch.complex64)
     if units:
         yield from _mixed_units(module, units)
 

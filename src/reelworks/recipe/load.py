@@ -68,6 +68,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     geometry = models.geometry(recipe.model, recipe.autoencoder)
     requirements.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
     requirements.require_text_encoder(recipe.model, recipe.text)
+    requirements.require_autoencoder(recipe.model, recipe.autoencoder)
     _require_base(recipe)
     _require_lora(recipe)
     requirements.require_image_encoder(recipe.model)

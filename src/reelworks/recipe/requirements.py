@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from reelworks.core.errors import UserError
-from reelworks.models.config import ADAPTED, ModelConfig, TextConfig, conditioning, published_text
+from reelworks.models.config import (
+    ADAPTED,
+    AutoencoderConfig,
+    ModelConfig,
+    TextConfig,
+    conditioning,
+    of_other_latents,
+    published_text,
+)
 
 COMPANIONS = ("control", "source")  # that a network may be shown whole
 
@@ -45,6 +53,24 @@ def require_text_encoder(model: ModelConfig, text: TextConfig) -> None:
             f"weights of {model.name} were trained with other text encoders",
             field="text.name",
             value=text.name,
+            remedy=f'write "{theirs}"',
+        )
+
+
+def require_autoencoder(model: ModelConfig, autoencoder: AutoencoderConfig) -> None:
+    """Refuse weights beside the autoencoder of another family whose latents have as many channels.
+
+    Those of other channels are told by the shapes of the weights, which may be one's own.
+
+    Raises:
+        UserError: Names `autoencoder.name`.
+    """
+    theirs = of_other_latents(model, autoencoder)
+    if model.weights is not None and theirs is not None:
+        raise UserError(
+            f"weights of {model.name} were trained on other latents, which have as many channels",
+            field="autoencoder.name",
+            value=autoencoder.name,
             remedy=f'write "{theirs}"',
         )
 

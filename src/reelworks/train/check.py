@@ -11,19 +11,18 @@ from torch import nn
 
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.encode.live import LiveEncoder
-from reelworks.models.api import Autoencoder, Denoiser, ImageEncoder, TextEncoder
+from reelworks.models.api import Denoiser
 from reelworks.models.lora import quantized
 from reelworks.parallel import mesh
 from reelworks.parallel.mesh import World
-from reelworks.precision import audit, stored
-from reelworks.precision.boundary import Boundary, DtypeError
+from reelworks.precision import audit
+from reelworks.precision.boundary import DtypeError
 from reelworks.precision.contract import Contract, Role, name_of
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, kept, memory, optimizers, rate, rehearsal
+from reelworks.train import build, estimate, few_blocks, memory, meter, optimizers, rate, rehearsal
 from reelworks.train.memory import size
+from reelworks.train.rehearsal import Encoder
 from reelworks.train.state import TrainState
-
-_Encoder = Autoencoder | TextEncoder | ImageEncoder
 
 
 def check(recipe: Recipe, table: BucketTable, world: int = 1) -> dict[str, Any]:
@@ -60,7 +59,7 @@ def _check(recipe: Recipe, table: BucketTable, alone: World, world: int) -> dict
     rehearsed: list[dict[str, Any]] = []
     if not found:
         try:
-            rehearsed += _rehearse(denoiser, encoder, state, table)
+            rehearsed += _rehearse(recipe, denoiser, encoder, state, table)
         except DtypeError as fault:
             found.append(fault)
     shards = world if recipe.parallel.strategy == "fsdp" else 1
@@ -85,16 +84,24 @@ def largest_of_each(table: BucketTable) -> list[Bucket]:
 
 
 def _rehearse(
-    denoiser: Denoiser, encoder: LiveEncoder, state: TrainState, table: BucketTable
+    recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder, state: TrainState, table: BucketTable
 ) -> Iterator[dict[str, Any]]:
+    """Run buckets for real, and count memory where no weights that come and go are among it: without numbers."""
+    shadow = estimate.network(recipe) if denoiser.runs_on_meta else None
     for bucket in largest_of_each(table):
         began = time.monotonic()
-        with kept.counted() as activations:
-            rehearsal.rehearse(Boundary(denoiser), encoder, state, bucket)
+        if shadow is None:
+            with meter.counting(state.module) as real:
+                rehearsal.rehearse(denoiser, encoder, state, bucket)
+            peak = real.peak
+        else:
+            rehearsal.rehearse(denoiser, encoder, state, bucket)
+            blank = rehearsal.blank(encoder, bucket, bucket.batch_size, torch.device("meta"))
+            peak = few_blocks.measure(shadow, blank).peak_bytes
         yield {
             "bucket": bucket.name,
             "batch_size": bucket.batch_size,
-            "activations_bytes": activations.bytes,
+            "activations_bytes": peak,
             "seconds": time.monotonic() - began,
         }
 
@@ -108,15 +115,12 @@ def _of_encoders(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError]:
             "autoencoder": encoder.autoencoder.encode(video),
             "text": encoder.text_encoder.encode([""]).tokens,
         }
-    components: dict[str, _Encoder] = {"autoencoder": encoder.autoencoder, "text": encoder.text_encoder}
     if encoder.image_encoder is not None:
         picture = torch.zeros(1, shape.height, shape.width, 3, dtype=torch.uint8)
         returned["image_encoder"] = encoder.image_encoder.encode(picture)
-        components["image_encoder"] = encoder.image_encoder
-    found = []
-    for name, component in components.items():
+    found = list(rehearsal.faults_of_encoders(encoder))
+    for name, component in rehearsal.encoders(encoder).items():
         contract, dtype = component.contract, returned[name].dtype
-        found += [fault for module in _modules(component) for fault in stored.faults(module, contract)]
         if dtype != contract.output:
             found.append(
                 DtypeError(
@@ -130,14 +134,6 @@ def _of_encoders(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError]:
     return found
 
 
-def _modules(component: _Encoder) -> list[nn.Module]:
-    """The networks that an encoder holds, by itself or in a pipeline of diffusers; it may hold none."""
-    held: list[Any] = []
-    for value in vars(component).values():
-        held += getattr(value, "components", {"": value}).values()
-    return [value for value in held if isinstance(value, nn.Module)]
-
-
 def _components(
     recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder, world: World
 ) -> list[dict[str, Any]]:
@@ -146,13 +142,15 @@ def _components(
     of_text = device if recipe.text.device == "auto" else "cpu"
     told = [
         _component("denoiser", recipe.model.name, denoiser.contract, [denoiser.module]),
-        _component("autoencoder", recipe.autoencoder.name, autoencoder.contract, _modules(autoencoder)),
-        _component("text encoder", recipe.text.name, text.contract, _modules(text)),
+        _component(
+            "autoencoder", recipe.autoencoder.name, autoencoder.contract, rehearsal.networks(autoencoder)
+        ),
+        _component("text encoder", recipe.text.name, text.contract, rehearsal.networks(text)),
     ]
     places = [device, device, of_text]
     if (image := encoder.image_encoder) is not None:
         kind = str(encoder.conditioning.image_encoder)
-        told.append(_component("image encoder", kind, image.contract, _modules(image)))
+        told.append(_component("image encoder", kind, image.contract, rehearsal.networks(image)))
         places.append(device)
     return [one | {"device": place} for one, place in zip(told, places, strict=True)]
 
@@ -231,8 +229,8 @@ def _memory(
     return {**parts, "total": sum(parts.values()), "host": host}
 
 
-def _weights(component: _Encoder) -> int:
-    return size([p for module in _modules(component) for p in module.parameters()])
+def _weights(component: Encoder) -> int:
+    return size([p for module in rehearsal.networks(component) for p in module.parameters()])
 
 
 def _violation(fault: DtypeError) -> dict[str, Any]:

@@ -24,8 +24,8 @@ class Pass(NamedTuple):
     """What one pass takes.
 
     Attributes:
-        peak_bytes: Most memory at a time beside parameters: what is kept for the backward pass, gradients on their
-            way, and passing values.
+        peak_bytes: Most memory at a time beside parameters and their gradients: what is kept for the backward pass, and
+            passing values.
         flops: Multiplications and additions of matrix products and convolutions.
     """
 
@@ -36,9 +36,9 @@ class Pass(NamedTuple):
 def measure(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
     """Run forward and backward, on any device; on the meta device it takes no memory and no arithmetic.
 
-    Gradients of parameters count until the end and are dropped then.
+    Gradients of parameters are there from the beginning, as from a step's second micro-batch on, and dropped at the end.
     """
-    meter = _Meter(denoiser.module)
+    meter = counting(denoiser.module)
     for field in dataclasses.fields(inputs):
         meter.follow(getattr(inputs, field.name))
     # What checkpointing computes again runs outside of the boundary, which opens the same for the forward pass.
@@ -53,13 +53,22 @@ def measure(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
     return Pass(meter.peak, meter.flops)
 
 
-class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+def counting(module: nn.Module) -> Meter:
+    """A meter of passes of a module, whose parameters are given gradients, to be opened around a real one."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    return Meter(module)
+
+
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows every piece of memory from the operation that makes it to its end."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = self.peak = self._now = 0
         held = [*module.parameters(), *module.buffers()]
+        held += [p.grad for p in module.parameters() if p.grad is not None]
         self._known = weakref.WeakSet(tensor.untyped_storage() for tensor in held)
 
     def __torch_dispatch__(
@@ -92,7 +101,7 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _Attention(TorchFunctionMode):
     """Attention as kernels on GPUs do it, which never hold the matrix of its weights; on the meta device torch would."""
 
-    def __init__(self, meter: _Meter) -> None:
+    def __init__(self, meter: Meter) -> None:
         super().__init__()
         self._meter = meter
 
@@ -110,7 +119,7 @@ class _Flash(torch.autograd.Function):
     """The memory of such a kernel, and none of its numbers."""
 
     @staticmethod
-    def forward(ctx: Any, meter: _Meter, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, meter: Meter, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         out = query.new_empty(*query.shape[:-1], value.shape[-1])
         ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
         ctx.meter, ctx.product = meter, 2 * query.numel() * key.shape[-2]

@@ -5,18 +5,23 @@ A dtype or a shape that does not fit, or memory that does not suffice, fails her
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
+from torch import nn
 
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.core.errors import UserError
 from reelworks.encode import given
 from reelworks.encode.live import LiveEncoder
-from reelworks.models.api import Denoiser, DenoiserInputs
+from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
 from reelworks.parallel.mesh import World
-from reelworks.precision import audit
-from reelworks.precision.boundary import Boundary
-from reelworks.precision.guard import guard
+from reelworks.precision import audit, stored
+from reelworks.precision.boundary import DtypeError, Predictor
 from reelworks.train.state import TrainState
+
+Encoder = Autoencoder | TextEncoder | ImageEncoder
 
 
 def audit_shapes(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable, world: World) -> int:
@@ -27,6 +32,37 @@ def audit_shapes(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable, w
     """
     shapes, units = examples(denoiser, encoder, table), denoiser.sharding().blocks
     return audit.audit(denoiser, shapes, sharded=world.shards, units=units)
+
+
+def require_encoders(encoder: LiveEncoder) -> None:
+    """Refuse encoders whose weights lie in memory in another dtype than they declare.
+
+    Raises:
+        DtypeError: Names the parameter.
+    """
+    for fault in faults_of_encoders(encoder):
+        raise fault
+
+
+def faults_of_encoders(encoder: LiveEncoder) -> Iterator[DtypeError]:
+    """Compare what the encoders hold with what they declare."""
+    for component in encoders(encoder).values():
+        for module in networks(component):
+            yield from stored.faults(module, component.contract)
+
+
+def encoders(encoder: LiveEncoder) -> dict[str, Encoder]:
+    """The encoders that there are, by their tables in a recipe."""
+    found: dict[str, Encoder] = {"autoencoder": encoder.autoencoder, "text": encoder.text_encoder}
+    return found if encoder.image_encoder is None else {**found, "image_encoder": encoder.image_encoder}
+
+
+def networks(component: Encoder) -> list[nn.Module]:
+    """The networks that an encoder holds, by itself or in a pipeline of diffusers; it may hold none."""
+    held: list[Any] = []
+    for value in vars(component).values():
+        held += getattr(value, "components", {"": value}).values()
+    return [value for value in held if isinstance(value, nn.Module)]
 
 
 def examples(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable) -> list[DenoiserInputs]:
@@ -41,19 +77,20 @@ def largest(table: BucketTable, used: set[int]) -> Bucket:
 
 
 def rehearse(
-    boundary: Boundary[DenoiserInputs], encoder: LiveEncoder, state: TrainState, bucket: Bucket
+    denoiser: Predictor[DenoiserInputs], encoder: LiveEncoder, state: TrainState, bucket: Bucket
 ) -> None:
     """Run the largest bucket forward and backward, beside the optimizer's state.
 
     Leaves weights, average and optimizer as they were: its gradients are dropped.
 
     Raises:
+        DtypeError: Two dtypes meet that must not, where the model cannot run without numbers.
         UserError: Memory does not suffice; names the bucket.
     """
     try:
         inputs = blank(encoder, bucket, bucket.batch_size, encoder.device)
-        with guard(state.module):
-            torch.autograd.backward(boundary(inputs).sum())
+        with audit.watched(denoiser) as run:
+            torch.autograd.backward(run(inputs).sum())
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
             raise

@@ -134,7 +134,7 @@ def _train(start: _Start) -> int:
     position, found = beginning.find(data, start.spec, folder, keeper, step, model.state, start.options)
     _agree(world, position)
     bucket = rehearsal.largest(data.table, set(position.plan.bucket.tolist()) or {0})
-    rehearsal.rehearse(model.boundary, model.encoder, model.state, bucket)
+    rehearsal.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket)
     said = [
         *found,
         *(_of_another_base(recipe, model.base) if step is None else ()),
@@ -177,6 +177,7 @@ def _build(start: _Start, *, resumed: bool) -> _Model:
     denoiser = build.denoiser(recipe, world.home, resumed=resumed)
     encoder = build.encoder(recipe, world.device)
     rehearsal.audit_shapes(denoiser, encoder, start.data.table, world)
+    rehearsal.require_encoders(encoder)
     mesh.shard(
         denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, recipe.parallel.strategy
     )

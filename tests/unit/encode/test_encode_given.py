@@ -32,8 +32,8 @@ FLUX = {
     "layers_per_block": 1,
     "norm_num_groups": 4,
     "latent_channels": 16,
-    "shift_factor": 0.1,
-    "scaling_factor": 0.4,
+    "shift_factor": 0.1159,
+    "scaling_factor": 0.3611,
 }
 HUNYUAN = {"block_out_channels": (32, 32, 32, 32, 64), "layers_per_block": 1}
 

@@ -5,7 +5,6 @@ import pytest
 import tiny_families
 import torch
 
-from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.models import published, registry
 from reelworks.models.config import AutoencoderConfig
@@ -97,12 +96,3 @@ def test_clips_of_a_batch_do_not_meet(saved):
     torch.testing.assert_close(latents, alone, rtol=1e-4, atol=1e-5)
     back = torch.cat([autoencoder.decode(clip, frames) for clip in latents.split(1)])
     torch.testing.assert_close(autoencoder.decode(latents, frames), back, rtol=1e-3, atol=1e-4)
-
-
-def test_another_class_or_other_latents_are_refused(tmp_path):
-    """Weights of another family are told by class or by channels, before anything is drawn at random."""
-    diffusers.AutoencoderKLWan(**tiny_families.WAN).save_pretrained(tmp_path / "vae")
-    with pytest.raises(UserError, match=r"(?s)autoencoder\.weights.*AutoencoderKLWan"):
-        registry.build_autoencoder(AutoencoderConfig(name="flux", weights=str(tmp_path)))
-    with pytest.raises(UserError, match=r"16 channels, those of wan-2\.2 have 48"):
-        registry.build_autoencoder(AutoencoderConfig(name="wan-2.2", weights=str(tmp_path)))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from reelworks.core.errors import UserError
 from reelworks.models.autoencoders.opensora.video import CONTRACT as HALF_OVERFLOWS
@@ -163,6 +166,57 @@ def half_parameter(made: Denoiser) -> None:
     made.module.norm.half()
 
 
+def hook(change: Callable[[Tensor], Tensor]) -> Callable[[Denoiser], None]:
+    """A hook that somebody left on the first layer of the block."""
+
+    def plant(made: Denoiser) -> None:
+        made.module.block[0].register_forward_hook(lambda _module, _inputs, out: change(out))
+
+    return plant
+
+
+def products(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Denoiser], None]:
+    """A product of the block's first layer in another way."""
+
+    def plant(made: Denoiser) -> None:
+        made.module.block[0].forward = functools.partial(_product, made.module.block[0].weight, change)
+
+    return plant
+
+
+def _product(weight: Tensor, change: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> Tensor:
+    return change(x, weight.to(x.device)).to(x.dtype)
+
+
+def autocast_on(dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+    def run(x: Tensor, weight: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=dtype):
+            return functional.linear(x, weight)
+
+    return run
+
+
+def as_half(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.linear(x.half(), weight.half())
+
+
+def as_float8(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight.to(torch.float8_e4m3fn).T
+
+
+def added_mask(x: Tensor, mask_BT: Tensor) -> Tensor:
+    rows = x.flatten(2).mT
+    bias = mask_BT.to(x.dtype)[:, None].repeat_interleave(x[0, 0, 0].numel(), dim=2)
+    return functional.scaled_dot_product_attention(rows, rows, rows, attn_mask=bias).mT.reshape(x.shape)
+
+
+def complex_table(dtype: torch.dtype) -> Callable[[Denoiser], None]:
+    def plant(made: Denoiser) -> None:
+        made.module.register_buffer("turns", torch.ones(4).to(dtype))
+
+    return plant
+
+
 # What is planted, dtype of the parameters, path that must be named, the dtype found.
 FAULTS = {
     "float32 into Conv3d": (before("patch", torch.Tensor.float), BF16, "patch", F32),
@@ -177,6 +231,12 @@ FAULTS = {
     "float64 returned": (hide(lambda x, _: x.double()), F32, "masked", torch.float64),
     "autocast off": (autocast_off, F32, "block.0", BF16),
     "output of no declared dtype": (before("out", torch.Tensor.half), BF16, "Toy", torch.float16),
+    "time into a layer": (prepare("times", lambda v: functional.linear(v[:, None], v.new_ones(1, 1))[:, 0]), F32, "times", BF16),
+    "mask that attention adds": (hide(added_mask), F32, "masked", BF16),
+    "hook that halves": (hook(lambda out: out.half().float()), F32, "block.0", torch.float16),
+    "product in float16": (products(as_half), F32, "block.0", torch.float16),
+    "autocast to float16": (products(autocast_on(torch.float16)), F32, "block.0", torch.float16),
+    "complex table of float64": (complex_table(torch.complex128), F32, "turns", torch.complex128),
     "float64 buffer": (float64_buffer, F32, "scale", torch.float64),
     "float16 buffer": (half_buffer, BF16, "scale", torch.float16),
     "float16 parameter": (half_parameter, F32, "norm.weight", torch.float16),
@@ -194,6 +254,62 @@ def test_a_planted_fault_is_named(name: str) -> None:
     assert first.remedy
     with pytest.raises(DtypeError, match=f"^{path}: "):
         audit.audit(made, [inputs()])
+
+
+def prepare_proj(made: Denoiser) -> None:
+    made.module.times.proj.register_forward_hook(lambda _m, _i, out: out.bfloat16().float())
+
+
+# Of a model that computes in float32, which bfloat16 is below.
+EXACT = {
+    "hook that rounds": (hook(lambda out: out.bfloat16().float()), "block.0", BF16),
+    "embedded time rounded": (prepare_proj, "times.proj", BF16),
+    "latents rounded": (before("block", lambda x: x.bfloat16().float()), "Toy", BF16),
+    "product in bfloat16": (products(lambda x, w: x.bfloat16() @ w.bfloat16().T), "block.0", BF16),
+    "product in float8": (products(as_float8), "block.0", torch.float8_e4m3fn),
+    "autocast left on": (products(autocast_on(BF16)), "block.0", BF16),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_bfloat16_within_float32_is_named(name: str) -> None:
+    """Without numbers and with them, whether it is computed or only rounded on the way; of bfloat16 it is no fault."""
+    plant, path, found = EXACT[name]
+    made = denoiser(F32)
+    plant(made)
+    assert faults(made) == []
+    made.contract = dataclasses.replace(made.contract, compute=F32)
+    (fault,) = faults(made)
+    assert (fault.field, fault.found, fault.declared) == (path, found, F32)
+    with pytest.raises(DtypeError, match=f"^{path}: "), audit.watched(made) as run:
+        run(inputs())
+
+
+def test_what_is_wider_than_declared_is_no_fault() -> None:
+    """A hook that upcasts costs time and memory, and no digit."""
+    made = denoiser(F32)
+    hook(torch.Tensor.float)(made)
+    assert faults(made) == []
+
+
+def test_a_table_that_is_no_buffer_runs_without_numbers() -> None:
+    """It is found by what it makes of a float32, not by an error of devices."""
+    made = denoiser(F32)
+    made.module.block.table = torch.ones(4)
+    made.module.block.register_forward_pre_hook(lambda module, args: (args[0] * module.table,))
+    assert faults(made) == []
+    made.module.block.table = torch.ones(4, dtype=torch.float64)
+    (fault,) = faults(made)
+    assert (fault.field, fault.found) == ("block.0", torch.float64)
+
+
+def test_a_watched_pass_holds_nothing_that_the_model_lets_go() -> None:
+    """Tensors are followed without being kept: memory at the start is that of training."""
+    made, seen = denoiser(F32), []
+    made.module.norm.register_forward_hook(lambda _m, _i, out: seen.append(weakref.ref(out)))
+    with torch.no_grad(), audit.watched(made) as run:
+        run(inputs())
+        assert seen[0]() is None
 
 
 @pytest.mark.parametrize(("role", "name"), [("time", "time"), ("geometry", "width")])

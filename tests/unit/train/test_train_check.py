@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+import tiny_families
+import torch
 import transformers
 from typer.testing import CliRunner
 
 from reelworks.cli.main import app
 from reelworks.models import registry
 from reelworks.models.api import Denoiser
+from reelworks.precision.boundary import DtypeError
 from reelworks.recipe import load
-from reelworks.train import rehearsal
+from reelworks.train import build, rehearsal
 from reelworks.train.state import TrainState
 
 RECIPE = {
@@ -223,3 +226,20 @@ def test_an_image_encoder_is_audited_and_counted_as_the_others_are(tmp_path: Pat
     printed = CliRunner().invoke(app, ["check", str(path)]).output.partition("denoiser: ")[0]
     assert "…" not in printed
     assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_encoders_in_another_dtype_than_they_declare_stop_a_start(tmp_path: Path) -> None:
+    """A text encoder that somebody halved is named by its parameter; as it was loaded it passes."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 80, "d_model": 16, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    transformers.T5EncoderModel(transformers.T5Config(**sizes)).save_pretrained(tmp_path)
+    tiny_families.tokenizer().save_pretrained(tmp_path)
+    text = {"name": "t5", "weights": str(tmp_path), "dim": 16, "max_length": 6}
+    encoder = build.encoder(load.parse(RECIPE | {"text": text}), torch.device("cpu"))
+    rehearsal.require_encoders(encoder)
+    (network,) = rehearsal.networks(encoder.text_encoder)
+    network.half()
+    with pytest.raises(
+        DtypeError, match=r"weight: a parameter is stored as float16, and bfloat16 is declared"
+    ):
+        rehearsal.require_encoders(encoder)

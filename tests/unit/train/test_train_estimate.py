@@ -15,7 +15,7 @@ from reelworks.models.config import geometry
 from reelworks.precision.boundary import Boundary
 from reelworks.recipe import load
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, estimate, few_blocks, kept, memory, meter, rehearsal, tiers
+from reelworks.train import build, check, estimate, few_blocks, kept, memory, meter, rehearsal, tiers
 from reelworks.train.meter import Pass
 
 
@@ -72,6 +72,31 @@ def test_estimates_are_what_a_real_pass_takes(name: str, checkpointing: bool) ->
     with kept.counted() as activations:
         Boundary(denoiser)(rehearsal.blank(encoder, buckets.buckets[0], 2, cpu))
     assert found.memory.activations >= activations.bytes
+
+
+@pytest.mark.parametrize("name", ["wan-tiny", "hunyuan-video-1.5-tiny"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_figures_of_check_are_what_a_real_pass_takes(name: str, checkpointing: bool) -> None:
+    """Where all weights are trained, under bfloat16: activations and gradients as the allocator gives them, to 10 %."""
+    made, buckets = recipe(
+        name,
+        resolution="128px",
+        model={"name": name, "gradient_checkpointing": checkpointing},
+        lora=None,
+        precision={"compute": "bfloat16"},
+    )
+    told = check.check(made, buckets)["memory"]
+    cpu = torch.device("cpu")
+    denoiser, encoder = build.denoiser(made, cpu), build.encoder(made, cpu)
+
+    def run() -> None:
+        inputs = rehearsal.blank(encoder, buckets.buckets[0], 2, cpu)
+        output = Boundary(denoiser)(inputs)
+        torch.autograd.backward(output, torch.zeros_like(output))
+
+    run()  # after which gradients are there, as from the second micro-batch on
+    assert told["activations"] == pytest.approx(allocated(run), rel=0.1)
+    assert told["gradients"] == sum(p.grad.nbytes for p in denoiser.module.parameters() if p.requires_grad)
 
 
 def test_checkpointing_trades_memory_for_a_third_more_arithmetic() -> None:

@@ -5,6 +5,9 @@ Legend: B clips, C channels, T frames, H height, W width.
 
 from __future__ import annotations
 
+import json
+import tempfile
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -13,10 +16,21 @@ from torch import Tensor, nn
 from reelworks.core.errors import UserError
 from reelworks.models import fit, libraries, published, weight_files
 from reelworks.models.api import Autoencoder
+from reelworks.models.autoencoders import identity
 from reelworks.models.config import AutoencoderConfig, autoencoder_geometry
+from reelworks.models.published import PublishedAutoencoder
 from reelworks.precision.contract import Contract, Role
 
 _F32 = torch.float32
+_KL: dict[str, object] = {
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "block_out_channels": [128, 256, 512, 512],
+    "layers_per_block": 2,
+}
+_PLAIN = _KL | {"use_quant_conv": False, "use_post_quant_conv": False}
+# What the config of a single file would say, which has none, beside what tells its latents.
+_SIZES: dict[str, dict[str, object]] = {"wan-2.1": {}, "flux": _PLAIN, "sd3": _PLAIN, "sdxl": _KL}
 # Activations of some pass 65504, the largest number of float16, and become infinite.
 CONTRACT = Contract(
     _F32,
@@ -46,14 +60,14 @@ class DiffusersAutoencoder:
         """Load a folder in diffusers' layout, a single file, or from the hub.
 
         Raises:
-            UserError: Nothing that can be loaded is found, or it has other latents than the family's.
+            UserError: Nothing that can be loaded is found, or it is another family's.
         """
         assert config.weights is not None, "the recipe was checked"
         facts = published.AUTOENCODERS[config.name]
         self.geometry = autoencoder_geometry(config)
         self.latent_channels = facts.channels
         self.contract = CONTRACT.computing_in(getattr(torch, config.dtype))
-        self.module = _load(facts.network, config.weights)
+        self.module = _load(config, facts)
         # Some take pictures alone, without an axis for frames.
         self._flat = facts.network in ("AutoencoderKL", "AutoencoderKLFlux2")
         self._packed = facts.network == "AutoencoderKLFlux2"
@@ -61,13 +75,6 @@ class DiffusersAutoencoder:
             self.module.enable_slicing()  # the mask of its attention fits one clip alone
         self._mean, self._std = _statistics(self.module)
         nn.Module.to(self.module, self.contract.storage)
-        if self._mean.shape[1] not in (1, facts.channels):
-            raise UserError(
-                f"its latents have {self._mean.shape[1]} channels, those of {config.name} have {facts.channels}",
-                field="autoencoder.weights",
-                value=config.weights,
-                remedy="name the weights of this family, or another autoencoder.name",
-            )
 
     @torch.no_grad()
     def encode(self, video_BCTHW: Tensor) -> Tensor:
@@ -128,26 +135,42 @@ def _channels_to_squares(latent_BCTHW: Tensor) -> Tensor:
     return squares.reshape(B, C // 4, T, 2 * H, 2 * W)
 
 
-def _load(name: str, source: str) -> Any:
-    field = "autoencoder.weights"
-    weight_files.require_there(source, field)
-    kind = getattr(libraries.diffusers(), name)
-    try:
-        if source.endswith(".safetensors"):
-            return kind.from_single_file(source).requires_grad_(False).eval()
-        try:
-            sizes = kind.load_config(source, subfolder="vae")
-        except OSError:  # not a pipeline's folder
-            sizes = kind.load_config(source)
-        if sizes["_class_name"] != name:
-            raise ValueError(f"it is of class {sizes['_class_name']}")
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
+    assert config.weights is not None, "the recipe was checked"
+    source, field = config.weights, "autoencoder.weights"
+    kind = getattr(libraries.diffusers(), facts.network)
+    sizes = identity.config_of(config)
+    if sizes is not None:
+        module = kind.from_config(sizes)
+        fit.load_into(module, weight_files.read(source, field, part="vae"), source, field)
+    elif source.endswith(".safetensors") and hasattr(kind, "from_single_file"):
+        identity.require_names(config, weight_files.shapes(source, field))
+        module = _from_file(kind, config)
+    else:
         raise UserError(
-            f"no {name} can be loaded ({str(error).partition(chr(10))[0]})",
+            f"no {facts.network} can be loaded: there is no config of it",
             field=field,
             value=source,
-            remedy="name a folder in diffusers' layout, a single file, or a hub id of this family",
-        ) from error
-    module = kind.from_config(sizes)
-    fit.load_into(module, weight_files.read(source, field, part="vae"), source, field)
+            remedy="name a folder in diffusers' layout, or a hub id of this family",
+        )
     return module.requires_grad_(False).eval()
+
+
+def _from_file(kind: Any, config: AutoencoderConfig) -> Any:
+    """Load a file in the names of diffusers or of a release; sizes that are not known here diffusers asks of the hub."""
+    with tempfile.TemporaryDirectory() as place:
+        given = {}
+        if config.name in _SIZES:
+            path = Path(place) / "config.json"
+            told = {**_SIZES[config.name], **published.AUTOENCODERS[config.name].config}
+            path.write_text(json.dumps(told))
+            given = {"config": str(path)}
+        try:
+            return kind.from_single_file(config.weights, **given)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise UserError(
+                f"no {kind.__name__} can be loaded ({str(error).partition(chr(10))[0]})",
+                field="autoencoder.weights",
+                value=config.weights,
+                remedy="name a folder in diffusers' layout, a single file, or a hub id of this family",
+            ) from error

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from reelworks.core.shape import Geometry
 from reelworks.models import fit, weight_files
 from reelworks.models.api import Autoencoder
+from reelworks.models.autoencoders import identity
 from reelworks.models.autoencoders.opensora.temporal import TemporalAutoencoder, TemporalSizes
 from reelworks.models.config import CHUNK_FRAMES, AutoencoderConfig, autoencoder_geometry
 from reelworks.precision.contract import Contract, Role
@@ -162,6 +163,8 @@ def build(config: AutoencoderConfig, sizes: Sizes = Sizes()) -> OpenSoraAutoenco
     """
     field = "autoencoder.weights"
     assert config.weights is not None, "the recipe was checked"
+    if config.name == "opensora-1.1":
+        identity.config_of(config)
     state = weight_files.read(config.weights, field)
     if config.name == "opensora-1.1":
         module = _diffusers().AutoencoderKL(**sizes.spatial)

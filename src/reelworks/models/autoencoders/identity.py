@@ -1,0 +1,108 @@
+"""Which autoencoder lies somewhere: told from its config, or from names in a file, before any weight is read.
+
+Autoencoders of one class may have as many channels and make other latents, or the same in other units; a denoiser that is
+shown those learns nonsense, and nothing else would say so.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from reelworks.core.errors import UserError
+from reelworks.models import libraries, published, weight_files
+from reelworks.models.config import AutoencoderConfig
+from reelworks.models.fit import Shapes
+from reelworks.models.published import PublishedAutoencoder
+
+# Stable Diffusion's, which Open-Sora v1.1 encodes frame by frame.
+_OPENSORA = PublishedAutoencoder(
+    "AutoencoderKL",
+    4,
+    (1, 8, 8),
+    config={"latent_channels": 4, "scaling_factor": 0.18215, "shift_factor": None},
+)
+_KNOWN = {"opensora-1.1": _OPENSORA, **published.AUTOENCODERS}
+# Names that tensors of no other class have, in diffusers and in releases; the first that is met counts.
+_SIGNS = (
+    ("AutoencoderKLFlux2", ("bn.running_mean",)),
+    ("AutoencoderKLWan", ("encoder.norm_out.gamma", "encoder.middle.0.residual.0.gamma")),
+    ("AutoencoderKLLTXVideo", ("per_channel_statistics.mean-of-means", "latents_mean")),
+    ("AutoencoderKL", ("encoder.down_blocks.0.resnets.0.norm1.weight", "encoder.down.0.block.0.norm1.weight")),
+)  # fmt: skip
+_ALIKE = {  # by their names
+    "AutoencoderKLQwenImage": "AutoencoderKLWan",
+    "AutoencoderKLLTX2Video": "AutoencoderKLLTXVideo",
+}
+_WRAPPERS = ("first_stage_model.", "vae.")
+
+
+def config_of(config: AutoencoderConfig) -> dict[str, Any] | None:
+    """The config of the autoencoder that a recipe names; None where there is none.
+
+    Raises:
+        UserError: Neither here nor on the hub; or it is of another autoencoder than the one that the recipe names.
+    """
+    assert config.weights is not None, "the recipe was checked"
+    found = weight_files.config(config.weights, "autoencoder.weights", part="vae")
+    if found is not None and (told := _differences(found, _KNOWN[config.name])):
+        raise _other(config, *told, [name for name, one in _KNOWN.items() if not _differences(found, one)])
+    return found
+
+
+def require_names(config: AutoencoderConfig, shapes: Shapes) -> None:
+    """Refuse a file without a config whose names or channels are those of another autoencoder.
+
+    Flux's and Stable Diffusion 3's have the same of both, and are taken for what the recipe says.
+
+    Args:
+        config: Names the file.
+        shapes: Of its tensors.
+
+    Raises:
+        UserError: It is of another class, or has other latents.
+    """
+    for wrapper in _WRAPPERS:
+        shapes = {name.removeprefix(wrapper): shape for name, shape in shapes.items()}
+    wanted = _KNOWN[config.name]
+    found = next((kind for kind, signs in _SIGNS if any(sign in shapes for sign in signs)), None)
+    if found is not None and found != _ALIKE.get(wanted.network, wanted.network):
+        names = [name for name, one in _KNOWN.items() if _ALIKE.get(one.network, one.network) == found]
+        raise _other(config, found, wanted.network, names)
+    last = shapes.get("encoder.conv_out.weight")
+    if found == "AutoencoderKL" and last is not None and last[0] != 2 * wanted.channels:
+        names = [n for n, one in _KNOWN.items() if (one.network, 2 * one.channels) == (found, last[0])]
+        counts = (f"{found} of {last[0] // 2} channels", f"{found} of {wanted.channels} channels")
+        raise _other(config, *counts, names)
+
+
+def _differences(found: Mapping[str, Any], wanted: PublishedAutoencoder) -> tuple[str, str] | None:
+    """What a config says otherwise than a published one, and what that says; None if nothing."""
+    if (kind := found.get("_class_name")) != wanted.network:
+        return str(kind), wanted.network
+    usual = inspect.signature(getattr(libraries.diffusers(), wanted.network)).parameters
+    has = {key: found.get(key, usual[key].default) for key in wanted.config}
+    apart = {key: want for key, want in wanted.config.items() if not _equal(has[key], want)}
+    return (_words(kind, {key: has[key] for key in apart}), _words(kind, apart)) if apart else None
+
+
+def _equal(found: Any, want: Any) -> bool:
+    if isinstance(found, float) and isinstance(want, float):
+        return math.isclose(found, want, rel_tol=1e-4)
+    return bool((tuple(found) if isinstance(found, list) else found) == want)
+
+
+def _words(kind: str, values: Mapping[str, Any]) -> str:
+    return f"{kind} with " + ", ".join(f"{key} = {value}" for key, value in values.items())
+
+
+def _other(config: AutoencoderConfig, found: str, wanted: str, names: list[str]) -> UserError:
+    also = "; this goes with autoencoder.name = " + " or ".join(f'"{name}"' for name in names)
+    return UserError(
+        f'this is an {found}, and autoencoder.name = "{config.name}" is for an {wanted}',
+        field="autoencoder.weights",
+        value=config.weights,
+        remedy="name the autoencoder that the model was trained with" + (also if names else ""),
+    )

@@ -1,0 +1,182 @@
+"""Another family's autoencoder is refused by its config, or by names in its file, before a weight is read."""
+
+from __future__ import annotations
+
+import json
+
+import diffusers
+import pytest
+import tiny_families
+import torch
+from safetensors.torch import load_file, save_file
+
+from reelworks.core.errors import UserError
+from reelworks.models import published, registry
+from reelworks.models.autoencoders import diffusers_kl, identity
+from reelworks.models.config import AutoencoderConfig, ModelConfig
+from reelworks.recipe import requirements
+
+NAMES = tuple(published.AUTOENCODERS)
+SMALL = {"wan-2.1": tiny_families.WAN} | {
+    name: tiny_families.KL | {"latent_channels": one.channels}
+    for name, one in published.AUTOENCODERS.items()
+    if one.network == "AutoencoderKL"
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Small ones of every family in their folders, and Stable Diffusion's."""
+    root = tmp_path_factory.mktemp("autoencoders")
+    for name, one in published.AUTOENCODERS.items():
+        module = getattr(diffusers, one.network)(**tiny_families.AUTOENCODERS[name])
+        module.save_pretrained(root / name / "vae")
+    diffusers.AutoencoderKL(latent_channels=4, **tiny_families.KL).save_pretrained(root / "opensora-1.1")
+    return root
+
+
+def build(name, place):
+    return registry.build_autoencoder(AutoencoderConfig(name=name, weights=str(place)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_takes_its_own_and_no_other(name, places, monkeypatch):
+    """The error says what was found, what is wanted and which name is right; nothing is read for it."""
+    assert build(name, places / name).latent_channels == published.AUTOENCODERS[name].channels
+    monkeypatch.setattr(diffusers_kl.weight_files, "read", None)
+    for other in (*NAMES, "opensora-1.1"):
+        if other == name:
+            continue
+        with pytest.raises(UserError) as caught:
+            build(name, places / other)
+        assert caught.value.field == "autoencoder.weights"
+        assert published.AUTOENCODERS[name].network in caught.value.problem
+        assert caught.value.remedy.endswith(f'autoencoder.name = "{other}"')
+
+
+def test_equal_classes_are_told_by_their_units(places):
+    """Stable Diffusion 3's has the shapes of Flux's, and Open-Sora v1.1's those of SDXL's."""
+    with pytest.raises(
+        UserError, match=r"scaling_factor = 1\.5305, .* AutoencoderKL with scaling_factor = 0\.3611"
+    ):
+        build("flux", places / "sd3")
+    with pytest.raises(UserError, match=r"scaling_factor = 0\.13025, .*with scaling_factor = 0\.18215"):
+        build("opensora-1.1", places / "sdxl" / "vae")
+
+
+def test_what_a_config_leaves_out_is_what_its_class_says(tmp_path):
+    """As diffusers reads it: older configs name no scaling factor."""
+    for name, left in (("opensora-1.1", {}), ("wan-2.1", {}), ("sdxl", {"latent_channels": 4})):
+        kind = "AutoencoderKLWan" if name == "wan-2.1" else "AutoencoderKL"
+        (tmp_path / "config.json").write_text(json.dumps({"_class_name": kind} | left))
+        config = AutoencoderConfig(name=name, weights=str(tmp_path))
+        if name != "sdxl":
+            assert identity.config_of(config) == {"_class_name": kind} | left
+            continue
+        with pytest.raises(UserError, match=r"scaling_factor = 0\.18215"):
+            identity.config_of(config)
+
+
+def release(name):
+    """A name of diffusers' AutoencoderKL as releases write it."""
+    for theirs, ours in {
+        ".mid_block.resnets.0.": ".mid.block_1.",
+        ".mid_block.resnets.1.": ".mid.block_2.",
+        ".mid_block.attentions.0.group_norm.": ".mid.attn_1.norm.",
+        ".mid_block.attentions.0.to_q.": ".mid.attn_1.q.",
+        ".mid_block.attentions.0.to_k.": ".mid.attn_1.k.",
+        ".mid_block.attentions.0.to_v.": ".mid.attn_1.v.",
+        ".mid_block.attentions.0.to_out.0.": ".mid.attn_1.proj_out.",
+        ".conv_norm_out.": ".norm_out.",
+        ".conv_shortcut.": ".nin_shortcut.",
+        ".downsamplers.0.": ".downsample.",
+        ".upsamplers.0.": ".upsample.",
+        ".resnets.": ".block.",
+    }.items():
+        name = name.replace(theirs, ours)
+    for i in range(4):
+        name = name.replace(f"down_blocks.{i}.", f"down.{i}.").replace(f"up_blocks.{i}.", f"up.{3 - i}.")
+    return name
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_single_file_has_the_familys_units_without_a_config(name, places, tmp_path, monkeypatch):
+    """In the names of diffusers and of a release; nothing is asked of the hub."""
+    monkeypatch.setitem(diffusers_kl._SIZES, name, diffusers_kl._SIZES[name] | SMALL[name])
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    state = load_file(places / name / "vae" / "diffusion_pytorch_model.safetensors")
+    if name in ("flux", "sd3"):  # whose releases have no such layers
+        state = {key: value for key, value in state.items() if "quant_conv" not in key}
+    files = {"ours": state}
+    if name != "wan-2.1":
+        files["released"] = {release(key): value for key, value in state.items()}
+    own = build(name, places / name)
+    for which, tensors in files.items():
+        save_file(tensors, tmp_path / f"{which}.safetensors")
+        made = build(name, tmp_path / f"{which}.safetensors")
+        assert torch.equal(made._mean, own._mean)
+        assert torch.equal(made._std, own._std)
+        given = made.module.state_dict()
+        assert all(torch.equal(given[key], value) for key, value in state.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "said"),
+    [
+        ("flux", "wan-2.1", "this is an AutoencoderKLWan, .* for an AutoencoderKL"),
+        ("flux", "flux2", "this is an AutoencoderKLFlux2"),
+        ("wan-2.1", "sd3", "this is an AutoencoderKL, .*AutoencoderKLWan"),
+        ("ltx-video", "sdxl", 'this is an AutoencoderKL, (?s:.*) or "flux" or "sdxl" or "sd3"'),
+        ("flux", "sdxl", "AutoencoderKL of 4 channels, .*AutoencoderKL of 16 channels"),
+        ("hunyuan-video-1.5", "hunyuan-video-1.5", "there is no config of it"),
+        ("qwen-image", "wan-2.1", "no AutoencoderKLQwenImage can be loaded"),
+    ],
+)
+def test_a_single_file_of_another_family_is_told_by_its_names(name, other, said, places, tmp_path):
+    """And a class whose files diffusers does not know asks for a folder."""
+    file = tmp_path / "vae.safetensors"
+    state = load_file(places / other / "vae" / "diffusion_pytorch_model.safetensors")
+    save_file({f"vae.{key}": value for key, value in state.items()}, file)
+    with pytest.raises(UserError, match=said) as caught:
+        build(name, file)
+    assert caught.value.field == "autoencoder.weights"
+
+
+def test_sizes_of_single_files_are_those_that_were_published():
+    """To the last parameter."""
+    for name, sizes in diffusers_kl._SIZES.items():
+        one = published.AUTOENCODERS[name]
+        with torch.device("meta"):
+            module = getattr(diffusers, one.network)(**sizes, **one.config)
+        assert sum(p.numel() for p in module.parameters()) == one.parameters
+
+
+@pytest.mark.parametrize(
+    ("model", "autoencoder", "wanted"),
+    [
+        ("wan-2.1-1.3b", "flux", "wan-2.1"),
+        ("flux-dev", "sd3", "flux"),
+        ("z-image", "wan-2.1", "flux"),
+        ("sd3-medium", "flux", "sd3"),
+        ("ltx-2", "ltx-video", "ltx-2"),
+        ("ltx-2.3", "ltx-2", "ltx-2.3"),
+        ("stdit3-xl", "opensora-1.1", "opensora-1.2"),
+        ("stdit2-xl", "sdxl", "opensora-1.1"),
+        ("wan-2.1-14b", "qwen-image", None),
+        ("qwen-image-edit", "wan-2.1", None),
+        ("z-image", "flux", None),
+        ("stdit3-xl", "sdxl", None),
+        ("stdit3-xl", "wan-2.1", None),
+        ("flux-dev", "pixel", None),
+    ],
+)
+def test_weights_go_with_the_latents_that_they_were_trained_on(model, autoencoder, wanted):
+    """Latents of as many channels from elsewhere are refused; shared ones, and other channels, are not."""
+    config = AutoencoderConfig(name=autoencoder, weights=None if autoencoder == "pixel" else "x")
+    requirements.require_autoencoder(ModelConfig(name=model), config)
+    trained = ModelConfig(name=model, weights="there")
+    if wanted is None:
+        requirements.require_autoencoder(trained, config)
+        return
+    with pytest.raises(UserError, match=rf'(?s)autoencoder\.name = .*other latents.*write "{wanted}"'):
+        requirements.require_autoencoder(trained, config)
