@@ -40,7 +40,8 @@ def about(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> dict[st
         epoch: From 0; None if it is not known.
     """
     data = recipe.read_bytes()
-    model = tomllib.loads(data.decode()).get("model", {})
+    resolved = tomllib.loads(data.decode())
+    model, autoencoder, text = (resolved.get(part, {}) for part in ("model", "autoencoder", "text"))
     told = {
         # Loaders of the field ask for it.
         "format": "pt",
@@ -48,6 +49,8 @@ def about(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> dict[st
         "run_id": run_id,
         "recipe_digest": digests.digest_bytes(data),
         "model": model.get("name"),
+        "autoencoder": autoencoder.get("name"),
+        "text": text.get("name"),
         "license": model.get("license"),
         "step": step,
         "epoch": epoch,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from safetensors import SafetensorError, safe_open
+
 from reelworks.core.errors import UserError
 from reelworks.models.config import (
     ADAPTED,
@@ -48,7 +50,7 @@ def require_text_encoder(model: ModelConfig, text: TextConfig) -> None:
         UserError: Names `text.name`.
     """
     theirs = published_text(model)
-    if model.weights is not None and text.name not in ("hashed", theirs):
+    if text.name not in ("hashed", theirs) and _trained_elsewhere(model.weights, "text", text.name):
         raise UserError(
             f"weights of {model.name} were trained with other text encoders",
             field="text.name",
@@ -66,13 +68,24 @@ def require_autoencoder(model: ModelConfig, autoencoder: AutoencoderConfig) -> N
         UserError: Names `autoencoder.name`.
     """
     theirs = of_other_latents(model, autoencoder)
-    if model.weights is not None and theirs is not None:
+    if theirs is not None and _trained_elsewhere(model.weights, "autoencoder", autoencoder.name):
         raise UserError(
             f"weights of {model.name} were trained on other latents, which have as many channels",
             field="autoencoder.name",
             value=autoencoder.name,
             remedy=f'write "{theirs}"',
         )
+
+
+def _trained_elsewhere(weights: str | None, part: str, name: str) -> bool:
+    """False where there are no weights, and for those that a run of ours exported beside the part of this name."""
+    if weights is None:
+        return False
+    try:
+        with safe_open(weights, "numpy") as file:
+            return bool((file.metadata() or {}).get(part) != name)
+    except (OSError, SafetensorError):
+        return True  # a folder, a hub id, or damage, of which the loader tells
 
 
 def require_companions(model: ModelConfig, given: Sequence[Collection[str]], prefix: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import transformers
+from safetensors.torch import save_file
 
+from reelworks.checkpoint import export
 from reelworks.core.errors import UserError
 from reelworks.models import published, registry
-from reelworks.models.config import ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.models.text import identity
 from reelworks.recipe import requirements
 
@@ -93,3 +96,19 @@ def test_weights_go_with_the_text_encoders_that_they_were_trained_with():
         requirements.require_text_encoder(trained, other)
     requirements.require_text_encoder(trained, own)
     requirements.require_text_encoder(ModelConfig(name="wan-2.1-1.3b"), other)
+
+
+def test_weights_that_a_run_of_ours_exported_go_with_what_it_trained_them_beside(tmp_path):
+    """Their header tells of it; another part than that is refused as beside any weights."""
+    path, recipe = tmp_path / "own.safetensors", tmp_path / "recipe.toml"
+    recipe.write_text(
+        '[model]\nname = "wan-2.1-14b"\n[autoencoder]\nname = "flux"\n[text]\nname = "ltx-video"\n'
+    )
+    save_file({"w": torch.zeros(1)}, path, export.about(run_id="a", recipe=recipe, step=1, epoch=0))
+    model = ModelConfig(name="wan-2.1-14b", weights=str(path))
+    requirements.require_text_encoder(model, told("ltx-video", "x"))
+    requirements.require_autoencoder(model, AutoencoderConfig(name="flux", weights="x"))
+    with pytest.raises(UserError, match="other text encoders"):
+        requirements.require_text_encoder(model, told("t5", "x"))
+    with pytest.raises(UserError, match="other latents"):
+        requirements.require_autoencoder(model, AutoencoderConfig(name="sd3", weights="x"))
