@@ -11,7 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -65,7 +65,7 @@ def work(folder: Path, told: Callable[[int], None], temporary: Path) -> None:
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        trainer.fit(Module(), DataLoader(list(range(STEPS))))
+        trainer.fit(Module(), DataLoader(cast(Any, list(range(STEPS)))))
 
 
 def load(folder: Path) -> tuple[int, Any]:

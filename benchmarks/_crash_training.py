@@ -82,7 +82,7 @@ def final_state(recipe: Json) -> dict[str, str]:
     from reelworks.train.state import TrainState
 
     whole = recipes.parse(recipe)
-    tensors = TrainState.start(build.denoiser(whole, torch.device("cpu")).module, whole.train).state_dict()
+    tensors = TrainState.start(build.denoiser(whole, torch.device("cpu")), whole.train).state_dict()
     newest = CheckpointStore(Path(recipe["output"]) / "checkpoints").list()[-1]
     assert newest.step == STEPS
     load.load(newest.path, tensors)

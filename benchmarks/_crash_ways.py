@@ -146,8 +146,11 @@ def kill_everywhere(trial: Trial, folder: Path) -> dict[str, int]:
         told = here.parent / "told"
         told.write_text("0")
 
+        def tell(step: int) -> None:
+            told.write_text(str(step))
+
         def work() -> None:
-            trial.work(here, lambda step: told.write_text(str(step)) and None)
+            trial.work(here, tell)
 
         return _strace.calls(work, here) if call is None else _strace.kill_at(work, call), here
 

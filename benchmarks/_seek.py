@@ -100,7 +100,8 @@ def save(state: State, folder: Path, former: State | None = None) -> None:
     )
     (folder / "cursor.json").write_text(json.dumps(cursor.to_json()))
     if former is not None:
-        np.savez(folder / "plan.npz", **former.plan.arrays())
+        arrays: dict[str, Any] = former.plan.arrays()
+        np.savez(folder / "plan.npz", **arrays)
 
 
 def seek(folder: Path) -> tuple[str, int]:

@@ -150,7 +150,7 @@ def _wait(device: str) -> None:
 def ours(case: Case, device: str, compiled: bool) -> Callable[[], None]:
     """A step of the trainer on one micro-batch."""
     denoiser, clean = case.build(device), case.clean(device)
-    state, noise = TrainState.start(denoiser.module, TRAIN), torch.randn_like(clean.latent)
+    state, noise = TrainState.start(denoiser, TRAIN), torch.randn_like(clean.latent)
     if compiled:
         for block in denoiser.sharding().blocks:
             block.compile()
@@ -159,7 +159,7 @@ def ours(case: Case, device: str, compiled: bool) -> Callable[[], None]:
         torch.autograd.backward(contract.loss(denoiser, OBJECTIVE, clean, noise))
         torch.nn.utils.clip_grad_norm_(denoiser.module.parameters(), TRAIN.clip_norm or 1.0)
         state.optimizer.step()
-        state.optimizer.zero_grad(set_to_none=True)
+        state.optimizer.zero_grad()
         state.update_ema(10**6, TRAIN.ema_decay)
 
     return step

@@ -1,0 +1,26 @@
+"""Benchmarks that wait for a GPU, or for a large disk, run as they are: on tiny networks and little data."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "rows"),
+    [
+        (["model", "--steps", "1", "--only", "stdit3"], ["ours ", "ours, compiled"]),
+        (["lora_memory", "--steps", "1", "--latent", "3", "8", "8"], ["float32", "float8", "int8", "nf4", "CPU memory"]),
+        (["checkpoint", "--gb", "0.01", "--json"], ["{"]),
+    ],
+)  # fmt: skip
+def test_it_runs_and_tells_every_row(arguments: list[str], rows: list[str]) -> None:
+    name, *options = arguments
+    command = [sys.executable, "-m", f"benchmarks.{name}", *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert [row for row in rows if row not in done.stdout] == []
