@@ -77,12 +77,12 @@ def generate(
 
     Uses the averaged weights of a run's newest checkpoint, or of the one named.
     """
+    from reelworks.checkpoint.store import CheckpointStore
     from reelworks.cli import show
     from reelworks.core.shape import Shape
     from reelworks.generate import conditions, writers
     from reelworks.generate.conditions import Conditions
     from reelworks.generate.pipeline import GenerateOptions
-    from reelworks.models import config as models
     from reelworks.recipe import load as recipes
     from reelworks.run import coverage
     from reelworks.train import origin, trained, usual
@@ -97,8 +97,7 @@ def generate(
     for path in paths:
         writers.check(path, shape.num_frames * loop)
         writers.require_place(path)
-    i2v = models.conditioning(recipe.model).first_frame is not None
-    given_frames = condition_frames or (1 if i2v else 17)
+    given_frames = condition_frames or usual.condition_frames(recipe)
     given = None if reference is None else conditions.read(reference, shape, given_frames)
     shown = {"control": control, "source": edited}
     sampled = usual.sampled(recipe)
@@ -113,7 +112,8 @@ def generate(
         None if sampler is None else sampler.value,
     )
     trained.require(recipe, options)
-    model = Trained.load(source, averaged=not raw_weights)
+    # A training may have saved again meanwhile: the step whose recipe was read.
+    model = Trained.load(CheckpointStore(run.checkpoints_folder).path(step), averaged=not raw_weights)
     for line in model.unseen(prompts):
         show.line(line)
     made = model.generate(prompts, options)

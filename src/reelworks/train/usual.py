@@ -32,6 +32,11 @@ def sampled(recipe: Recipe) -> Usual:
     )
 
 
+def condition_frames(recipe: Recipe) -> int:
+    """Frames that a clip begins with, where it is given some: models that are shown a first frame take no more."""
+    return 1 if models.conditioning(recipe.model).first_frame is not None else 17
+
+
 def shape(run: RunFolder, recipe: Recipe, *, picture: bool) -> Shape:
     """Shape of the bucket with the most tokens in a run's epoch.
 
