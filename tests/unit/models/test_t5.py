@@ -68,7 +68,7 @@ def test_captions_are_padded_masked_and_do_not_feel_their_padding(folder, encode
 
 
 def test_words_that_are_cut_off_are_counted(folder, encoder):
-    """What `unseen` counts is the end of a caption that changes nothing."""
+    """What `unseen` counts is the end of a caption that changes nothing, and the word before it does."""
     assert encoder.unseen(LINES[0]) == 0
     short = registry.build_text_encoder(TextConfig(name="t5", weights=folder, dim=32, max_length=6))
     unseen = short.unseen(LINES[0])
@@ -76,7 +76,10 @@ def test_words_that_are_cut_off_are_counted(folder, encoder):
     assert 1 < unseen < len(words)
     # The first of them may be seen in part.
     changed = " ".join(words[: len(words) - unseen + 1] + ["cats"] * (unseen - 1))
-    assert torch.equal(short.encode([LINES[0]])[0], short.encode([changed])[0])
+    made = short.encode([LINES[0]])[0]
+    assert torch.equal(made, short.encode([changed])[0])
+    words[-unseen - 1] = "cats"
+    assert not torch.equal(made, short.encode([" ".join(words)])[0])
 
 
 def test_what_cannot_be_loaded_and_another_width_are_refused(folder, tmp_path):
