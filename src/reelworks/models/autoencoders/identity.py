@@ -80,8 +80,8 @@ def require_names(config: AutoencoderConfig, shapes: Shapes) -> None:
 
 def _differences(found: Mapping[str, Any], wanted: PublishedAutoencoder) -> tuple[str, str] | None:
     """What a config says otherwise than a published one, and what that says; None if nothing."""
-    if (kind := found.get("_class_name")) != wanted.network:
-        return str(kind), wanted.network
+    if (kind := found.get("_class_name", wanted.network)) != wanted.network:
+        return kind, wanted.network
     usual = inspect.signature(getattr(libraries.diffusers(), wanted.network)).parameters
     has = {key: found.get(key, usual[key].default) for key in wanted.config}
     apart = {key: want for key, want in wanted.config.items() if not _equal(has[key], want)}
