@@ -67,7 +67,6 @@ TORCH_FREE_MODULES = (
     "checkpoint.mirror_place",
     "checkpoint.mount",
     "checkpoint.policy",
-    "checkpoint.quantities",
     "checkpoint.store",
     "checkpoint.verify",
     "checkpoint.names",

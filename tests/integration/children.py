@@ -129,19 +129,26 @@ def _told(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> No
 
 def lose_a_file(recipe: dict[str, Any], victim: str) -> None:
     """Train on a clip that vanishes behind the scan."""
-    from reelworks.prepare import sources
     from reelworks.recipe import load
     from reelworks.train.run import RunOptions, run
+
+    lose_behind_the_scan(victim)
+    run(load.parse(recipe), RunOptions(debug=True))
+
+
+def lose_behind_the_scan(*victims: str) -> None:
+    """Let files vanish, in this process, as soon as a training has scanned them."""
+    from reelworks.prepare import sources
 
     original = sources.scan
 
     def scan(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        Path(victim).unlink()
+        for victim in victims:
+            Path(victim).unlink()
         return result
 
     sources.scan = scan
-    run(load.parse(recipe), RunOptions(debug=True))
 
 
 def lose_plans(run: Path) -> None:

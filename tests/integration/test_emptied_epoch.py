@@ -22,8 +22,8 @@ def test_an_epoch_that_is_emptied_in_its_middle_is_accounted_for(tiny, footage, 
     run = RunFolder(tmp_path / "run")
     before = cover.cover(run)
     (epoch,) = before.epochs
-    for place in before.places(never_trained=True):
-        (tmp_path / before.path(place)).unlink()
+    for path in before.paths(before.places(never_trained=True)):
+        (tmp_path / path).unlink()
     del recipe["train"]["max_steps"]
     recipe["train"]["max_epochs"] = max_epochs
     assert children.train(recipe) == [0]
@@ -33,4 +33,4 @@ def test_an_epoch_that_is_emptied_in_its_middle_is_accounted_for(tiny, footage, 
         (number, done, done) for number in range(max_epochs)
     ]
     assert f"epoch 0: {done} planned = {done} trained" in children.output(recipe)
-    assert all(one.told and one.adds_up for one in cover.cover(run).epochs)
+    assert all(one.available and one.adds_up for one in cover.cover(run).epochs)

@@ -90,7 +90,6 @@ def test_every_step_is_told_as_the_model_was_fed(tiny, tmp_path):
     recipe = tiny(train={"max_steps": 8, "gradient_accumulation_steps": 2}, **BUSY)
     assert children.in_child(_train_and_tell, recipe) == 0
     replays = check(tmp_path / RUN, 1)
-    assert {told.plan_read for told in replays} == {True, False}  # early epochs' plan files are gone
     fed = json.loads((tmp_path / RUN / "fed.json").read_text())
     works = [(told, work) for told in replays for work in told.ranks[0]]
     assert len(works) == len(fed) > len(replays)
@@ -123,7 +122,7 @@ def test_two_ranks_then_killed_then_one(tiny, tmp_path):
     assert children.train(recipe, fault=("after the optimizer stepped", 2), debug=True) != [0]
     assert children.train(recipe, debug=True) == [0]
     after = replay(RunFolder(run), 2).to_json()
-    assert {**after, "plan_read": None} == {**before, "plan_read": None}
+    assert after == before
     for number in range(5, 8):
         told = replay(RunFolder(run), number)
         assert trained(told, 0) == logged(run, 0)[number]["trained"]
@@ -137,22 +136,18 @@ def test_clips_that_changed_since_are_told_as_they_were(tiny, footage, tmp_path)
     changes = {"dataset": [{"path": str(folder)}], "validation": {"split": 0.0}, **BUSY}
     assert children.train(tiny(train={"max_steps": 2}, **changes), debug=True) == [0]
     run = RunFolder(tmp_path / RUN)
-    gone, edited = (clip["file"] for clip in trained_files(replay(run, 1))[:2])
+    before = {clip["file"]: clip for clip in trained_files(replay(run, 1))}
+    gone, edited, *_ = before
     Path(gone).unlink()
     Path(edited).with_suffix(".txt").write_text("another caption")
     assert children.train(tiny(train={"max_steps": 3}, **changes), debug=True) == [0]
     (told, *_) = check(run.path, 1)
     clips = {clip["file"]: clip for clip in trained_files(told)}
-    assert clips[gone]["since"] == "removed"
-    assert clips[edited]["since"] == "edited"
+    before[gone]["since"], before[edited]["since"] = "removed", "edited"
+    assert clips == before
     assert clips[edited]["caption"] != "another caption"
     lost = [look for work in told.columns for look in sheets.looks(told, work) if look.error]
     assert [look.path for look in lost] == [clips[gone]["path"]]
-
-    children.lose_plans(run.path)
-    again = replay(run, 1)
-    assert not again.plan_read
-    assert {**again.to_json(), "plan_read": True} == told.to_json()
 
 
 def test_a_step_is_told_by_the_recipe_that_it_was_trained_by(tiny, tmp_path):
@@ -167,8 +162,7 @@ def test_a_step_is_told_by_the_recipe_that_it_was_trained_by(tiny, tmp_path):
     (recipe,) = {told.step.recipe for told in (replay(run, 1), replay(run, 2))}
     assert replay(run, 3).step.recipe != recipe
     assert children.train(tiny(train={"max_steps": 5}, **common), debug=True) == [0]
-    children.lose_plans(run.path)
-    assert [{**one.to_json(), "plan_read": True} for one in check(run.path, 1)[:2]] == before
+    assert [one.to_json() for one in check(run.path, 1)[:2]] == before
     generated = {told.step.step: generated_of(told) for told in check(run.path, 1)}
     assert not all(generated[1] + generated[2])
     assert all(generated[3] + generated[4] + generated[5])
@@ -184,27 +178,19 @@ def test_buckets_that_are_not_those_of_the_step_are_an_error(tiny, tmp_path):
     kept.write_text(kept.read_text().replace('"32px"', '"64px"'))
     with pytest.raises(UserError, match="buckets that the recipe gives are not those"):
         replay(run, 1)
-    children.lose_plans(run.path)
-    with pytest.raises(UserError, match="is gone"):
+
+
+@pytest.mark.parametrize("lost", ["segment-000-000000-000", "catalog-000"])
+def test_a_step_whose_record_is_lost_is_an_error(tiny, tmp_path, lost):
+    assert children.train(tiny(train={"max_steps": 1}, **BUSY)) == [0]
+    run = RunFolder(tmp_path / RUN)
+    shutil.rmtree(run.coverage_folder / lost)
+    with pytest.raises(UserError, match=f"(?s)not known any more: {lost}.*bring back .*coverage"):
         replay(run, 1)
 
 
 def generated_of(told: Replay) -> list[bool]:
     return [given for clip in trained_files(told) for given in clip["generated"]]
-
-
-def test_a_caption_edited_since_is_told_as_it_was_where_the_plan_is_made_again(tiny, footage, tmp_path):
-    folder = Path(shutil.copytree(footage, tmp_path / "footage"))
-    changes = {"dataset": [{"path": str(folder)}], "validation": {"split": 0.0}, **BUSY}
-    assert children.train(tiny(train={"max_steps": 1}, **changes)) == [0]
-    run = RunFolder(tmp_path / RUN)
-    before = trained_files(replay(run, 1))
-    Path(before[0]["file"]).with_suffix(".txt").write_text("another caption")
-    assert children.train(tiny(train={"max_steps": 2}, **changes)) == [0]
-    children.lose_plans(run.path)
-    again = replay(run, 1)
-    assert not again.plan_read
-    assert trained_files(again) == [{**before[0], "since": "edited"}, *before[1:]]
 
 
 def trained_files(told: Replay) -> list[dict]:

@@ -101,6 +101,10 @@ class Catalog:
         """Number of parts that this catalog shows."""
         return len(self.parts)
 
+    def is_prefix_of(self, other: Catalog) -> bool:
+        """Tell whether another catalog grew from this one, so that ordinals mean the same rows in both."""
+        return self.parts == other.parts[: len(self.parts)]
+
     @cached_property
     def table(self) -> pa.Table:
         """All rows ever appended up to this version, by ordinal.
@@ -116,6 +120,22 @@ class Catalog:
         if not tables:
             return SCHEMA.empty_table()
         return pa.concat_tables(tables, promote_options="default").unify_dictionaries()
+
+    def columns(self, *names: str) -> pa.Table:
+        """Some columns of all rows ever appended up to this version, by ordinal; of millions, a part of the memory.
+
+        Raises:
+            UserError: A part is missing or damaged.
+        """
+        schema = pa.schema([SCHEMA.field(name) for name in names])
+        first, tables = 0, [schema.empty_table()]
+        for i, part in enumerate(self.parts):
+            if part.rows:
+                tables.append(
+                    _read_parquet(self.path / _part_name(i), schema, part.rows, first, scores=False)
+                )
+            first += part.rows
+        return pa.concat_tables(tables).unify_dictionaries()
 
     def all_rows(self) -> CatalogRows:
         """All rows up to this version, retired ones included."""
@@ -180,9 +200,21 @@ class Catalog:
             _write_parquet(self.path / _retired_name(self.version), table)
         part = Part(len(rows), len(retired), time.time(), list(sources))
         grown = Catalog(self.path, (*self.parts, part))
-        document = {"format": FORMAT_VERSION, "parts": [asdict(p) for p in grown.parts]}
-        files.write_json(self.path / "catalog.json", document)
+        files.write_json(self.path / "catalog.json", document(grown.parts))
         return grown
+
+
+def document(parts: Sequence[Part]) -> dict[str, Any]:
+    """Return what `catalog.json` holds of a catalog of these parts."""
+    return {"format": FORMAT_VERSION, "parts": [asdict(part) for part in parts]}
+
+
+def files_of(parts: Sequence[Part], first: int) -> list[str]:
+    """Name the files of the parts from `first` on."""
+    names = []
+    for i, part in enumerate(parts[first:], first):
+        names += [_part_name(i)] * bool(part.rows) + [_retired_name(i)] * bool(part.retired)
+    return names
 
 
 def _part_name(index: int) -> str:
@@ -195,14 +227,14 @@ def _retired_name(index: int) -> str:
 
 def _read_parts(path: Path) -> tuple[Part, ...]:
     try:
-        document = json.loads((path / "catalog.json").read_text(encoding="utf-8"))
-        newer = document["format"] > FORMAT_VERSION
-        parts = () if newer else tuple(Part.from_json(part) for part in document["parts"])
+        stored = json.loads((path / "catalog.json").read_text(encoding="utf-8"))
+        newer = stored["format"] > FORMAT_VERSION
+        parts = () if newer else tuple(Part.from_json(part) for part in stored["parts"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise checks.damaged(path, f"catalog.json cannot be read: {error}") from error
     if newer:
         raise UserError(
-            f"the catalog has format {document['format']}, this version reads up to {FORMAT_VERSION}",
+            f"the catalog has format {stored['format']}, this version reads up to {FORMAT_VERSION}",
             field="catalog",
             value=str(path),
             remedy="update Reelworks",
@@ -210,10 +242,11 @@ def _read_parts(path: Path) -> tuple[Part, ...]:
     return parts
 
 
-def _read_parquet(file: Path, schema: Any, num_rows: int, first: int = 0) -> pa.Table:
+def _read_parquet(file: Path, schema: Any, num_rows: int, first: int = 0, *, scores: bool = True) -> pa.Table:
     try:
         there = pq.read_schema(file).names
-        schema = pa.schema([*schema, *(_score(name) for name in there if name.startswith(SCORE))])
+        if scores:
+            schema = pa.schema([*schema, *(_score(name) for name in there if name.startswith(SCORE))])
         names = [name for name in schema.names if name in there]
         table = pq.read_table(file, columns=names, page_checksum_verification=True)
         table = columns.conform(table, schema, first)
@@ -231,6 +264,7 @@ def _score(name: str) -> Any:
 
 
 def _write_parquet(file: Path, table: pa.Table) -> None:
+    file.unlink(missing_ok=True)  # a run may keep the former file by a link, which must not be written over
     with file.open("wb") as f:
         pq.write_table(table, f, compression="zstd", write_page_checksum=True)
         f.flush()

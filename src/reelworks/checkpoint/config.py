@@ -8,7 +8,7 @@ from typing import Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from reelworks.checkpoint import quantities
+from reelworks.core import quantities
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 

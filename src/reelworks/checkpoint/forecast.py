@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.mount import MARGIN
 from reelworks.checkpoint.policy import Retainable
-from reelworks.checkpoint.quantities import told_bytes
+from reelworks.core.quantities import told_bytes
 
 Counts = NDArray[np.int64]
 

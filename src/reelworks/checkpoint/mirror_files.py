@@ -1,7 +1,7 @@
 """The files of a run that its checkpoints need for a resume, copied to the mirror beside them.
 
-Events and the recipes that starts went by; plans and the catalog, by which a resume after changes knows the
-clips that are done; pins and the diary of checkpoints. What can be drawn again from them stays behind. The
+Events and the recipes that starts went by; the records of segments, by which a resume after changes knows the
+clips that are done, and the catalog; pins and the diary of checkpoints. What can be drawn again from them stays behind. The
 mirror follows the run folder: changed files are copied again, and those that went are removed.
 """
 
@@ -24,7 +24,7 @@ from reelworks.run.folder import RunFolder
 INDEX = "mirror.json"
 FORMAT_VERSION = 1
 _SINGLE = ("run.json", "recipe.toml", "environment.json", "events.jsonl", f"{CHECKPOINTS}/{names.HISTORY}")
-_FOLDERS = ("recipes", "plan", "coverage", "catalog", f"{CHECKPOINTS}/{names.PINS}")
+_FOLDERS = ("recipes", "coverage", "catalog", f"{CHECKPOINTS}/{names.PINS}")
 # Written last into their folders, which count as a whole: parts of two catalogs must not be mixed.
 _MARKERS = ("catalog.json", "about.json")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from reelworks.checkpoint import mount, ranks
-from reelworks.checkpoint.quantities import told_bytes
+from reelworks.core.quantities import told_bytes
 
 # torch.save wraps each value in an archive of 1 to 1.5 KB, and the metadata describes each.
 _RECORD_BYTES = 2048

@@ -19,9 +19,11 @@ def coverage(
 ) -> None:
     """Say what became of each clip in each epoch so far.
 
-    Prints an account of every epoch; names clips where asked to, all of them with --json.
+    Prints an account of every epoch; names clips where asked to, all of them with --json. All is read from the
+    records that training wrote; the exit code is 2 where they contradict each other.
     """
     from reelworks.cli import show, show_data
+    from reelworks.core.errors import UserError
     from reelworks.prepare import cover
     from reelworks.run.folder import RunFolder
 
@@ -32,3 +34,12 @@ def coverage(
         show.json(told.to_json(places))
     else:
         show_data.coverage(told, places)
+    if told.problems:
+        more = f", and {len(told.problems) - 1} more" if len(told.problems) > 1 else ""
+        raise UserError(
+            f"the records contradict each other: {told.problems[0]}{more}",
+            field="RUN",
+            value=str(run),
+            remedy="bring back coverage/ and events.jsonl from a backup of the run, if somebody changed them; otherwise "
+            "report it as a defect, with both",
+        )

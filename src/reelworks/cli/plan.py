@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def plan(
-    recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE", help="A recipe, or two with --diff.")],
+    recipes: Annotated[
+        list[Path],
+        typer.Argument(metavar="RECIPE", help="A recipe, or two with --diff; or a run, with --left-out."),
+    ],
     world: Annotated[int, typer.Option(min=1, help="GPUs to plan for.")] = 1,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to look ahead.")] = 1,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it as one HTML file.")] = None,
@@ -36,6 +39,15 @@ def plan(
     from reelworks.prepare import compare
 
     _check_options(recipes, diff, {"--html": html, "--left-out": left_out})
+    if left_out is not None and recipes[0].is_dir():
+        from reelworks.prepare import reasons
+        from reelworks.run.folder import RunFolder
+
+        segment = reasons.write_recorded(left_out, RunFolder(recipes[0]))
+        show.json({"left_out": str(left_out), "segment": segment}) if json else show.line(
+            f"{left_out}: what {segment} left out, by its record"
+        )
+        return
     told = [_forecast(load_recipe(path, overrides, data_path), world, epochs, json) for path in recipes]
     if diff:
         compared = compare.compare(told[0], told[1])

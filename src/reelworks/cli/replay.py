@@ -26,7 +26,7 @@ def replay(
 ) -> None:
     """Say what one step was fed: clips, shapes, ranks and every draw.
 
-    Works for any step that holds, without a log of the clips: from the plan's file, or the plan made again.
+    Works for any step that holds, by the record of its segment.
     """
     from reelworks.cli import show
     from reelworks.report import replay as sheets
@@ -53,7 +53,7 @@ def _lines(value: dict[str, Any]) -> list[str]:
         + (f" of generation {value['generation']}" if value["generation"] else "")
         + f", segment {value['segment']}, row {value['row']}, on {ranks}; "
         f"{value['clips']} clips counted" + ("" if value["applied"] else "; skipped"),
-        f"plan {value['plan']}, " + ("read from its file" if value["plan_read"] else "made again"),
+        f"plan {value['plan']}",
     ]
     for one in value["micro_batches"]:
         size = f"{one['num_frames']}×{one['height']}×{one['width']}"

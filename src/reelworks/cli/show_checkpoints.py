@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from reelworks.checkpoint.quantities import told_bytes, told_seconds
 from reelworks.cli import show
+from reelworks.core.quantities import told_bytes, told_seconds
 
 Row = dict[str, Any]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,10 @@ def coverage(told: Coverage, places: list[int]) -> None:
         others = {label: n for label, n in epoch.counts.items() if label not in _ACCOUNT}
         if others:
             show.line("  not planned: " + ", ".join(f"{n} {label}" for label, n in others.items()))
+        for lost in epoch.lost:
+            show.line(f"  {lost}")
+        for problem in epoch.problems:
+            show.line(f"  {problem}")
     for clip in told.clips(places):
         copy = f" (copy {clip['copy']})" if told.copy.any() else ""
         show.line(f"\n{clip['path']}{copy}")
@@ -39,15 +44,17 @@ def _epoch(generation: int, epoch: int) -> str:
 
 
 def _account(epoch: EpochCoverage) -> str:
-    if not epoch.available:
-        return f"{epoch.planned} planned; a plan it went by is gone, so not every clip can be told"
+    if epoch.lost:
+        return f"{epoch.planned} planned; not every clip can be told, since a record is missing"
     parts = [epoch.counts.get(name, 0) for name in _ACCOUNT]
     text = f"{epoch.planned} planned = {parts[0]} trained + {parts[1]} failed + {parts[2]} skipped"
-    text += f" + {parts[3]} not yet" if parts[3] or epoch.told is None else ""
+    text += f" + {parts[3]} not yet" if parts[3] or not epoch.ended else ""
+    if epoch.pruned is not None:
+        when = datetime.fromtimestamp(epoch.pruned).strftime("%Y-%m-%d %H:%M")
+        return f"{text}; its record was removed on {when} to stay within coverage.max_disk"
     if epoch.adds_up:
         return text + "; adds up"
-    twice = f", {epoch.twice} clips trained more than once" if epoch.twice else ""
-    return text.replace(" = ", " against ", 1) + f"; does NOT add up{twice}"
+    return text.replace(" = ", " against ", 1) + "; does NOT add up"
 
 
 def _became(one: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from reelworks.core.config import Config
 
 ShortClips = Literal["reject", "hold", "loop"]
+RenamedClips = Literal["same", "new"]
 
 
 class DataConfig(Config):
@@ -32,6 +33,11 @@ class DataConfig(Config):
         10_000,
         ge=1,
         description="with locality: about how many clips, of whole folders or files, are shuffled together",
+    )
+    renamed_clips: RenamedClips = Field(
+        "same",
+        description="files of a dataset that was renamed, split or swapped with another in mid-epoch, known again by "
+        'content and path: "same" takes each for the clip that it was, "new" trains it again in the epoch',
     )
     num_workers: int = Field(2, ge=0, description="decoding processes; 0 decodes in threads of the trainer")
     decode_timeout: float = Field(

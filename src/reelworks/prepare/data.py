@@ -24,7 +24,7 @@ from reelworks.media import sampling
 from reelworks.models.config import geometry
 from reelworks.prepare import auto, costs, exclusion, groups, plan_spec, quarantine, scores, showings, sources
 from reelworks.prepare.auto import Chosen
-from reelworks.prepare.kept_plans import KeptPlans
+from reelworks.prepare.kept_plans import KeptPlans, Planned, Unplanned
 from reelworks.prepare.quarantine import Quarantine
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
@@ -84,6 +84,23 @@ class RecipeData:
         extends_short = recipe.data.short_clips != "reject"
         buckets = table.build(recipe.bucket, recipe.buckets, shape_rules, extends_short=extends_short)
         return replace(opened, recipe=recipe, table=buckets, chosen=chosen)
+
+    @classmethod
+    def of_rows(cls, recipe: Recipe, catalog: Catalog, ordinals: I64) -> RecipeData:
+        """Take some rows of a catalog as they were once, for a recipe whose buckets are chosen.
+
+        Args:
+            recipe: The recipe of then.
+            catalog: The catalog at the version of then.
+            ordinals: The rows, ascending.
+        """
+        shape_rules = geometry(recipe.model, recipe.autoencoder)
+        companion_sources = sources.of_companions(recipe)
+        rows = catalog.all_rows().take(ordinals)
+        beside = _of(catalog.live(), companion_sources) if companion_sources else rows.take(ordinals[:0])
+        extends_short = recipe.data.short_clips != "reject"
+        buckets = table.build(recipe.bucket, recipe.buckets, shape_rules, extends_short=extends_short)
+        return cls(recipe, catalog, rows, beside, rows.digest(), shape_rules, buckets)
 
     def rows_at(self, ordinals: I64) -> I64:
         """Places in `rows` of live clips by ordinal; of millions much faster than by uid."""
@@ -159,10 +176,15 @@ class RecipeData:
         )
         return clips, row
 
+    def assigned(self, epoch: int) -> tuple[Clips, I64, Assignment]:
+        """Every clip and copy of an epoch, the row behind each, and their assignment."""
+        clips, row = self.clips()
+        return clips, row, self._assign(clips, row, epoch)
+
     def assignment(self, epoch: int) -> tuple[Assignment, I64]:
         """Assignment of every clip and copy in an epoch, and the row behind each."""
-        clips, row = self.clips()
-        return self._assign(clips, row, epoch), row
+        _, row, result = self.assigned(epoch)
+        return result, row
 
     def _assign(self, clips: Clips, row: I64, epoch: int) -> Assignment:
         """Assign; of a dataset whose weight is no whole number, the last copy is only drawn."""
@@ -177,8 +199,10 @@ class RecipeData:
 
     def entries(self, epoch: int) -> Entries:
         """Clips that an epoch trains."""
-        clips, row = self.clips()
-        result = self._assign(clips, row, epoch)
+        clips, row, result = self.assigned(epoch)
+        return self._entries_without_reason(clips, row, result)
+
+    def _entries_without_reason(self, clips: Clips, row: I64, result: Assignment) -> Entries:
         where = np.flatnonzero(result.reason == Reason.NONE)
         entries = self._entries(clips, row, result, where)
         by = self.recipe.data.locality
@@ -197,7 +221,8 @@ class RecipeData:
         return Entries(clips.uid[where], clips.copy[where], ordinal, bucket)
 
     @cached_property
-    def _measured_ms(self) -> dict[str, float]:
+    def measured_ms(self) -> dict[str, float]:
+        """Milliseconds per clip by bucket, where `cost.measured` tells them."""
         return costs.read(self.recipe.cost.measured, [b.name for b in self.table.buckets])
 
     def spec(self, micro_batches_per_step: int, slot_width: int) -> PlanSpec:
@@ -208,7 +233,7 @@ class RecipeData:
             micro_batches_per_step=micro_batches_per_step,
             slot_width=slot_width,
             quarantine=self.quarantine.digest(),
-            measured_ms=self._measured_ms,
+            measured_ms=self.measured_ms,
         )
 
     def plan(
@@ -229,17 +254,32 @@ class RecipeData:
             segment: Stretch of the epoch, from 0.
             excluded: What earlier segments consumed.
         """
-        consumed = Excluded.none() if excluded is None else excluded
-        key = digests.digest_json([self.digest, spec.digest(), epoch, consumed.digest()])
-        return self._plans.get(
-            self.run, (generation, epoch, segment), key, lambda: self._make(spec, epoch, consumed)
-        )
+        return self.planned(spec, (generation, epoch, segment), excluded).plan
 
-    def _make(self, spec: PlanSpec, epoch: int, excluded: Excluded) -> EpochPlan:
-        entries = self.entries(epoch)
+    def planned(self, spec: PlanSpec, place: tuple[int, int, int], excluded: Excluded | None) -> Planned:
+        """Plan of an epoch as `plan` gives it, and the clips that it leaves out.
+
+        Args:
+            spec: All that shapes it besides the entries.
+            place: Generation, epoch and segment.
+            excluded: What earlier segments consumed.
+        """
+        consumed = Excluded.none() if excluded is None else excluded
+        epoch = place[1]
+        key = digests.digest_json([self.digest, spec.digest(), epoch, consumed.digest()])
+        return self._plans.get(self.run, place, key, lambda: self._make(spec, epoch, consumed))
+
+    def _make(self, spec: PlanSpec, epoch: int, excluded: Excluded) -> Planned:
+        clips, row, result = self.assigned(epoch)
+        ordinal = self.rows.ordinal[row]
+        out = result.reason != Reason.NONE
+        entries = self._entries_without_reason(clips, row, result)
         if excluded.bits.any():
             entries = cursors.remaining_after(entries, excluded, self.catalog.all_rows().uid)
-        return plan(entries, spec, epoch)
+            out |= excluded.holds(ordinal, clips.copy)
+        others = Unplanned(ordinal[out], clips.copy[out], result.reason[out], result.nearest[out])
+        del clips, row, result, ordinal, out  # of millions, they would lie beside the plan in its making
+        return Planned(plan(entries, spec, epoch), others)
 
 
 def _of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:

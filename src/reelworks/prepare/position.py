@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from reelworks.buckets.assign import Reason
 from reelworks.prepare import left_out
 from reelworks.prepare.data import RecipeData
-from reelworks.run import plans
-from reelworks.run.folder import RunFolder
-from reelworks.schedule.cursor import Cursor, Excluded
+from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 # So many empty epochs in a row are no chance any more.
@@ -51,6 +48,12 @@ class Position:
     segment: int
     row: int
     global_step: int
+    aliases: Aliases = field(default_factory=Aliases)
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Generation, epoch and segment."""
+        return self.generation, self.epoch, self.segment
 
     @property
     def at_end(self) -> bool:
@@ -79,7 +82,13 @@ class Position:
 
 
 def begin_epoch(
-    data: RecipeData, spec: PlanSpec, *, epoch: int, global_step: int = 0, generation: int = 0
+    data: RecipeData,
+    spec: PlanSpec,
+    *,
+    epoch: int,
+    global_step: int = 0,
+    generation: int = 0,
+    aliases: Aliases | None = None,
 ) -> Position:
     """The first row of an epoch.
 
@@ -90,7 +99,18 @@ def begin_epoch(
     if epoch_plan.steps == 0:
         raise left_out.no_steps(data, epoch)
     counts = Counts(planned=epoch_plan.planned)
-    return Position(spec, epoch_plan, Excluded.none(), counts, generation, epoch, 0, 0, global_step)
+    return Position(
+        spec,
+        epoch_plan,
+        Excluded.none(),
+        counts,
+        generation,
+        epoch,
+        segment=0,
+        row=0,
+        global_step=global_step,
+        aliases=aliases or Aliases(),
+    )
 
 
 def next_epoch(
@@ -117,6 +137,7 @@ def next_epoch(
         epoch=epoch,
         global_step=0 if position is None else position.global_step,
         generation=generation,
+        aliases=None if position is None else position.aliases,
     )
     return begun, list(range(first, epoch))
 
@@ -124,22 +145,3 @@ def next_epoch(
 def _may_be_drawn(data: RecipeData, epoch: int) -> bool:
     result, _ = data.assignment(epoch)
     return bool((result.reason == Reason.NOT_DRAWN).any())
-
-
-def start_again(data: RecipeData, spec: PlanSpec, cursor: Cursor) -> Position:
-    """The first row of epoch 0 in a new generation of the data; steps count on."""
-    begun, _ = next_epoch(data, spec, None, generation=cursor.generation + 1)
-    return replace(begun, global_step=cursor.global_step)
-
-
-def write_plan(run: RunFolder, position: Position, in_use: Collection[tuple[int, int]] = ()) -> None:
-    """Keep a segment's plan in the run folder, for a resume after changes.
-
-    Args:
-        run: The run folder.
-        position: Where the segment begins.
-        in_use: Generations and epochs whose plans a checkpoint may still ask for.
-    """
-    now = position.generation, position.epoch
-    plans.write(run, *now, position.segment, position.plan.arrays())
-    plans.drop(run, in_use, now)

@@ -18,12 +18,19 @@ from pyarrow import csv, parquet
 
 from reelworks.buckets.assign import Assignment, Reason
 from reelworks.catalog import filters
-from reelworks.catalog.companions import Problem
+from reelworks.catalog.store import Catalog
 from reelworks.core import files
 from reelworks.core.errors import UserError
+from reelworks.prepare import recorded, recording
 from reelworks.prepare.data import RecipeData
+from reelworks.prepare.kept_plans import Unplanned
+from reelworks.prepare.recording import LABELS
+from reelworks.run import records
+from reelworks.run.folder import RunFolder
+from reelworks.run.records import RecordError
 
 Json = dict[str, Any]
+_NAMED = ("dataset", "path", "num_frames", "height", "width", "error")
 FILES_NAMED = 1000  # of each reason; more would make a summary that nobody opens
 _WRITERS: dict[str, Callable[[Any, Any], None]] = {".parquet": parquet.write_table, ".csv": csv.write_csv}
 
@@ -148,6 +155,50 @@ def write(path: Path, data: RecipeData, epoch: int) -> None:
     Raises:
         UserError: The name ends otherwise, or the file cannot be written.
     """
+    clips, row, assignment = data.assigned(epoch)
+    out = assignment.reason != Reason.NONE
+    ordinal = data.rows.ordinal[row]
+    others = Unplanned(ordinal[out], clips.copy[out], assignment.reason[out], assignment.nearest[out])
+    notes = recording.notes(data, others)
+    entries = [str(entry) for entry in data.table.entries]
+    _write(path, _table(others, notes, ordinal[~out], data.catalog, LABELS, entries))
+
+
+def write_recorded(path: Path, run: RunFolder) -> str:
+    """Write all that the latest segment of a run left out, as `write` does, by its record alone.
+
+    Returns:
+        The segment's name.
+
+    Raises:
+        UserError: The run has no record, it is lost, or the file cannot be written.
+    """
+    run.info()
+    keys = records.keys(run)
+    try:
+        if not keys:
+            raise RecordError("no segment has begun")
+        record = records.read(run, keys[-1])
+        catalog = recorded.catalog(run, record.about)
+    except RecordError as missing:
+        raise UserError(
+            f"the run has no record of what it left out: {missing}",
+            field="RUN",
+            value=str(run.path),
+            remedy="give the recipe instead of the run, to see what its next start would leave out",
+        ) from None
+    consumed = record.consumed
+    reason = record.other_reason.astype(np.int8)
+    others = Unplanned(record.other_ordinal, record.other_copy, reason, record.other_nearest)
+    left = np.flatnonzero(~consumed)
+    trained = np.concatenate([record.ordinal, record.other_ordinal[consumed]])
+    notes = record.other_note.take(pa.array(left))
+    table = _table(others.take(left), notes, trained, catalog, record.labels, record.about.entries)
+    _write(path, table)
+    return f"epoch {record.about.epoch}, segment {record.about.segment}"
+
+
+def _write(path: Path, table: Any) -> None:
     writer = _WRITERS.get(path.suffix)
     if writer is None:
         raise UserError(
@@ -157,39 +208,38 @@ def write(path: Path, data: RecipeData, epoch: int) -> None:
             remedy="end the name in one of them",
         )
     buffer = pa.BufferOutputStream()
-    writer(_table(data, left_out(*data.assignment(epoch))), buffer)
+    writer(table, buffer)
     files.write_for("--left-out", path, buffer.getvalue())
 
 
-def _table(data: RecipeData, found: list[LeftOut]) -> Any:
-    rows = data.rows
-    row = np.concatenate([one.row for one in found] or [np.zeros(0, np.int64)])
-    nearest = np.concatenate([one.nearest for one in found] or [np.zeros(0, np.int32)])
-    reason = np.repeat([int(one.reason) for one in found], [len(one.row) for one in found]).astype(np.int32)
-    taken = pa.array(row, type=pa.int64())
-    entries = pa.array([str(entry) for entry in data.table.entries], type=pa.string())
-    labels = pa.array([kind.label for kind in Reason], type=pa.string())
+def _table(
+    others: Unplanned,
+    notes: Any,
+    trained: NDArray[np.int64],
+    catalog: Catalog,
+    labels: list[str],
+    entries: list[str],
+) -> Any:
+    """A row for each clip of which no copy is trained, by reason and ordinal."""
+    first = np.flatnonzero(np.diff(others.ordinal, prepend=-1) != 0)
+    first = first[~np.isin(others.ordinal[first], trained)]
+    first = first[np.argsort(others.reason[first], kind="stable")]
+    out = others.take(first)
+    rows = catalog.columns(*_NAMED).take(pa.array(out.ordinal))
     return pa.table(
         {
-            "dataset": _words(rows.dataset.take(taken)),
-            "path": rows.path.take(taken),
-            "reason": labels.take(pa.array(reason)),
-            "num_frames": rows.num_frames[row],
-            "height": rows.height[row],
-            "width": rows.width[row],
-            "nearest_entry": entries.take(pa.array(nearest, mask=nearest < 0)),
-            "error": _errors(data, row, rows.error.take(taken)),
+            "dataset": _words(rows.column("dataset")),
+            "path": rows.column("path"),
+            "reason": pa.array(labels, type=pa.string()).take(pa.array(out.reason)),
+            "num_frames": rows.column("num_frames"),
+            "height": rows.column("height"),
+            "width": rows.column("width"),
+            "nearest_entry": pa.array(entries, type=pa.string()).take(
+                pa.array(out.nearest, mask=out.nearest < 0)
+            ),
+            "error": pc.coalesce(rows.column("error"), notes.take(pa.array(first)).cast(pa.large_string())),
         }
     )
-
-
-def _errors(data: RecipeData, row: NDArray[np.int64], errors: Any) -> Any:
-    """Of unreadable clips why, and of companions what is wrong in a word."""
-    for kind, found in data.companions.items():
-        told = [f"{kind} {problem.name.lower().replace('_', ' ')}" for problem in list(Problem)[1:]]
-        words = pa.array([None, *told], type=errors.type)
-        errors = pc.coalesce(errors, words.take(pa.array(found.problem[row])))
-    return errors
 
 
 def _words(column: Any) -> Any:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
+from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
-from reelworks.prepare import segments
+from reelworks.prepare import identity as identities
+from reelworks.prepare import position as positions
+from reelworks.prepare import recorded
 from reelworks.prepare.data import RecipeData
-from reelworks.prepare.former import FormerData
+from reelworks.prepare.identity import Identity, Known
 from reelworks.prepare.position import Counts, Position
-from reelworks.run import coverage as told
-from reelworks.run import plans
+from reelworks.run import records
 from reelworks.run.folder import RunFolder
+from reelworks.run.records import Record, RecordError
 from reelworks.schedule import cursor as cursors
-from reelworks.schedule.cursor import Cursor, Excluded
+from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 
 def resume(
-    data: RecipeData, spec: PlanSpec, run: RunFolder, cursor: Cursor, excluded: Excluded
+    data: RecipeData, spec: PlanSpec, run: RunFolder, cursor: Cursor, excluded: Excluded, aliases: Aliases
 ) -> tuple[Position, list[str]]:
     """Find a checkpoint's place again, whatever changed since.
 
@@ -31,106 +34,110 @@ def resume(
         The position, and the differences as lines for people; empty where nothing changed.
 
     Raises:
-        UserError: The plan that the checkpoint went by is needed and missing, or not the same again.
+        UserError: The record of the segment that the checkpoint is in is needed and missing, or the plan is not
+            the same again.
     """
     counts = Counts(cursor.planned, cursor.trained, cursor.failed, cursor.skipped, cursor.repeated)
     same = (cursor.catalog, cursor.spec) == (data.digest, spec.digest())
-    if same:
-        segment_plan = data.plan(
-            spec, cursor.epoch, generation=cursor.generation, segment=cursor.segment, excluded=excluded
-        )
-        cursors.check_same(cursor, segment_plan)
-        found = Position(
-            spec,
-            segment_plan,
+    identity: Identity | None = None
+    if not same:
+        former, identity = _identify(data, run, cursor, aliases)
+        ordinal, copy = former.before(cursor.row)
+        earlier = excluded.places()
+        excluded = identities.carry_over(
+            identity,
+            _known(run, former),
+            np.concatenate([ordinal, earlier[0]]),
+            np.concatenate([copy, earlier[1]]),
             excluded,
-            counts,
-            cursor.generation,
-            cursor.epoch,
-            cursor.segment,
-            cursor.row,
-            cursor.global_step,
         )
-        return found, []
-    consumed = _consumed(data, run, cursor, excluded)
-    segment_plan = data.plan(
-        spec, cursor.epoch, generation=cursor.generation, segment=cursor.segment + 1, excluded=consumed
-    )
+        aliases = identity.aliases
+    segment = cursor.segment + (not same)
+    plan = data.plan(spec, cursor.epoch, generation=cursor.generation, segment=segment, excluded=excluded)
     done = counts.trained + counts.failed + counts.skipped
-    counts = replace(counts, planned=done + segment_plan.planned)
+    if identity is None:
+        cursors.check_same(cursor, plan)
+    else:
+        counts = replace(counts, planned=done + plan.planned)
     found = Position(
         spec,
-        segment_plan,
-        consumed,
+        plan,
+        excluded,
         counts,
         cursor.generation,
         cursor.epoch,
-        cursor.segment + 1,
-        0,
-        cursor.global_step,
+        segment,
+        row=cursor.row if same else 0,
+        global_step=cursor.global_step,
+        aliases=aliases,
     )
-    return found, _difference(data, spec, cursor, done, segment_plan)
+    return found, [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
 
 
-def _consumed(data: RecipeData, run: RunFolder, cursor: Cursor, excluded: Excluded) -> Excluded:
-    """Clips consumed when the checkpoint was written, by the plan that it went by."""
-    former = _former_plan(run, cursor)
-    done = former.places_before(cursor.row)
-    uid, copy = former.uid[done], former.copy[done]
-    ordinal = former.ordinal[done]
-    if not _same_catalog(data, former, excluded):
-        if excluded.bits.any():
-            raise UserError(
-                "the catalog was made anew in mid-epoch, so clips done before it cannot be told any more",
-                field="catalog",
-                value=str(data.catalog.path),
-                remedy="restore the former catalog, or begin the data again with --start-from-scratch",
-            )
-        ordinal = data.catalog.live_ordinals(uid)
-    still = ordinal >= 0
-    return excluded.with_places(ordinal[still], copy[still])
+def start_again(
+    data: RecipeData, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases
+) -> tuple[Position, list[str]]:
+    """Find the first row of epoch 0 in a new generation of the data; steps count on.
+
+    Returns:
+        The position, and what is told of renamed datasets.
+    """
+    begun, _ = positions.next_epoch(data, spec, None, generation=cursor.generation + 1)
+    said: list[str] = []
+    if cursor.catalog != data.digest:
+        try:
+            _, identity = _identify(data, run, cursor, aliases)
+        except UserError:  # what was done before does not count any more, so it may be unknown
+            aliases = Aliases()
+        else:
+            aliases, said = identity.aliases, identity.lines(data.recipe.data.renamed_clips)
+    return replace(begun, global_step=cursor.global_step, aliases=aliases), said
 
 
-def _former_plan(run: RunFolder, cursor: Cursor) -> EpochPlan:
-    arrays = plans.read(run, cursor.generation, cursor.epoch, cursor.segment)
-    names = {f.name for f in fields(EpochPlan)}
-    former = EpochPlan(**arrays) if arrays is not None and arrays.keys() == names else None
-    if former is None or former.digest() != cursor.plan:
-        former = _made_again(run, cursor)
-    if former is None:
+def _identify(data: RecipeData, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Identity]:
+    """Know the clips again that the epoch had, by the records of its segments.
+
+    Raises:
+        UserError: The record of the cursor's segment is missing or damaged.
+    """
+    key = cursor.generation, cursor.epoch, cursor.segment
+    try:
+        former = records.read(run, key, cursor.plan)
+        known = [_known(run, former, aliases)]
+    except RecordError as missing:
         raise UserError(
-            "the data changed since the checkpoint, the plan it went by is missing or damaged, and what the run "
-            "keeps of recipe and catalog does not give it again",
+            f"the data changed since the checkpoint, and the record of what was trained before is lost: {missing}",
             field="resume",
-            value=str(plans.path(run, cursor.generation, cursor.epoch, cursor.segment)),
-            remedy="restore that folder, or begin the data again with --start-from-scratch",
-        )
-    return former
+            value=str(records.path(run, key)),
+            remedy="restore that folder from a backup of the run, undo the changes, or begin the data again with "
+            "--start-from-scratch",
+        ) from None
+    for segment in range(cursor.segment - 1, -1, -1):
+        try:
+            known.append(_known(run, records.read(run, (*key[:2], segment))))
+        except RecordError:
+            continue  # what its clips became is in the cursor; only a clip that left since is not known again
+    identity = identities.identify(data.rows, data.catalog, known, data.recipe.data.renamed_clips)
+    return former, identity
 
 
-def _made_again(run: RunFolder, cursor: Cursor) -> EpochPlan | None:
-    """The plan of a cursor, by the recipe and the catalog's version that the run's events tell of."""
-    for epoch in told.epochs(run):
-        same = (epoch.generation, epoch.epoch) == (cursor.generation, cursor.epoch)
-        if same and epoch.plans.get(cursor.segment) == cursor.plan:
-            found = segments.plan_of(FormerData(run), epoch, cursor.segment)
-            return None if found is None else found[0]
-    return None
+def _known(run: RunFolder, record: Record, aliases: Aliases | None = None) -> Known:
+    catalog: Catalog = recorded.catalog(run, record.about)
+    held = np.union1d(record.ordinal, record.other_ordinal)
+    return Known(catalog, held, aliases or Aliases(record.alias_ordinal, record.alias_key))
 
 
-def _same_catalog(data: RecipeData, former: EpochPlan, excluded: Excluded) -> bool:
-    """Tell a catalog that grew from one that was deleted and made anew, whose ordinals mean other clips."""
-    uid = data.catalog.all_rows().uid
-    consumed, _ = excluded.places()
-    if max(former.ordinal.max(initial=-1), consumed.max(initial=-1)) >= len(uid):
-        return False
-    return bool(np.array_equal(uid[former.ordinal], former.uid))
-
-
-def _difference(data: RecipeData, spec: PlanSpec, cursor: Cursor, done: int, rest: EpochPlan) -> list[str]:
+def _difference(
+    data: RecipeData, spec: PlanSpec, cursor: Cursor, done: int, rest: EpochPlan, identity: Identity
+) -> list[str]:
     lines = []
     if cursor.catalog != data.digest:
-        lines.append(_catalog_difference(data, cursor))
+        counts = identity.added, identity.removed, identity.edited
+        told = "{} clips added, {} removed, {} changed".format(*counts)
+        if not any(counts) and not identity.renamed:
+            told = "the same clips; companions were added, removed or changed"
+        lines.append(f"catalog: {told}")
+        lines += identity.lines(data.recipe.data.renamed_clips)
     if cursor.spec != spec.digest():
         lines.append(
             "buckets, batch sizes, costs, what is trained of the datasets, the step's shape or the seed differ from "
@@ -138,20 +145,3 @@ def _difference(data: RecipeData, spec: PlanSpec, cursor: Cursor, done: int, res
         )
     lines.append(f"epoch {cursor.epoch}: {done} clips done, {rest.planned} left in {rest.steps} new steps")
     return lines
-
-
-def _catalog_difference(data: RecipeData, cursor: Cursor) -> str:
-    """Clips added, removed and edited since a checkpoint; its version of the catalog can be read again."""
-    try:
-        former = RecipeData.open(data.recipe, cursor.catalog_version)
-    except UserError:
-        return f"catalog: version {cursor.catalog_version} is not there any more, {data.catalog.version} now"
-    then = former.rows
-    added = int((~np.isin(data.rows.uid, then.uid)).sum())
-    removed = int((~np.isin(then.uid, data.rows.uid)).sum())
-    same = then.find(data.rows.uid)
-    known = same >= 0
-    edited = int((then.ordinal[same[known]] != data.rows.ordinal[known]).sum())
-    told = f"catalog: {added} clips added, {removed} removed, {edited} changed"
-    beside = len(np.setxor1d(data.companion_rows.ordinal, former.companion_rows.ordinal))
-    return told + (f"; {beside} rows of companions came or went" if beside else "")

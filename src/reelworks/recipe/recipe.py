@@ -16,6 +16,7 @@ from reelworks.models.lora.config import LoraConfig
 from reelworks.objective.config import ObjectiveConfig
 from reelworks.parallel.config import ParallelConfig
 from reelworks.precision.config import PrecisionConfig
+from reelworks.run.config import CoverageConfig
 from reelworks.schedule.config import CostConfig
 from reelworks.train.config import PreviewConfig, TrainConfig, ValidationConfig
 
@@ -54,6 +55,7 @@ class Recipe(Config):
     preview: PreviewConfig = PreviewConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     exports: ExportsConfig = ExportsConfig()
+    coverage: CoverageConfig = CoverageConfig()
 
     @model_validator(mode="after")
     def _files_can_hold_the_lora(self) -> Self:

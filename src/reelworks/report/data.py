@@ -9,6 +9,8 @@ from typing import Any
 
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files
+from reelworks.prepare import cover
+from reelworks.prepare.coverage import EpochCoverage
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -29,6 +31,7 @@ class RunData:
         events: The events that still hold, see `run.events.timeline`.
         on_disk: Steps of the committed checkpoints that lie in the folder.
         pinned: Steps whose checkpoints a person pinned.
+        coverage: The account of each epoch by the run's records, oldest first.
     """
 
     path: Path
@@ -40,6 +43,7 @@ class RunData:
     events: list[Event]
     on_disk: frozenset[int]
     pinned: frozenset[int]
+    coverage: list[EpochCoverage]
 
     def of(self, kind: str) -> list[Event]:
         """Events of one kind that still hold, oldest first."""
@@ -70,6 +74,7 @@ def load(run: RunFolder) -> RunData:
         events=events.timeline(run.events_file),
         on_disk=frozenset(steps),
         pinned=frozenset(step for step in steps if store.is_pinned(step)),
+        coverage=cover.cover(run).epochs,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from reelworks.prepare.coverage import EpochCoverage, State
 from reelworks.report import story, words
 from reelworks.report.data import RunData
 
@@ -163,34 +164,49 @@ def buckets(summary: Json) -> list[BucketRow]:
 
 @dataclass(frozen=True)
 class CoverageRow:
-    """What became of an epoch's planned clips; `done` is False while it runs."""
+    """What became of an epoch's planned clips.
 
-    epoch: int
+    Attributes:
+        name: The epoch, with its generation where the data began again.
+        planned, trained, failed, skipped: Clips.
+        done: False while the epoch runs.
+        state: "adds up", "under way", "lost" where a record is missing, or "contradiction".
+        note: What is missing or contradicts itself.
+    """
+
+    name: str
     planned: int
     trained: int
     failed: int
     skipped: int
     done: bool
-
-    @property
-    def adds_up(self) -> bool:
-        """True if every planned clip is accounted for."""
-        return self.planned == self.trained + self.failed + self.skipped
+    state: str
+    note: str
 
 
 def coverage(data: RunData) -> list[CoverageRow]:
-    """The epoch that is under way, if one is, and the finished ones, newest first."""
-    rows = [
-        CoverageRow(e["epoch"], e["planned"], e["trained"], e["failed"], e["skipped"], done=True)
-        for e in data.of("epoch_end")
-    ]
-    begun = data.of("epoch")
-    if begun and begun[-1]["epoch"] not in {row.epoch for row in rows}:
-        epoch = begun[-1]["epoch"]
-        planned = max(e["planned"] for e in begun if e["epoch"] == epoch)
-        trained = sum(e["clips"] for e in data.of("step") if e["epoch"] == epoch)
-        rows.append(CoverageRow(epoch, planned, trained, 0, 0, done=False))
-    return rows[::-1]
+    """The epochs, newest first, as the run's records tell them."""
+    return [_coverage_row(epoch) for epoch in reversed(data.coverage)]
+
+
+def _coverage_row(epoch: EpochCoverage) -> CoverageRow:
+    lost = epoch.lost
+    return CoverageRow(
+        f"{epoch.epoch}" + (f" (generation {epoch.generation})" if epoch.generation else ""),
+        epoch.planned,
+        epoch.number(State.TRAINED) + sum(one.trained for one in lost),
+        epoch.number(State.FAILED) + sum(one.failed for one in lost),
+        epoch.number(State.SKIPPED),
+        epoch.ended,
+        "lost" if lost else _state(epoch),
+        "; ".join([*map(str, lost), *epoch.problems]),
+    )
+
+
+def _state(epoch: EpochCoverage) -> str:
+    if not (epoch.adds_up or epoch.pruned):
+        return "contradiction"
+    return "adds up" if epoch.ended else "under way"
 
 
 def headline(data: RunData) -> list[Fact]:

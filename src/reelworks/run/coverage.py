@@ -12,6 +12,7 @@ from typing import Any
 
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
+from reelworks.run.records import Failure, Outcome
 
 Event = dict[str, Any]
 
@@ -45,11 +46,8 @@ class Epoch:
         planned: Clips planned, all segments together.
         segment: The one under way, or the last.
         plans: Digest of each segment's plan, by the segment's number.
-        step_shapes: Micro-batches per step and slot width of each segment.
-        recipes: File of the recipe that each segment was planned by, below `recipes/`.
-        catalog_versions: Version of the catalog that each segment was planned on, where the events tell it.
         steps: Steps that hold, by segment.
-        failures: Reasons by (step, uid); one for each copy that failed.
+        failures: Clips that failed, by step.
         ended: The account that training gave at the epoch's end; None while it runs.
     """
 
@@ -58,12 +56,19 @@ class Epoch:
     planned: int = 0
     segment: int = 0
     plans: dict[int, str] = field(default_factory=dict)
-    step_shapes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    recipes: dict[int, str] = field(default_factory=dict)
-    catalog_versions: dict[int, int] = field(default_factory=dict)
     steps: dict[int, list[Step]] = field(default_factory=dict)
-    failures: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    failures: dict[int, list[Event]] = field(default_factory=dict)
     ended: Event | None = None
+
+    def outcome(self, segment: int, rows: int) -> Outcome:
+        """What the events tell of the first rows of a segment."""
+        steps = [s for s in self.steps.get(segment, []) if s.row < rows]
+        failures = [
+            Failure(row=s.row, uid=e["uid"], copy_index=e["copy"], reason=e["reason"])
+            for s in steps
+            for e in self.failures.get(s.step, [])
+        ]
+        return Outcome(rows=rows, skipped=[s.row for s in steps if not s.applied], failures=failures)
 
 
 def epochs(run: RunFolder) -> list[Epoch]:
@@ -74,10 +79,9 @@ def epochs(run: RunFolder) -> list[Epoch]:
     """
     told: dict[tuple[int, int], Epoch] = {}
     now: Epoch | None = None
-    step_shape, recipe = (1, 1), ""
+    recipe = ""
     for event in events.timeline(run.events_file, "start", "epoch", "step", "failure", "epoch_end"):
         if event["kind"] == "start":
-            step_shape = event["micro_batches_per_step"], event["slot_width"]
             recipe = event["recipe"]
         elif event["kind"] == "epoch":
             key = (event["generation"], event["epoch"])
@@ -87,12 +91,7 @@ def epochs(run: RunFolder) -> list[Epoch]:
             if now.plans and event["segment"] != now.segment and event["rows"]:
                 now.ended = None  # clips came after the epoch's account, and it goes on with them
             now.planned, now.segment = event["planned"], event["segment"]
-            # Runs of old do not tell the digest; no plan is taken for theirs then.
-            now.plans[now.segment] = event.get("plan", "")
-            now.step_shapes[now.segment] = step_shape
-            now.recipes[now.segment] = recipe
-            if "catalog_version" in event:
-                now.catalog_versions[now.segment] = event["catalog_version"]
+            now.plans[now.segment] = event["plan"]
         elif now is None:
             continue
         elif event["kind"] == "step":
@@ -100,7 +99,7 @@ def epochs(run: RunFolder) -> list[Epoch]:
         elif event["kind"] == "failure" and event["showing"]:
             continue  # its first showing tells what became of the clip
         elif event["kind"] == "failure":
-            now.failures.setdefault((event["step"], event["uid"]), []).append(event["reason"])
+            now.failures.setdefault(event["step"], []).append(event)
         else:
             now.ended = event
     return [told[key] for key in sorted(told)]

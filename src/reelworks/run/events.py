@@ -16,7 +16,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     unmirrored  reason: it could not be mirrored; training went on
     mirror_retention  kept, deleted: as in retention
     preview     files [path below previews/], prompts [text, ...], by (what made them), num_inference_steps, guidance_scale
-    failure     uid, path, reason: a clip became a filler
+    failure     uid, copy, showing, path, reason: a clip became a filler
     epoch_end   epoch, planned, trained, failed, skipped
     unsaved     reason: a checkpoint could not be written; training went on
     stop        reason: "finished" | "signal"

@@ -33,7 +33,7 @@ class RunFolder:
 
     @property
     def recipes_folder(self) -> Path:
-        """Every resolved recipe that a start went by, named by its digest."""
+        """Every resolved recipe that a start went by, and what its quarantine and costs said, named by digests."""
         return self.path / "recipes"
 
     @property
@@ -53,7 +53,7 @@ class RunFolder:
 
     @property
     def coverage_folder(self) -> Path:
-        """Exceptions of coverage, a file for each epoch."""
+        """Records of segments, the catalogs that they speak of, and failures by epoch."""
         return self.path / "coverage"
 
     @property
@@ -130,6 +130,23 @@ class RunFolder:
         files.write_bytes(self.recipes_folder / name, text.encode())
         files.write_bytes(self.recipe_file, text.encode())
         return name
+
+    def keep_input(self, name: str, text: str) -> str:
+        """Keep what a file said that a recipe names, beside the recipes.
+
+        Args:
+            name: Of the copy, such as "quarantine.txt"; a digest of the text is put before its suffix.
+            text: What the file said.
+
+        Returns:
+            The name of the copy below `recipes/`, the same for the same text.
+        """
+        file = Path(name)
+        kept = f"{file.stem}-{digests.digest_bytes(text.encode())[:8]}{file.suffix}"
+        self.recipes_folder.mkdir(exist_ok=True)
+        if not (self.recipes_folder / kept).exists():
+            files.write_bytes(self.recipes_folder / kept, text.encode())
+        return kept
 
     def refreeze(self, frozen: dict[str, Any]) -> None:
         """Replace what `create` froze, keeping the run's identity."""

@@ -1,7 +1,7 @@
 """Plans as folders of arrays in the run folder, one for each segment of an epoch.
 
-They serve two ends: the processes of a machine map the same pages of a plan that one of them made, and a
-resume after changes reads what was planned before them.
+The processes of a machine map the same pages of a plan that one of them made. They are a cache: what a segment
+planned is in its record.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,6 @@ _NOBODY_WRITES_FOR_SECONDS = 3600.0  # a plan takes seconds
 def path(run: RunFolder, generation: int, epoch: int, segment: int) -> Path:
     """Folder of a segment's plan."""
     return run.plan_folder / f"plan-{generation:03d}-{epoch:06d}-{segment:03d}"
-
-
-def read(run: RunFolder, generation: int, epoch: int, segment: int) -> Arrays | None:
-    """Map a segment's plan; None where there is none or it is damaged."""
-    stored = _read(path(run, generation, epoch, segment))
-    return None if stored is None else stored[1]
 
 
 def shared(
@@ -69,30 +63,19 @@ def shared(
     return stored[1]
 
 
-def write(run: RunFolder, generation: int, epoch: int, segment: int, arrays: Arrays) -> None:
-    """Keep a segment's plan, unless the same one lies there."""
-    folder = path(run, generation, epoch, segment)
-    stored = _read(folder)
-    if stored is None or digests.digest_arrays(**stored[1]) != digests.digest_arrays(**arrays):
-        with _lock(run):
-            _write(folder, "", arrays)
-
-
-def drop(run: RunFolder, in_use: Collection[tuple[int, int]], now: tuple[int, int]) -> None:
-    """Remove plans that no checkpoint can ask for any more, and what killed processes left half written.
+def drop(run: RunFolder, now: tuple[int, int]) -> None:
+    """Remove the plans of former epochs, and what killed processes left half written.
 
     Args:
         run: The run folder.
-        in_use: Generations and epochs of the run's checkpoints.
         now: Generation and epoch that training is in; later epochs may have been planned ahead.
     """
     for half in run.plan_folder.glob(f"{_UNFINISHED}*"):
         if time.time() - half.stat().st_mtime > _NOBODY_WRITES_FOR_SECONDS:
             shutil.rmtree(half, ignore_errors=True)
-    for old in run.plan_folder.iterdir():
+    for old in run.plan_folder.glob("plan-*"):
         name = _NAME.fullmatch(old.name)
-        which = (int(name[1]), int(name[2])) if name else now
-        if which not in in_use and not (which[0] == now[0] and which[1] >= now[1]):
+        if name and not (int(name[1]) == now[0] and int(name[2]) >= now[1]):
             shutil.rmtree(old, ignore_errors=True)
 
 

@@ -7,7 +7,7 @@ the rows before it and those that `excluded` names from earlier segments of the 
 from __future__ import annotations
 
 import io
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -65,16 +65,34 @@ class Cursor:
         return asdict(self)
 
 
+def _no_uids() -> NDArray[np.uint64]:
+    return np.zeros(0, dtype=np.uint64)
+
+
+def _no_numbers() -> NDArray[np.int64]:
+    return np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class Excluded:
-    """Clips consumed in earlier segments, as a bitmap over (ordinal, copy)."""
+    """Clips consumed in earlier segments of the epoch.
+
+    Attributes:
+        bits: Bitmap over (ordinal, copy) of the catalog that the present segment is planned on.
+        gone_key, gone_copy: Those that this catalog has no live row of; they may come back.
+    """
 
     bits: NDArray[np.bool_]
+    gone_key: NDArray[np.uint64] = field(default_factory=_no_uids)
+    gone_copy: NDArray[np.int64] = field(default_factory=_no_numbers)
 
     @classmethod
     def none(cls) -> Excluded:
         """Nothing is consumed: a first segment."""
         return cls(np.zeros((0, 1), dtype=np.bool_))
+
+    def __bool__(self) -> bool:
+        return bool(self.bits.any()) or bool(len(self.gone_key))
 
     def with_places(self, ordinal: NDArray[np.int64], copy: NDArray[np.int64]) -> Excluded:
         """Add consumed places."""
@@ -85,21 +103,35 @@ class Excluded:
         bits = np.zeros((rows, copies), dtype=np.bool_)
         bits[: len(self.bits), : self.bits.shape[1]] = self.bits
         bits[ordinal, copy] = True
-        return Excluded(bits)
+        return replace(self, bits=bits)
 
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Ordinals and copies that are consumed."""
         ordinal, copy = np.nonzero(self.bits)
         return ordinal.astype(np.int64), copy.astype(np.int64)
 
+    def holds(self, ordinal: NDArray[np.int64], copy: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """True for the places that are consumed."""
+        rows, copies = self.bits.shape
+        held = np.zeros(len(ordinal), dtype=np.bool_)
+        known = np.flatnonzero((ordinal < rows) & (copy < copies))
+        held[known] = self.bits[ordinal[known], copy[known]]
+        return held
+
     def digest(self) -> str:
         """Digest of the places consumed."""
         return digests.digest_arrays(bits=np.packbits(self.bits), shape=np.array(self.bits.shape))
 
     def to_bytes(self) -> bytes:
-        """Pack: a small header and a bit for each (ordinal, copy)."""
+        """Pack: a small header, a bit for each (ordinal, copy), and the clips that are gone."""
         buffer = io.BytesIO()
-        np.savez(buffer, shape=np.array(self.bits.shape), bits=np.packbits(self.bits))
+        np.savez(
+            buffer,
+            shape=np.array(self.bits.shape),
+            bits=np.packbits(self.bits),
+            gone_key=self.gone_key,
+            gone_copy=self.gone_copy,
+        )
         return buffer.getvalue()
 
     @classmethod
@@ -108,7 +140,50 @@ class Excluded:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             shape = tuple(int(n) for n in arrays["shape"])
             bits = np.unpackbits(arrays["bits"], count=int(np.prod(shape))).reshape(shape)
-        return cls(bits.astype(np.bool_))
+            return cls(bits.astype(np.bool_), arrays["gone_key"], arrays["gone_copy"])
+
+
+@dataclass(frozen=True)
+class Aliases:
+    """Live rows whose clip goes by another key than its uid, because its dataset was renamed, split or swapped.
+
+    A clip's key is the uid under which the run first met its file. Consumption goes by key, so that a file
+    under a new name is the clip that it was.
+
+    Attributes:
+        ordinal: The rows, ascending.
+        key: The key of each.
+    """
+
+    ordinal: NDArray[np.int64] = field(default_factory=_no_numbers)
+    key: NDArray[np.uint64] = field(default_factory=_no_uids)
+
+    def __bool__(self) -> bool:
+        return bool(len(self.ordinal))
+
+    def keys(self, ordinal: NDArray[np.int64], uid: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Keys of rows, given their ordinals and uids."""
+        if not len(self.ordinal):
+            return uid
+        place = np.minimum(np.searchsorted(self.ordinal, ordinal), len(self.ordinal) - 1)
+        return np.where(self.ordinal[place] == ordinal, self.key[place], uid)
+
+    def with_more(self, ordinal: NDArray[np.int64], key: NDArray[np.uint64]) -> Aliases:
+        """These and others; of a row that both name, the other's key holds."""
+        ordinals, last = np.unique(np.concatenate([ordinal, self.ordinal]), return_index=True)
+        return Aliases(ordinals, np.concatenate([key, self.key])[last])
+
+    def to_bytes(self) -> bytes:
+        """Pack."""
+        buffer = io.BytesIO()
+        np.savez(buffer, ordinal=self.ordinal, key=self.key)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Aliases:
+        """Unpack."""
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return cls(arrays["ordinal"], arrays["key"])
 
 
 def remaining(

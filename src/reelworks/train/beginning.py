@@ -62,7 +62,7 @@ def find(
                 )
             )
         return begun, said
-    cursor, excluded = keeper.restore(step, state)
+    cursor, excluded, aliases = keeper.restore(step, state)
     changes = difference.of_recipes(folder, step, data.recipe) if keeper.world.is_main else []
     if options.load is not None:
         changes.append("--load is without effect: the run goes on from its own checkpoint")
@@ -72,10 +72,10 @@ def find(
             _why_not_again(data, folder, cursor, options) if keeper.world.is_main else None
         )
         if why_not is None:
-            begun = positions.start_again(data, spec, cursor)
-            return begun, [f"weights of step {step}; the data begin again at epoch 0", *changes]
+            begun, found = resume.start_again(data, spec, folder, cursor, aliases)
+            return begun, [f"weights of step {step}; the data begin again at epoch 0", *found, *changes]
         changes.append(f"--start-from-scratch is without effect: {why_not}")
-    position, found = resume.resume(data, spec, folder, cursor, excluded)
+    position, found = resume.resume(data, spec, folder, cursor, excluded, aliases)
     return position, [
         f"resumed from step {step}, epoch {position.epoch}, row {position.row}",
         *found,

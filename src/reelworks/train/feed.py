@@ -29,6 +29,14 @@ def last_step(train: TrainConfig, position: Position) -> int:
     return last if train.max_steps is None else min(last, train.max_steps)
 
 
+def is_done(train: TrainConfig, position: Position) -> bool:
+    """Tell whether training ends here."""
+    if train.max_steps is not None and position.global_step >= train.max_steps:
+        return True
+    epochs = position.epoch + position.at_end
+    return train.max_epochs is not None and epochs >= train.max_epochs
+
+
 @dataclass(frozen=True)
 class Feed:
     """Work for one rank."""

@@ -13,8 +13,10 @@ from reelworks.parallel.mesh import World
 from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.run.folder import RunFolder
+from reelworks.run.records import Failure
 from reelworks.schedule.plan import EpochPlan
 from reelworks.stream.batches import MicroBatch
+from reelworks.train.record_keeper import RecordKeeper
 from reelworks.train.recorder import Recorder
 from reelworks.train.step import StepResult
 from reelworks.train.validate import Validation
@@ -45,6 +47,7 @@ class Journal:
     data: RecipeData
     world: World
     tell: Recorder
+    records: RecordKeeper
     log_every: int
     debug: bool
 
@@ -59,7 +62,6 @@ class Journal:
             planned=position.counts.planned,
             rows=position.plan.steps,
             plan=position.plan.digest(),
-            catalog_version=self.data.catalog.version,
         )
 
     def step(self, done: Position, step: int, result: StepResult, seen: Seen, seconds: float) -> None:
@@ -111,15 +113,17 @@ class Journal:
                 module=origin and origin.path,
                 clips=list(result.blame.clips),
             )
-        if result.failed:
-            self._failures(done.epoch, step, seen)
+        failures = self._failures(done, step, seen) if result.failed else []
+        self.records.step(done.row, result.applied, failures)
         if self.debug:
             self._clips(done, step, result, seen)
 
-    def _failures(self, epoch: int, step: int, seen: Seen) -> None:
+    def _failures(self, done: Position, step: int, seen: Seen) -> list[Failure]:
+        """Tell the clips that failed on any rank; returns those that are consumed by it."""
         mine = [
             {
                 "uid": int(b.work.uids[i]),
+                "copy": int(b.work.copies[i]),
                 "showing": int(b.work.showing[i]),
                 "path": str(b.work.requests[i].path),
                 "reason": reason,
@@ -127,15 +131,26 @@ class Journal:
             for b in seen.batches
             for i, reason in b.failures
         ]
+        consumed: list[Failure] = []
         for failures in self.world.gather(mine):
             assert isinstance(failures, list)
             for failure in failures:
                 self.tell.event("failure", step=step, **failure)
                 self.tell.say(f"a clip could not be decoded: {failure['path']}: {failure['reason']}")
                 if self.world.is_main:
-                    path = self.run.coverage_folder / f"epoch-{epoch:06d}.jsonl"
+                    path = self.run.coverage_folder / f"epoch-{done.epoch:06d}.jsonl"
                     with suppress(OSError):  # told above; a full disk ends no training
                         files.append_json_line(path, {"step": step, "became": "failed", **failure})
+                if not failure["showing"]:
+                    consumed.append(
+                        Failure(
+                            row=done.row,
+                            uid=failure["uid"],
+                            copy_index=failure["copy"],
+                            reason=failure["reason"],
+                        )
+                    )
+        return consumed
 
     def _clips(self, done: Position, step: int, result: StepResult, seen: Seen) -> None:
         """With --debug: the clips that this rank trained in the step."""
@@ -163,6 +178,8 @@ class Journal:
             AssertionError: The account does not balance: clips got lost inside the trainer.
         """
         c = position.counts
+        if self.world.is_main:
+            self.records.end(position)
         self.tell.say(
             f"epoch {position.epoch}: {c.planned} planned = {c.trained} trained + {c.failed} failed "
             f"+ {c.skipped} skipped" + (f"; {c.repeated} shown again to fill batches" if c.repeated else "")

@@ -35,12 +35,13 @@ from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
-from reelworks.schedule.cursor import Cursor, Excluded
+from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.train import feed, origin, pick
 from reelworks.train.recorder import Recorder
 from reelworks.train.state import TrainState
 
 _EXCLUDED = "excluded.npz"
+_ALIASES = "aliases.npz"
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,21 @@ class Keeper:
             origin.require_optimizer(self.run, step, self.recipe, elsewhere)
         return step
 
-    def abandon_after(self, step: int, tell: Recorder) -> None:
+    def abandon_after(self, step: int) -> list[str]:
         """Set later checkpoints aside: the run goes on from an earlier step, and they are of another branch.
 
-        Left in place, one of them would count as the save of its step, or as the newest.
+        Left in place, one of them would count as the save of its step, or as the newest. To be done before the
+        start is told, which voids the later steps: a kill between the two would leave a checkpoint whose steps no
+        event tells.
+
+        Returns:
+            What to say of them.
         """
-        if not self.world.is_main:
-            return
+        said = []
         for later in [s for s in self.store.steps() if s > step]:
             aside = self.store.quarantine(later, f"abandoned: the run went back to step {step}")
-            tell.say(f"checkpoint of step {later} is set aside as {aside.name}")
+            said.append(f"checkpoint of step {later} is set aside as {aside.name}")
+        return said
 
     def epochs_in_use(self) -> set[tuple[int, int]]:
         """Generation and epoch of every checkpoint's cursor; from a damaged one nothing goes on."""
@@ -96,8 +102,8 @@ class Keeper:
                 found.add((cursor["generation"], cursor["epoch"]))
         return found
 
-    def restore(self, step: int, state: TrainState) -> tuple[Cursor, Excluded]:
-        """Load weights, average and optimizer in place; return the cursor.
+    def restore(self, step: int, state: TrainState) -> tuple[Cursor, Excluded, Aliases]:
+        """Load weights, average and optimizer in place; return where the data stand.
 
         Raises:
             UserError: The checkpoint is of another model, or its LoRA was trained on another base.
@@ -107,10 +113,12 @@ class Keeper:
         tensors = state.state_dict()
         load.load(path, tensors)
         state.load_optimizer(tensors["optimizer"])
-        excluded = Excluded.none()
+        excluded, aliases = Excluded.none(), Aliases()
         if load.has_extra(path, _EXCLUDED):
             excluded = Excluded.from_bytes(load.read_extra(path, _EXCLUDED))
-        return Cursor(**json.loads(load.read_extra(path, names.CURSOR))), excluded
+        if load.has_extra(path, _ALIASES):
+            aliases = Aliases.from_bytes(load.read_extra(path, _ALIASES))
+        return Cursor(**json.loads(load.read_extra(path, names.CURSOR))), excluded, aliases
 
     def has_metrics(self, step: int) -> bool:
         """Say whether a checkpoint knows its validation loss, or there is nothing to know it by."""
@@ -139,8 +147,10 @@ class Keeper:
     def order(self, position: Position, data: RecipeData, metrics: dict[str, float]) -> Order:
         """What a checkpoint holds beside the tensors."""
         extra = {names.CURSOR: files.to_json(position.to_cursor(data).to_json(), indent=2).encode()}
-        if position.excluded.bits.any():
+        if position.excluded:
             extra[_EXCLUDED] = position.excluded.to_bytes()
+        if position.aliases:
+            extra[_ALIASES] = position.aliases.to_bytes()
         if self.base is not None:
             extra[lora_file.BASE] = self.base.to_json().encode()
         return {"extra": extra, "metrics": metrics, "run_id": self.run_id}

@@ -17,6 +17,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.stream import batches
 from reelworks.stream.batches import MicroBatch
 from reelworks.stream.workers import DecodePool
+from reelworks.train import feed as feeding
 from reelworks.train.feed import Feed
 from reelworks.train.journal import Journal, Seen
 from reelworks.train.keep import Keeper
@@ -72,9 +73,7 @@ class Loop:
                 self._complete(position, pool)
                 self.tell.event("stop", step=position.global_step, reason="finished")
                 return "finished"
-            if resumed:
-                self.keeper.abandon_after(position.global_step, self.tell)
-            else:
+            if not resumed:
                 self._validate(position, pool)
             source = batches.read_ahead(
                 self.feed.rows(position),
@@ -91,11 +90,18 @@ class Loop:
                 position, votes = self._step(position, source)
                 self._after(position, pool, votes)
                 if votes.stop and not self._is_done(position):
+                    self._record_end(position)
                     self.saver.last(position, self._metrics_of(position))
                     self.tell.event("stop", step=position.global_step, reason="signal")
                     return "signal"
+            self._record_end(position)
             self.tell.event("stop", step=position.global_step, reason="finished")
         return "finished"
+
+    def _record_end(self, position: Position) -> None:
+        """Record how far the segment went, where training stops within an epoch."""
+        if self.keeper.world.is_main and not position.at_end:
+            self.journal.records.end(position)
 
     def _complete(self, position: Position, pool: DecodePool) -> None:
         """Do what a run that was killed behind its last save still owes."""
@@ -107,18 +113,11 @@ class Loop:
             self.previewer.run(step, self.tell)
 
     def _is_done(self, position: Position) -> bool:
-        train = self.recipe.train
-        if train.max_steps is not None and position.global_step >= train.max_steps:
-            return True
-        epochs = position.epoch + position.at_end
-        return train.max_epochs is not None and epochs >= train.max_epochs
+        return feeding.is_done(self.recipe.train, position)
 
     def _begin(self, position: Position) -> None:
         if self.keeper.world.is_main:
-            try:
-                positions.write_plan(self.run, position, self.keeper.epochs_in_use())
-            except OSError as error:
-                self.tell.say(f"warning: the plan is not kept, so the data must not change now ({error})")
+            self.journal.records.begin(position, self.keeper.epochs_in_use())
         self.journal.epoch_begins(position)
         if not position.plan.steps:  # a resume found that all that was left of the epoch is gone
             self.journal.epoch_ends(position)

@@ -1,26 +1,28 @@
 """One step of a run as it was fed: which clips, in which shapes, on which ranks, with which draws.
 
-Nothing of it was logged. The events tell the plan and row that the step went by; from there on it is the
-functions that training uses, on the catalog's rows as they were planned.
+The events tell the segment and row that the step went by, the segment's record its clips; from there on it is the
+functions that training uses, on the rows of the catalog that the run keeps beside its records.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.prepare import contact
+from reelworks.prepare import contact, recorded
 from reelworks.prepare.data import RecipeData
-from reelworks.prepare.former import FormerData
-from reelworks.prepare.segments import plan_of
+from reelworks.recipe import load as recipes
 from reelworks.run import coverage as told
-from reelworks.run import events
+from reelworks.run import events, records
 from reelworks.run.coverage import Epoch, Step
 from reelworks.run.folder import RunFolder
+from reelworks.run.records import Record, RecordError
 from reelworks.schedule.plan import EpochPlan
 from reelworks.stream.batches import Work
 from reelworks.train import choices, experts
@@ -28,6 +30,7 @@ from reelworks.train.choices import Choices
 from reelworks.train.feed import Feed
 
 Json = dict[str, Any]
+_CONTENT = ("fingerprint", "caption")
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,10 @@ class Replay:
         step: What the events say of it.
         epoch: The epoch it belongs to.
         segment: The segment of the epoch, from 0.
-        plan: The segment's.
-        plan_read: False where the plan's file is gone and it was made again.
+        plan: The step's own row of the segment's plan, as its only row.
         data: The data of the recipe that the step was trained by; its rows are those of the step's clips alone, as they were planned.
-        since: What became of each clip's row since, by uid: "unchanged", "edited" or "removed".
+        since: What became of each clip since, by uid: "unchanged", "edited", "removed", or "unknown" where the
+            catalog cannot be read.
         ranks: Micro-batches of each rank in the order in which it trained them, fillers included.
     """
 
@@ -49,7 +52,6 @@ class Replay:
     epoch: Epoch
     segment: int
     plan: EpochPlan
-    plan_read: bool
     data: RecipeData
     since: dict[int, str]
     ranks: list[list[Work]]
@@ -63,13 +65,14 @@ class Replay:
         """What the objective drew for a micro-batch."""
         data, frames = self.data, self.data.geometry.latent(work.shape)[0]
         objective = experts.objective_of_step(
-            data.recipe, data.table, data.geometry, self.plan, self.step.row, self.step.step - 1
+            data.recipe, data.table, data.geometry, self.plan, 0, self.step.step - 1
         )
         return choices.draw(work, objective, seed=data.recipe.seed, latent_frames=frames)
 
     def to_json(self) -> Json:
         """All of it as plain values."""
-        reasons = {uid: list(r) for (step, uid), r in self.epoch.failures.items() if step == self.step.step}
+        failures = self.epoch.failures.get(self.step.step, [])
+        reasons = {(failure["uid"], failure["copy"]): failure["reason"] for failure in failures}
         return {
             "step": self.step.step,
             "generation": self.epoch.generation,
@@ -77,7 +80,6 @@ class Replay:
             "segment": self.segment,
             "row": self.step.row,
             "plan": self.epoch.plans[self.segment],
-            "plan_read": self.plan_read,
             "world_size": len(self.ranks),
             "applied": self.step.applied,
             "clips": self.step.clips,
@@ -85,7 +87,7 @@ class Replay:
             "micro_batches": [self._micro_batch(work, reasons) for work in self.columns],
         }
 
-    def _micro_batch(self, work: Work, reasons: dict[int, list[str]]) -> Json:
+    def _micro_batch(self, work: Work, reasons: dict[tuple[int, int], str]) -> Json:
         shape, drawn = work.shape, self.choices(work)
         return {
             "column": work.index,
@@ -97,12 +99,12 @@ class Replay:
             "clips": [self._clip(work, i, drawn, reasons) for i in range(len(work.uids))],
         }
 
-    def _clip(self, work: Work, i: int, drawn: Choices, reasons: dict[int, list[str]]) -> Json:
+    def _clip(self, work: Work, i: int, drawn: Choices, reasons: dict[tuple[int, int], str]) -> Json:
         uid, request, rows = int(work.uids[i]), work.requests[i], self.data.rows
         row = int(rows.find(work.uids[i : i + 1])[0])
         source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
         first, (top, left, *_), resized = contact.placed(request, source)
-        reason = reasons[uid].pop(0) if work.first[i] and reasons.get(uid) else None
+        reason = reasons.get((uid, int(work.copies[i]))) if work.first[i] else None
         became = "failed" if reason is not None else "trained" if self.step.applied else "skipped"
         return {
             "uid": uid,
@@ -140,28 +142,46 @@ def replay(run: RunFolder, number: int) -> Replay:
         number: The step's, from 1.
 
     Raises:
-        UserError: There is no run, no such step in it holds, or its plan or buckets are gone for good.
+        UserError: There is no run, no such step in it holds, or the record of its segment or its recipe is lost.
     """
     run.info()
     epoch, segment, step = _find(told.epochs(run), number)
-    former = FormerData(run)
-    found = plan_of(former, epoch, segment)
-    if found is None:
+    try:
+        record = records.read(run, (epoch.generation, epoch.epoch, segment), epoch.plans[segment])
+        catalog = recorded.catalog(run, record.about)
+    except RecordError as missing:
         raise UserError(
-            f"the plan of epoch {epoch.epoch}, segment {segment}, is gone, and recipe and catalog of then do not give it "
-            "again",
+            f"the step's clips are not known any more: {missing}",
             field="--step",
             value=number,
-            remedy=f"bring back {run.plan_folder} or {run.recipes_folder} from a backup of the run, or ask for a later "
-            "step",
-        )
-    data = former.of(step.recipe)
-    plan, plan_read = found
-    event, world = _event(run, number)
-    _check_buckets(data, plan, step, event)
-    then, since = _rows_of(data, plan, step)
-    ranks = [list(Feed(then, rank, world).row(plan, epoch.epoch, step.row)) for rank in range(world)]
-    return Replay(step, epoch, segment, plan, plan_read, then, since, ranks)
+            remedy=f"bring back {run.coverage_folder} from a backup of the run, or ask for a later step",
+        ) from None
+    recipe = recipes.load(run.recipes_folder / step.recipe).model_copy(update={"output": str(run.path)})
+    plan = _row_of(record, catalog, step.row)
+    data = RecipeData.of_rows(recipe, catalog, np.unique(plan.ordinal))
+    _check_buckets(data, record, step)
+    world = _world_of(run, number)
+    ranks = [list(Feed(data, rank, world).row(plan, epoch.epoch, 0)) for rank in range(world)]
+    return Replay(step, epoch, segment, plan, data, _since(run, data), ranks)
+
+
+def _row_of(record: Record, catalog: Catalog, row: int) -> EpochPlan:
+    """One row of a recorded plan."""
+    first, last = np.searchsorted(record.row, [row, row + 1])
+    ends = np.cumsum(record.size)
+    where = slice(int(ends[first] - record.size[first]), int(ends[last - 1]))
+    ordinal, size = record.ordinal[where], record.size[first:last]
+    rows = np.full((1, record.about.spec["micro_batches_per_step"]), -1, dtype=np.int64)
+    rows[0, record.column[first:last]] = np.arange(last - first)
+    return EpochPlan(
+        uid=catalog.columns("uid").column("uid").to_numpy()[ordinal],
+        copy=record.copy[where],
+        ordinal=ordinal,
+        bucket=np.repeat(record.bucket[first:last], size),
+        showing=record.showing[where],
+        offsets=np.concatenate([[0], np.cumsum(size)]),
+        rows=rows,
+    )
 
 
 def _find(epochs: list[Epoch], number: int) -> tuple[Epoch, int, Step]:
@@ -179,29 +199,22 @@ def _find(epochs: list[Epoch], number: int) -> tuple[Epoch, int, Step]:
     )
 
 
-def _event(run: RunFolder, number: int) -> tuple[Json, int]:
-    """The event of a step that holds, and the ranks that trained it."""
-    found: Json = {}
+def _world_of(run: RunFolder, number: int) -> int:
+    """Ranks that trained a step that holds."""
     world = then = 1
     for event in events.timeline(run.events_file, "start", "step"):
         if event["kind"] == "start":
             world = event["world_size"]
         elif event["step"] == number:
-            found, then = event, world
-    return found, then
+            then = world
+    return then
 
 
-def _check_buckets(data: RecipeData, plan: EpochPlan, step: Step, event: Json) -> None:
-    """Refuse where the step's tokens or buckets were others: a plan holds numbers of buckets, not shapes."""
-    places = [plan.places(int(m)) for m in plan.micro_batches(step.row)]
-    indices = [int(plan.bucket[where.start]) for where in places]
-    buckets = data.table.buckets
-    same = max(indices) < len(buckets)
-    if same:
-        clips = [int(plan.real[where].sum()) for where in places]
-        tokens = sum(buckets[i].tokens * n for i, n in zip(indices, clips, strict=True))
-        same = tokens == event["tokens"] and set(event["buckets"]) <= {buckets[i].name for i in indices}
-    if not same:
+def _check_buckets(data: RecipeData, record: Record, step: Step) -> None:
+    """Refuse where the recipe's buckets are not those of the record."""
+    now = [(b.name, b.shape.num_frames, b.shape.height, b.shape.width) for b in data.table.buckets]
+    then = [(b.name, b.num_frames, b.height, b.width) for b in record.about.buckets]
+    if now != then:
         raise UserError(
             "the buckets that the recipe gives are not those that this step was trained with",
             field="--step",
@@ -211,22 +224,18 @@ def _check_buckets(data: RecipeData, plan: EpochPlan, step: Step, event: Json) -
         )
 
 
-def _rows_of(data: RecipeData, plan: EpochPlan, step: Step) -> tuple[RecipeData, dict[int, str]]:
-    """The data with the rows that a step's clips had when they were planned, and what became of them."""
-    places = np.concatenate([np.r_[plan.places(int(m))] for m in plan.micro_batches(step.row)])
-    every, ordinal = data.catalog.all_rows(), np.unique(plan.ordinal[places])
-    known = ordinal[-1] < len(every) and np.array_equal(every.uid[plan.ordinal[places]], plan.uid[places])
-    if not known:
-        raise UserError(
-            "the catalog is not the one that the step was planned on",
-            field="--step",
-            value=step.step,
-            remedy=f"bring back the catalog {data.recipe.catalog_folder} that the run was trained with",
-        )
-    rows = every.take(ordinal)
-    live = data.rows.find(rows.uid)
-    now = np.where(live < 0, -1, data.rows.ordinal[live] if len(data.rows) else -1)
-    words = [
-        "removed" if n < 0 else "unchanged" if n == o else "edited" for n, o in zip(now, ordinal, strict=True)
-    ]
-    return replace(data, rows=rows), dict(zip(rows.uid.tolist(), words, strict=True))
+def _since(run: RunFolder, then: RecipeData) -> dict[int, str]:
+    """What became of a step's clips since, by today's catalog."""
+    uids = then.rows.uid.tolist()
+    try:
+        folder = recipes.load(run.recipe_file).model_copy(update={"output": str(run.path)}).catalog_folder
+        live = Catalog.open(Path(folder)).live()
+    except UserError:
+        return dict.fromkeys(uids, "unknown")
+    found = live.find(then.rows.uid)
+    now = live.take(np.maximum(found, 0)) if len(live) else then.rows
+    since = {}
+    for i, uid in enumerate(uids):
+        same = all(getattr(now, n)[i].as_py() == getattr(then.rows, n)[i].as_py() for n in _CONTENT)
+        since[uid] = "removed" if found[i] < 0 else "unchanged" if same else "edited"
+    return since

@@ -28,16 +28,17 @@ from reelworks.prepare.data import RecipeData
 from reelworks.prepare.position import Position
 from reelworks.recipe import load as recipes
 from reelworks.recipe.recipe import Recipe
-from reelworks.run import lock
+from reelworks.run import lock, records
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import PlanSpec
 from reelworks.train import beginning, build, context, optimizers, preview, rate, rehearsal
 from reelworks.train.beginning import RunOptions
-from reelworks.train.feed import Feed, last_step
+from reelworks.train.feed import Feed, is_done, last_step
 from reelworks.train.journal import Journal
 from reelworks.train.keep import Keeper
 from reelworks.train.loop import Loop
 from reelworks.train.preview import Previewer
+from reelworks.train.record_keeper import RecordKeeper
 from reelworks.train.recorder import Recorder
 from reelworks.train.saves import Saver
 from reelworks.train.state import TrainState
@@ -143,6 +144,11 @@ def _train(start: _Start) -> int:
     ]
     kept = ""
     if world.is_main:
+        if step is not None:
+            said += keeper.abandon_after(position.global_step)
+            records.reopen(
+                folder, position.global_step, None if is_done(recipe.train, position) else position.key
+            )
         kept = folder.keep_recipe(recipes.dump(recipe))
         said += context.threads_changed(folder, start.threads)
         said += context.write(folder, data, position, world, start.threads)
@@ -164,7 +170,8 @@ def _train(start: _Start) -> int:
             tell.say(line)
         mirror = _mirror(start, tell, step)
         try:
-            ended = _loop(start, model, previews, keeper, tell, mirror).go(position, resumed=step is not None)
+            book = RecordKeeper(folder, data, kept, tell.say)
+            ended = _loop(start, model, previews, keeper, tell, book, mirror).go(position, step is not None)
         finally:
             if mirror is not None and (failure := mirror.close()):
                 tell.say(f"warning: {failure}")
@@ -207,6 +214,7 @@ def _loop(
     previews: GenerateOptions | None,
     keeper: Keeper,
     tell: Recorder,
+    book: RecordKeeper,
     mirror: Mirror | None,
 ) -> Loop:
     """Tie together all that a step needs and does."""
@@ -228,7 +236,7 @@ def _loop(
         keeper,
         Saver(recipe.checkpoints, folder, keeper, data, state, tell, background, start.check, mirror),
         tell,
-        Journal(folder, data, world, tell, recipe.train.log_every, start.options.debug),
+        Journal(folder, data, world, tell, book, recipe.train.log_every, start.options.debug),
     )
 
 

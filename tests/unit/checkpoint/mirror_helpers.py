@@ -67,7 +67,11 @@ def new_run(path: Path, *steps: int) -> RunFolder:
     run.keep_recipe("version = 1\n")
     run.events_file.write_text('{"kind": "start"}\n')
     for name, text in {
-        "plan/plan-000-000000-000/uid.npy": "uids",
+        "coverage/segment-000-000000-000/places.parquet": "places",
+        "coverage/segment-000-000000-000/about.json": "{}",
+        "coverage/catalog-000/part-000000.parquet": "rows",
+        "coverage/catalog-000/catalog.json": "[1]",
+        "coverage/.segment-000-000001-000.tmp/places.parquet": "half",
         "plan/plan-000-000000-000/about.json": "{}",
         "catalog/part-000000.parquet": "rows",
         "catalog/catalog.json": "[1]",

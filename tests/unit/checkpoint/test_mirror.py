@@ -31,7 +31,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_copy_equals_the_checkpoint_and_has_what_a_resume_needs_beside_it(tmp_path: Path) -> None:
-    """Names and bytes are those of the run folder; what can be drawn again is not copied."""
+    """Names and bytes are those of the run folder; what can be made again, or is not whole, is not copied."""
     run, there = new_run(tmp_path / "run", 100), tmp_path / "mirror"
     told = copy(run, Place.open(MirrorConfig(url=f"file://{there}")), 100)
     assert content(there / "checkpoints/step-000000100") == content(run.checkpoints_folder / "step-000000100")
@@ -39,19 +39,21 @@ def test_a_copy_equals_the_checkpoint_and_has_what_a_resume_needs_beside_it(tmp_
     here = content(run.path)
     copied = {name for name, data in content(there).items() if here.get(name) == data}
     assert copied >= {"run.json", "recipe.toml", "events.jsonl", "catalog/catalog.json"}
-    assert copied >= {"plan/plan-000-000000-000/about.json", "checkpoints/pins/step-000000100"}
-    assert not any("previews" in name or "tensorboard" in name or "lock" in name for name in content(there))
+    assert copied >= {f"coverage/segment-000-000000-000/{name}" for name in ("places.parquet", "about.json")}
+    assert copied >= {"coverage/catalog-000/catalog.json", "checkpoints/pins/step-000000100"}
+    left_here = ("previews", "tensorboard", "lock", "plan/", "tmp")
+    assert not [name for name in content(there) if any(word in name for word in left_here)]
 
 
 def test_files_that_change_are_copied_again_and_those_that_go_are_removed(tmp_path: Path) -> None:
     run, there = new_run(tmp_path / "run", 100, 200), tmp_path / "mirror"
     copy(run, place_at(there), 100)
-    plan = run.plan_folder / "plan-000-000000-000"
-    plan.rename(plan.with_name("plan-000-000001-000"))
+    record = run.coverage_folder / "segment-000-000000-000"
+    record.rename(record.with_name("segment-000-000001-000"))
     run.events_file.write_text('{"kind": "start"}\n{"kind": "step"}\n')
     copy(run, place_at(there), 200)
     assert (there / "events.jsonl").read_bytes() == run.events_file.read_bytes()
-    assert {f.parent.name for f in there.rglob("uid.npy")} == {"plan-000-000001-000"}
+    assert {f.parent.name for f in there.rglob("places.parquet")} == {"segment-000-000001-000"}
 
 
 def test_the_mirror_keeps_by_its_own_policy_and_the_history_says_why(tmp_path: Path) -> None:

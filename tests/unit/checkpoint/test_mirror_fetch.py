@@ -48,7 +48,7 @@ def test_an_empty_disk_gets_the_newest_and_the_files_beside_it(tmp_path: Path, m
     assert (step, steps(run)) == (300, [300])
     assert "fetching the checkpoint of step 300" in said[0]
     assert run.exists
-    assert (run.path / "plan/plan-000-000000-000/uid.npy").read_text() == "uids"
+    assert (run.path / "coverage/segment-000-000000-000/places.parquet").read_text() == "places"
     assert CheckpointStore(run.checkpoints_folder).is_pinned(100)
     events = [e["event"] for e in CheckpointStore(run.checkpoints_folder).history()]
     assert events == ["mirrored"] * 3 + ["fetched"]
@@ -169,7 +169,7 @@ def test_an_empty_mirror_is_no_obstacle(tmp_path: Path) -> None:
 
 
 def test_two_catalogs_are_never_mixed(tmp_path: Path, mirror: Path) -> None:
-    """A folder that hangs together is fetched whole, or left alone; so are files that are here."""
+    """A folder that hangs together is fetched whole, or left alone; so are files that are here, and records."""
     run = RunFolder(tmp_path / "run")
     (run.path / "catalog").mkdir(parents=True)
     (run.path / "catalog/catalog.json").write_text("[2]")
@@ -179,10 +179,17 @@ def test_two_catalogs_are_never_mixed(tmp_path: Path, mirror: Path) -> None:
     assert run.events_file.read_text() == "mine"
 
     other = RunFolder(tmp_path / "other")
-    (mirror / "catalog/part-000000.parquet").unlink()
+    record = "coverage/segment-000-000000-000"
+    for lost in ("catalog/part-000000.parquet", f"{record}/places.parquet"):
+        (mirror / lost).unlink()
     _, said = fetch(mirror, other)
-    assert not (other.path / "catalog/catalog.json").exists()
-    assert any("lost catalog/part-000000.parquet" in line for line in said)
+    for lost, last in (
+        ("catalog/part-000000.parquet", "catalog/catalog.json"),
+        (f"{record}/places.parquet", f"{record}/about.json"),
+    ):
+        assert not (other.path / last).exists()
+        assert any(f"lost {lost}" in line for line in said)
+    assert (other.coverage_folder / "catalog-000/part-000000.parquet").read_text() == "rows"
 
 
 def test_wherever_a_fetch_dies_the_next_one_completes_it(tmp_path: Path, mirror: Path) -> None:

@@ -2,18 +2,20 @@ import math
 from pathlib import Path
 
 import fabricate
+import numpy as np
 import pytest
 
+from reelworks.prepare.coverage import EpochCoverage, Lost
 from reelworks.report import data as run_data
 from reelworks.report import facts, figures, html, story, words
 from reelworks.report.data import RunData
 
 
-def told(*events, summary=None, on_disk=(), pinned=()):
+def told(*events, summary=None, on_disk=(), pinned=(), coverage=None):
     events = [{"v": 1, "time": float(i), **event} for i, event in enumerate(events)]
     return RunData(
         path=Path("run"), info={}, summary=summary or {}, recipe="", environment=[], told=events,
-        events=events, on_disk=frozenset(on_disk), pinned=frozenset(pinned),
+        events=events, on_disk=frozenset(on_disk), pinned=frozenset(pinned), coverage=coverage or [],
     )  # fmt: skip
 
 
@@ -29,15 +31,27 @@ def step(number, epoch=0, clips=4, **more):
     }
 
 
+def account(number, *, ended=True, lost=(), problems=(), **counts):
+    none = np.zeros(0)
+    return EpochCoverage(0, number, 9, counts, ended, list(lost), list(problems), none, none)
+
+
 def test_coverage_adds_up_or_says_that_it_does_not():
-    ends = [
-        {"kind": "epoch_end", "epoch": 0, "planned": 9, "trained": 7, "failed": 1, "skipped": 1},
-        {"kind": "epoch_end", "epoch": 1, "planned": 9, "trained": 7, "failed": 0, "skipped": 1},
+    accounts = [
+        account(0, trained=7, failed=1, skipped=1),
+        account(1, trained=7, skipped=1, problems=["epoch 1, segment 0: a clip is missing"]),
+        account(2, lost=[Lost(0, "it is not there", steps=2, trained=5, failed=1)]),
+        account(3, ended=False, trained=4, not_yet=5),
     ]
-    begun = [{"kind": "epoch", "epoch": 2, "planned": 9}, step(5, epoch=2, clips=4)]
-    rows = facts.coverage(told(*ends, *begun))
-    assert [(row.epoch, row.trained, row.done) for row in rows] == [(2, 4, False), (1, 7, True), (0, 7, True)]
-    assert [row.adds_up for row in rows[1:]] == [False, True]
+    rows = facts.coverage(told(coverage=accounts))
+    assert [(row.name, row.trained, row.state) for row in rows] == [
+        ("3", 4, "under way"),
+        ("2", 5, "lost"),
+        ("1", 7, "contradiction"),
+        ("0", 7, "adds up"),
+    ]
+    assert "segment 0 has no record (it is not there)" in rows[1].note
+    assert rows[2].note == "epoch 1, segment 0: a clip is missing"
 
 
 def test_shares_of_buckets_sum_to_one():

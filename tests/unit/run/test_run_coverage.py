@@ -5,6 +5,7 @@ from __future__ import annotations
 from reelworks.run import coverage
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
+from reelworks.run.records import Failure, Outcome
 
 
 def run_with(tmp_path, *events):
@@ -14,9 +15,8 @@ def run_with(tmp_path, *events):
     return RunFolder(tmp_path)
 
 
-def start(resumed_from, shape=(4, 2), recipe="a.toml"):
-    fields = {"micro_batches_per_step": shape[0], "slot_width": shape[1], "recipe": recipe}
-    return "start", {"step": resumed_from or 0, "resumed_from": resumed_from, **fields}
+def start(resumed_from, recipe="a.toml"):
+    return "start", {"step": resumed_from or 0, "resumed_from": resumed_from, "recipe": recipe}
 
 
 def epoch(step, number=0, segment=0, planned=9, rows=3, generation=0):
@@ -36,8 +36,8 @@ def step(number, row, *, clips=3, loss=0.5, norm=1.0):
     return "step", {**fields, "epoch": 0}
 
 
-def failure(number, uid, reason="damaged"):
-    return "failure", {"step": number, "uid": uid, "showing": 0, "reason": reason}
+def failure(number, uid, reason="damaged", *, copy=0, showing=0):
+    return "failure", {"step": number, "uid": uid, "copy": copy, "showing": showing, "reason": reason}
 
 
 def rows_by_segment(told):
@@ -50,7 +50,9 @@ def test_steps_that_a_resume_repeats_count_once_with_their_failures(tmp_path):
     end = ("epoch_end", {"step": 3, "epoch": 0, "planned": 9, "trained": 8, "failed": 1, "skipped": 0})
     (told,) = coverage.epochs(run_with(tmp_path, *first, *again, end))
     assert rows_by_segment(told) == {0: [0, 1, 2]}
-    assert told.failures == {(2, 8): ["now"]}
+    assert {number: [(e["uid"], e["reason"]) for e in found] for number, found in told.failures.items()} == {
+        2: [(8, "now")]
+    }
     assert told.ended is not None
 
 
@@ -73,10 +75,23 @@ def test_steps_belong_to_the_segment_begun_last(tmp_path):
     assert (told.segment, told.planned, told.plans) == (1, 11, {0: "plan 0", 1: "plan 1"})
 
 
-def test_each_segment_has_the_step_shape_of_its_start(tmp_path):
-    events = [start(None), epoch(0), step(1, 0), start(1, (8, 4)), epoch(1, segment=1)]
+def test_how_far_a_segment_went_follows_from_its_first_rows(tmp_path):
+    """Skipped rows and failures behind the last row that counts are left out; so is a clip's second showing."""
+    events = [
+        *(start(None), epoch(0), step(1, 0), failure(1, 7, copy=1), failure(1, 7, showing=1)),
+        *(step(2, 1, norm=None), failure(2, 9), failure(2, 8), step(3, 2, clips=0)),
+        *(start(3), epoch(3, segment=1), step(4, 0), failure(4, 5)),
+    ]
     (told,) = coverage.epochs(run_with(tmp_path, *events))
-    assert told.step_shapes == {0: (4, 2), 1: (8, 4)}
+    torn = [
+        Failure(row=row, uid=uid, copy_index=copy, reason="damaged")
+        for row, uid, copy in ((0, 7, 1), (1, 9, 0), (1, 8, 0))
+    ]
+    assert told.outcome(0, 1) == Outcome(rows=1, skipped=[], failures=torn[:1])
+    assert told.outcome(0, 2) == Outcome(rows=2, skipped=[1], failures=torn)
+    assert told.outcome(0, 3) == Outcome(rows=3, skipped=[1, 2], failures=torn)
+    assert [one.uid for one in told.outcome(1, 1).failures] == [5]
+    assert told.outcome(2, 0) == Outcome(rows=0)
 
 
 def test_a_change_undone_goes_back_to_the_former_segment(tmp_path):
@@ -105,7 +120,7 @@ def test_a_step_without_a_finite_gradient_or_a_clip_was_not_applied(tmp_path):
     assert [s.applied for s in told.steps[0]] == [True, False, False, False]
 
 
-def test_each_step_has_the_recipe_of_its_start_and_each_segment_that_of_its_last_beginning(tmp_path):
+def test_each_step_has_the_recipe_of_its_start(tmp_path):
     """A recipe that leaves the plan as it is changes in mid-segment, another one begins a segment."""
     first = [start(None), epoch(0), step(1, 0), step(2, 1)]
     same_plan = [start(1, recipe="b.toml"), epoch(1), step(2, 1)]
@@ -117,7 +132,6 @@ def test_each_step_has_the_recipe_of_its_start_and_each_segment_that_of_its_last
         2: "b.toml",
         3: "c.toml",
     }
-    assert told.recipes == {0: "b.toml", 1: "c.toml"}
     assert [coverage.recipe_of(run, number).name for number in (1, 2, 3)] == ["a.toml", "b.toml", "c.toml"]
     assert coverage.recipe_of(run, 4) == run.recipe_file
 

@@ -59,33 +59,30 @@ def _arrays(epoch: int) -> dict[str, np.ndarray]:
 
 
 def test_plans_come_back_equal(run: RunFolder) -> None:
-    plans.write(run, 0, 3, 1, _arrays(3))
-    stored = plans.read(run, 0, 3, 1)
-    assert stored is not None
+    plans.shared(run, 0, 3, 1, "a", lambda: _arrays(3))
+    stored = plans.shared(run, 0, 3, 1, "a", lambda: pytest.fail("it is there"))
     for name, array in _arrays(3).items():
         assert stored[name].dtype == array.dtype
         assert np.array_equal(stored[name], array)
-    assert plans.read(run, 0, 3, 2) is None
 
 
-def test_plans_that_no_checkpoint_needs_go_and_strange_files_stay(run: RunFolder) -> None:
+def test_plans_of_former_epochs_go_and_strange_files_stay(run: RunFolder) -> None:
     strange = [run.plan_folder / name for name in ("plan-mine", "plan-000-000000-000.old", "summary.json")]
     for file in strange:
         file.write_text("")
     for epoch in range(6):
-        plans.write(run, 0, epoch, 0, _arrays(epoch))
-    plans.drop(run, [(0, 1), (0, 3)], (0, 4))  # the last one was planned ahead
-    kept = [epoch for epoch in range(6) if plans.read(run, 0, epoch, 0) is not None]
-    assert kept == [1, 3, 4, 5]
+        plans.shared(run, 0, epoch, 0, "", lambda epoch=epoch: _arrays(epoch))
+    plans.drop(run, (0, 4))  # the last one was planned ahead
+    assert [epoch for epoch in range(6) if plans.path(run, 0, epoch, 0).is_dir()] == [4, 5]
     assert all(file.exists() for file in strange)
-    plans.drop(run, [], (1, 0))  # the data begin anew: those plans are of no use
-    assert plans.read(run, 0, 5, 0) is None
+    plans.drop(run, (1, 0))  # the data begin anew: those plans are of no use
+    assert not plans.path(run, 0, 5, 0).exists()
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "text", "missing"])
 @pytest.mark.parametrize("file", ["uid.npy", "about.json"])
-def test_a_damaged_plan_is_none_and_made_again(run: RunFolder, damage: str, file: str) -> None:
-    plans.write(run, 0, 0, 0, _arrays(0))
+def test_a_damaged_plan_is_made_again(run: RunFolder, damage: str, file: str) -> None:
+    plans.shared(run, 0, 0, 0, "", lambda: _arrays(9))
     hurt = plans.path(run, 0, 0, 0) / file
     data = bytearray(hurt.read_bytes())
     data[-9] ^= 0xFF
@@ -94,7 +91,6 @@ def test_a_damaged_plan_is_none_and_made_again(run: RunFolder, damage: str, file
         hurt.unlink()
     else:
         hurt.write_bytes(spoilt[damage])
-    assert plans.read(run, 0, 0, 0) is None
     again = plans.shared(run, 0, 0, 0, "", lambda: _arrays(0))
     assert np.array_equal(again["uid"], _arrays(0)["uid"])
 

@@ -1,4 +1,4 @@
-"""Plan files: what nothing needs any more goes, what somebody may be at stays."""
+"""Plan files are a cache: what nobody maps any more goes, what somebody may be at stays."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def test_what_a_killed_process_left_half_written_goes_and_what_is_being_written_
         (half := run.plan_folder / f".new-{name}").mkdir()
         (half / "uid.npy").write_bytes(b"half")
         os.utime(half, (time.time() - age_seconds,) * 2)
-    plans.drop(run, (), (0, 0))
+    plans.drop(run, (0, 0))
     assert {path.name for path in run.plan_folder.iterdir()} == {".lock", ".new-busy", "plan-000-000000-000"}

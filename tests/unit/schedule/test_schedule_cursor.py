@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_schedule_plan import cases, identities, make_entries, make_spec
 
 from reelworks.core.errors import UserError
-from reelworks.schedule.cursor import Cursor, Excluded, check_same, remaining, remaining_after
+from reelworks.schedule.cursor import Aliases, Cursor, Excluded, check_same, remaining, remaining_after
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
 
 
@@ -65,6 +65,7 @@ def test_by_ordinals_remains_what_remains_by_uids(case: tuple[Entries, PlanSpec]
     assert identities(expected) == [i for i in identities(now) if i not in slow]
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 300)), st.integers(0, 55))
 def test_uids_that_begin_alike_are_told_apart(done: set[int], shift: int) -> None:
     """The quick look at a uid's first bits only ever saves work."""
@@ -78,9 +79,20 @@ def test_uids_that_begin_alike_are_told_apart(done: set[int], shift: int) -> Non
 places = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 4)), max_size=40)
 
 
-@given(st.lists(places, max_size=4))
-def test_excluded_places_add_up_and_survive_bytes(segments: list[list[tuple[int, int]]]) -> None:
-    excluded = Excluded.none()
+@settings(deadline=None)
+@given(
+    st.lists(places, max_size=4),
+    st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 4)), max_size=9),
+)
+def test_excluded_places_add_up_and_survive_bytes(
+    segments: list[list[tuple[int, int]]], gone: list[tuple[int, int]]
+) -> None:
+    """What has no row now is kept beside, whatever is added later."""
+    keys, copies = (
+        np.array([k for k, _ in gone], dtype=np.uint64),
+        np.array([c for _, c in gone], dtype=np.int64),
+    )
+    excluded = replace(Excluded.none(), gone_key=keys, gone_copy=copies)
     for segment in segments:
         ordinal, copy = np.array(segment, dtype=np.int64).reshape(-1, 2).T
         excluded = excluded.with_places(ordinal, copy)
@@ -89,6 +101,26 @@ def test_excluded_places_add_up_and_survive_bytes(segments: list[list[tuple[int,
     assert stored.bits.dtype == np.bool_
     everything = {place for segment in segments for place in segment}
     assert set(zip(*(a.tolist() for a in stored.places()), strict=True)) == everything
+    assert list(zip(stored.gone_key.tolist(), stored.gone_copy.tolist(), strict=True)) == gone
+    assert (stored.gone_key.dtype, stored.gone_copy.dtype) == (np.uint64, np.int64)
+    assert bool(stored) == bool(everything or gone)
+    ordinal, copy = np.indices((303, 6)).reshape(2, -1)
+    held = stored.holds(ordinal, copy)
+    assert set(zip(ordinal[held].tolist(), copy[held].tolist(), strict=True)) == everything
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.integers(0, 40), st.integers(0, 2**64 - 1)), st.lists(st.integers(0, 60)))
+def test_a_row_goes_by_its_alias_or_by_its_uid(keys: dict[int, int], asked: list[int]) -> None:
+    aliases = Aliases(
+        np.array(sorted(keys), dtype=np.int64), np.array([keys[o] for o in sorted(keys)], dtype=np.uint64)
+    )
+    stored = Aliases.from_bytes(aliases.to_bytes())
+    ordinal = np.array(asked, dtype=np.int64)
+    uid = ordinal.astype(np.uint64) + np.uint64(1000)
+    assert stored.keys(ordinal, uid).tolist() == [keys.get(o, o + 1000) for o in asked]
+    assert stored.keys(ordinal, uid).dtype == np.uint64
+    assert bool(stored) == bool(keys)
 
 
 def test_ten_million_clips_take_a_bit_each() -> None:

@@ -1,0 +1,238 @@
+"""What holds of a run, from the notes of its starts alone; and what is wrong with how it trained.
+
+A start that went on from step s voids what earlier ones did after s; one that began fresh voids all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from reelworks.buckets.assign import Reason
+
+Json = dict[str, Any]
+Key = tuple[int, int]  # generation, epoch
+Clip = tuple[str, int]  # id of a file, and which repeat of it
+NOT_THERE, NO_DATASET, NO_COPY = "file gone", "dataset gone", "copy gone"
+
+
+@dataclass(frozen=True)
+class Begin:
+    """A segment that begins: all live clips with their reasons, and those that it plans.
+
+    Attributes:
+        left: Ids of files whose dataset the recipe does not name.
+        superseded: True once another plan took its place before any of its rows was trained.
+    """
+
+    step: int
+    key: Key
+    segment: int
+    row: int
+    live: dict[Clip, Reason]
+    planned: frozenset[Clip]
+    left: frozenset[str]
+    superseded: bool = False
+
+    def why_gone(self, clip: Clip) -> str:
+        """Say why a clip that was there before is not there now."""
+        if clip[0] in {identity for identity, _ in self.live}:
+            return NO_COPY
+        return NO_DATASET if clip[0] in self.left else NOT_THERE
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step, or one that was not taken; with what became of each clip that it consumed."""
+
+    step: int
+    key: Key
+    segment: int
+    row: int
+    items: dict[Clip, str]
+
+
+@dataclass(frozen=True)
+class Began:
+    """A start that got as far as to train, and the checkpoint that it went on from."""
+
+    resumed: int | None
+
+
+@dataclass(frozen=True)
+class End:
+    """An epoch's end, as the trainer told it."""
+
+    step: int
+    key: Key
+
+
+Entry = Began | Begin | Step | End
+
+
+@dataclass
+class Truth:
+    """What holds.
+
+    Attributes:
+        steps: In their order.
+        begins: In their order; the last one is under way.
+        ended: Epochs that came to their end.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    begins: list[Begin] = field(default_factory=list)
+    ended: dict[Key, int] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[Key]:
+        """Epochs, in their order."""
+        return sorted({begin.key for begin in self.begins})
+
+    def last_begin(self, key: Key) -> Begin:
+        """The last segment of an epoch."""
+        return [begin for begin in self.begins if begin.key == key][-1]
+
+    def consumed(self, key: Key) -> dict[Clip, tuple[int, str]]:
+        """Step, and what it was made of, of each clip that an epoch consumed."""
+        return {
+            clip: (s.step, became) for s in self.steps if s.key == key for clip, became in s.items.items()
+        }
+
+
+def hold(entries: Iterable[Entry]) -> Truth:
+    """Say what holds of all that was noted."""
+    truth = Truth()
+    for entry in entries:
+        if isinstance(entry, Began):
+            _go_back(truth, -1 if entry.resumed is None else entry.resumed)
+        elif isinstance(entry, Step):
+            truth.steps.append(entry)
+        elif isinstance(entry, End):
+            truth.ended[entry.key] = entry.step
+        else:
+            _begin(truth, entry)
+    return truth
+
+
+def _go_back(truth: Truth, step: int) -> None:
+    truth.steps = [s for s in truth.steps if s.step <= step]
+    truth.begins = [b for b in truth.begins if b.step <= step]
+    truth.ended = {key: at for key, at in truth.ended.items() if at <= step}
+
+
+def _begin(truth: Truth, begin: Begin) -> None:
+    """What was begun beyond this segment is void; another plan in its place was never trained."""
+    truth.ended = {key: at for key, at in truth.ended.items() if key <= begin.key}
+    kept = [b for b in truth.begins if b.key <= begin.key]
+    trained = {(s.key, s.segment) for s in truth.steps}
+    truth.begins = [
+        replace(b, superseded=True)
+        if b.key == begin.key and b.segment >= begin.segment and (b.key, b.segment) not in trained
+        else b
+        for b in kept
+    ]
+    again = any(b.key == begin.key and b.segment == begin.segment for b in kept)
+    if begin.planned and not again:
+        truth.ended.pop(begin.key, None)
+    truth.begins.append(begin)
+
+
+# Reading notes.
+
+
+def read(folder: Path, ids: dict[str, str], left: frozenset[str]) -> list[Entry]:
+    """Read what the ranks of a start noted, in the order of the first one.
+
+    Args:
+        folder: Where the notes are.
+        ids: Ids of files by their path in this start.
+        left: Ids of files whose dataset the recipe does not name.
+    """
+    files = sorted(folder.glob("rank-*.jsonl"))
+    by_rank = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    main = by_rank[0] if files and files[0].name == "rank-0.jsonl" else []
+    others = [line for lines in by_rank for line in lines if lines is not main and line["what"] == "step"]
+    entries: list[Entry] = []
+    for line in main:
+        if line["what"] == "step":
+            parts = [line, *(other for other in others if other["step"] == line["step"])]
+            entries.append(_step(parts, ids))
+        else:
+            entries.append(_entry(line, ids, left))
+    beyond = sorted({other["step"] for other in others} - {line.get("step") for line in main})
+    # Of a rank that was killed where another one went on.
+    return entries + [_step([o for o in others if o["step"] == step], ids) for step in beyond]
+
+
+def _entry(line: Json, ids: dict[str, str], left: frozenset[str]) -> Entry:
+    if line["what"] == "began":
+        return Began(line["resumed"])
+    key = (line["generation"], line["epoch"])
+    if line["what"] == "ended":
+        return End(line["step"], key)
+    live = {(ids.get(path, path), copy): Reason(reason) for path, copy, reason in line["live"]}
+    planned = frozenset((ids.get(path, path), copy) for path, copy in line["planned"])
+    return Begin(line["step"], key, line["segment"], line["row"], live, planned, left)
+
+
+def _step(parts: list[Json], ids: dict[str, str]) -> Step:
+    first = parts[0]
+    items: dict[Clip, str] = {}
+    for path, copy, showing, state in [item for part in parts for item in part["items"]]:
+        if showing:
+            continue  # shown once more, which consumes nothing
+        clip = (ids.get(path, path), copy)
+        became = {"counts": "trained" if first["applied"] else "skipped"}.get(state, state)
+        items[clip] = "twice" if clip in items else became
+    return Step(first["step"], (first["generation"], first["epoch"]), first["segment"], first["row"], items)
+
+
+# What can be wrong with the training.
+
+
+def wrong_training(truth: Truth, ids: dict[str, str] | None = None) -> list[str]:
+    """Say what is wrong with the steps that hold; each line begins with a name for its kind and a colon."""
+    wrong = []
+    numbers = [s.step for s in truth.steps]
+    if numbers != list(range(1, len(numbers) + 1)):
+        wrong.append(f"steps do not count on: {numbers}")
+    for key in truth.keys:
+        steps = [s for s in truth.steps if s.key == key]
+        times = Counter(clip for s in steps for clip in s.items)
+        twice = [clip for clip, n in times.items() if n > 1]
+        twice += [clip for s in steps for clip, became in s.items.items() if became == "twice"]
+        wrong += [f"trained twice: {clip} in {key}, steps {_steps_of(steps, clip)}" for clip in twice]
+        wrong += [f"lost in a step: {s.step}" for s in steps if "lost" in s.items.values()]
+        last = truth.last_begin(key)
+        due = {clip for clip, reason in last.live.items() if reason == Reason.NONE}
+        if key in truth.ended and (never := sorted(due - times.keys())):
+            wrong.append(f"never trained: {never} in {key}")
+    return wrong
+
+
+def wrong_plan(truth: Truth) -> list[str]:
+    """Say where the segment under way plans other clips than those that are due and not consumed."""
+    if not truth.begins:
+        return []
+    begin = truth.begins[-1]
+    before = {
+        clip for s in truth.steps if s.key == begin.key and s.segment != begin.segment for clip in s.items
+    }
+    due = {clip for clip, reason in begin.live.items() if reason == Reason.NONE} - before
+    wrong = []
+    if again := sorted(begin.planned & before):
+        wrong.append(f"planned again: {again} in {begin.key}, segment {begin.segment}")
+    if missing := sorted(due - begin.planned):
+        wrong.append(f"not planned: {missing} in {begin.key}, segment {begin.segment}")
+    if undue := sorted(begin.planned - due - before):
+        wrong.append(f"planned against a reason: {undue} in {begin.key}, segment {begin.segment}")
+    return wrong
+
+
+def _steps_of(steps: list[Step], clip: Clip) -> list[int]:
+    return [s.step for s in steps if clip in s.items]

@@ -1,0 +1,287 @@
+"""Notes of a training, written beside it: which clips stood behind each optimizer step that was really taken.
+
+Installed in the process that trains, around the trainer's own functions. Each rank appends to a file of its own,
+outside of the run folder and past `core.storage`, so that a fault that is injected there cannot reach it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reelworks.core import storage
+from reelworks.prepare import sources
+from reelworks.prepare.data import RecipeData
+from reelworks.testing import faults
+from reelworks.train import rehearsal
+from reelworks.train.journal import Journal
+from reelworks.train.keep import Keeper
+from reelworks.train.loop import Loop
+from reelworks.train.recorder import Recorder
+from reelworks.train.step import Stepper, StepResult
+from reelworks.train.updater import Updater
+
+Json = dict[str, Any]
+# A guard stays for the life of the process.
+_FOR_GOOD = ExitStack()
+
+
+@dataclass
+class Watch:
+    """What is known while a training runs.
+
+    Attributes:
+        file: Where notes go.
+        rank: Of this process.
+        end: How the start is to end.
+        resumed: Step of the checkpoint that was loaded.
+        loop: The one that runs.
+        position: The row under way.
+        taken: Clips that this rank took of the row so far.
+        steps: Rows done.
+    """
+
+    file: Path
+    rank: int
+    end: Json
+    resumed: int | None = None
+    loop: Any = None
+    position: Any = None
+    taken: list[list[Any]] = field(default_factory=list)
+    steps: int = 0
+
+    def note(self, what: str, **fields: Any) -> None:
+        """Append one line, whatever happens next."""
+        line = json.dumps({"what": what, **fields}) + "\n"
+        fd = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.write(fd, line.encode())
+        os.close(fd)
+
+    def note_step(self, *, applied: bool) -> None:
+        """Note the row under way."""
+        at = self.position
+        self.steps += 1
+        self.note(
+            "step",
+            step=at.global_step + 1,
+            generation=at.generation,
+            epoch=at.epoch,
+            segment=at.segment,
+            row=at.row,
+            applied=applied,
+            items=self.taken,
+        )
+
+    def sees(self, source: Iterator[Any]) -> Iterator[Any]:
+        """Pass micro-batches on and note their clips: path, copy, showing, and whether each counts."""
+        for batch in source:
+            work = batch.work
+            failed = {place for place, _ in batch.failures}
+            for place, request in enumerate(work.requests):
+                if not work.filler and work.showing[place] >= 0:
+                    state = "failed" if place in failed else "counts" if bool(batch.counts[place]) else "lost"
+                    self.taken.append(
+                        [str(request.path), int(work.copies[place]), int(work.showing[place]), state]
+                    )
+            yield batch
+
+    def note_begin(self, position: Any) -> None:
+        """Note the live clips with their reasons, and those that the segment plans."""
+        data: RecipeData = self.loop.data
+        assignment, row = data.assignment(position.epoch)
+        copies = data.clips()[0].copy
+        live = [
+            [_path(data, int(row[i])), int(copies[i]), int(assignment.reason[i])] for i in range(len(row))
+        ]
+        plan = position.plan
+        first = np.flatnonzero(plan.first)
+        rows = data.rows_at(plan.ordinal[first]) if len(first) else first
+        planned = [[_path(data, int(r)), int(c)] for r, c in zip(rows, plan.copy[first], strict=True)]
+        self.note(
+            "begin",
+            step=position.global_step,
+            generation=position.generation,
+            epoch=position.epoch,
+            segment=position.segment,
+            row=position.row,
+            live=live,
+            planned=planned,
+        )
+
+
+def _path(data: RecipeData, row: int) -> str:
+    return f"{data.rows.root[row].as_py()}/{data.rows.path[row].as_py()}"
+
+
+def install(orders: Json) -> None:
+    """Watch this process, and let it end as its start is to end.
+
+    Args:
+        orders: `folder` for notes, `end`, `vanish`: files that go behind the scan's back, and `bare`: leave out what
+            a start tries beforehand of the network, which is most of its time and nothing to its clips.
+    """
+    if orders.get("bare"):
+        rehearsal.audit_shapes = lambda *_: 0
+    rank = int(os.environ.get("RANK", "0"))
+    watch = Watch(Path(orders["folder"], f"rank-{rank}.jsonl"), rank, orders["end"])
+    _wrap_beginnings(watch)
+    _wrap_steps(watch)
+    _lose_files(orders.get("vanish", []))
+    _arm(watch)
+
+
+def _after(owner: Any, name: str, then: Callable[..., None]) -> None:
+    """Call `then` with the result and the arguments of a function once it returned."""
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        then(result, *args, **kwargs)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def _before(owner: Any, name: str, first: Callable[..., None]) -> None:
+    """Call `first` with the arguments of a function before it runs."""
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        first(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def _wrap_beginnings(watch: Watch) -> None:
+    """Note what a start went on from, and where segments begin and epochs end."""
+
+    def restored(_: Any, keeper: Any, step: int, state: Any) -> None:
+        watch.resumed = step
+
+    def told(_: Any, recorder: Any, kind: str, **fields: Any) -> None:
+        if kind == "start":
+            watch.note("began", resumed=watch.resumed)
+
+    def begins(loop: Any, position: Any) -> None:
+        watch.loop = loop
+        if watch.rank == 0:
+            watch.note_begin(position)
+
+    def ends(journal: Any, position: Any) -> None:
+        if watch.rank == 0:
+            at = position
+            watch.note("ended", step=at.global_step, generation=at.generation, epoch=at.epoch)
+
+    _after(Keeper, "restore", restored)
+    _after(Recorder, "event", told)
+    _before(Loop, "_begin", begins)
+    _before(Journal, "epoch_ends", ends)
+
+
+def _wrap_steps(watch: Watch) -> None:
+    """Note each row: one that is applied at once behind the real optimizer step."""
+
+    def row_begins(loop: Any, position: Any, source: Any) -> None:
+        watch.position, watch.taken = position, []
+
+    def updated(*_: Any) -> None:
+        watch.note_step(applied=True)
+
+    def left_out(*_: Any) -> None:
+        if watch.rank == 0:  # no rank reads anything of such a row
+            watch.taken = _planned_in(watch)
+            watch.note_step(applied=False)
+
+    original = Stepper.run
+
+    def run(self: Stepper, batches: Any, *args: Any) -> Any:
+        result = original(self, watch.sees(batches), *args)
+        if not result.applied:
+            watch.note_step(applied=False)
+        return result
+
+    _before(Loop, "_step", row_begins)
+    _after(Updater, "step", updated)
+    Stepper.run = run  # type: ignore[assignment, method-assign]
+    _after(StepResult, "skipped", left_out)
+
+
+def _planned_in(watch: Watch) -> list[list[Any]]:
+    """Clips of a row that the recipe leaves out."""
+    position, data = watch.position, watch.loop.data
+    plan, items = position.plan, []
+    for micro_batch in plan.micro_batches(position.row).tolist():
+        where = plan.places(micro_batch)
+        rows = data.rows_at(plan.ordinal[where])
+        for row, copy, showing in zip(rows, plan.copy[where], plan.showing[where], strict=True):
+            items.append([_path(data, int(row)), int(copy), int(showing), "counts"])
+    return items
+
+
+def _lose_files(paths: list[str]) -> None:
+    """Let files vanish behind the scan, so that they fail when their turn comes."""
+
+    def vanish(*_: Any, **__: Any) -> None:
+        for path in paths:
+            Path(path).unlink(missing_ok=True)
+
+    if paths:
+        _after(sources, "scan", vanish)
+
+
+def _arm(watch: Watch) -> None:
+    """Prepare the end of this process."""
+    end = watch.end
+    if end.get("nan"):
+        _spoil(watch, end["nan"])
+    if end.get("rank", 0) != watch.rank:
+        return
+    if end["by"] == "sigterm":
+        _after(Updater, "step", lambda *_: _signal_after(watch, end["after"]))
+    elif end["by"] == "kill" and "point" in end:
+        faults.kill_at(end["point"], end["call"])
+    elif end["by"] == "kill":
+        _FOR_GOOD.enter_context(storage.guarded(_deadly(end)))
+
+
+def _signal_after(watch: Watch, steps: int) -> None:
+    if watch.steps == steps:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _spoil(watch: Watch, step: int) -> None:
+    """Make the loss of one step of this start not a number."""
+    original = Stepper._losses
+
+    def losses(self: Stepper, *args: Any) -> Any:
+        result = original(self, *args)
+        return result * float("nan") if watch.steps + 1 == step else result
+
+    Stepper._losses = losses  # type: ignore[assignment, method-assign]
+
+
+def _deadly(end: Json) -> storage.Guard:
+    """Kill this process at the so many-th storage call of a kind, or in the middle of its write."""
+    made = 0
+
+    def guard(kind: str, path: Path) -> int | None:
+        nonlocal made
+        in_a_save = "checkpoints" in path.parts
+        if end["scope"] == ("save" if in_a_save else "other") or end["scope"] == "any":
+            made += 1
+        if made == end["call"] and kind == "write" and end.get("half"):
+            return int(end["half"])
+        if made >= end["call"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return None
+
+    return guard

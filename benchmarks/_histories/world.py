@@ -1,0 +1,157 @@
+"""All that a history changes: footage, recipe, folders; and the recipe as it is today."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks._histories.disk import Dataset, Disk
+
+Json = dict[str, Any]
+# Frame counts and resolutions that the tiny network takes.
+TABLES: dict[str, list[Json]] = {
+    "one": [{"resolution": "32px", "num_frames": [1, 2, 4]}],
+    "two": [{"resolution": "32px", "num_frames": [1, 4]}, {"resolution": "16px", "num_frames": [1, 2]}],
+    "small": [{"resolution": "16px", "num_frames": [1, 2, 4]}],
+    "pictures": [{"resolution": "32px", "num_frames": [1]}],
+    "long": [{"resolution": "32px", "num_frames": [1, 5]}],
+}
+
+
+@dataclass
+class World:
+    """Where a history stands.
+
+    Attributes:
+        root: Folder of everything.
+        run: The run folder; it may move.
+        disk: The footage.
+        recipe: Tables of the recipe, without datasets, buckets and folders.
+        table: Name of the bucket entries in `TABLES`.
+        batch_sizes, keep_probs: One for each entry and frame count, repeated from the first on.
+        quarantined: Ids that the quarantine names.
+        foreign: Lines of the quarantine that name no clip.
+        costs: Milliseconds that the measured table has, or None where the recipe names none.
+        catalog: Folder of the catalog, or None for the run's own.
+        step: Newest step that holds.
+        epoch: The epoch under way.
+    """
+
+    root: Path
+    run: Path
+    disk: Disk
+    recipe: Json
+    table: str = "one"
+    batch_sizes: list[int] = field(default_factory=lambda: [4, 2, 2])
+    keep_probs: list[float] = field(default_factory=lambda: [1.0])
+    quarantined: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    costs: float | None = None
+    catalog: Path | None = None
+    step: int = 0
+    epoch: int = 0
+
+    @classmethod
+    def begin(cls, root: Path, history: Json) -> World:
+        """Make the footage and the recipe that a history begins with: all by its seed, but for what it names."""
+        chance = random.Random(history["seed"])
+        disk = Disk(root / "data-0")
+        world = cls(root, root / "run-0", disk, _recipe(chance))
+        disk.add_dataset(Dataset("a", "a", "a"))
+        name = chance.choice(["b.csv", "b.jsonl", None])
+        disk.add_dataset(Dataset("b", "b", "b", name))
+        for dataset in ("a", "b"):
+            disk.add_file(dataset, chance, name="x/same.png")
+            disk.add_file(dataset, chance, name="same.mp4" if dataset == "b" else "y/same.mp4")
+            for _ in range(chance.randint(8, 16)):
+                disk.add_file(dataset, chance)
+        if "accumulation" in history:
+            world.recipe["train"]["gradient_accumulation_steps"] = history["accumulation"]
+        if chance.random() < 0.3:
+            world.catalog = root / "catalog"
+        if chance.random() < 0.3:
+            world.costs = 5.0
+        world.table = chance.choice(["one", "one", "two", "small", "long"])
+        return world
+
+    @property
+    def catalog_folder(self) -> Path:
+        """Where the catalog lies."""
+        return self.catalog or self.run / "catalog"
+
+    def checkpoints(self) -> list[int]:
+        """Steps that could be named to resume from."""
+        folder = self.run / "checkpoints"
+        names = [p.name for p in folder.glob("step-*")] if folder.is_dir() else []
+        return sorted(int(name.removeprefix("step-")) for name in names)
+
+    def move_run(self, to: Path) -> None:
+        """Move the run folder, if there is one yet."""
+        if self.run.exists():
+            shutil.move(self.run, to)
+        self.run = to
+
+    def whole_recipe(self) -> Json:
+        """The recipe as it is today; writes the files that it names."""
+        self.disk.write_lists()
+        recipe: Json = {**self.recipe, "output": str(self.run), "dataset": self.disk.entries()}
+        recipe["bucket"] = self._buckets()
+        recipe["quarantine"] = str(self._write_quarantine())
+        if self.catalog is not None:
+            recipe["catalog"] = str(self.catalog)
+        if self.costs is not None:
+            recipe["cost"] = {**recipe.get("cost", {}), "measured": str(self._write_costs())}
+        return json.loads(json.dumps(recipe))
+
+    def _buckets(self) -> list[Json]:
+        entries = []
+        for entry in TABLES[self.table]:
+            many = range(len(entry["num_frames"]))
+            sizes = [self.batch_sizes[i % len(self.batch_sizes)] for i in many]
+            chances = [self.keep_probs[i % len(self.keep_probs)] for i in many]
+            entries.append({**entry, "batch_size": sizes, "keep_prob": chances})
+        return entries
+
+    def _write_quarantine(self) -> Path:
+        names = {identity: name for name, identity in self.disk.by_name().items()}
+        lines = [names[identity] for identity in self.quarantined if identity in names]
+        path = self.root / "quarantine.txt"
+        path.write_text("".join(f"{line}\n" for line in ["# not to be trained", *lines, *self.foreign]))
+        return path
+
+    def _write_costs(self) -> Path:
+        path = self.root / "costs.json"
+        names = [f"{size} {ratio}" for size in ("32px", "16px") for ratio in ("1:1", "3:2", "2:3")]
+        assert self.costs is not None
+        lengths = ("", *(f" ×{n}" for n in (1, 2, 4, 5)))
+        ms = {
+            f"{name}{length}": 1 + (i * self.costs) % 7
+            for i, (name, length) in enumerate(itertools.product(names, lengths))
+        }
+        path.write_text(json.dumps(ms))
+        return path
+
+
+def _recipe(chance: random.Random) -> Json:
+    return {
+        "version": 1,
+        "seed": 7,
+        "buckets": {"upscale": True, "max_crop": 0.7, "aspect_ratios": ["3:2", "1:1", "2:3"]},
+        "data": {"num_workers": 0, "max_failure_share": 1.0},
+        "model": {"name": "stdit3-tiny", "hidden_size": 16, "depth": 1, "num_heads": 2},
+        "autoencoder": {"stride": 8},
+        "text": {"dim": 8, "max_length": 4},
+        "precision": {"compute": "float32"},
+        "train": {
+            "learning_rate": 1e-3,
+            "threads": 1,
+            "gradient_accumulation_steps": chance.choice([1, 1, 2, 2, 4]),
+        },
+        "validation": {"split": chance.choice([0.0, 0.0, 0.1]), "times": [500.0], "max_clips": 2},
+        "checkpoints": {"every_steps": chance.choice([1, 2, 2, 3]), "keep_last": chance.choice([1, 2, 4])},
+    }

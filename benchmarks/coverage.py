@@ -1,0 +1,215 @@
+"""What the record of a segment costs, and how long it takes to read the account of every clip from it.
+
+`python -m benchmarks.coverage --clips 10000000 --json` prints as its last line what was seen. A catalog of the
+synthetic clips of `_weblike.py` is written to disk as a scan would, an epoch is planned on it, its record is
+written, half of its steps are told as training tells them, and `reelworks coverage RUN` reads the account in a
+process of its own. Sizes are exact; seconds depend on what else the machine does (see `load_average`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from benchmarks import _weblike
+from benchmarks.schedule import machine, timed
+from reelworks.catalog.rows import SCHEMA
+from reelworks.catalog.store import Catalog
+from reelworks.prepare import position as positions
+from reelworks.prepare import recording
+from reelworks.prepare.data import RecipeData
+from reelworks.prepare.position import Position
+from reelworks.recipe import load as recipes
+from reelworks.run import records
+from reelworks.run.folder import RunFolder
+
+Json = dict[str, Any]
+RANKS = 8
+RESULTS = Path(__file__).parent / "results" / "coverage.json"
+
+
+def make_catalog(folder: Path, n: int) -> None:
+    """Write a catalog of `n` clips without reading a file."""
+    clips = _weblike.clips(n)
+    number = pc.utf8_lpad(pa.array(np.arange(n)).cast(pa.string()), width=9, padding="0")
+    shard = pc.utf8_slice_codeunits(number, 0, 5)
+    path = pc.binary_join_element_wise(shard, pc.binary_join_element_wise("clip", number, "-"), "/")
+    columns: dict[str, Any] = {
+        "ordinal": np.arange(n),
+        "uid": clips.uid,
+        "path": path,
+        "fingerprint": number,
+        "group": path,
+        "caption": pc.binary_join_element_wise("a shot of something that moves, number", number, " "),
+        "num_frames": clips.num_frames,
+        "height": clips.height,
+        "width": clips.width,
+        "fps": np.where(clips.is_image, 0.0, 24.0),
+        "duration_seconds": np.where(clips.is_image, 0.0, clips.num_frames / 24),
+        "size_bytes": np.full(n, 1_000_000),
+        "kind": pa.array(["video", "image"]).take(pa.array(clips.is_image.astype(np.int32))),
+        "variable_fps": np.zeros(n, np.bool_),
+        "has_alpha": np.zeros(n, np.bool_),
+        "error": pa.nulls(n, pa.string()),
+    }
+    texts = {"dataset": "web", "root": "/data/web", "codec": "h264", "pixel_format": "yuv420p"}
+    columns |= {
+        name: pa.DictionaryArray.from_arrays(np.zeros(n, np.int32), [text]) for name, text in texts.items()
+    }
+    zeros = np.zeros(n, np.int64)
+    table = pa.table({f.name: columns.get(f.name, zeros) for f in SCHEMA}).cast(SCHEMA)
+    folder.mkdir(parents=True)
+    Catalog(folder, ()).append(table, np.zeros(0, np.int64), [{"name": "web", "root": "/data/web"}])
+
+
+def begin(root: Path) -> tuple[RunFolder, RecipeData, Position]:
+    """Plan an epoch of a run on the catalog."""
+    recipe = recipes.parse(
+        {
+            "version": 1,
+            "output": str(root / "run"),
+            "catalog": str(root / "catalog"),
+            "dataset": [{"path": str(root / "web"), "name": "web"}],
+            "buckets": {"opensora": _weblike.STAGE_1, "probability": "opensora-1.2", "compat": True},
+            "model": {"name": "stdit3-xl"},
+            "autoencoder": {"name": "opensora-1.2", "weights": "not-read"},
+            "train": {"max_epochs": 1},
+        }
+    )
+    run = RunFolder(root / "run")
+    run.create({"micro_batches_per_step": RANKS, "slot_width": RANKS})
+    run.keep_recipe(recipes.dump(recipe))
+    data = RecipeData.open(recipe)
+    return run, data, positions.begin_epoch(data, data.spec(RANKS, RANKS), epoch=0)
+
+
+def tell(run: RunFolder, position: Position) -> int:
+    """Write the events of the first half of the epoch's steps; returns how many clips they trained."""
+    plan, now = position.plan, time.time()
+    own = np.concatenate([plan.own_clips(), [0]])
+    per_row = own[plan.rows].sum(axis=1)
+    half = plan.steps // 2
+    common = {"v": 1, "time": now}
+    shape = {"micro_batches_per_step": RANKS, "slot_width": RANKS, "recipe": run.recipe_file.name}
+    epoch = {
+        "generation": 0,
+        "epoch": 0,
+        "segment": 0,
+        "planned": plan.planned,
+        "rows": plan.steps,
+        "plan": plan.digest(),
+    }
+    numbers = {
+        "epoch": 0,
+        "loss": 0.5,
+        "learning_rate": 1e-4,
+        "grad_norm": 1.0,
+        "repeated": 0,
+        "seconds": 1.0,
+    }
+    with run.events_file.open("w") as f:
+        f.write(json.dumps({**common, "kind": "start", "step": 0, "resumed_from": None, **shape}) + "\n")
+        f.write(json.dumps({**common, "kind": "epoch", "step": 0, **epoch}) + "\n")
+        for row in range(half):
+            step = {"kind": "step", "step": row + 1, "row": row, "clips": int(per_row[row]), **numbers}
+            f.write(json.dumps({**common, **step}) + "\n")
+    return int(per_row[:half].sum())
+
+
+_READ = """
+import json, sys, time
+from pathlib import Path
+began = time.perf_counter()
+from reelworks.prepare import cover
+from reelworks.run.folder import RunFolder
+(epoch,) = cover.cover(RunFolder(Path(sys.argv[1]))).epochs
+seconds = time.perf_counter() - began
+# Of this process alone: what getrusage tells is inherited from the process that started it.
+status = Path("/proc/self/status").read_text().splitlines()
+peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+print(json.dumps({"seconds": seconds, "peak": peak, **epoch.to_json()}))
+"""
+
+
+def write(root: Path) -> Json:
+    """Write a segment's record, and the events of its steps."""
+    run, data, position = begin(root)
+    seconds, _ = timed(lambda: recording.begin(run, data, position, "recipe.toml"))
+    files = {f.name: f.stat().st_size for f in sorted(records.path(run, position.key).iterdir())}
+    return {
+        "planned": position.plan.planned,
+        "steps": position.plan.steps,
+        "trained": tell(run, position),
+        "record_s": seconds,
+        "record_bytes": sum(files.values()),
+        "record_files": files,
+    }
+
+
+def read(root: Path) -> Json:
+    """Read the account in a fresh process."""
+    command = [sys.executable, "-c", _READ, str(root / "run")]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return dict(json.loads(out.splitlines()[-1]))
+
+
+def measure(n: int) -> Json:
+    """Everything for `n` clips."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        make_catalog(root / "catalog", n)
+        written, account = write(root), read(root)
+    if not account["adds_up"] or account["counts"]["trained"] != written["trained"]:
+        raise AssertionError(f"the account is wrong: {account}")
+    if sum(account["counts"].values()) != n:
+        raise AssertionError(f"clips are missing from the account: {account['counts']}")
+    return {
+        "clips": n,
+        **written,
+        "coverage_s": account["seconds"],
+        "coverage_peak_bytes": account["peak"],
+        "writer_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "machine": machine(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def show(result: Json) -> None:
+    """Print the figures for people."""
+    print(f"{result['clips']:,} clips, {result['planned']:,} planned in {result['steps']:,} steps")
+    print(f"record: {result['record_s']:.2f} s, {result['record_bytes'] / 1e6:.1f} MB")
+    print(
+        f"coverage: {result['coverage_s']:.2f} s, {result['coverage_peak_bytes'] / 1e9:.2f} GB; on {result['machine']}"
+    )
+
+
+def main() -> None:
+    """Parse, measure, print; keep the figures where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--clips", type=int, default=100_000)
+    parser.add_argument("--json", action="store_true", help="print the JSON line alone")
+    parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
+    arguments = parser.parse_args()
+    result = measure(arguments.clips)
+    if not arguments.json:
+        show(result)
+    if arguments.save:
+        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        RESULTS.write_text(json.dumps({**kept, str(arguments.clips): result}, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

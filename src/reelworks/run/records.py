@@ -1,0 +1,473 @@
+"""Records of segments: which clips one planned, why the other clips stayed out, and how it ended.
+
+A segment's folder below `coverage/` is written when the segment begins, before its first step, and committed as a
+whole: files, then `about.json` with their checksums, then a rename. `outcome.json` joins it when the segment ends.
+Clips are rows of a catalog that the run keeps beside the records, by ordinal.
+
+    places.parquet         the planned clips in the order of the steps: ordinal, copy, showing
+    micro_batches.parquet  row, column and bucket of each micro-batch in the same order, and its number of places
+    others.parquet         the live clips that were not planned: ordinal, copy, reason, nearest entry, note
+    aliases.parquet        ordinals of clips that the run knew under another uid before, and that key
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from reelworks.core import checksums, digests, files, storage
+from reelworks.core.config import Config
+from reelworks.run.folder import RunFolder
+
+FORMAT_VERSION = 1
+CONSUMED = "consumed"  # the reason of a clip that an earlier segment of the epoch took
+I64 = NDArray[np.int64]
+Key = tuple[int, int, int]
+
+_ABOUT = "about.json"
+_OUTCOME = "outcome.json"
+_TOTALS = "totals.jsonl"
+_NAME = re.compile(r"segment-(\d{3,})-(\d{6,})-(\d{3,})")
+_SPLIT = "BYTE_STREAM_SPLIT"  # numbers without an order: their upper bytes are mostly zeros
+_ASCENDING = "DELTA_BINARY_PACKED"
+
+
+class RecordError(Exception):
+    """A record is not there or not whole; the message says which and why."""
+
+
+class BucketShape(Config):
+    """A bucket as a segment had it."""
+
+    name: str
+    num_frames: int
+    height: int
+    width: int
+    batch_size: int
+
+
+class About(Config):
+    """The values of a record.
+
+    Attributes:
+        format: Version of this schema.
+        generation, epoch, segment: The segment.
+        time: When it was written, in seconds since 1970.
+        first_step: Optimizer steps of the run before its first row.
+        rows: Rows of the plan, one step each.
+        planned: Clips planned.
+        plan: Digest of the plan.
+        catalog_digest, spec_digest: Digests of what the plan follows from.
+        spec: The plan's spec.
+        recipe: File of the recipe, below `recipes/`.
+        quarantine, costs: Files with the contents of what the recipe names, below `recipes/`.
+        catalog: Folder of the kept catalog, below `coverage/`.
+        catalog_version: Its parts that the segment was planned on.
+        catalog_uids: Digest of the uids of all rows of these parts.
+        datasets: Names of the recipe's datasets.
+        buckets: The bucket table.
+        entries: Its entries, as reports print them.
+        files: Checksums of the record's other files.
+    """
+
+    format: int = FORMAT_VERSION
+    generation: int
+    epoch: int
+    segment: int
+    time: float
+    first_step: int
+    rows: int
+    planned: int
+    plan: str
+    catalog_digest: str
+    spec_digest: str
+    spec: dict[str, Any]
+    recipe: str
+    quarantine: str | None
+    costs: str | None
+    catalog: str
+    catalog_version: int
+    catalog_uids: str
+    datasets: list[str]
+    buckets: list[BucketShape]
+    entries: list[str]
+    files: dict[str, str] = Field({})
+
+    @property
+    def key(self) -> Key:
+        """Generation, epoch and segment."""
+        return self.generation, self.epoch, self.segment
+
+
+class Failure(Config):
+    """A planned clip that could not be decoded: the row of its step, the clip, and why."""
+
+    row: int
+    uid: int
+    copy_index: int
+    reason: str
+
+
+class Outcome(Config):
+    """How a segment ended.
+
+    Attributes:
+        rows: Rows that were trained or skipped; the clips of later rows were left to another segment.
+        skipped: Rows of the steps that were not applied.
+        failures: Clips that failed in them.
+    """
+
+    rows: int
+    skipped: list[int] = Field([])
+    failures: list[Failure] = Field([])
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a segment planned, and why it left out the others.
+
+    Attributes:
+        about: The record's values.
+        ordinal, copy, showing: The places in the order of the steps, as in `EpochPlan`.
+        row, column, bucket, size: The micro-batches in the same order; `size` counts places.
+        other_ordinal, other_copy: Live clips without a place.
+        other_reason: Why, as an index into `labels`.
+        other_nearest: Index of the entry that would ask least of them, -1 where there is none.
+        other_note: More about the reason, or null.
+        labels: Names of the reasons.
+        alias_ordinal, alias_key: Rows whose clip goes by another key than its uid, by ordinal.
+    """
+
+    about: About
+    ordinal: I64
+    copy: I64
+    showing: NDArray[np.int32]
+    row: I64
+    column: I64
+    bucket: I64
+    size: I64
+    other_ordinal: I64
+    other_copy: I64
+    other_reason: NDArray[np.int32]
+    other_nearest: NDArray[np.int32]
+    other_note: Any
+    labels: list[str]
+    alias_ordinal: I64
+    alias_key: NDArray[np.uint64]
+
+    @property
+    def first(self) -> NDArray[np.bool_]:
+        """True for the places that consume their clip."""
+        first: NDArray[np.bool_] = self.showing == 0
+        return first
+
+    @property
+    def consumed(self) -> NDArray[np.bool_]:
+        """True for the clips without a place that an earlier segment of the epoch took."""
+        return np.isin(self.other_reason, [i for i, label in enumerate(self.labels) if label == CONSUMED])
+
+    def row_of_place(self) -> I64:
+        """Row of each place."""
+        return np.repeat(self.row, self.size)
+
+    def before(self, row: int) -> tuple[I64, I64]:
+        """Ordinals and copies of the clips that the rows before `row` consume."""
+        done = int(self.size[: np.searchsorted(self.row, row)].sum())
+        first = self.first[:done]
+        return self.ordinal[:done][first], self.copy[:done][first]
+
+
+def path(run: RunFolder, key: Key) -> Path:
+    """Folder of a segment's record."""
+    return run.coverage_folder / "segment-{:03d}-{:06d}-{:03d}".format(*key)
+
+
+def keys(run: RunFolder) -> list[Key]:
+    """Segments that have a record, oldest first."""
+    found = [_NAME.fullmatch(p.name) for p in run.coverage_folder.glob("segment-*")]
+    return sorted((int(m[1]), int(m[2]), int(m[3])) for m in found if m)
+
+
+def write(run: RunFolder, record: Record) -> None:
+    """Commit a record; a former one of the same segment is replaced.
+
+    Raises:
+        OSError: It could not be written; a former one may be gone then.
+    """
+    target = path(run, record.about.key)
+    unfinished = target.with_name(f".{target.name}.tmp")
+    storage.mkdirs(target.parent)
+    if unfinished.exists():
+        storage.rmtree(unfinished)
+    storage.mkdir(unfinished)
+    sums = {name: _write_table(unfinished / name, *table) for name, table in _tables(record).items()}
+    about = record.about.model_copy(update={"files": sums})
+    _write_values(unfinished / _ABOUT, about)
+    if target.exists():
+        storage.rmtree(target)
+    storage.rename(unfinished, target)
+    storage.fsync_folder(target.parent)
+
+
+def _tables(record: Record) -> dict[str, tuple[Any, dict[str, str]]]:
+    """Each file's table, and the encodings of its columns; others are dictionaries."""
+    places = {"ordinal": _small(record.ordinal), "copy": _small(record.copy), "showing": record.showing}
+    micro_batches = {
+        "row": _small(record.row),
+        "column": _small(record.column),
+        "bucket": _small(record.bucket),
+        "size": _small(record.size),
+    }
+    reason = pa.array(record.other_reason, type=pa.int32())
+    others = {
+        "ordinal": _small(record.other_ordinal),
+        "copy": _small(record.other_copy),
+        "reason": pa.DictionaryArray.from_arrays(reason, pa.array(record.labels)),
+        "nearest": record.other_nearest,
+        "note": record.other_note,
+    }
+    tables = {
+        "places.parquet": (pa.table(places), {"ordinal": _SPLIT}),
+        "micro_batches.parquet": (pa.table(micro_batches), {"row": _ASCENDING, "column": _ASCENDING}),
+        "others.parquet": (pa.table(others), {"ordinal": _ASCENDING}),
+    }
+    if len(record.alias_ordinal):
+        aliases = {"ordinal": _small(record.alias_ordinal), "key": record.alias_key}
+        tables["aliases.parquet"] = pa.table(aliases), {"ordinal": _ASCENDING, "key": _SPLIT}
+    return tables
+
+
+def _small(numbers: NDArray[Any]) -> Any:
+    """Numbers in as few bits as they need."""
+    fits = numbers.max(initial=0) < 2**31
+    return pa.array(numbers.astype(np.int32) if fits else numbers)
+
+
+def _write_table(file: Path, table: Any, encodings: dict[str, str]) -> str:
+    """Write a table; returns the checksum of the file."""
+    found: list[str] = []
+    with storage.create(file, told=lambda _, checksum: found.append(checksum)) as f:
+        pq.write_table(
+            table,
+            f,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[name for name in table.column_names if name not in encodings],
+            column_encoding=encodings,
+            write_statistics=False,
+        )
+    return found[0]
+
+
+def read_about(run: RunFolder, key: Key) -> About:
+    """Read a record's values.
+
+    Raises:
+        RecordError: There is no record, or it is damaged.
+    """
+    file = path(run, key) / _ABOUT
+    try:
+        about = About.model_validate(_read_values(file))
+    except FileNotFoundError:
+        raise RecordError(f"{path(run, key).name} is not there") from None
+    except ValidationError as error:
+        raise RecordError(f"{file.parent.name}/{_ABOUT} cannot be read: {error}") from error
+    if about.format > FORMAT_VERSION or about.key != key:
+        raise RecordError(f"{file.parent.name} is of a newer version or of another segment")
+    return about
+
+
+def read(run: RunFolder, key: Key, plan: str | None = None) -> Record:
+    """Read a record and verify it.
+
+    Args:
+        run: The run folder.
+        key: Generation, epoch and segment.
+        plan: Digest of the plan that the segment went by, where the caller knows it.
+
+    Raises:
+        RecordError: There is no record, it is damaged, or it is of another plan.
+    """
+    about = read_about(run, key)
+    folder = path(run, key)
+    if plan is not None and about.plan != plan:
+        raise RecordError(f"{folder.name} is the record of another plan")
+    places = _read_table(folder, "places.parquet", about)
+    batches = _read_table(folder, "micro_batches.parquet", about)
+    others = _read_table(folder, "others.parquet", about)
+    reason = others.column("reason").combine_chunks()
+    aliases = _read_table(folder, "aliases.parquet", about) if "aliases.parquet" in about.files else None
+    return Record(
+        about,
+        _column(places, "ordinal", np.int64),
+        _column(places, "copy", np.int64),
+        _column(places, "showing", np.int32),
+        _column(batches, "row", np.int64),
+        _column(batches, "column", np.int64),
+        _column(batches, "bucket", np.int64),
+        _column(batches, "size", np.int64),
+        _column(others, "ordinal", np.int64),
+        _column(others, "copy", np.int64),
+        reason.indices.to_numpy(zero_copy_only=False).astype(np.int32),
+        _column(others, "nearest", np.int32),
+        others.column("note"),
+        reason.dictionary.to_pylist(),
+        np.zeros(0, np.int64) if aliases is None else _column(aliases, "ordinal", np.int64),
+        np.zeros(0, np.uint64) if aliases is None else _column(aliases, "key", np.uint64),
+    )
+
+
+def _column(table: Any, name: str, kind: Any) -> NDArray[Any]:
+    values: NDArray[Any] = table.column(name).to_numpy()
+    return values.astype(kind, copy=False)
+
+
+def _read_table(folder: Path, name: str, about: About) -> Any:
+    try:
+        if checksums.of_file(folder / name) != about.files[name]:
+            raise RecordError(
+                f"{folder.name}/{name} is damaged: it does not have the checksum it was written with"
+            )
+        return pq.read_table(folder / name)
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise RecordError(f"{folder.name}/{name} cannot be read: {error}") from error
+
+
+def write_outcome(run: RunFolder, key: Key, outcome: Outcome) -> None:
+    """Record how a segment ended; nothing where the segment has no record.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    if path(run, key).is_dir():
+        _write_values(path(run, key) / _OUTCOME, outcome)
+
+
+def _write_values(file: Path, values: Config) -> None:
+    """Write values with a checksum of their own."""
+    plain = values.model_dump(mode="json")
+    files.write_json(file, {"checksum": digests.digest_json(plain), **plain})
+
+
+def _read_values(file: Path) -> dict[str, Any]:
+    """Read values and verify them.
+
+    Raises:
+        FileNotFoundError: They are not there.
+        RecordError: They are damaged.
+    """
+    try:
+        plain = json.loads(file.read_bytes())
+        same = plain.pop("checksum") == digests.digest_json(plain)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise RecordError(f"{file.parent.name}/{file.name} cannot be read: {error}") from error
+    if not same:
+        raise RecordError(
+            f"{file.parent.name}/{file.name} is damaged: it does not have the checksum it was written with"
+        )
+    return dict(plain)
+
+
+def read_outcome(run: RunFolder, key: Key) -> Outcome | None:
+    """Read how a segment ended; None where that is not recorded.
+
+    Raises:
+        RecordError: It is damaged.
+    """
+    file = path(run, key) / _OUTCOME
+    try:
+        return Outcome.model_validate(_read_values(file))
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise RecordError(f"{file.parent.name}/{_OUTCOME} cannot be read: {error}") from error
+
+
+def reopen(run: RunFolder, step: int, key: Key | None) -> None:
+    """Take back what was recorded of segments that end beyond a step, to which the run goes back.
+
+    Args:
+        run: The run folder.
+        step: Optimizer steps of the run that hold.
+        key: A segment that training goes on with, so that it has not ended either.
+    """
+    for other in reversed(keys(run)):
+        try:
+            outcome, first = read_outcome(run, other), read_about(run, other).first_step
+        except RecordError:
+            outcome, first = None, step
+        if other == key or outcome is None or first + outcome.rows > step:
+            (path(run, other) / _OUTCOME).unlink(missing_ok=True)
+        elif key is None or other < key:
+            return
+
+
+def drop(run: RunFolder, key: Key) -> None:
+    """Remove a record."""
+    storage.rmtree_if_possible(path(run, key))
+
+
+def size_bytes(run: RunFolder, key: Key) -> int:
+    """Bytes that a record takes."""
+    return sum(file.stat().st_size for file in path(run, key).glob("*"))
+
+
+def prune(
+    run: RunFolder,
+    max_bytes: int,
+    in_use: Collection[tuple[int, int]],
+    totals: Callable[[tuple[int, int]], dict[str, Any]],
+) -> Iterator[tuple[int, int]]:
+    """Remove the records of the oldest epochs until the others fit, and keep their totals.
+
+    Args:
+        run: The run folder.
+        max_bytes: What all records may take.
+        in_use: Generation and epoch of those that must stay.
+        totals: Finds what to keep of an epoch.
+
+    Yields:
+        Generation and epoch of what was removed.
+    """
+    sizes: dict[tuple[int, int], int] = {}
+    for key in keys(run):
+        sizes[key[:2]] = sizes.get(key[:2], 0) + size_bytes(run, key)
+    over = sum(sizes.values()) - max_bytes
+    for epoch in sorted(sizes):
+        if over <= 0:
+            return
+        if epoch in in_use:
+            continue
+        kept = {"time": time.time(), "generation": epoch[0], "epoch": epoch[1], **totals(epoch)}
+        files.append_json_line(run.coverage_folder / _TOTALS, kept)
+        for key in [k for k in keys(run) if k[:2] == epoch]:
+            storage.rmtree(path(run, key))
+        over -= sizes[epoch]
+        yield epoch
+
+
+def pruned(run: RunFolder) -> dict[tuple[int, int], dict[str, Any]]:
+    """Totals of the epochs whose records were removed to make room; not of one that was trained anew since."""
+    lines = files.read_json_lines(run.coverage_folder / _TOTALS)
+    totals = {(line["generation"], line["epoch"]): line for line in lines}
+    for key in keys(run) if totals else ():
+        try:
+            anew = key[:2] in totals and read_about(run, key).time > totals[key[:2]]["time"]
+        except RecordError:
+            continue
+        if anew:
+            del totals[key[:2]]
+    return totals

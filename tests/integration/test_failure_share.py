@@ -1,0 +1,89 @@
+"""Clips that fail end a run once they are more than `data.max_failure_share` of its epoch's, and not before."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import children
+import pytest
+
+from reelworks.core import files
+from reelworks.recipe import load
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+
+PLANNED = 17  # clips of the footage that are readable and have a caption
+
+
+def _type_train(recipe: dict[str, Any], *victims: str) -> None:
+    """Train by the command line; the victims vanish behind the scan."""
+    from reelworks.cli import main
+
+    children.lose_behind_the_scan(*victims)
+    path = Path(recipe["output"] + ".toml")
+    path.write_text(load.dump(load.parse(recipe)))
+    sys.argv = ["reelworks", "train", str(path), "--debug"]
+    main.main()
+
+
+@pytest.fixture
+def without_two(tiny, footage, tmp_path):
+    """Train one epoch of which a video and a picture fail, in steps of their own; returns exit code, output and run."""
+
+    def train(max_failure_share: float) -> tuple[int, str, RunFolder]:
+        folder = Path(shutil.copytree(footage, tmp_path / "footage"))
+        recipe = tiny(
+            dataset=[{"path": str(folder)}],
+            data={"max_failure_share": max_failure_share},
+            train={"max_epochs": 1},
+            validation={"split": 0.0},
+        )
+        recipe["train"].pop("max_steps")
+        victims = (str(folder / name) for name in ("clip-3.mp4", "picture-4.png"))
+        code = children.in_child(_type_train, recipe, *victims)
+        return code, children.output(recipe), RunFolder(tmp_path / "run")
+
+    return train
+
+
+def failures(run: RunFolder) -> dict[str, int]:
+    """Step in which each clip failed, by file name."""
+    return {Path(one["path"]).name: one["step"] for one in events.read(run.events_file, "failure")}
+
+
+def test_more_failures_than_the_share_end_the_training(without_two):
+    """One of 17 is not more than a 17th; the second one is, though it is alone in its step."""
+    code, printed, run = without_two(1 / PLANNED)
+    assert code == 2, printed
+    assert f"error: data.max_failure_share = {1 / PLANNED!r}: 2 of the epoch's 17 clips" in printed
+    assert "remedy: " in printed
+    assert "Traceback" not in printed
+    assert failures(run).keys() == {"clip-3.mp4", "picture-4.png"}
+    first, second = sorted(failures(run).values())
+    assert first < second == list(events.read(run.events_file, "step"))[-1]["step"]
+    assert not list(events.read(run.events_file, "epoch_end", "stop"))
+    (coverage,) = run.coverage_folder.glob("epoch-*.jsonl")
+    assert str(run.coverage_folder) in printed
+    told = {Path(line["path"]).name: line["became"] for line in files.read_json_lines(coverage)}
+    assert told == {"clip-3.mp4": "failed", "picture-4.png": "failed"}
+
+
+def test_failures_within_the_share_are_accounted_for_and_training_goes_on(without_two):
+    """Two of 17 are not more than two 17ths: each other clip is trained once, and the run finishes."""
+    code, printed, run = without_two(2 / PLANNED)
+    assert code == 0, printed
+    assert failures(run).keys() == {"clip-3.mp4", "picture-4.png"}
+    assert "17 planned = 15 trained + 2 failed + 0 skipped" in printed
+    (account,) = events.read(run.events_file, "epoch_end")
+    assert [account[key] for key in ("planned", "trained", "failed", "skipped")] == [PLANNED, 15, 2, 0]
+    trained = Counter(
+        Path(c["path"]).name for line in children.debug_lines(run.path) for c in line["trained"]
+    )
+    clips = {f"clip-{i}.mp4" for i in range(10)} | {f"picture-{i}.png" for i in range(7)}
+    assert trained == Counter(clips - failures(run).keys())
+    (stop,) = events.read(run.events_file, "stop")
+    assert stop["reason"] == "finished"
