@@ -107,6 +107,7 @@ def measure(arguments: argparse.Namespace) -> Json:
         "wrong_account": sum(one["account"] for one in seen),
         "seconds": round(time.perf_counter() - began, 1),
         "seed": arguments.seed,
+        "first": arguments.first,
         "starts": starts,
         "seconds_per_start": round(sum(one["start_seconds"] for one in seen) / max(starts, 1), 3),
         "jobs": arguments.jobs,

@@ -32,7 +32,7 @@ STORIES = {
     ],
     "added and damaged, with another seed and table": [
         start(steps=3),
-        start(("add", {"number": 3}), ("damage", {"files": ["f002", "f004"]}), ("seed", {"seed": 11})),
+        start(("add", {"number": 3}), ("damage", {"files": ["f002", "f004"]}), ("seed", {})),
         start(("buckets", {"table": "pictures"}), ("remove", {"files": ["f003", "f005"]}), ("heal", {})),
     ],
     "renamed, split, swapped": [
@@ -43,7 +43,7 @@ STORIES = {
     ],
     "went back behind the end of an epoch": [
         start(steps=9),
-        start(("cost", {}), resume=0),
+        start(("seed", {}), resume=0),
         start(("catalog_deleted", {}), scratch=True),
     ],
     "killed inside saves": [
