@@ -10,7 +10,15 @@ from reelworks.core.config import Config
 from reelworks.core.errors import UserError, nearest
 from reelworks.objective import masks
 
-_OF_RECTIFIED_FLOW = ("timestep_sampling", "timestep_shift", "timestep_range", "compat", "prediction")
+_OF_RECTIFIED_FLOW = (
+    "timestep_sampling",
+    "logit_mean",
+    "logit_std",
+    "timestep_shift",
+    "timestep_range",
+    "compat",
+    "prediction",
+)
 
 
 class ObjectiveConfig(Config):
@@ -21,6 +29,8 @@ class ObjectiveConfig(Config):
             `v-prediction`: Stable Diffusion's 1000 steps, of which the network predicts the noise or v. All but
             the first know neither density nor shift of timesteps, nor what `prediction` says.
         timestep_sampling: Density of the timesteps before the shift.
+        logit_mean, logit_std: Of the normal variable whose sigmoid is a logit-normal timestep; a mean above 0 trains
+            more noise, one below 0 less. Open-Sora's `loc` and `scale`.
         timestep_shift: "auto" moves timesteps towards noise for large and long clips, "none" leaves them,
             a number is a fixed ratio r in t' = r·t / (1 + (r − 1)·t).
         timestep_range: Lowest and highest timestep that is trained, after the shift; the density between them stays
@@ -36,6 +46,8 @@ class ObjectiveConfig(Config):
 
     name: Literal["rectified-flow", "iddpm", "epsilon", "v-prediction"] = "rectified-flow"
     timestep_sampling: Literal["logit-normal", "uniform"] = "logit-normal"
+    logit_mean: float = Field(default=0.0, ge=-10, le=10)
+    logit_std: float = Field(default=1.0, gt=0, le=10)
     timestep_shift: float | Literal["auto", "none"] = "auto"
     timestep_range: list[float] = Field(default=[0.0, 1000.0], min_length=2, max_length=2)
     compat: bool = False

@@ -58,10 +58,11 @@ class RectifiedFlow:
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
         """Timesteps of the recipe's density, within its range."""
-        kind = self.config.timestep_sampling
-        first, last = self.config.timestep_range
-        low, high = (timesteps.share_below(t, kind, shift) for t in (first, last))
-        t_B = timesteps.sample(low + uniform_B * (high - low), kind)
+        config = self.config
+        kind, mean, std = config.timestep_sampling, config.logit_mean, config.logit_std
+        first, last = config.timestep_range
+        low, high = (timesteps.share_below(t, kind, shift, mean, std) for t in (first, last))
+        t_B = timesteps.sample(low + uniform_B * (high - low), kind, mean, std)
         return t_B, timesteps.within(timesteps.shift(t_B, shift), first, last)
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:

@@ -18,25 +18,30 @@ _BASE_SIZE_PX = 512  # the shift is 1 for a picture of 512 × 512
 _EDGE = 2.0**-53  # hashed draws are multiples of 2^-53: 0 is moved to half a step, 1 is never drawn
 
 
-def sample(uniform_B: Tensor, kind: Literal["logit-normal", "uniform"]) -> Tensor:
+def sample(
+    uniform_B: Tensor, kind: Literal["logit-normal", "uniform"], mean: float = 0.0, std: float = 1.0
+) -> Tensor:
     """Map uniform draws to timesteps before the shift.
 
-    Logit-normal with location 0 and scale 1, as in Stable Diffusion 3 (Esser et al. 2024): the sigmoid of
-    a normal variable, here the inverse normal distribution function of the draw.
+    Logit-normal as in Stable Diffusion 3 (Esser et al. 2024): the sigmoid of a normal variable, here the inverse
+    normal distribution function of the draw.
 
     Args:
         uniform_B: `[B]` draws in [0, 1), hashed per clip, so that no generator is consumed.
         kind: The density.
+        mean, std: Of the normal variable.
 
     Returns:
         `[B]` float32 in (0, 1000].
     """
     u_B = uniform_B.double().clamp(_EDGE / 2, 1 - _EDGE)
-    share_B = torch.sigmoid(torch.special.ndtri(u_B)) if kind == "logit-normal" else u_B
+    share_B = torch.sigmoid(mean + std * torch.special.ndtri(u_B)) if kind == "logit-normal" else u_B
     return (share_B * NUM_TIMESTEPS).float()
 
 
-def share_below(t: float, kind: Literal["logit-normal", "uniform"], ratio: float) -> float:
+def share_below(
+    t: float, kind: Literal["logit-normal", "uniform"], ratio: float, mean: float = 0.0, std: float = 1.0
+) -> float:
     """Share of all shifted timesteps that lie below `t`: what `sample` and `shift` map to it."""
     if t <= 0 or t >= NUM_TIMESTEPS:
         return float(t >= NUM_TIMESTEPS)
@@ -44,7 +49,7 @@ def share_below(t: float, kind: Literal["logit-normal", "uniform"], ratio: float
     before = share / (ratio - (ratio - 1) * share)
     if kind == "uniform" or before >= 1:  # r = 0 (compat alone)
         return before
-    return 0.5 * (1 + math.erf(math.log(before / (1 - before)) / math.sqrt(2)))
+    return 0.5 * (1 + math.erf((math.log(before / (1 - before)) - mean) / (std * math.sqrt(2))))
 
 
 def within(t_B: Tensor, first: float, last: float) -> Tensor:

@@ -169,6 +169,12 @@ def _of_rectified_flow(rule: Rule) -> Rule:
     return handle
 
 
+def _cfg_channel(value: Any, draft: Draft) -> Told:
+    if parts.type_of(draft, "scheduler") == "iddpm":
+        return Fate.NOT_THERE_YET, "generate and previews guide all channels"
+    return Fate.NOT_NEEDED, "rectified flow has no such key"
+
+
 _FEATURES = "stored latents and embeddings are missing; clips are encoded as they are trained"
 _NOT_THERE_YET = {
     "vae": parts.NO_AUTOENCODER,
@@ -180,7 +186,7 @@ _NOT_THERE_YET = {
     "vae_out_channels": _FEATURES,
     "text_encoder_output_dim": _FEATURES,
     "text_encoder_model_max_length": _FEATURES,
-    "scheduler": "rectified flow has no such key",
+    "scheduler": "the objective has no such key",
 }
 
 _KEYS: dict[str, Rule] = {
@@ -243,6 +249,9 @@ _KEYS: dict[str, Rule] = {
             "these timesteps are missing",
         )
     ),
+    "scheduler.loc": _of_rectified_flow(rules.to("objective.logit_mean")),
+    "scheduler.scale": _of_rectified_flow(rules.to("objective.logit_std")),
+    "scheduler.cfg_channel": _cfg_channel,
     **parts.KEYS,
     "optim.cls": rules.only(("HybridAdam", "AdamW"), "AdamW is what trains", "AdamW is in its place"),
     "optim.adamw_mode": rules.only((True,), "AdamW is what trains", "AdamW is in its place"),

@@ -54,4 +54,6 @@ def _share_below(
         num_frames=shape.num_frames,
         latent_frames=geometry.latent(shape)[0],
     )
-    return timesteps.share_below(time, objective.timestep_sampling, ratio)
+    return timesteps.share_below(
+        time, objective.timestep_sampling, ratio, objective.logit_mean, objective.logit_std
+    )

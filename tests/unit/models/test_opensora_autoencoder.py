@@ -53,6 +53,19 @@ def test_the_temporal_half(name):
     assert relative(module.decode(moments.mean, x.shape[2]), cases[f"{name}/decoded"]) <= 1e-5
 
 
+@pytest.mark.parametrize("halves", [(False, False, False), (False, True, False), (True, True, True)])
+@pytest.mark.parametrize("num_frames", [1, 6, 9])
+@torch.no_grad()
+def test_the_temporal_half_with_other_strides(halves, num_frames):
+    """Frames that are put in front of the first follow from the levels that halve time."""
+    sizes = TemporalSizes(filters=8, num_res_blocks=1, num_groups=4, halves=halves)
+    module = TemporalAutoencoder(sizes)
+    x = torch.zeros(1, 4, num_frames, 2, 2)
+    mean = module.encode(x).mean
+    assert mean.shape[2] == -(-num_frames // 2 ** sum(halves))
+    assert module.decode(mean, num_frames).shape == x.shape
+
+
 @pytest.mark.parametrize("name", [case["name"] for case in SPEC["pipeline"]["cases"]])
 @torch.no_grad()
 def test_the_whole_autoencoder(autoencoder, name):

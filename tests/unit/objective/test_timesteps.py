@@ -157,3 +157,17 @@ def test_a_range_without_width_is_refused():
     for ends in ([900.0, 100.0], [-1.0, 5.0], [0.0, 1001.0]):
         with pytest.raises(ValidationError, match="timestep_range"):
             ObjectiveConfig(timestep_range=ends)
+
+
+@pytest.mark.parametrize(("mean", "std"), [(-1.0, 0.5), (0.0, 1.0), (1.5, 2.0)])
+@pytest.mark.parametrize("ratio", [1.0, 4.0])
+def test_the_logit_of_a_timestep_has_the_mean_and_deviation_asked_for(mean, std, ratio):
+    u = torch.arange(0.5, 20000, dtype=torch.float64) / 20000
+    config = ObjectiveConfig(logit_mean=mean, logit_std=std, timestep_shift=ratio)
+    before, after = objectives.of(config).times(u, ratio)
+    logit = torch.logit(before.double() / 1000)
+    assert logit.mean().item() == pytest.approx(mean, abs=1e-3)
+    assert logit.std().item() == pytest.approx(std, rel=1e-2)
+    for t in (100.0, 500.0, 875.0):
+        share = timesteps.share_below(t, "logit-normal", ratio, mean, std)
+        assert (after < t).double().mean().item() == pytest.approx(share, abs=1e-3)

@@ -290,6 +290,20 @@ def test_stages_without_warm_up_and_with_entries_that_take_nothing(tmp_path: Pat
     assert table["480p"]["408"] == [0.0, "none"]
 
 
+def test_the_density_of_timesteps(tmp_path: Path) -> None:
+    scheduler = 'scheduler = dict(type="{}", loc=0.5, scale=2.0, cfg_channel=3)'
+    text = 'bucket_config = {"256": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-XL/2")\n'
+    made, recipe = convert(tmp_path, text + scheduler.format("rflow"))
+    assert (recipe.objective.logit_mean, recipe.objective.logit_std) == (0.5, 2.0)
+    told = {line.key: (line.fate, line.remark) for line in made.lines}
+    assert told["scheduler.cfg_channel"] == (Fate.NOT_NEEDED, "rectified flow has no such key")
+    made, recipe = convert(tmp_path, text + scheduler.format("iddpm"))
+    assert (recipe.objective.logit_mean, recipe.objective.logit_std) == (0.0, 1.0)
+    told = {line.key: (line.fate, line.remark) for line in made.lines}
+    assert told["scheduler.loc"] == (Fate.NOT_NEEDED, "iddpm has nothing like it")
+    assert told["scheduler.cfg_channel"] == (Fate.NOT_THERE_YET, "generate and previews guide all channels")
+
+
 def test_1_1(tmp_path: Path) -> None:
     made, recipe = convert(tmp_path, V1_1)
     assert (recipe.data.frame_interval, recipe.train.learning_rate) == (3, 2e-5)

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-STRIDE = 4
-
 
 @dataclass(frozen=True)
 class TemporalSizes:
@@ -43,6 +41,11 @@ class TemporalSizes:
     def widths(self) -> list[int]:
         """Channels of the levels."""
         return [self.filters * multiplier for multiplier in self.multipliers]
+
+    @property
+    def stride(self) -> int:
+        """Frames that become one latent frame."""
+        return int(2 ** sum(self.halves))
 
 
 class CausalConv3d(nn.Module):
@@ -165,17 +168,18 @@ class Moments(NamedTuple):
 
 
 class TemporalAutoencoder(nn.Module):
-    """2D latents to latents of a quarter of the frames, and back."""
+    """2D latents to latents of fewer frames, and back."""
 
     def __init__(self, sizes: TemporalSizes) -> None:
         super().__init__()
+        self.stride = sizes.stride
         self.encoder, self.decoder = Encoder(sizes), Decoder(sizes)
         self.quant_conv = CausalConv3d(2 * sizes.channels, 2 * sizes.channels, 1)
         self.post_quant_conv = CausalConv3d(sizes.channels, sizes.channels, 1)
 
     def encode(self, x_BCTHW: Tensor) -> Moments:
-        """Encode; frames of 0 are put in front of the first up to a multiple of 4."""
-        missing = -x_BCTHW.shape[2] % STRIDE
+        """Encode; frames of 0 are put in front of the first up to a multiple of the stride."""
+        missing = -x_BCTHW.shape[2] % self.stride
         moments = self.quant_conv(self.encoder(F.pad(x_BCTHW, (0, 0, 0, 0, missing, 0))))
         mean, log_variance = moments.chunk(2, dim=1)
         return Moments(mean, torch.clamp(log_variance, -30.0, 20.0))
@@ -183,4 +187,4 @@ class TemporalAutoencoder(nn.Module):
     def decode(self, z_BCTHW: Tensor, num_frames: int) -> Tensor:
         """Decode to `[B, C, num_frames, H, W]`; what was put in front is dropped."""
         out: Tensor = self.decoder(self.post_quant_conv(z_BCTHW))
-        return out[:, :, -num_frames % STRIDE :]
+        return out[:, :, -num_frames % self.stride :]
