@@ -118,6 +118,10 @@ class _Life:
         self.entries: list[Entry] = []
         self.names: list[dict[str, str]] = []
         self.loose = 0  # of the last entries, how many a kill may have kept from the record
+        self.unsure: list[
+            Entry
+        ] = []  # segments of killed starts that had no step: they may be recorded or not
+        self.unsure_names = 0  # of the latest names, how many no record may have
         self.begin_again = False
         made = [
             one["do"]
@@ -207,6 +211,10 @@ class _Life:
             self.names.insert(0, self.world.disk.by_name())
         if new:
             self.loose = len(new) if ended.killed else 0
+            stepped = [i for i, entry in enumerate(new) if isinstance(entry, truth.Step)]
+            begun = [e for e in new[max(stepped, default=-1) + 1 :] if isinstance(e, Begin)]
+            self.unsure += begun if ended.killed else []
+            self.unsure_names = 0 if stepped or not ended.killed else self.unsure_names + bool(begun)
         for path in made.orders["vanish"]:
             if not Path(path).exists():
                 self.world.disk.files[ids[path]].state = GONE
@@ -294,13 +302,12 @@ class _Life:
             return
         best: list[str] | None = None
         for entries in self._versions():
-            cut_off = self.loose and not any(
-                isinstance(entry, Begin) for entry in entries[len(self.entries) - self.loose :]
-            )
-            names = self.names[1:] if cut_off else self.names  # of a start that no record has
-            wrong = account.differences(told, truth.hold(entries), names, self._alike)
-            if best is None or len(wrong) < len(best):
-                best = wrong
+            for first in range(self.unsure_names + 1):
+                wrong = account.differences(told, truth.hold(entries), self.names[first:], self._alike)
+                if best is None or len(wrong) < len(best):
+                    best = wrong
+            if not best:
+                break
         self._wrong(ACCOUNT, number, best or [])
 
     def _covered(self) -> Json:
@@ -319,7 +326,8 @@ class _Life:
             versions.append(self.entries[:-back])
             if isinstance(last, truth.Step):
                 break
-        return versions
+        unsure = {id(entry) for entry in self.unsure}
+        return versions + [[e for e in version if id(e) not in unsure] for version in versions if unsure]
 
     def _wrong(self, part: str, number: int, texts: list[str]) -> None:
         """Take up what was not wrong before, and tell it by kind."""

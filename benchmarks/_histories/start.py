@@ -76,10 +76,12 @@ class Ended:
     Attributes:
         codes: Exit codes by rank; of the launcher alone where it was typed.
         output: What it printed.
+        ordered: How it was to end.
     """
 
     codes: list[int]
     output: str
+    ordered: str
 
     @property
     def refused(self) -> str | None:
@@ -91,8 +93,9 @@ class Ended:
 
     @property
     def killed(self) -> bool:
-        """True where a rank died of SIGKILL."""
-        return -signal.SIGKILL in self.codes or 128 + signal.SIGKILL in self.codes
+        """True where a rank died of SIGKILL; the launcher may tell of another rank, which lost that one."""
+        lost = self.ordered == "kill" and "Connection closed by peer" in self.output
+        return lost or -signal.SIGKILL in self.codes or 128 + signal.SIGKILL in self.codes
 
     @property
     def crashed(self) -> str | None:
@@ -114,7 +117,7 @@ def run(start: Start) -> Ended:
     start.folder.mkdir(parents=True)
     log = start.folder / "log.txt"
     codes = _typed(start, log) if start.typed else _forked(start, log)
-    return Ended(codes, log.read_text(errors="replace"))
+    return Ended(codes, log.read_text(errors="replace"), start.orders["end"]["by"])
 
 
 def _forked(start: Start, log: Path) -> list[int]:

@@ -375,7 +375,7 @@ def test_the_familys_pipeline_draws_what_we_do_with_the_file(lora, name, tmp_pat
     )
     made = Trained.load(run).generate([PROMPT], GenerateOptions(Shape(1, 32, 32), 24.0, 4, 2.0, seed=0))
     assert np.abs(made.clips[0] - drawn()).max() <= 1
-    assert np.abs(without - drawn()).max() > 10
+    assert np.abs(without - drawn()).max() > 4
 
 
 def last_step(run):
