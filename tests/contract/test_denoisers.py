@@ -176,14 +176,19 @@ def test_full_sizes_are_those_published(name, count):
     )
 
 
-def test_two_ranks_compute_what_one_does():
-    """Under FSDP2 all families give the gradients of one process, summed over both halves of a batch."""
+@pytest.mark.parametrize(
+    "families",
+    [("stdit3-tiny", "wan-tiny", "flux-tiny"), pytest.param(contract.FAMILIES, marks=pytest.mark.slow)],
+    ids=["few", "all"],
+)
+def test_two_ranks_compute_what_one_does(families):
+    """Under FSDP2 they give the gradients of one process, summed over both halves of a batch."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [
         subprocess.Popen(
-            [sys.executable, HERE / "two_ranks.py"],
+            [sys.executable, HERE / "two_ranks.py", *families],
             env={
                 **os.environ,
                 "RANK": str(rank),
@@ -201,7 +206,7 @@ def test_two_ranks_compute_what_one_does():
     ]
     done = [rank.communicate(timeout=120) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], done[0][1][-3000:] + done[1][1][-3000:]
-    assert done[0][0].split() == list(contract.FAMILIES)
+    assert done[0][0].split() == list(families)
 
 
 def test_clips_and_broken_patches_are_refused_by_name():

@@ -32,7 +32,7 @@ def tensors(run: Path, step: int) -> dict[str, str]:
     return {f.path: f.digest for f in info.manifest.files if f.path.endswith(".distcp")}
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_saves_beside_training_hold_what_saves_that_it_waits_for_do(tiny, tmp_path, world):
     for name, asynchronous in (("waits", False), ("beside", True)):
         recipe = tiny(

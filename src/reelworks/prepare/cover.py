@@ -251,8 +251,8 @@ class _Account:
         counts = {LABELS[state]: number for state, number in enumerate(numbers) if number}
         planned = self.planned + counts.get(State.NOT_YET.label, 0)
         if lost:
-            planned = self.epoch.planned
-        elif self.epoch.planned != planned:
+            planned = self.epoch.planned or planned
+        elif self.epoch.planned not in (planned, None):
             self._problem(
                 max(found),
                 f"the trainer told of {self.epoch.planned} planned clips, its records of {planned}",

@@ -167,6 +167,7 @@ class _Texts:
     name: U64
     dataset: list[str]
     readable: NDArray[np.bool_]
+    paths: Any
 
     @classmethod
     def of(cls, rows: Any) -> _Texts:
@@ -187,6 +188,7 @@ class _Texts:
             draws.text_words(name.to_pylist()),
             texts["dataset"].to_pylist(),
             pc.not_equal(texts["fingerprint"], "").to_numpy(zero_copy_only=False),
+            texts["path"],
         )
 
 
@@ -247,6 +249,7 @@ def _match(ours: _Texts, gone: _Gone, how: RenamedClips) -> tuple[I64, int, Coun
         left, right = np.array(ours.dataset) == now, np.array(theirs.dataset) == was
         _pair(matched, gone.key, ours.file, theirs.file, left, right)
         _pair(matched, gone.key, ours.path, theirs.path, left, right)
+        _pair_moved(matched, gone, ours, left, right)
     _pair(matched, gone.key, ours.uid, theirs.uid)
     return matched, unchanged, names
 
@@ -273,6 +276,34 @@ def _pair(
     place = _find(b[order], a)
     there = place >= 0
     matched[left[there]] = right[order[place[there]]]
+
+
+def _pair_moved(
+    matched: I64, gone: _Gone, ours: _Texts, left: NDArray[np.bool_], right: NDArray[np.bool_]
+) -> None:
+    """Match open rows with clips whose dataset began at another folder: one path is the end of the other."""
+    theirs, found = gone.texts, matched.copy()
+    right = right & ~np.isin(np.arange(len(gone.key)), matched[matched >= 0])
+    left = left & (matched < 0)
+    _pair(
+        found,
+        gone.key,
+        ours.name,
+        theirs.name,
+        left & _single(ours.name, left),
+        right & _single(theirs.name, right),
+    )
+    at = np.flatnonzero(found != matched)
+    now, was = ours.paths.take(pa.array(at)).to_pylist(), theirs.paths.take(pa.array(found[at])).to_pylist()
+    for i, a, b in zip(at.tolist(), now, was, strict=True):
+        if f"/{a}".endswith(f"/{b}") or f"/{b}".endswith(f"/{a}"):
+            matched[i] = found[i]
+
+
+def _single(code: U64, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """True for the codes that are not there twice among the chosen ones."""
+    codes, times = np.unique(code[among], return_counts=True)
+    return ~np.isin(code, codes[times > 1])
 
 
 def _numbered(code: U64) -> U64:

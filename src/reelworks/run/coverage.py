@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reelworks.run import events
+from reelworks.run import events, records
 from reelworks.run.folder import RunFolder
-from reelworks.run.records import Failure, Outcome
+from reelworks.run.records import Failure, Outcome, RecordError
 
 Event = dict[str, Any]
 
@@ -43,7 +43,7 @@ class Epoch:
     Attributes:
         generation: Times that the data were restarted from scratch.
         epoch: From 0.
-        planned: Clips planned, all segments together.
+        planned: Clips planned, all segments together; None where only the record of the last one tells.
         segment: The one under way, or the last.
         plans: Digest of each segment's plan, by the segment's number.
         steps: Steps that hold, by segment.
@@ -53,7 +53,7 @@ class Epoch:
 
     generation: int
     epoch: int
-    planned: int = 0
+    planned: int | None = 0
     segment: int = 0
     plans: dict[int, str] = field(default_factory=dict)
     steps: dict[int, list[Step]] = field(default_factory=dict)
@@ -79,11 +79,12 @@ def epochs(run: RunFolder) -> list[Epoch]:
     """
     told: dict[tuple[int, int], Epoch] = {}
     now: Epoch | None = None
-    recipe = ""
+    recipe, goes_back = "", False
     for event in events.timeline(run.events_file, "start", "epoch", "step", "failure", "epoch_end"):
         if event["kind"] == "start":
-            recipe = event["recipe"]
+            recipe, goes_back = event["recipe"], True
         elif event["kind"] == "epoch":
+            goes_back = False
             key = (event["generation"], event["epoch"])
             # What was begun beyond it is void: the run went back before anything of that was saved.
             told = {begun: one for begun, one in told.items() if begun <= key}
@@ -102,7 +103,26 @@ def epochs(run: RunFolder) -> list[Epoch]:
             now.failures.setdefault(event["step"], []).append(event)
         else:
             now.ended = event
-    return [told[key] for key in sorted(told)]
+    return [told[key] for key in sorted(told) if not goes_back or _is_left(run, told[key])]
+
+
+def _is_left(run: RunFolder, epoch: Epoch) -> bool:
+    """True unless a start that goes back has removed the epoch, of which no step holds.
+
+    Such a start removes or replaces the records of segments without a step before it tells which one it
+    begins, and may have been killed between.
+    """
+    for number in sorted(epoch.plans.keys() - epoch.steps.keys()):
+        try:
+            about = records.read(run, (epoch.generation, epoch.epoch, number)).about
+        except RecordError:
+            del epoch.plans[number]
+            epoch.planned = None
+            continue
+        if about.plan != epoch.plans[number]:
+            epoch.plans[number], epoch.planned = about.plan, None
+    epoch.segment = max(epoch.plans, default=0)
+    return bool(epoch.plans)
 
 
 def recipe_of(run: RunFolder, step: int) -> Path:

@@ -244,6 +244,22 @@ def test_a_dataset_renamed_while_files_are_edited_added_and_removed(run: Run) ->
     assert run.lines()[0].startswith("dataset `a` seems to be `b` now: 3 clips are")
 
 
+def test_a_folder_made_a_dataset_while_some_of_its_files_are_edited(run: Run) -> None:
+    """Its paths are the ends of the former ones; a name that two files had tells nothing."""
+    run.see({"a/x/1": "1", "a/x/2": "2", "a/x/3": "3", "a/x/4": "4", "a/y/2": "other", "a/x/z/4": "5"})
+    run.consume(("a/x/2", 0))
+    after = {"ax/1": "1", "ax/2": "edited", "ax/3": "", "ax/q/4": "edited", "a/y/2": "other", "b/x/2": "b"}
+    assert run.see(after) == {
+        "ax/1": "a/x/1",
+        "ax/2": "a/x/2",
+        "ax/3": "a/x/3",
+        "ax/q/4": "ax/q/4",
+        "a/y/2": "a/y/2",
+        "b/x/2": "b/x/2",
+    }
+    assert run.consumed() == {("ax/2", 0)}
+
+
 def test_an_edited_file_is_the_clip_that_it_was_and_a_renamed_one_is_new(run: Run) -> None:
     run.see(ONE)
     run.consume(("a/x", 0), ("a/z", 0))

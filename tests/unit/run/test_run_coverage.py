@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from reelworks.run import coverage
+import dataclasses
+
+import numpy as np
+import pyarrow as pa
+
+from reelworks.run import coverage, records
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
-from reelworks.run.records import Failure, Outcome
+from reelworks.run.records import About, Failure, Outcome, Record
 
 
 def run_with(tmp_path, *events):
@@ -158,6 +163,33 @@ def test_a_generation_is_finished_once_its_training_came_to_an_end_that_holds(tm
     assert coverage.finished_generations(run) == {0, 1}
     run_with(tmp_path, start(2), epoch(2, generation=1))
     assert coverage.finished_generations(run) == {0}
+
+
+def test_a_start_that_is_killed_while_it_goes_back_leaves_what_it_left(tmp_path):
+    """It removes and replaces records of segments without a step before it tells which one it begins."""
+    begun = [start(None), epoch(0), step(1, 0), step(2, 1), epoch(2, number=1), epoch(2, number=2)]
+    run = run_with(tmp_path, *begun, step(3, 0), start(2))
+    records.write(run, a_record((0, 1, 0), plan="another plan"))
+    second = coverage.epochs(run)[1]
+    assert (second.epoch, second.plans, second.planned, second.segment) == (1, {0: "another plan"}, None, 0)
+    assert [one.epoch for one in coverage.epochs(run)] == [0, 1]  # the third one's record is gone
+    run_with(tmp_path, epoch(2, number=2))
+    assert [one.epoch for one in coverage.epochs(run)] == [0, 1, 2]  # what has begun needs its record
+
+
+def a_record(key, plan):
+    """A record of a segment that plans no clip."""
+    none = np.zeros(0, np.int64)
+    columns = {field.name: none for field in dataclasses.fields(Record)}
+    texts = ("catalog_digest", "spec_digest", "recipe", "catalog", "catalog_uids")
+    about = About(
+        **dict(zip(("generation", "epoch", "segment"), key, strict=True)),
+        **{"time": 1.7e9, "first_step": 2, "rows": 0, "planned": 0, "plan": plan, "spec": {}},
+        **{"quarantine": None, "costs": None, "catalog_version": 1, **dict.fromkeys(texts, "-")},
+        **{"datasets": ["a"], "buckets": [], "entries": []},
+    )
+    note = pa.array([], pa.string())
+    return Record(**{**columns, "about": about, "other_note": note, "labels": ["none"]})
 
 
 def test_a_folder_without_events_has_no_epoch(tmp_path):

@@ -182,6 +182,7 @@ def test_companions_that_a_network_is_shown_are_counted() -> None:
     assert edited.memory.activations > 1.5 * alone.memory.activations
 
 
+@pytest.mark.slow
 def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> None:
     """None where there is room, all that save where there is none, and what is told to fit does."""
     shallow = config.PRESETS["wan-tiny"].model_copy(update={"num_layers": 3})
@@ -211,7 +212,7 @@ def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> N
 @pytest.mark.parametrize(
     ("name", "depth", "checkpointing"),
     [
-        ("flux-tiny", {"num_layers": 5, "num_single_layers": 6}, True),
+        pytest.param("flux-tiny", {"num_layers": 5, "num_single_layers": 6}, True, marks=pytest.mark.slow),
         ("qwen-image-tiny", {"num_layers": 6}, False),
         ("stdit3-tiny", {"depth": 5}, True),
     ],
