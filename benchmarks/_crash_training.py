@@ -25,7 +25,7 @@ STEPS = 200
 _WINDOW_STEPS = 30
 # Everything is imported once; each training is a fork of the process that did.
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["reelworks.train.run", "torch._dynamo", "benchmarks._crash_training"])
+_SERVER.set_forkserver_preload(["reelworks.train.trainer", "torch._dynamo", "benchmarks._crash_training"])
 _LIMIT_SECONDS = 120
 
 
@@ -110,7 +110,7 @@ def _end(process: Any, after_seconds: float) -> int | None:
 
 def _train(recipe: Json) -> None:
     from reelworks.recipe import load
-    from reelworks.train.run import RunOptions, run
+    from reelworks.train.trainer import RunOptions, run
 
     with _log(recipe).open("w") as log:
         os.dup2(log.fileno(), 1)

@@ -25,7 +25,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from benchmarks import _strace
-from reelworks.checkpoint.commit import quiet
+from reelworks.checkpoint.save import quiet
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.testing import one_save
 

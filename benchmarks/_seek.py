@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks import _weblike
 from reelworks.buckets import assign
 from reelworks.buckets.assign import Clips, Reason
-from reelworks.core import draws
+from reelworks.core import hash_rng
 from reelworks.schedule import cursor as cursors
 from reelworks.schedule.cursor import Cursor, Excluded
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
@@ -78,10 +78,10 @@ def change(
 def edit(state: State) -> tuple[Clips, NDArray[np.bool_]]:
     """A catalog with a hundredth removed, a hundredth edited (a new row of the same uid) and as many new."""
     n = len(state.clips.uid)
-    share = draws.hash64("edit", state.clips.uid) % np.uint64(100)
+    share = hash_rng.hash64("edit", state.clips.uid) % np.uint64(100)
     edited = np.flatnonzero(share == 1)
     new = state.clips.take(edited)
-    new = replace(new, uid=draws.hash64("new", new.uid))
+    new = replace(new, uid=hash_rng.hash64("new", new.uid))
     parts = (state.clips, state.clips.take(edited), new)
     clips = Clips(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Clips)})
     return clips, np.concatenate([share > 1, np.ones(len(clips.uid) - n, dtype=np.bool_)])

@@ -14,7 +14,7 @@ from reelworks.buckets import table
 from reelworks.buckets.assign import Clips
 from reelworks.buckets.config import BucketsConfig
 from reelworks.buckets.table import BucketTable
-from reelworks.core import draws
+from reelworks.core import hash_rng
 from reelworks.core.shape import Geometry
 
 # STDiT3 behind the v1.2 autoencoder: a token for 4 frames of 16 × 16 pixels, what is left over padded.
@@ -74,7 +74,7 @@ def clips(n: int, seed: int = 0) -> Clips:
 def _uids(n: int) -> NDArray[np.uint64]:
     uid = np.arange(n, dtype=np.uint64)
     for first in range(0, n, 1 << 16):
-        uid[first : first + (1 << 16)] = draws.hash64("uid", uid[first : first + (1 << 16)])
+        uid[first : first + (1 << 16)] = hash_rng.hash64("uid", uid[first : first + (1 << 16)])
     return uid
 
 

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reelworks.checkpoint import commit
-from reelworks.checkpoint.background import Background
+from reelworks.checkpoint import save
+from reelworks.checkpoint.async_save import Background
 from reelworks.checkpoint.store import CheckpointStore
 
 TENSOR_BYTES = 16 << 20
@@ -66,7 +66,7 @@ def save_seconds(state: State, folder: Path) -> tuple[float, float]:
     for run in range(RUNS):
         store = CheckpointStore(folder / f"save-{run}")
         began = time.perf_counter()
-        commit.save(store, 1, state)
+        save.save(store, 1, state)
         ours.append(time.perf_counter() - began)
         shutil.rmtree(store.root)
         file = folder / f"state-{run}.pt"
@@ -121,7 +121,7 @@ def save_twice(kind: str, state: State, folder: Path) -> int:
             background.start(store, step, state)
             background.finish()
         else:
-            commit.save(store, step, state)
+            save.save(store, step, state)
         shutil.rmtree(store.root)
     # Not by getrusage, whose peak a process inherits from the one that started it.
     status = Path("/proc/self/status").read_text()

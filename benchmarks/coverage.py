@@ -27,11 +27,11 @@ from benchmarks import _weblike
 from benchmarks.schedule import machine, timed
 from reelworks.catalog.rows import SCHEMA
 from reelworks.catalog.store import Catalog
-from reelworks.prepare import position as positions
-from reelworks.prepare import recording
-from reelworks.prepare.data import RecipeData
-from reelworks.prepare.position import Position
+from reelworks.data import position as positions
+from reelworks.data import segment_record
+from reelworks.data.position import Position
 from reelworks.recipe import load as recipes
+from reelworks.recipe.dataset import RecipeData
 from reelworks.run import records
 from reelworks.run.folder import RunFolder
 
@@ -92,7 +92,7 @@ def begin(root: Path) -> tuple[RunFolder, RecipeData, Position]:
     run.create({"micro_batches_per_step": RANKS, "slot_width": RANKS})
     run.keep_recipe(recipes.dump(recipe))
     data = RecipeData.open(recipe)
-    return run, data, positions.begin_epoch(data, data.spec(RANKS, RANKS), epoch=0)
+    return run, data, positions.begin_epoch(data, data.plan_spec(RANKS, RANKS), epoch=0)
 
 
 def tell(run: RunFolder, position: Position) -> int:
@@ -146,7 +146,7 @@ print(json.dumps({"seconds": seconds, "peak": peak, **epoch.to_json()}))
 def write(root: Path) -> Json:
     """Write a segment's record, and the events of its steps."""
     run, data, position = begin(root)
-    seconds, _ = timed(lambda: recording.begin(run, data, position, "recipe.toml"))
+    seconds, _ = timed(lambda: segment_record.begin(run, data, position, "recipe.toml"))
     files = {f.name: f.stat().st_size for f in sorted(records.path(run, position.key).iterdir())}
     return {
         "planned": position.plan.planned,

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from reelworks.distributed import mesh
 from reelworks.models import published, registry
 from reelworks.models.api import DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.models.lora.config import LoraConfig
-from reelworks.parallel import mesh
 from reelworks.precision.boundary import Boundary
-from reelworks.train import kept
+from reelworks.testing import contract
 
 WAYS = [
     *((base, False) for base in ("float32", "bfloat16", "float8", "int8", "nf4")),
@@ -61,7 +61,7 @@ def measure(args: argparse.Namespace, base: Any, offload: bool) -> tuple[str, fl
         stays, times = 0.0, []
         for _ in range(args.steps + 1):
             began = time.monotonic()
-            with kept.counted() as activations:
+            with contract.counted() as activations:
                 loss = boundary(given).square().mean()
             torch.autograd.backward(loss)
             if world.device.type == "cuda":

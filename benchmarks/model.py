@@ -26,11 +26,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from reelworks.core.shape import Shape
+from reelworks.diffusion import objectives
+from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.models import config, registry
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
-from reelworks.objective import objectives
-from reelworks.objective.config import ObjectiveConfig
 from reelworks.testing import contract
 from reelworks.train.config import TrainConfig
 from reelworks.train.state import TrainState

@@ -30,7 +30,8 @@ from benchmarks import _seek, _weblike
 from reelworks.buckets import assign
 from reelworks.buckets.assign import Clips, Reason
 from reelworks.buckets.table import BucketTable
-from reelworks.schedule import steps, waste
+from reelworks.schedule import cost as waste
+from reelworks.schedule import micro_batches
 from reelworks.schedule.cursor import Excluded
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
 
@@ -79,7 +80,7 @@ def wastes(made: EpochPlan, table: BucketTable) -> Json:
 
 def grouped(bucket: NDArray[np.int64], costs: Any, ranks: int, epoch: int) -> NDArray[np.int64]:
     """Rows of one slot for each rank."""
-    return steps.rows(
+    return micro_batches.rows(
         bucket, costs, micro_batches_per_step=ranks, slot_width=ranks, seed=_seek.SEED, epoch=epoch
     )
 

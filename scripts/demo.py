@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core.shape import Shape
+from reelworks.demo.prompts import PROMPTS
 from reelworks.generate import writers
-from reelworks.media.load import Request, load
+from reelworks.media.decode import Request, load
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.testing import colour
-from reelworks.testing.demo.prompts import PROMPTS
 
 DEMO = Path("demo")
 FOOTAGE, GENERATED, RECIPE = DEMO / "footage", DEMO / "generated", Path("recipes/demo.toml")

@@ -20,11 +20,11 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from reelworks.core import toml_none
+from reelworks.diffusion import frame_masks
 from reelworks.models.config import ADAPTED, AUTOENCODERS, TEXT_ENCODERS
 from reelworks.models.lora.config import BaseStorage
 from reelworks.models.stdit3.config import PRESETS
-from reelworks.objective import masks
-from reelworks.recipe import absent
 from reelworks.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def contents() -> dict[str, str]:
     """Text of each generated file by name."""
     parts = [HEAD.format(needed=_needed()), _section("Top of the file", Recipe)]
     for table in _tables(Recipe):
-        off = f'`{table.key} = "{absent.WORD}"` switches it off.' if table.optional else ""
+        off = f'`{table.key} = "{toml_none.WORD}"` switches it off.' if table.optional else ""
         parts.append(_section(f"`{table.header}`", table.model, off))
     parts.append(_names())
     return {"recipe.md": "\n".join(parts), "recipe.schema.json": _schema(), "dtypes.md": _dtypes()}
@@ -114,10 +114,10 @@ def _dtypes() -> str:
     """What the components declare; needs torch, which is imported only here."""
     import torch
 
-    from reelworks.models import images, published, registry
+    from reelworks.models import published, registry, vision
     from reelworks.models.autoencoders import diffusers_kl, pixel
     from reelworks.models.autoencoders.opensora import video
-    from reelworks.models.text import families, hashed, t5
+    from reelworks.models.text import encoders, hashed, t5
     from reelworks.precision.contract import Role, name_of
 
     def denoiser(compute: torch.dtype) -> Contract:
@@ -131,8 +131,8 @@ def _dtypes() -> str:
         f"autoencoders {_listed(list(published.AUTOENCODERS))}": diffusers_kl.CONTRACT,
         "text encoder `hashed`": hashed.CONTRACT,
         "text encoder `t5`": t5.CONTRACT,
-        f"text encoders {_listed(list(published.TEXT_ENCODERS))}": families.CONTRACT,
-        f"image encoders {_listed(list(published.IMAGE_ENCODERS))}": images.CONTRACT,
+        f"text encoders {_listed(list(published.TEXT_ENCODERS))}": encoders.CONTRACT,
+        f"image encoders {_listed(list(published.IMAGE_ENCODERS))}": vision.CONTRACT,
     }
     keys = ("storage", "compute", "master", "reduction", "output")
     lines = [f"| component | {' | '.join(keys)} | known to overflow in |", "|---" * 7 + "|"]
@@ -179,7 +179,7 @@ def _schema() -> str:
 def _without_null(schema: Any) -> Any:
     """What TOML can say: the word for "no value" instead of null, and no default where it is null."""
     if schema == {"type": "null"}:
-        return {"const": absent.WORD}
+        return {"const": toml_none.WORD}
     if isinstance(schema, dict):
         return {key: _without_null(value) for key, value in schema.items() if value is not None}
     return [_without_null(value) for value in schema] if isinstance(schema, list) else schema
@@ -187,7 +187,7 @@ def _without_null(schema: Any) -> Any:
 
 def _tables(model: type[BaseModel], prefix: str = "") -> Iterator[Table]:
     for name, field in model.model_fields.items():
-        inner = absent.config_in(field.annotation)
+        inner = toml_none.config_in(field.annotation)
         if inner is not None:
             repeated = typing.get_origin(field.annotation) is list
             optional = types.NoneType in typing.get_args(field.annotation)
@@ -202,7 +202,7 @@ def _section(title: str, model: type[BaseModel], remark: str = "") -> str:
     rows = [
         f"| `{name}` | {_type(field)} | {_default(name, field)} | {_meaning(name, field, attributes)} |"
         for name, field in model.model_fields.items()
-        if absent.config_in(field.annotation) is None
+        if toml_none.config_in(field.annotation) is None
     ]
     return "\n".join([*lines, "| key | value | default | meaning |", "|---|---|---|---|", *rows, ""])
 
@@ -248,7 +248,7 @@ def _type_words(annotation: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(_type_words(inner) for inner in args))
     if annotation is types.NoneType:
-        return f'`"{absent.WORD}"`'
+        return f'`"{toml_none.WORD}"`'
     if origin in (list, tuple):
         return f"list of {_plural(_type_words(args[0]))}"
     if origin is dict:
@@ -279,7 +279,7 @@ def _names() -> str:
             "",
             f"`autoencoder.name`: {_listed(AUTOENCODERS)}. `text.name`: {_listed(TEXT_ENCODERS)}.",
             "",
-            f"Keys of `objective.mask_ratios`: {_listed(list(masks.STRATEGIES))}.",
+            f"Keys of `objective.mask_ratios`: {_listed(list(frame_masks.STRATEGIES))}.",
             "",
         ]
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_TRAINER = "reelworks.train.run"
+_TRAINER = "reelworks.train.trainer"
 
 
 class _Finder:

@@ -17,9 +17,9 @@ from benchmarks._histories.disk import CUT, DAMAGED, GONE, GOOD, LOST
 from benchmarks._histories.start import Ended, Start
 from benchmarks._histories.truth import Begin, Entry
 from benchmarks._histories.world import World
+from reelworks.analysis import clip_history
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
-from reelworks.prepare import cover
 from reelworks.run.folder import RunFolder
 
 Json = dict[str, Any]
@@ -313,7 +313,7 @@ class _Life:
     def _covered(self) -> Json:
         if self.history.get("typed"):
             return start.covered_by_command(self.world.run)
-        told = cover.cover(RunFolder(self.world.run))
+        told = clip_history.cover(RunFolder(self.world.run))
         return told.to_json(told.places())
 
     def _versions(self) -> list[list[Entry]]:

@@ -25,7 +25,7 @@ Json = dict[str, Any]
 REPOSITORY = Path(__file__).parents[2]
 # What a training imports only when it first needs it, which would be most of a tiny one's time.
 PRELOAD = [
-    "reelworks.train.run",
+    "reelworks.train.trainer",
     "reelworks.testing.faults",
     "benchmarks._histories.watch",
     "torch._dynamo",
@@ -179,7 +179,7 @@ def _train(start: Start) -> int:
     from benchmarks._histories import watch
     from reelworks.core.errors import UserError
     from reelworks.recipe import load
-    from reelworks.train.run import RunOptions, run
+    from reelworks.train.trainer import RunOptions, run
 
     watch.install(start.orders)
     try:

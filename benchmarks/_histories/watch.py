@@ -18,16 +18,15 @@ from typing import Any
 import numpy as np
 
 from reelworks.core import storage
-from reelworks.prepare import sources
-from reelworks.prepare.data import RecipeData
+from reelworks.recipe import dataset
+from reelworks.recipe.dataset import RecipeData
 from reelworks.testing import faults
-from reelworks.train import rehearsal
-from reelworks.train.journal import Journal
-from reelworks.train.keep import Keeper
-from reelworks.train.loop import Loop
-from reelworks.train.recorder import Recorder
+from reelworks.train.checkpointing import Keeper
+from reelworks.train.optimizers import Updater
+from reelworks.train.preflight import dry_run
+from reelworks.train.run_logger import Journal, Recorder
 from reelworks.train.step import Stepper, StepResult
-from reelworks.train.updater import Updater
+from reelworks.train.trainer import Loop
 
 Json = dict[str, Any]
 # A guard stays for the life of the process.
@@ -129,7 +128,7 @@ def install(orders: Json) -> None:
             a start tries beforehand of the network, which is most of its time and nothing to its clips.
     """
     if orders.get("bare"):
-        rehearsal.audit_shapes = lambda *_: 0
+        dry_run.audit_shapes = lambda *_: 0
     rank = int(os.environ.get("RANK", "0"))
     watch = Watch(Path(orders["folder"], f"rank-{rank}.jsonl"), rank, orders["end"])
     _wrap_beginnings(watch)
@@ -235,7 +234,7 @@ def _lose_files(paths: list[str]) -> None:
             Path(path).unlink(missing_ok=True)
 
     if paths:
-        _after(sources, "scan", vanish)
+        _after(dataset, "scan", vanish)
 
 
 def _arm(watch: Watch) -> None:

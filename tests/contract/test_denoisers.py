@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from reelworks.core.shape import Shape
-from reelworks.encode.live import LiveEncoder
+from reelworks.diffusion import objectives
+from reelworks.diffusion.config import ObjectiveConfig
+from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import config, images, published, registry
+from reelworks.models import config, published, registry, vision
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
-from reelworks.objective import objectives
-from reelworks.objective.config import ObjectiveConfig
 from reelworks.precision.boundary import Boundary
 from reelworks.testing import contract, models_page
 
@@ -127,7 +127,7 @@ def encoder_of(name):
 class Shades:
     """An image encoder that says how bright a picture is."""
 
-    contract, tokens, dim = images.CONTRACT, 3, contract.IMAGE_DIM
+    contract, tokens, dim = vision.CONTRACT, 3, contract.IMAGE_DIM
 
     def encode(self, pictures_BHWC):
         return (

@@ -11,10 +11,10 @@ import warnings
 
 import torch
 
+from reelworks.distributed import mesh
 from reelworks.models.config import ModelConfig
 from reelworks.models.experts import config as experts
 from reelworks.models.lora.config import LoraConfig
-from reelworks.parallel import mesh
 from reelworks.precision.boundary import Boundary
 from reelworks.testing import contract
 

@@ -21,7 +21,7 @@ SERVER = multiprocessing.get_context("forkserver")
 # optimizer needs torch's compiler.
 SERVER.set_forkserver_preload(
     [
-        "reelworks.train.run",
+        "reelworks.train.trainer",
         "reelworks.testing.faults",
         "torch._dynamo",
         "torch.profiler._cupti_monitor",
@@ -93,7 +93,7 @@ def _rank(rank: int, world: int, port: int, target: Callable[..., None], *args: 
 def _child(recipe: dict[str, Any], fault: tuple[str, int] | None, options: dict[str, Any]) -> None:
     from reelworks.recipe import load
     from reelworks.testing import faults
-    from reelworks.train.run import RunOptions, run
+    from reelworks.train.trainer import RunOptions, run
 
     if fault is not None:
         faults.kill_at(*fault)
@@ -130,7 +130,7 @@ def _told(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> No
 def lose_a_file(recipe: dict[str, Any], victim: str) -> None:
     """Train on a clip that vanishes behind the scan."""
     from reelworks.recipe import load
-    from reelworks.train.run import RunOptions, run
+    from reelworks.train.trainer import RunOptions, run
 
     lose_behind_the_scan(victim)
     run(load.parse(recipe), RunOptions(debug=True))
@@ -138,9 +138,9 @@ def lose_a_file(recipe: dict[str, Any], victim: str) -> None:
 
 def lose_behind_the_scan(*victims: str) -> None:
     """Let files vanish, in this process, as soon as a training has scanned them."""
-    from reelworks.prepare import sources
+    from reelworks.recipe import dataset
 
-    original = sources.scan
+    original = dataset.scan_recipe
 
     def scan(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
@@ -148,7 +148,7 @@ def lose_behind_the_scan(*victims: str) -> None:
             Path(victim).unlink()
         return result
 
-    sources.scan = scan
+    dataset.scan_recipe = scan
 
 
 def lose_plans(run: Path) -> None:

@@ -125,8 +125,8 @@ def test_a_command_that_is_given_again_after_a_kill_begins_the_data_once(tiny, t
 
 def _preempted(recipe: dict) -> None:
     """Train until a scheduler asks to leave, in the first step; the second one is the last."""
-    from reelworks.train.run import RunOptions, run
     from reelworks.train.state import TrainState
+    from reelworks.train.trainer import RunOptions, run
 
     original = TrainState.update_ema
 
@@ -151,7 +151,7 @@ def test_keys_are_compared_with_those_that_the_checkpoint_was_trained_by(tiny, t
 def _train_each(recipe: dict, source: str, begun: bool) -> None:
     """Train every combination in a folder of its own, and tell what became of each."""
     from reelworks.core.errors import UserError
-    from reelworks.train.run import RunOptions, run
+    from reelworks.train.trainer import RunOptions, run
 
     choices = itertools.product(["auto", "2", "never"], ["", source], [False, True], [False, True])
     became = []

@@ -18,15 +18,15 @@ from typer.testing import CliRunner
 from reelworks.catalog import probe
 from reelworks.cli.main import app
 from reelworks.core.errors import UserError
+from reelworks.data import loader
 from reelworks.generate import writers
-from reelworks.prepare import sources
-from reelworks.prepare.data import RecipeData
+from reelworks.media.decode_pool import DecodePool
+from reelworks.recipe import dataset
 from reelworks.recipe import load as recipes
+from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
-from reelworks.stream import batches
-from reelworks.stream.workers import DecodePool
 from reelworks.train import build
-from reelworks.train.example import training_example, validation_example
+from reelworks.train.batch_inputs import training_example, validation_example
 from reelworks.train.feed import Feed
 
 SIZE = (32, 48)
@@ -91,12 +91,12 @@ def control(pictures, tmp_path):
 
 
 def first_batch(recipe):
-    sources.scan(recipe)
+    dataset.scan_recipe(recipe)
     data = RecipeData.open(recipe)
-    plan = data.plan(data.spec(1, 1), 0)
+    plan = data.plan(data.plan_spec(1, 1), 0)
     pool = DecodePool(0, 60.0)
     try:
-        return data, next(batches.read_ahead(Feed(data, 0, 1).row(plan, 0, 0), pool, depth=1))
+        return data, next(loader.read_ahead(Feed(data, 0, 1).row(plan, 0, 0), pool, depth=1))
     finally:
         pool.close()
 

@@ -10,9 +10,9 @@ import children
 import numpy as np
 from PIL import Image
 
+from reelworks.analysis import clip_history
+from reelworks.analysis.coverage import Coverage
 from reelworks.core import files
-from reelworks.prepare import cover
-from reelworks.prepare.coverage import Coverage
 from reelworks.run.folder import RunFolder
 
 SEVERAL_EPOCHS = {"bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [4, 3]}]}
@@ -51,7 +51,7 @@ def own_footage(footage: Path, tmp_path: Path) -> Path:
 def test_coverage_equals_the_log_also_where_the_run_was_moved(tiny, tmp_path):
     assert children.train(tiny(train={"max_steps": 14}, **SEVERAL_EPOCHS), debug=True) == [0]
     run = RunFolder(tmp_path / "run")
-    told = cover.cover(run)
+    told = clip_history.cover(run)
     assert covered(told) == logged(run.path)
     assert len(told.epochs) == 3
     for epoch in told.epochs:
@@ -62,7 +62,7 @@ def test_coverage_equals_the_log_also_where_the_run_was_moved(tiny, tmp_path):
     assert sum(reasons.values()) == 19
     assert became(told, 2)["not_yet"] > 0
     moved = RunFolder(run.path.rename(tmp_path / "elsewhere"))
-    assert covered(cover.cover(moved)) == logged(moved.path)
+    assert covered(clip_history.cover(moved)) == logged(moved.path)
 
 
 def test_a_resume_after_changes_needs_no_plan_file(tiny, tmp_path):
@@ -78,7 +78,7 @@ def test_a_resume_after_changes_needs_no_plan_file(tiny, tmp_path):
     )
     after["train"].pop("max_steps")
     assert children.train(after, debug=True) == [0]
-    told = cover.cover(RunFolder(tmp_path / "run"))
+    told = clip_history.cover(RunFolder(tmp_path / "run"))
     assert covered(told) == logged(tmp_path / "run")
     (epoch,) = told.epochs
     assert epoch.adds_up
@@ -88,9 +88,11 @@ def test_a_resume_after_changes_needs_no_plan_file(tiny, tmp_path):
 def test_a_killed_and_resumed_run_is_told_as_it_went(tiny, tmp_path):
     recipe = tiny(train={"max_steps": 9, "gradient_accumulation_steps": 2}, **SEVERAL_EPOCHS)
     assert children.train(recipe, fault=("after the optimizer stepped", 6), debug=True) != [0]
-    assert covered(cover.cover(RunFolder(tmp_path / "run"))).items() <= logged(tmp_path / "run").items()
+    assert (
+        covered(clip_history.cover(RunFolder(tmp_path / "run"))).items() <= logged(tmp_path / "run").items()
+    )
     assert children.train(recipe, debug=True) == [0]
-    told = cover.cover(RunFolder(tmp_path / "run"))
+    told = clip_history.cover(RunFolder(tmp_path / "run"))
     assert covered(told) == logged(tmp_path / "run")
     assert all(epoch.adds_up for epoch in told.epochs)
 
@@ -101,7 +103,9 @@ def test_clips_that_come_and_go_in_mid_epoch(tiny, footage, tmp_path):
     assert children.train(tiny(train={"max_steps": 2}, **changes), debug=True) == [0]
     run = RunFolder(tmp_path / "run")
     left = [
-        c for c in cover.cover(run).clips(cover.cover(run).places()) if c["epochs"][0]["became"] == "not_yet"
+        c
+        for c in clip_history.cover(run).clips(clip_history.cover(run).places())
+        if c["epochs"][0]["became"] == "not_yet"
     ]
     gone = next(c["path"] for c in left if c["path"].endswith(".mp4"))
     (folder / Path(gone).name).unlink()
@@ -109,7 +113,7 @@ def test_clips_that_come_and_go_in_mid_epoch(tiny, footage, tmp_path):
     Image.fromarray(picture).save(folder / "late.png")
     (folder / "late.txt").write_text("came late")
     assert children.train(tiny(train={"max_steps": 5}, **changes), debug=True) == [0]
-    told = cover.cover(run)
+    told = clip_history.cover(run)
     assert covered(told) == logged(run.path)
     assert told.epochs[0].adds_up
     (late,) = told.clips(told.places(clip="late.png"))
@@ -126,7 +130,7 @@ def test_a_failing_clip_is_named_with_its_reason(tiny, footage, tmp_path):
     )
     recipe["train"].pop("max_steps")
     assert children.in_child(children.lose_a_file, recipe, str(folder / "clip-3.mp4")) == 0
-    told = cover.cover(RunFolder(tmp_path / "run"))
+    told = clip_history.cover(RunFolder(tmp_path / "run"))
     assert covered(told) == logged(tmp_path / "run")
     (epoch,) = told.epochs
     assert epoch.adds_up
@@ -146,7 +150,7 @@ def test_two_ranks_and_other_buckets_in_mid_epoch(tiny, tmp_path):
     ]
     assert children.train(tiny(train={"max_steps": 3}, **changes), debug=True) == [0]
     run = RunFolder(tmp_path / "run")
-    told = cover.cover(run)
+    told = clip_history.cover(run)
     assert covered(told) == logged(run.path)
     (epoch,) = told.epochs
     assert epoch.adds_up
@@ -160,7 +164,7 @@ def test_data_that_began_again_have_epochs_of_their_own(tiny, tmp_path):
     assert "warning: quarantine names footage/no such clip.mp4" in children.output(named)
     first = logged(tmp_path / "run")
     assert children.train(tiny(train={"max_steps": 3}), debug=True, start_from_scratch=True) == [0]
-    told = cover.cover(RunFolder(tmp_path / "run"))
+    told = clip_history.cover(RunFolder(tmp_path / "run"))
     assert [(one.generation, one.epoch, one.counts["trained"]) for one in told.epochs] == [
         (0, 0, len(first)),
         (1, 0, sum(step == 3 for step in logged(tmp_path / "run").values())),

@@ -7,7 +7,7 @@ import shutil
 import children
 import pytest
 
-from reelworks.prepare import cover
+from reelworks.analysis import clip_history
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -20,7 +20,7 @@ def test_an_epoch_that_is_emptied_in_its_middle_is_accounted_for(tiny, footage, 
     recipe["train"]["max_steps"] = 2
     assert children.train(recipe) == [0]
     run = RunFolder(tmp_path / "run")
-    before = cover.cover(run)
+    before = clip_history.cover(run)
     (epoch,) = before.epochs
     for path in before.paths(before.places(never_trained=True)):
         (tmp_path / path).unlink()
@@ -33,4 +33,4 @@ def test_an_epoch_that_is_emptied_in_its_middle_is_accounted_for(tiny, footage, 
         (number, done, done) for number in range(max_epochs)
     ]
     assert f"epoch 0: {done} planned = {done} trained" in children.output(recipe)
-    assert all(one.available and one.adds_up for one in cover.cover(run).epochs)
+    assert all(one.available and one.adds_up for one in clip_history.cover(run).epochs)

@@ -11,9 +11,9 @@ import children
 import numpy as np
 import pytest
 
+from reelworks.data import loader
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.stream import batches
 
 
 def scanned_less_named(run: Path, footage: Path) -> Counter[str]:
@@ -52,9 +52,9 @@ def test_trained_equals_the_catalog_less_the_reasons(tiny, footage, tmp_path, ba
 def _lose_one(recipe: dict) -> None:
     """Train with a planted loss: the third clip that is read never counts."""
     from reelworks.recipe import load
-    from reelworks.train.run import RunOptions, run
+    from reelworks.train.trainer import RunOptions, run
 
-    original, seen = batches._collect, []
+    original, seen = loader._collect, []
 
     def collect(work, jobs, pool):
         batch = original(work, jobs, pool)
@@ -63,7 +63,7 @@ def _lose_one(recipe: dict) -> None:
             batch.counts[0] = False
         return batch
 
-    batches._collect = collect
+    loader._collect = collect
     run(load.parse(recipe), RunOptions(debug=True))
 
 
@@ -118,8 +118,8 @@ def _train_with_sigterm(recipe: dict) -> None:
     import os
 
     from reelworks.recipe import load
-    from reelworks.train.run import RunOptions, run
     from reelworks.train.state import TrainState
+    from reelworks.train.trainer import RunOptions, run
 
     original, calls = TrainState.update_ema, []
 

@@ -14,15 +14,15 @@ from test_kill_and_resume import losses
 
 from reelworks.checkpoint import load
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import draws
-from reelworks.core.draws import Purpose
+from reelworks.core import hash_rng
+from reelworks.core.hash_rng import Purpose
 from reelworks.core.shape import Shape
+from reelworks.generate.load_run import Trained
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.recipe import load as recipes
 from reelworks.run.folder import RunFolder
 from reelworks.train import build, replay
 from reelworks.train.state import TrainState
-from reelworks.train.trained import Trained
 
 PROMPT = "two cats sit on a wall in the sun"
 CPU = torch.device("cpu")
@@ -119,7 +119,7 @@ def by_hand(family, files):
     for file, second in files:
         pipeline.load_lora_weights(file, load_into_transformer_2=second)
     prompt, none = pipeline.encode_prompt(PROMPT, "", max_sequence_length=12)
-    seed = draws.hash_int(0, PROMPT, Purpose.PREVIEW) >> 1
+    seed = hash_rng.hash_int(0, PROMPT, Purpose.PREVIEW) >> 1
     frames = pipeline(
         prompt_embeds=prompt.float(),
         negative_prompt_embeds=none.float(),

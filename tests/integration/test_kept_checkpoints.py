@@ -51,11 +51,11 @@ def test_going_back_to_a_step_sets_the_later_ones_aside(tiny, tmp_path, capsys):
 
 def _fill_the_disk(recipe: dict) -> None:
     """Train while the second save finds no space."""
-    from reelworks.checkpoint import space
+    from reelworks.checkpoint import disk_space
     from reelworks.recipe import load
-    from reelworks.train.run import RunOptions, run
+    from reelworks.train.trainer import RunOptions, run
 
-    original, calls = space.require, []
+    original, calls = disk_space.require, []
 
     def require(*args):
         calls.append(1)
@@ -63,7 +63,7 @@ def _fill_the_disk(recipe: dict) -> None:
             raise OSError(errno.ENOSPC, "no space left on device")
         return original(*args)
 
-    space.require = require
+    disk_space.require = require
     run(load.parse(recipe), RunOptions())
 
 

@@ -20,22 +20,24 @@ from safetensors.torch import load_file, save_file
 from test_kill_and_resume import losses
 from typer.testing import CliRunner
 
-from reelworks.checkpoint import export, load, lora_file, names
+from reelworks.checkpoint import load, names
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.cli.main import app
-from reelworks.core import draws
-from reelworks.core.draws import Purpose
+from reelworks.core import hash_rng
 from reelworks.core.errors import UserError
+from reelworks.core.hash_rng import Purpose
 from reelworks.core.shape import Shape
+from reelworks.export import export
+from reelworks.export import lora as lora_file
+from reelworks.generate.load_run import Trained
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models.lora import files, inject
-from reelworks.models.lora.base import Base
+from reelworks.models.lora.base_model import Base
 from reelworks.recipe import load as recipes
 from reelworks.run import events
 from reelworks.testing import contract
 from reelworks.train import build
 from reelworks.train.state import TrainState
-from reelworks.train.trained import Trained
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "lora-20-pictures.toml"
 PROMPT = "two cats sit on a wall in the sun"
@@ -347,7 +349,7 @@ def test_the_familys_pipeline_draws_what_we_do_with_the_file(lora, name, tmp_pat
 
     def drawn():
         embedded = encoded(pipeline)
-        seed = draws.hash_int(0, PROMPT, Purpose.PREVIEW) >> 1
+        seed = hash_rng.hash_int(0, PROMPT, Purpose.PREVIEW) >> 1
         frames = pipeline(
             **embedded,
             height=32,

@@ -49,10 +49,10 @@ def _lose_the_mirror(recipe: dict) -> None:
     import errno
     import os
 
-    from reelworks.checkpoint import mirror
-    from reelworks.checkpoint.mirror_place import Place
+    from reelworks.checkpoint.mirror import mirror
+    from reelworks.checkpoint.mirror.remote import Place
     from reelworks.recipe import load
-    from reelworks.train.run import RunOptions, run
+    from reelworks.train.trainer import RunOptions, run
 
     def full(*_args, **_kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

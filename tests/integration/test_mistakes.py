@@ -106,7 +106,7 @@ def _train_in_little_memory(recipe: dict) -> None:
     import resource
 
     from reelworks.core.errors import UserError
-    from reelworks.train.run import RunOptions, run
+    from reelworks.train.trainer import RunOptions, run
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 30),) * 2)  # the latents alone would take 3.7 GB

@@ -17,11 +17,11 @@ from reelworks.cli.main import app
 from reelworks.core.errors import UserError
 from reelworks.models import wellknown
 from reelworks.models.config import PRESETS
-from reelworks.recipe import commented, load
+from reelworks.quickstart import memory_presets, quickstart
+from reelworks.quickstart.survey import PLACEHOLDER, Found
+from reelworks.recipe import load, toml_writer
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import new, starter, tiers
-from reelworks.train.found import PLACEHOLDER, Found
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -182,16 +182,16 @@ def test_the_recipe_of_every_published_model_is_sound(preset):
     clips = wellknown.known(preset).lines > 0
     if clips:
         found = Found(found.pictures, np.array([[130, 720, 1280], [40, 480, 854]]), showings=22)
-    lines = starter.lora(preset, [DatasetConfig(path="p")], found)
-    made = load.parse({"output": "r", **tomllib.loads(commented.write("", lines))})
+    lines = quickstart.lora_table(preset, [DatasetConfig(path="p")], found)
+    made = load.parse({"output": "r", **tomllib.loads(toml_writer.write("", lines))})
     assert made.model.weights == wellknown.known(preset).weights
     assert len(made.bucket) == 1 + clips
 
 
 def test_the_recipe_that_comes_with_the_project_is_what_the_verb_writes():
     """A change of the verb shows in it, or it is made again: `reelworks new lora --model wan -o ...`."""
-    lines = starter.lora("wan-2.1-1.3b", [DatasetConfig(path=new.PLACEHOLDER)], PLACEHOLDER)
-    first = tiers.TIERS[0]
-    lines = starter.with_setting(lines, first.table, first.key, first.value, first.why)
-    text = commented.write(new.title("wan-2.1-1.3b", PLACEHOLDER), lines)
+    lines = quickstart.lora_table("wan-2.1-1.3b", [DatasetConfig(path=quickstart.PLACEHOLDER)], PLACEHOLDER)
+    first = memory_presets.TIERS[0]
+    lines = quickstart.with_setting(lines, first.table, first.key, first.value, first.why)
+    text = toml_writer.write(quickstart.title("wan-2.1-1.3b", PLACEHOLDER), lines)
     assert (RECIPES / "lora-20-pictures.toml").read_text() == text

@@ -16,10 +16,10 @@ from reelworks.run.folder import RunFolder
 def _plant(recipe: dict, what: str) -> None:
     """A NaN comes into the last rank's weights, or their average, in step 3."""
     from reelworks.core.errors import UserError
-    from reelworks.parallel.mesh import local
+    from reelworks.distributed.mesh import local
     from reelworks.recipe import load
-    from reelworks.train.run import RunOptions, run
     from reelworks.train.state import TrainState
+    from reelworks.train.trainer import RunOptions, run
 
     update = TrainState.update_ema
 

@@ -16,14 +16,15 @@ from reelworks.checkpoint import load
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import digests
 from reelworks.core.errors import UserError
-from reelworks.parallel import mesh
-from reelworks.parallel.mesh import local
+from reelworks.distributed import mesh
+from reelworks.distributed.mesh import local
 from reelworks.recipe import load as recipes
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import build, check
+from reelworks.train import build
 from reelworks.train.config import TrainConfig
-from reelworks.train.optimizers import OPTIMIZERS
+from reelworks.train.optimizer_names import OPTIMIZERS
+from reelworks.train.preflight import check
 from reelworks.train.state import TrainState
 
 OTHERS = sorted(set(OPTIMIZERS) - {"adamw"})

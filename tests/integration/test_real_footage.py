@@ -9,9 +9,10 @@ import children
 import numpy as np
 from PIL import Image
 
+from reelworks.analysis import plan_report
 from reelworks.core.shape import Shape
-from reelworks.media.load import Request, load
-from reelworks.prepare import forecast, sources
+from reelworks.media.decode import Request, load
+from reelworks.recipe import dataset
 from reelworks.recipe import load as recipes
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
@@ -34,9 +35,9 @@ def test_real_footage_is_scanned_planned_trained_and_generated_from(tmp_path, mo
         "preview.prompts=[]",
     ]
     recipe = recipes.load(RECIPE, changes)
-    scanned = sources.scan(recipe)
+    scanned = dataset.scan_recipe(recipe)
     assert (scanned.found, scanned.bad) == (len(files), 0)
-    told = forecast.forecast(recipe, world=1)
+    told = plan_report.forecast(recipe, world=1)
     named = sum(len(entries) for entries in told["reasons"].values())
     assert told["planned"] + named == len(files) == 20
     assert told["planned"] >= 14

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from reelworks.analysis import clip_history
+from reelworks.analysis.coverage import Coverage, State
 from reelworks.checkpoint import names
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files
-from reelworks.prepare import cover
-from reelworks.prepare.coverage import Coverage, State
 from reelworks.run import events, records
 from reelworks.run.folder import RunFolder
 from reelworks.train.replay import replay
@@ -102,7 +102,7 @@ def test_records_make_room_but_for_those_that_a_checkpoint_needs(
         assert f"the record of epoch {epoch} is removed to stay within coverage.max_disk = 1" in printed
     assert printed.count("is removed to stay within") == 2
 
-    told = cover.cover(run)
+    told = clip_history.cover(run)
     assert told.problems == []
     assert [epoch.pruned is not None for epoch in told.epochs] == [True, False, True, False, False]
     assert [epoch.counts["trained"] for epoch in told.epochs] == [6, 6, 6, 6, 2]
@@ -121,7 +121,7 @@ def test_records_make_room_but_for_those_that_a_checkpoint_needs(
     picture(tmp_path / "data", "late")
     recipe["train"]["max_steps"] = 7
     assert children.train(recipe, debug=True, resume="5") == [0]
-    told = cover.cover(run)
+    told = clip_history.cover(run)
     assert told.epochs[1].adds_up
     assert told.epochs[1].counts == {"trained": PICTURES + 1}
     assert covered(told) == {step: clips for step, clips in logged(run).items() if 3 < step < 8}
@@ -145,23 +145,25 @@ def test_a_lost_record_is_told_with_what_events_prove_and_training_goes_on(
         "  segment 0 has no record (segment-000-000001-000/places.parquet is damaged: it does not have the checksum it "
         "was written with); by the events it had 1 steps, with 2 clips trained and 0 failed",
     ]
-    assert covered(cover.cover(run)) == {}
+    assert covered(clip_history.cover(run)) == {}
 
     recipe["train"]["max_steps"] = 7
     assert children.train(recipe, debug=True) == [0]
-    first, second, third = cover.cover(run).epochs
+    first, second, third = clip_history.cover(run).epochs
     assert [(one.steps, one.trained, one.failed) for one in first.lost] == [(3, 6, 0)]
     assert second.adds_up  # the record of the segment under way was written again
     assert third.adds_up
-    assert covered(cover.cover(run)) == {step: clips for step, clips in logged(run).items() if step > 3}
+    assert covered(clip_history.cover(run)) == {
+        step: clips for step, clips in logged(run).items() if step > 3
+    }
 
 
 def _train_on_a_full_disk(recipe: dict[str, Any]) -> None:
     """Train where no record can be written."""
     from reelworks.core import storage
     from reelworks.recipe import load
-    from reelworks.train.beginning import RunOptions
-    from reelworks.train.run import run
+    from reelworks.train.resume import RunOptions
+    from reelworks.train.trainer import run
 
     def guard(call: str, path: Path) -> None:
         if call == "write" and "coverage" in path.parts:
@@ -179,13 +181,15 @@ def test_a_disk_that_takes_no_record_ends_no_training(made: Make, tmp_path: Path
     for epoch in (0, 1):
         assert f"warning: epoch {epoch}, segment 0 has no record ([Errno 28]" in children.output(recipe)
     assert records.keys(run) == []
-    told = cover.cover(run)
+    told = clip_history.cover(run)
     assert [(one.steps, one.trained) for epoch in told.epochs for one in epoch.lost] == [(3, 6), (1, 2)]
     recipe["train"]["max_steps"] = 5
     assert children.train(recipe, debug=True) == [0]
-    first, second = cover.cover(run).epochs
+    first, second = clip_history.cover(run).epochs
     assert (first.available, second.adds_up) == (False, True)
-    assert covered(cover.cover(run)) == {step: clips for step, clips in logged(run).items() if step > 3}
+    assert covered(clip_history.cover(run)) == {
+        step: clips for step, clips in logged(run).items() if step > 3
+    }
 
 
 def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: Make, tmp_path: Path) -> None:
@@ -200,10 +204,10 @@ def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: 
     assert children.train(recipe, debug=True) == [0]
     run = RunFolder(tmp_path / "run")
     steps = [event["step"] for event in events.read(run.events_file, "step")]
-    assert covered(cover.cover(run)) == logged(run)
+    assert covered(clip_history.cover(run)) == logged(run)
 
     def told() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        found = cover.cover(run)
+        found = clip_history.cover(run)
         replays = [replay(run, step).to_json() for step in steps]
         for clip in (clip for one in replays for batch in one["micro_batches"] for clip in batch["clips"]):
             del clip["since"]  # which tells what became of it later
@@ -244,7 +248,7 @@ def test_a_run_that_goes_back_behind_what_was_removed_tells_the_epoch_anew(
     picture(tmp_path / "data", "late")
     recipe["train"]["max_steps"] = 9
     assert children.train(recipe, debug=True, resume="5") == [0]
-    told = cover.cover(run)
+    told = clip_history.cover(run)
     assert [epoch.pruned is not None for epoch in told.epochs] == [True, False, False]
     assert told.epochs[2].counts == {"trained": 4, "not_yet": 3}
     assert covered(told) == {step: clips for step, clips in logged(run).items() if 3 < step <= 9}

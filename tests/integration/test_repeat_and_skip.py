@@ -5,7 +5,7 @@ from __future__ import annotations
 import children
 import numpy as np
 
-from reelworks.prepare import costs, cover
+from reelworks.analysis import clip_history, costs
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.train.replay import replay
@@ -41,7 +41,7 @@ def test_repeat_fills_every_batch_and_trains_each_clip_once_more_at_most(tiny, t
     for step in steps:
         (bucket,) = step["buckets"]
         assert step["clips"] + step["repeated"] == sizes[int(bucket.rpartition("×")[2])]
-    (epoch,) = cover.cover(run).epochs
+    (epoch,) = clip_history.cover(run).epochs
     assert epoch.adds_up
     assert f"{account['repeated']} shown again to fill batches" in children.output(recipe)
     number = next(s["step"] for s in steps if s["repeated"])
@@ -74,7 +74,7 @@ def test_steps_that_the_recipe_leaves_out_train_nothing_and_are_accounted_for(ti
     left_out = sum(len(steps[step]["trained"]) for step in (2, 3))
     assert account["skipped"] == left_out
     assert account["planned"] == account["trained"] + left_out
-    (epoch,) = cover.cover(run).epochs
+    (epoch,) = clip_history.cover(run).epochs
     assert epoch.adds_up
     assert epoch.counts["skipped"] == left_out
     assert "step 2 is skipped: train.skip_steps names it" in children.output(skipping)

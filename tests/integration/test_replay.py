@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from reelworks.analysis import clip_history
 from reelworks.core.errors import UserError
-from reelworks.media import load as media
-from reelworks.prepare import cover
+from reelworks.media import decode as media
 from reelworks.report import replay as sheets
 from reelworks.run.folder import RunFolder
 from reelworks.train.replay import Replay, replay
@@ -36,7 +36,7 @@ def _train_and_tell(recipe: dict) -> None:
     """Train, and write down what the model was given, micro-batch by micro-batch."""
     from reelworks.recipe import load
     from reelworks.train import step
-    from reelworks.train.run import RunOptions, run
+    from reelworks.train.trainer import RunOptions, run
 
     original, fed = step.training_example, []
 
@@ -166,7 +166,7 @@ def test_a_step_is_told_by_the_recipe_that_it_was_trained_by(tiny, tmp_path):
     generated = {told.step.step: generated_of(told) for told in check(run.path, 1)}
     assert not all(generated[1] + generated[2])
     assert all(generated[3] + generated[4] + generated[5])
-    (epoch,) = cover.cover(run).epochs
+    (epoch,) = clip_history.cover(run).epochs
     assert epoch.adds_up
     assert sum(epoch.counts[name] for name in ("trained", "not_yet")) == epoch.planned
 

@@ -55,7 +55,7 @@ def _slow_disk(recipe: dict) -> None:
     """The shards of step 1 are not on the disk before step 4 is done."""
     from reelworks.core import storage
     from reelworks.recipe import load
-    from reelworks.train.run import RunOptions, run
+    from reelworks.train.trainer import RunOptions, run
 
     log = RunFolder(Path(recipe["output"]))
 
@@ -85,10 +85,10 @@ def _full_disk(recipe: dict, *steps: int) -> None:
     """The disk is full for the checkpoints of some steps."""
     from reelworks.core import storage
     from reelworks.recipe import load
-    from reelworks.train import saves
-    from reelworks.train.run import RunOptions, run
+    from reelworks.train import checkpointing
+    from reelworks.train.trainer import RunOptions, run
 
-    saves._PATIENCE_SECONDS = 0.0
+    checkpointing._PATIENCE_SECONDS = 0.0
 
     def full(call: str, path: Path) -> None:
         if call == "write" and any(f"checkpoints/.tmp-step-{step:09d}" in str(path) for step in steps):
@@ -139,8 +139,8 @@ def test_a_file_asks_for_a_save(tiny, tmp_path):
 
 def _with_save_file(recipe: dict) -> None:
     from reelworks.recipe import load
-    from reelworks.train.run import RunOptions, run
     from reelworks.train.state import TrainState
+    from reelworks.train.trainer import RunOptions, run
 
     original = TrainState.update_ema
 
@@ -157,7 +157,7 @@ def _asked(recipe: dict, until_step: int, *, full: bool) -> None:
     """A person asks before the first step, and again once a save has begun; the disk is slow, or full, at first."""
     from reelworks.core import storage
     from reelworks.recipe import load
-    from reelworks.train.run import RunOptions, run
+    from reelworks.train.trainer import RunOptions, run
 
     folder = RunFolder(Path(recipe["output"]))
     folder.path.mkdir()

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from reelworks.buckets.opensora import walk
 from reelworks.buckets.opensora.walk import DialectSizes
 from reelworks.buckets.table import BucketTable
-from reelworks.core import draws
-from reelworks.core.draws import Purpose
+from reelworks.core import hash_rng
+from reelworks.core.hash_rng import Purpose
 
 U64 = NDArray[np.uint64]
 I32 = NDArray[np.int32]
@@ -94,7 +94,7 @@ class Assignment:
 
 def held_out(seed: int, group: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
     """Choose a share of groups for validation by hash, the same for every world size and epoch."""
-    return draws.passes(draws.hash64(seed, Purpose.HOLD_OUT, group), share)
+    return hash_rng.passes(hash_rng.hash64(seed, Purpose.HOLD_OUT, group), share)
 
 
 def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assignment:
@@ -111,7 +111,7 @@ def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assign
     for first in range(0, n, _BLOCK):
         where = slice(first, first + _BLOCK)
         block = Clips(**{name: column[where] for name, column in vars(clips).items()})
-        state = draws.hash64(seed, epoch, block.uid, block.copy, Purpose.KEEP)
+        state = hash_rng.hash64(seed, epoch, block.uid, block.copy, Purpose.KEEP)
         bucket, reason, nearest = result.bucket[where], result.reason[where], result.nearest[where]
         if table.dialect is None:
             for is_image in (True, False):
@@ -136,7 +136,7 @@ def _take(
             continue
         open_ = left[clips.num_frames[left] >= entry.num_frames]
         if entry.keep_prob < 1:
-            drawn = draws.passes(draws.extend(state[open_], *entry.draw_words), entry.keep_prob)
+            drawn = hash_rng.passes(hash_rng.extend(state[open_], *entry.draw_words), entry.keep_prob)
             # An entry that training never uses is none for validation either.
             open_ = open_[drawn | (clips.held_out[open_] & (entry.keep_prob > 0))]
         choice, large_enough, shape_fits = sizes[index].best(clips.height[open_], clips.width[open_], table)
@@ -170,7 +170,7 @@ def _take_short(
     for index in videos:
         mine = np.flatnonzero(short & (shortest == index))
         entry, where = table.entries[index], at[mine]
-        drawn = draws.passes(draws.extend(state[where], *entry.draw_words), entry.keep_prob)
+        drawn = hash_rng.passes(hash_rng.extend(state[where], *entry.draw_words), entry.keep_prob)
         taken = drawn | clips.held_out[where]
         bucket[where[taken]] = choice[mine[taken]]
     return replace(clips, num_frames=num_frames)

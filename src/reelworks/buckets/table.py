@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,8 @@ class BucketTable:
         max_crop: Largest share of a frame that a crop may cut.
         extends_short: A video shorter than every entry whose size it fills goes to the shortest of these.
         dialect: There in a table of Open-Sora; its entries are those of the table, one by one.
+        config: `[buckets]` that it was built by.
+        given: `[[bucket]]` entries that it was built from.
     """
 
     entries: tuple[Entry, ...]
@@ -91,6 +93,8 @@ class BucketTable:
     max_crop: float
     extends_short: bool = False
     dialect: Dialect | None = None
+    config: BucketsConfig = field(default_factory=BucketsConfig)
+    given: tuple[BucketEntryConfig, ...] = ()
 
     def of_entry(self, entry: int) -> list[int]:
         """Indices of an entry's buckets."""
@@ -130,7 +134,7 @@ def build(
     dialect = config.dialect()
     if dialect is not None:
         _refuse_both(entries)
-        return _of_dialect(dialect, geometry, extends_short)
+        return replace(_of_dialect(dialect, geometry, extends_short), config=config)
     if not entries:
         raise UserError(
             "the recipe has no bucket",
@@ -145,7 +149,15 @@ def build(
     for first, second in itertools.pairwise(expanded):
         _refuse_equal(first, second)
     buckets = [b for i, e in enumerate(expanded) for b in _sizes_of(i, e, config, geometry)]
-    return BucketTable(tuple(expanded), tuple(buckets), config.upscale, config.max_crop, extends_short)
+    return BucketTable(
+        tuple(expanded),
+        tuple(buckets),
+        config.upscale,
+        config.max_crop,
+        extends_short,
+        config=config,
+        given=tuple(entries),
+    )
 
 
 def _refuse_both(entries: Sequence[BucketEntryConfig]) -> None:

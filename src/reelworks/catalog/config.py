@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from reelworks.catalog import expression, template
-from reelworks.catalog.expression_parts import NUMBERS, TEXTS
+from reelworks.catalog import filter_expression, template
+from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.source import Source, is_list
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
@@ -112,7 +112,7 @@ class DatasetConfig(Config):
     @classmethod
     def _filter(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
-            expression.parse(value, scores=None if _is_list(info) else frozenset())
+            filter_expression.parse(value, scores=None if _is_list(info) else frozenset())
         return value
 
     @property

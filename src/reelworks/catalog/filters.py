@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.catalog import expression
-from reelworks.catalog.expression_parts import NUMBERS, TEXTS, Truth
+from reelworks.catalog.filter_expression import NUMBERS, TEXTS, Truth, parse
 from reelworks.catalog.rows import CatalogRows
 
 _TEXT = pa.large_string()
@@ -27,13 +26,13 @@ def keeps(rows: CatalogRows, text: str) -> Truth:
     Raises:
         UserError: The text is not a filter.
     """
-    return expression.parse(text, scores=None).evaluate(_RowColumns(rows), len(rows))
+    return parse(text, scores=None).evaluate(_RowColumns(rows), len(rows))
 
 
 def values(rows: CatalogRows, row: int, text: str) -> dict[str, Any]:
     """What one row has in the columns that a filter looks at; None for a score or caption that it lacks."""
     told: dict[str, Any] = {}
-    for name in expression.parse(text, scores=None).names:
+    for name in parse(text, scores=None).names:
         if name == "caption_length":
             told[name] = len(rows.caption[row].as_py() or "")
         elif name in NUMBERS:
@@ -48,7 +47,7 @@ def values(rows: CatalogRows, row: int, text: str) -> dict[str, Any]:
 
 def scores_named(text: str) -> set[str]:
     """Names in a filter that are no columns of every catalog."""
-    return set(expression.parse(text, scores=None).names) - {*NUMBERS, *TEXTS}
+    return set(parse(text, scores=None).names) - {*NUMBERS, *TEXTS}
 
 
 def _score(rows: CatalogRows, name: str) -> NDArray[np.float64]:

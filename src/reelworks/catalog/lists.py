@@ -10,8 +10,13 @@ worked on as a whole; only asking the disk for each file's size and time takes o
 
 from __future__ import annotations
 
+import csv
 import keyword
 import math
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +28,144 @@ import pyarrow.json
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from reelworks.catalog import list_paths, quotes
-from reelworks.catalog.expression_parts import NUMBERS, TEXTS
-from reelworks.catalog.rows import SCHEMA
+from reelworks.catalog import probe
+from reelworks.catalog.filter_expression import NUMBERS, TEXTS
+from reelworks.catalog.integrity import OUTSIDE
+from reelworks.catalog.listing import Entry, Listing
+from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows
 from reelworks.catalog.source import Source
-from reelworks.catalog.walk import Listing
 from reelworks.core.errors import UserError
+
+_NO_FILE = "no such file"
+_NO_MEDIA = "its name is neither a video's nor a picture's"
+_ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
+
+
+def relative(paths: Any, source: Source) -> Any:
+    """Make a list's paths relative to the dataset's folder.
+
+    Raises:
+        UserError: A path is empty, lies outside of the folder, or stands there twice.
+    """
+    no_path = pc.equal(pc.fill_null(paths, ""), "")
+    _refuse_at(no_path, paths, source, "has no path", "fill it in, or take out the row")
+    named, root = paths, os.path.normpath(source.root.absolute())
+    paths = _straightened(paths, root)
+    for prefix in dict.fromkeys((f"{root}/", f"{source.root.resolve()}/")):
+        below = pc.starts_with(paths, prefix)
+        paths = pc.if_else(below, pc.utf8_slice_codeunits(paths, len(prefix)), paths)
+    outside = pc.match_substring_regex(paths, OUTSIDE)
+    _refuse_at(outside, paths, source, f"lies outside of {root}", _root_for(named))
+    _refuse_twice(paths, source)
+    return paths
+
+
+def _straightened(paths: Any, root: str) -> Any:
+    """Make the few paths absolute that are roundabout, so that a file has one name."""
+    odd = pc.match_substring_regex(paths, _ROUNDABOUT)
+    straight = [
+        os.path.normpath(f"{root}/{text}" if text[0] != "/" else text)
+        for text in paths.filter(odd).to_pylist()
+    ]
+    return pc.replace_with_mask(paths, odd, pa.array(straight, paths.type)) if straight else paths
+
+
+def _root_for(paths: Any) -> str:
+    """What to type where absolute paths do not lie in the dataset's folder."""
+    absolute = paths.filter(pc.starts_with(paths, "/"))
+    if not len(absolute):
+        return "correct the path"
+    order = pc.min_max(absolute)  # what the first and the last in order share, all share
+    folder = os.path.commonpath([str(Path(order[end].as_py()).parent) for end in ("min", "max")])
+    return f'set root (--root of scan) to a folder that all files lie in, as in root = "{folder}"'
+
+
+def _refuse_twice(paths: Any, source: Source) -> None:
+    """One clip cannot have two captions and scores; which of the rows holds is for a person to say."""
+    counts = paths.value_counts()
+    twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    if len(twice):
+        one = twice[0].as_py()
+        rows = (np.flatnonzero(pc.equal(paths, one).to_numpy(zero_copy_only=False)) + 1).tolist()
+        raise UserError(
+            f"{len(twice)} files stand in several rows; the first is {one} in rows {', '.join(map(str, rows[:5]))}",
+            field=f"dataset {source.name!r}",
+            value=str(source.list_file),
+            remedy="leave one row for each file; dataset.repeats shows clips more than once",
+        )
+
+
+def _refuse_at(wrong: Any, paths: Any, source: Source, problem: str, remedy: str) -> None:
+    row = wrong.index(True).as_py()
+    if row >= 0:
+        path = paths[row].as_py()
+        raise UserError(
+            f"row {row + 1}{'' if not path else f', {path},'} {problem}",
+            field=f"dataset {source.name!r}",
+            value=str(source.list_file),
+            remedy=remedy,
+        )
+
+
+def entries(paths: Any, source: Source) -> list[Entry]:
+    """Ask the disk for each file; one that is missing is an entry with that problem.
+
+    Raises:
+        UserError: The list names no file that is there: then the folder is wrong or not mounted,
+            and no clip is to pass for deleted.
+    """
+    found = list(_entries(paths.to_pylist(), str(source.root)))
+    if all(entry.problem in (_NO_FILE, _NO_MEDIA) for entry in found):
+        first = f"; the first is {source.root}/{found[0].path}: {found[0].problem}" if found else ""
+        raise UserError(
+            f"of the {len(found)} files of the list, none is a video or picture that is there{first}",
+            field=f"dataset {source.name!r}",
+            value=str(source.list_file),
+            remedy="check that the disk is mounted, and name the files' folder with root (--root of scan)",
+        )
+    return found
+
+
+def _entries(paths: list[str], root: str) -> Iterator[Entry]:
+    for path in paths:
+        if probe.kind_of(path) is None:
+            yield Entry(path, 0, 0, False, _NO_MEDIA)
+            continue
+        try:
+            # A Path for each of millions of files takes longer than the question.
+            status = os.stat(f"{root}/{path}")  # noqa: PTH116
+        except (FileNotFoundError, NotADirectoryError):
+            yield Entry(path, 0, 0, False, _NO_FILE)
+        except OSError as error:
+            yield Entry(path, 0, 0, False, f"cannot be read: {error.strerror}")
+        else:
+            problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
+            yield Entry(path, status.st_size, status.st_mtime_ns, True, problem)
+
+
+def hold_lines(table: Any) -> bool:
+    """Tell whether a cell of a table holds more than one line."""
+    texts = (c for c in table.columns if pa.types.is_string(c.type) or pa.types.is_large_string(c.type))
+    return any(pc.any(pc.match_substring_regex(column, r"[\r\n]")).as_py() for column in texts)
+
+
+def check(file: Path) -> None:
+    """Go through the quotes of a CSV.
+
+    Raises:
+        ValueError: One is not closed, or text stands behind one that is; says in which line the row begins.
+    """
+    with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+        rows = csv.reader(lines, strict=True)
+        line = 1
+        try:
+            for _ in rows:
+                line = rows.line_num + 1
+        except csv.Error as error:
+            raise ValueError(
+                f"the row that begins in line {line} has a quote that is not closed ({error})"
+            ) from error
+
 
 PATH, CAPTIONS = "path", ("text", "caption")
 MEASURED = frozenset((*SCHEMA.names, *NUMBERS, *TEXTS, "aspect_ratio", "resolution"))
@@ -58,11 +195,11 @@ def read(source: Source) -> Listing:
             value=value,
             remedy=_without_paths(table.column_names),
         )
-    paths = list_paths.relative(table.column(PATH).combine_chunks(), source)
+    paths = relative(table.column(PATH).combine_chunks(), source)
     caption = next((name for name in CAPTIONS if name in table.column_names), None)
     scores, note = _scores(table, value)
     return Listing(
-        entries=list_paths.entries(paths, source),
+        entries=entries(paths, source),
         captions=None if caption is None else _captions(table.column(caption)),
         scores=scores,
         note=note,
@@ -114,10 +251,10 @@ def _csv(file: Path) -> Any:
     try:
         table = pa.csv.read_csv(file, parse_options=parse, convert_options=convert)
     except pa.ArrowInvalid:
-        quotes.check(file)  # says it better, if that is what is wrong
+        check(file)  # says it better, if that is what is wrong
         raise
-    if quotes.hold_lines(table):
-        quotes.check(file)
+    if hold_lines(table):
+        check(file)
     return table
 
 
@@ -175,3 +312,47 @@ def _why_no_score(column: Any) -> str:
     if bad < 0 or not pc.any(pc.and_(is_number, column.is_valid())).as_py():
         return "no numbers"
     return f"row {bad + 1} has {column[bad].as_py()!r}, which is no number"
+
+
+Scores = Mapping[str, NDArray[np.float64]]
+Places = NDArray[np.int64]
+
+
+def same_scores(live: CatalogRows, row: Places, scores: Scores, number: Places) -> NDArray[np.bool_]:
+    """True where rows have the scores of a list, and no other.
+
+    Args:
+        live: The live rows.
+        row: Places in `live`.
+        scores: Of a list.
+        number: Places in the list, one for each of `row`.
+    """
+    same = np.ones(len(row), dtype=np.bool_)
+    for name in {**live.scores, **scores}:
+        was, now = (
+            column[name][at] if name in column else np.full(len(at), np.nan)
+            for column, at in ((live.scores, row), (scores, number))
+        )
+        same &= (was == now) | (np.isnan(was) & np.isnan(now))
+    return same
+
+
+def same_words(live: CatalogRows, row: Places, captions: Any, root: str) -> NDArray[np.bool_]:
+    """True where rows have these captions, null for none, and this root."""
+    now, was = captions, live.caption.take(pa.array(row))
+    both_missing = pc.and_(pc.is_null(was), pc.is_null(now))
+    same = pc.fill_null(pc.equal(was, now), both_missing)
+    there = pc.equal(live.root.take(pa.array(row)).cast(pa.string()), root)
+    return np.asarray(pc.and_(same, there).to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def retold(live: CatalogRows, row: Places, captions: Any, root: str, scores: Scores) -> Any:
+    """Rows with other captions, root and scores, as a table; their measures stay."""
+    table = replace(live.take(row), scores={}).to_table()
+    roots = pa.DictionaryArray.from_arrays(np.zeros(len(row), dtype=np.int32), [root])
+    for name, column in (("caption", captions), ("root", roots)):
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, table.schema.field(place), column)
+    for name, score in scores.items():
+        table = table.append_column(SCORE + name, pa.array(score, from_pandas=True))
+    return table

@@ -9,14 +9,209 @@ listed as a picture, the first frame counts.
 
 from __future__ import annotations
 
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import av
+import numpy as np
+from av.stream import Disposition
+from PIL import Image, UnidentifiedImageError
 
-from reelworks.catalog import container, opening, timing
+
+class Timing(NamedTuple):
+    """Average frames per second, length in seconds, and whether frames are unevenly spaced."""
+
+    fps: float
+    duration_seconds: float
+    variable_fps: bool
+
+
+def measure(
+    num_frames: int,
+    timestamps: Sequence[int],
+    last_duration: int,
+    tick_seconds: Fraction,
+    declared_fps: Fraction | None,
+) -> Timing:
+    """Measure a stream's timing.
+
+    Args:
+        num_frames: Frames in the stream, at least one.
+        timestamps: One for each frame in ticks, in any order; of another length where the container
+            has none, and then the declared rate is all there is.
+        last_duration: Ticks for which the last frame is shown; 0 if unknown.
+        tick_seconds: Length of a tick.
+        declared_fps: Rate that the container states.
+    """
+    declared = float(declared_fps) if declared_fps and declared_fps > 0 else 0.0
+    ticks = np.sort(np.asarray(timestamps, dtype=np.int64))
+    if len(ticks) != num_frames or num_frames == 1 or ticks[0] == ticks[-1]:
+        fps = declared or (float(1 / (last_duration * tick_seconds)) if last_duration > 0 else 0.0)
+        return Timing(fps, num_frames / fps if fps else 0.0, False)
+    steps, span = np.diff(ticks), int(ticks[-1] - ticks[0])
+    if _uneven(steps):
+        usual = int(np.sort(steps)[(len(steps) - 1) // 2])
+        duration = float((span + (last_duration or usual)) * tick_seconds)
+        return Timing(num_frames / duration, duration, True)
+    measured = (num_frames - 1) / float(span * tick_seconds)
+    # Timestamps are rounded to ticks, so over a short span the declared rate is the better number.
+    rounding = max(0.01, 1 / span)
+    fps = declared if abs(declared / measured - 1) <= rounding else measured
+    return Timing(fps, num_frames / fps, False)
+
+
+def _uneven(steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
+    """Tell real changes of pace from rounding: milliseconds show 30 fps as steps of 33 and 34."""
+    spread = int(steps.max() - steps.min())
+    rounding = 1 if steps.min() >= 4 else 0  # with ticks as coarse as frames, one tick is a dropped frame
+    return spread > max(rounding, 0.05 * float(np.median(steps)))
+
+
+# Top-level boxes of ISO/IEC 14496-12 and QuickTime. Other words after the last box are junk that some
+# cameras append, and no size is read out of junk.
+_MP4_BOXES = frozenset(
+    b"ftyp moov mdat free skip wide moof mfra sidx ssix styp uuid meta pdin udta emsg prft pnot".split()
+)
+_EBML_HEADER, _MATROSKA_SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
+
+
+def missing_bytes(path: Path) -> int:
+    """Count the bytes that a container announces beyond the file's end.
+
+    Understands MP4 and QuickTime, Matroska and WebM, and AVI; other containers announce nothing and
+    give 0, as do files whose length was left open by a live recorder.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as f:
+        head = f.read(12)
+        if head[4:8] in _MP4_BOXES:
+            end = _mp4_end(f, size)
+        elif head[:4] == _EBML_HEADER:
+            end = _matroska_end(f)
+        elif head[:4] == b"RIFF" and head[8:12] == b"AVI ":
+            end = _avi_end(head)
+        else:
+            end = 0
+    return max(0, end - size)
+
+
+def _mp4_end(f: BinaryIO, size: int) -> int:
+    position = 0
+    while position + 8 <= size:
+        f.seek(position)
+        header = f.read(16)
+        length, box = int.from_bytes(header[:4], "big"), header[4:8]
+        if length == 1:
+            length = int.from_bytes(header[8:16], "big")
+        if box not in _MP4_BOXES or length < 8:  # length 0 means "to the end of the file"
+            break
+        position += length
+    return position
+
+
+def _matroska_end(f: BinaryIO) -> int:
+    f.seek(4)
+    header_length = _ebml_size(f)
+    if header_length is None:
+        return 0
+    f.seek(header_length, 1)
+    if f.read(4) != _MATROSKA_SEGMENT:
+        return 0
+    length = _ebml_size(f)
+    return 0 if length is None else f.tell() + length
+
+
+def _ebml_size(f: BinaryIO) -> int | None:
+    """Read a variable-length size (RFC 8794, section 6); None where it is unknown or broken."""
+    first = f.read(1)
+    if not first or first[0] == 0:
+        return None
+    num_bytes = 9 - first[0].bit_length()
+    value_bits = 7 * num_bytes
+    value = int.from_bytes(first + f.read(num_bytes - 1), "big") & ((1 << value_bits) - 1)
+    return None if value == (1 << value_bits) - 1 else value
+
+
+def _avi_end(head: bytes) -> int:
+    length = int.from_bytes(head[4:8], "little")
+    # Unclosed files say 0 or all ones; an odd chunk's padding byte may be absent.
+    return 0 if length in (0, 0xFFFFFFFF) else 8 + length - length % 2
+
+
+# What may hide behind an extension. Playlists are not among it: a file that is really one must not
+# make anyone open other files or the network.
+_CONTAINERS = "mov,matroska,avi,mpeg,mpegts,mpegvideo,flv,asf,ogg,mxf,m4v,h264,hevc"
+_OPTIONS = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
+
+_EXIF_ORIENTATION = 0x0112
+_QUIET = threading.Lock()  # warning filters belong to the process, pictures are opened by many threads
+
+
+class OpeningError(Exception):
+    """A file that is not what its name says; the message is short enough for a table."""
+
+
+def video(path: Path) -> av.container.InputContainer:
+    """Open a video, sealed against whatever else the file may name.
+
+    Raises:
+        OpeningError: The content is of another kind.
+        OSError, ValueError: PyAV's errors for files that are missing or damaged.
+    """
+    try:
+        return av.open(str(path.absolute()), options=dict(_OPTIONS), metadata_errors="replace")
+    except av.error.ArgumentError:  # EINVAL: the content is known, and not among the containers
+        raise OpeningError("no video: the content is of another kind than its name says") from None
+
+
+def stream(container: av.container.InputContainer) -> av.VideoStream:
+    """The stream that is shown: the first video that is not a cover picture.
+
+    Raises:
+        OpeningError: There is none.
+    """
+    for candidate in container.streams.video:
+        if not candidate.disposition & Disposition.attached_pic:
+            # Files are read in parallel; threads of a decoder would only compete.
+            candidate.codec_context.thread_count = 1
+            return candidate
+    raise OpeningError("no video stream")
+
+
+def picture(file: BinaryIO) -> Image.Image:
+    """Open a picture; its pixels are not read yet.
+
+    Raises:
+        OpeningError: No picture, or one of so many pixels that it may be an attack.
+    """
+    try:
+        with _quiet():
+            return Image.open(file)
+    except Image.DecompressionBombError:
+        raise OpeningError("too many pixels for one picture: Pillow refuses it as a bomb") from None
+    except UnidentifiedImageError:
+        raise OpeningError("damaged: not a picture of a known format") from None
+
+
+def orientation(image: Image.Image) -> int:
+    """EXIF orientation, 1 to 8; 1 where there is none or it is broken, as the picture itself is not."""
+    with _quiet():
+        value = image.getexif().get(_EXIF_ORIENTATION, 1)
+    return value if value in range(1, 9) else 1
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with _QUIET, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
 
 VIDEO_EXTENSIONS = frozenset({".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", ".mpg", ".mpeg"})
 IMAGE_EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
@@ -98,7 +293,7 @@ def probe(path: Path) -> Probe:
         return _video(path) if kind == "video" else _picture(path)
     except ProbeError:
         raise
-    except opening.OpeningError as error:
+    except OpeningError as error:
         raise ProbeError(str(error)) from None
     except Exception as error:  # decoders raise nearly anything on damaged input
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -106,11 +301,11 @@ def probe(path: Path) -> Probe:
 
 
 def _video(path: Path) -> Probe:
-    missing = container.missing_bytes(path)
+    missing = missing_bytes(path)
     if missing:
         raise ProbeError(f"truncated: the last {missing:,} bytes are missing")
-    with opening.video(path) as opened:
-        return _stream(opened, opening.stream(opened))
+    with video(path) as opened:
+        return _stream(opened, stream(opened))
 
 
 def _stream(opened: av.container.InputContainer, stream: av.VideoStream) -> Probe:
@@ -120,7 +315,7 @@ def _stream(opened: av.container.InputContainer, stream: av.VideoStream) -> Prob
         raise ProbeError("no frame can be decoded")
     last = max(times, key=lambda time: (time.pts or 0, time.dts or 0))
     tick = stream.time_base or Fraction(1, 1000)
-    clock = timing.measure(len(times), _stamps(times), last.duration, tick, stream.average_rate)
+    clock = measure(len(times), _stamps(times), last.duration, tick, stream.average_rate)
     rotation = round(-frame.rotation / 90) * 90 % 360
     height, width = (frame.width, frame.height) if rotation % 180 else (frame.height, frame.width)
     components = frame.format.components
@@ -165,9 +360,9 @@ def _stamps(times: list[_Time]) -> list[int]:
 
 
 def _picture(path: Path) -> Probe:
-    with path.open("rb") as f, opening.picture(f) as image:
+    with path.open("rb") as f, picture(f) as image:
         image.load()  # to its end: a picture that was cut short opens well and fails here
-        rotation = _CLOCKWISE.get(opening.orientation(image), 0)
+        rotation = _CLOCKWISE.get(orientation(image), 0)
         width, height = image.size if rotation % 180 == 0 else image.size[::-1]
         return Probe(
             kind="image",

@@ -8,18 +8,316 @@ finds nothing changed writes nothing. A file that cannot be trained on is a row 
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from reelworks.catalog import lists, look, pool, walk
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.catalog import listing, lists, probe, probe_pool
+from reelworks.catalog import listing as walk
+from reelworks.catalog.listing import Entry, Listing
+from reelworks.catalog.probe import kind_of
+from reelworks.catalog.rows import SCORE, schema
 from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
-from reelworks.catalog.update import Listed, Update
-from reelworks.catalog.walk import Listing
+from reelworks.core import digests, hash_rng
 from reelworks.core.errors import UserError
 from reelworks.run import lock
+
+
+class Look(NamedTuple):
+    """An order to look at a file.
+
+    Attributes:
+        file: Absolute path.
+        captioned: Read the caption file beside it.
+        open: Open the file; otherwise only its caption is read.
+        known: Fingerprint of a content that need not be measured again.
+        problem: What the listing already found wrong; the file is then left alone.
+    """
+
+    file: str
+    captioned: bool
+    open: bool
+    known: str
+    problem: str | None = None
+
+
+class Finding(NamedTuple):
+    """What was found.
+
+    Attributes:
+        caption: Caption, None where there is no file.
+        fingerprint: Of the content; None if the file was not opened, "" if it could not be read.
+        probe: Measures; None if there was no need, or an error.
+        error: Why the file cannot be trained on; only for files that were opened.
+    """
+
+    caption: str | None
+    fingerprint: str | None
+    probe: probe.Probe | None = None
+    error: str | None = None
+
+
+def examine(order: Look) -> Finding:
+    """Look at one file; whatever is wrong with it becomes `Finding.error`."""
+    if order.problem is not None:
+        return Finding(None, "", error=order.problem)
+    path = Path(order.file)
+    try:
+        caption = listing.read(path) if order.captioned else None
+        fingerprint = digests.fingerprint_file(path) if order.open else None
+    except OSError as error:
+        return Finding(None, "", error=f"cannot be read: {error.strerror}")
+    if fingerprint is None or fingerprint == order.known:
+        return Finding(caption, fingerprint)
+    try:
+        return Finding(caption, fingerprint, probe.probe(path))
+    except probe.ProbeError as error:
+        return Finding(caption, fingerprint, error=error.reason)
+
+
+def crashed(order: Look) -> Finding:
+    """Say of a file that the process which looked at it died; the next scan looks again."""
+    return Finding(None, "", error="the decoder crashed on it")
+
+
+_ROWS_PER_BATCH = 8192  # rows that wait as Python values before they become Arrow arrays
+_UNMEASURED = {
+    "num_frames": 0,
+    "height": 0,
+    "width": 0,
+    "fps": 0.0,
+    "duration_seconds": 0.0,
+    "codec": "",
+    "pixel_format": "",
+    "bit_depth": 0,
+    "rotation": 0,
+    "variable_fps": False,
+    "has_alpha": False,
+}
+
+
+class Task(NamedTuple):
+    """One listed file: what its folder entry says, its live row (-1: none), and what to look at."""
+
+    listed: Listed
+    number: int
+    look: Look
+
+    @property
+    def entry(self) -> Entry:
+        """The file's entry."""
+        return self.listed.files.entries[self.number]
+
+    @property
+    def position(self) -> int:
+        """Position of the file's live row, -1 if it has none."""
+        return int(self.listed.position[self.number])
+
+
+class Listed(NamedTuple):
+    """A dataset's files beside the live rows that they had; arrays have one element a file.
+
+    Attributes:
+        dataset: Name of the dataset.
+        root: Absolute path of its folder.
+        files: The files, and what a list says of them.
+        uid: Their identities.
+        position: Positions of their live rows, -1 for new files.
+        open: Files that must be opened, as their row cannot be known to hold.
+        look: Files that must be looked at: opened, or read for their caption.
+        same_scores: Files whose live row has the scores of the list.
+    """
+
+    dataset: str
+    root: str
+    files: Listing
+    uid: NDArray[np.uint64]
+    position: NDArray[np.int64]
+    open: NDArray[np.bool_]
+    look: NDArray[np.bool_]
+    same_scores: NDArray[np.bool_]
+
+
+class Update:
+    """The next part of a catalog in the making.
+
+    Attributes:
+        catalog: The catalog as it is.
+        rows_appended: Rows collected so far.
+        new: Files that had no live row.
+        changed: Files whose row no longer holds.
+        unchanged: Files whose row holds.
+        bad_files: Path and reason of files that cannot be trained on.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.rows_appended = self.new = self.changed = self.unchanged = 0
+        self.bad_files: list[tuple[str, str]] = []
+        self._live = catalog.live()
+        self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # every name, in order
+        self._found = np.zeros(len(self._live), dtype=np.bool_)
+        self._replaced = np.zeros(len(self._live), dtype=np.bool_)
+        self._waiting: list[tuple[int, dict[str, Any]]] = []  # live row to take measures from, values
+        self._batches: list[Any] = []
+
+    def compare(self, dataset: str, root: Path, files: Listing) -> Listed:
+        """Find the live rows of a dataset's files, and the files that must be looked at.
+
+        Where a list has the captions, rows of unchanged files are brought up to date at once.
+
+        Raises:
+            UserError: Two files have one uid (at ten million files, a chance of 3 in a million).
+        """
+        entries = files.entries
+        self._scores |= dict.fromkeys(files.scores)
+        uid = uids_of(dataset, [entry.path for entry in entries])
+        position = self._live.find(uid)
+        _refuse_collision(uid, entries)
+        known = np.flatnonzero(position >= 0)
+        row = position[known]
+        self._found[row] = True
+        size = np.fromiter((e.size_bytes for e in entries), dtype=np.int64, count=len(entries))[known]
+        mtime = np.fromiter((e.mtime_ns for e in entries), dtype=np.int64, count=len(entries))[known]
+        holds = (self._live.size_bytes[row] == size) & (self._live.mtime_ns[row] == mtime)
+        # No fingerprint: the file could not be read; that may change without a trace in its times.
+        holds &= pc.not_equal(self._live.fingerprint, "").to_numpy(zero_copy_only=False)[row]
+        open_ = np.ones(len(entries), dtype=np.bool_)
+        open_[known] = ~holds
+        same = np.zeros(len(entries), dtype=np.bool_)
+        same[known] = lists.same_scores(self._live, row, files.scores, known)
+        look_at = open_ if files.captions is not None else np.ones(len(entries), dtype=np.bool_)
+        listed = Listed(dataset, str(root), files, uid, position, open_, look_at, same)
+        if files.captions is not None:
+            self._take_over(listed, np.flatnonzero(~look_at))
+        return listed
+
+    def _take_over(self, listed: Listed, number: NDArray[np.int64]) -> None:
+        """Compare what a list says of files that need no look, all at once, and collect rows that differ."""
+        row, files = listed.position[number], listed.files
+        error = self._live.error.take(pa.array(row))
+        for i in np.flatnonzero(error.is_valid()).tolist():
+            path = files.entries[number[i]].path
+            self.bad_files.append((f"{listed.root}/{path}", error[i].as_py()))
+        captions = files.captions.take(pa.array(number))
+        same = listed.same_scores[number] & lists.same_words(self._live, row, captions, listed.root)
+        self.unchanged += int(same.sum())
+        differs = np.flatnonzero(~same)
+        if len(differs):
+            scores = {name: score[number[differs]] for name, score in files.scores.items()}
+            captions = captions.take(pa.array(differs))
+            self._batches.append(lists.retold(self._live, row[differs], captions, listed.root, scores))
+            self._replaced[row[differs]] = True
+            self.changed += len(differs)
+            self.rows_appended += len(differs)
+
+    def tasks(self, listed: Listed) -> Iterator[Task]:
+        """Yield what is to be looked at, as it is needed: ten million orders are never held at once."""
+        read_captions = listed.files.captions is None
+        for i in np.flatnonzero(listed.look).tolist():
+            entry, position = listed.files.entries[i], int(listed.position[i])
+            known = self._live.fingerprint[position].as_py() if position >= 0 else ""
+            file, captioned = f"{listed.root}/{entry.path}", entry.captioned and read_captions
+            yield Task(listed, i, Look(file, captioned, bool(listed.open[i]), known, entry.problem))
+
+    def apply(self, task: Task, finding: Finding) -> None:
+        """Take in what was found of a file."""
+        position, measured = task.position, finding.probe is not None or finding.error is not None
+        fingerprint = task.look.known if finding.fingerprint is None else finding.fingerprint
+        error = finding.error if measured else self._live.error[position].as_py()
+        if error is not None:
+            self.bad_files.append((task.look.file, error))
+        captions = task.listed.files.captions
+        caption = finding.caption if captions is None else captions[task.number].as_py()
+        if position >= 0 and self._holds(task, fingerprint, caption, error):
+            self.unchanged += 1
+            return
+        if position >= 0:
+            self.changed += 1
+            self._replaced[position] = True
+        else:
+            self.new += 1
+        values = _identity(task) | {"fingerprint": fingerprint, "caption": caption, "error": error}
+        values |= self._scores_of(task)
+        values |= (_UNMEASURED if finding.probe is None else asdict(finding.probe)) if measured else {}
+        self._collect(-1 if measured else position, values)
+
+    def _holds(self, task: Task, fingerprint: str, caption: str | None, error: str | None) -> bool:
+        now = {"root": task.listed.root, "fingerprint": fingerprint, "caption": caption, "error": error}
+        same = all(getattr(self._live, name)[task.position].as_py() == value for name, value in now.items())
+        return same and bool(task.listed.same_scores[task.number])
+
+    def _scores_of(self, task: Task) -> dict[str, float | None]:
+        scores = task.listed.files.scores
+        own = {
+            name: float(scores[name][task.number]) if name in scores else math.nan for name in self._scores
+        }
+        return {SCORE + name: None if math.isnan(score) else score for name, score in own.items()}
+
+    def _collect(self, position: int, values: dict[str, Any]) -> None:
+        self._waiting.append((position, values))
+        self.rows_appended += 1
+        if len(self._waiting) >= _ROWS_PER_BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Turn waiting values into Arrow columns, with the measures of former rows where they hold."""
+        positions = np.array([p for p, _ in self._waiting if p >= 0], dtype=np.int64)
+        former = iter(self._live.take(positions).to_table().to_pylist())
+        rows = [(next(former) if p >= 0 else {}) | values for p, values in self._waiting]
+        self._batches.append(pa.Table.from_pylist(rows, schema=schema(self._scores)))
+        self._waiting = []
+
+    def table(self) -> Any:
+        """The rows to append, as a table of `SCHEMA` and of scores."""
+        self._flush()
+        return pa.concat_tables(self._batches, promote_options="default").unify_dictionaries()
+
+    def retired(self, datasets: Sequence[str]) -> NDArray[np.int64]:
+        """Ordinals of rows to retire: changed files, and files of these datasets that have vanished."""
+        ours = pc.is_in(self._live.dataset.dictionary_decode(), value_set=pa.array(datasets, pa.string()))
+        vanished = ours.to_numpy(zero_copy_only=False) & ~self._found
+        ordinals: NDArray[np.int64] = self._live.ordinal[self._replaced | vanished]
+        return ordinals
+
+
+def uids_of(dataset: str, paths: Sequence[str]) -> NDArray[np.uint64]:
+    """Identities of clips: a hash of the dataset's name and the path below its folder."""
+    return hash_rng.hash64(dataset, hash_rng.text_words(paths))
+
+
+def _refuse_collision(uid: NDArray[np.uint64], entries: list[Entry]) -> None:
+    order = np.argsort(uid)
+    twice = np.flatnonzero(uid[order][1:] == uid[order][:-1])
+    if len(twice):
+        first, second = (entries[order[twice[0] + i]].path for i in (0, 1))
+        raise UserError(f"{first} and {second} have the same uid", remedy="rename one of the two files")
+
+
+def _identity(task: Task) -> dict[str, Any]:
+    """Columns that follow from where a file lies and what its folder entry says."""
+    listed, entry = task.listed, task.entry
+    return {
+        "ordinal": 0,  # given when the part is written
+        "uid": int(listed.uid[task.number]),
+        "dataset": listed.dataset,
+        "root": listed.root,
+        "path": entry.path,
+        "kind": kind_of(entry.path) or "video",  # of a list's file that is neither, which is never trained
+        "size_bytes": entry.size_bytes,
+        "mtime_ns": entry.mtime_ns,
+        "group": entry.path,
+    }
+
 
 # Two threads open 3300 files a second, and spawning processes costs a second or two of imports.
 PROCESSES_FROM = 2000
@@ -103,7 +401,7 @@ def scan(
 def _listing(source: Source) -> Listing:
     if source.list_file is not None:
         return lists.read(source)
-    return walk.listing(source.name, source.root.resolve())
+    return walk.list_folder(source.name, source.root.resolve())
 
 
 def _look_at_all(
@@ -113,12 +411,12 @@ def _look_at_all(
     on_progress: Callable[[ScanProgress], None] | None,
 ) -> None:
     to_apply, to_look_at = itertools.tee(task for files in listed for task in update.tasks(files))
-    findings = pool.map_ordered(
-        look.look,
+    findings = probe_pool.map_ordered(
+        examine,
         (task.look for task in to_look_at),
         workers=workers,
         processes=sum(int(files.open.sum()) for files in listed) >= PROCESSES_FROM,
-        crashed=look.crashed,
+        crashed=crashed,
     )
     reporter = _Reporter(sum(int(files.look.sum()) for files in listed), on_progress)
     for task, finding in zip(to_apply, findings, strict=True):

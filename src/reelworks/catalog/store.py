@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from reelworks.catalog import checks, columns
+from reelworks.catalog import integrity
 from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows
 from reelworks.core import files
 from reelworks.core.errors import UserError
@@ -148,11 +148,11 @@ class Catalog:
     @cached_property
     def _live(self) -> CatalogRows:
         rows = self.all_rows()
-        checks.check_rows(rows, self.path)
+        integrity.check_rows(rows, self.path)
         alive = np.ones(len(rows), dtype=np.bool_)
         alive[self._retired()] = False
         live = rows if alive.all() else rows.take(alive)
-        checks.check_one_row_per_uid(live, self.path)
+        integrity.check_one_row_per_uid(live, self.path)
         return live
 
     def _retired(self) -> NDArray[np.int64]:
@@ -162,7 +162,7 @@ class Catalog:
             if part.retired:
                 table = _read_parquet(self.path / _retired_name(i), _RETIRED_SCHEMA, part.retired)
                 ordinals.append(table.column("ordinal").to_numpy())
-                checks.check_retired(ordinals[-1], first, self.path)
+                integrity.check_retired(ordinals[-1], first, self.path)
             first += part.rows
         return np.concatenate(ordinals)
 
@@ -231,7 +231,7 @@ def _read_parts(path: Path) -> tuple[Part, ...]:
         newer = stored["format"] > FORMAT_VERSION
         parts = () if newer else tuple(Part.from_json(part) for part in stored["parts"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise checks.damaged(path, f"catalog.json cannot be read: {error}") from error
+        raise integrity.damaged(path, f"catalog.json cannot be read: {error}") from error
     if newer:
         raise UserError(
             f"the catalog has format {stored['format']}, this version reads up to {FORMAT_VERSION}",
@@ -249,13 +249,13 @@ def _read_parquet(file: Path, schema: Any, num_rows: int, first: int = 0, *, sco
             schema = pa.schema([*schema, *(_score(name) for name in there if name.startswith(SCORE))])
         names = [name for name in schema.names if name in there]
         table = pq.read_table(file, columns=names, page_checksum_verification=True)
-        table = columns.conform(table, schema, first)
-    except columns.ColumnError as error:
-        raise checks.damaged(file.parent, f"{file.name} {error}") from error
+        table = integrity.conform(table, schema, first)
+    except integrity.ColumnError as error:
+        raise integrity.damaged(file.parent, f"{file.name} {error}") from error
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise checks.damaged(file.parent, f"{file.name} cannot be read: {error}") from error
+        raise integrity.damaged(file.parent, f"{file.name} cannot be read: {error}") from error
     if len(table) != num_rows:
-        raise checks.damaged(file.parent, f"{file.name} has {len(table)} rows instead of {num_rows}")
+        raise integrity.damaged(file.parent, f"{file.name} has {len(table)} rows instead of {num_rows}")
     return table
 
 

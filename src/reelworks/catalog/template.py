@@ -14,7 +14,7 @@ import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from reelworks.catalog.expression_parts import NUMBERS
+from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.core.errors import UserError, nearest
 
 TEXT = "text"

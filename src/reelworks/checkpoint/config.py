@@ -8,7 +8,7 @@ from typing import Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from reelworks.core import quantities
+from reelworks.core import units
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
@@ -122,17 +122,17 @@ class CheckpointsConfig(Config):
     @property
     def keep_within_seconds(self) -> float | None:
         """`keep_within` in seconds."""
-        return _maybe(quantities.duration_seconds, self.keep_within, "checkpoints.keep_within")
+        return _maybe(units.duration_seconds, self.keep_within, "checkpoints.keep_within")
 
     @property
     def max_disk_bytes(self) -> int | None:
         """`max_disk` in bytes."""
-        return _maybe(quantities.size_bytes, self.max_disk, "checkpoints.max_disk")
+        return _maybe(units.size_bytes, self.max_disk, "checkpoints.max_disk")
 
     @property
     def min_free_bytes(self) -> int | None:
         """`min_free` in bytes."""
-        return _maybe(quantities.size_bytes, self.min_free, "checkpoints.min_free")
+        return _maybe(units.size_bytes, self.min_free, "checkpoints.min_free")
 
     @model_validator(mode="after")
     def _quantities_are_understood(self) -> Self:

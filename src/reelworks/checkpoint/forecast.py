@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.checkpoint.config import CheckpointsConfig
-from reelworks.checkpoint.mount import MARGIN
+from reelworks.checkpoint.disk_space import MARGIN
 from reelworks.checkpoint.policy import Retainable
-from reelworks.core.quantities import told_bytes
+from reelworks.core.units import told_bytes
 
 Counts = NDArray[np.int64]
 

@@ -17,11 +17,12 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
-from reelworks.checkpoint import manifest, names, ranks
-from reelworks.checkpoint.commit import quiet
+from reelworks.checkpoint import manifest, names
 from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry
+from reelworks.checkpoint.save import quiet
 from reelworks.checkpoint.verify import check_file
 from reelworks.core.errors import UserError
+from reelworks.distributed import collectives
 
 # How many differing keys an error names.
 _SHOWN = 5
@@ -41,14 +42,16 @@ def load(path: Path, state: dict[str, Any]) -> None:
     Raises:
         UserError: This is no checkpoint of ours, or one of another model; names the keys that differ.
     """
-    problem, remedy = ranks.on_first(lambda: _inspect(path))
+    problem, remedy = collectives.on_first(lambda: _inspect(path))
     if not problem:
-        problem, remedy = next((p for p in ranks.on_all(lambda: _compare(path, state)) if p[0]), ("", ""))
+        problem, remedy = next(
+            (p for p in collectives.on_all(lambda: _compare(path, state)) if p[0]), ("", "")
+        )
     if problem:
         raise UserError(problem, field="checkpoint", value=str(path), remedy=remedy)
     with quiet():
         load_shards(
-            state, storage_reader=FileSystemReader(path / names.DCP), no_dist=not ranks.is_distributed()
+            state, storage_reader=FileSystemReader(path / names.DCP), no_dist=not collectives.is_distributed()
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from reelworks.checkpoint import names
-from reelworks.core import digests, files, patience
+from reelworks.core import digests, files, retry
 from reelworks.core.config import Config
 
 FORMAT_VERSION = 1
@@ -106,7 +106,7 @@ def read(folder: Path) -> Manifest:
         OSError: The file cannot be read now, which says nothing about the checkpoint.
     """
     try:
-        data = patience.patiently((folder / FILE_NAME).read_bytes)
+        data = retry.patiently((folder / FILE_NAME).read_bytes)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise missing() from error
     return parse(data, names.parse_step(folder.name))

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Protocol
 
 from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
-from reelworks.core.quantities import told_bytes
+from reelworks.core.units import told_bytes
 
 Reasons = tuple[str, ...]
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from reelworks.checkpoint import lease, names
+from reelworks.checkpoint import names, read_lock
 from reelworks.checkpoint import policy as policies
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.manifest import BadCheckpoint
@@ -82,7 +82,7 @@ def _moment(
 ) -> Moment:
     """Look at the clock and the readers, and at the disk if there is a budget."""
     now = time.time()
-    in_use = {*in_use, *(info.step for info in infos if lease.is_read(info.path))}
+    in_use = {*in_use, *(info.step for info in infos if read_lock.is_read(info.path))}
     if not infos or (policy.max_disk is None and policy.min_free is None):
         return Moment(now, in_use)
     in_flight = sum(folder_bytes(path) for path in store.root.glob(f"{names.IN_FLIGHT}*"))

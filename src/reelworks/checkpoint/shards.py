@@ -9,22 +9,25 @@ our storage, which digests what is written on its way.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 
-from reelworks.checkpoint import ranks
 from reelworks.checkpoint.manifest import FileEntry
 from reelworks.core import storage
+from reelworks.distributed import collectives
 
 METADATA = ".metadata"
 
@@ -95,11 +98,11 @@ class Shards:
         writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=False, overwrite=False)
         writer.fs = files
         planner = DefaultSavePlanner()
-        first = ranks.rank() == 0
+        first = collectives.rank() == 0
 
         def own() -> SavePlan:
             planner.set_up_planner(state, writer.storage_meta(), first)
-            writer.set_up_storage_writer(first, rank=ranks.rank(), use_collectives=True)
+            writer.set_up_storage_writer(first, rank=collectives.rank(), use_collectives=True)
             return writer.prepare_local_plan(planner.create_local_plan())
 
         whole: Metadata | None = None
@@ -109,7 +112,7 @@ class Shards:
             shared, whole = planner.create_global_plan(plans)
             return writer.prepare_global_plan(shared)
 
-        mine = planner.finish_plan(ranks.through_first(own, share_out))
+        mine = planner.finish_plan(collectives.through_first(own, share_out))
         return cls(folder, whole, mine, planner, writer, files)
 
     def write(self) -> Written:
@@ -137,3 +140,26 @@ class Shards:
             FileEntry(path=file.relative_to(root).as_posix(), size=size, digest=digest)
             for file, (size, digest) in sorted(self._files.entries.items())
         ]
+
+
+# torch.save wraps each value in an archive of 1 to 1.5 KB, and the metadata describes each.
+_RECORD_BYTES = 2048
+
+
+def local_bytes(state: Any) -> int:
+    """Estimate what this rank's share of a state takes on disk; the sum over ranks is the checkpoint.
+
+    Replicas are written once: plain values count on rank 0, a DTensor's shard by its share among the
+    copies of it.
+    """
+    if isinstance(state, Mapping):
+        return sum(local_bytes(value) for value in state.values())
+    if isinstance(state, list | tuple):
+        return sum(local_bytes(value) for value in state)
+    if isinstance(state, DTensor):
+        local = state.to_local()
+        copies = [state.device_mesh.size(i) for i, p in enumerate(state.placements) if p.is_replicate()]
+        return local.numel() * local.element_size() // math.prod(copies) + _RECORD_BYTES
+    if collectives.rank():
+        return 0
+    return _RECORD_BYTES + (state.numel() * state.element_size() if isinstance(state, Tensor) else 0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reelworks.checkpoint import lease, manifest, names
+from reelworks.checkpoint import manifest, names, read_lock
 from reelworks.checkpoint.manifest import BadCheckpoint, Manifest
 from reelworks.core import files, storage
 from reelworks.core.errors import UserError
@@ -250,7 +250,7 @@ class CheckpointStore:
     def _refuse_if_wanted(self, step: int, path: Path) -> None:
         if self.is_pinned(step):
             raise UserError("the checkpoint is pinned", field="step", value=step, remedy="unpin it first")
-        if lease.is_read(path):
+        if read_lock.is_read(path):
             raise UserError(
                 "the checkpoint is being read", field="step", value=step, remedy="wait until that is done"
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 from reelworks.checkpoint import manifest
 from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry, NewerFormat
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
-from reelworks.core import checksums, patience
+from reelworks.core import digests, retry
 from reelworks.core.errors import UserError
 
 Skipped = list[tuple[int, str]]
@@ -36,10 +36,10 @@ def check_file(path: Path, entry: FileEntry, full: bool) -> None:
     """Check one file of a checkpoint; raises as `verify` does."""
     file = path / entry.path
     try:
-        size = patience.patiently(lambda: file.stat().st_size)
+        size = retry.patiently(lambda: file.stat().st_size)
         if size != entry.size:
             raise BadCheckpoint(f"{entry.path} has {size} bytes instead of {entry.size}")
-        if full and patience.patiently(lambda: checksums.of_file(file)) != entry.digest:
+        if full and retry.patiently(lambda: digests.of_file(file)) != entry.digest:
             raise BadCheckpoint(f"{entry.path} has other content than was written")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise BadCheckpoint(f"{entry.path} is missing") from error

@@ -30,7 +30,7 @@ def check(
     from reelworks.cli import show, show_check
 
     loaded, table = _with_buckets(load_recipe(recipe, overrides, data_path), quiet=json)
-    from reelworks.train import check as checking
+    from reelworks.train.preflight import check as checking
 
     told = checking.check(loaded, table, world)
     show.json(told) if json else show_check.result(told)
@@ -43,12 +43,12 @@ def _with_buckets(recipe: Recipe, quiet: bool) -> tuple[Recipe, BucketTable]:
     from reelworks.buckets import table
     from reelworks.cli import show
     from reelworks.models.config import geometry
-    from reelworks.prepare import sources
-    from reelworks.prepare.data import RecipeData
+    from reelworks.recipe import dataset
+    from reelworks.recipe.dataset import RecipeData
 
     if recipe.buckets.proposes:
         with show.scan_progress(quiet=quiet) as on_progress:
-            sources.scan(recipe, on_progress)
+            dataset.scan_recipe(recipe, on_progress)
         data = RecipeData.open(recipe)
         return data.recipe, data.table
     return recipe, table.build(recipe.bucket, recipe.buckets, geometry(recipe.model, recipe.autoencoder))

@@ -81,11 +81,11 @@ def ls(run: RunArgument, json: Json = False) -> None:
     """List checkpoints, with why each is kept."""
     import shutil
 
-    from reelworks.checkpoint import account
+    from reelworks.checkpoint import listing
     from reelworks.cli import show, show_checkpoints
 
     store, policy = _open(run)
-    rows = account.rows(store, policy)
+    rows = listing.rows(store, policy)
     # `checkpoints` itself may be a link to another disk.
     disk = store.root if store.root.exists() else run
     show.json(rows) if json else show_checkpoints.table(rows, shutil.disk_usage(disk).free)
@@ -94,12 +94,12 @@ def ls(run: RunArgument, json: Json = False) -> None:
 @app.command("show")
 def show_one(run: RunArgument, step: OptionalStep = None, json: Json = False) -> None:
     """Show what one checkpoint consists of; the newest, if no step is given."""
-    from reelworks.checkpoint import account
+    from reelworks.checkpoint import listing
     from reelworks.cli import show, show_checkpoints
 
     store, policy = _open(run)
     newest = max(store.steps(), default=-1) if step is None else step
-    told = account.details(store, policy, newest)
+    told = listing.details(store, policy, newest)
     show.json(told) if json else show_checkpoints.details(told)
 
 
@@ -111,13 +111,13 @@ def verify(
     json: Json = False,
 ) -> None:
     """Check checkpoints against their manifests; exit code 1 if one is bad."""
-    from reelworks.checkpoint import account
+    from reelworks.checkpoint import listing
     from reelworks.cli import show, show_checkpoints
 
     store, _ = _open(run)
     if step is not None and step not in store.steps():
         raise store.unknown(step)
-    rows = account.verified(store, store.steps() if step is None else [step], full)
+    rows = listing.verified(store, store.steps() if step is None else [step], full)
     show.json(rows) if json else show_checkpoints.verified(rows, full)
     if not all(row["good"] for row in rows):
         raise typer.Exit(EXIT_BAD)
@@ -156,10 +156,10 @@ def prune(
 @app.command("explain")
 def explain(run: RunArgument, step: StepArgument, json: Json = False) -> None:
     """Say why a checkpoint is there, or why it went."""
-    from reelworks.checkpoint import account
+    from reelworks.checkpoint import listing
     from reelworks.cli import show, show_checkpoints
 
-    told = account.explain(*_open(run), step)
+    told = listing.explain(*_open(run), step)
     show.json(told) if json else show_checkpoints.explained(told)
 
 
@@ -176,23 +176,23 @@ def unpin(run: RunArgument, step: StepArgument, json: Json = False) -> None:
 
 
 def _set_pin(run: Path, step: int, pinned: bool, json: bool) -> None:
-    from reelworks.checkpoint import account
+    from reelworks.checkpoint import listing
     from reelworks.cli import show, show_checkpoints
 
     store, policy = _open(run)
     with _changing(store):
         store.pin(step) if pinned else store.unpin(step)
-    row = account.row(store, policy, step)
+    row = listing.row(store, policy, step)
     show.json(row) if json else show.line(f"step {step}: {show_checkpoints.why(row)}")
 
 
 @app.command("best")
 def best(run: RunArgument, json: Json = False) -> None:
     """Print the folder of the best checkpoint, by the recipe's keep_best."""
-    from reelworks.checkpoint import account
+    from reelworks.checkpoint import listing
     from reelworks.cli import show
 
-    row = account.best(*_open(run))
+    row = listing.best(*_open(run))
     show.json(row) if json else show.line(str(row["path"]))
 
 
@@ -216,18 +216,19 @@ def export(
     json: Json = False,
 ) -> None:
     """Write the weights of a run's newest checkpoint, or of the one named, as .safetensors; of a LoRA run, the LoRA."""
-    from reelworks.checkpoint import account, lora_file
-    from reelworks.checkpoint import export as exporting
+    from reelworks.checkpoint import listing
     from reelworks.checkpoint.store import CheckpointStore
     from reelworks.cli import show
     from reelworks.core.errors import UserError
-    from reelworks.run import coverage
-    from reelworks.train import origin
+    from reelworks.export import export as exporting
+    from reelworks.export import lora as lora_file
+    from reelworks.run import history
+    from reelworks.train import init_from
 
     exporting.require_free(output)
-    run, step = origin.locate(source)
+    run, step = init_from.locate(source)
     info = CheckpointStore(run.checkpoints_folder).info(step)
-    recipe, epoch = coverage.recipe_of(run, step), account.epoch(info)
+    recipe, epoch = history.recipe_of(run, step), listing.epoch(info)
     about = exporting.about(run_id=run.info()["id"], recipe=recipe, step=step, epoch=epoch)
     weights: Weights = "ema" if ema else "model"
     lora = lora_file.of_recipe(recipe, (format or Format.diffusers).value)
@@ -245,7 +246,7 @@ def export(
             remedy="leave it out" if lora is None else "leave --format out",
         )
     if merge:
-        from reelworks.train.trained import Trained
+        from reelworks.generate.load_run import Trained
 
         state = Trained.load(source, averaged=ema, to_merge=True).merge()
         written = exporting.whole(state, output, weights=weights, dtype=dtype.value, about=about)

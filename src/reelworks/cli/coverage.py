@@ -22,12 +22,12 @@ def coverage(
     Prints an account of every epoch; names clips where asked to, all of them with --json. All is read from the
     records that training wrote; the exit code is 2 where they contradict each other.
     """
+    from reelworks.analysis import clip_history
     from reelworks.cli import show, show_data
     from reelworks.core.errors import UserError
-    from reelworks.prepare import cover
     from reelworks.run.folder import RunFolder
 
-    told = cover.cover(RunFolder(run))
+    told = clip_history.cover(RunFolder(run))
     named = never_trained or clip is not None
     places = told.places(never_trained=never_trained, clip=clip) if named or json else []
     if json:

@@ -13,7 +13,7 @@ def demo_data(
     seed: Annotated[int, typer.Option(help="Another seed makes other footage.")] = 0,
 ) -> None:
     """Make sample footage: some 120 captioned clips and pictures, good and bad ones."""
-    from reelworks.testing.demo import make
+    from reelworks.demo import make
 
     summary = make.make(folder, seed=seed)
     print(

@@ -80,27 +80,27 @@ def generate(
     from reelworks.checkpoint.store import CheckpointStore
     from reelworks.cli import show
     from reelworks.core.shape import Shape
-    from reelworks.generate import conditions, writers
+    from reelworks.generate import conditions, defaults, load_run, writers
     from reelworks.generate.conditions import Conditions
+    from reelworks.generate.load_run import Trained
     from reelworks.generate.pipeline import GenerateOptions
     from reelworks.recipe import load as recipes
-    from reelworks.run import coverage
-    from reelworks.train import origin, trained, usual
-    from reelworks.train.trained import Trained
+    from reelworks.run import history
+    from reelworks.train import init_from
 
     paths = writers.numbered(output, len(prompts))
     picture = writers.is_picture(output) if num_frames is None else num_frames == 1
-    run, step = origin.locate(source)
-    recipe = recipes.load(coverage.recipe_of(run, step))
-    most = usual.shape(run, recipe, picture=picture)
+    run, step = init_from.locate(source)
+    recipe = recipes.load(history.recipe_of(run, step))
+    most = defaults.shape(run, recipe, picture=picture)
     shape = Shape(num_frames or most.num_frames, height or most.height, width or most.width)
     for path in paths:
         writers.check(path, shape.num_frames * loop)
         writers.require_place(path)
-    given_frames = condition_frames or usual.condition_frames(recipe)
+    given_frames = condition_frames or defaults.condition_frames(recipe)
     given = None if reference is None else conditions.read(reference, shape, given_frames)
     shown = {"control": control, "source": edited}
-    sampled = usual.sampled(recipe)
+    sampled = defaults.sampled(recipe)
     options = GenerateOptions(
         shape,
         fps,
@@ -111,7 +111,7 @@ def generate(
         {name: conditions.companion(path, shape, f"--{name}") for name, path in shown.items() if path},
         None if sampler is None else sampler.value,
     )
-    trained.require(recipe, options)
+    load_run.require(recipe, options)
     # A training may have saved again meanwhile: the step whose recipe was read.
     model = Trained.load(CheckpointStore(run.checkpoints_folder).path(step), averaged=not raw_weights)
     for line in model.unseen(prompts):

@@ -39,17 +39,17 @@ def import_opensora(
     The config is read as literals and never run. Prints what became of each key, and what is not there yet.
     """
     from reelworks.cli import show
+    from reelworks.compat.opensora import importer
+    from reelworks.compat.opensora.rules import Fate
     from reelworks.core import files
     from reelworks.core.errors import UserError
-    from reelworks.recipe import opensora
-    from reelworks.recipe.opensora_rules import Fate
 
     if output.exists():
         raise UserError(
             "there is such a file", field="--output", value=str(output), remedy="remove it or name another"
         )
     meaning: parse.Meaning | None = None if probability is None else probability.value
-    made = opensora.convert(config, name=output.stem, data_path=data_path, probability=meaning)
+    made = importer.convert(config, name=output.stem, data_path=data_path, probability=meaning)
     output.parent.mkdir(parents=True, exist_ok=True)
     files.write_bytes(output, made.text.encode())
     if json:

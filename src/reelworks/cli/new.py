@@ -10,7 +10,7 @@ import typer
 from reelworks.cli.options import Json
 
 if TYPE_CHECKING:
-    from reelworks.train.new import New, Wishes
+    from reelworks.quickstart.quickstart import New, Wishes
 
 app = typer.Typer(
     help="Write a recipe to begin with.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
@@ -67,8 +67,8 @@ def lora(
             value=str(path),
             remedy="give --force to write over it, or another name with -o",
         )
-    from reelworks.train.estimate import ASSUMED_TFLOPS
-    from reelworks.train.new import Wishes
+    from reelworks.quickstart.quickstart import Wishes
+    from reelworks.train.preflight.estimate import ASSUMED_TFLOPS
 
     wishes = Wishes(model, tuple(data or ()), vram, trigger, weights, tflops or ASSUMED_TFLOPS)
     write(path, wishes, json=json)
@@ -77,10 +77,10 @@ def lora(
 def _require(data: list[Path], model: str) -> None:
     """Refuse a model or a folder that is not there before torch is imported, which takes seconds."""
     from reelworks.models import wellknown
-    from reelworks.train import folders
+    from reelworks.quickstart import kohya_folders
 
     wellknown.preset(model)
-    folders.require(data)
+    kohya_folders.require(data)
 
 
 def default_path(data: list[Path], model: str) -> Path:
@@ -118,7 +118,7 @@ def recipe_for(
             remedy="give `reelworks new lora` first and train its recipe, or use --nproc-per-node",
         )
     else:
-        from reelworks.train.new import Wishes
+        from reelworks.quickstart.quickstart import Wishes
 
         write(path, Wishes(model, tuple(data), vram, trigger, weights), json=False)
     return path
@@ -127,7 +127,7 @@ def recipe_for(
 def write(path: Path, wishes: Wishes, *, json: bool) -> New:
     """Make the recipe and print what it is."""
     from reelworks.cli import show, show_new
-    from reelworks.train import new as making
+    from reelworks.quickstart import quickstart as making
 
     with show.scan_progress(quiet=json) as on_progress:
         made = making.lora(path, wishes, on_progress)

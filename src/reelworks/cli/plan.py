@@ -35,15 +35,15 @@ def plan(
     Prints buckets, counts, reasons, steps per epoch, global batches and imbalance of the first epoch; then
     what all epochs asked for come to, and what would cure imbalance or padding above 10 %.
     """
+    from reelworks.analysis import compare
     from reelworks.cli import show, show_plan
-    from reelworks.prepare import compare
 
     _check_options(recipes, diff, {"--html": html, "--left-out": left_out})
     if left_out is not None and recipes[0].is_dir():
-        from reelworks.prepare import reasons
+        from reelworks.analysis import rejections
         from reelworks.run.folder import RunFolder
 
-        segment = reasons.write_recorded(left_out, RunFolder(recipes[0]))
+        segment = rejections.write_recorded(left_out, RunFolder(recipes[0]))
         show.json({"left_out": str(left_out), "segment": segment}) if json else show.line(
             f"{left_out}: what {segment} left out, by its record"
         )
@@ -55,10 +55,10 @@ def plan(
         return
     (recipe, forecast), (path,) = told[0], recipes
     if left_out is not None:
-        from reelworks.prepare import reasons
-        from reelworks.prepare.data import RecipeData
+        from reelworks.analysis import rejections
+        from reelworks.recipe.dataset import RecipeData
 
-        reasons.write(left_out, RecipeData.open(recipe), 0)
+        rejections.write(left_out, RecipeData.open(recipe), 0)
     if html is not None:
         from reelworks.report import plan as page
 
@@ -68,14 +68,15 @@ def plan(
 
 def _forecast(recipe: Recipe, world: int, epochs: int, quiet: bool) -> tuple[Recipe, dict[str, Any]]:
     """Bring the catalog up to date and look ahead."""
+    from reelworks.analysis import plan_report
     from reelworks.cli import show
-    from reelworks.prepare import forecast, sources
+    from reelworks.recipe import dataset
 
     with show.scan_progress(quiet=quiet) as on_progress:
-        scanned = sources.scan(recipe, on_progress)
+        scanned = dataset.scan_recipe(recipe, on_progress)
     for note in () if quiet else scanned.notes:
         show.line(note)
-    return recipe, forecast.forecast(recipe, world, epochs)
+    return recipe, plan_report.forecast(recipe, world, epochs)
 
 
 def _check_options(recipes: list[Path], diff: bool, files: dict[str, Path | None]) -> None:

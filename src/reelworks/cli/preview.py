@@ -26,12 +26,12 @@ def preview(
     One contact sheet for each bucket of the first epoch, an index page, and the clips of which most is cut.
     """
     from reelworks.cli import show, show_data
-    from reelworks.prepare import sources
+    from reelworks.recipe import dataset
     from reelworks.report import preview as previewing
 
     loaded = load_recipe(recipe, overrides, data_path)
     with show.scan_progress(quiet=json) as on_progress:
-        sources.scan(loaded, on_progress)
+        dataset.scan_recipe(loaded, on_progress)
     told = previewing.write(loaded, output or Path(loaded.output) / "preview", clips)
     if json:
         show.json(told)

@@ -18,8 +18,8 @@ def report(
     ] = None,
 ) -> None:
     """Draw a run as one HTML file."""
+    from reelworks.analysis import costs as measuring
     from reelworks.cli import show
-    from reelworks.prepare import costs as measuring
     from reelworks.report import html
     from reelworks.run.folder import RunFolder
 

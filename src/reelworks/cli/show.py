@@ -90,7 +90,7 @@ def _histogram(title: str, histogram: Sequence[tuple[str, int]]) -> None:
 
 def plan(told: dict[str, Any]) -> None:
     """Buckets, reasons and the figures of an epoch."""
-    from reelworks.prepare import summary
+    from reelworks.analysis import plan_report
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("bucket", no_wrap=True)
@@ -101,7 +101,7 @@ def plan(told: dict[str, Any]) -> None:
         table.add_row(bucket["name"], f"{bucket['height']}×{bucket['width']}", *map(str, cells))
     _console.print(table)
     _reasons(told)
-    for warning in summary.warnings(told):
+    for warning in plan_report.warnings(told):
         line(warning)
     line(
         f"{told['steps_per_epoch']} steps per epoch of {told['micro_batches_per_step']} micro-batches "

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from reelworks.cli import show
-from reelworks.core.quantities import told_bytes, told_seconds
+from reelworks.core.units import told_bytes, told_seconds
 
 Row = dict[str, Any]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from reelworks.cli import show, show_losses
 
 if TYPE_CHECKING:
-    from reelworks.prepare.coverage import Coverage, EpochCoverage
+    from reelworks.analysis.coverage import Coverage, EpochCoverage
     from reelworks.report.inspect import Inspection
 
 _FILES_SHOWN = 3

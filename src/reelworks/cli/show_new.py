@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from reelworks.cli.show import line
 
 if TYPE_CHECKING:
-    from reelworks.train.new import New
+    from reelworks.quickstart.quickstart import New
 
 
 def made(path: Path, new: New) -> None:
     """What was found, what it takes, what was chosen, and what to do next."""
-    from reelworks.train.estimate import BUS_GB, UTILISATION
+    from reelworks.train.preflight.estimate import BUS_GB, UTILISATION
 
     found, estimate = new.found, new.choice.estimate
     line(

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from reelworks.cli import show, show_losses
-from reelworks.report import words
+from reelworks.core import units
 
 Json = dict[str, Any]
 _FILES_SHOWN = 5
@@ -77,7 +77,7 @@ def _warning(told: Json) -> None:
     total = told["sum"]
     show.line(f"\nwarning: imbalance {total['imbalance']:.1%}, padding {total['padding']:.1%}")
     for one in proposals:
-        show.line(f"  {words.change(one)}")
+        show.line(f"  {units.change(one)}")
         show.line(f"    gives {_gives(one)}" + ("" if one["suffices"] else "; better, not enough"))
     if (fewer := told["fewer_ranks"]) is not None:
         show.line(f"  --world {fewer['world']}\n    gives {_gives(fewer)}")

@@ -58,17 +58,17 @@ def train(
     # Read before any process starts, so that a mistake is told once.
     loaded = load_recipe(recipe, changes, data_path)
     if nproc_per_node > 1 and "LOCAL_RANK" not in os.environ:
-        from reelworks.parallel.launch import launch
+        from reelworks.distributed.launch import launch
 
         raise typer.Exit(launch(nproc_per_node, sys.argv[1:]))
     from reelworks.cli import show
-    from reelworks.core import workers
-    from reelworks.parallel.launch import LAUNCHED
+    from reelworks.core import worker_process
+    from reelworks.distributed.launch import LAUNCHED
 
     if LAUNCHED in os.environ:
-        workers.end_with_parent()
-    from reelworks.train.beginning import RunOptions
-    from reelworks.train.run import run
+        worker_process.end_with_parent()
+    from reelworks.train.resume import RunOptions
+    from reelworks.train.trainer import run
 
     with show.scan_progress() as on_scan:
         code = run(

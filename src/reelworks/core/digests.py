@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 _BLOCK_BYTES = 1 << 20
 _WHOLE_LIMIT_BYTES = 64 << 20
@@ -58,3 +59,20 @@ def fingerprint_file(path: Path) -> str:
             f.seek(int(offset))
             h.update(f.read(_BLOCK_BYTES))
     return f"{size:x}-{h.hexdigest()}"
+
+
+running = xxhash.xxh3_128
+
+
+def of_bytes(data: bytes) -> str:
+    """Checksum of a byte string."""
+    return running(data).hexdigest()
+
+
+def of_file(path: Path) -> str:
+    """Checksum of a whole file, read in blocks."""
+    checksum = running()
+    with path.open("rb") as f:
+        while block := f.read(_BLOCK_BYTES):
+            checksum.update(block)
+    return checksum.hexdigest()

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from typing_extensions import Buffer
 
-from reelworks.core import checksums
+from reelworks.core import digests
 
 # Called before "open", "write", "fsync", "rename", "unlink", "mkdir" or "rmdir" of a path. It may raise an
 # OSError, end the process, or allow a write only that many bytes.
@@ -46,7 +46,7 @@ class _Raw(io.RawIOBase):
     def __init__(self, path: Path, flags: int) -> None:
         _ask("open", path)
         self.path, self._fd, self._at = path, os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o666), 0
-        self.checksum = checksums.running()
+        self.checksum = digests.running()
 
     def writable(self) -> bool:
         return True

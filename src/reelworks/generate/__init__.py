@@ -1,6 +1,4 @@
-"""From noise to files: guided sampling, and writing pictures and clips.
+"""From noise to files: a trained model loaded, guided sampling, and pictures and clips written.
 
-Owns the sampler of rectified flow and the writers. May import core, precision, objective, models and
-encode; `writers` needs no torch. Does not load checkpoints, encode captions or decode latents inside
-the sampler: it is given a velocity function and returns latents.
+`writers` needs no torch. Samplers live in `diffusion.samplers`.
 """

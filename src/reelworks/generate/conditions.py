@@ -20,9 +20,9 @@ from torch import Tensor
 from reelworks.catalog import probe
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
-from reelworks.encode.live import LiveEncoder
-from reelworks.media import load
-from reelworks.media.load import MediaError, Request
+from reelworks.encoders.encoders import LiveEncoder
+from reelworks.media import decode
+from reelworks.media.decode import MediaError, Request
 
 Frames = NDArray[np.uint8]
 _LAST = math.nextafter(1.0, 0.0)  # of the draws in [0, 1): the last place where a clip can begin
@@ -99,7 +99,7 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
     is_image = path.suffix.lower() in probe.IMAGE_EXTENSIONS
     wanted = Shape(1 if is_image else condition_frames, shape.height, shape.width)
     try:
-        return load.load(Request(path, is_image, wanted, first_frame_draw=_LAST))
+        return decode.load(Request(path, is_image, wanted, first_frame_draw=_LAST))
     except MediaError as error:
         raise UserError(
             str(error),
@@ -120,7 +120,7 @@ def companion(path: Path, shape: Shape, option: str) -> Frames:
     is_image = path.suffix.lower() in probe.IMAGE_EXTENSIONS
     wanted = Shape(1, shape.height, shape.width) if is_image else shape
     try:
-        frames = load.load(Request(path, is_image, wanted))
+        frames = decode.load(Request(path, is_image, wanted))
     except MediaError as error:
         raise UserError(
             str(error),

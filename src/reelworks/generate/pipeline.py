@@ -14,19 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reelworks.core import draws
-from reelworks.core.draws import Purpose
+from reelworks.core import hash_rng
 from reelworks.core.errors import UserError
+from reelworks.core.hash_rng import Purpose
 from reelworks.core.shape import Shape
-from reelworks.encode import given as giving
-from reelworks.encode.live import LiveEncoder
-from reelworks.generate import ancestral, conditions, ddim, sampler
+from reelworks.diffusion import rectified_flow, timesteps
+from reelworks.diffusion.config import ObjectiveConfig
+from reelworks.diffusion.objectives import PREDICTIONS
+from reelworks.diffusion.samplers import ddim, flow, iddpm
+from reelworks.diffusion.samplers.flow import Edit
+from reelworks.encoders import conditioning as giving
+from reelworks.encoders.encoders import LiveEncoder
+from reelworks.generate import conditions
 from reelworks.generate.conditions import Conditions
-from reelworks.generate.sampler import Edit
 from reelworks.models.api import DenoiserInputs
-from reelworks.objective import rectified_flow, timesteps
-from reelworks.objective.config import ObjectiveConfig
-from reelworks.objective.objectives import PREDICTIONS
 from reelworks.precision.boundary import Boundary
 
 MAX_FPS = 240
@@ -128,7 +129,7 @@ def enough_memory(shape: Shape) -> Iterator[None]:
 
 def generator_of(prompt: str, options: GenerateOptions, device: torch.device) -> torch.Generator:
     """All that is drawn for a prompt comes from here."""
-    word = draws.hash_int(options.seed, prompt, Purpose.PREVIEW) >> 1
+    word = hash_rng.hash_int(options.seed, prompt, Purpose.PREVIEW) >> 1
     return torch.Generator(device).manual_seed(word)
 
 
@@ -190,7 +191,7 @@ def _one(
 
 
 def _sample(
-    network: ancestral.Network,
+    network: iddpm.Network,
     start: Tensor,
     objective: ObjectiveConfig,
     options: GenerateOptions,
@@ -200,7 +201,7 @@ def _sample(
     """Go from noise to latents in the way that the objective has learnt."""
     steps, scale = options.num_inference_steps, options.guidance_scale
     if objective.name == "iddpm":
-        return ancestral.sample(
+        return iddpm.sample(
             network,
             start,
             num_steps=steps,
@@ -224,4 +225,4 @@ def _sample(
         num_frames=options.shape.num_frames,
         latent_frames=start.shape[2],
     )
-    return sampler.sample(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)
+    return flow.sample(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.shape import Geometry
-from reelworks.models.lora.base import Base
+from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import Targets
 from reelworks.precision.contract import Contract, Role
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 import contextlib
 import importlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from reelworks.core.errors import UserError
-from reelworks.models import fit, libraries, weight_files
+from reelworks.models import optional_imports, weights
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject
-from reelworks.models.lora.base import Base
+from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import Targets
 from reelworks.precision.contract import Contract
 
@@ -101,7 +103,7 @@ def network(config: FamilyConfig, gradient_checkpointing: bool) -> nn.Module:
     """Build a network with fresh weights from the global generator."""
     # nn.RMSNorm says so under autocast: lower inputs, float32 weights. It is right, and slower.
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-    kind: Any = getattr(libraries.diffusers(), config.network.name)
+    kind: Any = getattr(optional_imports.diffusers(), config.network.name)
     module: Any = kind(**config.model_dump())
     if gradient_checkpointing:
         module.enable_gradient_checkpointing()
@@ -123,7 +125,7 @@ def fill(module: nn.Module, config: FamilyConfig, source: str | None, part: str 
     if source is None:
         return
     part = part or config.network.part
-    state = _unscaled(weight_files.read(source, part=part))
+    state = _unscaled(weights.read(source, part=part))
     own = {key.removeprefix(f"{part}."): value for key, value in state.items() if key.startswith(f"{part}.")}
     state = own or state
     if not module.state_dict().keys() & state.keys():
@@ -131,7 +133,7 @@ def fill(module: nn.Module, config: FamilyConfig, source: str | None, part: str 
     if (name := config.network.widened) is not None and name in state:
         missing = module.get_parameter(name).shape[1] - state[name].shape[1]
         state[name] = pad(state[name], (0, max(missing, 0)))
-    fit.load_into(module, state, source)
+    weights.load_into(module, state, source)
 
 
 def renamed(module: Any, config: FamilyConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -164,3 +166,39 @@ def _unscaled(state: dict[str, Tensor]) -> dict[str, Tensor]:
             weight = f"{key.removesuffix(suffix)}.weight"
             result[weight] = state[weight].float() * state[key].float()
     return result
+
+
+@contextmanager
+def embedded(time_proj: nn.Module, *values: Tensor) -> Iterator[None]:
+    """While open, let the calls of the module that makes sines and cosines take these values, in order."""
+    left = list(values)
+
+    def exact(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (left.pop(0), *args[1:])
+
+    handle = time_proj.register_forward_pre_hook(exact)
+    try:
+        yield
+    finally:
+        handle.remove()
+    assert not left, f"{type(time_proj).__name__} was called fewer times than it was given values"
+
+
+def pack(latent_BCHW: Tensor) -> Tensor:
+    """Squares of 2 × 2 latent elements as tokens: `[B, H/2 · W/2, 4·C]`, rows first, channels outermost."""
+    B, C, H, W = latent_BCHW.shape
+    squares = latent_BCHW.reshape(B, C, H // 2, 2, W // 2, 2).permute(0, 2, 4, 1, 3, 5)
+    return squares.reshape(B, H // 2 * (W // 2), 4 * C)
+
+
+def unpack(tokens_BNC: Tensor, height: int, width: int) -> Tensor:
+    """Undo `pack` for latents of this height and width."""
+    B, _, C = tokens_BNC.shape
+    squares = tokens_BNC.reshape(B, height // 2, width // 2, C // 4, 2, 2).permute(0, 3, 1, 4, 2, 5)
+    return squares.reshape(B, C // 4, height, width)
+
+
+def grid(*lengths: int, device: torch.device) -> Tensor:
+    """Places of tokens, the last axis fastest: `[N, len(lengths)]` float32."""
+    axes = (torch.arange(n, dtype=torch.float32, device=device) for n in lengths)
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)

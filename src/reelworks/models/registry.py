@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import diffusers_denoiser, fit, known, libraries, networks, published
+from reelworks.models import diffusers_denoiser, identify, networks, optional_imports, published
+from reelworks.models import weights as fit
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, TextEncoder
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.autoencoders.opensora import video
@@ -37,7 +38,7 @@ from reelworks.models.flux2.config import Flux2Config
 from reelworks.models.hunyuan_video15 import adapter as hunyuan_video15
 from reelworks.models.hunyuan_video15.config import HunyuanVideo15Config
 from reelworks.models.lora import frozen, inject, reading
-from reelworks.models.lora.base import Base, digest
+from reelworks.models.lora.base_model import Base, digest
 from reelworks.models.lora.config import BaseStorage, LoraConfig
 from reelworks.models.ltx import adapter as ltx
 from reelworks.models.ltx.config import LTXConfig
@@ -61,7 +62,7 @@ from reelworks.models.stdit3 import weights
 from reelworks.models.stdit3.adapter import STDiTDenoiser
 from reelworks.models.stdit3.config import STDiT3Config
 from reelworks.models.stdit3.model import STDiT3
-from reelworks.models.text.families import FamilyTextEncoder
+from reelworks.models.text.encoders import FamilyTextEncoder
 from reelworks.models.text.hashed import HashedTextEncoder
 from reelworks.models.text.t5 import T5TextEncoder
 from reelworks.models.wan import adapter as wan
@@ -201,12 +202,12 @@ def _build(config: Sizes, model: ModelConfig, device: torch.device, seed: int, *
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         empty = mapped and model.weights is not None and model.name in ADAPTED
-        with libraries.without_weights() if empty else contextlib.nullcontext():
+        with optional_imports.without_weights() if empty else contextlib.nullcontext():
             module = _network(config, model)
         try:
             _fill(module, config, model)
         except fit.Misfit as misfit:
-            raise known.explained(misfit, model.name) from misfit
+            raise identify.explained(misfit, model.name) from misfit
     return module
 
 
@@ -250,7 +251,7 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
             return DiffusersAutoencoder(config)
         return PixelAutoencoder(config) if config.name == "pixel" else video.build(config)
     except fit.Misfit as misfit:
-        raise known.explained(misfit) from misfit
+        raise identify.explained(misfit) from misfit
 
 
 def build_text_encoder(config: TextConfig) -> TextEncoder:

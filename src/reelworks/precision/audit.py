@@ -15,9 +15,9 @@ from typing import Any, Generic
 import torch
 from torch import Tensor, nn
 
-from reelworks.precision import stored
+from reelworks.precision import storage_dtype
 from reelworks.precision.boundary import Boundary, DtypeError, InputsT, InputsT_contra, Predictor
-from reelworks.precision.guard import guard
+from reelworks.precision.dtype_guard import guard
 from reelworks.precision.trace import Trace
 
 
@@ -64,7 +64,7 @@ def faults(
         UserError: If the contract cannot train.
     """
     told = set()
-    for fault in stored.faults(denoiser.module, denoiser.contract, units if sharded else ()):
+    for fault in storage_dtype.faults(denoiser.module, denoiser.contract, units if sharded else ()):
         told.add(str(fault.field).rpartition(".")[0])
         yield fault
     compute = denoiser.contract.compute if sharded else None

@@ -12,12 +12,13 @@ from pydantic import ValidationError
 
 from reelworks.buckets import table
 from reelworks.buckets.config import as_table
+from reelworks.core import toml_none
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.models import config as models
 from reelworks.models.experts import config as experts
-from reelworks.recipe import absent, requirements
-from reelworks.recipe.explain import explain
+from reelworks.recipe import validation
+from reelworks.recipe.errors import explain
 from reelworks.recipe.recipe import Recipe
 
 
@@ -61,18 +62,18 @@ def parse(values: dict[str, Any]) -> Recipe:
         UserError: With every problem, the first as its field.
     """
     try:
-        recipe = Recipe.model_validate(absent.from_toml(values, Recipe))
+        recipe = Recipe.model_validate(toml_none.from_toml(values, Recipe))
     except ValidationError as error:
         raise explain(error) from None
     models.require_known("text.name", recipe.text.name, models.TEXT_ENCODERS)
     geometry = models.geometry(recipe.model, recipe.autoencoder)
-    requirements.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
-    requirements.require_text_encoder(recipe.model, recipe.text)
-    requirements.require_autoencoder(recipe.model, recipe.autoencoder)
+    validation.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
+    validation.require_text_encoder(recipe.model, recipe.text)
+    validation.require_autoencoder(recipe.model, recipe.autoencoder)
     _require_base(recipe)
     _require_lora(recipe)
-    requirements.require_image_encoder(recipe.model)
-    requirements.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
+    validation.require_image_encoder(recipe.model)
+    validation.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
     recipe = _of_experts(recipe)
     if recipe.buckets.proposes:
         _refuse_given(recipe)
@@ -89,9 +90,9 @@ def _require_preview(recipe: Recipe, geometry: Geometry) -> None:
     shape = Shape(preview.num_frames or 1, preview.height or height, preview.width or width)
     fields = ("preview.num_frames", "preview.height", "preview.width")
     geometry.require(shape, fields, whole_patches=models.whole_patches(recipe.model))
-    requirements.require_companions(recipe.model, [preview.companions], "preview.")
+    validation.require_companions(recipe.model, [preview.companions], "preview.")
     if preview.num_frames is not None:
-        requirements.require_first_frame(
+        validation.require_first_frame(
             recipe.model, preview.reference, "preview.reference", preview.num_frames
         )
 
@@ -150,7 +151,7 @@ def _refuse_given(recipe: Recipe) -> None:
 
 def dump(recipe: Recipe) -> str:
     """Write a resolved recipe as TOML; reading it again gives an equal recipe."""
-    return tomli_w.dumps(absent.to_toml(recipe))
+    return tomli_w.dumps(toml_none.to_toml(recipe))
 
 
 def _override(values: dict[str, Any], text: str) -> None:

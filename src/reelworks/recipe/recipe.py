@@ -10,11 +10,11 @@ from reelworks.buckets.config import BucketEntryConfig, BucketsConfig, BucketsFi
 from reelworks.catalog.config import DatasetConfig
 from reelworks.checkpoint.config import CheckpointsConfig, ExportsConfig
 from reelworks.core.config import Config
+from reelworks.diffusion.config import ObjectiveConfig
+from reelworks.distributed.config import ParallelConfig
 from reelworks.media.config import DataConfig
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.models.lora.config import LoraConfig
-from reelworks.objective.config import ObjectiveConfig
-from reelworks.parallel.config import ParallelConfig
 from reelworks.precision.config import PrecisionConfig
 from reelworks.run.config import CoverageConfig
 from reelworks.schedule.config import CostConfig

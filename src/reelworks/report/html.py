@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from reelworks.core import files
-from reelworks.report import data as run_data
-from reelworks.report import facts, figures, page, story
-from reelworks.report.data import Event, RunData
+from reelworks.report import page, plots, run_data, run_facts, status
+from reelworks.report.run_data import Event, RunData
 from reelworks.run.folder import RunFolder
 
 MAX_PREVIEW_STEPS = 16
@@ -59,25 +58,25 @@ def write(run: RunFolder) -> Path:
 
 def render(data: RunData, previews_folder: Path) -> str:
     """Return the page; all that comes from files is escaped."""
-    drawn = figures.all_of(data)
-    checkpoints = story.checkpoints(data)
+    drawn = plots.all_of(data)
+    checkpoints = status.checkpoints(data)
     return page.render(
         "template.html",
         data=data,
         name=data.path.resolve().name,
-        state=story.state(data),
-        headline=facts.headline(data),
+        state=status.state(data),
+        headline=run_facts.headline(data),
         figures=drawn,
         previews=previews(data, previews_folder),
         preview_steps=len(data.of("preview")),
-        accounting=facts.accounting(data.summary),
-        buckets=facts.buckets(data.summary),
-        balance=facts.balance(data.summary),
-        reasons=[*facts.reasons(data.summary), *filter(None, [facts.failures(data)])],
-        coverage=facts.coverage(data),
+        accounting=run_facts.accounting(data.summary),
+        buckets=run_facts.buckets(data.summary),
+        balance=run_facts.balance(data.summary),
+        reasons=[*run_facts.reasons(data.summary), *filter(None, [run_facts.failures(data)])],
+        coverage=run_facts.coverage(data),
         kept=[row for row in checkpoints if row.kept],
         deleted=[row for row in checkpoints if not row.kept],
-        history=story.history(data),
+        history=status.history(data),
         environment=_flat(data.environment[-1]) if data.environment else {},
     )
 

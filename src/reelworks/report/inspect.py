@@ -11,14 +11,16 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reelworks.analysis import data_advice
+from reelworks.analysis.data_advice import Advice
+from reelworks.buckets import propose
+from reelworks.buckets.propose import Proposal
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.summary import Histogram, Summary, summarise
-from reelworks.prepare import advice, proposal
-from reelworks.prepare.advice import Advice
-from reelworks.prepare.proposal import Proposal
-from reelworks.report import page, words
-from reelworks.report.facts import Fact
-from reelworks.report.figures import Figure
+from reelworks.core import units
+from reelworks.report import page
+from reelworks.report.plots import Figure
+from reelworks.report.run_facts import Fact
 
 _SECONDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 _TOKENS = (1, 9, 17, 33, 65, 129, 257)
@@ -75,7 +77,7 @@ def inspect(rows: CatalogRows) -> Inspection:
     """Look at rows, usually `Catalog.live()`; nothing but the rows is read."""
     good = rows.take(rows.readable)
     video = good.is_video
-    by_folder = advice.clips_by_folder(good.take(~video)).most_common()
+    by_folder = data_advice.clips_by_folder(good.take(~video)).most_common()
     chosen = np.unique(np.linspace(0, len(good) - 1, min(_POINTS, len(good))).astype(np.int64))
     return Inspection(
         summary=summarise(rows),
@@ -84,8 +86,8 @@ def inspect(rows: CatalogRows) -> Inspection:
         pictures_by_folder=by_folder[:_FOLDERS],
         folders=len(by_folder),
         sizes=list(zip(good.width[chosen].tolist(), good.height[chosen].tolist(), strict=True)),
-        advice=advice.advise(rows),
-        proposal=proposal.of_rows(rows),
+        advice=data_advice.advise(rows),
+        proposal=propose.of_rows(rows),
     )
 
 
@@ -103,7 +105,7 @@ def _classes(values: NDArray[Any], edges: tuple[Any, ...], number: str) -> Histo
 
 def _caption_tokens(rows: CatalogRows) -> NDArray[np.int64]:
     captions = pc.value_counts(rows.caption.drop_null())
-    lengths = [advice.count_tokens(text) for text in captions.field("values").to_pylist()]
+    lengths = [data_advice.count_tokens(text) for text in captions.field("values").to_pylist()]
     return np.repeat(np.array(lengths, dtype=np.int64), captions.field("counts").to_numpy())
 
 
@@ -130,14 +132,14 @@ def write(found: Inspection, catalog: Path, file: Path) -> None:
 def headline(found: Inspection) -> list[Fact]:
     """Cards on top of the page."""
     s = found.summary
-    kinds = ", ".join(words.plural(count, kind) for kind, count in s.by_kind)
-    captions = f"{words.count(s.captions_missing)} missing, {words.count(s.captions_empty)} empty"
+    kinds = ", ".join(units.plural(count, kind) for kind, count in s.by_kind)
+    captions = f"{units.count(s.captions_missing)} missing, {units.count(s.captions_empty)} empty"
     captioned = sum(count for _, count in s.by_kind) - s.captions_missing - s.captions_empty
     return [
-        Fact("Clips", words.count(s.clips), kinds),
-        Fact("Captioned", words.count(captioned), captions),
-        Fact("Unreadable", words.count(s.bad), ""),
-        Fact("Footage", words.duration(s.duration_seconds), words.size(s.size_bytes)),
+        Fact("Clips", units.count(s.clips), kinds),
+        Fact("Captioned", units.count(captioned), captions),
+        Fact("Unreadable", units.count(s.bad), ""),
+        Fact("Footage", units.duration(s.duration_seconds), units.size(s.size_bytes)),
     ]
 
 
@@ -164,4 +166,4 @@ def _sizes(found: Inspection) -> Figure:
         for side, unit in (("xaxis", "width, pixels"), ("yaxis", "height, pixels"))
     }
     plot = {"data": [points], "layout": {**axes, "hovermode": "closest"}}
-    return Figure("sizes", "Sizes", f"{words.plural(len(width), 'clip')} as displayed.", plot)
+    return Figure("sizes", "Sizes", f"{units.plural(len(width), 'clip')} as displayed.", plot)

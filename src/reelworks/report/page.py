@@ -11,9 +11,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from reelworks.core import files
-from reelworks.report import words
-from reelworks.report.figures import Figure
+from reelworks.core import files, units
+from reelworks.report.plots import Figure
 
 
 def render(template: str, *, figures: list[Figure], **values: Any) -> str:
@@ -32,7 +31,7 @@ def render(template: str, *, figures: list[Figure], **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    spoken = (words.count, words.loss, words.percent, words.size, words.duration, words.moment, words.change)
+    spoken = (units.count, units.loss, units.percent, units.size, units.duration, units.moment, units.change)
     for function in spoken:
         environment.filters[function.__name__] = function
     return environment.get_template(template).render(

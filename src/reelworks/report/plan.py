@@ -8,9 +8,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from reelworks.report import facts, page, svg, words
-from reelworks.report.facts import Fact, Part
-from reelworks.report.figures import COLOURS
+from reelworks.core import units
+from reelworks.report import page, run_facts, svg
+from reelworks.report.plots import COLOURS
+from reelworks.report.run_facts import Fact, Part
 
 Json = dict[str, Any]
 _SCALE = 0.1  # of waste: less than this does not fill a bar
@@ -23,7 +24,7 @@ def write(told: Json, name: str, file: Path) -> None:
     """Draw a forecast as one HTML file.
 
     Args:
-        told: What `prepare.forecast` returned.
+        told: What `analysis.plan_report.forecast` returned.
         name: Of the recipe.
         file: Where to write.
 
@@ -43,10 +44,10 @@ def write(told: Json, name: str, file: Path) -> None:
         wasted=dict(_WASTED),
         cut={one["name"]: one["mean"] for one in told["crop"]["by_bucket"]},
         frames={one["name"]: one["trained"] / one["there"] for one in told["frames"]["by_bucket"]},
-        accounting=facts.accounting(told),
-        balance=facts.balance(told),
-        reasons=facts.reasons(told),
-        labels={name: label for name, (label, _) in facts.REASONS.items()},
+        accounting=run_facts.accounting(told),
+        balance=run_facts.balance(told),
+        reasons=run_facts.reasons(told),
+        labels={name: label for name, (label, _) in run_facts.REASONS.items()},
     )
     page.write(file, text)
 
@@ -55,20 +56,20 @@ def headline(told: Json) -> list[Fact]:
     """Cards on top of the page; shares are over all epochs, counts of the first one."""
     total, epochs = told["sum"], len(told["epochs"])
     sizes = [bucket["global_batch"] for bucket in told["buckets"]]
-    batch = " to ".join(words.count(size) for size in sorted({min(sizes), max(sizes)}))
-    over = f"in {words.plural(epochs, 'epoch')}"
-    not_full = f"of {words.count(told['micro_batches'])} micro-batches"
+    batch = " to ".join(units.count(size) for size in sorted({min(sizes), max(sizes)}))
+    over = f"in {units.plural(epochs, 'epoch')}"
+    not_full = f"of {units.count(told['micro_batches'])} micro-batches"
     return [
-        Fact("Steps an epoch", words.count(told["steps_per_epoch"]), f"{words.count(total['steps'])} {over}"),
+        Fact("Steps an epoch", units.count(told["steps_per_epoch"]), f"{units.count(total['steps'])} {over}"),
         Fact("Global batch", batch, "clips a step, by bucket"),
-        Fact("Imbalance", words.percent(total["imbalance"]), "of the time GPUs wait for the slowest"),
-        Fact("Padding", words.percent(total["padding"]), "of places carry weight 0"),
-        Fact("Waste in all", words.percent(total["waste"]), "of the time trains nothing"),
-        Fact("Incomplete batches", words.count(told["incomplete"]), not_full),
-        Fact("Clips scanned", words.count(told["catalog"]["clips"]), ""),
-        Fact("Planned", words.count(told["planned"]), "in the first epoch"),
-        Fact("Held out", words.count(told["held_out"]), "for validation"),
-        Fact("Never seen", words.count(told["never_seen"]["clips"]), over),
+        Fact("Imbalance", units.percent(total["imbalance"]), "of the time GPUs wait for the slowest"),
+        Fact("Padding", units.percent(total["padding"]), "of places carry weight 0"),
+        Fact("Waste in all", units.percent(total["waste"]), "of the time trains nothing"),
+        Fact("Incomplete batches", units.count(told["incomplete"]), not_full),
+        Fact("Clips scanned", units.count(told["catalog"]["clips"]), ""),
+        Fact("Planned", units.count(told["planned"]), "in the first epoch"),
+        Fact("Held out", units.count(told["held_out"]), "for validation"),
+        Fact("Never seen", units.count(told["never_seen"]["clips"]), over),
     ]
 
 
@@ -104,7 +105,7 @@ def waste(told: Json) -> list[tuple[str, list[tuple[str, Markup, float]]]]:
     """Bars of wasted time by epoch and by number of GPUs, each with its title; what has one bar is left out."""
     epochs = [(f"epoch {one['epoch']}", one) for one in told["epochs"]]
     here = {"world": told["world"]} | told["epochs"][0]
-    worlds = [(words.plural(one["world"], "GPU"), one) for one in [*told["smaller_worlds"], here]]
+    worlds = [(units.plural(one["world"], "GPU"), one) for one in [*told["smaller_worlds"], here]]
     drawn = [("By number of GPUs that a run begins with", worlds), ("By epoch", epochs)]
     return [(title, _bars(rows)) for title, rows in drawn if len(rows) > 1]
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from reelworks.analysis import contact_sheet, discarded, plan_report
+from reelworks.analysis.contact_sheet import Look
 from reelworks.core import files
-from reelworks.prepare import contact, forecast, losses, position
-from reelworks.prepare.contact import Look
-from reelworks.prepare.data import RecipeData
+from reelworks.data import position
+from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.report import page, sheet
 from reelworks.schedule.plan import Entries
@@ -36,9 +37,9 @@ def write(recipe: Recipe, folder: Path, clips: int) -> Json:
         UserError: No clip fits any bucket, or the folder cannot be written.
     """
     data = RecipeData.open(recipe)
-    begun, _ = position.next_epoch(data, data.spec(*forecast.step_shape(recipe, 1)), None)
-    entries = losses.planned(begun.plan)
-    lost = losses.lost_shares(data, entries)
+    begun, _ = position.next_epoch(data, data.plan_spec(*plan_report.step_shape(recipe, 1)), None)
+    entries = discarded.planned(begun.plan)
+    lost = discarded.lost_shares(data, entries)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         buckets = [
@@ -49,12 +50,12 @@ def write(recipe: Recipe, folder: Path, clips: int) -> Json:
         told: Json = {
             "index": str(folder / "index.html"),
             "buckets": buckets,
-            "worst": losses.worst(data, entries, lost, WORST),
+            "worst": discarded.worst(data, entries, lost, WORST),
         }
         told["beside"] = sorted(
             {one["kind"] for b in buckets for look in b["shown"] for one in look["beside"]}
         )
-        told["short_clips"] = losses.short_clips(data, entries)
+        told["short_clips"] = discarded.short_clips(data, entries)
         text = page.render("preview.html", figures=[], name=Path(recipe.output).name, told=told)
         files.write_bytes(folder / "index.html", text.encode())
     except OSError as error:
@@ -64,8 +65,8 @@ def write(recipe: Recipe, folder: Path, clips: int) -> Json:
 
 def _bucket(data: RecipeData, entries: Entries, lost: Any, epoch: int, folder: Path, clips: int) -> Json:
     bucket = data.table.buckets[int(entries.bucket[0])]
-    chosen = contact.choose(data, entries, lost, clips)
-    looks = contact.look(data, entries.take(chosen), lost[chosen], epoch=epoch)
+    chosen = contact_sheet.choose(data, entries, lost, clips)
+    looks = contact_sheet.look(data, entries.take(chosen), lost[chosen], epoch=epoch)
     name = re.sub(r"[^\w.-]+", "-", bucket.name.replace("×", "x").replace(":", "by")).strip("-") + ".png"
     files.write_bytes(folder / name, sheet.draw(looks, bucket.shape))
     return {

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from reelworks.analysis import contact_sheet, discarded
+from reelworks.analysis.contact_sheet import Look
 from reelworks.core import files
-from reelworks.prepare import contact, losses
-from reelworks.prepare.contact import Look
 from reelworks.report import sheet
 from reelworks.schedule.plan import Entries
 
 if TYPE_CHECKING:
-    from reelworks.stream.batches import Work
+    from reelworks.data.loader import Work
     from reelworks.train.replay import Replay
 
 
@@ -40,5 +40,5 @@ def looks(replay: Replay, work: Work) -> list[Look]:
     uid, copy = work.uids[work.real], work.draw_copies[work.real]
     row = replay.data.rows.find(uid)
     entries = Entries(uid, copy, replay.data.rows.ordinal[row], 0 * row + work.bucket)
-    lost = losses.lost_shares(replay.data, entries)
-    return contact.look(replay.data, entries, lost, epoch=work.epoch)
+    lost = discarded.lost_shares(replay.data, entries)
+    return contact_sheet.look(replay.data, entries, lost, epoch=work.epoch)

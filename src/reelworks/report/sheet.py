@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from reelworks.analysis.contact_sheet import Look
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.media.load import Frames
+from reelworks.media.decode import Frames
 from reelworks.media.masks import BLACK
-from reelworks.prepare.contact import Look
 
 _HEIGHT_PX = 130
 _WIDTH_PX = 210

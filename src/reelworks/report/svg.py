@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup
 
-from reelworks.report import words
-from reelworks.report.facts import Part
+from reelworks.core import units
+from reelworks.report.run_facts import Part
 
 _LENGTH = 1000.0
 _OVERLAP = 0.003  # under the next column and part: seams would let the page shine through
@@ -38,7 +38,7 @@ def strip(columns: Sequence[Sequence[Part]]) -> Markup:
 
 def _rect(part: Part, left: float, top: float, width: float, height: float) -> Markup:
     edges = (f"{_LENGTH * edge:.2f}" for edge in (left, top, width, height))
-    said = f"{part.label}: {words.percent(part.share)}"
+    said = f"{part.label}: {units.percent(part.share)}"
     rect = Markup(
         '<rect x="{}" y="{}" width="{}" height="{}" style="fill: var(--{})"><title>{}</title></rect>'
     )

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from reelworks.core import quantities
+from reelworks.core import units
 from reelworks.core.config import Config
 
 
@@ -22,7 +22,7 @@ class CoverageConfig(Config):
     @property
     def max_disk_bytes(self) -> int | None:
         """`max_disk` in bytes."""
-        return None if self.max_disk is None else quantities.size_bytes(self.max_disk, "coverage.max_disk")
+        return None if self.max_disk is None else units.size_bytes(self.max_disk, "coverage.max_disk")
 
     @model_validator(mode="after")
     def _readable(self) -> Self:

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from reelworks.core import checksums, digests, files, storage
+from reelworks.core import digests, files, storage
 from reelworks.core.config import Config
 from reelworks.run.folder import RunFolder
 
@@ -335,7 +335,7 @@ def _column(table: Any, name: str, kind: Any) -> NDArray[Any]:
 
 def _read_table(folder: Path, name: str, about: About) -> Any:
     try:
-        if checksums.of_file(folder / name) != about.files[name]:
+        if digests.of_file(folder / name) != about.files[name]:
             raise RecordError(
                 f"{folder.name}/{name} is damaged: it does not have the checksum it was written with"
             )

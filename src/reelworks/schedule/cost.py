@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,4 +57,110 @@ def _too_long(name: str, cost_us: float, config: CostConfig) -> UserError:
         field="cost.measured" if config.measured else "cost",
         value=f"{cost_us / 1e6:.3g} seconds",
         remedy="lower the numbers: the formula is in microseconds, what was measured in milliseconds",
+    )
+
+
+LossWeight = Literal["token", "sample", "micro_batch"]
+I64 = NDArray[np.int64]
+
+
+def of_clip(loss_weight: LossWeight, tokens: I64 | int, clips: I64 | int) -> NDArray[np.float64]:
+    """Weigh a clip of a micro-batch, or of each of several; the mean over a step does not depend on the unit.
+
+    Args:
+        loss_weight: What counts alike: `train.loss_weight`.
+        tokens: Of one clip of the micro-batch's bucket.
+        clips: Clips that the micro-batch trains.
+    """
+    match loss_weight:
+        case "token":
+            return np.asarray(tokens, dtype=np.float64)
+        case "sample":
+            return np.ones(np.shape(tokens))
+        case "micro_batch":
+            return np.asarray(1.0 / np.maximum(clips, 1))
+
+
+F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Waste:
+    """Shares of time, in [0, 1].
+
+    Attributes:
+        same_step: 1 - mean over steps of (mean / largest cost), over the micro-batches that run together:
+            what ranks with work wait for the slowest.
+        in_all: 1 - what the clips cost / what the ranks could have done meanwhile: waiting, ranks without a
+            micro-batch of their own and copies that pad, together.
+    """
+
+    same_step: float
+    in_all: float
+
+
+def measure(rows: I64, clips: I64, places: I64, clip_costs: F64, world: int) -> Waste:
+    """Measure a plan's rows.
+
+    Args:
+        rows: `[steps, G]` micro-batch indices, -1 where a row has none.
+        clips: Clips that each micro-batch trains.
+        places: What each micro-batch runs, copies that pad included.
+        clip_costs: What a clip of each micro-batch's bucket costs.
+        world: Ranks; they meet after every `world` columns.
+    """
+    if not len(rows):
+        return Waste(0.0, 0.0)
+    together = _columns(rows, world)
+    there = together >= 0
+    costs = np.where(there, (places * clip_costs)[together], 0.0)
+    largest = costs.max(axis=1)
+    even = costs.sum(axis=1) / there.sum(axis=1) / largest
+    useful = np.where(there, (clips * clip_costs)[together], 0.0).sum()
+    return Waste(float(1 - even.mean()), float(1 - useful / (largest.sum() * world)))
+
+
+def _columns(rows: I64, world: int) -> I64:
+    """The micro-batches that run together, `[steps * columns, world]`, empty ones left out."""
+    width = -(-rows.shape[1] // world) * world
+    padded = np.full((len(rows), width), -1, dtype=np.int64)
+    padded[:, : rows.shape[1]] = rows
+    together = padded.reshape(-1, world)
+    return together[together[:, 0] >= 0]
+
+
+def read_measured(path: str | None, names: Sequence[str]) -> dict[str, float]:
+    """Read `cost.measured`; nothing where there is no such file named.
+
+    Args:
+        path: Of the file.
+        names: Of the recipe's buckets; the file may lack some, and have others.
+
+    Raises:
+        UserError: The file cannot be read, holds anything but positive numbers by name, or none for these buckets.
+    """
+    if path is None:
+        return {}
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _bad(path, f"it cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise _bad(path, f"it is not JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise _bad(path, "it is not one JSON object")
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise _bad(path, f'"{name}" is {value!r}, not a positive number of milliseconds')
+    if values.keys().isdisjoint(names):
+        raise _bad(path, f"it names none of the buckets ({', '.join(names[:3])}, ...)")
+    return {name: float(value) for name, value in values.items()}
+
+
+def _bad(path: str, problem: str) -> UserError:
+    return UserError(
+        problem,
+        field="cost.measured",
+        value=path,
+        remedy="write it anew with `reelworks report RUN --costs FILE`, or remove the key",
     )

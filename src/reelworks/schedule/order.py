@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import draws
-from reelworks.core.draws import Purpose
+from reelworks.core import hash_rng
+from reelworks.core.hash_rng import Purpose
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -28,7 +28,7 @@ def by_bucket_and_hash(uid: U64, copy: I64, bucket: I64, *, seed: int, epoch: in
     words = np.empty(len(uid), dtype=np.uint64)
     for first in range(0, len(uid), _BLOCK):
         where = slice(first, first + _BLOCK)
-        hashed = draws.hash64(seed, epoch, uid[where], copy[where], Purpose.SHUFFLE)
+        hashed = hash_rng.hash64(seed, epoch, uid[where], copy[where], Purpose.SHUFFLE)
         key = (bucket[where].astype(np.uint64) << np.uint64(hash_bits)) | (
             hashed >> np.uint64(64 - hash_bits)
         )
@@ -61,5 +61,5 @@ def _tied(words: U64, place_bits: np.uint64) -> I64:
 def _settle(order: I64, tied: I64, uid: U64, copy: I64, bucket: I64, seed: int, epoch: int) -> None:
     """Order the tied ones in place: each group keeps its stretch, since its bucket and hash begin alike."""
     at = order[tied]
-    hashed = draws.hash64(seed, epoch, uid[at], copy[at], Purpose.SHUFFLE) >> np.uint64(16)
+    hashed = hash_rng.hash64(seed, epoch, uid[at], copy[at], Purpose.SHUFFLE) >> np.uint64(16)
     order[tied] = at[np.lexsort((copy[at], uid[at], hashed, bucket[at]))]

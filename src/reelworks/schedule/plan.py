@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import digests, draws
-from reelworks.core.draws import Purpose
-from reelworks.schedule import cut as cutting
-from reelworks.schedule import merge as merging
+from reelworks.core import digests, hash_rng
+from reelworks.core.hash_rng import Purpose
+from reelworks.schedule import micro_batches as cutting
+from reelworks.schedule import micro_batches as merging
+from reelworks.schedule import micro_batches as stepping
 from reelworks.schedule import order as ordering
-from reelworks.schedule import steps as stepping
 
 PLANNER_VERSION = 1
 I64 = NDArray[np.int64]
@@ -248,7 +248,7 @@ def _windows(entries: Entries, spec: PlanSpec, epoch: int) -> I64 | None:
         return None
     assert entries.group is not None
     count = max(round(len(entries) / spec.window_clips), 1)
-    return draws.below(draws.hash64(spec.seed, epoch, entries.group, Purpose.WINDOW), count)
+    return hash_rng.below(hash_rng.hash64(spec.seed, epoch, entries.group, Purpose.WINDOW), count)
 
 
 def draw_copies(copy: I64, showing: NDArray[np.int32]) -> I64:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.testing.demo import palette
+from reelworks.demo import palette
 
 _RING_SHARE = 0.06
 _FARTHEST_SHARE = 0.03

@@ -6,22 +6,49 @@ Each check raises AssertionError with what was promised. Legend: B clips, T late
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reelworks.core.shape import Shape
+from reelworks.diffusion.objectives import Objective
 from reelworks.models import config, registry
 from reelworks.models.api import Denoiser, DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.models.experts import config as experts
 from reelworks.models.lora import frozen, inject
 from reelworks.models.lora.config import BaseStorage, LoraConfig, Targets
-from reelworks.objective.objectives import Objective
 from reelworks.precision import audit
 from reelworks.precision.boundary import Boundary
-from reelworks.train import kept
+
+
+@dataclass
+class Kept:
+    """What was kept so far, each piece of memory once."""
+
+    bytes: int = 0
+
+
+@contextmanager
+def counted() -> Iterator[Kept]:
+    """Count while open; parameters, which are there anyway or are fetched again, are left out."""
+    kept, seen = Kept(), set[int]()
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        is_parameter = isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+        if not is_parameter and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            kept.bytes += storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        yield kept
+
 
 AUTOENCODER = AutoencoderConfig(stride=1)
 TEXT = TextConfig(dim=32, max_length=6, pooled_dim=8)
@@ -193,7 +220,7 @@ def check_gradient_checkpointing(name: str) -> None:
     inputs, found, stays = example(shapes(name)[-1], name, batch=1), [], []
     for twice in (False, True):
         denoiser = with_lora(name, "float32", torch.float32, gradient_checkpointing=twice)
-        with kept.counted() as activations:
+        with counted() as activations:
             Boundary(denoiser)(inputs)
         stays.append(activations.bytes)
         found.append(answer(denoiser, inputs))

@@ -15,8 +15,8 @@ from reelworks.checkpoint.shards import Shards
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.precision.boundary import Boundary
 from reelworks.run.events import EventLog
+from reelworks.train.optimizers import Updater
 from reelworks.train.state import TrainState
-from reelworks.train.updater import Updater
 
 # Point: owner of a function, its name, and whether the process dies before or after the call.
 Points = dict[str, tuple[Any, str, str]]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reelworks.models import config, known
+from reelworks.models import config, identify
 from reelworks.models.config import ModelConfig
 from reelworks.models.experts import config as experts
 from reelworks.models.family import Conditioning
@@ -98,7 +98,7 @@ def page() -> str:
 
 def parameters(preset: str) -> int:
     """Count a preset's parameters at its published size, on the meta device."""
-    return sum(parameter.numel() for parameter in known.network(preset).parameters())
+    return sum(parameter.numel() for parameter in identify.network(preset).parameters())
 
 
 def _shown(count: int) -> str:

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from reelworks.checkpoint import commit, names, ranks, retention, verify
+from reelworks.checkpoint import names, retention, verify
+from reelworks.checkpoint import save as commit
 from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
 from reelworks.checkpoint.load import load, read_extra
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import checksums
+from reelworks.core import digests
+from reelworks.distributed import collectives
 
 POLICY = CheckpointsConfig(keep_last=1, keep_best=KeepBest(metric="loss"))
 LOSSES = {10: 0.9, 20: 0.1, 30: 0.5, 40: 0.4, 50: 0.3}
@@ -77,15 +79,15 @@ def copy(source: Path, target: Path) -> None:
 
 def work(store: CheckpointStore, told: Told) -> None:
     """Pin, save, retire. Collective where there is a process group."""
-    if ranks.rank() == 0:
+    if collectives.rank() == 0:
         store.pin(40)
         told(PINNED)
     save(store, 50)
     told(SAVED)
-    if ranks.rank() == 0:
+    if collectives.rank() == 0:
         retention.apply_retention(store, POLICY)
         told(RETIRED)
-    if ranks.is_distributed():
+    if collectives.is_distributed():
         dist.barrier()
 
 
@@ -171,6 +173,6 @@ def equal(a: Any, b: Any) -> bool:
 def listing(root: Path) -> Listing:
     """Digest of every file below a folder, and "" for every folder."""
     return {
-        path.relative_to(root).as_posix(): "" if path.is_dir() else checksums.of_file(path)
+        path.relative_to(root).as_posix(): "" if path.is_dir() else digests.of_file(path)
         for path in sorted(root.rglob("*"))
     }

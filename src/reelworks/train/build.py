@@ -7,15 +7,15 @@ from typing import Literal
 
 import torch
 
-from reelworks.encode.live import LiveEncoder
+from reelworks.diffusion import objectives
+from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models import config as models
-from reelworks.models import registry, weight_files
+from reelworks.models import registry, weights
 from reelworks.models.api import Denoiser
 from reelworks.models.diffusers_denoiser import DiffusersDenoiser
 from reelworks.models.experts import config as experts
 from reelworks.models.experts.denoiser import ExpertsDenoiser
-from reelworks.models.images import VisionEncoder
-from reelworks.objective import objectives
+from reelworks.models.vision import VisionEncoder
 from reelworks.precision.boundary import check_contract
 from reelworks.recipe.recipe import Recipe
 
@@ -43,7 +43,7 @@ def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:
     found: set[str] = set()
     for field, source in named.items():
         if source is not None and source not in found:
-            weight_files.require_there(source, field)
+            weights.require_there(source, field)
             found.add(source)
 
 

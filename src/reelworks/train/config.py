@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
-from reelworks.train import optimizers
+from reelworks.train import optimizer_names
 
 # Less of the rate that it finds was meant as a rate of AdamW's.
 _LEAST_OF_PRODIGY = 0.01
@@ -65,7 +65,7 @@ class TrainConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _of_the_optimizer(cls, values: Any) -> Any:
-        return optimizers.complete(values) if isinstance(values, dict) else values
+        return optimizer_names.complete(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _check(self) -> TrainConfig:

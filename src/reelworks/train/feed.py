@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.prepare import captions, requests
-from reelworks.prepare import position as positions
-from reelworks.prepare.data import RecipeData
-from reelworks.prepare.position import Position
+from reelworks.data import decode_requests
+from reelworks.data import position as positions
+from reelworks.data.loader import Work
+from reelworks.data.position import Position
+from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule import plan as planning
 from reelworks.schedule import ranks
 from reelworks.schedule.plan import EpochPlan
-from reelworks.stream.batches import Work
 from reelworks.train.config import TrainConfig
 
 
@@ -102,7 +102,7 @@ class Feed:
         rows = np.searchsorted(self.data.rows.ordinal, ordinals)
         showing = np.zeros(len(uids), dtype=np.int32) if showing is None else showing
         drawn = planning.draw_copies(copies, showing)
-        read = requests.build(self.data, rows, drawn, bucket, epoch=epoch)
+        read = decode_requests.decode_requests(self.data, rows, drawn, bucket, epoch=epoch)
         return Work(
             epoch=epoch,
             row=row,
@@ -115,8 +115,8 @@ class Feed:
             copies=copies,
             showing=showing,
             requests=tuple(read),
-            captions=tuple(captions.shown(self.data, r) for r in rows.tolist()),
-            fps=tuple(requests.shown_fps(self.data, r) for r in rows.tolist()),
-            companions=requests.of_companions(self.data, rows, read),
+            captions=tuple(decode_requests.caption_of_row(self.data, r) for r in rows.tolist()),
+            fps=tuple(decode_requests.shown_fps(self.data, r) for r in rows.tolist()),
+            companions=decode_requests.companion_requests(self.data, rows, read),
             preserved=self._preserved(rows),
         )

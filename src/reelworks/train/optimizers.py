@@ -1,105 +1,242 @@
-"""The optimizers that a recipe may name: what each is, and what it cannot do. Holds no torch."""
+"""A library's optimizer as a run needs it: its state is there before the first step, and named in a checkpoint."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import contextlib
+import importlib
+import io
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from reelworks.core.errors import UserError
+from reelworks.distributed.mesh import local
+from reelworks.train import optimizer_names
+from reelworks.train.config import TrainConfig
+
+# What Prodigy finds out of all weights together; it keeps this beside its settings.
+_FOUND = ("d", "d_max", "d_numerator", "k")
 
 
-@dataclass(frozen=True)
-class Optimizer:
-    """What is to be known of an optimizer before it is built.
+class _Part(NamedTuple):
+    """An optimizer, and how its state of a weight begins.
+
+    Torch's own way to fill an empty state is a step without gradients, which counts as one.
+    """
+
+    optimizer: torch.optim.Optimizer
+    begin: Callable[[int, Tensor], dict[str, Any]]
+
+
+class Updater:
+    """Updates weights by their gradients.
 
     Attributes:
-        defaults: Keys of `[train]` whose default is another one with it.
-        lacks: Keys of `[train]` that mean nothing to it.
-        package: That it comes from, as pip names it, where that is not torch.
-        whole: Why it must have whole weights on each rank; empty where shards do.
+        trained: Weights by name.
     """
 
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    lacks: tuple[str, ...] = ()
-    package: str | None = None
-    whole: str = ""
+    def __init__(
+        self, config: TrainConfig, trained: Mapping[str, nn.Parameter], matrices: Collection[str]
+    ) -> None:
+        """Allocate everything.
+
+        Args:
+            config: Names the optimizer.
+            trained: Weights by name, sharded or not.
+            matrices: Names of the weights of linear layers within blocks.
+
+        Raises:
+            UserError: The optimizer's package is missing, or nothing that is trained is for it.
+        """
+        optimizer_names.require_installed(config.optimizer)
+        self.trained = dict(trained)
+        whole = bool(optimizer_names.OPTIMIZERS[config.optimizer].whole)
+        self._held = {name: _whole(p) if whole else p for name, p in self.trained.items()}
+        self._names = {id(held): name for name, held in self._held.items()}
+        inner = [held for name, held in self._held.items() if name in matrices]
+        others = [held for name, held in self._held.items() if name not in matrices]
+        self._parts = _PARTS[config.optimizer](config, inner, others)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with the weights as they are now, as if no step had been taken."""
+        self._look()
+        for part in self._parts:
+            for group in part.optimizer.param_groups:
+                group.update({key: part.optimizer.defaults[key] for key in _FOUND if key in group})
+                for i, held in enumerate(group["params"]):
+                    part.optimizer.state[held] = {}
+                    part.optimizer.state[held] = part.begin(i, held)
+
+    def zero_grad(self) -> None:
+        """Let go of gradients."""
+        for name, parameter in self.trained.items():
+            parameter.grad = self._held[name].grad = None
+
+    def set_rate(self, rate: float) -> float:
+        """Set the learning rate of the next step; returns what it is with what the optimizer finds by itself."""
+        for group in self._groups():
+            group["lr"] = rate
+        return rate * float(next(self._groups()).get("d", 1.0))
+
+    def step(self) -> None:
+        """Update weights that have a gradient, in place."""
+        self._look()
+        for part in self._parts:
+            part.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State by name of the weight, and what is known of all together; settings are the recipe's."""
+        of_weights: dict[str, dict[str, Any]] = {}
+        for part in self._parts:
+            of_weights |= {
+                self._names[id(held)]: dict(part.optimizer.state[held])
+                for group in part.optimizer.param_groups
+                for held in group["params"]
+            }
+        found = {key: group[key] for group in self._groups() for key in _FOUND if key in group}
+        return {"state": of_weights, **({"found": found} if found else {})}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what was loaded into `state_dict()`: tensors are in place, plain numbers are not."""
+        for part in self._parts:
+            for group in part.optimizer.param_groups:
+                group.update(state.get("found", {}))
+                for held in group["params"]:
+                    part.optimizer.state[held].update(state["state"][self._names[id(held)]])
+
+    def tensors(self) -> dict[tuple[str, str], Tensor]:
+        """What grows with the weights, each tensor once, by name of the weight and of the state."""
+        once: dict[int, tuple[tuple[str, str], Tensor]] = {}
+        for name, values in self.state_dict()["state"].items():
+            for key, value in values.items():
+                if key != "step":  # a plain count, beside the device
+                    once.setdefault(id(value), ((name, key), value))
+        return dict(once.values())
+
+    def not_finite(self) -> list[str]:
+        """Name what is not finite of what is known of all weights together."""
+        found = self.state_dict().get("found", {})
+        return [f"the optimizer's {key}" for key, value in found.items() if not math.isfinite(value)]
+
+    def _look(self) -> None:
+        """Show optimizers that need whole weights where FSDP keeps them now."""
+        for name, parameter in self.trained.items():
+            held = self._held[name]
+            if held is not parameter:
+                held.data = local(parameter.detach())
+                held.grad = None if parameter.grad is None else local(parameter.grad)
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        return (group for part in self._parts for group in part.optimizer.param_groups)
 
 
-OPTIMIZERS = {
-    "adamw": Optimizer(),
-    "adamw8bit": Optimizer(
-        package="bitsandbytes",
-        whole="its state lies in blocks of 8-bit numbers, which cannot be cut as the weights are",
-    ),
-    "muon": Optimizer(whole="it works on whole matrices"),
-    "prodigy": Optimizer(
-        defaults={"learning_rate": 1.0},
-        package="prodigyopt",
-        whole="its rate follows from norms over all weights",
-    ),
-    "adafactor": Optimizer(
-        defaults={"learning_rate": 1e-2},
-        lacks=("betas", "eps"),
-        whole="it keeps statistics of whole rows and columns",
-    ),
+def matrices(module: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
+    """Names of the weights of linear layers within blocks."""
+    weights = {
+        id(layer.weight)
+        for block in blocks
+        for layer in block.modules()
+        if isinstance(layer, nn.Linear) and layer.weight.ndim == 2
+    }
+    return {name for name, parameter in module.named_parameters() if id(parameter) in weights}
+
+
+def _whole(parameter: nn.Parameter) -> nn.Parameter:
+    """The parameter, or all of one that only looks sharded, in the same memory."""
+    if not isinstance(parameter, DTensor):
+        return parameter
+    part = local(parameter.detach())
+    assert part.shape == parameter.shape, "optimizers.require refuses shards"
+    return nn.Parameter(part)
+
+
+def _adamw(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
+    def begin(_: int, p: Tensor) -> dict[str, Any]:
+        zeros = {key: torch.zeros_like(p) for key in ("exp_avg", "exp_avg_sq")}
+        return {"step": torch.tensor(0.0), **zeros}
+
+    weights = [*inner, *others]
+    return [_Part(torch.optim.AdamW(weights, **_settings(config)), begin)] if weights else []
+
+
+def _adamw8bit(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
+    library: Any = importlib.import_module("bitsandbytes.optim")
+    optimizer = library.AdamW8bit([*inner, *others], **_settings(config))
+
+    def begin(i: int, p: Tensor) -> dict[str, Any]:
+        optimizer.init_state(optimizer.param_groups[0], p, 0, i)
+        return dict(optimizer.state[p])
+
+    return [_Part(optimizer, begin)]
+
+
+def _muon(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
+    if not inner:
+        raise UserError(
+            "nothing that is trained is a matrix of a linear layer within blocks, so AdamW would update all of it",
+            field="train.optimizer",
+            value="muon",
+            remedy='write "adamw"',
+        )
+    optimizer = torch.optim.Muon(
+        inner,
+        lr=config.learning_rate,
+        weight_decay=config.weight_decay,
+        adjust_lr_fn="match_rms_adamw",  # so that one learning rate serves for both parts
+    )
+    part = _Part(optimizer, lambda _, p: {"momentum_buffer": torch.zeros_like(p)})
+    return [part, *_adamw(config, [], others)]
+
+
+def _prodigy(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
+    library: Any = importlib.import_module("prodigyopt")
+
+    def begin(_: int, p: Tensor) -> dict[str, Any]:
+        # Left to itself, it keeps one number as the beginning of a weight of zeros, so that shapes would depend on
+        # numbers.
+        at_start = p.detach().flatten().clone()
+        zeros = {key: torch.zeros_like(p) for key in ("exp_avg", "exp_avg_sq")}
+        return {"step": 0, "s": torch.zeros_like(at_start), "p0": at_start, **zeros}
+
+    # As its authors recommend for diffusion models, and for warm-up.
+    advised = {"use_bias_correction": True, "safeguard_warmup": True}
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what kind of weight decay it does
+        optimizer = library.Prodigy([*inner, *others], **_settings(config), **advised)
+    return [_Part(optimizer, begin)]
+
+
+def _adafactor(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
+    def begin(_: int, p: Tensor) -> dict[str, Any]:
+        step = {"step": torch.tensor(0.0)}
+        if p.dim() < 2:
+            return {**step, "variance": torch.zeros_like(p)}
+        return {**step, "row_var": torch.zeros_like(p[..., :1]), "col_var": torch.zeros_like(p[..., :1, :])}
+
+    weights = [*inner, *others]
+    optimizer = torch.optim.Adafactor(weights, lr=config.learning_rate, weight_decay=config.weight_decay)
+    return [_Part(optimizer, begin)]
+
+
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    """Of those that are kinds of Adam."""
+    assert config.betas is not None
+    return {
+        "lr": config.learning_rate,
+        "betas": (config.betas[0], config.betas[1]),
+        "eps": config.eps,
+        "weight_decay": config.weight_decay,
+    }
+
+
+_PARTS = {
+    "adamw": _adamw,
+    "adamw8bit": _adamw8bit,
+    "muon": _muon,
+    "prodigy": _prodigy,
+    "adafactor": _adafactor,
 }
-
-_LACKED_BY_SOME = {key for one in OPTIMIZERS.values() for key in one.lacks}
-
-
-def complete(values: dict[str, Any]) -> dict[str, Any]:
-    """Give keys of `[train]` that were left out the optimizer's own default, and those that it lacks none.
-
-    Raises:
-        UserError: A key is given that the optimizer lacks.
-    """
-    name = values.get("optimizer", "adamw")
-    one = OPTIMIZERS.get(name, Optimizer()) if isinstance(name, str) else Optimizer()
-    for key in one.lacks:
-        if values.get(key) is not None:
-            raise UserError(
-                f"{name} has no such number", field=f"train.{key}", value=values[key], remedy="leave it out"
-            )
-    given = {key: value for key, value in values.items() if value is not None or key not in _LACKED_BY_SOME}
-    return {**one.defaults, **given, **dict.fromkeys(one.lacks)}
-
-
-def require_installed(name: str) -> None:
-    """Refuse an optimizer whose package is missing.
-
-    Raises:
-        UserError: Tells how to install it.
-    """
-    package = OPTIMIZERS[name].package
-    if package is not None and importlib.util.find_spec(package) is None:
-        raise UserError(
-            f"it is in the package {package}, which is not installed",
-            field="train.optimizer",
-            value=name,
-            remedy=f"pip install {package}",
-        )
-
-
-def require(name: str, strategy: str, world: int) -> None:
-    """Refuse an optimizer that cannot train here.
-
-    Args:
-        name: As in a recipe.
-        strategy: `parallel.strategy`.
-        world: Processes.
-
-    Raises:
-        UserError: Its package is missing, or each process would have a shard of what it needs whole.
-    """
-    require_installed(name)
-    whole = OPTIMIZERS[name].whole
-    if whole and strategy == "fsdp" and world > 1:
-        raise UserError(
-            f'{whole}, and with parallel.strategy = "fsdp" each of {world} processes has a shard of the weights',
-            field="train.optimizer",
-            value=name,
-            remedy='set parallel.strategy = "replicated" where the weights fit onto each GPU, or '
-            'train.optimizer = "adamw"',
-        )

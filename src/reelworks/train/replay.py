@@ -12,21 +12,22 @@ from typing import Any
 
 import numpy as np
 
+from reelworks.analysis import contact_sheet
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.prepare import contact, recorded
-from reelworks.prepare.data import RecipeData
+from reelworks.data import segment_record
+from reelworks.data.loader import Work
 from reelworks.recipe import load as recipes
-from reelworks.run import coverage as told
+from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events, records
-from reelworks.run.coverage import Epoch, Step
+from reelworks.run import history as told
 from reelworks.run.folder import RunFolder
+from reelworks.run.history import Epoch, Step
 from reelworks.run.records import Record, RecordError
 from reelworks.schedule.plan import EpochPlan
-from reelworks.stream.batches import Work
-from reelworks.train import choices, experts
-from reelworks.train.choices import Choices
+from reelworks.train import batch_inputs, expert_choice
+from reelworks.train.batch_inputs import Choices
 from reelworks.train.feed import Feed
 
 Json = dict[str, Any]
@@ -64,10 +65,10 @@ class Replay:
     def choices(self, work: Work) -> Choices:
         """What the objective drew for a micro-batch."""
         data, frames = self.data, self.data.geometry.latent(work.shape)[0]
-        objective = experts.objective_of_step(
+        objective = expert_choice.objective_of_step(
             data.recipe, data.table, data.geometry, self.plan, 0, self.step.step - 1
         )
-        return choices.draw(work, objective, seed=data.recipe.seed, latent_frames=frames)
+        return batch_inputs.draw(work, objective, seed=data.recipe.seed, latent_frames=frames)
 
     def to_json(self) -> Json:
         """All of it as plain values."""
@@ -103,7 +104,7 @@ class Replay:
         uid, request, rows = int(work.uids[i]), work.requests[i], self.data.rows
         row = int(rows.find(work.uids[i : i + 1])[0])
         source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
-        first, (top, left, *_), resized = contact.placed(request, source)
+        first, (top, left, *_), resized = contact_sheet.placed(request, source)
         reason = reasons.get((uid, int(work.copies[i]))) if work.first[i] else None
         became = "failed" if reason is not None else "trained" if self.step.applied else "skipped"
         return {
@@ -148,7 +149,7 @@ def replay(run: RunFolder, number: int) -> Replay:
     epoch, segment, step = _find(told.epochs(run), number)
     try:
         record = records.read(run, (epoch.generation, epoch.epoch, segment), epoch.plans[segment])
-        catalog = recorded.catalog(run, record.about)
+        catalog = segment_record.recorded_catalog(run, record.about)
     except RecordError as missing:
         raise UserError(
             f"the step's clips are not known any more: {missing}",

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reelworks.distributed.mesh import local
 from reelworks.models.api import Denoiser
 from reelworks.models.lora import inject as lora
-from reelworks.parallel.mesh import local
 from reelworks.train.config import TrainConfig
-from reelworks.train.finite import not_finite
-from reelworks.train.updater import Updater, matrices
+from reelworks.train.nonfinite import not_finite
+from reelworks.train.optimizers import Updater, matrices
 
 
 @dataclass

@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 
 from reelworks.buckets.table import BucketTable
-from reelworks.core import draws
-from reelworks.core.draws import Purpose
-from reelworks.encode.live import LiveEncoder
+from reelworks.core import hash_rng
+from reelworks.core.hash_rng import Purpose
+from reelworks.data.loader import MicroBatch, Work
+from reelworks.diffusion.config import ObjectiveConfig
+from reelworks.distributed import mesh
+from reelworks.distributed.mesh import World
+from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.lora import inject as lora
-from reelworks.objective.config import ObjectiveConfig
-from reelworks.parallel import mesh
-from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
 from reelworks.recipe.recipe import Recipe
-from reelworks.schedule import weight as weighing
+from reelworks.schedule import cost as weighing
 from reelworks.schedule.plan import EpochPlan
-from reelworks.stream.batches import MicroBatch, Work
-from reelworks.train import experts
-from reelworks.train import finite as numbers
+from reelworks.train import expert_choice
+from reelworks.train import nonfinite as numbers
+from reelworks.train.batch_inputs import Example, training_example
 from reelworks.train.config import TrainConfig
-from reelworks.train.example import Example, training_example
-from reelworks.train.finite import Blame, Suspects
-from reelworks.train.rate import learning_rate
+from reelworks.train.lr_schedule import learning_rate
+from reelworks.train.nonfinite import Blame, Suspects
 from reelworks.train.state import TrainState
 
 _HEAD = 8
@@ -165,14 +165,14 @@ class Stepper:
 
     def _objective(self, plan: EpochPlan, row: int, step: int) -> ObjectiveConfig:
         geometry = self.encoder.autoencoder.geometry
-        return experts.objective_of_step(self.recipe, self.table, geometry, plan, row, step)
+        return expert_choice.objective_of_step(self.recipe, self.table, geometry, plan, row, step)
 
     def _example(self, batch: MicroBatch, step: int, objective: ObjectiveConfig) -> Example:
         """What the model is shown, the same each time."""
         seed = self.recipe.seed
         example = training_example(batch, self.encoder, objective, seed=seed)
         # Randomness inside the model, if it has any, is a function of the place, not of history.
-        torch.manual_seed(draws.hash_int(seed, step, batch.work.index, Purpose.MODEL) >> 1)
+        torch.manual_seed(hash_rng.hash_int(seed, step, batch.work.index, Purpose.MODEL) >> 1)
         return example
 
     def _micro_batch(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from reelworks.catalog import captions
+from reelworks.catalog import listing
 
 
 @pytest.mark.parametrize(
@@ -22,14 +22,14 @@ from reelworks.catalog import captions
 )
 def test_read(tmp_path: Path, content: bytes, caption: str) -> None:
     (tmp_path / "a.b.txt").write_bytes(content)
-    assert captions.read(tmp_path / "a.b.mp4") == caption
+    assert listing.read(tmp_path / "a.b.mp4") == caption
 
 
 def test_no_file_is_not_an_empty_one(tmp_path: Path) -> None:
-    assert captions.read(tmp_path / "a.mp4") is None
+    assert listing.read(tmp_path / "a.mp4") is None
 
 
 def test_an_unreadable_one_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").mkdir()
     with pytest.raises(OSError, match="directory"):
-        captions.read(tmp_path / "a.mp4")
+        listing.read(tmp_path / "a.mp4")

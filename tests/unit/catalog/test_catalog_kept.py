@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from reelworks.catalog import kept
+from reelworks.catalog import run_copy
 from reelworks.catalog.rows import SCHEMA
 from reelworks.catalog.store import Catalog
 from reelworks.core import storage
@@ -90,7 +90,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_parts_are_shared_and_the_list_of_them_is_not(original: Path, there: Path) -> None:
-    place = kept.keep(Catalog.open(original), there)
+    place = run_copy.keep(Catalog.open(original), there)
     assert place == there / "catalog-000"
     assert content(Catalog.open(place)) == content(Catalog.open(original))
     assert parts(place) == parts(original)
@@ -101,42 +101,42 @@ def test_parts_are_shared_and_the_list_of_them_is_not(original: Path, there: Pat
 
 
 def test_it_grows_with_the_original(original: Path, there: Path) -> None:
-    place = kept.keep(Catalog.open(original), there)
+    place = run_copy.keep(Catalog.open(original), there)
     before = content(Catalog.open(place))
     scanned(original, 16, retired=3)
     assert content(Catalog.open(place)) == before  # until it is kept again
-    assert kept.keep(Catalog.open(original), there) == place
+    assert run_copy.keep(Catalog.open(original), there) == place
     assert content(Catalog.open(place)) == content(Catalog.open(original))
     assert parts(place) == parts(original)
 
 
 def test_an_earlier_version_is_kept_already(original: Path, there: Path) -> None:
     """As where another process has scanned since, or training goes back to a former segment's catalog."""
-    place = kept.keep(Catalog.open(original), there)
+    place = run_copy.keep(Catalog.open(original), there)
     before = content(Catalog.open(place))
-    assert kept.keep(Catalog.open(original, 1), there) == place
+    assert run_copy.keep(Catalog.open(original, 1), there) == place
     assert content(Catalog.open(place)) == before
 
 
 def test_only_the_parts_of_its_version_are_kept(original: Path, there: Path) -> None:
-    place = kept.keep(Catalog.open(original, 1), there)
+    place = run_copy.keep(Catalog.open(original, 1), there)
     assert content(Catalog.open(place)) == content(Catalog.open(original, 1))
     assert parts(place).keys() == {"part-000000.parquet"}
 
 
 @pytest.mark.parametrize("how", [shutil.rmtree, lambda path: path.rename(path.with_name("elsewhere"))])
 def test_it_outlives_the_original(original: Path, there: Path, how: Callable[[Path], object]) -> None:
-    place = kept.keep(Catalog.open(original), there)
+    place = run_copy.keep(Catalog.open(original), there)
     before = content(Catalog.open(original))
     how(original)
     assert content(Catalog.open(place)) == before
 
 
 def test_a_catalog_that_was_moved_is_the_same_one(original: Path, there: Path) -> None:
-    place = kept.keep(Catalog.open(original), there)
+    place = run_copy.keep(Catalog.open(original), there)
     moved = original.rename(original.with_name("elsewhere"))
     scanned(moved, 16)
-    assert kept.keep(Catalog.open(moved), there) == place
+    assert run_copy.keep(Catalog.open(moved), there) == place
     assert content(Catalog.open(place)) == content(Catalog.open(moved))
 
 
@@ -145,24 +145,24 @@ def test_a_catalog_made_anew_is_kept_beside_the_former(
     original: Path, there: Path, tmp_path: Path, lost: str
 ) -> None:
     """Whether its folder was removed or only the list in it, whose parts the next scan replaces."""
-    first = kept.keep(Catalog.open(original), there)
+    first = run_copy.keep(Catalog.open(original), there)
     before = content(Catalog.open(first))
     storage.rmtree(tmp_path / lost)
     scanned(original, 20, 21, 22)
     scanned(original, 23)
-    second = kept.keep(Catalog.open(original), there)
+    second = run_copy.keep(Catalog.open(original), there)
     assert second == there / "catalog-001"
     assert content(Catalog.open(first)) == before
     assert content(Catalog.open(second)) == content(Catalog.open(original))
     scanned(original, 24)
-    assert kept.keep(Catalog.open(original), there) == second
+    assert run_copy.keep(Catalog.open(original), there) == second
     assert content(Catalog.open(second)) == content(Catalog.open(original))
 
 
 def test_a_kept_catalog_that_cannot_be_read_is_left_alone(original: Path, there: Path) -> None:
-    first = kept.keep(Catalog.open(original), there)
+    first = run_copy.keep(Catalog.open(original), there)
     (first / "catalog.json").write_text("torn")
-    second = kept.keep(Catalog.open(original), there)
+    second = run_copy.keep(Catalog.open(original), there)
     assert second == there / "catalog-001"
     assert content(Catalog.open(second)) == content(Catalog.open(original))
     assert (first / "catalog.json").read_text() == "torn"
@@ -172,9 +172,9 @@ def test_a_kept_catalog_that_cannot_be_read_is_left_alone(original: Path, there:
 
 @pytest.mark.usefixtures("without_links")
 def test_where_no_link_can_be_made_it_is_copied(original: Path, there: Path) -> None:
-    place = kept.keep(Catalog.open(original), there)
+    place = run_copy.keep(Catalog.open(original), there)
     scanned(original, 16)
-    kept.keep(Catalog.open(original), there)
+    run_copy.keep(Catalog.open(original), there)
     assert content(Catalog.open(place)) == content(Catalog.open(original))
     assert parts(place).keys() == parts(original).keys()
     assert not set(parts(place).values()) & set(parts(original).values())
@@ -192,9 +192,15 @@ def test_a_disk_that_takes_neither_link_nor_copy_is_told_and_nothing_is_half_kep
             raise OSError(errno.ENOSPC, "no space left")
 
     with storage.guarded(guard), pytest.raises(OSError, match="no space left"):
-        kept.keep(Catalog.open(original), there)
+        run_copy.keep(Catalog.open(original), there)
     assert not (there / "catalog-000").exists()
-    assert content(Catalog.open(kept.keep(Catalog.open(original), there)))["live"][-1] == [10, 12, 13, 14, 15]
+    assert content(Catalog.open(run_copy.keep(Catalog.open(original), there)))["live"][-1] == [
+        10,
+        12,
+        13,
+        14,
+        15,
+    ]
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -226,11 +232,11 @@ def test_wherever_keeping_dies_the_next_call_completes_it(
         nonlocal calls, die_at
         there = tmp_path / f"coverage-{number}"
         if grows:
-            kept.keep(Catalog.open(original, 1), there)
+            run_copy.keep(Catalog.open(original, 1), there)
         calls, die_at = 0, number
         try:
             with storage.guarded(come_to):
-                kept.keep(catalog, there)
+                run_copy.keep(catalog, there)
         except Killed:
             pass
         came, die_at = calls, 10**9
@@ -238,7 +244,7 @@ def test_wherever_keeping_dies_the_next_call_completes_it(
             assert shown(Catalog.open(there / "catalog-000")) in ([expected, former] if grows else [expected])
         else:
             assert not grows
-        assert shown(Catalog.open(kept.keep(catalog, there))) == expected
+        assert shown(Catalog.open(run_copy.keep(catalog, there))) == expected
         assert names(there) == ["catalog-000"]
         return came
 

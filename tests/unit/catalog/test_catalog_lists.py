@@ -17,10 +17,9 @@ import pytest
 
 from reelworks.catalog import filters, lists, probe
 from reelworks.catalog.rows import CatalogRows
-from reelworks.catalog.scan import ScanResult, scan
+from reelworks.catalog.scan import ScanResult, scan, uids_of
 from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
-from reelworks.catalog.update import uids_of
 from reelworks.core.errors import UserError
 
 Row = dict[str, Any]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import catalog_crash
 import pytest
 
-from reelworks.catalog import pool
+from reelworks.catalog import probe_pool
 
 
 def run(items, function, **how) -> list[int]:
-    return list(pool.map_ordered(function, items, crashed=catalog_crash.minus_one, **how))
+    return list(probe_pool.map_ordered(function, items, crashed=catalog_crash.minus_one, **how))
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 100])

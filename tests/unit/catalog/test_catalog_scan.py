@@ -200,7 +200,7 @@ def test_progress_ends_at_the_total(data: Path, target: Path) -> None:
 
 
 def test_many_rows_pass_through_several_batches(tmp_path: Path, target: Path, monkeypatch) -> None:
-    monkeypatch.setattr("reelworks.catalog.update._ROWS_PER_BATCH", 3)
+    monkeypatch.setattr("reelworks.catalog.scan._ROWS_PER_BATCH", 3)
     for i in range(10):
         media.write_picture(tmp_path / f"{i}.png", i)
     run(tmp_path, target)
@@ -256,7 +256,7 @@ def test_two_sources_of_one_name(data: Path, target: Path, tmp_path: Path) -> No
 
 
 def test_two_files_of_one_uid(data: Path, target: Path, monkeypatch) -> None:
-    monkeypatch.setattr("reelworks.core.draws.text_words", lambda texts: np.zeros(len(texts), np.uint64))
+    monkeypatch.setattr("reelworks.core.hash_rng.text_words", lambda texts: np.zeros(len(texts), np.uint64))
     with pytest.raises(UserError, match="have the same uid"):
         run(data, target)
 

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 
 from reelworks.catalog.rows import SCHEMA
-from reelworks.catalog.scan import scan
+from reelworks.catalog.scan import scan, uids_of
 from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
-from reelworks.catalog.update import uids_of
-from reelworks.core import draws
+from reelworks.core import hash_rng
 from reelworks.core.errors import UserError
 from reelworks.run import lock
 
@@ -58,7 +57,7 @@ def test_each_version_stays_readable(catalog: Path) -> None:
 
 def test_live_ordinals(catalog: Path) -> None:
     uids = uids_of("d", ["a.png", "b.png", "nothing.png"])
-    assert uids[0] == draws.hash_int("d", "a.png")
+    assert uids[0] == hash_rng.hash_int("d", "a.png")
     found = Catalog.open(catalog).live_ordinals(uids).tolist()
     assert found == [3, -1, -1]
     assert Catalog.open(catalog, 0).live_ordinals(uids).tolist() == [-1, -1, -1]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.catalog import timing
+from reelworks.catalog import probe
 
 RATES = st.sampled_from(
     [Fraction(r) for r in ("24000/1001", "24", "25", "30000/1001", "30", "50", "60", "120")]
@@ -24,7 +24,7 @@ def stamps(num_frames: int, rate: Fraction, tick: Fraction) -> list[int]:
 def test_even_frames_give_the_declared_rate(rate, tick, num_frames, declares, random) -> None:
     times = stamps(num_frames, rate, tick)
     random.shuffle(times)
-    found = timing.measure(num_frames, times, 0, tick, rate if declares else None)
+    found = probe.measure(num_frames, times, 0, tick, rate if declares else None)
     assert not found.variable_fps
     span_ticks = float((num_frames - 1) / rate / tick)
     assert found.fps == pytest.approx(float(rate), rel=1e-9 if declares else 1.1 / span_ticks)
@@ -35,15 +35,15 @@ def test_even_frames_give_the_declared_rate(rate, tick, num_frames, declares, ra
 def test_a_dropped_frame_is_a_variable_rate(rate, tick, num_frames, data) -> None:
     times = stamps(num_frames, rate, tick)
     del times[data.draw(st.integers(1, num_frames - 2))]
-    found = timing.measure(num_frames - 1, times, 0, tick, rate)
+    found = probe.measure(num_frames - 1, times, 0, tick, rate)
     assert found.variable_fps
     assert found.duration_seconds == pytest.approx(num_frames / float(rate), abs=2.5 * float(tick))
     assert found.fps < float(rate)
 
 
 def test_ticks_as_coarse_as_frames() -> None:
-    assert not timing.measure(4, [0, 1, 2, 3], 1, Fraction(1, 25), Fraction(25)).variable_fps
-    assert timing.measure(3, [0, 1, 3], 1, Fraction(1, 25), Fraction(25)).variable_fps
+    assert not probe.measure(4, [0, 1, 2, 3], 1, Fraction(1, 25), Fraction(25)).variable_fps
+    assert probe.measure(3, [0, 1, 3], 1, Fraction(1, 25), Fraction(25)).variable_fps
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_ticks_as_coarse_as_frames() -> None:
     ],
 )
 def test_without_a_span_the_container_is_asked(times, last, declared, expected) -> None:
-    assert timing.measure(1, times, last, Fraction(1, 1000), declared)[:2] == pytest.approx(expected)
+    assert probe.measure(1, times, last, Fraction(1, 1000), declared)[:2] == pytest.approx(expected)
 
 
 def test_a_wrong_declared_rate_is_not_believed() -> None:
-    found = timing.measure(
+    found = probe.measure(
         25, stamps(25, Fraction(25), Fraction(1, 1000)), 40, Fraction(1, 1000), Fraction(50)
     )
     assert found.fps == pytest.approx(25)

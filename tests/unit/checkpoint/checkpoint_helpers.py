@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 
-from reelworks.checkpoint import commit, manifest, names
+from reelworks.checkpoint import manifest, names
+from reelworks.checkpoint import save as commit
 from reelworks.checkpoint.manifest import FileEntry, Manifest
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import checksums
+from reelworks.core import digests
 
 EXTRA = {"cursor.json": b'{"row": 7}', "excluded.npy": b"\x01\x02\x03"}
 
@@ -61,7 +62,7 @@ def write_plain(
     entries = []
     for path, data in (("dcp/__0_0.distcp", bytes(range(200))), ("cursor.json", b"{}")):
         (folder / path).write_bytes(data)
-        entries.append(FileEntry(path=path, size=len(data), digest=checksums.of_bytes(data)))
+        entries.append(FileEntry(path=path, size=len(data), digest=digests.of_bytes(data)))
     manifest.write(
         folder,
         Manifest(

@@ -19,11 +19,12 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from reelworks.checkpoint import commit, export, space
+from reelworks.checkpoint import save, shards
 from reelworks.checkpoint.load import load
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import storage
 from reelworks.core.errors import UserError
+from reelworks.export import export
 
 
 def build() -> nn.Module:
@@ -49,8 +50,8 @@ def fail_together(store: CheckpointStore, state: dict[str, Any], rank: int, fold
 
     try:
         with storage.guarded(full):
-            commit.save(store, 20, state)
-    except commit.DiskFull as error:
+            save.save(store, 20, state)
+    except save.DiskFull as error:
         (folder / f"error{rank}.txt").write_text(str(error))
 
 
@@ -97,9 +98,9 @@ def main(rank: int, folder: Path) -> None:
     fail_together(store, state, rank, folder)
     left = sorted(path.name for path in store.root.iterdir())
     (folder / f"left{rank}.txt").write_text(" ".join(left))
-    saved = commit.save(store, 20, state, extra={"cursor.json": b"{}"})
+    saved = save.save(store, 20, state, extra={"cursor.json": b"{}"})
     (folder / f"saved{rank}.txt").write_text(f"{saved.info.manifest.save_id} {saved.fresh}")
-    (folder / f"bytes{rank}.txt").write_text(str(space.local_bytes(state)))
+    (folder / f"bytes{rank}.txt").write_text(str(shards.local_bytes(state)))
     full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     export_together(model, rank, folder)
     if rank == 0:

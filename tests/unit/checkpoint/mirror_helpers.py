@@ -12,8 +12,8 @@ from checkpoint_helpers import write_plain
 from fsspec.implementations.local import LocalFileSystem
 
 from reelworks.checkpoint.config import MirrorConfig
-from reelworks.checkpoint.mirror import Mirror
-from reelworks.checkpoint.mirror_place import Place
+from reelworks.checkpoint.mirror.mirror import Mirror
+from reelworks.checkpoint.mirror.remote import Place
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.run.folder import RunFolder
 

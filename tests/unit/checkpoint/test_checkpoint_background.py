@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from reelworks.checkpoint import commit
-from reelworks.checkpoint.background import Background, held_bytes
+from reelworks.checkpoint import save
+from reelworks.checkpoint.async_save import Background, held_bytes
 from reelworks.checkpoint.load import load
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import memory, storage
@@ -75,7 +75,7 @@ def test_a_failure_of_the_thread_is_told_by_the_trainer_and_frees_the_slot(store
     background = Background()
     with storage.guarded(full):
         background.start(store, 1, make_state())
-        with pytest.raises(commit.DiskFull, match="No space left"):
+        with pytest.raises(save.DiskFull, match="No space left"):
             background.finish()
     assert background.step is None
     assert [p for p in store.root.iterdir() if p.name.startswith(".tmp")] == []
@@ -88,7 +88,7 @@ def test_no_room_is_said_before_anything_is_staged(store: CheckpointStore, monke
         "shutil.disk_usage", lambda _path: type("Usage", (), {"free": 10, "total": 10, "used": 0})()
     )
     background = Background()
-    with pytest.raises(commit.DiskFull):
+    with pytest.raises(save.DiskFull):
         background.start(store, 1, make_state())
     assert background.step is None
     assert background._stager is None

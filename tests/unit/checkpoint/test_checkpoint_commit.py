@@ -7,7 +7,8 @@ import pytest
 import torch
 from checkpoint_helpers import EXTRA, assert_equal, save, state
 
-from reelworks.checkpoint import commit, space
+from reelworks.checkpoint import save as commit
+from reelworks.checkpoint import shards
 from reelworks.checkpoint.load import has_extra, load, read_extra
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.store import CheckpointStore
@@ -55,10 +56,10 @@ def test_weights_alone(store: CheckpointStore) -> None:
 
 def test_estimate_covers_what_is_written(store: CheckpointStore) -> None:
     saved = save(store, 1)
-    assert saved.bytes <= space.local_bytes(state(1)) + sum(map(len, EXTRA.values()))
+    assert saved.bytes <= shards.local_bytes(state(1)) + sum(map(len, EXTRA.values()))
     large = {"model": {"w": torch.zeros(300, 1000)}}
     written = commit.save(store, 2, large).bytes
-    assert written <= space.local_bytes(large) * 1.02 <= written * 1.03
+    assert written <= shards.local_bytes(large) * 1.02 <= written * 1.03
 
 
 def test_saving_a_step_twice_changes_nothing(store: CheckpointStore) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelworks.checkpoint import mount
+from reelworks.checkpoint import disk_space
 from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
 from reelworks.checkpoint.forecast import forecast, saves
 from reelworks.checkpoint.policy import Moment, plan_retention
@@ -106,7 +106,7 @@ def test_no_run_comes_to_more_than_was_said(policy, losses, free_bytes, present,
     told = forecast(10, policy, steps, free_bytes, there)
     most, full = len(there), None
     for step in steps:
-        if 10 * len(there) + 10 * mount.MARGIN > room and full is None:
+        if 10 * len(there) + 10 * disk_space.MARGIN > room and full is None:
             full = step
         most = max(most, len(there) + 1)
         there = survivors([*there, Record(step, {LOSS: losses[step - 1]})], policy, room)
@@ -146,11 +146,11 @@ def test_probing_tries_the_disk_that_checkpoints_go_to(tmp_path: Path) -> None:
     disk.mkdir()
     folder.parent.mkdir()
     folder.symlink_to(disk)
-    found = mount.probe(folder)
+    found = disk_space.probe(folder)
     assert (found.path, found.locks) == (disk, True)
     assert abs(found.free_bytes - os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize) < GB
     assert list(disk.iterdir()) == []
-    assert mount.probe(tmp_path / "new" / "checkpoints").path.is_dir()
+    assert disk_space.probe(tmp_path / "new" / "checkpoints").path.is_dir()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_probing_says_what_every_save_would_meet(
             raise OSError(code, os.strerror(code))
 
     with storage.guarded(fail), pytest.raises(UserError, match=said) as error:
-        mount.probe(tmp_path / "checkpoints")
+        disk_space.probe(tmp_path / "checkpoints")
     assert remedy in error.value.remedy
     assert os.strerror(code) in error.value.problem
     assert CheckpointStore(tmp_path / "checkpoints").sweep() == []
@@ -177,5 +177,5 @@ def test_a_disk_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     def refuse(*_: object) -> None:
         raise OSError(38, "no locks available")
 
-    monkeypatch.setattr(mount.fcntl, "flock", refuse)
-    assert dataclasses.asdict(mount.probe(tmp_path))["locks"] is False
+    monkeypatch.setattr(disk_space.fcntl, "flock", refuse)
+    assert dataclasses.asdict(disk_space.probe(tmp_path))["locks"] is False

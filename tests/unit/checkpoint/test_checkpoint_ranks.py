@@ -9,7 +9,7 @@ import torch
 from checkpoint_rank import build, state_of
 from safetensors.torch import load_file
 
-from reelworks.checkpoint import commit
+from reelworks.checkpoint import save
 from reelworks.checkpoint.load import load
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
@@ -40,7 +40,7 @@ def test_one_process_to_two_and_back(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
     model, optimizer = plain()
     step(model, optimizer)
-    commit.save(store, 10, state_of(model, optimizer))
+    save.save(store, 10, state_of(model, optimizer))
     run_two_ranks(tmp_path)
 
     errors = texts(tmp_path, "error")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from checkpoint_helpers import write_plain
 
-from reelworks.checkpoint import account, commit, lease, names, retention
+from reelworks.checkpoint import listing, names, read_lock, retention, save
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import storage
@@ -60,7 +60,7 @@ def test_min_free_looks_at_the_disk(store: CheckpointStore, monkeypatch: pytest.
 
 
 def _read(path: Path, ready: Any, done: Any) -> None:
-    with lease.reading(path):
+    with read_lock.reading(path):
         ready.set()
         done.wait(30)
 
@@ -77,7 +77,7 @@ def test_what_another_process_reads_stays_until_it_ends(store: CheckpointStore) 
     reader.kill()
     reader.join()
     assert [d.step for d in retention.apply_retention(store, LAST_1) if not d.keep] == [100]
-    with pytest.raises(UserError, match="not there any more"), lease.reading(store.path(100)):
+    with pytest.raises(UserError, match="not there any more"), read_lock.reading(store.path(100)):
         pass
 
 
@@ -151,13 +151,13 @@ def test_a_long_run_leaves_what_the_policy_says(
     assert why.keys() == saved - {*stays}
     assert all("not among the last 2" in reasons for reasons in why.values())
     assert f"not among the best 1 by validation/loss ({(turn - 10) / 100:.6g})" in why[10]
-    assert account.explain(store, policy, 10)["reasons"] == why[10]
+    assert listing.explain(store, policy, 10)["reasons"] == why[10]
 
 
 def save_somehow(store: CheckpointStore, step: int, metrics: dict[str, float]) -> None:
     """Save by torch now and then, and between by what is quicker and as good to all that does not load it."""
     if step % 200 == 0:
-        commit.save(store, step, {"model": {}}, metrics=metrics)
+        save.save(store, step, {"model": {}}, metrics=metrics)
     else:
         write_plain(store, step, metrics, str(step))
         store.record_saved(store.info(step), 0.0)

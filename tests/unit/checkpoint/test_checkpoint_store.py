@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from checkpoint_helpers import write_plain
 
-from reelworks.checkpoint import account, manifest, names, retention
+from reelworks.checkpoint import listing, manifest, names, retention
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.store import CheckpointStore
@@ -93,8 +93,8 @@ def test_damaged_history_lines_cost_no_checkpoint(store: CheckpointStore) -> Non
     fresh = CheckpointStore(store.root)
     assert fresh.info(1).metrics == {"loss": 0.5}
     assert [e["step"] for e in fresh.history()] == [1, 1, 2]
-    assert account.explain(fresh, CheckpointsConfig(), 1)["metrics"] == {"loss": 0.5}
-    assert account.explain(fresh, CheckpointsConfig(), 2)["state"] == "deleted"
+    assert listing.explain(fresh, CheckpointsConfig(), 1)["metrics"] == {"loss": 0.5}
+    assert listing.explain(fresh, CheckpointsConfig(), 2)["state"] == "deleted"
 
 
 def test_what_a_training_deletes_meanwhile_is_not_damage(
@@ -105,7 +105,7 @@ def test_what_a_training_deletes_meanwhile_is_not_damage(
     monkeypatch.setattr(store, "steps", lambda: [1, 2, 3])
     good, broken = store.scan()
     assert ([info.step for info in good], broken) == ([1, 2], [])
-    assert [row["step"] for row in account.verified(store, [1, 2, 3], full=True)] == [1, 2]
+    assert [row["step"] for row in listing.verified(store, [1, 2, 3], full=True)] == [1, 2]
 
 
 def test_pins(store: CheckpointStore) -> None:
@@ -229,6 +229,6 @@ def test_an_edited_manifest_is_noticed(store: CheckpointStore) -> None:
 
 
 def test_listing_needs_no_torch() -> None:
-    modules = ["account", "forecast", "lease", "manifest", "mount", "retention", "store", "verify"]
+    modules = ["listing", "forecast", "read_lock", "manifest", "disk_space", "retention", "store", "verify"]
     code = "import sys\n" + "".join(f"import reelworks.checkpoint.{m}\n" for m in modules)
     subprocess.run([sys.executable, "-c", code + "sys.exit('torch' in sys.modules)"], check=True)

@@ -15,7 +15,7 @@ from checkpoint_helpers import write_plain
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from reelworks.checkpoint import commit, retention
+from reelworks.checkpoint import retention, save
 from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.cli.main import app
@@ -186,7 +186,7 @@ def test_export_takes_a_run_or_a_checkpoint(run: RunFolder, tmp_path: Path) -> N
     store = CheckpointStore(run.checkpoints_folder)
     for step in (1, 2):
         w = torch.full((2,), float(step))
-        commit.save(
+        save.save(
             store, step, {"model": {"w": w}, "ema": {"w": w + 0.5}}, extra={"cursor.json": b'{"epoch": 6}'}
         )
     assert "ema of step 2 in bfloat16" in call("export", run.path, "-o", tmp_path / "a.safetensors")

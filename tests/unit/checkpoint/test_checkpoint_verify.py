@@ -10,7 +10,7 @@ from checkpoint_helpers import write_plain
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import named, newest_valid, verify
-from reelworks.core import checksums, patience
+from reelworks.core import digests, retry
 from reelworks.core.errors import UserError
 
 DATA = "dcp/__0_0.distcp"
@@ -119,7 +119,7 @@ def test_a_newer_format_is_neither_bad_nor_passed_over(store: CheckpointStore) -
 def test_errors_that_pass_are_no_verdict(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, times: int, code: int
 ) -> None:
-    left, real = [times], checksums.of_file
+    left, real = [times], digests.of_file
 
     def unsteady(path: Path) -> str:
         left[0] -= 1
@@ -127,8 +127,8 @@ def test_errors_that_pass_are_no_verdict(
             raise OSError(code, "storage is away")
         return real(path)
 
-    monkeypatch.setattr(patience, "WAITS_SECONDS", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(checksums, "of_file", unsteady)
+    monkeypatch.setattr(retry, "WAITS_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(digests, "of_file", unsteady)
     if times == 2:
         found = newest_valid(store, full=True)
         assert found is not None

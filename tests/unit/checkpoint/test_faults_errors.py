@@ -12,7 +12,8 @@ from subprocess import PIPE
 import pytest
 from checkpoint_helpers import assert_equal, save, state
 
-from reelworks.checkpoint import commit, retention, verify
+from reelworks.checkpoint import retention, verify
+from reelworks.checkpoint import save as commit
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.load import load
 from reelworks.checkpoint.store import CheckpointStore

@@ -12,12 +12,12 @@ from checkpoint_helpers import write_plain
 from mirror_helpers import Told, copy, mirror_of, new_run, place_at, shown
 
 from reelworks.checkpoint import manifest
-from reelworks.checkpoint import mirror as mirrors
 from reelworks.checkpoint.config import MirrorConfig
-from reelworks.checkpoint.mirror_place import ABANDONED, Place, folder_of
+from reelworks.checkpoint.mirror import mirror as mirrors
+from reelworks.checkpoint.mirror.remote import ABANDONED, Place, folder_of
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
-from reelworks.core import checksums
+from reelworks.core import digests
 from reelworks.core.errors import UserError
 
 
@@ -249,7 +249,7 @@ def test_a_former_save_of_the_step_never_lends_its_manifest(tmp_path: Path) -> N
     entries = []
     for entry in manifest.read(folder).files:
         (folder / entry.path).write_bytes(bytes(entry.size))
-        entries.append(entry.model_copy(update={"digest": checksums.of_bytes(bytes(entry.size))}))
+        entries.append(entry.model_copy(update={"digest": digests.of_bytes(bytes(entry.size))}))
     manifest.write(folder, manifest.read(folder).model_copy(update={"files": tuple(entries)}))
     at, kinds = 0, ["unmirrored"]
     while "unmirrored" in kinds:

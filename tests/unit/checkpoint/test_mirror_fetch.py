@@ -10,8 +10,8 @@ import pytest
 from checkpoint_helpers import Killed
 from mirror_helpers import copy, new_run, place_at
 
-from reelworks.checkpoint.mirror_fetch import bring_back
-from reelworks.checkpoint.mirror_place import Place
+from reelworks.checkpoint.mirror.fetch import bring_back
+from reelworks.checkpoint.mirror.remote import Place
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core import storage

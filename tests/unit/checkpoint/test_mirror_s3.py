@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from mirror_helpers import copy, new_run, shown
 
-from reelworks.checkpoint import mirror as mirrors
-from reelworks.checkpoint import mirror_fetch
 from reelworks.checkpoint.config import MirrorConfig
-from reelworks.checkpoint.mirror_place import Place
+from reelworks.checkpoint.mirror import fetch
+from reelworks.checkpoint.mirror import mirror as mirrors
+from reelworks.checkpoint.mirror.remote import Place
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core.errors import UserError
@@ -56,12 +56,12 @@ def test_a_run_survives_the_loss_of_its_disk(tmp_path: Path, endpoint: str) -> N
     place.remove_file("checkpoints/step-000000400/manifest.json")  # as of an upload that broke off
 
     again, said = RunFolder(tmp_path / "new" / "run"), []
-    assert mirror_fetch.bring_back(place, again, "auto", said.append) == 300
+    assert fetch.bring_back(place, again, "auto", said.append) == 300
     assert CheckpointStore(again.checkpoints_folder).steps() == [300]
     verify(again.checkpoints_folder / "step-000000300", full=True)
     assert again.info()["id"] == run.info()["id"]
     assert again.events_file.read_bytes() == run.events_file.read_bytes()
-    assert mirror_fetch.bring_back(place, again, "auto", said.append) is None
+    assert fetch.bring_back(place, again, "auto", said.append) is None
     copy(again, place, 300)
     assert SECRET not in repr((told, said)) + again.events_file.read_text()
 
@@ -71,7 +71,7 @@ def test_a_bucket_that_is_not_there_or_a_server_that_is_gone_is_told(
 ) -> None:
     nothing = RunFolder(tmp_path / "run")
     with pytest.raises(UserError, match="cannot be written now") as caught:
-        mirror_fetch.bring_back(place_in("no-bucket", endpoint), nothing, "auto", print)
+        fetch.bring_back(place_in("no-bucket", endpoint), nothing, "auto", print)
     assert "bucket does not exist" in caught.value.problem
     assert not nothing.path.exists()
 

@@ -7,13 +7,13 @@ import torch
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.encode.live import LiveEncoder
+from reelworks.diffusion.config import ObjectiveConfig
+from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import config, registry
 from reelworks.models.config import ModelConfig
-from reelworks.objective.config import ObjectiveConfig
 from reelworks.testing import contract
 
 

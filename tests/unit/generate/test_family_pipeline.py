@@ -9,16 +9,16 @@ import pytest
 import tiny_families
 import torch
 
-from reelworks.core import draws
-from reelworks.core.draws import Purpose
+from reelworks.core import hash_rng
 from reelworks.core.errors import UserError
+from reelworks.core.hash_rng import Purpose
 from reelworks.core.shape import Shape
-from reelworks.generate import family_pipeline
+from reelworks.generate import diffusers_pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import published, sampling
 from reelworks.models.config import ADAPTED
-from reelworks.models.text import families as texts
+from reelworks.models.text import encoders as texts
 from reelworks.precision.boundary import Boundary
 from reelworks.recipe import load as recipes
 from reelworks.train import build
@@ -65,7 +65,7 @@ def recipe_for(name, place, **tables):
 
 def made_by(recipe, options):
     boundary = Boundary(build.denoiser(recipe, CPU))
-    return family_pipeline.generate(recipe, boundary, build.encoder(recipe, CPU), [PROMPT], options)
+    return diffusers_pipeline.generate(recipe, boundary, build.encoder(recipe, CPU), [PROMPT], options)
 
 
 def by_hand(name, place, **settings):
@@ -78,7 +78,7 @@ def by_hand(name, place, **settings):
 def call(name, pipeline):
     if "guider" in pipeline.components:
         pipeline.guider = pipeline.guider.new(guidance_scale=3.0)
-    seed = draws.hash_int(5, PROMPT, Purpose.PREVIEW) >> 1
+    seed = hash_rng.hash_int(5, PROMPT, Purpose.PREVIEW) >> 1
     frames = pipeline(
         prompt=PROMPT,
         height=32,
@@ -144,7 +144,7 @@ def test_lowered_products_keep_latents_and_times_exact(places):
         with_kwargs=True,
     )
     encoder = build.encoder(recipe, CPU)
-    lowered = family_pipeline.generate(recipe, Boundary(denoiser), encoder, [PROMPT], options)
+    lowered = diffusers_pipeline.generate(recipe, Boundary(denoiser), encoder, [PROMPT], options)
     assert set(seen) == {torch.bfloat16, (torch.float32, torch.float32)}
     exact = made_by(recipe_for("flux-tiny", place), options)
     assert 0 < np.abs(lowered.clips[0].astype(int) - exact.clips[0]).mean() < 2
@@ -200,15 +200,15 @@ def test_where_no_pipeline_can_our_sampler_does_and_says_why(places):
     recipe = recipe_for("wan-tiny", place)
     boundary = Boundary(build.denoiser(recipe, CPU))
     options = options_for("wan-tiny")
-    assert family_pipeline.why_not(recipe, boundary, options) is None
+    assert diffusers_pipeline.why_not(recipe, boundary, options) is None
     given = options_for("wan-tiny", conditions=Conditions(np.zeros((1, 32, 64, 3), np.uint8)))
-    assert family_pipeline.why_not(recipe, boundary, given) == "frames are given"
+    assert diffusers_pipeline.why_not(recipe, boundary, given) == "frames are given"
     sample = recipe_for("wan-tiny", place, objective={"prediction": "sample"})
-    assert "velocity" in family_pipeline.why_not(sample, boundary, options)
+    assert "velocity" in diffusers_pipeline.why_not(sample, boundary, options)
     hashed = recipes.parse(recipe.model_dump() | {"text": {"name": "hashed", "dim": 32}})
-    assert "of the family" in family_pipeline.why_not(hashed, boundary, options)
+    assert "of the family" in diffusers_pipeline.why_not(hashed, boundary, options)
     own = recipes.parse(hashed.model_dump() | {"model": {"name": "stdit3-tiny"}})
-    assert family_pipeline.why_not(own, boundary, options) == "stdit3-tiny has no pipeline"
+    assert diffusers_pipeline.why_not(own, boundary, options) == "stdit3-tiny has no pipeline"
     with pytest.raises(UserError, match=r"--sampler.*of the family"):
         made_by(hashed, options_for("wan-tiny", sampler="pipeline"))
     assert made_by(recipe, options_for("wan-tiny", sampler="own")).by == "the own sampler"

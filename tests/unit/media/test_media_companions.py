@@ -10,7 +10,7 @@ from media_makers import differ, numbered, numbers, write
 from PIL import Image
 
 from reelworks.core.shape import Shape
-from reelworks.media.load import Measures, MediaError, Request, load
+from reelworks.media.decode import Measures, MediaError, Request, load
 
 MEASURES = Measures(20, 48, 96)
 

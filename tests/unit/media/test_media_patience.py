@@ -11,9 +11,9 @@ import media_makers as media
 import pytest
 from PIL import Image
 
-from reelworks.core import patience
+from reelworks.core import retry
 from reelworks.core.shape import Shape
-from reelworks.media.load import MediaError, Request, load
+from reelworks.media.decode import MediaError, Request, load
 
 # Reading its first bytes, which nothing is mapped to, fails with EIO as a broken disk does.
 BROKEN_DISK = Path("/proc/self/mem")
@@ -29,7 +29,7 @@ def request(path: Path) -> Request:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds of each pause, which takes no time."""
     taken: list[float] = []
-    monkeypatch.setattr(patience.time, "sleep", taken.append)
+    monkeypatch.setattr(retry.time, "sleep", taken.append)
     return taken
 
 
@@ -60,7 +60,7 @@ def test_an_error_that_passes_costs_nothing(
             path.unlink()
             path.symlink_to(good)
 
-    monkeypatch.setattr(patience.time, "sleep", pause)
+    monkeypatch.setattr(retry.time, "sleep", pause)
     assert (load(request(path)) == load(request(good))).all()
     assert len(pauses) == tries - 1
 
@@ -124,5 +124,5 @@ def test_a_verdict_on_the_file_is_given_at_once(
     ],
 )
 def test_which_errors_may_pass(code: int | None, may: bool) -> None:
-    assert patience.may_pass(OSError(code, "storage says")) == may
-    assert not patience.may_pass(ValueError(code))
+    assert retry.may_pass(OSError(code, "storage says")) == may
+    assert not retry.may_pass(ValueError(code))

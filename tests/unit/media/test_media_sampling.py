@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.media import sampling
+from reelworks.media import decode
 from reelworks.media.config import DataConfig
 
 draws = st.floats(0, 1, exclude_max=True)
@@ -19,22 +19,22 @@ configs = st.one_of(
 def test_a_clip_offers_the_most_frames_that_can_be_read(
     num_frames: int, fps: float, config: DataConfig, draw: float
 ) -> None:
-    step = float(sampling.frame_step(fps, config))
-    offered = int(sampling.frames_available(np.array(num_frames), fps, config))
+    step = float(decode.frame_step(fps, config))
+    offered = int(decode.frames_available(np.array(num_frames), fps, config))
     for wanted in {1, (offered + 1) // 2, offered}:
-        indices = sampling.frame_indices(num_frames, wanted, step, draw)
+        indices = decode.frame_indices(num_frames, wanted, step, draw)
         assert len(indices) == wanted
         assert indices[0] >= 0
         assert indices[-1] < num_frames
         assert (np.diff(indices) >= 1).all()
-    assert sampling.frame_indices(num_frames, offered + 1, step, draw)[-1] >= num_frames
+    assert decode.frame_indices(num_frames, offered + 1, step, draw)[-1] >= num_frames
 
 
 @given(st.integers(1, 60), st.integers(1, 90), st.sampled_from([1.0, 1.25, 2.5, 3.0]), draws)
 def test_a_short_clip_is_held_or_starts_over(num_frames: int, wanted: int, step: float, draw: float) -> None:
     """A file that is long enough is read as ever; of a short one each frame is shown, then the last or all again."""
     plain, held, looped = (
-        sampling.frame_indices(num_frames, wanted, step, draw, rule) for rule in ("reject", "hold", "loop")
+        decode.frame_indices(num_frames, wanted, step, draw, rule) for rule in ("reject", "hold", "loop")
     )
     if plain[-1] < num_frames:
         assert np.array_equal(held, plain)
@@ -50,9 +50,9 @@ def test_a_short_clip_is_held_or_starts_over(num_frames: int, wanted: int, step:
 
 def test_steps_follow_interval_or_rate_and_never_make_frames_up() -> None:
     fps = np.array([60.0, 24.0, 12.0])
-    assert sampling.frame_step(fps, DataConfig(frame_interval=3)).tolist() == [3, 3, 3]
-    assert sampling.frame_step(fps, DataConfig(fps=24.0)).tolist() == [2.5, 1, 1]
-    assert sampling.frames_available(np.array([0, 1, 7, 9]), 60.0, DataConfig(fps=24.0)).tolist() == [
+    assert decode.frame_step(fps, DataConfig(frame_interval=3)).tolist() == [3, 3, 3]
+    assert decode.frame_step(fps, DataConfig(fps=24.0)).tolist() == [2.5, 1, 1]
+    assert decode.frames_available(np.array([0, 1, 7, 9]), 60.0, DataConfig(fps=24.0)).tolist() == [
         0,
         1,
         3,
@@ -61,7 +61,7 @@ def test_steps_follow_interval_or_rate_and_never_make_frames_up() -> None:
 
 
 def test_the_draw_reaches_every_first_frame_evenly() -> None:
-    first = [int(sampling.frame_indices(10, 4, 2, draw)[0]) for draw in np.arange(400) / 400]
+    first = [int(decode.frame_indices(10, 4, 2, draw)[0]) for draw in np.arange(400) / 400]
     assert np.bincount(first).tolist() == [100, 100, 100, 100]
 
 
@@ -69,17 +69,17 @@ def test_the_draw_reaches_every_first_frame_evenly() -> None:
 def test_a_frame_is_resized_to_just_cover_and_cut_inside(
     height: int, width: int, target_height: int, target_width: int, draw: float
 ) -> None:
-    h, w = sampling.cover(height, width, target_height, target_width)
+    h, w = decode.cover(height, width, target_height, target_width)
     assert h == target_height or w == target_width
     assert h >= target_height
     assert w >= target_width
     assert abs(h / height - w / width) <= 1 / min(height, width) + 1e-9
     for size, target in ((h, target_height), (w, target_width)):
-        assert 0 <= sampling.crop_offset(size, target, draw) <= size - target
+        assert 0 <= decode.crop_offset(size, target, draw) <= size - target
 
 
 def test_a_crop_of_half_is_the_centre() -> None:
-    assert [sampling.crop_offset(20, 10, draw) for draw in (0, 0.5, 0.999)] == [0, 5, 10]
+    assert [decode.crop_offset(20, 10, draw) for draw in (0, 0.5, 0.999)] == [0, 5, 10]
 
 
 def test_one_rate_only() -> None:

@@ -12,8 +12,8 @@ import pytest
 from av.stream import Disposition
 
 from reelworks.core.shape import Shape
-from reelworks.media import sampling
-from reelworks.media.load import MediaError, Request, load
+from reelworks.media import decode
+from reelworks.media.decode import MediaError, Request, load
 
 FRAMES = 36
 
@@ -68,7 +68,7 @@ def test_every_container_gives_the_right_frames(
         decoded = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     assert len(decoded) == FRAMES
     for draw in (0.0, 0.6, 0.999):
-        expected = sampling.frame_indices(FRAMES, 8, 2.5, draw)
+        expected = decode.frame_indices(FRAMES, 8, 2.5, draw)
         frames = load(request(path, 8, (32, 32), step=2.5, first_frame_draw=draw))
         assert files.differ(frames, np.stack([decoded[i] for i in expected])) < 0.6
         assert np.abs(np.array(files.numbers(frames)) - expected).max() <= 1  # the codecs' own error

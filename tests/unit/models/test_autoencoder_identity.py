@@ -14,7 +14,7 @@ from reelworks.core.errors import UserError
 from reelworks.models import published, registry
 from reelworks.models.autoencoders import diffusers_kl, identity
 from reelworks.models.config import AutoencoderConfig, ModelConfig
-from reelworks.recipe import requirements
+from reelworks.recipe import validation
 
 NAMES = tuple(published.AUTOENCODERS)
 SMALL = {"wan-2.1": tiny_families.WAN} | {
@@ -43,7 +43,7 @@ def build(name, place):
 def test_a_family_takes_its_own_and_no_other(name, places, monkeypatch):
     """The error says what was found, what is wanted and which name is right; nothing is read for it."""
     assert build(name, places / name).latent_channels == published.AUTOENCODERS[name].channels
-    monkeypatch.setattr(diffusers_kl.weight_files, "read", None)
+    monkeypatch.setattr(diffusers_kl.weights, "read", None)
     for other in (*NAMES, "opensora-1.1"):
         if other == name:
             continue
@@ -173,10 +173,10 @@ def test_sizes_of_single_files_are_those_that_were_published():
 def test_weights_go_with_the_latents_that_they_were_trained_on(model, autoencoder, wanted):
     """Latents of as many channels from elsewhere are refused; shared ones, and other channels, are not."""
     config = AutoencoderConfig(name=autoencoder, weights=None if autoencoder == "pixel" else "x")
-    requirements.require_autoencoder(ModelConfig(name=model), config)
+    validation.require_autoencoder(ModelConfig(name=model), config)
     trained = ModelConfig(name=model, weights="there")
     if wanted is None:
-        requirements.require_autoencoder(trained, config)
+        validation.require_autoencoder(trained, config)
         return
     with pytest.raises(UserError, match=rf'(?s)autoencoder\.name = .*other latents.*write "{wanted}"'):
-        requirements.require_autoencoder(trained, config)
+        validation.require_autoencoder(trained, config)

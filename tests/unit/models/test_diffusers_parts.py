@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.encode.live import LiveEncoder
-from reelworks.generate import sampler
+from reelworks.diffusion.samplers import flow
+from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models import config, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.testing import contract
@@ -82,7 +82,7 @@ def test_generating_is_what_the_pipeline_does(flux):
         return denoiser.predict(type(base)(**values))
 
     with torch.no_grad():
-        ours = sampler.sample(velocity, noise, num_steps=3, guidance_scale=1.0)
+        ours = flow.sample(velocity, noise, num_steps=3, guidance_scale=1.0)
     plain = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0)
     pipeline = diffusers.FluxPipeline.from_pretrained(flux, scheduler=plain)
     pipeline.set_progress_bar_config(disable=True)

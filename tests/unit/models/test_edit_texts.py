@@ -10,7 +10,7 @@ from PIL import Image
 
 from reelworks.models import registry
 from reelworks.models.config import TextConfig
-from reelworks.models.text import families
+from reelworks.models.text import encoders
 
 TEXT = {
     "vocab_size": 90,
@@ -62,7 +62,7 @@ def place(tmp_path_factory):
 @torch.no_grad()
 def test_tokens_are_the_pipelines_and_feel_the_picture(place, monkeypatch):
     """The tokens that count are the pipeline's of picture and caption; another picture makes others of one caption."""
-    monkeypatch.setattr(families, "_PICTURE_PX", 128 * 128)
+    monkeypatch.setattr(encoders, "_PICTURE_PX", 128 * 128)
     config = TextConfig(name="qwen-image-edit", weights=str(place), dim=32, max_length=512)
     encoder = registry.build_text_encoder(config)
     pictures = torch.zeros(2, 32, 64, 3, dtype=torch.uint8)

@@ -6,7 +6,7 @@ import tiny_families
 import torch
 
 from reelworks.core.errors import UserError
-from reelworks.encode.live import LiveEncoder
+from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models import published, registry
 from reelworks.models.config import AutoencoderConfig, TextConfig
 from reelworks.models.family import Conditioning

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models import fit, known, registry
+from reelworks.models import identify, registry, weights
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.models.lora import files, inject, reading
 from reelworks.models.lora.config import LoraConfig
@@ -15,7 +15,7 @@ from reelworks.testing import contract
 
 
 def shapes(name):
-    return fit.shapes_of(known.network(name).state_dict())
+    return weights.shapes_of(identify.network(name).state_dict())
 
 
 # What is shown beside the noise needs no weights of its own in some.
@@ -25,7 +25,7 @@ ALIKE = [
     ("hunyuan-video-1.5", "hunyuan-video-1.5-i2v"),
     ("qwen-image", "qwen-image-edit"),
 ]
-FULL = [(name, "") for name in known.PRESETS if not name.endswith("-tiny")]
+FULL = [(name, "") for name in identify.PRESETS if not name.endswith("-tiny")]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ FULL = [(name, "") for name in known.PRESETS if not name.endswith("-tiny")]
 )
 def test_every_preset_is_known_by_its_own_weights(name, wrapper):
     """Bare or behind a prefix, the published sizes mean one preset, or those whose networks are alike."""
-    found = known.closest({f"{wrapper}{key}": shape for key, shape in shapes(name).items()})
+    found = identify.closest({f"{wrapper}{key}": shape for key, shape in shapes(name).items()})
     assert found.names == next((names for names in ALIKE if name in names), (name,))
     assert found.fitting == found.total == len(shapes(name))
 
@@ -68,7 +68,7 @@ def test_the_names_of_a_release_are_known():
         )
         released[key] = shape
     for wrapper in ("", "model.diffusion_model.", "diffusion_model."):
-        told, remedy = known.what({f"{wrapper}{k}": s for k, s in released.items()}, "model.weights")
+        told, remedy = identify.what({f"{wrapper}{k}": s for k, s in released.items()}, "model.weights")
         assert told == "these are the weights of wan-2.1-14b or wan-2.2-14b (all 1,095 tensors fit)"
         assert remedy == 'set model.name = "wan-2.1-14b"'
 
@@ -76,7 +76,7 @@ def test_the_names_of_a_release_are_known():
 def of(name, tmp_path):
     """A real file of a tiny preset at its own widths."""
     torch.manual_seed(0)
-    module = known.networks.build(known.PRESETS[name])
+    module = identify.networks.build(identify.PRESETS[name])
     path = tmp_path / f"{name}.safetensors"
     save_file({key: value.contiguous() for key, value in module.state_dict().items()}, path)
     return path
@@ -119,7 +119,7 @@ def test_the_right_model_with_other_neighbours_is_told_from_another_model(tmp_pa
 def test_a_few_differences_name_the_closest_model(tmp_path):
     """Most tensors fit: which model it nearly is, and how nearly."""
     torch.manual_seed(0)
-    state = known.networks.build(known.PRESETS["wan-tiny"]).state_dict()
+    state = identify.networks.build(identify.PRESETS["wan-tiny"]).state_dict()
     state.pop("scale_shift_table")
     save_file({key: value.contiguous() for key, value in state.items()}, tmp_path / "cut.safetensors")
     error = refused(tmp_path / "cut.safetensors", "stdit3-tiny")

@@ -14,17 +14,9 @@ from reelworks.models import registry
 from reelworks.models.config import ModelConfig
 from reelworks.models.lora import inject
 from reelworks.models.lora.config import LoraConfig
-from reelworks.models.lora.quantized import (
-    FORMATS,
-    Quantized,
-    QuantizedLinear,
-    dequantize,
-    nf4_levels,
-    quantize,
-)
+from reelworks.models.lora.frozen import FORMATS, Quantized, QuantizedLinear, dequantize, nf4_levels, quantize
 from reelworks.precision import audit
 from reelworks.testing import contract
-from reelworks.train import kept
 
 F32, BF16 = torch.float32, torch.bfloat16
 every_format = pytest.mark.parametrize("format", FORMATS)
@@ -93,7 +85,7 @@ def test_a_product_is_that_of_the_widened_weight_and_keeps_nothing(format, autoc
     layer = QuantizedLinear(plain, format)
     x = torch.randn(2, 3, 40, requires_grad=True)
     dtype = BF16 if autocast else F32
-    with torch.autocast("cpu", BF16, enabled=autocast), kept.counted() as found:
+    with torch.autocast("cpu", BF16, enabled=autocast), contract.counted() as found:
         out = layer(x)
     assert (out.dtype, found.bytes) == (dtype, 0)
     weight = layer.widened(dtype)

@@ -14,7 +14,7 @@ from torch import nn
 from reelworks.core.errors import UserError
 from reelworks.models import networks
 from reelworks.models.config import ADAPTED
-from reelworks.models.lora import files, reading, release
+from reelworks.models.lora import files, key_mapping, reading
 from reelworks.models.lora.config import LoraConfig
 from reelworks.recipe import load as recipes
 
@@ -62,7 +62,7 @@ def test_every_linear_layer_lies_where_diffusers_finds_it_in_a_release(name):
     for number, (layer, child) in enumerate(layers.items(), start=1):
         rows = child.out_features
         marked[layer] = number + 0.5 * (torch.arange(rows) >= rows // 2)[:, None]
-        place = release.place(config, layer)
+        place = key_mapping.place(config, layer)
         whole = rows * sum(place.heights) // place.heights[place.part]
         top = whole * sum(place.heights[: place.part]) // sum(place.heights)
         there = file.setdefault(f"{place.layer}.weight", torch.zeros(whole, 1))
@@ -99,7 +99,7 @@ def test_every_linear_layer_lies_where_diffusers_finds_it_in_a_release(name):
 )
 def test_layers_of_hunyuan_video_lie_where_comfyui_has_them(layer, there):
     """No converter of diffusers reads these files; the names are those of ComfyUI's network."""
-    assert release.place(ADAPTED["hunyuan-video-1.5"], layer)[:2] == there
+    assert key_mapping.place(ADAPTED["hunyuan-video-1.5"], layer)[:2] == there
 
 
 def state(config, targets, rank=2):

@@ -11,7 +11,7 @@ from reelworks.core.shape import Shape
 from reelworks.models import diffusers_denoiser, networks, registry
 from reelworks.models.config import ADAPTED, ModelConfig, TextConfig
 from reelworks.models.diffusers_denoiser import DiffusersDenoiser
-from reelworks.models.lora import release
+from reelworks.models.lora import key_mapping
 from reelworks.models.ltx2 import adapter
 from reelworks.testing import contract
 
@@ -124,7 +124,7 @@ def test_a_whole_checkpoint_of_the_release_is_read(name, tmp_path):
     wanted = denoiser.module.state_dict()
     for key, value in wanted.items():
         layer, dot, kind = key.rpartition(".")
-        there = release.place(denoiser.config, layer).layer + dot + kind
+        there = key_mapping.place(denoiser.config, layer).layer + dot + kind
         for own, theirs in tables.items():
             there = there.replace(own, theirs)
         file[f"model.diffusion_model.{there}"] = value.clone()

@@ -15,16 +15,16 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models import registry, weight_files
+from reelworks.models import registry, weights
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
-from reelworks.models.images import VisionEncoder
+from reelworks.models.vision import VisionEncoder
 
 STATE = {"a.weight": torch.ones(2, 3)}
 BUILDERS = {
     "autoencoder.weights": lambda s: registry.build_autoencoder(AutoencoderConfig(name="flux", weights=s)),
     "text.weights": lambda s: registry.build_text_encoder(TextConfig(name="t5", weights=s)),
     "model.image_encoder": lambda s: VisionEncoder("clip", s),
-    "model.weights": weight_files.read,
+    "model.weights": weights.read,
 }
 
 
@@ -73,7 +73,7 @@ def test_a_hub_repository_may_be_a_pipeline_or_one_part(folder, tmp_path, monkey
         return str(fetched)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert weight_files.read("owner/name", part="vae").keys() == STATE.keys()
+    assert weights.read("owner/name", part="vae").keys() == STATE.keys()
     assert [p.relative_to(fetched) for p in fetched.rglob("*.*")] == [Path(folder) / "model.safetensors"]
 
 
@@ -110,7 +110,7 @@ def test_nobody_is_told_to_run_what_is_in_a_file(tmp_path):
     """Not even by torch, whose own text offers it."""
     (tmp_path / "a.pt").write_bytes(pickle.dumps({"a": object()}))
     with pytest.raises(UserError, match="not a file of tensors, or holds more than them") as caught:
-        weight_files.read(str(tmp_path / "a.pt"))
+        weights.read(str(tmp_path / "a.pt"))
     assert "weights_only" not in str(caught.value)
 
 

@@ -7,12 +7,12 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from reelworks.checkpoint import export
 from reelworks.core.errors import UserError
+from reelworks.export import export
 from reelworks.models import published, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.models.text import identity
-from reelworks.recipe import requirements
+from reelworks.recipe import validation
 
 KNOWN = {name: (one.networks, one.dim) for name, one in published.TEXT_ENCODERS.items()}
 KNOWN["t5"] = ((published.T5,), 4096)
@@ -93,9 +93,9 @@ def test_weights_go_with_the_text_encoders_that_they_were_trained_with():
     other, own = told("ltx-video", "x"), told("wan", "x")
     assert other.dim == own.dim
     with pytest.raises(UserError, match=r'(?s)text\.name = .*other text encoders.*write "wan"'):
-        requirements.require_text_encoder(trained, other)
-    requirements.require_text_encoder(trained, own)
-    requirements.require_text_encoder(ModelConfig(name="wan-2.1-1.3b"), other)
+        validation.require_text_encoder(trained, other)
+    validation.require_text_encoder(trained, own)
+    validation.require_text_encoder(ModelConfig(name="wan-2.1-1.3b"), other)
 
 
 def test_weights_that_a_run_of_ours_exported_go_with_what_it_trained_them_beside(tmp_path):
@@ -106,9 +106,9 @@ def test_weights_that_a_run_of_ours_exported_go_with_what_it_trained_them_beside
     )
     save_file({"w": torch.zeros(1)}, path, export.about(run_id="a", recipe=recipe, step=1, epoch=0))
     model = ModelConfig(name="wan-2.1-14b", weights=str(path))
-    requirements.require_text_encoder(model, told("ltx-video", "x"))
-    requirements.require_autoencoder(model, AutoencoderConfig(name="flux", weights="x"))
+    validation.require_text_encoder(model, told("ltx-video", "x"))
+    validation.require_autoencoder(model, AutoencoderConfig(name="flux", weights="x"))
     with pytest.raises(UserError, match="other text encoders"):
-        requirements.require_text_encoder(model, told("t5", "x"))
+        validation.require_text_encoder(model, told("t5", "x"))
     with pytest.raises(UserError, match="other latents"):
-        requirements.require_autoencoder(model, AutoencoderConfig(name="sd3", weights="x"))
+        validation.require_autoencoder(model, AutoencoderConfig(name="sd3", weights="x"))

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models import fit, weight_files
+from reelworks.models import weights
 
 STATE = {"a.weight": torch.arange(600.0).view(20, 30), "a.bias": torch.ones(20)}
 
@@ -96,7 +96,7 @@ def test_damage_is_told_with_the_file(tmp_path, monkeypatch, make, said):
     monkeypatch.chdir(tmp_path)
     source = str(make(tmp_path))
     with pytest.raises(UserError, match=said) as caught:
-        weight_files.read(source)
+        weights.read(source)
     assert (caught.value.field, caught.value.value) == ("model.weights", source)
     assert "again" in caught.value.remedy or "download" in caught.value.remedy
     assert not (tmp_path / "ran").exists()
@@ -105,11 +105,11 @@ def test_damage_is_told_with_the_file(tmp_path, monkeypatch, make, said):
 @pytest.mark.parametrize("make", [safe, pickled, shards])
 def test_whole_files_are_read(tmp_path, make):
     """Each kind, whole, brings every tensor; also a pickle of the oldest format."""
-    found = weight_files.read(str(make(tmp_path)))
+    found = weights.read(str(make(tmp_path)))
     assert found.keys() == STATE.keys()
     assert all(torch.equal(value, STATE[name]) for name, value in found.items())
     torch.save(STATE, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
-    assert torch.equal(weight_files.read(str(tmp_path / "old.pth"))["a.bias"], STATE["a.bias"])
+    assert torch.equal(weights.read(str(tmp_path / "old.pth"))["a.bias"], STATE["a.bias"])
 
 
 def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
@@ -118,6 +118,6 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
     before = {name: value.clone() for name, value in module.state_dict().items()}
     state = load_file(safe(tmp_path))
     state.pop("a.bias")
-    with pytest.raises(fit.Misfit, match=r"1 missing of 2 tensors\n    missing: a.bias\n"):
-        fit.load_into(module, state, "a.safetensors")
+    with pytest.raises(weights.Misfit, match=r"1 missing of 2 tensors\n    missing: a.bias\n"):
+        weights.load_into(module, state, "a.safetensors")
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

@@ -13,7 +13,7 @@ from reelworks.precision import boundary
 from reelworks.precision.audit import audit
 from reelworks.precision.boundary import Boundary, DtypeError
 from reelworks.precision.contract import Contract
-from reelworks.precision.guard import guard
+from reelworks.precision.dtype_guard import guard
 
 BF16, F32 = torch.bfloat16, torch.float32
 

@@ -18,7 +18,7 @@ from reelworks.models.autoencoders.opensora.video import CONTRACT as HALF_OVERFL
 from reelworks.precision import audit
 from reelworks.precision.boundary import Boundary, DtypeError, check_contract
 from reelworks.precision.contract import Contract, Role
-from reelworks.precision.guard import guard
+from reelworks.precision.dtype_guard import guard
 
 BF16, F32 = torch.bfloat16, torch.float32
 ROLES = {"latent": Role.LATENT, "time": Role.TIME, "width": Role.GEOMETRY, "mask": Role.MASK}

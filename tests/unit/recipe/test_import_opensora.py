@@ -14,10 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from reelworks.cli.main import app
+from reelworks.compat.opensora import importer, literals
+from reelworks.compat.opensora.importer import Imported
+from reelworks.compat.opensora.rules import Fate
 from reelworks.core.errors import UserError
-from reelworks.recipe import literals, load, opensora
-from reelworks.recipe.opensora import Imported
-from reelworks.recipe.opensora_rules import Fate
+from reelworks.recipe import load
 from reelworks.recipe.recipe import Recipe
 
 COMMON = """
@@ -196,7 +197,7 @@ def convert(folder: Path, text: str, **options: Any) -> tuple[Imported, Recipe]:
     """The conversion, and the recipe as it loads from a file."""
     config, written = folder / "config.py", folder / "stage.toml"
     config.write_text(text)
-    made = opensora.convert(config, name="stage", **options)
+    made = importer.convert(config, name="stage", **options)
     written.write_text(made.text)
     return made, load.load(written)
 

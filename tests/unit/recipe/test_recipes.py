@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from reelworks.recipe import load, opensora
+from reelworks.compat.opensora import importer
+from reelworks.recipe import load
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
@@ -20,6 +21,6 @@ def test_every_recipe_loads(path):
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_recipes_of_open_sora_are_what_the_importer_makes_of_its_configs(config):
     """A change of the importer shows in the recipes, or the recipes are made again."""
-    made = opensora.convert(config, name=config.stem)
+    made = importer.convert(config, name=config.stem)
     assert (ROOT / "recipes" / f"{config.stem}.toml").read_text() == made.text
     assert {"opensora-1.2-stage1", "opensora-1.1-stage1"} <= {path.stem for path in CONFIGS}

@@ -5,25 +5,25 @@ import pytest
 from reelworks.core.errors import UserError
 from reelworks.models import config, published
 from reelworks.models.config import ModelConfig, TextConfig
-from reelworks.recipe import requirements
+from reelworks.recipe import validation
 
 
 def test_an_objective_that_the_weights_do_not_know_is_refused():
     """Published weights go with their objective; fresh ones learn any."""
     with pytest.raises(UserError, match=r'(?s)objective\.name.*write "epsilon"'):
-        requirements.require_objective(ModelConfig(name="sdxl", weights="w"), "rectified-flow", {})
-    requirements.require_objective(ModelConfig(name="sdxl", weights="w"), "v-prediction", {})
-    requirements.require_objective(ModelConfig(name="sdxl"), "rectified-flow", {})
-    requirements.require_objective(ModelConfig(name="stdit2-xl", weights="w"), "iddpm", {})
+        validation.require_objective(ModelConfig(name="sdxl", weights="w"), "rectified-flow", {})
+    validation.require_objective(ModelConfig(name="sdxl", weights="w"), "v-prediction", {})
+    validation.require_objective(ModelConfig(name="sdxl"), "rectified-flow", {})
+    validation.require_objective(ModelConfig(name="stdit2-xl", weights="w"), "iddpm", {})
 
 
 def test_masks_of_given_frames_need_a_network_that_is_told():
     """Ratios are refused where they would change nothing but the loss."""
     for name in ("wan-2.1-1.3b", "flux-dev"):
         with pytest.raises(UserError, match=r"objective\.mask_ratios"):
-            requirements.require_objective(ModelConfig(name=name), "rectified-flow", {"image_head": 0.3})
-        requirements.require_objective(ModelConfig(name=name), "rectified-flow", {"identity": 1.0})
-    requirements.require_objective(ModelConfig(name="wan-2.2-5b"), "rectified-flow", {"image_head": 0.3})
+            validation.require_objective(ModelConfig(name=name), "rectified-flow", {"image_head": 0.3})
+        validation.require_objective(ModelConfig(name=name), "rectified-flow", {"identity": 1.0})
+    validation.require_objective(ModelConfig(name="wan-2.2-5b"), "rectified-flow", {"image_head": 0.3})
 
 
 def test_every_preset_has_its_parts_and_they_fit():
@@ -56,7 +56,7 @@ def test_companions_are_refused_where_they_are_not_seen_and_asked_for_where_they
 ):
     """By name, with the models that take them; a batch cannot hold clips with and without."""
     with pytest.raises(UserError, match=match):
-        requirements.require_companions(ModelConfig(name=model), given, "dataset.")
+        validation.require_companions(ModelConfig(name=model), given, "dataset.")
 
 
 @pytest.mark.parametrize(
@@ -70,16 +70,16 @@ def test_companions_are_refused_where_they_are_not_seen_and_asked_for_where_they
 )
 def test_companions_that_a_model_is_shown_pass(model, given):
     """What it needs and takes, and a loss mask anywhere, is no error."""
-    assert requirements.require_companions(ModelConfig(name=model), given, "dataset.") is None
+    assert validation.require_companions(ModelConfig(name=model), given, "dataset.") is None
 
 
 def test_an_image_encoder_is_named_where_there_is_one_and_nowhere_else():
     """Wan 2.1 looks at the first frame by CLIP, Wan 2.2 does not."""
     with pytest.raises(UserError, match=r"model\.image_encoder: .*by a clip"):
-        requirements.require_image_encoder(ModelConfig(name="wan-2.1-i2v-14b"))
+        validation.require_image_encoder(ModelConfig(name="wan-2.1-i2v-14b"))
     with pytest.raises(UserError, match="has no image encoder"):
-        requirements.require_image_encoder(ModelConfig(name="wan-2.2-i2v-14b", image_encoder="x"))
-    requirements.require_image_encoder(ModelConfig(name="wan-2.2-i2v-14b"))
+        validation.require_image_encoder(ModelConfig(name="wan-2.2-i2v-14b", image_encoder="x"))
+    validation.require_image_encoder(ModelConfig(name="wan-2.2-i2v-14b"))
 
 
 def test_a_first_frame_is_asked_for_and_refused():
@@ -90,6 +90,6 @@ def test_a_first_frame_is_asked_for_and_refused():
         ("wan-2.1-14b", "a.png", 5, "cannot be told"),
     ):
         with pytest.raises(UserError, match=match):
-            requirements.require_first_frame(ModelConfig(name=name), reference, "preview.reference", frames)
-    requirements.require_first_frame(ModelConfig(name="wan-2.2-i2v-14b"), "a.png", "preview.reference", 5)
-    requirements.require_first_frame(ModelConfig(name="wan-2.2-5b"), "a.png", "preview.reference", 5)
+            validation.require_first_frame(ModelConfig(name=name), reference, "preview.reference", frames)
+    validation.require_first_frame(ModelConfig(name="wan-2.2-i2v-14b"), "a.png", "preview.reference", 5)
+    validation.require_first_frame(ModelConfig(name="wan-2.2-5b"), "a.png", "preview.reference", 5)

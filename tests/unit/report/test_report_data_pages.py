@@ -14,7 +14,7 @@ from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.generate import writers
-from reelworks.prepare import sources
+from reelworks.recipe import dataset
 from reelworks.recipe import load as recipes
 from reelworks.report import inspect as inspecting
 from reelworks.report import preview as previewing
@@ -89,7 +89,7 @@ def recipe(folder, **changes):
         "validation": {"split": 0.0},
     }
     made = recipes.parse(values | changes)
-    sources.scan(made)
+    dataset.scan_recipe(made)
     return made
 
 

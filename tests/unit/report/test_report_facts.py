@@ -5,10 +5,10 @@ import fabricate
 import numpy as np
 import pytest
 
-from reelworks.prepare.coverage import EpochCoverage, Lost
-from reelworks.report import data as run_data
-from reelworks.report import facts, figures, html, story, words
-from reelworks.report.data import RunData
+from reelworks.analysis.coverage import EpochCoverage, Lost
+from reelworks.core import units
+from reelworks.report import html, plots, run_data, run_facts, status
+from reelworks.report.run_data import RunData
 
 
 def told(*events, summary=None, on_disk=(), pinned=(), coverage=None):
@@ -43,7 +43,7 @@ def test_coverage_adds_up_or_says_that_it_does_not():
         account(2, lost=[Lost(0, "it is not there", steps=2, trained=5, failed=1)]),
         account(3, ended=False, trained=4, not_yet=5),
     ]
-    rows = facts.coverage(told(coverage=accounts))
+    rows = run_facts.coverage(told(coverage=accounts))
     assert [(row.name, row.trained, row.state) for row in rows] == [
         ("3", 4, "under way"),
         ("2", 5, "lost"),
@@ -60,16 +60,16 @@ def test_shares_of_buckets_sum_to_one():
          "micro_batches": 1, "incomplete": 0, "tokens_per_clip": tokens}
         for n, clips, tokens in (("a", 3, 100), ("b", 1, 700))
     ]  # fmt: skip
-    a, b = facts.buckets({"buckets": rows})
+    a, b = run_facts.buckets({"buckets": rows})
     assert (a.share_of_clips, b.share_of_clips) == (0.75, 0.25)
     assert (a.share_of_tokens, b.share_of_tokens) == (0.3, 0.7)
     assert a.keep_prob is None
 
 
 def test_long_lists_of_names_are_cut_but_counted():
-    entries = [{"path": f"{i}.mp4", "detail": ""} for i in range(facts.MAX_NAMES + 7)]
-    (reason,) = facts.reasons({"reasons": {"odd_new_reason": entries, "too_small": []}})
-    assert (len(reason.files), reason.total) == (facts.MAX_NAMES, facts.MAX_NAMES + 7)
+    entries = [{"path": f"{i}.mp4", "detail": ""} for i in range(run_facts.MAX_NAMES + 7)]
+    (reason,) = run_facts.reasons({"reasons": {"odd_new_reason": entries, "too_small": []}})
+    assert (len(reason.files), reason.total) == (run_facts.MAX_NAMES, run_facts.MAX_NAMES + 7)
     assert reason.label == "odd new reason"
 
 
@@ -80,9 +80,9 @@ def test_held_out_and_not_drawn_clips_are_not_called_rejected():
         "held_out": 1,
         "reasons": {"held_out": entry, "not_drawn": entry, "too_small": entry},
     }
-    assert facts.rejected(summary) == 1
-    assert facts.balance(summary | {"catalog": {"clips": 8}}) == "8 = 5 + 1 + 1 + 1"
-    assert facts.balance(summary | {"catalog": {"clips": 9}}) == ""
+    assert run_facts.rejected(summary) == 1
+    assert run_facts.balance(summary | {"catalog": {"clips": 8}}) == "8 = 5 + 1 + 1 + 1"
+    assert run_facts.balance(summary | {"catalog": {"clips": 9}}) == ""
 
 
 def test_checkpoints_follow_the_last_word_about_each_step():
@@ -96,12 +96,12 @@ def test_checkpoints_follow_the_last_word_about_each_step():
         {"kind": "validation", "step": 20, "loss": 0.4},
         on_disk=[10, 30], pinned=[30],
     )  # fmt: skip
-    rows = {row.step: row for row in story.checkpoints(data)}
+    rows = {row.step: row for row in status.checkpoints(data)}
     assert list(rows) == [30, 20, 10]
     assert (rows[10].kept, rows[10].num_bytes, rows[10].on_disk) == (True, 6, True)
     assert (rows[20].reasons, rows[20].on_disk) == (["the newest"], False)
     assert rows[30].reasons == ["pinned"]
-    assert story.best_checkpoint(data).step == 20
+    assert status.best_checkpoint(data).step == 20
 
 
 def test_the_best_checkpoint_is_the_one_that_retention_names():
@@ -116,8 +116,8 @@ def test_the_best_checkpoint_is_the_one_that_retention_names():
             "deleted": [],
         },
     )
-    assert story.best_checkpoint(data).step == 10
-    assert story.best_checkpoint(told()) is None
+    assert status.best_checkpoint(data).step == 10
+    assert status.best_checkpoint(told()) is None
 
 
 def test_time_counts_sessions_and_not_the_pauses_between_them():
@@ -128,46 +128,46 @@ def test_time_counts_sessions_and_not_the_pauses_between_them():
         step(1, time=1010.0),
         {"kind": "stop", "time": 1012.0, "reason": "signal"},
     )
-    assert story.training_seconds(data) == 42
-    assert story.resumes(data) == 1
-    titles = [moment.title for moment in story.history(data)]
+    assert status.training_seconds(data) == 42
+    assert status.resumes(data) == 1
+    titles = [moment.title for moment in status.history(data)]
     assert titles == ["Started", "Broke off", "Resumed from step 0", "Stopped"]
-    assert story.state(data) == ("stopped by a signal", "plain")
+    assert status.state(data) == ("stopped by a signal", "plain")
 
 
 def test_a_crash_is_told_and_its_repeated_steps_are_counted(tmp_path):
     data = run_data.load(fabricate.make(tmp_path / "run", steps=40, every=10, crash_at=17))
-    assert story.repeated_steps(data) == 7
+    assert status.repeated_steps(data) == 7
     assert [e["step"] for e in data.of("step")] == list(range(1, 41))
-    crash = [moment for moment in story.history(data) if moment.title == "Broke off"]
+    crash = [moment for moment in status.history(data) if moment.title == "Broke off"]
     assert [moment.step for moment in crash] == [17]
 
 
 def test_long_curves_are_thinned_to_their_means():
-    xs, ys = figures.thin(list(range(10_000)), [float(i) for i in range(10_000)])
-    assert len(xs) == len(ys) <= figures.MAX_POINTS
+    xs, ys = plots.thin(list(range(10_000)), [float(i) for i in range(10_000)])
+    assert len(xs) == len(ys) <= plots.MAX_POINTS
     assert xs == sorted(xs)
     assert sum(ys) / len(ys) == pytest.approx(4999.5, rel=1e-3)
-    assert figures.thin([1, 2], [0.5, None]) == ([1, 2], [0.5, None])
+    assert plots.thin([1, 2], [0.5, None]) == ([1, 2], [0.5, None])
 
 
 def test_smoothing_keeps_a_constant_and_passes_gaps_over():
-    smooth = figures.smooth([None, 2.0, None, *[2.0] * 200])
+    smooth = plots.smooth([None, 2.0, None, *[2.0] * 200])
     assert smooth[0] is None
     assert all(value == pytest.approx(2.0) for value in smooth[1:])
 
 
 def test_losses_that_are_not_finite_leave_gaps():
     data = told(step(1, loss=math.nan), step(2, loss=math.inf), step(3, loss=None), step(4, loss=0.5))
-    assert figures.loss_curve(data).plot["data"][0]["y"] == [None, None, None, 0.5]
+    assert plots.loss_curve(data).plot["data"][0]["y"] == [None, None, None, 0.5]
 
 
 def test_more_buckets_than_colours_stay_in_the_legend():
     data = told(*(step(i, loss_by_bucket={f"b{i % 11}": 1.0}) for i in range(33)))
-    traces = figures.loss_by_bucket(data).plot["data"]
+    traces = plots.loss_by_bucket(data).plot["data"]
     assert len(traces) == 11
     colours = [trace["line"]["color"] for trace in traces if trace["visible"] is True]
-    assert len(colours) == len(set(colours)) == figures.COLOURS
+    assert len(colours) == len(set(colours)) == plots.COLOURS
 
 
 def test_many_preview_steps_are_spread_with_both_ends():
@@ -177,11 +177,11 @@ def test_many_preview_steps_are_spread_with_both_ends():
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    (words.size(999), "999 B"), (words.size(8_412_330), "8.41 MB"), (words.size(2.5e12), "2.5 TB"),
-    (words.duration(3.21), "3.2 s"), (words.duration(201), "3 min 21 s"), (words.duration(7325), "2 h 02 min"),
-    (words.duration(200_000), "2 d 7 h"), (words.count(1234567), "1,234,567"), (words.loss(0.3), "0.3000"),
-    (words.loss(1.5e-5), "1.5e-05"), (words.loss(None), "–"), (words.plural(1, "clip"), "1 clip"),
-    (words.moment(0), "1970-01-01 00:00:00 UTC"), (words.percent(0.1234), "12.3 %"),
+    (units.size(999), "999 B"), (units.size(8_412_330), "8.41 MB"), (units.size(2.5e12), "2.5 TB"),
+    (units.duration(3.21), "3.2 s"), (units.duration(201), "3 min 21 s"), (units.duration(7325), "2 h 02 min"),
+    (units.duration(200_000), "2 d 7 h"), (units.count(1234567), "1,234,567"), (units.loss(0.3), "0.3000"),
+    (units.loss(1.5e-5), "1.5e-05"), (units.loss(None), "–"), (units.plural(1, "clip"), "1 clip"),
+    (units.moment(0), "1970-01-01 00:00:00 UTC"), (units.percent(0.1234), "12.3 %"),
 ])  # fmt: skip
 def test_numbers_read_as_people_write_them(text, expected):
     assert text == expected

@@ -10,11 +10,13 @@ import pytest
 from parsed import Page
 from PIL import Image
 
+from reelworks.analysis import plan_report
+from reelworks.core import units
 from reelworks.core.errors import UserError
-from reelworks.prepare import forecast, sources
+from reelworks.recipe import dataset
 from reelworks.recipe import load as recipes
-from reelworks.report import plan, svg, words
-from reelworks.report.facts import Part
+from reelworks.report import plan, svg
+from reelworks.report.run_facts import Part
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +39,8 @@ def told(tmp_path_factory):
         "validation": {"split": 0.0},
     }
     recipe = recipes.parse(values)
-    sources.scan(recipe)
-    return json.loads(json.dumps(forecast.forecast(recipe, 9, epochs=2)))
+    dataset.scan_recipe(recipe)
+    return json.loads(json.dumps(plan_report.forecast(recipe, 9, epochs=2)))
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +74,14 @@ def test_the_page_says_the_numbers_of_the_forecast(told, page):
     for fact in plan.headline(told):
         assert f"{fact.label} {fact.value}" in page.words
     for one in (*told["shares"], *told["datasets"]):
-        shares = [words.percent(one[f"share_of_{key}"]) for key in ("clips", "tokens", "time")]
-        assert " ".join([one["name"], words.count(one["clips"]), *shares]) in page.words
+        shares = [units.percent(one[f"share_of_{key}"]) for key in ("clips", "tokens", "time")]
+        assert " ".join([one["name"], units.count(one["clips"]), *shares]) in page.words
     assert [one["showings_per_clip"] for one in told["datasets"]] == [4.0, 2.0]
     assert told["proposals"]
     for one in told["proposals"]:
-        assert f"{words.change(one)} gives {one['steps']} steps" in page.words
+        assert f"{units.change(one)} gives {one['steps']} steps" in page.words
     assert "Nearest entry: 48px ×1 for 1" in page.words
-    assert f"Crops cut away {words.percent(told['crop']['mean'])}" in page.words
+    assert f"Crops cut away {units.percent(told['crop']['mean'])}" in page.words
     assert "Of the frames of videos" not in page.words
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reelworks.core.errors import UserError
-from reelworks.run import plans
+from reelworks.data import plan_cache
 from reelworks.run.folder import FORMAT_VERSION, RunFolder
 
 
@@ -59,8 +59,8 @@ def _arrays(epoch: int) -> dict[str, np.ndarray]:
 
 
 def test_plans_come_back_equal(run: RunFolder) -> None:
-    plans.shared(run, 0, 3, 1, "a", lambda: _arrays(3))
-    stored = plans.shared(run, 0, 3, 1, "a", lambda: pytest.fail("it is there"))
+    plan_cache.shared(run, 0, 3, 1, "a", lambda: _arrays(3))
+    stored = plan_cache.shared(run, 0, 3, 1, "a", lambda: pytest.fail("it is there"))
     for name, array in _arrays(3).items():
         assert stored[name].dtype == array.dtype
         assert np.array_equal(stored[name], array)
@@ -71,19 +71,19 @@ def test_plans_of_former_epochs_go_and_strange_files_stay(run: RunFolder) -> Non
     for file in strange:
         file.write_text("")
     for epoch in range(6):
-        plans.shared(run, 0, epoch, 0, "", lambda epoch=epoch: _arrays(epoch))
-    plans.drop(run, (0, 4))  # the last one was planned ahead
-    assert [epoch for epoch in range(6) if plans.path(run, 0, epoch, 0).is_dir()] == [4, 5]
+        plan_cache.shared(run, 0, epoch, 0, "", lambda epoch=epoch: _arrays(epoch))
+    plan_cache.drop(run, (0, 4))  # the last one was planned ahead
+    assert [epoch for epoch in range(6) if plan_cache.path(run, 0, epoch, 0).is_dir()] == [4, 5]
     assert all(file.exists() for file in strange)
-    plans.drop(run, (1, 0))  # the data begin anew: those plans are of no use
-    assert not plans.path(run, 0, 5, 0).exists()
+    plan_cache.drop(run, (1, 0))  # the data begin anew: those plans are of no use
+    assert not plan_cache.path(run, 0, 5, 0).exists()
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "text", "missing"])
 @pytest.mark.parametrize("file", ["uid.npy", "about.json"])
 def test_a_damaged_plan_is_made_again(run: RunFolder, damage: str, file: str) -> None:
-    plans.shared(run, 0, 0, 0, "", lambda: _arrays(9))
-    hurt = plans.path(run, 0, 0, 0) / file
+    plan_cache.shared(run, 0, 0, 0, "", lambda: _arrays(9))
+    hurt = plan_cache.path(run, 0, 0, 0) / file
     data = bytearray(hurt.read_bytes())
     data[-9] ^= 0xFF
     spoilt = {"cut": data[: len(data) // 2], "flip": data, "empty": b"", "text": b"no plan"}
@@ -91,7 +91,7 @@ def test_a_damaged_plan_is_made_again(run: RunFolder, damage: str, file: str) ->
         hurt.unlink()
     else:
         hurt.write_bytes(spoilt[damage])
-    again = plans.shared(run, 0, 0, 0, "", lambda: _arrays(0))
+    again = plan_cache.shared(run, 0, 0, 0, "", lambda: _arrays(0))
     assert np.array_equal(again["uid"], _arrays(0)["uid"])
 
 
@@ -104,9 +104,9 @@ def test_one_process_makes_a_plan_and_all_map_it(run: RunFolder) -> None:
         return _arrays(1)
 
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: plans.shared(run, 0, 1, 0, "a", lambda: make("a")), range(4)))
+        found = list(pool.map(lambda _: plan_cache.shared(run, 0, 1, 0, "a", lambda: make("a")), range(4)))
     assert made == ["a"]
     assert all(isinstance(arrays["uid"], np.memmap) for arrays in found)
-    other = plans.shared(run, 0, 1, 0, "b", lambda: make("b"))  # of other data: that of "a" is no use
+    other = plan_cache.shared(run, 0, 1, 0, "b", lambda: make("b"))  # of other data: that of "a" is no use
     assert made == ["a", "b"]
     assert np.array_equal(found[0]["uid"], other["uid"])  # and who maps the former one keeps it

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import digests, draws
-from reelworks.core.draws import Purpose
+from reelworks.core import digests, hash_rng
+from reelworks.core.hash_rng import Purpose
 from reelworks.schedule import ranks
 from reelworks.schedule.cursor import Cursor, Excluded, check_same, remaining_after
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
@@ -38,12 +38,12 @@ class Catalog:
     @classmethod
     def of(cls, clips: int, seed: int) -> Catalog:
         empty = cls(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.bool_))
-        return empty.with_rows(draws.hash64("clip", seed, np.arange(clips)), seed)
+        return empty.with_rows(hash_rng.hash64("clip", seed, np.arange(clips)), seed)
 
     def with_rows(self, uid: NDArray[np.uint64], seed: int) -> Catalog:
         """New rows of clips; rows of the same clips no longer hold."""
         live = self.live & ~np.isin(self.uid, uid)
-        shape = draws.below(draws.hash64(seed, uid, len(self.uid)), 12)
+        shape = hash_rng.below(hash_rng.hash64(seed, uid, len(self.uid)), 12)
         return Catalog(
             np.concatenate([self.uid, uid]),
             np.concatenate([self.shape, shape]),
@@ -96,8 +96,10 @@ class Config:
         ordinal = np.flatnonzero(catalog.live & (catalog.shape < self.shapes)).repeat(copies)
         copy = np.tile(np.arange(copies), len(ordinal) // copies)
         uid, bucket = catalog.uid[ordinal], catalog.shape[ordinal] % len(self.batch_sizes)
-        drawn = draws.passes(draws.hash64(self.seed, epoch, uid, copy, Purpose.SHARE), self.showings - copy)
-        return Entries(uid, copy, ordinal, bucket, draws.hash64(uid % np.uint64(40))).take(drawn)
+        drawn = hash_rng.passes(
+            hash_rng.hash64(self.seed, epoch, uid, copy, Purpose.SHARE), self.showings - copy
+        )
+        return Entries(uid, copy, ordinal, bucket, hash_rng.hash64(uid % np.uint64(40))).take(drawn)
 
 
 Change = tuple[Catalog, Config]

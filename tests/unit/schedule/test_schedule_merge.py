@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_schedule_plan import identities, make_entries, make_spec
 
-from reelworks.schedule import merge as merging
+from reelworks.schedule import micro_batches as merging
 from reelworks.schedule.plan import Entries, PlanSpec, plan
 
 

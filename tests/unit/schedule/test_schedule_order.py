@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelworks.core import draws
-from reelworks.core.draws import Purpose
+from reelworks.core import hash_rng
+from reelworks.core.hash_rng import Purpose
 from reelworks.schedule import order
 from reelworks.schedule.order import by_bucket_and_hash
 
 
 def slow_order(uid: Any, copy: Any, bucket: Any, seed: int, epoch: int) -> list[int]:
     pairs = zip(uid.tolist(), copy.tolist(), strict=True)
-    hashed = [draws.hash_int(seed, epoch, u, c, Purpose.SHUFFLE) >> 16 for u, c in pairs]
+    hashed = [hash_rng.hash_int(seed, epoch, u, c, Purpose.SHUFFLE) >> 16 for u, c in pairs]
     return sorted(range(len(uid)), key=lambda i: (bucket[i], hashed[i], uid[i], copy[i]))
 
 
@@ -39,11 +39,11 @@ def test_the_order_is_the_slow_one(n: int, high_bits: int, seed: int, epoch: int
 @pytest.mark.parametrize("bits", [2, 20, 40])
 def test_many_ties_over_many_blocks(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "_BLOCK", 64)
-    uid = draws.hash64(1, np.arange(5000))
+    uid = hash_rng.hash64(1, np.arange(5000))
     copy = np.zeros(5000, dtype=np.int64)
     bucket = np.full(5000, (1 << bits) - 1)
     made = by_bucket_and_hash(uid, copy, bucket, seed=3, epoch=1)
-    hashed = draws.hash64(3, 1, uid, copy, Purpose.SHUFFLE) >> np.uint64(16)
+    hashed = hash_rng.hash64(3, 1, uid, copy, Purpose.SHUFFLE) >> np.uint64(16)
     assert np.array_equal(made, np.lexsort((copy, uid, hashed, bucket)))
     word_bits = 64 - 13 - bits
     first = hashed >> np.uint64(max(48 - word_bits, 0))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from reelworks.core import draws
+from reelworks.core import hash_rng
 from reelworks.schedule import plan as planning
 from reelworks.schedule import ranks
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
@@ -23,11 +23,11 @@ unhurried = settings(deadline=None)
 def make_entries(counts: list[int], copies: int = 1, seed: int = 0) -> Entries:
     """`counts[b]` clips in bucket `b`, each in `copies` copies, in no particular order."""
     clips = sum(counts)
-    uid = np.repeat(draws.hash64(seed, np.arange(clips)), copies)
+    uid = np.repeat(hash_rng.hash64(seed, np.arange(clips)), copies)
     copy = np.tile(np.arange(copies), clips)
     bucket = np.repeat(np.repeat(np.arange(len(counts)), counts), copies)
     ordinal = np.repeat(np.arange(clips), copies)
-    group = draws.hash64(ordinal // 7)  # as clips of folders are: of several buckets
+    group = hash_rng.hash64(ordinal // 7)  # as clips of folders are: of several buckets
     return Entries(uid, copy, ordinal, bucket, group).take(
         np.random.default_rng(seed).permutation(clips * copies)
     )
@@ -244,7 +244,7 @@ def test_with_locality_groups_are_read_together_in_windows_of_another_order_each
     made = plan(entries, spec, epoch)
     group = dict(zip(identities(entries), entries.group.tolist(), strict=True))
     windows = max(round(len(entries) / 20), 1)
-    hashed = {g: int(draws.hash64(spec.seed, epoch, g, draws.Purpose.WINDOW)) for g in group.values()}
+    hashed = {g: int(hash_rng.hash64(spec.seed, epoch, g, hash_rng.Purpose.WINDOW)) for g in group.values()}
     # The slots of a row, and rows one after the other, begin in windows that never go back.
     slots = made.rows.reshape(-1, spec.slot_width)
     first = [identities(made)[made.offsets[slot[0]]] for slot in slots if (slot >= 0).all()]

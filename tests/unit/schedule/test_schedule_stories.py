@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from histories import Catalog, Config, Run, columns_of_all_ranks, identities
 
-from reelworks.buckets import assign, merge, table
+from reelworks.buckets import assign, merge_targets, table
 from reelworks.buckets.assign import Clips, Reason
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.buckets.table import BucketTable
-from reelworks.core import draws
+from reelworks.core import hash_rng
 from reelworks.core.shape import Geometry
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
 
@@ -31,7 +31,7 @@ def shapes(num_frames: list[int], sizes: list[tuple[int, int]]) -> Clips:
     height, width = np.array(sizes, dtype=np.int64).T
     frames = np.array(num_frames, dtype=np.int64)
     return Clips(
-        draws.hash64("uid", np.arange(n)), np.zeros(n, np.int64), frames, height, width, frames == 1,
+        hash_rng.hash64("uid", np.arange(n)), np.zeros(n, np.int64), frames, height, width, frames == 1,
         np.zeros(n, np.int8), np.zeros(n, np.bool_),
     )  # fmt: skip
 
@@ -43,7 +43,7 @@ def planned(
     result = assign.assign(clips, built, seed=1, epoch=epoch)
     into = np.flatnonzero(result.reason == Reason.NONE)
     entries = Entries(clips.uid[into], clips.copy[into], into, result.bucket[into].astype(np.int64))
-    to = tuple(merge.targets(built).tolist()) if way == "merge" else ()
+    to = tuple(merge_targets.targets(built).tolist()) if way == "merge" else ()
     sizes, tokens = (tuple(a.tolist()) for a in (built.batch_sizes(), built.tokens()))
     spec = PlanSpec(1, g, g, way, sizes, tokens, "table", merge_to=to)
     return plan(entries, spec, epoch), Counter(Reason(r).label for r in result.reason if r)

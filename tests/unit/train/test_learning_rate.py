@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reelworks.core.errors import UserError
 from reelworks.recipe import load
 from reelworks.train.config import TrainConfig
-from reelworks.train.rate import learning_rate
+from reelworks.train.lr_schedule import learning_rate
 
 RECIPE = {
     "version": 1,

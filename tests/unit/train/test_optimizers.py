@@ -14,11 +14,12 @@ from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.recipe import load
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import memory, optimizers
+from reelworks.train import optimizer_names
 from reelworks.train.config import TrainConfig
-from reelworks.train.optimizers import OPTIMIZERS
+from reelworks.train.optimizer_names import OPTIMIZERS
+from reelworks.train.optimizers import Updater, matrices
+from reelworks.train.preflight import memory
 from reelworks.train.state import TrainState
-from reelworks.train.updater import Updater, matrices
 
 WHOLE = sorted(name for name, one in OPTIMIZERS.items() if one.whole)
 
@@ -157,12 +158,12 @@ def test_the_rate_that_prodigy_finds_is_told_and_looked_at() -> None:
 def test_what_needs_whole_weights_is_refused_where_there_are_shards(name: str) -> None:
     """And nowhere else; the error tells why and what to do."""
     for strategy, world in (("fsdp", 1), ("replicated", 1), ("replicated", 8)):
-        optimizers.require(name, strategy, world)
+        optimizer_names.require(name, strategy, world)
     with pytest.raises(UserError, match="each of 2 processes has a shard") as caught:
-        optimizers.require(name, "fsdp", 2)
+        optimizer_names.require(name, "fsdp", 2)
     assert (caught.value.field, caught.value.value) == ("train.optimizer", name)
     assert "replicated" in caught.value.remedy
-    optimizers.require("adamw", "fsdp", 8)
+    optimizer_names.require("adamw", "fsdp", 8)
 
 
 @pytest.mark.parametrize("name", ["adamw8bit", "prodigy"])

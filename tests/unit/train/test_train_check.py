@@ -16,7 +16,8 @@ from reelworks.models import registry
 from reelworks.models.api import Denoiser
 from reelworks.precision.boundary import DtypeError
 from reelworks.recipe import load
-from reelworks.train import build, rehearsal
+from reelworks.train import build
+from reelworks.train.preflight import dry_run
 from reelworks.train.state import TrainState
 
 RECIPE = {
@@ -190,7 +191,7 @@ def test_the_largest_micro_batch_of_each_resolution_counts() -> None:
     """By tokens of the whole micro-batch, whatever the frames."""
     from reelworks.buckets import table
     from reelworks.models.config import geometry
-    from reelworks.train import check as checking
+    from reelworks.train.preflight import check as checking
 
     recipe = load.parse(RECIPE)
     built = table.build(recipe.bucket, recipe.buckets, geometry(recipe.model, recipe.autoencoder))
@@ -198,7 +199,7 @@ def test_the_largest_micro_batch_of_each_resolution_counts() -> None:
     for resolution, bucket in zip(("32px", "64px"), chosen, strict=True):
         same = [b for b in built.buckets if built.entries[b.entry].resolution == resolution]
         assert bucket.tokens * bucket.batch_size == max(b.tokens * b.batch_size for b in same)
-    assert rehearsal.largest(built, set(range(len(built.buckets)))) in chosen
+    assert dry_run.largest(built, set(range(len(built.buckets)))) in chosen
 
 
 def test_an_image_encoder_is_audited_and_counted_as_the_others_are(tmp_path: Path) -> None:
@@ -236,10 +237,10 @@ def test_encoders_in_another_dtype_than_they_declare_stop_a_start(tmp_path: Path
     tiny_families.tokenizer().save_pretrained(tmp_path)
     text = {"name": "t5", "weights": str(tmp_path), "dim": 16, "max_length": 6}
     encoder = build.encoder(load.parse(RECIPE | {"text": text}), torch.device("cpu"))
-    rehearsal.require_encoders(encoder)
-    (network,) = rehearsal.networks(encoder.text_encoder)
+    dry_run.require_encoders(encoder)
+    (network,) = dry_run.networks(encoder.text_encoder)
     network.half()
     with pytest.raises(
         DtypeError, match=r"weight: a parameter is stored as float16, and bfloat16 is declared"
     ):
-        rehearsal.require_encoders(encoder)
+        dry_run.require_encoders(encoder)

@@ -13,10 +13,13 @@ from reelworks.buckets.table import BucketTable
 from reelworks.models import config, published
 from reelworks.models.config import geometry
 from reelworks.precision.boundary import Boundary
+from reelworks.quickstart import memory_presets
 from reelworks.recipe import load
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, check, estimate, few_blocks, kept, memory, meter, rehearsal, tiers
-from reelworks.train.meter import Pass
+from reelworks.testing import contract
+from reelworks.train import build
+from reelworks.train.preflight import check, dry_run, estimate, memory, meter
+from reelworks.train.preflight.meter import Pass
 
 
 def recipe(name: str, resolution: str = "256px", **changes) -> tuple[Recipe, BucketTable]:
@@ -62,15 +65,15 @@ def test_estimates_are_what_a_real_pass_takes(name: str, checkpointing: bool) ->
     assert found.memory.optimizer == 2 * found.memory.trained == 8 * found.trained_parameters
 
     def run() -> None:
-        inputs = rehearsal.blank(encoder, buckets.buckets[0], 2, cpu)
+        inputs = dry_run.blank(encoder, buckets.buckets[0], 2, cpu)
         output = Boundary(denoiser)(inputs)
         torch.autograd.backward(output, torch.zeros_like(output))
 
     run()  # whatever is only made once
     denoiser.module.zero_grad(set_to_none=True)
     assert found.memory.activations == pytest.approx(allocated(run), rel=0.1)
-    with kept.counted() as activations:
-        Boundary(denoiser)(rehearsal.blank(encoder, buckets.buckets[0], 2, cpu))
+    with contract.counted() as activations:
+        Boundary(denoiser)(dry_run.blank(encoder, buckets.buckets[0], 2, cpu))
     assert found.memory.activations >= activations.bytes
 
 
@@ -90,7 +93,7 @@ def test_figures_of_check_are_what_a_real_pass_takes(name: str, checkpointing: b
     denoiser, encoder = build.denoiser(made, cpu), build.encoder(made, cpu)
 
     def run() -> None:
-        inputs = rehearsal.blank(encoder, buckets.buckets[0], 2, cpu)
+        inputs = dry_run.blank(encoder, buckets.buckets[0], 2, cpu)
         output = Boundary(denoiser)(inputs)
         torch.autograd.backward(output, torch.zeros_like(output))
 
@@ -188,9 +191,9 @@ def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> N
     shallow = config.PRESETS["wan-tiny"].model_copy(update={"num_layers": 3})
     monkeypatch.setitem(config.PRESETS, "wan-tiny", shallow)
     start, _ = recipe("wan-tiny")
-    roomy = tiers.choose(start, 10**12)
+    roomy = memory_presets.choose(start, 10**12)
     assert (roomy.fits, roomy.tiers, roomy.recipe) == (True, (), start)
-    tight = tiers.choose(start, 1)
+    tight = memory_presets.choose(start, 1)
     # Hashed words and lossless pixels take no memory; blocks of few bits are not fetched.
     first = ["model.gradient_checkpointing = true", "buckets.batch_size = 1"]
     assert [tier.words() for tier in tight.tiers] == [*first, "parallel.offload = true"]
@@ -201,12 +204,12 @@ def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> N
     few = start.model_copy(update={"lora": start.lora.model_copy(update={"base": "nf4"})})
     few = few.model_copy(update={"model": few.model.model_copy(update={"gradient_checkpointing": True})})
     few = few.model_copy(update={"buckets": few.buckets.model_copy(update={"batch_size": 1})})
-    size = estimate.estimate(few, tiers._table(few)).memory.total
-    choice = tiers.choose(start, size)
+    size = estimate.estimate(few, memory_presets._table(few)).memory.total
+    choice = memory_presets.choose(start, size)
     assert [tier.words() for tier in choice.tiers] == [*first, 'lora.base = "nf4"']
     assert (choice.fits, choice.recipe, choice.estimate.memory.total) == (True, few, size)
     assert tight.estimate.memory.total < size < min(choice.without)
-    assert tiers.choose(start, None).fits is None
+    assert memory_presets.choose(start, None).fits is None
 
 
 @pytest.mark.parametrize(
@@ -221,21 +224,19 @@ def test_few_blocks_tell_what_all_do(
     name: str, depth: dict[str, int], checkpointing: bool, monkeypatch
 ) -> None:
     """To the last byte and multiplication: lists of other lengths, side by side, and with a last block that differs."""
-    monkeypatch.setattr(few_blocks, "_LONG", 4)
+    monkeypatch.setattr(meter, "_LONG", 4)
     monkeypatch.setitem(config.PRESETS, name, config.PRESETS[name].model_copy(update=depth))
     made, buckets = recipe(name, model={"name": name, "gradient_checkpointing": checkpointing})
     denoiser, sizes = estimate.network(made), build.encoder(made, torch.device("cpu"))
 
     def whole() -> Pass:
-        return meter.measure(denoiser, rehearsal.blank(sizes, buckets.buckets[0], 2, torch.device("meta")))
+        return meter.measure(denoiser, dry_run.blank(sizes, buckets.buckets[0], 2, torch.device("meta")))
 
     whole()  # whatever is only made once
-    inputs = rehearsal.blank(sizes, buckets.buckets[0], 2, torch.device("meta"))
+    inputs = dry_run.blank(sizes, buckets.buckets[0], 2, torch.device("meta"))
     runs = []
-    monkeypatch.setattr(
-        few_blocks.meter, "measure", lambda *a, real=meter.measure: runs.append(1) or real(*a)
-    )
-    found = few_blocks.measure(denoiser, inputs)
+    monkeypatch.setattr(meter, "measure", lambda *a, real=meter.measure: runs.append(1) or real(*a))
+    found = meter.measure_few_blocks(denoiser, inputs)
     assert len(runs) > 1
     monkeypatch.undo()
     assert found == whole()

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from reelworks.core.shape import Shape
+from reelworks.data.loader import MicroBatch, Work
 from reelworks.precision.boundary import Boundary
 from reelworks.recipe import load
-from reelworks.stream.batches import MicroBatch, Work
 from reelworks.train import build
-from reelworks.train.example import training_example, validation_example
+from reelworks.train.batch_inputs import training_example, validation_example
 
 CPU = torch.device("cpu")
 

@@ -10,23 +10,25 @@ import pytest
 import torch
 from PIL import Image
 
+from reelworks.analysis import plan_report
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.generate import writers
+from reelworks.distributed.mesh import World
+from reelworks.generate import defaults, writers
 from reelworks.models import registry
 from reelworks.models.config import PRESETS
 from reelworks.models.sampling import Usual
-from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
-from reelworks.prepare import sources, summary
-from reelworks.prepare.data import RecipeData
+from reelworks.recipe import dataset
 from reelworks.recipe import load as recipes
+from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import build, check, preview, usual
-from reelworks.train.preview import Previewer
-from reelworks.train.recorder import Recorder
+from reelworks.train import build, sample_logging
+from reelworks.train.preflight import check
+from reelworks.train.run_logger import Recorder
+from reelworks.train.sample_logging import Previewer
 from reelworks.train.state import TrainState
 
 CPU = torch.device("cpu")
@@ -63,7 +65,7 @@ def data_of(footage: Path, tmp_path: Path) -> Any:
             "preview": {"prompts": ["a kite"]} | said,
         }
         recipe = recipes.parse(values)
-        sources.scan(recipe)
+        dataset.scan_recipe(recipe)
         return RecipeData.open(recipe)
 
     return make
@@ -75,26 +77,26 @@ def test_previews_are_as_what_is_trained_most_and_as_generate_makes_it(
 ) -> None:
     """Before a run begins, the size is that which `generate` later reads from its plan; clips go before pictures."""
     data = data_of(frames=frames)
-    made = preview.options(data)
-    spec = data.spec(1, 1)
+    made = sample_logging.options(data)
+    spec = data.plan_spec(1, 1)
     run = RunFolder(tmp_path / "told")
     run.plan_folder.mkdir(parents=True)
-    told = summary.summarise(data, spec, data.plan(spec, 0), world=1)
+    told = plan_report.summarise(data, spec, data.plan(spec, 0), world=1)
     files.write_json(run.plan_folder / "summary.json", told)
-    assert made.shape == usual.shape(run, data.recipe, picture=False)
+    assert made.shape == defaults.shape(run, data.recipe, picture=False)
     assert made.shape == (Shape(1, 48, 32) if frames == (1,) else Shape(5, 32, 48))
     assert (made.num_inference_steps, made.guidance_scale) == (30, 7.0)
 
 
 def test_what_a_recipe_says_of_previews_wins(data_of: Any) -> None:
     """Each key by itself; the others stay as they are without it."""
-    said = preview.options(data_of(num_frames=1, guidance_scale=1.5, num_inference_steps=4))
+    said = sample_logging.options(data_of(num_frames=1, guidance_scale=1.5, num_inference_steps=4))
     assert said.shape == Shape(1, 48, 32)
     assert (said.num_inference_steps, said.guidance_scale) == (4, 1.5)
-    assert preview.options(data_of(height=64)).shape == Shape(5, 64, 48)
-    assert preview.options(data_of(prompts=[])) is None
+    assert sample_logging.options(data_of(height=64)).shape == Shape(5, 64, 48)
+    assert sample_logging.options(data_of(prompts=[])) is None
     with pytest.raises(UserError, match=r"preview\.reference = 'none\.png': No such file or directory"):
-        preview.options(data_of(reference="none.png"))
+        sample_logging.options(data_of(reference="none.png"))
 
 
 def test_sizes_fill_whole_patches_where_a_network_does_not_pad(data_of: Any, tmp_path: Path) -> None:
@@ -103,8 +105,8 @@ def test_sizes_fill_whole_patches_where_a_network_does_not_pad(data_of: Any, tmp
     run.plan_folder.mkdir(parents=True)
     one = {"clips": 3, "num_frames": 1, "height": 40, "width": 72, "tokens_per_clip": 9}
     files.write_json(run.plan_folder / "summary.json", {"buckets": [one]})
-    assert usual.shape(run, data_of().recipe, picture=True) == Shape(1, 40, 72)
-    assert usual.shape(run, data_of("wan-tiny").recipe, picture=True) == Shape(1, 32, 64)
+    assert defaults.shape(run, data_of().recipe, picture=True) == Shape(1, 40, 72)
+    assert defaults.shape(run, data_of("wan-tiny").recipe, picture=True) == Shape(1, 32, 64)
     assert data_of(height=40).recipe.preview.height == 40
     with pytest.raises(UserError, match=r"preview\.height = 40: this model takes multiples of 16"):
         data_of("wan-tiny", height=40)
@@ -112,11 +114,11 @@ def test_sizes_fill_whole_patches_where_a_network_does_not_pad(data_of: Any, tmp
 
 def test_every_model_is_sampled_in_some_usual_way() -> None:
     for name in PRESETS:
-        found = usual.sampling.usual(name)
+        found = defaults.sampling.usual(name)
         assert found.guidance_scale >= 1, name
         assert found.num_inference_steps >= 1, name
-    assert usual.sampling.usual("flux-schnell") == Usual(1.0, 4)
-    assert usual.sampling.usual("flux2-tiny") == Usual(4.0, 50)
+    assert defaults.sampling.usual("flux-schnell") == Usual(1.0, 4)
+    assert defaults.sampling.usual("flux2-tiny") == Usual(4.0, 50)
 
 
 def test_previews_beyond_memory_end_no_training(
@@ -130,7 +132,7 @@ def test_previews_beyond_memory_end_no_training(
     run = RunFolder(tmp_path / "run")
     with Recorder(run, main=True, total_steps=1, first_step=0) as tell:
         for data in (too_large, fits):
-            previewer = Previewer(data.recipe, *parts, World(0, 1, CPU), run, preview.options(data))
+            previewer = Previewer(data.recipe, *parts, World(0, 1, CPU), run, sample_logging.options(data))
             previewer.run(1, tell)
     said = capsys.readouterr().out
     assert "warning: previews are lost: this does not fit into memory" in said

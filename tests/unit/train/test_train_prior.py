@@ -12,7 +12,7 @@ from reelworks.core.errors import UserError
 from reelworks.models.lora import inject
 from reelworks.models.lora.config import LoraConfig
 from reelworks.recipe import load
-from reelworks.train.example import training_example
+from reelworks.train.batch_inputs import training_example
 from reelworks.train.state import TrainState
 
 __all__ = ["stepper"]

@@ -10,16 +10,16 @@ import torch
 
 from reelworks.buckets import table
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
-from reelworks.media.load import Request
+from reelworks.data.loader import MicroBatch, Work
+from reelworks.distributed.mesh import World
+from reelworks.media.decode import Request
 from reelworks.models.config import AutoencoderConfig, ModelConfig, geometry
-from reelworks.parallel.mesh import World
 from reelworks.precision.boundary import Boundary
 from reelworks.recipe import load
 from reelworks.schedule.plan import EpochPlan
-from reelworks.stream.batches import MicroBatch, Work
 from reelworks.train import build
-from reelworks.train.example import training_example
-from reelworks.train.finite import Blame, Origin, not_finite
+from reelworks.train.batch_inputs import training_example
+from reelworks.train.nonfinite import Blame, Origin, not_finite
 from reelworks.train.state import TrainState
 from reelworks.train.step import Stepper, Votes
 

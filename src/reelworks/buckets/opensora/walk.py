@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from reelworks.buckets.opensora.ratios import Resolution
 from reelworks.buckets.table import BucketTable, Entry
-from reelworks.core import draws
+from reelworks.core import hash_rng
 
 Places = NDArray[np.int64]
 
@@ -79,7 +79,7 @@ def take(
     open_: NDArray[np.bool_],
     table: BucketTable,
     sizes: Sequence[DialectSizes],
-    state: draws.U64,
+    state: hash_rng.U64,
     bucket: NDArray[np.int32],
 ) -> None:
     """Give clips their buckets.
@@ -108,7 +108,7 @@ def take(
 
 
 def _ask(
-    clips: Clips, entry: Entry, trying: Places, state: draws.U64, resolution_first: bool
+    clips: Clips, entry: Entry, trying: Places, state: hash_rng.U64, resolution_first: bool
 ) -> tuple[Places, Places]:
     """Clips that stay at an entry, and those that try the next shorter length of its resolution."""
     is_long = clips.num_frames[trying] >= entry.needed_frames
@@ -122,10 +122,12 @@ def _ask(
     return trying, shorter
 
 
-def _stays(clips: Clips, entry: Entry, where: Places, state: draws.U64, decision: int) -> NDArray[np.bool_]:
+def _stays(
+    clips: Clips, entry: Entry, where: Places, state: hash_rng.U64, decision: int
+) -> NDArray[np.bool_]:
     """Draw; held-out clips pass wherever training may, so that validation is the same in every epoch."""
     chance = entry.keep_prob if decision == _RESOLUTION else entry.keep_length
     if chance in (0.0, 1.0):
         return np.full(len(where), chance == 1.0)
-    word = draws.hash_int("opensora", entry.resolution, entry.num_frames, decision)
-    return draws.passes(draws.extend(state[where], word), chance) | clips.held_out[where]
+    word = hash_rng.hash_int("opensora", entry.resolution, entry.num_frames, decision)
+    return hash_rng.passes(hash_rng.extend(state[where], word), chance) | clips.held_out[where]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import fit, libraries, published, weight_files
+from reelworks.models import optional_imports, published, weights
 from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders import identity
 from reelworks.models.config import AutoencoderConfig, autoencoder_geometry
@@ -138,13 +138,13 @@ def _channels_to_squares(latent_BCTHW: Tensor) -> Tensor:
 def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
     assert config.weights is not None, "the recipe was checked"
     source, field = config.weights, "autoencoder.weights"
-    kind = getattr(libraries.diffusers(), facts.network)
+    kind = getattr(optional_imports.diffusers(), facts.network)
     sizes = identity.config_of(config)
     if sizes is not None:
         module = kind.from_config(sizes)
-        fit.load_into(module, weight_files.read(source, field, part="vae"), source, field)
+        weights.load_into(module, weights.read(source, field, part="vae"), source, field)
     elif source.endswith(".safetensors") and hasattr(kind, "from_single_file"):
-        identity.require_names(config, weight_files.shapes(source, field))
+        identity.require_names(config, weights.shapes(source, field))
         module = _from_file(kind, config)
     else:
         raise UserError(

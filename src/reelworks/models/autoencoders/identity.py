@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from reelworks.core.errors import UserError
-from reelworks.models import libraries, published, weight_files
+from reelworks.models import optional_imports, published, weights
 from reelworks.models.config import AutoencoderConfig
-from reelworks.models.fit import Shapes
 from reelworks.models.published import PublishedAutoencoder
+from reelworks.models.weights import Shapes
 
 # Stable Diffusion's, which Open-Sora v1.1 encodes frame by frame.
 _OPENSORA = PublishedAutoencoder(
@@ -46,7 +46,7 @@ def config_of(config: AutoencoderConfig) -> dict[str, Any] | None:
         UserError: Neither here nor on the hub; or it is of another autoencoder than the one that the recipe names.
     """
     assert config.weights is not None, "the recipe was checked"
-    found = weight_files.config(config.weights, "autoencoder.weights", part="vae")
+    found = weights.config(config.weights, "autoencoder.weights", part="vae")
     if found is not None and (told := _differences(found, _KNOWN[config.name])):
         raise _other(config, *told, [name for name, one in _KNOWN.items() if not _differences(found, one)])
     return found
@@ -82,7 +82,7 @@ def _differences(found: Mapping[str, Any], wanted: PublishedAutoencoder) -> tupl
     """What a config says otherwise than a published one, and what that says; None if nothing."""
     if (kind := found.get("_class_name", wanted.network)) != wanted.network:
         return kind, wanted.network
-    usual = inspect.signature(getattr(libraries.diffusers(), wanted.network)).parameters
+    usual = inspect.signature(getattr(optional_imports.diffusers(), wanted.network)).parameters
     has = {key: found.get(key, usual[key].default) for key in wanted.config}
     apart = {key: want for key, want in wanted.config.items() if not _equal(has[key], want)}
     return (_words(kind, {key: has[key] for key in apart}), _words(kind, apart)) if apart else None

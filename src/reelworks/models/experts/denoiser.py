@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from reelworks.models.api import DenoiserInputs, ShardingPlan
 from reelworks.models.diffusers_denoiser import DiffusersDenoiser
-from reelworks.models.lora.base import Base
+from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import Targets
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reelworks.models import exact_time
+from reelworks.models import diffusers_denoiser
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
+from reelworks.models.diffusers_denoiser import grid, pack, unpack
 from reelworks.models.flux.config import FluxConfig
-from reelworks.models.packing import grid, pack, unpack
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
@@ -32,7 +32,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
         tokens = torch.cat([tokens, pack(inputs.source[:, :, 0])], dim=1)
         places = torch.cat([places, places + places.new_tensor([1, 0, 0])])
     guidance = (inputs.guidance,) if config.guidance_embeds else ()
-    with exact_time.embedded(
+    with diffusers_denoiser.embedded(
         module.time_text_embed.time_proj, inputs.time, *(g * PURE_NOISE for g in guidance)
     ):
         out = module(

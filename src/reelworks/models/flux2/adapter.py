@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reelworks.models import exact_time
+from reelworks.models import diffusers_denoiser
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
+from reelworks.models.diffusers_denoiser import grid
 from reelworks.models.flux2.config import Flux2Config
-from reelworks.models.packing import grid
 
 _SOURCE = 10  # place of the first given picture among several
 
@@ -30,7 +30,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: Flux2Config) -> Tensor:
         tokens = torch.cat([tokens, inputs.source.flatten(2).transpose(1, 2)], dim=1)
         places = torch.cat([places, places + places.new_tensor([_SOURCE, 0, 0, 0])])
     guidance = (inputs.guidance,) if config.guidance_embeds else ()
-    with exact_time.embedded(
+    with diffusers_denoiser.embedded(
         module.time_guidance_embed.time_proj, inputs.time, *(g * PURE_NOISE for g in guidance)
     ):
         out: Tensor = module(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reelworks.models import exact_time
+from reelworks.models import diffusers_denoiser
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.hunyuan_video15.config import HunyuanVideo15Config
 
@@ -28,7 +28,10 @@ def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -
         first, image = inputs.first_frame, inputs.image
         mask[:, :, 0] = 1
     times = (module.time_embed.time_proj, module.context_embedder.time_text_embed.time_proj)
-    with exact_time.embedded(times[0], inputs.time), exact_time.embedded(times[1], inputs.time):
+    with (
+        diffusers_denoiser.embedded(times[0], inputs.time),
+        diffusers_denoiser.embedded(times[1], inputs.time),
+    ):
         out: Tensor = module(
             torch.cat([latent, first, mask], dim=1),
             inputs.time.to(latent.dtype),

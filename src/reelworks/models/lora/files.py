@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from reelworks.models.config import ADAPTED
-from reelworks.models.lora import inject, release
-from reelworks.models.lora.base import Base
-from reelworks.models.lora.release import Place
+from reelworks.models.lora import inject, key_mapping
+from reelworks.models.lora.base_model import Base
+from reelworks.models.lora.key_mapping import METADATA, Place, swapped_halves
 
 Format = Literal["diffusers", "comfyui", "kohya"]
 BASE = "reelworks_base"  # where the header tells the base
-METADATA = "lora_adapter_metadata"  # where diffusers looks for settings
 # ComfyUI and diffusers know these networks by the names of diffusers, and both with that prefix.
 _KNOWN_BY_OWN_NAMES = ("ZImageTransformer2DModel",)
 # What sd-scripts and musubi-tuner call the architecture, and the base where readers look for it.
@@ -114,7 +113,7 @@ def _released(
         config = None
     found: dict[str, list[tuple[Place, Mapping[str, Tensor]]]] = {}
     for layer, kinds in layers.items():
-        place = release.place(config, layer)
+        place = key_mapping.place(config, layer)
         found.setdefault(place.layer, []).append((place, kinds))
     return {name: sorted(parts, key=lambda one: one[0].part) for name, parts in found.items()}
 
@@ -130,11 +129,6 @@ def _joined(parts: list[tuple[Place, Mapping[str, Tensor]]]) -> tuple[Tensor, Te
         top = unit * sum(one.heights[: one.part])
         B[top : top + kinds["B"].shape[0], rank * i : rank * (i + 1)] = kinds["B"]
     return torch.cat([kinds["A"] for _, kinds in parts]), B
-
-
-def swapped_halves(value: Tensor) -> Tensor:
-    """Put the lower half of the rows above the upper one."""
-    return torch.cat(value.chunk(2)[::-1])
 
 
 def _header(model: str, rank: int, alpha: float) -> dict[str, str]:

@@ -6,15 +6,158 @@ All else (norms, tables, embeddings) is small and stays float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from reelworks.models.lora.config import BaseStorage
-from reelworks.models.lora.quantized import FORMATS, QuantizedLinear
-from reelworks.precision.stored import PRODUCTS
+from reelworks.precision.storage_dtype import PRODUCTS
+
+Format = Literal["float8", "int8", "nf4"]
+FORMATS: tuple[Format, ...] = ("float8", "int8", "nf4")
+_FLOAT8 = torch.float8_e4m3fn
+_LARGEST = {"float8": torch.finfo(_FLOAT8).max, "int8": 127.0, "nf4": 1.0}
+_BLOCK = 64  # numbers of nf4 that share a scale
+# Chosen in QLoRA (arXiv 2305.14314) so that both ends of the scale, -1 and 1, stand for equal shares of a normal
+# distribution.
+_NF4_END = 0.9677083
+
+
+class Quantized(NamedTuple):
+    """A weight in few bits.
+
+    Attributes:
+        codes: `[out, in]` float8 or int8; of nf4 `[ceil(out * in / 64) * 32]` uint8, two numbers in each, the first in
+            the lower half.
+        scale: `[out, 1]` float32; of nf4 `[ceil(out * in / 64), 1]`.
+    """
+
+    codes: Tensor
+    scale: Tensor
+
+
+def quantize(weight: Tensor, format: Format) -> Quantized:
+    """Round a weight `[out, in]` to the nearest codes, by the largest number of each row or block."""
+    if weight.is_meta:  # where every operation takes its time for no number
+        return _without_numbers(weight, format)
+    rows = weight.float()
+    if format == "nf4":
+        rows = functional.pad(rows.flatten(), (0, -rows.numel() % _BLOCK)).view(-1, _BLOCK)
+    scale = (rows.abs().amax(dim=1, keepdim=True) / _LARGEST[format]).bfloat16().float()
+    # Rows of zeros have no scale; that of others may have been rounded down.
+    units = (rows / torch.where(scale == 0, 1.0, scale)).clamp(-_LARGEST[format], _LARGEST[format])
+    if format == "float8":
+        return Quantized(units.to(_FLOAT8), scale)
+    if format == "int8":
+        return Quantized(units.round().to(torch.int8), scale)
+    levels = nf4_levels().to(units.device)
+    codes = torch.bucketize(units.flatten(), (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
+    return Quantized(codes[0::2] | codes[1::2] << 4, scale)
+
+
+def _without_numbers(weight: Tensor, format: Format) -> Quantized:
+    out, width = weight.shape
+    if format == "nf4":
+        blocks = -(-out * width // _BLOCK)
+        codes = weight.new_empty(blocks * _BLOCK // 2, dtype=torch.uint8)
+        return Quantized(codes, weight.new_empty((blocks, 1), dtype=torch.float32))
+    codes = weight.new_empty(weight.shape, dtype=_FLOAT8 if format == "float8" else torch.int8)
+    return Quantized(codes, weight.new_empty((out, 1), dtype=torch.float32))
+
+
+def dequantize(weight: Quantized, format: Format, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """Return a weight `[out, in]` of a dtype."""
+    scale = weight.scale.to(dtype)
+    if format != "nf4":
+        return weight.codes.to(dtype) * scale
+    units = _nf4_pairs(weight.codes.device, dtype)[weight.codes.int()]
+    out, width = shape
+    return (units.view(-1, _BLOCK) * scale).flatten()[: out * width].view(out, width)
+
+
+@functools.cache
+def nf4_levels() -> Tensor:
+    """The 16 numbers of nf4, ascending from -1 to 1: quantiles of a normal distribution, and zero."""
+    ends = torch.tensor(_NF4_END, dtype=torch.float64)
+    above = torch.special.ndtri(torch.linspace(0.5, float(ends), 9, dtype=torch.float64)[1:])
+    below = -torch.special.ndtri(torch.linspace(0.5, float(ends), 8, dtype=torch.float64)[1:])
+    levels = torch.cat([below.flip(0), torch.zeros(1, dtype=torch.float64), above])
+    return (levels / levels.max()).float()
+
+
+@functools.cache
+def _nf4_pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """`[256, 2]`: the two numbers that a byte means."""
+    byte = torch.arange(256)
+    return nf4_levels()[torch.stack([byte & 15, byte >> 4], dim=1)].to(device, dtype)
+
+
+@final
+class QuantizedLinear(nn.Linear):
+    """A frozen linear layer. Its bias stays a parameter; its weight is widened for each product.
+
+    Attributes:
+        format: Of the weight.
+    """
+
+    codes: Tensor
+    scale: Tensor
+
+    def __init__(self, layer: nn.Linear, format: Format) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.format = layer.in_features, layer.out_features, format
+        weight = quantize(layer.weight.detach(), format)
+        self.register_buffer("codes", weight.codes)
+        self.register_buffer("scale", weight.scale)
+        self.bias = layer.bias
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The weight in float32."""
+        return self.widened(torch.float32)
+
+    def widened(self, dtype: torch.dtype) -> Tensor:
+        """The weight in a dtype."""
+        shape = (self.out_features, self.in_features)
+        return dequantize(Quantized(self.codes, self.scale), self.format, shape, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Multiply `[..., in]` as `nn.Linear` does, under autocast in its dtype."""
+        kind = "cpu" if input.device.type == "meta" else input.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+        return _product(input.to(dtype), self)
+
+
+def layers(module: nn.Module) -> list[QuantizedLinear]:
+    """Quantised layers of a network."""
+    return [child for child in module.modules() if isinstance(child, QuantizedLinear)]
+
+
+def count(module: nn.Module) -> int:
+    """Numbers that the quantised weights of a network stand for; they are no parameters of it."""
+    return sum(layer.in_features * layer.out_features for layer in layers(module))
+
+
+class _Product(torch.autograd.Function):
+    """A product with a frozen weight: the backward pass widens it again, where torch would keep it wide till then."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, layer: QuantizedLinear) -> Tensor:
+        ctx.layer = layer
+        bias = None if layer.bias is None else layer.bias.to(input.dtype)
+        return functional.linear(input, layer.widened(input.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grad_outputs
+        return grad @ ctx.layer.widened(grad.dtype), None
+
+
+_product: Callable[[Tensor, QuantizedLinear], Tensor] = _Product.apply
 
 
 def store(

@@ -13,13 +13,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import fit, known, weight_files
+from reelworks.models import identify, weights
 from reelworks.models.config import ADAPTED, PRESETS
 from reelworks.models.family import FamilyConfig
-from reelworks.models.lora import inject, placing
-from reelworks.models.lora.base import Base
+from reelworks.models.lora import inject, key_mapping
+from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import LoraConfig
-from reelworks.models.lora.files import BASE, METADATA
+from reelworks.models.lora.files import BASE
+from reelworks.models.lora.key_mapping import METADATA
 
 _SHOWN = 3
 _PEFT = ("adapter_model.safetensors", "adapter_config.json")  # its file, and where it tells the settings
@@ -63,9 +64,9 @@ def read(
     """
     try:
         told = header(source)
-        tensors = weight_files.read(source, field=field)
+        tensors = weights.read(source, field=field)
         names = {where: name for name, where in inject.parts(own).items()}
-        found, strange = placing.placed(tensors, {layer for layer, _ in names}, config, family, told)
+        found, strange = key_mapping.placed(tensors, {layer for layer, _ in names}, config, family, told)
         _require_rank_and_alpha(config, found)
         given = {
             (layer, kind): v for layer, kinds in found.items() for kind, v in kinds.items() if kind != "alpha"
@@ -116,7 +117,7 @@ def of_another_base(source: str, here: Base) -> str | None:
     return f"warning: {source} was trained on {base}, and the base here is {here}"
 
 
-def _require_rank_and_alpha(config: LoraConfig, found: placing.Layers) -> None:
+def _require_rank_and_alpha(config: LoraConfig, found: key_mapping.Layers) -> None:
     """Refuse a file whose updates would count another share here."""
     ranks = Counter(kinds["A"].shape[0] for kinds in found.values())
     alphas = Counter(float(kinds["alpha"]) for kinds in found.values())
@@ -137,9 +138,9 @@ def _require_rank_and_alpha(config: LoraConfig, found: placing.Layers) -> None:
 def _of_other_layers(
     tensors: Mapping[str, Tensor], strange: list[str], missing: list[str], own: int
 ) -> UserError:
-    shapes = fit.shapes_of(tensors)
-    if not known.is_lora(shapes):
-        problem, remedy = known.what(shapes, for_field="lora.weights")
+    shapes = weights.shapes_of(tensors)
+    if not identify.is_lora(shapes):
+        problem, remedy = identify.what(shapes, for_field="lora.weights")
         return UserError(
             f"not a LoRA{': ' + problem if problem else ''}",
             remedy=remedy or "name a LoRA file; whole weights belong in model.weights",
@@ -153,22 +154,24 @@ def _of_other_layers(
     )
 
 
-def closest_base(shapes: fit.Shapes) -> str:
+def closest_base(shapes: weights.Shapes) -> str:
     """Name the known base that most of a LoRA's tensors fit, as the end of a sentence."""
     scores = {name: _fitting(name, shapes) for name in PRESETS}
     best = max(scores.values())
     names = " or ".join(name for name, score in scores.items() if score == best)
-    total = sum(placing.split(key) is not None and not key.endswith(".alpha") for key in shapes)
+    total = sum(key_mapping.split(key) is not None and not key.endswith(".alpha") for key in shapes)
     return f"\n    closest known base: {names} ({best:,} of {total:,} tensors fit)" if best else ""
 
 
-def _fitting(name: str, shapes: fit.Shapes) -> int:
+def _fitting(name: str, shapes: weights.Shapes) -> int:
     linear = {
-        layer: child for layer, child in known.network(name).named_modules() if isinstance(child, nn.Linear)
+        layer: child
+        for layer, child in identify.network(name).named_modules()
+        if isinstance(child, nn.Linear)
     }
-    spelt, count = placing.homes(linear, ADAPTED.get(name)), 0
+    spelt, count = key_mapping.homes(linear, ADAPTED.get(name)), 0
     for key, shape in shapes.items():
-        where = placing.split(key)
+        where = key_mapping.split(key)
         there = spelt.get(where[0], []) if where else []
         if where and there and len(shape) == 2:
             layer = linear[there[0].layer]

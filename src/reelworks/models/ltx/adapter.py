@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from reelworks.models.api import DenoiserInputs
+from reelworks.models.diffusers_denoiser import grid
 from reelworks.models.ltx.config import LTXConfig
-from reelworks.models.packing import grid
 
 _STRIDE = (8, 32, 32)  # pixels per latent element of its autoencoder
 

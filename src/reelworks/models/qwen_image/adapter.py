@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reelworks.models import exact_time
+from reelworks.models import diffusers_denoiser
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
-from reelworks.models.packing import pack, unpack
+from reelworks.models.diffusers_denoiser import pack, unpack
 from reelworks.models.qwen_image.config import QwenImageConfig
 
 
@@ -24,7 +24,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: QwenImageConfig) -> Ten
     count = tokens.shape[1]
     if inputs.source.shape[1]:
         tokens, pictures = torch.cat([tokens, pack(inputs.source[:, :, 0])], dim=1), 2 * pictures
-    with exact_time.embedded(module.time_text_embed.time_proj, share):
+    with diffusers_denoiser.embedded(module.time_text_embed.time_proj, share):
         out = module(
             tokens,
             encoder_hidden_states=inputs.text,

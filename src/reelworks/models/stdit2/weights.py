@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from reelworks.models import fit, weight_files
+from reelworks.models import weights
 from reelworks.models.stdit2.model import STDiT2
 from reelworks.models.stdit3.weights import draw, fit_caption
 
@@ -36,6 +36,6 @@ def load(module: STDiT2, source: str) -> None:
     Raises:
         UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
     """
-    state = weight_files.read(source)
+    state = weights.read(source)
     fit_caption(state, module.config.model_max_length)
-    fit.load_into(module, state, source)
+    weights.load_into(module, state, source)

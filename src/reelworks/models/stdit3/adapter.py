@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan
 from reelworks.models.lora import inject
-from reelworks.models.lora.base import Base
+from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import Targets
 from reelworks.precision.contract import Contract
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from reelworks.models import fit, weight_files
+from reelworks.models import weights
 from reelworks.models.stdit3.config import STDiT3Config
 from reelworks.models.stdit3.embeddings import PatchProjection, RotaryEmbedding
 from reelworks.models.stdit3.model import STDiT3
@@ -71,14 +71,14 @@ def load(module: STDiT3, source: str) -> None:
     Raises:
         UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
     """
-    state = weight_files.read(source)
+    state = weights.read(source)
     fit_caption(state, module.config.model_max_length)
     if _is_of_pictures(state):
         init(module)
         state = _from_pixart(state) | {
             key: value for key, value in module.state_dict().items() if _is_fresh(key)
         }
-    fit.load_into(module, state, source)
+    weights.load_into(module, state, source)
 
 
 def _is_of_pictures(state: dict[str, Tensor]) -> bool:
@@ -114,5 +114,5 @@ def predicts_sigma(source: str, in_channels: int, patch_area: int) -> bool:
     Raises:
         UserError: If nothing readable is found.
     """
-    last = weight_files.read(source).get(_LAST_WEIGHT)
+    last = weights.read(source).get(_LAST_WEIGHT)
     return last is not None and last.shape[0] == 2 * in_channels * patch_area

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reelworks.core.draws import hash64
+from reelworks.core.hash_rng import hash64
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextConfig
 from reelworks.precision.contract import Contract

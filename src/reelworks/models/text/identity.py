@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reelworks.core.errors import UserError
-from reelworks.models import libraries, published, weight_files
+from reelworks.models import optional_imports, published, weights
 from reelworks.models.config import TextConfig
 from reelworks.models.published import TextNetwork
 
@@ -27,7 +27,7 @@ def require(config: TextConfig, wanted: Sequence[TextNetwork], width: int) -> No
         UserError: Neither here nor on the hub, or another family's.
     """
     assert config.weights is not None, "the recipe was checked"
-    weight_files.require_there(config.weights, "text.weights")
+    weights.require_there(config.weights, "text.weights")
     for want in wanted:
         found = _find(config.weights, want.part)
         if found is not None and not _alike(found, want, vocabulary=config.dim == width):
@@ -42,7 +42,7 @@ def require(config: TextConfig, wanted: Sequence[TextNetwork], width: int) -> No
 def _find(source: str, part: str) -> TextNetwork | None:
     """What a config says of the half that reads texts; None where none can be read."""
     try:
-        whole = libraries.transformers().AutoConfig.from_pretrained(source, subfolder=part)
+        whole = optional_imports.transformers().AutoConfig.from_pretrained(source, subfolder=part)
         config = whole.get_text_config()
         return TextNetwork(part, config.model_type, config.vocab_size)
     except Exception:  # damage leads the readers into errors of any kind; the loader tells them

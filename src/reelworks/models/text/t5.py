@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from reelworks.core.errors import UserError
-from reelworks.models import libraries, published
+from reelworks.models import optional_imports, published
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextConfig
 from reelworks.models.text import identity
-from reelworks.models.text.cut import words_cut_off
+from reelworks.models.text.encoders import words_cut_off
 from reelworks.precision.contract import Contract
 
 # Its feed-forward layers pass the range of float16; in float32 the XXL takes 19 GB.
@@ -83,7 +83,7 @@ class T5TextEncoder:
 
 
 def _load(source: str) -> tuple[Any, Any]:
-    transformers = libraries.transformers()
+    transformers = optional_imports.transformers()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
         model = transformers.T5EncoderModel.from_pretrained(source, dtype=_STORAGE)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.shape import Geometry
-from reelworks.models import fit, weight_files
+from reelworks.models import weights
 from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders import identity
 from reelworks.models.autoencoders.opensora.temporal import TemporalAutoencoder, TemporalSizes
@@ -165,13 +165,13 @@ def build(config: AutoencoderConfig, sizes: Sizes = Sizes()) -> OpenSoraAutoenco
     assert config.weights is not None, "the recipe was checked"
     if config.name == "opensora-1.1":
         identity.config_of(config)
-    state = weight_files.read(config.weights, field)
+    state = weights.read(config.weights, field)
     if config.name == "opensora-1.1":
         module = _diffusers().AutoencoderKL(**sizes.spatial)
-        fit.load_into(module, _present_names(state), config.weights, field)
+        weights.load_into(module, _present_names(state), config.weights, field)
         return OpenSoraAutoencoder(config, Spatial(module))
     network = VideoNetwork(sizes)
-    fit.load_into(network, state, config.weights, field)
+    weights.load_into(network, state, config.weights, field)
     return OpenSoraAutoencoder(config, network)
 
 

@@ -1,0 +1,161 @@
+"""What clips look like when training reads them: frames, what a crop leaves of the picture, and what is shown beside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.core.hash_rng import Purpose, hash64
+from reelworks.core.shape import Shape
+from reelworks.data import decode_requests
+from reelworks.media import decode, masks
+from reelworks.media.decode import Frames, MediaError, Request, load
+from reelworks.models import config as models
+from reelworks.recipe.dataset import RecipeData
+from reelworks.schedule.plan import Entries
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a clip is trained with besides its frames.
+
+    Attributes:
+        kind: Of `companions.KINDS`, or "first_frame".
+        path: The file; empty for the clip's own first frame.
+        frames: `[T, H, W, 3]` what training reads; of a first frame, that one alone.
+    """
+
+    kind: str
+    path: str
+    frames: Frames
+
+
+@dataclass(frozen=True)
+class Look:
+    """A clip as an epoch reads it.
+
+    Attributes:
+        path: Dataset and path.
+        caption: As the model is told it.
+        source: Frames, height and width of the file as displayed.
+        lost: Share of the frame's area that the crop cuts away.
+        first_frame: Number of the first frame read, and how far apart the frames read lie.
+        step: Source frames from one frame read to the next.
+        window: (top, left, height, width) of the crop in `whole`.
+        frames: `[T, H, W, 3]` what training reads; None if it cannot be read.
+        whole: `[h, w, 3]` the first frame read, resized as for training and not cropped.
+        beside: Its companions, and its first frame where the model is shown that.
+        error: Why it cannot be trained.
+    """
+
+    path: str
+    caption: str
+    source: Shape
+    lost: float
+    first_frame: int
+    step: float
+    window: tuple[int, int, int, int]
+    frames: Frames | None
+    whole: Frames | None
+    beside: tuple[Beside, ...] = ()
+    error: str = ""
+
+
+def choose(data: RecipeData, entries: Entries, lost: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Places of clips to show: the one that loses most, then others by chance, always the same ones."""
+    order = np.argsort(hash64(data.recipe.seed, entries.uid, entries.copy, Purpose.PREVIEW), kind="stable")
+    worst = int(np.argmax(lost))
+    chosen: NDArray[np.int64] = np.r_[worst, order[order != worst]][:count]
+    return chosen
+
+
+def look(data: RecipeData, entries: Entries, lost: NDArray[np.float64], *, epoch: int) -> list[Look]:
+    """Read clips of one bucket, with the draws of an epoch, as training will.
+
+    Args:
+        data: The recipe's data.
+        entries: Clips of one bucket, at least one.
+        lost: Of `losses.lost_shares`.
+        epoch: Number of the epoch.
+    """
+    rows, bucket = data.rows.find(entries.uid), int(entries.bucket[0])
+    built = decode_requests.decode_requests(data, rows, entries.copy, bucket, epoch=epoch)
+    companions = decode_requests.companion_requests(data, rows, built)
+    return [
+        _look(data, row, share, request, {kind: every[place] for kind, every in companions.items()})
+        for place, (row, share, request) in enumerate(zip(rows.tolist(), lost.tolist(), built, strict=True))
+    ]
+
+
+def _look(
+    data: RecipeData, row: int, lost: float, request: Request, companions: dict[str, Request | None]
+) -> Look:
+    rows = data.rows
+    source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
+    first, window, resized = placed(request, source)
+    frames, whole, beside, error = None, None, list[Beside](), ""
+    try:
+        frames, whole = load(request), load(replace(request, shape=resized))[0]
+        beside += _first_frame(data, frames)
+        for kind, one in companions.items():
+            if one is not None:
+                beside.append(_beside(kind, one))
+    except MediaError as problem:
+        error = str(problem)
+    return Look(
+        path=f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}",
+        caption=decode_requests.caption_of_row(data, row),
+        source=source,
+        lost=lost,
+        first_frame=first,
+        step=request.step,
+        window=window,
+        frames=frames,
+        whole=whole,
+        beside=tuple(beside),
+        error=error,
+    )
+
+
+def _first_frame(data: RecipeData, frames: Frames) -> list[Beside]:
+    """The frame that an i2v model is shown of a clip; of a picture nothing is given."""
+    shown = models.conditioning(data.recipe.model).first_frame is not None and len(frames) > 1
+    return [Beside("first_frame", "", frames[:1])] if shown else []
+
+
+def _beside(kind: str, request: Request) -> Beside:
+    """Read a companion.
+
+    Raises:
+        MediaError: For what training would call the clip a failure; names the file.
+    """
+    try:
+        frames = load(request)
+        if kind == "loss_mask" and not masks.counts(frames):
+            raise MediaError(masks.EMPTY)
+    except MediaError as problem:
+        raise MediaError(f"{kind} {request.path}: {problem}") from problem
+    return Beside(kind, str(request.path), frames)
+
+
+def placed(request: Request, source: Shape) -> tuple[int, tuple[int, int, int, int], Shape]:
+    """Where a request begins and crops.
+
+    Returns:
+        The first frame's number; (top, left, height, width) of the crop in the resized frame; and the shape
+        that gives all of the resized frames.
+    """
+    shape = request.shape
+    height, width = decode.cover(source.height, source.width, shape.height, shape.width)
+    top = decode.crop_offset(height, shape.height, request.crop_draw[0])
+    left = decode.crop_offset(width, shape.width, request.crop_draw[1])
+    indices = decode.frame_indices(
+        source.num_frames, shape.num_frames, request.step, request.first_frame_draw
+    )
+    window = (top, left, shape.height, shape.width)
+    return int(indices[0]), window, Shape(shape.num_frames, height, width)

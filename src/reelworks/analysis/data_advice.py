@@ -1,0 +1,291 @@
+"""What a person should know of a catalog before training on it: pure functions of its rows."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.catalog.config import DatasetConfig
+from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.summary import summarise
+
+FEW_PICTURES = 15  # LoRA guides agree on 15 to 20 pictures of a subject
+MAX_TOKENS = 77  # of CLIP's text encoder, the shortest in use
+SMALL_SIDE_PX = 256
+SHORT_FRAMES = 17
+LONG_SECONDS = 20.0
+ONE_ASPECT = 0.9
+ENOUGH = 10  # clips of which a share says something
+_FILES_NAMED = 20
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One remark.
+
+    Attributes:
+        name: What it is about, for programs.
+        text: For people.
+        remedy: What to do about it.
+        files: Datasets and paths of some of the clips it is about; empty where it is about all.
+    """
+
+    name: str
+    text: str
+    remedy: str
+    files: tuple[str, ...] = ()
+
+
+def advise(rows: CatalogRows) -> list[Advice]:
+    """All advice that rows call for, the gravest first."""
+    return [advice for rule in RULES if (advice := rule(rows)) is not None]
+
+
+def count_tokens(caption: str) -> int:
+    """Count words and punctuation marks; a tokenizer makes at least as many tokens of them."""
+    return len(_TOKEN.findall(caption))
+
+
+def clips_by_folder(rows: CatalogRows) -> Counter[str]:
+    """How many clips lie in each folder, named from the dataset on."""
+    text = pa.large_string()
+    names = pc.binary_join_element_wise(rows.dataset.cast(text), rows.path, pa.scalar("/", text))
+    counted = pc.value_counts(pc.replace_substring_regex(names, pattern="/[^/]*$", replacement=""))
+    return Counter(
+        dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
+    )
+
+
+def unreadable(rows: CatalogRows) -> Advice | None:
+    """Files that cannot be read."""
+    where = ~rows.readable
+    remedy = "replace or remove them; training passes over them"
+    return _about(rows, "unreadable", where, "{n} cannot be read", remedy)
+
+
+def captions_missing(rows: CatalogRows) -> Advice | None:
+    """Clips without a caption file."""
+    where = rows.readable & _mask(rows.caption.is_null())
+    remedy = "write each into a text file beside its clip: cat.mp4 and cat.txt"
+    return _about(rows, "captions_missing", where, "{n} without a caption", remedy)
+
+
+def captions_empty(rows: CatalogRows) -> Advice | None:
+    """Captions that say nothing."""
+    blank = pc.equal(pc.utf8_trim_whitespace(rows.caption.fill_null("-")), "")
+    where = rows.readable & _mask(blank)
+    n = int(where.sum())
+    text = "1 caption is empty" if n == 1 else f"{n} captions are empty"
+    return _about(rows, "captions_empty", where, text, "write what the clip shows")
+
+
+def captions_garbled(rows: CatalogRows) -> Advice | None:
+    """Captions in which bytes were no letters."""
+    said = rows.caption.fill_null("")
+    odd = pc.or_(pc.match_substring(said, "\ufffd"), pc.match_substring(said, "\0"))
+    where = rows.readable & _mask(odd)
+    n = int(where.sum())
+    text = ("1 caption has" if n == 1 else f"{n} captions have") + " bytes that are no UTF-8"
+    return _about(rows, "captions_garbled", where, text, "save the text files as UTF-8")
+
+
+def captions_long(rows: CatalogRows) -> Advice | None:
+    """Captions of which text encoders cut the end off."""
+    lengths = pc.utf8_length(rows.caption.fill_null("")).to_numpy(zero_copy_only=False)
+    where = np.zeros(len(rows), dtype=np.bool_)
+    for i in np.flatnonzero(rows.readable & (lengths > MAX_TOKENS)).tolist():
+        where[i] = count_tokens(rows.caption[i].as_py()) > MAX_TOKENS
+    n = int(where.sum())
+    text = ("1 caption is" if n == 1 else f"{n} captions are") + f" longer than {MAX_TOKENS} tokens"
+    remedy = f"an encoder of the CLIP kind reads the first {MAX_TOKENS} alone; put what matters first"
+    return _about(rows, "captions_long", where, text, remedy)
+
+
+def captions_equal(rows: CatalogRows) -> Advice | None:
+    """One caption for most of the clips."""
+    said = rows.take(rows.readable & ~_mask(rows.caption.is_null())).caption
+    if len(said) < ENOUGH:
+        return None
+    counted = pc.value_counts(said)
+    most = counted.field("counts").to_numpy().max()
+    if most < ONE_ASPECT * len(said):
+        return None
+    text = f"{most} of {len(said)} captions are the same"
+    return Advice("captions_equal", text, "say what differs, or the prompt will have no effect")
+
+
+def few_pictures(rows: CatalogRows) -> Advice | None:
+    """Folders of a few pictures and nothing else, as for a LoRA."""
+    good = rows.readable
+    videos, pictures = (
+        clips_by_folder(rows.take(good & rows.is_video)),
+        clips_by_folder(rows.take(good & rows.is_image)),
+    )
+    few = {f: n for f, n in pictures.items() if n < FEW_PICTURES and not videos[f]}
+    if not few:
+        return None
+    (folder, n), others = min(few.items(), key=lambda item: (item[1], item[0])), len(few) - 1
+    where = "" if len(pictures) == 1 else f" in {folder}"
+    more = f" (and {others} more such folder{'s' if others > 1 else ''})" if others else ""
+    text = f"{n} picture{'' if n == 1 else 's'}{where}{more}; 15 to 20 per subject train better"
+    return Advice("few_pictures", text, "add pictures of other angles, light and backgrounds")
+
+
+def duplicates(rows: CatalogRows) -> Advice | None:
+    """Files with the content of another."""
+    where = np.zeros(len(rows), dtype=np.bool_)
+    good = np.flatnonzero(rows.readable)
+    codes = rows.fingerprint.take(pa.array(good)).dictionary_encode().indices.to_numpy()
+    _, first = np.unique(codes, return_index=True)
+    where[good] = True
+    where[good[first]] = False
+    remedy = "remove them, or use [[dataset]] repeats if they are meant to count twice"
+    return _about(rows, "duplicates", where, "{n} with the content of another file", remedy)
+
+
+def small(rows: CatalogRows) -> Advice | None:
+    """Clips of few pixels."""
+    where = rows.readable & (np.minimum(rows.height, rows.width) < SMALL_SIDE_PX)
+    text = f"{{n}} of fewer than {SMALL_SIDE_PX} pixels on the short side"
+    return _about(rows, "small", where, text, "choose buckets that they fill, or leave them out")
+
+
+def short(rows: CatalogRows) -> Advice | None:
+    """Videos of few frames."""
+    where = rows.readable & rows.is_video & (rows.num_frames < SHORT_FRAMES)
+    text = f"{{n}} of fewer than {SHORT_FRAMES} frames"
+    return _about(
+        rows, "short", where, text, "add a bucket of fewer frames, or they are left out as too_short"
+    )
+
+
+def long(rows: CatalogRows) -> Advice | None:
+    """Videos of which an epoch sees a small part."""
+    where = rows.readable & (rows.duration_seconds > LONG_SECONDS)
+    text = f"{{n}} longer than {LONG_SECONDS:g} s"
+    remedy = "an epoch reads one stretch of each; cut them at scene changes"
+    return _about(rows, "long", where, text, remedy)
+
+
+def mixed_fps(rows: CatalogRows) -> Advice | None:
+    """Videos of different speeds."""
+    fps = rows.fps[rows.readable & rows.is_video]
+    if not len(fps) or fps.max() < 1.2 * fps.min():
+        return None
+    common = np.median(fps)
+    text = f"videos have {fps.min():.3g} to {fps.max():.3g} frames per second, most often some {common:.3g}"
+    return Advice("mixed_fps", text, f"set [data] fps = {common:.0f} to show all motion at one speed")
+
+
+def variable_fps(rows: CatalogRows) -> Advice | None:
+    """Videos whose frames are unevenly spaced."""
+    where = rows.readable & rows.variable_fps
+    remedy = "motion looks uneven; convert them to a constant rate if that matters"
+    return _about(rows, "variable_fps", where, "{n} of variable frame rate", remedy)
+
+
+def one_aspect(rows: CatalogRows) -> Advice | None:
+    """Nearly all of one aspect ratio."""
+    good = int(rows.readable.sum())
+    label, n = max(summarise(rows).aspect_ratio, key=lambda item: item[1], default=("", 0))
+    if good < ENOUGH or n < ONE_ASPECT * good:
+        return None
+    text = f"{n / good:.0%} of the clips are about {label}"
+    remedy = (
+        f'one ratio would do: [buckets] aspect_ratios = ["{label}"]; others will look worse when generated'
+    )
+    return Advice("one_aspect", text, remedy)
+
+
+def transparent(rows: CatalogRows) -> Advice | None:
+    """Clips with an alpha channel."""
+    where = rows.readable & rows.has_alpha
+    return _about(rows, "transparent", where, "{n} with transparency", "they are laid over white")
+
+
+RULES: tuple[Callable[[CatalogRows], Advice | None], ...] = (
+    unreadable,
+    captions_missing,
+    captions_empty,
+    captions_garbled,
+    captions_long,
+    captions_equal,
+    few_pictures,
+    duplicates,
+    small,
+    short,
+    long,
+    mixed_fps,
+    variable_fps,
+    one_aspect,
+    transparent,
+)
+
+
+def _about(rows: CatalogRows, name: str, where: NDArray[np.bool_], text: str, remedy: str) -> Advice | None:
+    """Advice about some clips, if there are any; `{n}` in the text becomes "3 clips"."""
+    n = int(where.sum())
+    if not n:
+        return None
+    named = rows.take(np.flatnonzero(where)[:_FILES_NAMED])
+    files = [f"{d}/{p}" for d, p in zip(named.dataset.to_pylist(), named.path.to_pylist(), strict=True)]
+    return Advice(name, text.format(n="1 clip" if n == 1 else f"{n} clips"), remedy, tuple(files))
+
+
+def _mask(column: Any) -> NDArray[np.bool_]:
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+Json = dict[str, Any]
+
+
+def shared_files(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[Json]:
+    """Pairs of datasets that nobody can have meant to overlap, as {"datasets", "files"}; the wider one stands first.
+
+    Whoever gives one of them a name, or another caption or filter, means it.
+    """
+    wide_first = sorted(datasets, key=lambda d: len(d.place.root.resolve().parts))
+    pairs = [
+        (a, b) for a, b in itertools.combinations(wide_first, 2) if _may_share(a, b) and not _meant(a, b)
+    ]
+    number = _numbered({d.dataset_name: d for pair in pairs for d in pair}.values(), rows)
+    found = []
+    for pair in pairs:
+        names = [d.dataset_name for d in pair]
+        wide, narrow = (number[name] for name in names)
+        if count := int(np.isin(narrow, wide, kind="table").sum()):
+            found.append({"datasets": names, "files": count})
+    return found
+
+
+def _may_share(wide: DatasetConfig, narrow: DatasetConfig) -> bool:
+    return narrow.place.root.resolve().is_relative_to(wide.place.root.resolve())
+
+
+def _meant(one: DatasetConfig, other: DatasetConfig) -> bool:
+    named = one.name is not None or other.name is not None
+    return named or (one.caption, one.filter) != (other.caption, other.filter)
+
+
+def _numbered(datasets: Collection[DatasetConfig], rows: CatalogRows) -> dict[str, NDArray[np.int32]]:
+    """A number for each file, the same in all datasets, so that strings are compared once."""
+    paths = []
+    for dataset in datasets:
+        own = rows.path.filter(pa.array(rows.of_datasets([dataset.dataset_name])))
+        root, slash = (pa.scalar(text, own.type) for text in (str(dataset.place.root.resolve()), "/"))
+        paths.append(pc.binary_join_element_wise(root, own, slash))
+    if not paths:
+        return {}
+    every = pa.concat_arrays(paths).dictionary_encode().indices.to_numpy()
+    ends = np.cumsum([len(own) for own in paths])
+    return {d.dataset_name: part for d, part in zip(datasets, np.split(every, ends[:-1]), strict=True)}

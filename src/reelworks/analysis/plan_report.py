@@ -1,0 +1,280 @@
+"""What a plan will do, as one JSON value; the terminal, the report and later a page draw the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.analysis import data_advice, discarded, epoch_stats, plan_fixes, rejections
+from reelworks.analysis.epoch_stats import Figures, figures
+from reelworks.buckets.assign import Reason
+from reelworks.core.errors import UserError
+from reelworks.data import position as positions
+from reelworks.recipe.dataset import RecipeData
+from reelworks.recipe.recipe import Recipe
+from reelworks.schedule import plan as planning
+from reelworks.schedule import ranks
+from reelworks.schedule.plan import EpochPlan, PlanSpec
+
+Json = dict[str, Any]
+_LINES_SHOWN = 20
+
+
+def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, epoch: int = 0) -> Json:
+    """Summarise an epoch: buckets, reasons with their first files, steps, imbalance, padding.
+
+    Args:
+        data: The recipe's data.
+        spec: What shaped the plan.
+        plan: The epoch's plan.
+        world: Ranks for which imbalance and global batches are computed.
+        epoch: Which epoch the assignment is for.
+    """
+    assignment, row = data.assignment(epoch)
+    left_out = rejections.left_out(assignment, row)
+    buckets = _buckets(data, plan, spec)
+    places = len(plan.uid)
+    micro_batches = len(plan.offsets) - 1
+    return {
+        "catalog": {
+            "clips": len(data.rows),
+            "videos": int((~data.rows.is_image & data.rows.readable).sum()),
+            "images": int((data.rows.is_image & data.rows.readable).sum()),
+            "bad": int((~data.rows.readable).sum()),
+        },
+        "planned": plan.planned,
+        "repeated": plan.repeated,
+        "held_out": sum(len(one.row) for one in left_out if one.reason == Reason.HELD_OUT),
+        "left_out": rejections.counts(data, left_out),
+        "reasons": rejections.named(data, left_out),
+        "quarantine_unmatched": data.quarantine.unmatched(data.rows),
+        "shared_files": data_advice.shared_files(data.recipe.dataset, data.rows),
+        "buckets": [bucket for bucket in buckets if bucket["clips"]],
+        "empty_buckets": [bucket["name"] for bucket in buckets if not bucket["clips"]],
+        "steps_per_epoch": plan.steps,
+        "micro_batches": micro_batches,
+        "incomplete_batch": spec.incomplete_batch,
+        "incomplete": sum(int(bucket["incomplete"]) for bucket in buckets),
+        "micro_batches_per_step": spec.micro_batches_per_step,
+        "slot_width": spec.slot_width,
+        "world": world,
+        "imbalance": ranks.waste(plan, spec, world),
+        "padding": 1 - int(plan.real.sum()) / places if places else 0.0,
+        "rows_not_full": int((plan.rows < 0).any(axis=1).sum()),
+        "chosen_buckets": None if data.chosen is None else data.chosen.to_json(),
+    } | discarded.losses(data, plan)
+
+
+def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[Json]:
+    """Every bucket, those without a clip too."""
+    table, n = data.table, len(data.table.buckets)
+    bucket, _ = epoch_stats.micro_batches(plan)
+    clips = np.bincount(plan.bucket[plan.first], minlength=n).tolist()
+    incomplete = np.bincount(bucket[plan.own_clips() < table.batch_sizes()[bucket]], minlength=n).tolist()
+    batches = np.bincount(bucket, minlength=n).tolist()
+    return [
+        {
+            "name": one.name,
+            "num_frames": one.shape.num_frames,
+            "height": one.shape.height,
+            "width": one.shape.width,
+            "batch_size": one.batch_size,
+            "global_batch": one.batch_size * spec.micro_batches_per_step,
+            "keep_prob": table.entries[one.entry].keep_prob,
+            "clips": clips[i],
+            "micro_batches": batches[i],
+            "incomplete": incomplete[i],
+            "tokens_per_clip": one.tokens,
+        }
+        for i, one in enumerate(table.buckets)
+    ]
+
+
+def warnings(told: Json) -> list[str]:
+    """What a person should look at before training, as lines."""
+    unmatched = told["quarantine_unmatched"]
+    lines = [
+        f"warning: quarantine names {line}, which is no clip of the recipe"
+        for line in unmatched[:_LINES_SHOWN]
+    ]
+    more = len(unmatched) - _LINES_SHOWN
+    lines += [f"warning: and {more} more lines of it that name no clip"] if more > 0 else []
+    for one in told["shared_files"]:
+        outer, inner = one["datasets"]
+        count = "1 file" if one["files"] == 1 else f"{one['files']} files"
+        lines.append(
+            f"warning: the datasets {outer} and {inner} share {count}, which an epoch trains twice; "
+            "leave one dataset out, or give it a name if that is meant"
+        )
+    return lines
+
+
+FILES_NAMED = 20
+_WORLDS = (8, 64, 512, 4096)
+
+
+def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: int) -> tuple[Json, Figures]:
+    """Plan epochs from the first on, one at a time.
+
+    Args:
+        data: The recipe's data.
+        spec: What shapes the plans.
+        world: Ranks for which imbalance is computed.
+        epochs: How many, at least one.
+
+    Returns:
+        `epochs`, `sum`, `shares`, `datasets`, `course` (of the first epoch) and `never_seen` as JSON; and the sum.
+    """
+    dataset = epoch_stats.dataset_of_rows(data)
+    by_bucket = np.zeros((4, len(data.table.buckets)))
+    by_dataset = np.zeros((3, len(data.recipe.dataset)))
+    seen = np.zeros(len(data.rows), dtype=np.bool_)
+    each: list[Figures] = []
+    for epoch in range(epochs):
+        plan = data.plan(spec, epoch)
+        row = data.rows_at(plan.ordinal)
+        each.append(figures(plan, spec, data.table.tokens(), world))
+        by_bucket += epoch_stats.of_buckets(data, plan, spec)
+        by_dataset += epoch_stats.of_datasets(data, plan, spec, dataset[row])
+        seen[row] = True
+        if epoch == 0:
+            groups = epoch_stats.groups(data, by_bucket)
+            course = epoch_stats.course(plan, groups)
+    total = sum(each, Figures())
+    reason, trainable = _reasons(data)
+    told = {
+        "epochs": [{"epoch": epoch} | one.to_json() for epoch, one in enumerate(each)],
+        "sum": total.to_json(),
+        "shares": epoch_stats.buckets_told(data, by_bucket, groups),
+        "datasets": epoch_stats.datasets_told(
+            data, by_dataset, np.bincount(dataset[trainable], minlength=by_dataset.shape[1])
+        ),
+        "course": course,
+        "never_seen": _never_seen(data, seen, reason),
+    }
+    return told, total
+
+
+def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world: int) -> list[Json]:
+    """The first epoch of runs that 8, 64, ... ranks begin, fewer than `world`, where the recipe suits so many."""
+    worlds = [size for size in _WORLDS if size < world]
+    if not worlds:
+        return []
+    entries = data.entries(0)
+    told = []
+    for size in worlds:
+        try:
+            spec = spec_for(size)
+        except UserError:  # the recipe's slot width
+            continue
+        plan = planning.plan(entries, spec, 0)
+        told.append({"world": size} | figures(plan, spec, data.table.tokens(), size).to_json())
+    return told
+
+
+def _reasons(data: RecipeData) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
+    """Why the first epoch leaves out each row, and which rows training can draw at all."""
+    assignment, row = data.assignment(0)
+    reason, trainable = np.zeros(len(data.rows), dtype=np.int8), np.zeros(len(data.rows), dtype=np.bool_)
+    reason[row] = assignment.reason
+    trainable[row[np.isin(assignment.reason, (Reason.NONE, Reason.NOT_DRAWN))]] = True
+    return reason, trainable
+
+
+def _never_seen(data: RecipeData, seen: NDArray[np.bool_], reason: NDArray[np.int8]) -> Json:
+    """Clips that no epoch trains, by reason, the first by name; held-out ones are not among them."""
+    lost = ~seen & (reason != Reason.HELD_OUT)
+    by_reason = {}
+    for kind in Reason:
+        where = np.flatnonzero(lost & (reason == kind))
+        if len(where):
+            first = where[:FILES_NAMED].tolist()
+            paths = sorted(f"{data.rows.dataset[i].as_py()}/{data.rows.path[i].as_py()}" for i in first)
+            by_reason[kind.label] = {"clips": len(where), "files": paths}
+    return {"clips": int(lost.sum()), "by_reason": by_reason}
+
+
+_MOST_MICRO_BATCHES = 1_000_000  # of a step: a row of the plan has a place for each
+
+
+def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
+    """Micro-batches per step and slot width that a run of `world` ranks begins with.
+
+    Raises:
+        UserError: The slot width does not divide the micro-batches per step, or these are too many or too few.
+    """
+    train = recipe.train
+    if train.micro_batches_per_step is not None and train.micro_batches_per_step < world:
+        raise too_many_ranks(train.micro_batches_per_step, world)
+    width = train.slot_width or world
+    steps = train.micro_batches_per_step or world * train.gradient_accumulation_steps
+    if steps > _MOST_MICRO_BATCHES:
+        raise UserError(
+            "no step has so many micro-batches",
+            field="train.micro_batches_per_step",
+            value=steps,
+            remedy="it is GPUs × train.gradient_accumulation_steps where the recipe does not name it; use fewer of both",
+        )
+    if steps % width:
+        raise UserError(
+            f"it must divide micro_batches_per_step, which is {steps}",
+            field="train.slot_width",
+            value=width,
+            remedy=f"set train.slot_width to a divisor of {steps}",
+        )
+    return steps, width
+
+
+def too_many_ranks(micro_batches_per_step: int, world: int) -> UserError:
+    """The error for a world in which some ranks would never work."""
+    return UserError(
+        f"a step has {micro_batches_per_step} micro-batches, so some of {world} ranks would never work",
+        field="train.micro_batches_per_step",
+        value=micro_batches_per_step,
+        remedy=f"use at most {micro_batches_per_step} ranks, or raise it (the rest of the epoch is then "
+        "planned anew)",
+    )
+
+
+def forecast(recipe: Recipe, world: int, epochs: int = 1) -> dict[str, Any]:
+    """Summarise the first epoch of a run that `world` ranks begin, and look further ahead.
+
+    Args:
+        recipe: The recipe; its catalog must be there.
+        world: Ranks.
+        epochs: Epochs that `epochs`, `sum`, `shares` and `never_seen` are about. `proposals` is None unless
+            imbalance or padding is above `cure.WASTE_ALLOWED`; `fewer_ranks` is where no proposal suffices.
+            `max_steps_to_set` is None unless the learning rate falls and lacks an end.
+
+    Raises:
+        UserError: The first epoch would have no step.
+    """
+    data = RecipeData.open(recipe)
+    spec = _spec(data, world)
+    position = positions.begin_epoch(data, spec, epoch=0)
+    told = summarise(data, spec, position.plan, world=world)
+    further, total = look_ahead(data, spec, world=world, epochs=epochs)
+    cures = _cures(data, spec, total, world=world, epochs=epochs)
+    smaller = smaller_worlds(data, partial(_spec, data), world)
+    train = recipe.train
+    to_set = (train.max_epochs or 0) * position.plan.steps if train.lacks_end else None
+    further |= {"smaller_worlds": smaller, "loss_weight": train.loss_weight, "max_steps_to_set": to_set}
+    return told | further | cures
+
+
+def _spec(data: RecipeData, world: int) -> PlanSpec:
+    return data.plan_spec(*step_shape(data.recipe, world))
+
+
+def _cures(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, epochs: int) -> dict[str, Any]:
+    if not plan_fixes.too_much(total):
+        return {"proposals": None, "fewer_ranks": None}
+    found = plan_fixes.proposals(data, spec, total, world=world, epochs=epochs)
+    if any(one["suffices"] for one in found):
+        return {"proposals": found, "fewer_ranks": None}
+    fewer = plan_fixes.fewer_ranks(data, partial(_spec, data), world=world, epochs=epochs)
+    return {"proposals": found, "fewer_ranks": fewer}

@@ -1,0 +1,369 @@
+"""Bucket entries for clips, each with its reason: a pure function of what the clips have."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.buckets import assign, sizes, table
+from reelworks.buckets.assign import Clips, Reason
+from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.buckets.table import BucketTable
+from reelworks.catalog.rows import CatalogRows
+from reelworks.core import hash_rng
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Geometry, Shape
+
+NEARLY_ALL = 0.98
+# A rung more is worth it if clips keep a tenth more on average.
+_LEAST_GAIN = 0.1
+# All but 5 are both 4n+1 and 8n+1, which every video autoencoder in use takes.
+_FRAMES = (5, 9, 17, 33, 49, 65, 81, 97, 121)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Sizes, smallest first.
+
+    Attributes:
+        names: As `bucket.resolution` has them.
+        table: One entry of one frame for each; entry `-1 - i` is that of rung `i`.
+        geometry: What the model takes.
+    """
+
+    names: tuple[str, ...]
+    table: BucketTable
+    geometry: Geometry
+
+    @classmethod
+    def of(cls, steps: Sequence[int | str], config: BucketsConfig, geometry: Geometry) -> Ladder:
+        """Those of `steps` (sides of squares, or resolutions) that the model takes and that differ.
+
+        The model's multiple is the lowest. Clips are never enlarged here, else all would fill all.
+        """
+        multiple = max(geometry.multiple)
+        names = [f"{step}px" if isinstance(step, int) else step for step in (multiple, *steps)]
+        by_pixels = {_pixels(name): name for name in names if _pixels(name) >= multiple**2}
+        rules = config.model_copy(update={"entries": "given", "upscale": False})
+        shapes: dict[tuple[Shape, ...], str] = {}
+        for _, name in sorted(by_pixels.items()):
+            one = table.build([BucketEntryConfig(resolution=name, num_frames=1)], rules, geometry)
+            shapes.setdefault(tuple(bucket.shape for bucket in one.buckets), name)
+        chosen = tuple(shapes.values())
+        entries = [BucketEntryConfig(resolution=name, num_frames=1) for name in chosen]
+        return cls(chosen, table.build(entries, rules, geometry), geometry)
+
+    @property
+    def worth(self) -> NDArray[np.float64]:
+        """What a clip has at each rung, as a logarithm."""
+        return np.log([_pixels(name) for name in self.names])
+
+    def highest(self, height: NDArray[np.int64], width: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The highest rung that each clip fills, -1 where it fills none."""
+        n = len(height)
+        clips = Clips(
+            uid=np.zeros(n, dtype=np.uint64),
+            copy=np.zeros(n, dtype=np.int64),
+            num_frames=np.ones(n, dtype=np.int64),
+            height=height,
+            width=width,
+            is_image=np.ones(n, dtype=np.bool_),
+            excluded=np.zeros(n, dtype=np.int8),
+            held_out=np.zeros(n, dtype=np.bool_),
+        )
+        bucket = assign.assign(clips, self.table, seed=0, epoch=0).bucket
+        entry = np.array([one.entry for one in self.table.buckets], dtype=np.int64)
+        rung: NDArray[np.int64] = np.where(bucket >= 0, len(self.names) - 1 - entry[bucket], -1)
+        return rung
+
+    def tokens(self, rung: int, num_frames: int) -> int:
+        """Most latent tokens that one clip has at a rung, whatever its aspect ratio."""
+        buckets = self.table.of_entry(len(self.names) - 1 - rung)
+        shapes = [self.table.buckets[i].shape for i in buckets]
+        return max(self.geometry.tokens(Shape(num_frames, s.height, s.width)) for s in shapes)
+
+
+def frame_counts(geometry: Geometry) -> NDArray[np.int64]:
+    """Lengths of videos that the model takes, near the usual ones, and the shortest."""
+    a, b = geometry.frame_rule
+    if a == 0:
+        return np.zeros(0, dtype=np.int64)
+    usual = {(frames - b) // a * a + b for frames in _FRAMES}
+    shortest = next(n for n in range(2, 2 + a + b) if geometry.accepts_frames(n))
+    return np.array(sorted({shortest} | {n for n in usual if n > shortest}), dtype=np.int64)
+
+
+def rungs(highest: NDArray[np.int64], worth: NDArray[np.float64], most: int) -> list[int]:
+    """Choose rungs, the highest first: the highest that nearly all reach, and what keeps most of the others.
+
+    Args:
+        highest: The highest rung of each clip; those of -1 are not looked at.
+        worth: What a clip has at each rung, as a logarithm.
+        most: Rungs to choose at most.
+
+    Returns:
+        None where no clip reaches any.
+    """
+    count = np.bincount(highest[highest >= 0], minlength=len(worth))
+    total = count.sum()
+    if not total:
+        return []
+    reach = np.cumsum(count[::-1])[::-1] / total
+    chosen = [int(np.flatnonzero(reach >= NEARLY_ALL)[-1])]
+    rung = np.arange(len(worth))
+    while len(chosen) < most:
+        has = np.max([np.where(rung >= c, worth[c], worth[chosen[0]]) for c in chosen], axis=0)
+        gains = [(count[r:] * np.maximum(worth[r] - has[r:], 0)).sum() / total for r in rung]
+        best = int(np.argmax(gains))
+        if gains[best] < _LEAST_GAIN:
+            break
+        chosen.append(best)
+    return sorted(chosen, reverse=True)
+
+
+def _pixels(resolution: str) -> int:
+    budget = sizes.pixel_budget(resolution)
+    return budget if isinstance(budget, int) else budget[0] * budget[1]
+
+
+_PICTURES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1536)
+_VIDEOS = (16, 32, 48, 64, 96, 128, "144p", 256, "240p", "360p", "480p", "720p", "1080p")
+_MOST_SIZES, _MOST_LENGTHS = 3, 2
+_FEWEST_FRAMES = 5  # fewer show no motion
+_SAMPLE = 1 << 18  # clips that are looked at: what counts is shares
+_FLOOR_FROM = 0.01
+_LEAST_SHARE = 0.1  # of the clips that must have most at an entry
+# 8-fold autoencoder and patches of 2, the commonest multiple.
+_COMMON = Geometry(stride=(1, 8, 8), patch=(1, 2, 2))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One proposed `[[bucket]]`, with the reason for it."""
+
+    resolution: str
+    num_frames: int
+    batch_size: int = 1
+    keep_prob: float = 1.0
+    why: str = ""
+
+    def config(self) -> BucketEntryConfig:
+        """The entry as a recipe has it."""
+        values = asdict(self)
+        del values["why"]
+        return BucketEntryConfig(**values)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Entries, largest first.
+
+    Attributes:
+        entries: The buckets.
+        reached: Clips that fit one of them.
+        clips: Clips that they are for.
+        max_tokens: Most latent tokens of a micro-batch.
+    """
+
+    entries: tuple[Entry, ...]
+    reached: int
+    clips: int
+    max_tokens: int
+
+    def headline(self) -> str:
+        """What the entries were chosen by."""
+        return f"{self.reached} of {self.clips} clips fit; a micro-batch has at most {self.max_tokens} latent tokens"
+
+    def to_toml(self) -> str:
+        """The entries as they stand in a recipe, reasons as comments."""
+        lines = [f"# from what the catalog holds: {self.headline()}", ""]
+        for entry in self.entries:
+            lines += [f"# {entry.why}", "[[bucket]]", f'resolution = "{entry.resolution}"']
+            lines += [f"num_frames = {entry.num_frames}", f"batch_size = {entry.batch_size}"]
+            lines += [f"keep_prob = {entry.keep_prob:g}", ""] if entry.keep_prob < 1 else [""]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, the TOML text among them."""
+        return {**asdict(self), "toml": self.to_toml()}
+
+
+def of_rows(rows: CatalogRows) -> Proposal:
+    """Propose buckets for the readable rows of a catalog, of which no recipe says what trains on it."""
+    good = rows.take(rows.readable)
+    n, video = len(good), good.is_video
+    clips = Clips(
+        uid=good.uid,
+        copy=np.zeros(n, dtype=np.int64),
+        num_frames=np.where(video, good.num_frames, 1).astype(np.int64),
+        height=good.height.astype(np.int64),
+        width=good.width.astype(np.int64),
+        is_image=~video,
+        excluded=np.zeros(n, dtype=np.int8),
+        held_out=np.zeros(n, dtype=np.bool_),
+    )
+    return propose(clips, BucketsConfig(), _COMMON)
+
+
+def propose(clips: Clips, config: BucketsConfig, geometry: Geometry) -> Proposal:
+    """Propose buckets: few sizes and lengths that keep most of what the clips have and that nearly all fill.
+
+    Where a size and a length together exceed the budget, there is an entry of the same length and smaller,
+    and one of the same size and shorter. Clips that fit several entries are shared out among them.
+
+    Args:
+        clips: Those of a recipe; excluded ones are left out.
+        config: `max_tokens`, `max_batch_size`, and what sizes there are.
+        geometry: What the model takes.
+
+    Raises:
+        UserError: One clip of the smallest size exceeds `max_tokens`.
+    """
+    wanted = clips.take(np.flatnonzero(clips.excluded == Reason.NONE))
+    found: list[Entry] = []
+    for is_image in (False, True):
+        of_kind = wanted.take(np.flatnonzero(wanted.is_image == is_image))
+        if len(of_kind.uid):
+            sample = _sample(of_kind)
+            entries = (_of_pictures if is_image else _of_videos)(sample, config, geometry)
+            entries = _shared_out(entries, sample, config, geometry)
+            found += _with_batch_sizes(entries, sample, len(of_kind.uid), config, geometry)
+    made = (
+        _build([replace(entry, keep_prob=1.0) for entry in found], config, geometry) if found else table.EMPTY
+    )
+    of = {(entry.resolution, entry.num_frames): entry for entry in found}
+    fit = assign.assign(wanted, made, seed=0, epoch=0).bucket >= 0
+    ordered = tuple(of[entry.resolution, entry.num_frames] for entry in made.entries)
+    return Proposal(ordered, int(fit.sum()), len(wanted.uid), config.max_tokens)
+
+
+def _sample(clips: Clips) -> Clips:
+    """Some of the clips by hash: an even stride would meet the pattern in which copies or folders stand."""
+    share = min(_SAMPLE / len(clips.uid), 1.0)
+    return clips.take(np.flatnonzero(hash_rng.passes(hash_rng.hash64(0, clips.uid, clips.copy), share)))
+
+
+def _of_pictures(clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Entry]:
+    ladder = Ladder.of(_PICTURES, config, geometry)
+    highest = ladder.highest(clips.height, clips.width)
+    chosen = rungs(highest, ladder.worth, _MOST_SIZES)
+    return [Entry(ladder.names[i], 1) for i in dict.fromkeys(_fit(ladder, s, 1, config) for s in chosen)]
+
+
+def _of_videos(clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Entry]:
+    ladder, counts = Ladder.of(_VIDEOS, config, geometry), frame_counts(geometry)
+    highest = ladder.highest(clips.height, clips.width)
+    longest = np.searchsorted(counts, clips.num_frames, side="right") - 1
+    there = (highest >= 0) & (longest >= 0)
+    chosen = rungs(highest[there], ladder.worth, _MOST_SIZES)
+    lengths = [int(counts[i]) for i in rungs(longest[there], np.log(counts), _MOST_LENGTHS)]
+    if not chosen:
+        return []
+    found: dict[tuple[int, int], str] = {}
+    for place, why in _pairs(ladder, chosen, lengths, counts.tolist(), config):
+        found.setdefault(place, why)
+    # Below all others, for the clips that are too short for the smallest: else a draw could leave them out.
+    smallest = min(found, key=lambda place: (place[0], place[1]))
+    left = (longest[there] < np.searchsorted(counts, smallest[1])).mean()
+    if left > _FLOOR_FROM:
+        found.setdefault((smallest[0], lengths[-1]), "so that shorter clips have a place too")
+    order = sorted(found, key=lambda place: (-place[0], -place[1]))
+    return [Entry(ladder.names[size], frames, why=found[size, frames]) for size, frames in order]
+
+
+def _pairs(
+    ladder: Ladder, chosen: list[int], lengths: list[int], counts: list[int], config: BucketsConfig
+) -> Iterator[tuple[tuple[int, int], str]]:
+    """Sizes at lengths, both as the budget allows: for each length the size, for each size the length."""
+    few = min(lengths[-1], next((c for c in counts if c >= _FEWEST_FRAMES), counts[-1]))
+    for size in chosen:
+        for frames in lengths:
+            if frames > lengths[-1] and ladder.tokens(0, frames) > config.max_tokens:
+                continue
+            fits = _fit(ladder, size, frames, config)
+            why = "" if fits == size else f"the largest size at which {frames} frames fit max_tokens"
+            yield (fits, frames), why
+        fits = _fit(ladder, size, few, config)
+        able = [c for c in counts if few <= c <= lengths[0] and ladder.tokens(fits, c) <= config.max_tokens]
+        yield (
+            (fits, able[-1]),
+            "" if able[-1] == lengths[0] else "the most frames that fit max_tokens at this size",
+        )
+
+
+def _fit(ladder: Ladder, size: int, num_frames: int, config: BucketsConfig) -> int:
+    """The largest size up to one at which so many frames fit the budget."""
+    for smaller in range(size, -1, -1):
+        if ladder.tokens(smaller, num_frames) <= config.max_tokens:
+            return smaller
+    least = ladder.tokens(0, num_frames)
+    raise UserError(
+        f"one clip of {ladder.names[0]} × {num_frames} frames has {least} latent tokens",
+        field="buckets.max_tokens",
+        value=config.max_tokens,
+        remedy=f"give at least {least}",
+    )
+
+
+def _shared_out(entries: list[Entry], clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Entry]:
+    """The entries that are needed, with the chances at which clips come to each of those that they fit.
+
+    A clip's showings go to its entries by the root of their tokens: evenly between large and long ones, and few
+    to those that are only there for small or short clips.
+    """
+    noun = "pictures" if len(clips.uid) and clips.is_image[0] else "videos"
+    native = config.model_copy(update={"upscale": False})  # else all clips would be for the largest
+    tables = [_build([entry], native, geometry) for entry in entries]
+    fits = [assign.assign(clips, built, seed=0, epoch=0).bucket >= 0 for built in tables]
+    left = np.zeros(len(clips.uid))  # of each clip's showings, for this entry and those below
+    told = []
+    for i in reversed(_needed([built.entries[0] for built in tables], fits)):
+        weight = float(tables[i].tokens().max()) ** 0.5
+        left[fits[i]] += weight
+        chance = max(round(float((weight / left[fits[i]]).mean()), 2), 0.01) if fits[i].any() else 1.0
+        parts = [f"{fits[i].mean():.0%} of the {noun} fill it", entries[i].why]
+        parts.append(f"keep_prob {chance:g} leaves the rest to smaller or shorter ones" if chance < 1 else "")
+        told.append(replace(entries[i], keep_prob=chance, why="; ".join(part for part in parts if part)))
+    return told[::-1]
+
+
+def _needed(entries: list[table.Entry], fits: list[NDArray[np.bool_]]) -> list[int]:
+    """Places of the entries that show enough clips more of them than others do; the last is for all."""
+    kept = list(range(len(entries)))
+    while len(kept) > 1:
+        best = {i: fits[i].copy() for i in kept[:-1]}  # clips of which no other entry shows as much
+        for i, j in itertools.permutations(kept, 2):
+            a, b = entries[i], entries[j]
+            if i in best and b.pixels >= a.pixels and b.num_frames >= a.num_frames:
+                best[i] &= ~fits[j]
+        least = min(best, key=lambda i: best[i].mean())
+        if best[least].mean() >= _LEAST_SHARE:
+            break
+        kept.remove(least)
+    return kept
+
+
+def _with_batch_sizes(
+    entries: list[Entry], sample: Clips, clips: int, config: BucketsConfig, geometry: Geometry
+) -> list[Entry]:
+    """Entries with as many clips in a micro-batch as fit the budget and as their fullest bucket has."""
+    if not entries:
+        return []
+    built = _build(entries, config, geometry)
+    bucket = assign.assign(sample, built, seed=0, epoch=0).bucket
+    inside = np.bincount(bucket[bucket >= 0], minlength=len(built.buckets)) * clips / len(sample.uid)
+    most = {}
+    for index, entry in enumerate(built.entries):
+        buckets = built.of_entry(index)
+        fit = config.max_tokens // int(built.tokens()[buckets].max())
+        most[entry.resolution, entry.num_frames] = min(fit, int(inside[buckets].max()), config.max_batch_size)
+    return [replace(e, batch_size=max(most[e.resolution, e.num_frames], 1)) for e in entries]
+
+
+def _build(entries: list[Entry], config: BucketsConfig, geometry: Geometry) -> table.BucketTable:
+    return table.build([e.config() for e in entries], config, geometry)

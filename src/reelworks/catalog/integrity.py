@@ -1,0 +1,166 @@
+"""What holds in every catalog; broken, it is an error that says where, never a guess."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.catalog.rows import CatalogRows
+from reelworks.core.errors import UserError
+
+_NOT_NEGATIVE = (
+    "size_bytes",
+    "num_frames",
+    "height",
+    "width",
+    "fps",
+    "duration_seconds",
+    "bit_depth",
+    "rotation",
+)
+_POSITIVE_IF_READABLE = ("num_frames", "height", "width")
+_KINDS = ("video", "image")
+# Training must not open what nobody scanned: nothing, an absolute path, a way out of the folder.
+OUTSIDE = r"^$|^/|(^|/)\.\.(/|$)|\x00"
+
+
+def damaged(path: Path, problem: str) -> UserError:
+    """Error for a catalog that cannot be trusted."""
+    return UserError(
+        f"the catalog is damaged: {problem}",
+        field="catalog",
+        value=str(path),
+        remedy="restore the folder from a backup, or scan the data into a new catalog with -o DIR",
+    )
+
+
+def check_rows(rows: CatalogRows, path: Path) -> None:
+    """Check ordinals, places and measures of all rows.
+
+    Raises:
+        UserError: Ordinals are not 0, 1, 2, …, a file does not lie below its folder, a measure is
+            negative, not finite, or 0 in a row without an error, or a score is infinite.
+    """
+    _refuse(rows.ordinal != np.arange(len(rows)), rows, "ordinal", path)
+    _refuse(_mask(pc.match_substring_regex(rows.path, OUTSIDE)), rows, "path", path)
+    _refuse(~_mask(pc.starts_with(rows.root.dictionary, "/"))[rows.root.indices], rows, "root", path)
+    kinds = _mask(pc.is_in(rows.kind.dictionary, pa.array(_KINDS)))
+    _refuse(~kinds[rows.kind.indices], rows, "kind", path)
+    for name in _NOT_NEGATIVE:
+        values = getattr(rows, name)
+        _refuse(~np.isfinite(values) | (values < 0), rows, name, path)
+    for name in _POSITIVE_IF_READABLE:
+        _refuse(rows.readable & (getattr(rows, name) < 1), rows, name, path)
+    for name, score in rows.scores.items():
+        _refuse(np.isinf(score), rows, name, path)
+
+
+def _mask(values: Any) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = values.to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _refuse(wrong: NDArray[np.bool_], rows: CatalogRows, name: str, path: Path) -> None:
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        values: Any = rows.scores[name] if name in rows.scores else getattr(rows, name)
+        value: Any = values[first]
+        raise damaged(path, f"row {first} ({rows.path[first].as_py()!r}) has {name} = {value}")
+
+
+def check_retired(ordinals: NDArray[np.int64], first: int, path: Path) -> None:
+    """Check that a part retires rows of earlier parts only, `first` being its own first ordinal.
+
+    Raises:
+        UserError: It does not.
+    """
+    if ordinals.min() < 0 or ordinals.max() >= first:
+        raise damaged(path, f"it retires a row that is not among the {first} before it")
+
+
+def check_one_row_per_uid(live: CatalogRows, path: Path) -> None:
+    """Check the invariant that everything else rests on.
+
+    Raises:
+        UserError: Two live rows have one uid.
+    """
+    ordered = np.sort(live.uid)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(twice):
+        names = live.path.take(np.flatnonzero(live.uid == twice[0])).to_pylist()
+        raise damaged(path, f"two live rows have the uid {int(twice[0])}: {', '.join(names)}")
+
+
+# Columns may be narrower than the schema's or encoded otherwise; numbers written as text are a mistake.
+_COLUMN_KINDS = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    lambda t: pa.types.is_string(t) or pa.types.is_large_string(t),
+)
+
+
+class ColumnError(Exception):
+    """A column that is not what the schema says; the message names it and the row."""
+
+
+def conform(table: Any, schema: Any, first: int) -> Any:
+    """Cast a table to a schema, without loss; more columns than the schema's are left out.
+
+    Args:
+        table: A part's.
+        schema: What it must be.
+        first: Number of the part's first row, for messages.
+
+    Raises:
+        ColumnError: A column is missing or of another kind, or a value is missing, too large, or not UTF-8.
+    """
+    absent = [name for name in sorted(schema.names) if name not in table.column_names]
+    if absent:
+        raise ColumnError(f"lacks the columns {', '.join(absent)}")
+    return pa.table([_conform(table.column(field.name), field, first) for field in schema], schema=schema)
+
+
+def _conform(column: Any, field: Any, first: int) -> Any:
+    if _kind(column.type) != _kind(field.type):
+        raise ColumnError(f"has {field.name} as {column.type} instead of {_plain(field.type)}")
+    if column.null_count and not field.nullable:
+        missing = column.is_null().index(True).as_py()
+        raise ColumnError(f"has no {field.name} in row {first + missing}")
+    try:
+        return _cast(column, field.type)
+    except pa.ArrowException as error:
+        row = _first_that_fails(column, field.type)
+        raise ColumnError(f"has a wrong {field.name} in row {first + row}: {error}") from error
+
+
+def _plain(kind: Any) -> Any:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _kind(kind: Any) -> list[bool]:
+    return [is_kind(_plain(kind)) for is_kind in _COLUMN_KINDS]
+
+
+def _cast(column: Any, kind: Any) -> Any:
+    result = column.cast(kind)
+    result.validate(full=True)  # reading does not look whether texts are UTF-8
+    return result
+
+
+def _first_that_fails(column: Any, kind: Any) -> int:
+    """Find the first value that cannot be cast, by halving: those before `good` can be."""
+    good, bad = 0, len(column)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            _cast(column[good:middle], kind)
+            good = middle
+        except pa.ArrowException:
+            bad = middle
+    return good

@@ -1,0 +1,120 @@
+"""Saves that training does not wait for: staged in memory, written by a thread, published by the trainer.
+
+There is one slot. Staging copies the state into memory that later saves use again; the thread only writes;
+whoever trains asks whether all ranks have written, and publishes. The thread dies with its process, and
+what it had in flight is swept away by the next start.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.tensor import DTensor
+
+from reelworks.checkpoint import save
+from reelworks.checkpoint.save import Saved, Saving
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core import memory
+from reelworks.distributed import collectives
+
+
+@dataclass
+class Background:
+    """The slot for one save in flight.
+
+    Args:
+        processes_on_host: Trainers that share this machine's memory and stage at the same time.
+    """
+
+    processes_on_host: int = 1
+    _stager: DefaultStager | None = None
+    _staged_bytes: int = 0
+    _saving: Saving | None = None
+    _thread: threading.Thread | None = field(default=None, repr=False)
+
+    @property
+    def step(self) -> int | None:
+        """Step that is being saved; None while the slot is free."""
+        return None if self._saving is None else self._saving.order.step
+
+    @property
+    def is_writing(self) -> bool:
+        """True while this rank's thread writes; False too while the slot is free."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def lacks_memory(self, state: dict[str, Any]) -> str:
+        """Say why a state cannot be staged, or nothing. Collective, and equal on all ranks."""
+        need_bytes = max(held_bytes(state) - self._staged_bytes, 0) * self.processes_on_host
+        free_bytes = memory.available_bytes()
+        short = collectives.on_all(lambda: (need_bytes, free_bytes) if need_bytes > free_bytes else None)
+        for rank, numbers in enumerate(short):
+            if numbers is not None:
+                need_gb, free_gb = (f"{n / 1e9:.2f} GB" for n in numbers)
+                return f"rank {rank} has {free_gb} of memory left, and staging takes {need_gb}"
+        return ""
+
+    def start(
+        self,
+        store: CheckpointStore,
+        step: int,
+        state: dict[str, Any],
+        *,
+        extra: Mapping[str, bytes] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        run_id: str = "",
+    ) -> None:
+        """Stage a state and begin to write it. Collective; the state may change as soon as this returns.
+
+        Raises:
+            SaveFailed: As `commit.save` does; the slot stays free.
+        """
+        assert self._saving is None, "a save is in flight"
+        self._saving = save.begin(
+            store, step, state, extra=extra, metrics=metrics, run_id=run_id, stage=self._stage
+        )
+        self._thread = threading.Thread(target=self._saving.write, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> Saved:
+        """Wait for this rank's thread, and publish with all others. Collective; the slot is free then.
+
+        Raises:
+            SaveFailed: Any rank could not write, or rank 0 not publish.
+        """
+        assert self._saving is not None
+        assert self._thread is not None
+        self._thread.join()
+        saving, self._saving, self._thread = self._saving, None, None
+        return saving.finish()
+
+    def _stage(self, state: dict[str, Any]) -> dict[str, Any]:
+        if self._stager is None:
+            pinned = torch.cuda.is_available()
+            self._stager = DefaultStager(
+                StagingOptions(
+                    use_pinned_memory=pinned,
+                    use_shared_memory=False,
+                    use_async_staging=False,
+                    use_non_blocking_copy=pinned,
+                )
+            )
+        staged = self._stager.stage(state)
+        assert isinstance(staged, dict)
+        self._staged_bytes = held_bytes(state)
+        return staged
+
+
+def held_bytes(state: Any) -> int:
+    """Bytes of the tensors that this rank holds of a state, replicas included."""
+    if isinstance(state, Mapping):
+        return sum(held_bytes(value) for value in state.values())
+    if isinstance(state, list | tuple):
+        return sum(held_bytes(value) for value in state)
+    if isinstance(state, DTensor):
+        state = state.to_local()
+    return state.numel() * state.element_size() if isinstance(state, torch.Tensor) else 0

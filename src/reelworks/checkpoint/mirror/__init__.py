@@ -1,0 +1,1 @@
+"""Copies of checkpoints in another place: a disk, a network file system or an object store."""

@@ -1,0 +1,132 @@
+"""A run that goes on from its mirror, where its folder has no checkpoint: a new disk, the same command."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+from reelworks.checkpoint import manifest, names
+from reelworks.checkpoint.manifest import BadCheckpoint, NewerFormat
+from reelworks.checkpoint.mirror import files
+from reelworks.checkpoint.mirror.remote import Place, folder_of
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.verify import verify
+from reelworks.core import storage
+from reelworks.core.errors import UserError
+from reelworks.run.folder import RunFolder
+
+
+def bring_back(place: Place, run: RunFolder, resume: str, say: Callable[[str], None]) -> int | None:
+    """Fetch a run's files and its newest good checkpoint, if the run folder has none; under the run's lock.
+
+    Args:
+        place: The mirror.
+        run: The run folder, which may not exist yet.
+        resume: What was asked for: "auto", "never", or a step, which is then fetched if it is missing here.
+        say: Told, in lines for people, what is fetched and what is passed over.
+
+    Returns:
+        The step that was fetched; None where nothing had to be, or the mirror is empty.
+
+    Raises:
+        UserError: The mirror is of another run; it has checkpoints, of which none can be trusted; or there is
+            nothing to go on from here and it does not answer: never a silent fresh start.
+    """
+    place.require_outside(run.path)
+    store = CheckpointStore(run.checkpoints_folder)
+    named = int(resume) if resume.isdecimal() else None
+    if named in store.steps() if named is not None else _has_whole(store):
+        return None
+    place.probe()
+    with place.answering("read"):
+        index = files.read_index(place)
+        if index is None:
+            return None
+        if resume == "never":
+            raise UserError(
+                "the mirror already holds a run",
+                field="checkpoints.mirror.url",
+                value=place.url,
+                remedy="leave --resume out to go on from it, or give this run another address",
+            )
+        if run.exists:
+            files.require_ours(index, run.info()["id"], place.url)
+        # Before any checkpoint: a run folder with one is not brought back again.
+        for path in files.pull(place, run, index):
+            say(f"warning: the mirror has lost {path}")
+        return _fetch_newest(place, store, [s for s in reversed(place.steps()) if named in (None, s)], say)
+
+
+def _has_whole(store: CheckpointStore) -> bool:
+    for step in reversed(store.steps()):
+        try:
+            verify(store.path(step), full=False)
+        except NewerFormat:
+            return True  # as below: for the resume to refuse
+        except BadCheckpoint:
+            continue
+        except OSError:
+            return True
+        return True
+    return False
+
+
+def _fetch_newest(
+    place: Place, store: CheckpointStore, steps: list[int], say: Callable[[str], None]
+) -> int | None:
+    bad = []
+    for step in steps:
+        # Without a manifest it is no checkpoint, but an upload that a dead process left.
+        if (data := place.manifest_data(step)) is None:
+            continue
+        try:
+            _fetch(place, store, step, data, say)
+        except NewerFormat as error:
+            raise UserError(
+                error.reason, field="checkpoint", value=folder_of(step), remedy="update Reelworks"
+            ) from error
+        except BadCheckpoint as error:
+            bad.append(f"checkpoint of step {step} in the mirror is passed over: {error.reason}")
+            say(bad[-1])
+            continue
+        return step
+    if bad:
+        raise UserError(
+            "no checkpoint of the mirror can be trusted:" + "".join(f"\n    {reason}" for reason in bad),
+            field="checkpoints.mirror.url",
+            value=place.url,
+            remedy="mend them, or begin anew with another output and another address",
+        )
+    return None
+
+
+def _fetch(place: Place, store: CheckpointStore, step: int, data: bytes, say: Callable[[str], None]) -> None:
+    """Fetch one checkpoint into a temporary folder, compare all digests, and publish it."""
+    found = place.complete(step)
+    say(f"fetching the checkpoint of step {step} ({found.total_bytes / 1e9:.3f} GB) from {place.url}")
+    storage.mkdirs(store.root)
+    if (free_bytes := shutil.disk_usage(store.root).free) < found.total_bytes:
+        raise UserError(
+            f"the mirror's checkpoint needs {found.total_bytes / 1e9:.3f} GB, {free_bytes / 1e9:.3f} GB are free",
+            field="output",
+            value=str(store.root.parent),
+            remedy="free disk space, or choose another folder with --output",
+        )
+    temporary = store.root / names.in_flight(step, names.fresh_id())
+    try:
+        for entry in found.files:
+            file = temporary / entry.path
+            storage.mkdirs(file.parent)
+            place.get(f"{folder_of(step)}/{entry.path}", file)
+        with storage.create(temporary / manifest.FILE_NAME) as f:
+            f.write(data)
+        verify(temporary, full=True)
+        for folder in {file.parent for file in temporary.rglob("*")}:
+            storage.fsync_folder(folder)
+    except BaseException:
+        storage.rmtree_if_possible(temporary)
+        raise
+    if store.path(step).exists():
+        store.quarantine(step, "replaced by the checkpoint of this step from the mirror")
+    store.publish(temporary, step)
+    store.log("fetched", step, save_id=found.save_id, source=place.url)

@@ -1,0 +1,290 @@
+"""Saving: written beside, checked, and published by one rename.
+
+    space check → fresh temporary folder → every rank writes its shards through torch.distributed.checkpoint
+    and digests them → manifest, last → fsync → rename onto free ground → fsync of the parent → history
+
+A checkpoint exists exactly if its rename happened. Whatever fails or dies before that costs this save and
+nothing else; a failure on one rank is raised, equal, on all.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import reelworks
+from reelworks.checkpoint import disk_space, manifest, names, shards
+from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry, Manifest
+from reelworks.checkpoint.shards import Shards, Written
+from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
+from reelworks.checkpoint.verify import verify
+from reelworks.core import digests, storage
+from reelworks.core.errors import UserError
+from reelworks.distributed import collectives
+
+
+@dataclass(frozen=True)
+class Order:
+    """What `commit.begin` was asked for."""
+
+    store: CheckpointStore
+    step: int
+    extra: Mapping[str, bytes]
+    metrics: Mapping[str, float]
+    run_id: str
+    began: float
+
+
+def present(store: CheckpointStore, step: int) -> CheckpointInfo | None:
+    """Look whether this step is saved already; what is there and bad is dealt with when publishing."""
+    if step not in store.steps():
+        return None
+    try:
+        verify(store.path(step), full=True)
+    except BadCheckpoint:
+        return None
+    return store.info(step)
+
+
+def open_folder(order: Order, state_bytes: int) -> Path:
+    """Make the temporary folder if the checkpoint will fit."""
+    root = order.store.root
+    storage.mkdirs(root)
+    disk_space.require(root, state_bytes + sum(map(len, order.extra.values())))
+    temporary = root / names.in_flight(order.step, names.fresh_id())
+    storage.mkdir(temporary)
+    try:
+        storage.mkdir(temporary / names.DCP)
+    except OSError:
+        storage.rmtree_if_possible(temporary)
+        raise
+    return temporary
+
+
+def require_shared(temporary: Path) -> None:
+    """Refuse folders that only rank 0 sees: its manifest could not speak for the others' files."""
+    if not (temporary / names.DCP).is_dir():
+        raise RuntimeError(f"{temporary.parent} is not the same folder here as on rank 0")
+
+
+def complete(order: Order, temporary: Path, entries: list[FileEntry]) -> CheckpointInfo:
+    """Complete the temporary folder, publish it, and tell the history."""
+    store, step = order.store, order.step
+    for name, data in order.extra.items():
+        entries.append(_write_extra(temporary, name, data))
+    manifest.write(temporary, _manifest(order, temporary, entries))
+    # Also proves that rank 0 sees what the other nodes have written.
+    verify(temporary, full=False)
+    if os.path.lexists(store.path(step)):
+        store.quarantine(step, "failed verification when its step was saved again")
+    store.publish(temporary, step)
+    info = store.info(step)
+    # The checkpoint is there, even if the disk has no room left to tell of it.
+    with suppress(OSError):
+        store.record_saved(info, time.perf_counter() - order.began)
+    return info
+
+
+def _manifest(order: Order, temporary: Path, entries: list[FileEntry]) -> Manifest:
+    cursor = order.extra.get(names.CURSOR)
+    return Manifest(
+        format=manifest.FORMAT_VERSION,
+        step=order.step,
+        save_id=temporary.name.rpartition("-")[2],
+        created=time.time(),
+        world_size=collectives.world_size(),
+        run_id=order.run_id,
+        cursor_digest=None if cursor is None else digests.digest_bytes(cursor),
+        files=tuple(entries),
+        total_bytes=sum(entry.size for entry in entries),
+        metrics=manifest.plain_metrics(order.metrics),
+        versions={
+            "reelworks": reelworks.__version__,
+            "torch": str(torch.__version__),
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    )
+
+
+def _write_extra(temporary: Path, name: str, data: bytes) -> FileEntry:
+    if "/" in name or not manifest.is_inside(name) or name in (names.DCP, manifest.FILE_NAME):
+        raise ValueError(f"{name!r} cannot name an extra file")
+    with storage.create(temporary / name) as file:
+        file.write(data)
+    return FileEntry(path=name, size=len(data), digest=digests.of_bytes(data))
+
+
+class SaveFailed(UserError):  # noqa: N818
+    """No checkpoint was made; those on disk are as they were."""
+
+
+class DiskFull(SaveFailed):
+    """The disk or the quota has too little room for one more checkpoint."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Result of a save, equal on all ranks.
+
+    Attributes:
+        info: The checkpoint on disk.
+        seconds: Wall time of the whole save.
+        fresh: False if the step had a valid checkpoint already, which was left as it is.
+    """
+
+    info: CheckpointInfo
+    seconds: float
+    fresh: bool
+
+    @property
+    def bytes(self) -> int:
+        """Size of the checkpoint's files."""
+        return self.info.manifest.total_bytes
+
+
+def save(
+    store: CheckpointStore,
+    step: int,
+    state: dict[str, Any],
+    *,
+    extra: Mapping[str, bytes] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    run_id: str = "",
+) -> Saved:
+    """Write and publish a checkpoint. Collective over the default process group, if there is one.
+
+    Args:
+        store: Where to; the same folder for all ranks.
+        step: Optimizer steps done.
+        state: Nested dicts of tensors, DTensors and plain values, e.g. `{"model": ..., "optimizer": ...}`.
+        extra: Small files by name, such as `cursor.json`; those of rank 0 count.
+        metrics: Metrics known by now.
+        run_id: The run's id.
+
+    Raises:
+        DiskFull: Too little room, before or while writing.
+        SaveFailed: Anything else that kept any rank from its part.
+    """
+    saving = begin(store, step, state, extra=extra, metrics=metrics, run_id=run_id)
+    saving.write()
+    return saving.finish()
+
+
+def begin(
+    store: CheckpointStore,
+    step: int,
+    state: dict[str, Any],
+    *,
+    extra: Mapping[str, bytes] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    run_id: str = "",
+    stage: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> Saving:
+    """Begin a save that `Saving.write` and `Saving.finish` complete; else as `save`, and collective too.
+
+    Args:
+        stage: Makes a copy of the state, once it is known to fit. Without it the state must not change
+            before `Saving.write` has returned.
+    """
+    order = Order(store, step, extra or {}, metrics or {}, run_id, time.perf_counter())
+    with _told_as_save_failed(store):
+        saved = collectives.on_first(lambda: present(store, step))
+        if saved is not None:
+            return Saving(order, saved, None, None)
+        state_bytes = sum(collectives.on_all(lambda: shards.local_bytes(state)))
+        temporary = collectives.on_first(lambda: open_folder(order, state_bytes))
+        with _dropped_on_failure(temporary):
+            collectives.on_all(lambda: require_shared(temporary))
+            if stage is not None:
+                state = collectives.each(lambda: stage(state))
+            return Saving(order, None, temporary, Shards.plan(temporary / names.DCP, state))
+
+
+@dataclass
+class Saving:
+    """A save that has begun.
+
+    Attributes:
+        order: What was asked for.
+        present: The step's valid checkpoint, if it had one before.
+        temporary: The folder in flight, if not.
+        shards: This rank's part of it.
+    """
+
+    order: Order
+    present: CheckpointInfo | None
+    temporary: Path | None
+    shards: Shards | None
+    _written: Written | Exception | None = None
+
+    def write(self) -> None:
+        """Write this rank's shards. Not collective, on any thread; what fails is told by `finish`."""
+        if self.shards is not None:
+            try:
+                self._written = self.shards.write()
+            except Exception as error:
+                self._written = error
+
+    def finish(self) -> Saved:
+        """Publish what all ranks have written. Collective; raises as `save` does."""
+        if self.present is not None:
+            return Saved(self.present, time.perf_counter() - self.order.began, fresh=False)
+        temporary = self.temporary
+        assert temporary is not None
+        with _told_as_save_failed(self.order.store), _dropped_on_failure(temporary):
+            info = collectives.through_first(self._result, lambda parts: self._commit(temporary, parts))
+        return Saved(info, time.perf_counter() - self.order.began, fresh=True)
+
+    def _result(self) -> Written:
+        if isinstance(self._written, Exception):
+            raise self._written
+        assert self._written is not None
+        return self._written
+
+    def _commit(self, temporary: Path, parts: list[Written]) -> list[CheckpointInfo]:
+        assert self.shards is not None
+        return [complete(self.order, temporary, self.shards.finish(parts))] * len(parts)
+
+
+@contextmanager
+def _dropped_on_failure(temporary: Path) -> Iterator[None]:
+    try:
+        yield
+    except collectives.RanksFailed:
+        collectives.on_first(lambda: storage.rmtree_if_possible(temporary))
+        raise
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what torch says of every save and load in a single process: that it is one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"torch\.distributed is disabled, unavailable or uninitialized")
+        yield
+
+
+@contextmanager
+def _told_as_save_failed(store: CheckpointStore) -> Iterator[None]:
+    try:
+        yield
+    except collectives.RanksFailed as error:
+        full = bool(error.errnos & disk_space.FULL)
+        raise (DiskFull if full else SaveFailed)(
+            f"no checkpoint was saved, earlier ones are as they were ({error})",
+            field="checkpoints",
+            value=str(store.root),
+            remedy="free disk space, or keep fewer with [checkpoints] save_total_limit"
+            if full
+            else "mend what the message names; the next save tries again",
+        ) from error

@@ -1,0 +1,156 @@
+"""Turns a training config of Open-Sora into a recipe, and says of each of its keys what became of it.
+
+The config is read as literals, never run. Keys that it leaves out get the value that Open-Sora gives them,
+which often is not ours. What is not there yet is left out of the recipe or has its nearest replacement in
+it, and is listed as such; the recipe loads either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from reelworks.buckets.opensora import parse
+from reelworks.compat.opensora import defaults, keys, literals
+from reelworks.compat.opensora.rules import Draft, Fate
+from reelworks.core.errors import UserError
+from reelworks.recipe import load
+
+
+@dataclass(frozen=True)
+class Line:
+    """What became of one key.
+
+    Attributes:
+        key: As the config has it, dotted inside its dicts.
+        value: As the config has it.
+        fate: Whether the recipe has it.
+        remark: The recipe's key, or why there is none.
+    """
+
+    key: str
+    value: object
+    fate: Fate
+    remark: str
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A recipe made of a config.
+
+    Attributes:
+        text: The recipe as TOML.
+        lines: One for each key of the config, and for each default of Open-Sora that is not ours.
+    """
+
+    text: str
+    lines: tuple[Line, ...]
+
+
+def convert(
+    path: Path, *, name: str, data_path: str | None = None, probability: parse.Meaning | None = None
+) -> Imported:
+    """Convert a config.
+
+    Args:
+        path: The config, a Python file.
+        name: Of the run; it becomes the last part of `output`.
+        data_path: The list or folder of clips, in place of the config's.
+        probability: What the table's probabilities mean; by default what the model of the config tells.
+
+    Raises:
+        UserError: The file cannot be read, has no bucket table, or has values that no recipe may have.
+    """
+    found = literals.read(path)
+    if "bucket_config" not in found.values:
+        raise UserError(
+            "there is no bucket_config that can be read without running the file",
+            field="CONFIG",
+            value=str(path),
+            remedy=found.unread.get("bucket_config", "give a training config of version 1.1, 1.2 or 2.0"),
+        )
+    draft = Draft(found.values, name)
+    lines = list(_lines(draft, found, data_path))
+    meaning = probability or _meaning(found.values)
+    table = keys.bucket_table(found.values["bucket_config"])
+    draft.set("buckets.probability", meaning)
+    if not draft.recipe["autoencoder"]:
+        draft.set("autoencoder", {"name": "pixel", "stride": _stride(table, meaning)})
+    recipe = load.parse({**draft.recipe, "buckets": {**draft.recipe["buckets"], "opensora": table}})
+    assert recipe.buckets.opensora is not None
+    return Imported(_toml(draft.recipe, recipe.buckets.opensora, path), tuple(lines))
+
+
+def _lines(draft: Draft, found: literals.Literals, data_path: str | None) -> Iterator[Line]:
+    """Convert key by key; every one gives a line."""
+    given = dict(keys.flatten(found.values))
+    if data_path is not None:
+        given["dataset.data_path"] = data_path
+    for key, value in sorted(
+        given.items(), key=lambda item: item[0] != "dataset.data_path"
+    ):  # others look at it
+        yield Line(key, value, *keys.convert(key, value, draft))
+    for key, value in defaults.of_missing(given).items():
+        fate, remark = keys.convert(key, value, draft)
+        yield Line(key, value, fate, f"{remark} (Open-Sora's default)")
+    for key, text in found.unread.items():
+        yield Line(key, text, Fate.UNREAD, "it is no literal, and nothing is run")
+
+
+def _meaning(values: dict[str, Any]) -> parse.Meaning:
+    """What the probabilities mean, from the model that a release trains.
+
+    Raises:
+        UserError: The model tells nothing, and there are pairs whose meaning differs.
+    """
+    model = values.get("model")
+    kind = str(model.get("type", "")) if isinstance(model, dict) else ""
+    if kind.startswith(("STDiT2", "STDiT3")):
+        return "opensora-1.2"
+    if kind.startswith("flux"):
+        return "opensora-2.0"
+    raise UserError(
+        "this model does not tell which release the config is of, and releases differ in what the "
+        "probabilities of bucket_config mean",
+        field="model.type",
+        value=kind,
+        remedy="give --probability opensora-1.2 (also for 1.1), opensora-2.0 or downgrade",
+    )
+
+
+def _stride(table: Any, meaning: parse.Meaning) -> int:
+    """The largest stride that divides all sizes of the table: the pixel autoencoder pads nothing."""
+    entries = parse.parse(table, meaning, compat=False).entries
+    sides = [side for entry in entries for size in entry.resolution.sizes for side in size]
+    return next(stride for stride in (8, 4, 2, 1) if all(side % stride == 0 for side in sides))
+
+
+def _toml(recipe: dict[str, Any], table: parse.Table, path: Path) -> str:
+    """The recipe as text, with the table as one reads it: a line for each resolution."""
+    top = {key: value for key, value in recipe.items() if not isinstance(value, dict | list)}
+    tables = {key: value for key, value in recipe.items() if isinstance(value, dict) and value}
+    return "\n".join(
+        [
+            f"# Made of {path.name} by `reelworks import-opensora`.",
+            tomli_w.dumps(top),
+            *(f"[[dataset]]\n{tomli_w.dumps(dataset)}" for dataset in recipe["dataset"]),
+            tomli_w.dumps(tables),
+            "[buckets.opensora]",
+            *(f'"{name}" = {{ {_inline(lengths)} }}' for name, lengths in table.items()),
+            "",
+        ]
+    )
+
+
+def _inline(lengths: dict[str, parse.Value]) -> str:
+    return ", ".join(f"{frames} = {_literal(value)}" for frames, value in lengths.items())
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_literal(inner) for inner in value)}]"
+    return f'"{value}"' if isinstance(value, str) else repr(value)

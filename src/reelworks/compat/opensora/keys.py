@@ -1,0 +1,271 @@
+"""What each key of Open-Sora's training configs (v1.1 to 2.0) is in a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from reelworks.buckets.opensora import parse
+from reelworks.catalog.source import is_list
+from reelworks.compat.opensora import parts, rules
+from reelworks.compat.opensora.rules import Draft, Fate, Rule, Told
+from reelworks.core.errors import UserError
+from reelworks.core.toml_none import WORD as NONE
+
+_SECTIONS = (
+    "dataset",
+    "model",
+    "vae",
+    "ae",
+    "text_encoder",
+    "t5",
+    "clip",
+    "scheduler",
+    "optim",
+    "lr_scheduler",
+)
+_MODELS = {"STDiT3-XL/2": "stdit3-xl", "STDiT3-3B/2": "stdit3-3b", "STDiT2-XL/2": "stdit2-xl"}
+_OBJECTIVES = {"rflow": "rectified-flow", "iddpm": "iddpm"}
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+_STRATEGIES = {"zero1": "fsdp", "zero2": "fsdp", "ddp": "replicated"}
+_MOTION = "{text} {score_vmafmotion:.0f} motion score."
+_KEPT_BY_PYTORCH = "attention and norms are PyTorch's own"
+
+
+def flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys with the dicts of parts (`model`, `dataset`) opened: "model.type"."""
+    for key, value in values.items():
+        if key in _SECTIONS and isinstance(value, dict):
+            yield from ((f"{key}.{inner}", v) for inner, v in value.items())
+        else:
+            yield key, value
+
+
+def convert(key: str, value: Any, draft: Draft) -> Told:
+    """Put one key into the draft, if a recipe has it."""
+    section = key.partition(".")[0]
+    if key in _KEYS:
+        return _KEYS[key](value, draft)
+    if section in _NOT_THERE_YET:
+        return Fate.NOT_THERE_YET, _NOT_THERE_YET[section]
+    return Fate.UNKNOWN, "no key of a recipe is known for it"
+
+
+def bucket_table(value: Any) -> Any:
+    """A bucket_config as `[buckets.opensora]` has it.
+
+    Raises:
+        UserError: It is no table of tables.
+    """
+    table = parse.normal_form(value)
+    if not isinstance(table, dict) or not all(isinstance(lengths, dict) for lengths in table.values()):
+        raise UserError(
+            "it is no dict of dicts",
+            field="bucket_config",
+            value=value,
+            remedy='as in {"256": {1: (1.0, 24)}}',
+        )
+    for name, lengths in table.items():
+        for frames, entry in lengths.items():
+            if not isinstance(entry, list):
+                raise UserError(
+                    "a pair of probability and batch size is needed",
+                    field=f'bucket_config."{name}".{frames}',
+                    value=entry,
+                    remedy="write (1.0, batch_size)",
+                )
+    return table
+
+
+def _outputs(value: Any, draft: Draft) -> Told:
+    return Fate.CONVERTED, draft.set("output", f"{str(value).rstrip('/')}/{draft.name}")
+
+
+def _data_path(value: Any, draft: Draft) -> Told:
+    if not value:
+        return (
+            Fate.TO_FILL_IN,
+            'dataset.0.path = "meta.csv" stands there: name your list, or a folder of clips',
+        )
+    draft.dataset["path"] = str(value)
+    told = f'dataset.0.path = "{value}"'
+    if is_list(str(value)):
+        told += "; where its absolute paths lie elsewhere than the list, dataset.0.root names their folder"
+    return Fate.CONVERTED, told
+
+
+def _vmaf(value: Any, draft: Draft) -> Told:
+    """What 2.0 appends to captions of a list with this score; it rounds as the template does."""
+    if not value:
+        return Fate.NOT_NEEDED, "captions are shown as they are"
+    if not is_list(draft.dataset["path"]):
+        return Fate.TO_FILL_IN, "a folder has no such score: name a list with it"
+    draft.dataset["caption"] = _MOTION
+    return Fate.CONVERTED, f'dataset.0.caption = "{_MOTION}"'
+
+
+def _mask_ratios(value: Any, draft: Draft) -> Told:
+    """Before 1.2 the strategies were called mask_no, mask_quarter_head and so on."""
+    if isinstance(value, dict):
+        names = {name: str(name).removeprefix("mask_") for name in value}
+        value = {"identity" if names[k] == "no" else names[k]: ratio for k, ratio in value.items()}
+    return Fate.CONVERTED, draft.set("objective.mask_ratios", value or {})
+
+
+def _model_type(value: Any, draft: Draft) -> Told:
+    if isinstance(value, str) and value in _MODELS:
+        return Fate.CONVERTED, draft.set("model.name", _MODELS[value])
+    return Fate.NOT_THERE_YET, f"this network is missing; {draft.set('model.name', 'stdit3-xl')} in its place"
+
+
+def _weights(value: Any, draft: Draft) -> Told:
+    if value is None:
+        return Fate.NOT_NEEDED, "training starts from scratch"
+    return Fate.CONVERTED, draft.set("model.weights", str(value))
+
+
+def _accumulation(value: Any, draft: Draft) -> Told:
+    return Fate.CONVERTED, draft.set("train.gradient_accumulation_steps", value or 1)
+
+
+def _cosine(value: Any, draft: Draft) -> Told:
+    """There the rate falls over all epochs, whose steps nobody knows before the data are planned."""
+    if not value:
+        return Fate.NOT_NEEDED, "the rate is constant after warm-up"
+    return (
+        Fate.TO_FILL_IN,
+        'set train.learning_rate_schedule = "cosine", and train.max_steps to the steps of an epoch (`reelworks plan`) '
+        "times the epochs; until then the rate is constant after warm-up",
+    )
+
+
+def _keep(value: Any, draft: Draft) -> Told:
+    if isinstance(value, int) and value > 0:
+        return Fate.CONVERTED, draft.set("checkpoints.keep_last", value)
+    return Fate.NOT_THERE_YET, "all are kept there; here checkpoints.keep_last and keep_best decide"
+
+
+def _fps_max(value: Any, draft: Draft) -> Told:
+    if value is None or draft.recipe["data"].get("frame_interval", 1) != 1:
+        return Fate.NOT_NEEDED, "frame_interval decides"
+    return Fate.CONVERTED, draft.set("data.fps", value)
+
+
+def _scheduler_type(value: Any, draft: Draft) -> Told:
+    if value not in _OBJECTIVES:
+        return Fate.NOT_THERE_YET, "this objective is missing; rectified flow is in its place"
+    return Fate.CONVERTED, draft.set("objective.name", _OBJECTIVES[value])
+
+
+def _of_rectified_flow(rule: Rule) -> Rule:
+    """A key that iddpm does not have."""
+
+    def handle(value: Any, draft: Draft) -> Told:
+        if parts.type_of(draft, "scheduler") == "iddpm":
+            return Fate.NOT_NEEDED, "iddpm has nothing like it"
+        return rule(value, draft)
+
+    return handle
+
+
+def _cfg_channel(value: Any, draft: Draft) -> Told:
+    if parts.type_of(draft, "scheduler") == "iddpm":
+        return Fate.NOT_THERE_YET, "generate and previews guide all channels"
+    return Fate.NOT_NEEDED, "rectified flow has no such key"
+
+
+_FEATURES = "stored latents and embeddings are missing; clips are encoded as they are trained"
+_NOT_THERE_YET = {
+    "vae": parts.NO_AUTOENCODER,
+    "ae": parts.NO_AUTOENCODER,
+    "text_encoder": parts.NO_TEXT_ENCODER,
+    "t5": parts.NO_TEXT_ENCODER,
+    "clip": parts.NO_TEXT_ENCODER,
+    "lr_scheduler": "train.learning_rate_schedule says it here; the rate is constant after warm-up",
+    "vae_out_channels": _FEATURES,
+    "text_encoder_output_dim": _FEATURES,
+    "text_encoder_model_max_length": _FEATURES,
+    "scheduler": "the objective has no such key",
+}
+
+_KEYS: dict[str, Rule] = {
+    "seed": rules.to("seed"),
+    "outputs": _outputs,
+    "bucket_config": lambda value, draft: (Fate.CONVERTED, "buckets.opensora"),
+    "mask_ratios": _mask_ratios,
+    "dtype": rules.by_name("precision.compute", _DTYPES, "bfloat16", "this dtype is missing"),
+    "plugin": rules.by_name(
+        "parallel.strategy", _STRATEGIES, "fsdp", "this way to divide the work is missing"
+    ),
+    "sp_size": rules.only((None, 1), "each rank has its own clips", "sequence parallelism is missing"),
+    "num_workers": rules.to("data.num_workers"),
+    "epochs": rules.to("train.max_epochs"),
+    "log_every": rules.to("train.log_every"),
+    "ckpt_every": rules.to("checkpoints.every_steps", none=NONE),
+    "keep_n_latest": _keep,
+    "ema_decay": rules.to("train.ema_decay", none=0.0),
+    "lr": rules.to("train.learning_rate"),
+    "weight_decay": rules.to("train.weight_decay"),
+    "adam_eps": rules.to("train.eps"),
+    "grad_clip": rules.to("train.clip_norm", none=NONE),
+    "warmup_steps": rules.to("train.warmup_steps", none=0),
+    "use_cosine_scheduler": _cosine,
+    "accumulation_steps": _accumulation,
+    "grad_checkpoint": rules.to("model.gradient_checkpointing", none=False),
+    "dataset.data_path": _data_path,
+    "dataset.vmaf": _vmaf,
+    "dataset.frame_interval": rules.to("data.frame_interval", none=1),
+    "dataset.fps_max": _fps_max,
+    "dataset.type": rules.only(
+        ("VariableVideoTextDataset", "video_text"), "clips of every shape are read", _FEATURES
+    ),
+    "dataset.transform_name": rules.by_name(
+        "data.crop", {"resize_crop": "center"}, "center", "no such transform"
+    ),
+    "dataset.num_frames": rules.not_needed("the bucket decides"),
+    "dataset.image_size": rules.not_needed("the bucket decides"),
+    "model.type": _model_type,
+    "model.from_pretrained": _weights,
+    "model.qk_norm": rules.only((True,), "queries and keys are normalised", "they are always normalised"),
+    "model.qk_norm_legacy": rules.only(
+        (True,), "positions enter before the norm, as published", "they always enter before the norm"
+    ),
+    "model.input_sq_size": rules.only((512,), "the preset has it", "the preset has 512"),
+    "model.class_dropout_prob": rules.to("objective.caption_dropout"),
+    "model.enable_flash_attn": rules.not_needed(_KEPT_BY_PYTORCH),
+    "model.enable_layernorm_kernel": rules.not_needed(_KEPT_BY_PYTORCH),
+    "model.freeze_y_embedder": rules.only((False,), "it is trained", "the caption projection is trained too"),
+    "scheduler.type": _scheduler_type,
+    "scheduler.timestep_respacing": rules.only(("",), "all steps are trained", "all 1000 steps are trained"),
+    "scheduler.use_timestep_transform": _of_rectified_flow(
+        rules.by_name("objective.timestep_shift", {True: "auto", False: NONE}, NONE, "no such shift")
+    ),
+    "scheduler.sample_method": _of_rectified_flow(
+        rules.by_name(
+            "objective.timestep_sampling",
+            {"logit-normal": "logit-normal", "uniform": "uniform"},
+            "uniform",
+            "these timesteps are missing",
+        )
+    ),
+    "scheduler.loc": _of_rectified_flow(rules.to("objective.logit_mean")),
+    "scheduler.scale": _of_rectified_flow(rules.to("objective.logit_std")),
+    "scheduler.cfg_channel": _cfg_channel,
+    **parts.KEYS,
+    "optim.cls": rules.only(("HybridAdam", "AdamW"), "AdamW is what trains", "AdamW is in its place"),
+    "optim.adamw_mode": rules.only((True,), "AdamW is what trains", "AdamW is in its place"),
+    "optim.lr": rules.to("train.learning_rate"),
+    "optim.eps": rules.to("train.eps"),
+    "optim.weight_decay": rules.to("train.weight_decay"),
+    "optim.betas": rules.to("train.betas"),
+    "batch_size": rules.not_needed("the bucket decides"),
+    "num_bucket_build_workers": rules.not_needed("clips are assigned at once"),
+    "load": rules.only(
+        (None,), "a run resumes by itself", "another run's checkpoint is given on the command line"
+    ),
+    "start_from_scratch": rules.only((False,), "a run resumes by itself", "it is given on the command line"),
+    "load_video_features": rules.only((False,), "clips are read", _FEATURES),
+    "load_text_features": rules.only((False,), "captions are read", _FEATURES),
+    "wandb": rules.only((False,), "TensorBoard is always written", "TensorBoard is written in its place"),
+    "_base_": rules.not_needed("what it says is read too"),
+}

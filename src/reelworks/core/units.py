@@ -1,0 +1,122 @@
+"""Sizes and durations as people write them: "500GB", "7d"."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from reelworks.core.errors import UserError
+
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+_SIZES = {"B": 1, **{f"{p}B": 1000**n for n, p in enumerate(("k", "M", "G", "T"), 1)}} | {
+    f"{p}iB": 1024**n for n, p in enumerate(("K", "M", "G", "T"), 1)
+}
+_DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def size_bytes(text: str, field: str) -> int:
+    """Read a size: "500GB" is 500 · 1000³ bytes, "500GiB" 500 · 1024³.
+
+    Raises:
+        UserError: It is not one, or nothing.
+    """
+    return round(_read(text, field, _SIZES, 'write a size above 0, such as "500GB" or "1.5TB"'))
+
+
+def duration_seconds(text: str, field: str) -> float:
+    """Read a duration: "90m", "48h", "7d".
+
+    Raises:
+        UserError: It is not one, or nothing.
+    """
+    return _read(
+        text, field, _DURATIONS, 'write a duration above 0 in s, m, h, d or w, such as "48h" or "7d"'
+    )
+
+
+def _read(text: str, field: str, units: dict[str, int], remedy: str) -> float:
+    match = _QUANTITY.fullmatch(text.strip())
+    value = float(match[1]) * units.get(match[2], 0) if match else 0.0
+    if not value:
+        raise UserError("not understood", field=field, value=text, remedy=remedy)
+    return value
+
+
+def told_bytes(size: float) -> str:
+    """Write a size for people, "41.2 GB"."""
+    for unit in ("GB", "MB", "kB"):
+        if abs(size) >= _SIZES[unit]:
+            return f"{size / _SIZES[unit]:.1f} {unit}"
+    return f"{size:.0f} B"
+
+
+def told_seconds(seconds: float) -> str:
+    """Write a duration for people by its largest unit, "3 d"."""
+    seconds = max(seconds, 0)
+    unit = next((u for u in ("d", "h", "m") if seconds >= _DURATIONS[u]), "s")
+    return f"{seconds / _DURATIONS[unit]:.0f} {unit}"
+
+
+def count(value: float | None) -> str:
+    """Write 12345 as `12,345`; nothing is a dash."""
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def loss(value: float | None) -> str:
+    """Write a loss so that losses of usual size align: 0.3 as `0.3000`."""
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if 0.01 <= abs(value) < 100 else f"{value:.4g}"
+
+
+def percent(share: float) -> str:
+    """Write 0.1234 as `12.3 %`."""
+    return f"{100 * share:.1f} %"
+
+
+def size(num_bytes: float | None) -> str:
+    """Write bytes in decimal units."""
+    if num_bytes is None:
+        return "–"
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.4g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Write seconds by their two largest units."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def moment(seconds_since_1970: float | None) -> str:
+    """Write a time in UTC, so that reports of two machines compare."""
+    if seconds_since_1970 is None:
+        return "–"
+    return datetime.fromtimestamp(seconds_since_1970, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def plural(number: float, noun: str) -> str:
+    """Write `1 clip`, `2 clips`."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def change(proposal: dict[str, Any]) -> str:
+    """Write what a proposal changes as it is typed.
+
+    Batch sizes that stand in a table of Open-Sora, where `--set` is unwieldy, are told by name.
+    """
+    typed = " ".join(f"--set '{text}'" for text in proposal["set"])
+    if any(text.startswith("bucket.") for text in proposal["set"]):
+        return typed
+    sizes = [f"{b['entry']}: batch size {b['to']} (now {b['from']})" for b in proposal["batch_sizes"]]
+    return ", ".join(filter(None, [typed, *sizes]))

@@ -1,0 +1,338 @@
+"""Which clips of a catalog an epoch trains, in which bucket each, and the plan of the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.buckets import assign, merge_targets
+from reelworks.buckets.assign import Assignment, Clips, Reason
+from reelworks.buckets.table import BucketTable
+from reelworks.catalog import companions
+from reelworks.catalog.companions import Found
+from reelworks.catalog.config import DatasetConfig
+from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.source import Source
+from reelworks.catalog.store import Catalog
+from reelworks.core import digests
+from reelworks.core.hash_rng import Purpose, hash64, passes
+from reelworks.data import eligibility, repeats
+from reelworks.data.eligibility import Quarantine
+from reelworks.data.plan_cache import KeptPlans, Planned, Unplanned
+from reelworks.media import decode
+from reelworks.media.config import DataConfig
+from reelworks.run.folder import RunFolder
+from reelworks.schedule import cost
+from reelworks.schedule import cursor as cursors
+from reelworks.schedule.config import CostConfig
+from reelworks.schedule.cursor import Excluded
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
+
+I64 = NDArray[np.int64]
+_HOW_FOUND = {"entries", "max_tokens", "max_batch_size"}  # of buckets; what they found counts
+# What companions leave out, the catalog's digest tells.
+_NOT_OF_A_PLAN = {"path", "root", "caption", *companions.KINDS}
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What shapes a dataset besides its catalog and its bucket table, as plain values.
+
+    Attributes:
+        datasets: The catalog's datasets that are trained, each with its settings.
+        seed: Seed of every random choice.
+        data: How clips are read: frame rate, crops, short clips, locality.
+        split: Share of files, or of folders, held out for validation.
+        group: What is held out as a whole.
+        max_held_out: Held-out clips that validation looks at.
+        quarantine: A text file of clips that are not trained, or None.
+        cost: What a clip costs, by which the plan balances ranks.
+    """
+
+    datasets: tuple[DatasetConfig, ...]
+    seed: int = 42
+    data: DataConfig = field(default_factory=DataConfig)
+    split: float = 0.0
+    group: Literal["file", "folder"] = "file"
+    max_held_out: int = 64
+    quarantine: str | None = None
+    cost: CostConfig = field(default_factory=CostConfig)
+
+
+@dataclass
+class Dataset:
+    """The clips of a catalog, the bucket of each, and the plan of each epoch.
+
+    Attributes:
+        spec: What shapes it besides catalog and table.
+        catalog: The catalog at the version that is planned on.
+        rows: Its live rows that belong to the spec's datasets.
+        companion_rows: Its live rows of their controls, sources and loss masks.
+        digest: Digest of the catalog's state.
+        table: The bucket table.
+        run: The run folder whose processes share their plans, or None.
+    """
+
+    spec: DataSpec
+    catalog: Catalog
+    rows: CatalogRows
+    companion_rows: CatalogRows
+    digest: str
+    table: BucketTable
+    run: RunFolder | None = None
+    _plans: KeptPlans = field(default_factory=KeptPlans)
+
+    @classmethod
+    def of_catalog(
+        cls, spec: DataSpec, catalog: Catalog, table: BucketTable, ordinals: I64 | None = None
+    ) -> Self:
+        """Take the live rows of a catalog, or some rows of it as they were once.
+
+        Args:
+            spec: What shapes the dataset besides.
+            catalog: The catalog.
+            table: The bucket table.
+            ordinals: The rows, ascending; None takes the live ones of the spec's datasets.
+        """
+        of_companions = companion_sources(spec.datasets)
+        if ordinals is not None:
+            rows = catalog.all_rows().take(ordinals)
+            beside = _of(catalog.live(), of_companions) if of_companions else rows.take(ordinals[:0])
+            return cls(spec, catalog, rows, beside, rows.digest(), table)
+        live = catalog.live()
+        rows, beside = _of(live, clip_sources(spec.datasets)), _of(live, of_companions)
+        digest = digests.digest_json([rows.digest(), beside.digest()]) if len(beside) else rows.digest()
+        return cls(spec, catalog, rows, beside, digest, table)
+
+    def rows_at(self, ordinals: I64) -> I64:
+        """Places in `rows` of live clips by ordinal; of millions much faster than by uid."""
+        return self._row_of_ordinal[ordinals]
+
+    @cached_property
+    def _row_of_ordinal(self) -> I64:
+        rows = np.full(int(self.rows.ordinal.max(initial=-1)) + 1, -1, dtype=np.int64)
+        rows[self.rows.ordinal] = np.arange(len(self.rows))
+        return rows
+
+    @cached_property
+    def quarantine(self) -> Quarantine:
+        """The recipe's list of clips not to train.
+
+        Raises:
+            UserError: Its file cannot be read.
+        """
+        return eligibility.read_quarantine(self.spec.quarantine)
+
+    @cached_property
+    def quarantined(self) -> NDArray[np.bool_]:
+        """True for rows that the quarantine names."""
+        return self.quarantine.rows(self.rows)
+
+    @cached_property
+    def companions(self) -> dict[str, Found]:
+        """Companions of the rows by kind, for the kinds that some dataset has."""
+        found = {}
+        for kind in companions.KINDS:
+            folders = {d.dataset_name: d.companions[kind] for d in self.spec.datasets if kind in d.companions}
+            if folders:
+                found[kind] = companions.find(self.rows, self.companion_rows, kind, folders)
+        return found
+
+    @cached_property
+    def excluded(self) -> NDArray[np.int8]:
+        """Reason of each row that is known before shapes are looked at, or `Reason.NONE`."""
+        return eligibility.exclusion_reasons(
+            self.rows,
+            self.spec.datasets,
+            companions=self.companions.values(),
+            quarantined=self.quarantined,
+        )
+
+    @cached_property
+    def _showings(self) -> NDArray[np.float64]:
+        """How often an epoch shows each row on average."""
+        return repeats.showings_per_epoch(self.rows, self.spec.datasets)
+
+    def clips(self) -> tuple[Clips, I64]:
+        """What assignment looks at, and the row behind every element: repeats stand side by side.
+
+        Raises:
+            UserError: There are too many repeats.
+        """
+        row, copy = repeats.copies(self._showings, self.spec.datasets)
+        r = self.rows
+        groups = repeats.group_keys(r, self.spec.group)
+        held = assign.held_out(self.spec.seed, groups, self.spec.split)
+        frames = decode.frames_available(r.num_frames, np.maximum(r.fps, 1e-6), self.spec.data)
+        clips = Clips(
+            uid=r.uid[row],
+            copy=copy,
+            num_frames=np.where(r.is_image, 1, frames)[row],
+            height=r.height.astype(np.int64)[row],
+            width=r.width.astype(np.int64)[row],
+            is_image=r.is_image[row],
+            excluded=self.excluded[row],
+            held_out=held[row],
+        )
+        return clips, row
+
+    def assigned(self, epoch: int) -> tuple[Clips, I64, Assignment]:
+        """Every clip and copy of an epoch, the row behind each, and their assignment."""
+        clips, row = self.clips()
+        return clips, row, self._assign(clips, row, epoch)
+
+    def assignment(self, epoch: int) -> tuple[Assignment, I64]:
+        """Assignment of every clip and copy in an epoch, and the row behind each."""
+        _, row, result = self.assigned(epoch)
+        return result, row
+
+    def _assign(self, clips: Clips, row: I64, epoch: int) -> Assignment:
+        """Assign; of a dataset whose weight is no whole number, the last copy is only drawn."""
+        result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=epoch)
+        chance = self._showings[row] - clips.copy
+        at = np.flatnonzero((chance < 1) & (result.reason == Reason.NONE))
+        drawn = passes(
+            hash64(self.spec.seed, epoch, clips.uid[at], clips.copy[at], Purpose.SHARE), chance[at]
+        )
+        result.reason[at[~drawn]] = Reason.NOT_DRAWN
+        return result
+
+    def entries(self, epoch: int) -> Entries:
+        """Clips that an epoch trains."""
+        clips, row, result = self.assigned(epoch)
+        return self._entries_without_reason(clips, row, result)
+
+    def _entries_without_reason(self, clips: Clips, row: I64, result: Assignment) -> Entries:
+        where = np.flatnonzero(result.reason == Reason.NONE)
+        entries = self._entries(clips, row, result, where)
+        by = self.spec.data.locality
+        return (
+            entries if by is None else replace(entries, group=repeats.group_keys(self.rows, by)[row][where])
+        )
+
+    def held_out(self) -> Entries:
+        """Clips that validation looks at, one copy of each, in an order of their own."""
+        clips, row = self.clips()
+        result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=0)
+        where = np.flatnonzero((result.reason == Reason.HELD_OUT) & (clips.copy == 0))
+        where = where[np.argsort(hash64(self.spec.seed, clips.uid[where]), kind="stable")]
+        return self._entries(clips, row, result, where[: self.spec.max_held_out])
+
+    def _entries(self, clips: Clips, row: I64, result: Assignment, where: I64) -> Entries:
+        ordinal, bucket = self.rows.ordinal[row[where]], result.bucket[where].astype(np.int64)
+        return Entries(clips.uid[where], clips.copy[where], ordinal, bucket)
+
+    @cached_property
+    def measured_ms(self) -> dict[str, float]:
+        """Milliseconds per clip by bucket, where `cost.measured` tells them."""
+        return cost.read_measured(self.spec.cost.measured, [b.name for b in self.table.buckets])
+
+    def plan_spec(self, micro_batches_per_step: int, slot_width: int) -> PlanSpec:
+        """All that shapes a plan besides the entries.
+
+        Args:
+            micro_batches_per_step: Of all ranks together.
+            slot_width: Micro-batches of a slot.
+        """
+        names = [bucket.name for bucket in self.table.buckets]
+        buckets = self.table.config
+        merges = buckets.incomplete_batch == "merge"
+        return PlanSpec(
+            seed=self.spec.seed,
+            micro_batches_per_step=micro_batches_per_step,
+            slot_width=slot_width,
+            incomplete_batch=buckets.incomplete_batch,
+            batch_sizes=tuple(int(n) for n in self.table.batch_sizes()),
+            costs_us=cost.costs_us(names, self.table.tokens(), self.spec.cost, self.measured_ms),
+            buckets_digest=self._buckets_digest(),
+            merge_to=tuple(int(n) for n in merge_targets.targets(self.table)) if merges else (),
+            window_clips=self.spec.data.locality_clips if self.spec.data.locality else 0,
+        )
+
+    def _buckets_digest(self) -> str:
+        spec, buckets = self.spec, self.table
+        return digests.digest_json(
+            [
+                [[b.name, *b.shape.__dict__.values(), b.batch_size] for b in buckets.buckets],
+                buckets.config.model_dump(exclude=_HOW_FOUND),
+                [entry.model_dump() for entry in buckets.given],
+                spec.data.frame_interval,
+                spec.data.fps,
+                [dataset.model_dump(exclude=_NOT_OF_A_PLAN) for dataset in spec.datasets],
+                spec.data.short_clips,
+                spec.split,
+                spec.group,
+                spec.data.locality,
+                self.quarantine.digest(),
+            ]
+        )
+
+    def plan(
+        self,
+        spec: PlanSpec,
+        epoch: int,
+        *,
+        generation: int = 0,
+        segment: int = 0,
+        excluded: Excluded | None = None,
+    ) -> EpochPlan:
+        """Plan of an epoch; the last few are kept, since reading ahead and training share them.
+
+        Args:
+            spec: All that shapes it besides the entries.
+            epoch: From 0.
+            generation: Times that the data were restarted.
+            segment: Stretch of the epoch, from 0.
+            excluded: What earlier segments consumed.
+        """
+        return self.planned(spec, (generation, epoch, segment), excluded).plan
+
+    def planned(self, spec: PlanSpec, place: tuple[int, int, int], excluded: Excluded | None) -> Planned:
+        """Plan of an epoch as `plan` gives it, and the clips that it leaves out.
+
+        Args:
+            spec: All that shapes it besides the entries.
+            place: Generation, epoch and segment.
+            excluded: What earlier segments consumed.
+        """
+        consumed = Excluded.none() if excluded is None else excluded
+        epoch = place[1]
+        key = digests.digest_json([self.digest, spec.digest(), epoch, consumed.digest()])
+        return self._plans.get(self.run, place, key, lambda: self._make(spec, epoch, consumed))
+
+    def _make(self, spec: PlanSpec, epoch: int, excluded: Excluded) -> Planned:
+        clips, row, result = self.assigned(epoch)
+        ordinal = self.rows.ordinal[row]
+        out = result.reason != Reason.NONE
+        entries = self._entries_without_reason(clips, row, result)
+        if excluded.bits.any():
+            entries = cursors.remaining_after(entries, excluded, self.catalog.all_rows().uid)
+            out |= excluded.holds(ordinal, clips.copy)
+        others = Unplanned(ordinal[out], clips.copy[out], result.reason[out], result.nearest[out])
+        del clips, row, result, ordinal, out  # of millions, they would lie beside the plan in its making
+        return Planned(plan(entries, spec, epoch), others)
+
+
+def _of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:
+    """The rows of some datasets."""
+    mine = rows.of_datasets([source.name for source in wanted])
+    return rows if mine.all() else rows.take(mine)  # a copy of millions of rows takes gigabytes
+
+
+def clip_sources(datasets: Iterable[DatasetConfig]) -> list[Source]:
+    """Folders and lists that datasets name."""
+    return [d.place for d in datasets]
+
+
+def companion_sources(datasets: Iterable[DatasetConfig]) -> list[Source]:
+    """Folders of companions that they name.
+
+    Raises:
+        UserError: One lies in the folder of its clips.
+    """
+    return [s for d in datasets for s in companions.sources(d.place, d.companions)]

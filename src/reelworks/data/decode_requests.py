@@ -1,0 +1,124 @@
+"""From places of a plan to what is read of each file: every choice about a clip, drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.catalog import template
+from reelworks.catalog.companions import Found
+from reelworks.catalog.filter_expression import NUMBERS
+from reelworks.core import hash_rng
+from reelworks.core.hash_rng import Purpose
+from reelworks.data.dataset import Dataset
+from reelworks.media import decode
+from reelworks.media.decode import Measures, Request
+
+
+def decode_requests(
+    data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], bucket: int, *, epoch: int
+) -> list[Request]:
+    """Say what an epoch reads of clips that it shows in one bucket.
+
+    Args:
+        data: The recipe's data.
+        rows: Places of the clips in `data.rows`.
+        copies: Which repeat and showing of each, as `schedule.plan.draw_copies` tells them.
+        bucket: Index into the bucket table.
+        epoch: Number of the epoch, from 0.
+    """
+    config, shape = data.spec.data, data.table.buckets[bucket].shape
+    r = data.rows
+    first, down, across = _draws(data, data.rows.uid[rows], copies, epoch)
+    return [
+        Request(
+            path=data.rows.file(row),
+            is_image=bool(data.rows.is_image[row]),
+            shape=shape,
+            step=float(decode.frame_step(float(data.rows.fps[row]), config)),
+            first_frame_draw=float(first[i]),
+            crop_draw=(float(down[i]), float(across[i])),
+            short_clips=config.short_clips,
+            measures=Measures(int(r.num_frames[row]), int(r.height[row]), int(r.width[row]))
+            if data.companions
+            else None,
+        )
+        for i, row in enumerate(rows.tolist())
+    ]
+
+
+def companion_requests(
+    data: Dataset, rows: NDArray[np.int64], own: Sequence[Request]
+) -> dict[str, tuple[Request | None, ...]]:
+    """Say what is read of companions, by kind: the same moments and the same part as of their clips.
+
+    Args:
+        data: The recipe's data.
+        rows: Places of the clips in `data.rows`.
+        own: What is read of the clips.
+
+    Returns:
+        A request for each clip, None where its dataset has no such companion.
+    """
+    return {
+        kind: tuple(
+            _of_companion(found, row, request) for row, request in zip(rows.tolist(), own, strict=True)
+        )
+        for kind, found in data.companions.items()
+    }
+
+
+def _of_companion(found: Found, row: int, own: Request) -> Request | None:
+    at = int(found.row[row])
+    if at < 0:
+        return None
+    is_image = found.rows.kind[at].as_py() == "image"
+    return replace(own, path=found.rows.file(at), is_image=is_image, nearest=found.kind == "loss_mask")
+
+
+def _draws(
+    data: Dataset, uids: NDArray[np.uint64], copies: NDArray[np.int64], epoch: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Where each clip begins, and where it is cropped along height and width; in [0, 1)."""
+    seed, config = data.spec.seed, data.spec.data
+    first, down, across = np.zeros(len(uids)), np.full(len(uids), 0.5), np.full(len(uids), 0.5)
+    if config.first_frame == "random":
+        first = hash_rng.uniform(hash_rng.hash64(seed, epoch, uids, copies, Purpose.FIRST_FRAME))
+    if config.crop == "random":
+        down, across = (
+            hash_rng.uniform(hash_rng.hash64(seed, epoch, uids, copies, Purpose.CROP, axis))
+            for axis in (0, 1)
+        )
+    return first, down, across
+
+
+def shown_fps(data: Dataset, row: int) -> float:
+    """Frames per second of a row's clip as the model is told them."""
+    if data.rows.is_image[row]:
+        return decode.IMAGE_FPS
+    fps = float(data.rows.fps[row])
+    return fps / float(decode.frame_step(fps, data.spec.data))
+
+
+def caption_of_row(data: Dataset, row: int) -> str:
+    """Fill the template of a row's dataset with its caption and its numbers."""
+    rows = data.rows
+    name = rows.dataset[row].as_py()
+    dataset = next(d for d in data.spec.datasets if d.dataset_name == name)
+    form, text = dataset.caption, rows.caption[row].as_py() or dataset.missing_caption
+    assert text is not None, "clips without a caption are left out where nothing stands for it"
+    numbers = {column: _number(data, row, column) for column in template.names(form)}
+    return template.fill(form, text, numbers)
+
+
+def _number(data: Dataset, row: int, column: str) -> float:
+    rows = data.rows
+    if column == "caption_length":
+        return len(rows.caption[row].as_py() or "")
+    if column in NUMBERS:
+        return float(getattr(rows, column)[row])
+    return float(rows.scores[column][row]) if column in rows.scores else math.nan

@@ -1,0 +1,84 @@
+"""The error for an epoch without a step: what leaves its clips out, and what would cure it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.buckets.assign import Reason
+from reelworks.core.errors import UserError
+from reelworks.data.dataset import Dataset, DataSpec
+
+
+def no_steps(data: Dataset, epoch: int = 0) -> UserError:
+    """The error for an epoch without a step: every entry with its clips, and what would cure it."""
+    result, _ = data.assignment(epoch)
+    if (error := _mostly(data.spec, result.reason)) is not None:
+        return error
+    lines = []
+    for index, entry in enumerate(data.table.entries):
+        inside = np.isin(result.bucket, data.table.of_entry(index)) & (result.reason == Reason.NONE)
+        lines.append(f"{entry}: {int(inside.sum())} clips")
+    reasons = [
+        f"{reason.label}: {int((result.reason == reason).sum())}"
+        for reason in Reason
+        if reason != Reason.NONE and (result.reason == reason).any()
+    ]
+    fits = (result.reason == Reason.NOT_DRAWN).any()
+    problem = "no clip that fits a bucket is drawn" if fits else "no clip fits any bucket"
+    return UserError(
+        f"{problem}, so an epoch would have no step ({'; '.join(lines)}; {', '.join(reasons)})",
+        field="bucket",
+        remedy=("raise bucket.keep_prob or dataset.weight, " if fits else "")
+        + "lower bucket.num_frames or bucket.resolution to what the clips have, or set buckets.upscale = true",
+    )
+
+
+def _mostly(spec: DataSpec, reason: NDArray[np.int8]) -> UserError | None:
+    """Name the one choice that leaves out more than half of the clips; None where there is no such choice.
+
+    Args:
+        spec: The dataset's.
+        reason: `Reason` of every clip of an epoch without a step.
+    """
+    for kind, (problem, field, value, remedy) in _told(spec).items():
+        count = int((reason == kind).sum())
+        if 2 * count > len(reason):
+            problem = f"{count} of {len(reason)} clips {problem} (reason {kind.label}), so an epoch would have no step"
+            return UserError(problem, field=field, value=value, remedy=remedy)
+    return None
+
+
+def _told(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
+    """Problem, field, value and remedy of each choice."""
+    folders = spec.group == "folder"
+    lower = "lower validation.split" + (', or set validation.group = "file"' if folders else "")
+    return {
+        Reason.NO_CAPTION: (
+            "have no caption",
+            "dataset.path",
+            [dataset.path for dataset in spec.datasets],
+            "write each caption into a text file beside its clip: cat.mp4 and cat.txt",
+        ),
+        Reason.NO_COMPANION: (
+            "lack a companion that fits them",
+            "dataset",
+            [dataset.companions for dataset in spec.datasets],
+            "`reelworks plan RECIPE --left-out FILE.csv` names each with what is wrong",
+        ),
+        Reason.FILTERED: (
+            "do not pass their dataset's filter",
+            "dataset.filter",
+            [dataset.filter for dataset in spec.datasets],
+            "loosen it; `reelworks inspect CATALOG` shows what the clips have",
+        ),
+        Reason.QUARANTINED: (
+            "are quarantined",
+            "quarantine",
+            spec.quarantine,
+            "take lines out of that file",
+        ),
+        Reason.HELD_OUT: ("are held out for validation", "validation.split", spec.split, lower),
+    }

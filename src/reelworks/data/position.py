@@ -1,0 +1,147 @@
+"""A position in the data of a run: where it starts, how it advances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from reelworks.buckets.assign import Reason
+from reelworks.data import empty_epoch
+from reelworks.data.dataset import Dataset
+from reelworks.schedule.cursor import Aliases, Cursor, Excluded
+from reelworks.schedule.plan import EpochPlan, PlanSpec
+
+# So many empty epochs in a row are no chance any more.
+_EMPTY_EPOCHS = 1000
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of an epoch's clips so far."""
+
+    planned: int = 0
+    trained: int = 0
+    failed: int = 0
+    skipped: int = 0
+    repeated: int = 0
+
+    def add(self, trained: int, failed: int, skipped: int, repeated: int) -> Counts:
+        """Counts after one more step."""
+        return replace(
+            self,
+            trained=self.trained + trained,
+            failed=self.failed + failed,
+            skipped=self.skipped + skipped,
+            repeated=self.repeated + repeated,
+        )
+
+
+@dataclass(frozen=True)
+class Position:
+    """The row to train next, with the plan that holds it."""
+
+    spec: PlanSpec
+    plan: EpochPlan
+    excluded: Excluded
+    counts: Counts
+    generation: int
+    epoch: int
+    segment: int
+    row: int
+    global_step: int
+    aliases: Aliases = field(default_factory=Aliases)
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Generation, epoch and segment."""
+        return self.generation, self.epoch, self.segment
+
+    @property
+    def at_end(self) -> bool:
+        """True when the epoch's rows are done."""
+        return self.row >= self.plan.steps
+
+    def to_cursor(self, data: Dataset) -> Cursor:
+        """What a checkpoint holds of it; the excluded clips are stored beside."""
+        return Cursor(
+            catalog=data.digest,
+            catalog_version=data.catalog.version,
+            spec=self.spec.digest(),
+            plan=self.plan.digest(),
+            next_row=self.plan.row_digest(self.row),
+            generation=self.generation,
+            epoch=self.epoch,
+            segment=self.segment,
+            row=self.row,
+            global_step=self.global_step,
+            planned=self.counts.planned,
+            trained=self.counts.trained,
+            failed=self.counts.failed,
+            skipped=self.counts.skipped,
+            repeated=self.counts.repeated,
+        )
+
+
+def begin_epoch(
+    data: Dataset,
+    spec: PlanSpec,
+    *,
+    epoch: int,
+    global_step: int = 0,
+    generation: int = 0,
+    aliases: Aliases | None = None,
+) -> Position:
+    """The first row of an epoch.
+
+    Raises:
+        UserError: The epoch has no step; names every bucket with its clips and what would cure it.
+    """
+    epoch_plan = data.plan(spec, epoch, generation=generation)
+    if epoch_plan.steps == 0:
+        raise empty_epoch.no_steps(data, epoch)
+    counts = Counts(planned=epoch_plan.planned)
+    return Position(
+        spec,
+        epoch_plan,
+        Excluded.none(),
+        counts,
+        generation,
+        epoch,
+        segment=0,
+        row=0,
+        global_step=global_step,
+        aliases=aliases or Aliases(),
+    )
+
+
+def next_epoch(
+    data: Dataset, spec: PlanSpec, position: Position | None, *, generation: int = 0
+) -> tuple[Position, list[int]]:
+    """The first row of the next epoch that has one; of the first epoch, without a position.
+
+    With `keep_prob` below 1 a small set may draw no clip at all in an epoch: such epochs are passed over.
+
+    Returns:
+        The position, and the epochs passed over.
+
+    Raises:
+        UserError: No epoch can have a step.
+    """
+    first = 0 if position is None else position.epoch + 1
+    generation = generation if position is None else position.generation
+    for epoch in range(first, first + _EMPTY_EPOCHS):
+        if data.plan(spec, epoch, generation=generation).steps or not _may_be_drawn(data, epoch):
+            break
+    begun = begin_epoch(
+        data,
+        spec,
+        epoch=epoch,
+        global_step=0 if position is None else position.global_step,
+        generation=generation,
+        aliases=None if position is None else position.aliases,
+    )
+    return begun, list(range(first, epoch))
+
+
+def _may_be_drawn(data: Dataset, epoch: int) -> bool:
+    result, _ = data.assignment(epoch)
+    return bool((result.reason == Reason.NOT_DRAWN).any())

@@ -1,0 +1,72 @@
+"""How often an epoch shows each clip: its dataset's `repeats` times `weight`, on average."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.catalog.config import DatasetConfig
+from reelworks.catalog.rows import CatalogRows
+from reelworks.core.errors import UserError
+from reelworks.core.hash_rng import hash64, text_words
+
+_MOST = 1 << 30  # more would not fit into memory
+
+
+def showings_per_epoch(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> NDArray[np.float64]:
+    """Showings of each row in an epoch, on average."""
+    of = {d.dataset_name: round(d.repeats * d.weight, 9) for d in datasets}
+    names = rows.dataset.dictionary.to_pylist()  # it may hold datasets that no row is of
+    shown: NDArray[np.float64] = np.array([of.get(name, 0) for name in names], dtype=np.float64)[
+        rows.dataset.indices.to_numpy(zero_copy_only=False)
+    ]
+    return shown
+
+
+def copies(
+    shown: NDArray[np.float64], datasets: Sequence[DatasetConfig]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row and copy number of everything that an epoch may show; copies of a clip stand side by side.
+
+    Raises:
+        UserError: There are too many.
+    """
+    times = np.ceil(shown).astype(np.int64)
+    if (total := int(times.sum())) > _MOST:
+        raise UserError(
+            f"an epoch would have {total} showings of {len(times)} clips",
+            field="dataset.repeats",
+            value=[d.repeats * d.weight for d in datasets],
+            remedy="lower repeats, or weight, which multiplies it",
+        )
+    row = np.repeat(np.arange(len(times)), times)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
+
+
+def group_keys(rows: CatalogRows, by: Literal["file", "folder"]) -> NDArray[np.uint64]:
+    """A number for what each row belongs to; a file that is its own group is known by its uid."""
+    if by == "folder":
+        return _folders(rows)
+    own = pc.equal(rows.group, rows.path).to_numpy(zero_copy_only=False)
+    groups = rows.uid.copy()
+    shared = np.flatnonzero(~own)
+    groups[shared] = _hashes(rows.group.take(pa.array(shared)).dictionary_encode())
+    return groups
+
+
+def _folders(rows: CatalogRows) -> NDArray[np.uint64]:
+    """A number for the dataset and folder of each row; clips right in a dataset's folder share one."""
+    folder = pc.replace_substring_regex(rows.path, pattern=r"/?[^/]*$", replacement="").dictionary_encode()
+    return hash64(_hashes(rows.dataset), _hashes(folder))
+
+
+def _hashes(words: Any) -> NDArray[np.uint64]:
+    """Hash a dictionary-encoded column: each word once, as `hash_int` does."""
+    of_word = hash64(text_words(words.dictionary.to_pylist()))
+    hashes: NDArray[np.uint64] = of_word[words.indices.to_numpy(zero_copy_only=False)]
+    return hashes

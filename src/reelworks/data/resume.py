@@ -1,0 +1,147 @@
+"""A checkpoint's position in the data, found again whatever changed since."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from reelworks.catalog.store import Catalog
+from reelworks.core.errors import UserError
+from reelworks.data import identity as identities
+from reelworks.data import position as positions
+from reelworks.data import segment_record
+from reelworks.data.dataset import Dataset
+from reelworks.data.identity import Identity, Known
+from reelworks.data.position import Counts, Position
+from reelworks.run import records
+from reelworks.run.folder import RunFolder
+from reelworks.run.records import Record, RecordError
+from reelworks.schedule import cursor as cursors
+from reelworks.schedule.cursor import Aliases, Cursor, Excluded
+from reelworks.schedule.plan import EpochPlan, PlanSpec
+
+
+def resume(
+    data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, excluded: Excluded, aliases: Aliases
+) -> tuple[Position, list[str]]:
+    """Find a checkpoint's place again, whatever changed since.
+
+    Where catalog and spec are the same, the plan is built again and must be the same. Otherwise the live
+    clips that are not consumed are planned as a new segment of the epoch.
+
+    Returns:
+        The position, and the differences as lines for people; empty where nothing changed.
+
+    Raises:
+        UserError: The record of the segment that the checkpoint is in is needed and missing, or the plan is not
+            the same again.
+    """
+    counts = Counts(cursor.planned, cursor.trained, cursor.failed, cursor.skipped, cursor.repeated)
+    same = (cursor.catalog, cursor.spec) == (data.digest, spec.digest())
+    identity: Identity | None = None
+    if not same:
+        former, identity = _identify(data, run, cursor, aliases)
+        ordinal, copy = former.before(cursor.row)
+        earlier = excluded.places()
+        excluded = identities.carry_over(
+            identity,
+            _known(run, former),
+            np.concatenate([ordinal, earlier[0]]),
+            np.concatenate([copy, earlier[1]]),
+            excluded,
+        )
+        aliases = identity.aliases
+    segment = cursor.segment + (not same)
+    plan = data.plan(spec, cursor.epoch, generation=cursor.generation, segment=segment, excluded=excluded)
+    done = counts.trained + counts.failed + counts.skipped
+    if identity is None:
+        cursors.check_same(cursor, plan)
+    else:
+        counts = replace(counts, planned=done + plan.planned)
+    found = Position(
+        spec,
+        plan,
+        excluded,
+        counts,
+        cursor.generation,
+        cursor.epoch,
+        segment,
+        row=cursor.row if same else 0,
+        global_step=cursor.global_step,
+        aliases=aliases,
+    )
+    return found, [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
+
+
+def start_again(
+    data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases
+) -> tuple[Position, list[str]]:
+    """Find the first row of epoch 0 in a new generation of the data; steps count on.
+
+    Returns:
+        The position, and what is told of renamed datasets.
+    """
+    begun, _ = positions.next_epoch(data, spec, None, generation=cursor.generation + 1)
+    said: list[str] = []
+    if cursor.catalog != data.digest:
+        try:
+            _, identity = _identify(data, run, cursor, aliases)
+        except UserError:  # what was done before does not count any more, so it may be unknown
+            aliases = Aliases()
+        else:
+            aliases, said = identity.aliases, identity.lines(data.spec.data.renamed_clips)
+    return replace(begun, global_step=cursor.global_step, aliases=aliases), said
+
+
+def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Identity]:
+    """Know the clips again that the epoch had, by the records of its segments.
+
+    Raises:
+        UserError: The record of the cursor's segment is missing or damaged.
+    """
+    key = cursor.generation, cursor.epoch, cursor.segment
+    try:
+        former = records.read(run, key, cursor.plan)
+        known = [_known(run, former, aliases)]
+    except RecordError as missing:
+        raise UserError(
+            f"the data changed since the checkpoint, and the record of what was trained before is lost: {missing}",
+            field="resume",
+            value=str(records.path(run, key)),
+            remedy="restore that folder from a backup of the run, undo the changes, or begin the data again with "
+            "--start-from-scratch",
+        ) from None
+    for segment in range(cursor.segment - 1, -1, -1):
+        try:
+            known.append(_known(run, records.read(run, (*key[:2], segment))))
+        except RecordError:
+            continue  # what its clips became is in the cursor; only a clip that left since is not known again
+    identity = identities.identify(data.rows, data.catalog, known, data.spec.data.renamed_clips)
+    return former, identity
+
+
+def _known(run: RunFolder, record: Record, aliases: Aliases | None = None) -> Known:
+    catalog: Catalog = segment_record.recorded_catalog(run, record.about)
+    held = np.union1d(record.ordinal, record.other_ordinal)
+    return Known(catalog, held, aliases or Aliases(record.alias_ordinal, record.alias_key))
+
+
+def _difference(
+    data: Dataset, spec: PlanSpec, cursor: Cursor, done: int, rest: EpochPlan, identity: Identity
+) -> list[str]:
+    lines = []
+    if cursor.catalog != data.digest:
+        counts = identity.added, identity.removed, identity.edited
+        told = "{} clips added, {} removed, {} changed".format(*counts)
+        if not any(counts) and not identity.renamed:
+            told = "the same clips; companions were added, removed or changed"
+        lines.append(f"catalog: {told}")
+        lines += identity.lines(data.spec.data.renamed_clips)
+    if cursor.spec != spec.digest():
+        lines.append(
+            "buckets, batch sizes, costs, what is trained of the datasets, the step's shape or the seed differ from "
+            "the checkpoint's"
+        )
+    lines.append(f"epoch {cursor.epoch}: {done} clips done, {rest.planned} left in {rest.steps} new steps")
+    return lines

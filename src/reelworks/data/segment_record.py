@@ -1,0 +1,160 @@
+"""Makes the record of a segment: the plan in the order of its steps, and the reason of every other live clip."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.buckets.assign import Reason
+from reelworks.catalog import run_copy
+from reelworks.catalog.companions import Problem
+from reelworks.catalog.store import Catalog
+from reelworks.core import digests, files
+from reelworks.core.errors import UserError
+from reelworks.data.dataset import Dataset
+from reelworks.data.plan_cache import Unplanned
+from reelworks.data.position import Position
+from reelworks.run import records
+from reelworks.run.folder import RunFolder
+from reelworks.run.records import About, BucketShape, Record, RecordError
+from reelworks.schedule.plan import EpochPlan
+
+I64 = NDArray[np.int64]
+LABELS = [*(reason.label for reason in Reason), records.CONSUMED]
+_CONSUMED = len(LABELS) - 1
+
+
+def begin(run: RunFolder, data: Dataset, position: Position, recipe_file: str) -> Record:
+    """Make and write the record of the segment that a position begins or goes on with.
+
+    Args:
+        run: The run folder.
+        data: The data that the segment is planned on.
+        position: Where the segment stands.
+        recipe_file: File of the start's recipe, below `recipes/`.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    place = run_copy.keep(data.catalog, run.coverage_folder)
+    about = About(
+        generation=position.generation,
+        epoch=position.epoch,
+        segment=position.segment,
+        time=time.time(),
+        first_step=position.global_step - position.row,
+        rows=position.plan.steps,
+        planned=position.plan.planned,
+        plan=position.plan.digest(),
+        catalog_digest=data.digest,
+        spec_digest=position.spec.digest(),
+        spec={k: list(v) if isinstance(v, tuple) else v for k, v in asdict(position.spec).items()},
+        recipe=recipe_file,
+        quarantine=_kept_quarantine(run, data),
+        costs=_kept_costs(run, data),
+        catalog=place.name,
+        catalog_version=data.catalog.version,
+        catalog_uids=uids_digest(data.catalog),
+        datasets=[dataset.dataset_name for dataset in data.spec.datasets],
+        buckets=[
+            BucketShape(
+                name=b.name,
+                num_frames=b.shape.num_frames,
+                height=b.shape.height,
+                width=b.shape.width,
+                batch_size=b.batch_size,
+            )
+            for b in data.table.buckets
+        ],
+        entries=[str(entry) for entry in data.table.entries],
+    )
+    record = _record(about, data, position)
+    records.write(run, record)
+    return record
+
+
+def uids_digest(catalog: Catalog) -> str:
+    """Digest of the uids of a catalog's rows, which tells it from one that was made anew."""
+    return digests.digest_arrays(uid=catalog.columns("uid").column("uid").to_numpy())
+
+
+def _kept_quarantine(run: RunFolder, data: Dataset) -> str | None:
+    """Keep what the recipe's quarantine said: the file may say something else tomorrow."""
+    lines = "".join(f"{line}\n" for line in data.quarantine.lines)
+    return run.keep_input("quarantine.txt", lines) if data.spec.quarantine else None
+
+
+def _kept_costs(run: RunFolder, data: Dataset) -> str | None:
+    return run.keep_input("costs.json", files.to_json(data.measured_ms)) if data.spec.cost.measured else None
+
+
+def _record(about: About, data: Dataset, position: Position) -> Record:
+    plan = position.plan
+    where, row, column, size = _in_order_of_steps(plan)
+    others = data.planned(position.spec, position.key, position.excluded).others
+    return Record(
+        about,
+        plan.ordinal[where],
+        plan.copy[where],
+        plan.showing[where],
+        row,
+        column,
+        plan.bucket[plan.offsets[:-1]][plan.rows[row, column]],
+        size,
+        others.ordinal,
+        others.copy,
+        np.where(others.reason == Reason.NONE, _CONSUMED, others.reason).astype(np.int32),
+        others.nearest,
+        notes(data, others),
+        LABELS,
+        position.aliases.ordinal,
+        position.aliases.key,
+    )
+
+
+def _in_order_of_steps(plan: EpochPlan) -> tuple[I64, I64, I64, I64]:
+    """Places of a plan in the order of its steps, then row, column and places of each micro-batch."""
+    row, column = np.nonzero(plan.rows >= 0)
+    micro_batch = plan.rows[row, column]
+    size = np.diff(plan.offsets)[micro_batch]
+    before = np.cumsum(size) - size
+    where = np.repeat(plan.offsets[micro_batch] - before, size) + np.arange(int(size.sum()))
+    return where, row, column, size
+
+
+def notes(data: Dataset, others: Unplanned) -> Any:
+    """Say of clips without a fitting companion which one is wrong, and how; null for the others."""
+    said = pa.nulls(len(others.ordinal), pa.string())
+    if not data.companions:
+        return said
+    row = data.rows_at(others.ordinal)
+    for kind, found in data.companions.items():
+        words = [f"{kind} {problem.name.lower().replace('_', ' ')}" for problem in list(Problem)[1:]]
+        named = pa.array([None, *words], type=pa.string()).take(pa.array(found.problem[row]))
+        said = pc.coalesce(said, named)
+    return pc.if_else(pa.array(others.reason == Reason.NO_COMPANION), said, None)
+
+
+def recorded_catalog(run: RunFolder, about: About) -> Catalog:
+    """Open the kept catalog of a record, at the version that the segment was planned on.
+
+    Raises:
+        RecordError: It is gone or damaged.
+    """
+    place = run.coverage_folder / about.catalog
+    try:
+        found = Catalog.open(place, about.catalog_version)
+        same = uids_digest(found) == about.catalog_uids
+    except UserError as error:
+        raise RecordError(
+            f"{place.name}, the catalog that the records speak of, cannot be read: {error.problem}"
+        ) from error
+    if not same:
+        raise RecordError(f"{place.name}, the catalog that the records speak of, is not as it was kept")
+    return found

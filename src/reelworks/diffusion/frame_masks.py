@@ -1,0 +1,134 @@
+"""Conditioning masks: which latent frames are generated and which are given.
+
+A mask is True where a frame is generated (takes part with its own timestep) and False where it is a
+condition (stays clean, timestep 0). Strategy names and distributions are those of Open-Sora 1.2. Where
+its rules fail on short clips (a quarter of two or three frames; head and tail that together leave
+nothing to generate), all frames are generated here instead.
+
+Each clip brings one 64-bit word, `draws.hash64(seed, epoch, uid, copy, Purpose.MASK)`, from which all
+of its draws are derived. Legend: B clips, N latent frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.core import hash_rng
+
+Mask = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Strategy = Callable[[int, hash_rng.U64], Mask]
+
+TOLERANCE = 1e-6  # how far ratios may sum from 1; shares typed as 0.1 + 0.2 do not sum exactly
+
+
+def _identity(n: int, word_B: hash_rng.U64) -> Mask:
+    return np.ones((len(word_B), n), dtype=bool)
+
+
+def _outside(start_B: Ints, length_B: Ints, n: int) -> Mask:
+    """True everywhere but in `[start, start + length)`."""
+    frame_N = np.arange(n)
+    start_B1, stop_B1 = start_B[:, None], (start_B + length_B)[:, None]
+    mask: Mask = (frame_N < start_B1) | (frame_N >= stop_B1)
+    return mask
+
+
+def _one(n: int, word_B: hash_rng.U64) -> Ints:
+    return np.ones(len(word_B), dtype=np.int64)
+
+
+def _up_to_a_quarter(n: int, word_B: hash_rng.U64) -> Ints:
+    """1 to n // 4 conditioning frames; 0 where a quarter is less than one frame."""
+    quarter = n // 4
+    return hash_rng.below(hash_rng.hash64(word_B, "length"), quarter) + 1 if quarter else 0 * _one(n, word_B)
+
+
+def _run(length: Callable[[int, hash_rng.U64], Ints], place: str) -> Strategy:
+    """Make a strategy whose condition is one run of frames, or two equal ones at both ends."""
+
+    def strategy(n: int, word_B: hash_rng.U64) -> Mask:
+        length_B = length(n, word_B)
+        first_B = np.zeros_like(length_B)
+        last_B = n - length_B
+        if place == "random":
+            return _outside(hash_rng.below(hash_rng.hash64(word_B, "start"), last_B + 1), length_B, n)
+        head, tail = _outside(first_B, length_B, n), _outside(last_B, length_B, n)
+        return {"head": head, "tail": tail, "head_tail": head & tail}[place]
+
+    return strategy
+
+
+def _random(n: int, word_B: hash_rng.U64) -> Mask:
+    """Give each frame with a chance that is itself drawn from [0.1, 0.9); generate one at least."""
+    given_B = 0.1 + 0.8 * hash_rng.uniform(hash_rng.hash64(word_B, "given"))
+    mask: Mask = hash_rng.uniform(hash_rng.hash64(word_B[:, None], "frame", np.arange(n))) > given_B[:, None]
+    mask[~mask.any(axis=1), -1] = True
+    return mask
+
+
+def _interpolate(n: int, word_B: hash_rng.U64) -> Mask:
+    """Give every second frame, from the first or the second on."""
+    start_B = hash_rng.below(hash_rng.hash64(word_B, "start"), 2)
+    mask: Mask = np.arange(n) % 2 != start_B[:, None]
+    return mask
+
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "identity": _identity,
+    "quarter_random": _run(_up_to_a_quarter, "random"),
+    "quarter_head": _run(_up_to_a_quarter, "head"),
+    "quarter_tail": _run(_up_to_a_quarter, "tail"),
+    "quarter_head_tail": _run(_up_to_a_quarter, "head_tail"),
+    "image_random": _run(_one, "random"),
+    "image_head": _run(_one, "head"),
+    "image_tail": _run(_one, "tail"),
+    "image_head_tail": _run(_one, "head_tail"),
+    "random": _random,
+    "interpolate": _interpolate,
+    "intepolate": _interpolate,  # as Open-Sora's configs spell it
+}
+
+
+def frame_mask(name: str, n: int, word_B: hash_rng.U64) -> Mask:
+    """Draw masks of one strategy.
+
+    Args:
+        name: A key of `STRATEGIES`.
+        n: Latent frames of the clips.
+        word_B: `[B]` hash words, one a clip.
+
+    Returns:
+        `[B, N]`, True = generated; never all False, and all True for pictures.
+    """
+    mask = STRATEGIES[name](n, word_B) if n > 1 else _identity(n, word_B)
+    mask[~mask.any(axis=1)] = True
+    return mask
+
+
+def draw_frame_mask(ratios: Mapping[str, float], n: int, word_B: hash_rng.U64) -> Mask:
+    """Draw each clip's strategy by `ratios`, the rest being `identity`, then its mask.
+
+    Args:
+        ratios: Shares by strategy name, as `ObjectiveConfig.mask_ratios` checked them. Their order does
+            not matter.
+        n: Latent frames of the clips.
+        word_B: `[B]` hash words, one a clip.
+
+    Returns:
+        `[B, N]`, True = generated.
+    """
+    choice_B = hash_rng.uniform(hash_rng.hash64(word_B, "strategy"))
+    mask = _identity(n, word_B)
+    lower = 0.0
+    for name in STRATEGIES:
+        if name == "identity" or not (ratio := ratios.get(name, 0.0)):
+            continue
+        chosen_B = (choice_B >= lower) & (choice_B < lower + ratio)
+        lower += ratio
+        if chosen_B.any():
+            mask[chosen_B] = frame_mask(name, n, word_B[chosen_B])
+    return mask

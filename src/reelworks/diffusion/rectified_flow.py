@@ -1,0 +1,110 @@
+"""Rectified flow (Liu et al. 2022) with the conventions of Open-Sora 1.2.
+
+Noise and data are joined by straight lines, x_t = (1 − t/1000)·x0 + (t/1000)·noise, and the model
+predicts the velocity towards the data, x0 − noise.
+
+Legend: B clips, C channels, T latent frames, H height, W width. Frame masks are True where a frame is
+generated and False where it is a condition.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from reelworks.diffusion.timesteps import NUM_TIMESTEPS
+
+_SMALLEST_SHARE = 0.05
+
+
+def per_frame(value_BT: Tensor) -> Tensor:
+    """View `[B, T]` so that it broadcasts over `[B, C, T, H, W]`."""
+    return value_BT[:, None, :, None, None]
+
+
+def noised(x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
+    """Blend latents with noise; conditioning frames stay clean.
+
+    Args:
+        x0_BCTHW: Clean latents.
+        noise_BCTHW: Standard normal noise.
+        t_B: Timesteps in [0, 1000], float32.
+        frame_mask_BT: Which frames are generated; None means all.
+
+    Returns:
+        `[B, C, T, H, W]` in the common dtype of latents and timesteps: float32 for bfloat16 latents, so
+        that the model's boundary casts once.
+    """
+    share = (t_B / NUM_TIMESTEPS)[:, None, None, None, None]
+    x_t = (1 - share) * x0_BCTHW + share * noise_BCTHW
+    return x_t if frame_mask_BT is None else torch.where(per_frame(frame_mask_BT), x_t, x0_BCTHW)
+
+
+def velocity_target(x0_BCTHW: Tensor, noise_BCTHW: Tensor) -> Tensor:
+    """Velocity that the model should predict."""
+    return x0_BCTHW - noise_BCTHW
+
+
+def velocity_from(
+    output_BCTHW: Tensor, x_t_BCTHW: Tensor, t_B: Tensor, prediction: Literal["velocity", "sample"]
+) -> Tensor:
+    """Read a network's output as a velocity; a second half of channels (variance) is not read.
+
+    From a predicted sample it is v = (x0 − x_t) / (t/1000), the same straight line. Times below 0.05 count
+    as 0.05, as in Li and He 2025 (arXiv:2511.13720), since errors of the sample grow as 1/t.
+    """
+    output_BCTHW = output_BCTHW[:, : x_t_BCTHW.shape[1]]
+    if prediction == "velocity":
+        return output_BCTHW
+    share = (t_B / NUM_TIMESTEPS).clamp(min=_SMALLEST_SHARE)[:, None, None, None, None]
+    return (output_BCTHW - x_t_BCTHW) / share
+
+
+def loss_per_sample(
+    prediction_BCTHW: Tensor,
+    x0_BCTHW: Tensor,
+    noise_BCTHW: Tensor,
+    frame_mask_BT: Tensor | None,
+    weight_BTHW: Tensor | None = None,
+) -> Tensor:
+    """Mean squared error of the velocity over what counts of each clip, in float32.
+
+    What counts are the generated frames, each latent element by its weight where there are weights. A clip of
+    which nothing counts has loss 0 and no gradient. Non-finite values elsewhere reach neither: they are selected
+    away, not multiplied by 0.
+
+    Returns:
+        `[B]`; weights between clips are the trainer's business.
+    """
+    error_BCTHW = prediction_BCTHW.float() - velocity_target(x0_BCTHW.float(), noise_BCTHW.float())
+    counted_BCTHW = generated_only(error_BCTHW, frame_mask_BT, weight_BTHW)
+    return mean_over_generated(counted_BCTHW.square(), frame_mask_BT, weight_BTHW)
+
+
+def generated_only(
+    value_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
+) -> Tensor:
+    """Put 0 where nothing counts, before anything that is not finite there can reach a gradient."""
+    zero = value_BCTHW.new_zeros(())
+    if weight_BTHW is not None:
+        value_BCTHW = torch.where(weight_BTHW[:, None] > 0, value_BCTHW, zero)
+    if frame_mask_BT is None:
+        return value_BCTHW
+    return torch.where(per_frame(frame_mask_BT), value_BCTHW, zero)
+
+
+def mean_over_generated(
+    value_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
+) -> Tensor:
+    """Mean over what counts of each clip, `[B]`; 0 where nothing does."""
+    if weight_BTHW is not None:
+        kept_BTHW = generated_only(value_BCTHW, frame_mask_BT, weight_BTHW).mean(dim=1)
+        total_B = generated_only(weight_BTHW[:, None], frame_mask_BT).sum(dim=(1, 2, 3, 4))
+        smallest = torch.finfo(total_B.dtype).tiny
+        return (kept_BTHW * weight_BTHW).sum(dim=(1, 2, 3)) / total_B.clamp(min=smallest)
+    if frame_mask_BT is None:
+        return value_BCTHW.mean(dim=(1, 2, 3, 4))
+    kept_BCTHW = generated_only(value_BCTHW, frame_mask_BT)
+    return kept_BCTHW.mean(dim=(1, 3, 4)).sum(dim=1) / frame_mask_BT.sum(dim=1).clamp(min=1)

@@ -1,0 +1,84 @@
+"""Ancestral sampling of diffusion with learned variance, with classifier-free guidance.
+
+Legend: B clips, 2B the doubled batch (first half with its condition, second half without), C channels,
+T latent frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from reelworks.core.errors import UserError
+from reelworks.diffusion import iddpm, rectified_flow
+from reelworks.diffusion.samplers.flow import Edit
+
+Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""`network(z_2B, t_2B, frame_mask_2B)` returns `[2B, 2·C, T, H, W]`; times in [0, 999], float32."""
+
+
+@torch.no_grad()
+def sample(
+    network: Network,
+    noise_BCTHW: Tensor,
+    *,
+    num_steps: int,
+    guidance_scale: float,
+    step_noise: Callable[[int], Tensor],
+    edit: Edit | None = None,
+) -> Tensor:
+    """Draw each step's latents from the posterior that the network tells.
+
+    The predicted noise is guided, the variance is that of the condition.
+
+    Args:
+        network: The model; its first half of the batch is conditional, its second half is not.
+        noise_BCTHW: Where to start, standard normal noise. With `edit`, frames of ratio below 1 hold
+            the given latents instead.
+        num_steps: Steps of the 1000 that are taken, evenly spread.
+        guidance_scale: Strength of the condition; 1 is no guidance.
+        step_noise: `step_noise(step)` gives the `[B, C, T, H, W]` noise of a step.
+        edit: Which frames are conditions; None generates all, and the model gets no frame mask. Given
+            frames get the noise of the last step and are cleaned of it, as in v1.1.
+
+    Returns:
+        `[B, C, T, H, W]` latents.
+
+    Raises:
+        UserError: There are not so many steps.
+    """
+    if not 2 <= num_steps <= iddpm.NUM_STEPS:
+        raise UserError(
+            f"not in [2, {iddpm.NUM_STEPS}]",
+            field="num_inference_steps",
+            value=num_steps,
+            remedy="use some 50 to 250",
+        )
+    plan, z = iddpm.schedule(num_steps), noise_BCTHW
+    begins_BT = None if edit is None else (edit.ratio * num_steps).long()
+    for step in range(num_steps):
+        index_B = torch.full((len(z),), num_steps - 1 - step, device=z.device)
+        mask_BT = None
+        if edit is not None and begins_BT is not None:
+            new_BT = rectified_flow.per_frame(begins_BT == index_B[:, None])
+            z = torch.where(new_BT, iddpm.noised_at(plan, z, edit.noise(step), index_B), z)
+            mask_BT = begins_BT > index_B[:, None]
+        time_B = plan.steps.to(z.device)[index_B].float()
+        output = _guided(network, z, time_B, mask_BT, guidance_scale)
+        told = iddpm.posterior(plan, output, z, index_B)
+        moved = told.mean
+        if step < num_steps - 1:
+            moved = moved + torch.exp(0.5 * told.log_variance) * step_noise(step)
+        if begins_BT is not None:
+            moved = torch.where(rectified_flow.per_frame(begins_BT >= index_B[:, None]), moved, z)
+        z = moved
+    return z
+
+
+def _guided(network: Network, z: Tensor, t_B: Tensor, mask_BT: Tensor | None, scale: float) -> Tensor:
+    mask_2B = None if mask_BT is None else torch.cat([mask_BT, mask_BT])
+    output = network(torch.cat([z, z]), torch.cat([t_B, t_B]), mask_2B)
+    (cond, fraction), (uncond, _) = (half.chunk(2, dim=1) for half in output.chunk(2))
+    return torch.cat([uncond + scale * (cond - uncond), fraction], dim=1)

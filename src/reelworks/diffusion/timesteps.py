@@ -1,0 +1,114 @@
+"""Timesteps of rectified flow: their density and the shift for large and long clips.
+
+Timesteps lie in [0, 1000]; 0 is clean and 1000 is noise. Legend: B clips.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from reelworks.diffusion.config import ObjectiveConfig
+
+NUM_TIMESTEPS = 1000
+_BASE_SIZE_PX = 512  # the shift is 1 for a picture of 512 × 512
+_EDGE = 2.0**-53  # hashed draws are multiples of 2^-53: 0 is moved to half a step, 1 is never drawn
+
+
+def sample(
+    uniform_B: Tensor, kind: Literal["logit-normal", "uniform"], mean: float = 0.0, std: float = 1.0
+) -> Tensor:
+    """Map uniform draws to timesteps before the shift.
+
+    Logit-normal as in Stable Diffusion 3 (Esser et al. 2024): the sigmoid of a normal variable, here the inverse
+    normal distribution function of the draw.
+
+    Args:
+        uniform_B: `[B]` draws in [0, 1), hashed per clip, so that no generator is consumed.
+        kind: The density.
+        mean, std: Of the normal variable.
+
+    Returns:
+        `[B]` float32 in (0, 1000].
+    """
+    u_B = uniform_B.double().clamp(_EDGE / 2, 1 - _EDGE)
+    share_B = torch.sigmoid(mean + std * torch.special.ndtri(u_B)) if kind == "logit-normal" else u_B
+    return (share_B * NUM_TIMESTEPS).float()
+
+
+def share_below(
+    t: float, kind: Literal["logit-normal", "uniform"], ratio: float, mean: float = 0.0, std: float = 1.0
+) -> float:
+    """Share of all shifted timesteps that lie below `t`: what `sample` and `shift` map to it."""
+    if t <= 0 or t >= NUM_TIMESTEPS:
+        return float(t >= NUM_TIMESTEPS)
+    share = t / NUM_TIMESTEPS
+    before = share / (ratio - (ratio - 1) * share)
+    if kind == "uniform" or before >= 1:  # r = 0 (compat alone)
+        return before
+    return 0.5 * (1 + math.erf((math.log(before / (1 - before)) - mean) / (std * math.sqrt(2))))
+
+
+def within(t_B: Tensor, first: float, last: float) -> Tensor:
+    """Move timesteps that were rounded out of `[first, last)` back into it, since another network may train there."""
+    if last < NUM_TIMESTEPS:
+        end = t_B.new_tensor(last)
+        t_B = torch.minimum(t_B, torch.nextafter(end, torch.zeros_like(end)))
+    return t_B.clamp(min=first)
+
+
+def compat_ratio(height_B: Tensor, width_B: Tensor, num_frames_B: Tensor) -> Tensor:
+    """Compute the shift as Open-Sora 1.2 did, in the dtype of the inputs.
+
+    Length counts as `(num_frames // 17) · 5`, its autoencoder's latent frames rounded down, which is 0 for
+    2 to 16 frames. A picture counts as 1, and if the first clip is a picture, so does the whole batch.
+    """
+    frames_B = torch.ones_like(num_frames_B) if num_frames_B[0] == 1 else num_frames_B // 17 * 5
+    return torch.sqrt(height_B * width_B / _BASE_SIZE_PX**2) * torch.sqrt(frames_B)
+
+
+def shift_ratio(
+    config: ObjectiveConfig, *, height: int, width: int, num_frames: int, latent_frames: int
+) -> float:
+    """Choose the ratio r by which `shift` moves the timesteps of one shape.
+
+    More pixels and more frames carry more redundant signal, so the same noise hides less of it and
+    training belongs at later times: r = √(height · width / 512²) · √(latent_frames).
+
+    Args:
+        config: Its `timestep_shift` and `compat` decide.
+        height: Pixels.
+        width: Pixels.
+        num_frames: Pixel frames; used by `compat` alone.
+        latent_frames: True number of latent frames.
+
+    Returns:
+        The ratio; 1 leaves timesteps as they are.
+    """
+    if config.timestep_shift == "none":
+        return 1.0
+    if config.timestep_shift != "auto":
+        return config.timestep_shift
+    if config.compat:
+        sizes = (torch.tensor([size], dtype=torch.float32) for size in (height, width, num_frames))
+        return compat_ratio(*sizes).item()
+    return math.sqrt(height * width * latent_frames) / _BASE_SIZE_PX
+
+
+def shift(t_B: Tensor, ratio: float | Tensor) -> Tensor:
+    """Move timesteps: t' = r·t / (1 + (r − 1)·t) on t / 1000, increasing in t with 0 and 1000 fixed.
+
+    Args:
+        t_B: Timesteps in [0, 1000], of any shape.
+        ratio: r ≥ 0, one number or a tensor that broadcasts.
+
+    Returns:
+        Shifted timesteps in float32, or float64 if `t_B` has it.
+    """
+    share_B = t_B / NUM_TIMESTEPS
+    shifted_B = ratio * share_B / (1 + (ratio - 1) * share_B)
+    # r = 0 (compat alone) is 0/0 at pure noise.
+    return torch.where(share_B == 1, share_B, shifted_B) * NUM_TIMESTEPS

@@ -1,1 +1,0 @@
-"""Frames and captions to latents and embeddings: the one place where data meets an encoder."""

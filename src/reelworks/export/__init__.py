@@ -1,0 +1,1 @@
+"""Weights of a run written for other programs, and checkpoints read without a model."""

@@ -1,0 +1,244 @@
+"""Weights for use: one .safetensors file with the model's own key names, out of a checkpoint or a live state."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+import reelworks
+from reelworks.checkpoint import disk_space, read_lock
+from reelworks.checkpoint.config import Dtype, Weights
+from reelworks.checkpoint.manifest import BadCheckpoint
+from reelworks.checkpoint.verify import verify
+from reelworks.core import digests, storage
+from reelworks.core.errors import UserError
+from reelworks.distributed import collectives
+from reelworks.export import checkpoint_reader, safetensors_file
+from reelworks.export import lora as lora_file
+from reelworks.export.lora import LoraFile
+from reelworks.export.safetensors_file import Entry
+from reelworks.models.lora import files as lora_files
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class ExportFailed(UserError):  # noqa: N818
+    """No weights were written. Equal on all ranks."""
+
+
+def about(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> dict[str, str]:
+    """Say where weights come from, for a file's header.
+
+    Args:
+        run_id: The run's id in `run.json`.
+        recipe: The resolved recipe that they were trained by; its digest begins its name below `recipes/`.
+        step: Optimizer steps done.
+        epoch: From 0; None if it is not known.
+    """
+    data = recipe.read_bytes()
+    resolved = tomllib.loads(data.decode())
+    model, autoencoder, text = (resolved.get(part, {}) for part in ("model", "autoencoder", "text"))
+    told = {
+        # Loaders of the field ask for it.
+        "format": "pt",
+        "reelworks": reelworks.__version__,
+        "run_id": run_id,
+        "recipe_digest": digests.digest_bytes(data),
+        "model": model.get("name"),
+        "autoencoder": autoencoder.get("name"),
+        "text": text.get("name"),
+        "license": model.get("license"),
+        "step": step,
+        "epoch": epoch,
+    }
+    return {key: str(value) for key, value in told.items() if value is not None}
+
+
+def from_checkpoint(
+    path: Path,
+    target: Path,
+    *,
+    weights: Weights,
+    dtype: Dtype,
+    about: Mapping[str, str],
+    lora: LoraFile | None = None,
+    verified: bool = False,
+) -> list[Path]:
+    """Write a checkpoint's weights, in one process and a few tensors at a time.
+
+    Args:
+        path: The checkpoint's folder; it is not deleted meanwhile.
+        target: The file; see `tensor_file.write` for what becomes of large ones.
+        weights: "ema" takes the average where there is one, and what is not trained from the model.
+        dtype: Of floating-point tensors; others stay as they are.
+        about: Texts for the header (`about`).
+        lora: How to write it, of a run that trained a LoRA (`lora_file.of_recipe`).
+        verified: True if its digests need not be compared first, as just after it was saved.
+
+    Returns:
+        The files written.
+
+    Raises:
+        UserError: It is damaged, has no average, or a value does not fit the dtype; names the tensor.
+        ExportFailed: Storage fails or has too little room.
+    """
+    with read_lock.reading(path):
+        try:
+            verify(path, full=not verified)
+        except BadCheckpoint as error:
+            raise UserError(
+                f"the checkpoint is bad: {error.reason}",
+                field="checkpoint",
+                value=str(path),
+                remedy="name another one",
+            ) from error
+        found = checkpoint_reader.weights_of(path, weights)
+        entries = _entries({name: one.kind for name, one in found.items()}, dtype)
+        read = checkpoint_reader.read(path, [found[entry.name] for entry in entries])
+        if lora is not None:
+            lora = lora._replace(base=lora_file.base_of(path))
+        with told_as_failed(target):
+            return _write(target, entries, read, _told(about, weights, dtype), lora)
+
+
+def whole(
+    state: Mapping[str, Tensor], target: Path, *, weights: Weights, dtype: Dtype, about: Mapping[str, str]
+) -> list[Path]:
+    """Write whole weights that are in memory; see `from_checkpoint`."""
+    entries = _entries({name: (v.dtype, tuple(v.shape)) for name, v in state.items()}, dtype)
+    with told_as_failed(target):
+        tensors = (state[entry.name].cpu() for entry in entries)
+        return _write(target, entries, tensors, _told(about, weights, dtype), None)
+
+
+def require_free(target: Path) -> None:
+    """Refuse a target that `from_checkpoint` should not write to, before anything is read; its folder is made.
+
+    Raises:
+        UserError: It is not a .safetensors file, or something lies there.
+    """
+    index = target.with_name(target.name + safetensors_file.INDEX_SUFFIX)
+    if target.suffix == ".safetensors" and not (target.exists() or index.exists()):
+        with told_as_failed(target):
+            storage.mkdirs(target.parent)
+        return
+    there = target.suffix == ".safetensors"
+    raise UserError(
+        "there is a file of this name" if there else "weights are written as .safetensors",
+        field="--output",
+        value=str(target),
+        remedy="remove it, or name another file" if there else f"name it {target.stem}.safetensors",
+    )
+
+
+def weights_only(
+    state: Mapping[str, Any],
+    target: Path,
+    *,
+    weights: Weights,
+    dtype: Dtype,
+    about: Mapping[str, str],
+    lora: LoraFile | None = None,
+) -> list[Path]:
+    """Write the weights of a live state. Collective over the default process group, if there is one.
+
+    Args:
+        state: `{"model": ..., "ema": ...}`, tensors or DTensors by name, which are made whole one by one.
+        target, weights, dtype, about, lora: As for `from_checkpoint`; the file's folder must be there.
+
+    Raises:
+        ExportFailed: Rank 0 could not write them.
+    """
+    model, ema = state["model"], state["ema"] if weights == "ema" else {}
+    values = {name: ema.get(name, value) for name, value in model.items() if isinstance(value, Tensor)}
+    entries = _entries({name: (v.dtype, tuple(v.shape)) for name, v in values.items()}, dtype)
+    whole = _gathered(values[entry.name] for entry in entries)
+
+    def work() -> list[Path]:
+        try:
+            if collectives.rank():
+                return []
+            return _write(target, entries, whole, _told(about, weights, dtype), lora)
+        finally:
+            # Also if rank 0 has failed: the others wait in the same collectives.
+            for _ in whole:
+                pass
+
+    with told_as_failed(target):
+        return collectives.on_all(work)[0]
+
+
+@contextmanager
+def told_as_failed(target: Path) -> Iterator[None]:
+    """Turn a failure of any rank, or of storage, into `ExportFailed`."""
+    try:
+        yield
+    except (collectives.RanksFailed, OSError) as error:
+        errnos = {error.errno} if isinstance(error, OSError) else error.errnos
+        raise ExportFailed(
+            f"no weights were written ({error})",
+            field="exports",
+            value=str(target),
+            remedy="free disk space" if errnos & disk_space.FULL else "mend what the message names",
+        ) from error
+
+
+def _write(
+    target: Path,
+    entries: Sequence[Entry],
+    tensors: Iterable[Tensor],
+    told: dict[str, str],
+    lora: LoraFile | None,
+) -> list[Path]:
+    cast = _cast(entries, tensors)
+    if lora is None:
+        return safetensors_file.write(target, entries, cast, told)
+    state = {entry.name: tensor for entry, tensor in zip(entries, cast, strict=True)}
+    written = []
+    for expert, path in zip(lora.experts or ("",), lora.files(target), strict=True):
+        prefix = f"{expert}." if expert else ""
+        own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+        # Both have the names of the first: loaders are told which expert a file is for.
+        file = lora_files.to_file(
+            own, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model, base=lora.base
+        )
+        entries = safetensors_file.ordered(Entry(n, t.dtype, tuple(t.shape)) for n, t in file.tensors.items())
+        tensors = (file.tensors[entry.name] for entry in entries)
+        written += safetensors_file.write(path, entries, tensors, told | file.header)
+    return written
+
+
+def _told(about: Mapping[str, str], weights: Weights, dtype: Dtype) -> dict[str, str]:
+    return {**about, "weights": weights, "dtype": dtype}
+
+
+def _gathered(values: Iterable[Tensor]) -> Iterator[Tensor]:
+    for value in values:
+        yield value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _entries(tensors: Mapping[str, checkpoint_reader.Kind], dtype: Dtype) -> list[Entry]:
+    return safetensors_file.ordered(
+        Entry(name, DTYPES[dtype] if own.is_floating_point else own, shape)
+        for name, (own, shape) in tensors.items()
+    )
+
+
+def _cast(entries: Sequence[Entry], tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    for entry, tensor in zip(entries, tensors, strict=True):
+        cast = tensor.to(entry.dtype)
+        if cast.is_floating_point() and bool((cast.isinf() & ~tensor.isinf()).any()):
+            raise UserError(
+                f"{entry.name} has values up to {float(tensor.abs().max()):.3g}, too large for it",
+                field="dtype",
+                value=str(entry.dtype).removeprefix("torch."),
+                remedy="take bfloat16 or float32",
+            )
+        yield cast

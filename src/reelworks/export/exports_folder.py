@@ -1,0 +1,117 @@
+"""The folder `exports/`: weights written along with checkpoints, kept by a rule of their own.
+
+They are products, not checkpoints: nothing resumes from them. Deleted is only what this rule wrote: a file with
+its exact name whose header says so.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from reelworks.checkpoint import names
+from reelworks.checkpoint.config import ExportsConfig, LoraFormat, Weights
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core import storage
+from reelworks.export import export
+from reelworks.export import lora as lora_file
+from reelworks.export.safetensors_file import INDEX_SUFFIX
+from reelworks.run.folder import RunFolder
+
+_KEPT_BY = ("kept_by", "exports.keep_last")
+_NAME = re.compile(
+    r"(step-\d{9,})-(ema|model)(-lora-(?:diffusers|comfyui|kohya))?(-transformer(?:_2)?)?(-\d{5}-of-\d{5})?\.safetensors"
+)
+_LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.tmp")
+
+
+def path_of(run: RunFolder, step: int, weights: Weights, lora: LoraFormat | None = None) -> Path:
+    """Where the weights of a step are written; of a LoRA, in a convention."""
+    kind = "" if lora is None else f"-lora-{lora}"
+    return run.exports_folder / f"{names.of_step(step)}-{weights}{kind}.safetensors"
+
+
+def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int, epoch: int) -> list[Path]:
+    """Write the weights of a checkpoint where the recipe asks for it; on rank 0, right after its commit.
+
+    Args:
+        run: The run, whose `recipe.toml` is that of this start.
+        checkpoint: Its folder. Training may have gone on since its state was staged.
+        config: The recipe's `[exports]`.
+        step: Optimizer steps done.
+        epoch: From 0.
+
+    Returns:
+        The files (of shards, the one that their names begin like); none if nothing was due.
+
+    Raises:
+        ExportFailed: Storage fails or is full; the checkpoint is not touched by that.
+        UserError: A value does not fit the dtype.
+    """
+    weights = config.weights
+    if weights is None:
+        return []
+    written = []
+    with export.told_as_failed(run.exports_folder):
+        told = _about(run, config, step, epoch)
+        if told is None:
+            return []
+        # Whole weights are the same None in every convention, and are written once.
+        for lora in dict.fromkeys(lora_file.of_recipe(run.recipe_file, format) for format in config.formats):
+            target = path_of(run, step, weights, lora.format if lora else None)
+            export.from_checkpoint(
+                checkpoint, target, weights=weights, dtype=config.dtype, about=told, lora=lora, verified=True
+            )
+            written += lora.files(target) if lora else [target]
+        _retire(run.exports_folder, weights, step, config.keep_last)
+    return written
+
+
+def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int) -> dict[str, str] | None:
+    """What the file's header says; None if no file is due at this save."""
+    folder = run.exports_folder
+    storage.mkdirs(folder)
+    for path in folder.iterdir():
+        if _LEFTOVER.fullmatch(path.name):  # of a process that died
+            storage.unlink(path)
+    assert config.weights is not None
+    there = [done for done in _ours(folder, config.weights) if done < step]
+    history = CheckpointStore(run.checkpoints_folder).history()
+    saves = {step, *(event["step"] for event in history if event["event"] == "saved")}
+    if there and sum(saved > max(there) for saved in saves) < config.every_saves:
+        return None
+    told = export.about(run_id=run.info()["id"], recipe=run.recipe_file, step=step, epoch=epoch)
+    return {**told, **dict([_KEPT_BY])}
+
+
+def _retire(folder: Path, weights: Weights, newest: int, keep_last: int | None) -> None:
+    if keep_last is None:
+        return
+    # Those of later steps were written before the run went back, and are not newer.
+    ours = {step: paths for step, paths in _ours(folder, weights).items() if step <= newest}
+    for step in sorted(ours)[:-keep_last]:
+        # Without its index a file of shards is gone as a whole.
+        storage.rmtree_if_possible(folder / f"{names.of_step(step)}-{weights}.safetensors{INDEX_SUFFIX}")
+        for path in ours[step]:
+            storage.unlink(path)
+
+
+def _ours(folder: Path, weights: Weights) -> dict[int, list[Path]]:
+    """Files that were written along with saves, by step."""
+    found: dict[int, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        match = _NAME.fullmatch(path.name)
+        step = names.parse_step(match[1]) if match and match[2] == weights else None
+        if step is not None and _is_ours(path):
+            found.setdefault(step, []).append(path)
+    return found
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with safe_open(path, "numpy") as file:
+            return _KEPT_BY in (file.metadata() or {}).items()
+    except (OSError, SafetensorError):
+        return False

@@ -1,0 +1,155 @@
+"""A .safetensors file written tensor by tensor: the library's own writer wants all of them in memory at once.
+
+The format is a length (8 bytes, little-endian), a JSON header with dtype, shape and place of each tensor, and
+the tensors. Above a size it is cut into shards beside an index, as published weights are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from reelworks.checkpoint import disk_space
+from reelworks.core import files, storage
+
+SHARD_BYTES = 10 * 1000**3
+INDEX_SUFFIX = ".index.json"
+
+_ALIGNMENT = 8
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor to come: its name, and the dtype and shape that it is written with."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def ordered(entries: Iterable[Entry]) -> list[Entry]:
+    """Put wide dtypes first: then each tensor starts at a multiple of its width, as readers need it."""
+    return sorted(entries, key=lambda entry: -entry.dtype.itemsize)
+
+
+def write(
+    path: Path,
+    entries: Sequence[Entry],
+    tensors: Iterable[Tensor],
+    metadata: Mapping[str, str],
+    shard_bytes: int = SHARD_BYTES,
+) -> list[Path]:
+    """Write a file, or shards and an index beside it; whole or absent, durably.
+
+    Args:
+        path: Ends in `.safetensors`; what lies there is replaced. With shards, `NAME-00001-of-00002.safetensors`
+            and `NAME.safetensors.index.json` are written instead.
+        entries: As `ordered` gives them.
+        tensors: One for each entry, taken one at a time.
+        metadata: Texts for the header.
+        shard_bytes: Size above which it is cut.
+
+    Returns:
+        What was written, the index last.
+
+    Raises:
+        OSError: The disk has too little room, or fails.
+    """
+    disk_space.require(path.parent, sum(entry.num_bytes for entry in entries), "the file of weights")
+    shards = _cut(entries, shard_bytes)
+    targets = [path] if len(shards) == 1 else [shard_name(path, i, len(shards)) for i in range(len(shards))]
+    source = iter(tensors)
+    with ExitStack() as stack:
+        temporaries = []
+        for target, shard in zip(targets, shards, strict=True):
+            temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+            stack.callback(storage.rmtree_if_possible, temporary)
+            _write_one(temporary, shard, source, metadata)
+            temporaries.append(temporary)
+        for temporary, target in zip(temporaries, targets, strict=True):
+            storage.rename(temporary, target)
+    storage.fsync_folder(path.parent)
+    if len(shards) > 1:
+        targets.append(path.with_name(path.name + INDEX_SUFFIX))
+        files.write_json(targets[-1], _index(targets, shards, metadata))
+    return targets
+
+
+def shard_name(path: Path, i: int, count: int) -> Path:
+    """Name a shard as published weights do."""
+    return path.with_name(f"{path.stem}-{i + 1:05d}-of-{count:05d}{path.suffix}")
+
+
+def _cut(entries: Sequence[Entry], shard_bytes: int) -> list[list[Entry]]:
+    shards: list[list[Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        if shards[-1] and size + entry.num_bytes > shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(entry)
+        size += entry.num_bytes
+    return shards
+
+
+def _write_one(
+    path: Path, entries: Sequence[Entry], source: Iterator[Tensor], metadata: Mapping[str, str]
+) -> None:
+    with storage.create(path) as file:
+        file.write(_header(entries, metadata))
+        for entry in entries:
+            tensor = next(source)
+            assert (tensor.dtype, tuple(tensor.shape)) == (entry.dtype, entry.shape), entry.name
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            file.write(flat.view(torch.uint8).numpy().data)
+
+
+def _header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    at = 0
+    for entry in entries:
+        end = at + entry.num_bytes
+        header[entry.name] = {
+            "dtype": _DTYPES[entry.dtype],
+            "shape": list(entry.shape),
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _index(
+    targets: Sequence[Path], shards: Sequence[Sequence[Entry]], metadata: Mapping[str, str]
+) -> dict[str, object]:
+    size = sum(entry.num_bytes for shard in shards for entry in shard)
+    where = {e.name: target.name for target, shard in zip(targets, shards, strict=False) for e in shard}
+    return {"metadata": {**metadata, "total_size": size}, "weight_map": where}

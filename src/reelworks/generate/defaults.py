@@ -1,0 +1,79 @@
+"""What to generate where nobody says it: the shape that a run has learnt most of, sampled as is usual for the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from reelworks.core.shape import Shape
+from reelworks.models import config as models
+from reelworks.models import sampling
+from reelworks.models.sampling import Usual
+from reelworks.recipe.dataset import RecipeData
+from reelworks.recipe.recipe import Recipe
+from reelworks.run.folder import RunFolder
+
+_UNKNOWN = Shape(17, 64, 96)  # of a run whose plan was removed
+
+
+class _Trained(NamedTuple):
+    shape: Shape
+    tokens: int
+
+
+def sampled(recipe: Recipe) -> Usual:
+    """Guidance and steps: as the recipe says it of previews, or as is usual for its model."""
+    said, usual = recipe.preview, sampling.usual(recipe.model.name)
+    return Usual(
+        said.guidance_scale or usual.guidance_scale, said.num_inference_steps or usual.num_inference_steps
+    )
+
+
+def condition_frames(recipe: Recipe) -> int:
+    """Frames that a clip begins with, where it is given some: models that are shown a first frame take no more."""
+    return 1 if models.conditioning(recipe.model).first_frame is not None else 17
+
+
+def shape(run: RunFolder, recipe: Recipe, *, picture: bool) -> Shape:
+    """Shape of the bucket with the most tokens in a run's epoch.
+
+    Args:
+        run: The run's folder.
+        recipe: Of the run; edges of a bucket that its model leaves over are not generated.
+        picture: Prefer buckets of one frame to those of several; without any, their size is taken.
+    """
+    return _most(_told(run), recipe, picture=picture)
+
+
+def shape_of(data: RecipeData, *, picture: bool) -> Shape:
+    """The same of a run that may not have begun, from the clips of its first epoch."""
+    clips = np.bincount(data.entries(0).bucket, minlength=len(data.table.buckets)).tolist()
+    buckets = zip(data.table.buckets, clips, strict=True)
+    return _most((_Trained(b.shape, b.tokens * n) for b, n in buckets), data.recipe, picture=picture)
+
+
+def _told(run: RunFolder) -> list[_Trained]:
+    try:
+        text = (run.plan_folder / "summary.json").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [
+        _Trained(Shape(b["num_frames"], b["height"], b["width"]), b["clips"] * b["tokens_per_clip"])
+        for b in json.loads(text)["buckets"]
+    ]
+
+
+def _most(buckets: Iterable[_Trained], recipe: Recipe, *, picture: bool) -> Shape:
+    trained = [bucket for bucket in buckets if bucket.tokens]
+    wanted = [bucket for bucket in trained if (bucket.shape.num_frames == 1) == picture]
+    most = max(wanted or trained, key=lambda bucket: bucket.tokens, default=_Trained(_UNKNOWN, 0)).shape
+    rules = models.geometry(recipe.model, recipe.autoencoder)
+    multiples = rules.multiple if models.whole_patches(recipe.model) else rules.stride[1:]
+    height, width = (
+        max(side // multiple, 1) * multiple
+        for side, multiple in zip((most.height, most.width), multiples, strict=True)
+    )
+    return Shape(1 if picture else most.num_frames, height, width)

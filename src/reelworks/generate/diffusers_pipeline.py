@@ -1,0 +1,337 @@
+"""Generation by the pipelines of diffusers, built around the network, autoencoder and embeddings that are held.
+
+They sample with the scheduler that a family was released with. Where a pipeline cannot do what is asked, or
+there is none, `why_not` says so, and our own sampler generates.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from reelworks.core.errors import UserError
+from reelworks.diffusion import ddpm, timesteps
+from reelworks.diffusion.objectives import PREDICTIONS
+from reelworks.encoders.encoders import LiveEncoder
+from reelworks.generate import pipeline
+from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models import config as models
+from reelworks.models import optional_imports, published
+from reelworks.models.api import DenoiserInputs, TextEmbedding
+from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
+from reelworks.models.diffusers_denoiser import DiffusersDenoiser
+from reelworks.models.experts import config as experts
+from reelworks.models.experts.denoiser import ExpertsDenoiser
+from reelworks.models.family import FamilyConfig
+from reelworks.models.hunyuan_video15 import config as hunyuan_video15
+from reelworks.models.hunyuan_video15.config import HunyuanVideo15Config
+from reelworks.models.ltx2 import config as ltx2
+from reelworks.models.published import Parts
+from reelworks.models.sdxl.config import SDXLConfig
+from reelworks.models.wan.config import WanConfig
+from reelworks.precision.boundary import Boundary, is_sharded
+from reelworks.recipe.recipe import Recipe
+
+
+def _guided(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
+    return {
+        "prompt_embeds": text.tokens[:1],
+        "negative_prompt_embeds": text.tokens[1:],
+        "guidance_scale": options.guidance_scale,
+    }
+
+
+def _summarised(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
+    return _guided(text, options, family) | {
+        "pooled_prompt_embeds": text.pooled[:1],
+        "negative_pooled_prompt_embeds": text.pooled[1:],
+    }
+
+
+def _flux(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
+    values = _summarised(text, options, family)
+    if family.conditioning.guidance == "embedded":
+        return values
+    return values | {"true_cfg_scale": values.pop("guidance_scale")}
+
+
+def _flux2(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
+    return {"prompt_embeds": text.tokens[:1], "guidance_scale": options.guidance_scale}
+
+
+def _qwen_image(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
+    values = _guided(text, options, family)
+    return values | {
+        "true_cfg_scale": values.pop("guidance_scale"),
+        "prompt_embeds_mask": text.mask[:1],
+        "negative_prompt_embeds_mask": text.mask[1:],
+    }
+
+
+def _z_image(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
+    prompt, none = ([tokens[mask]] for tokens, mask in zip(text.tokens, text.mask, strict=True))
+    return {
+        "prompt_embeds": prompt,
+        "negative_prompt_embeds": none,
+        "guidance_scale": options.guidance_scale,
+    }
+
+
+def _ltx(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
+    return _guided(text, options, family) | {
+        "prompt_attention_mask": text.mask[:1],
+        "negative_prompt_attention_mask": text.mask[1:],
+        "frame_rate": options.fps,
+    }
+
+
+def _hunyuan_video15(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
+    """Text to be written in the picture is none, as in training."""
+    assert isinstance(family, HunyuanVideo15Config)
+    values: _Values = {}
+    for row, sign in enumerate(("", "negative_")):
+        values |= {
+            f"{sign}prompt_embeds": text.tokens[row : row + 1],
+            f"{sign}prompt_embeds_mask": text.mask[row : row + 1],
+            f"{sign}prompt_embeds_2": text.tokens.new_zeros(1, 1, family.text_embed_2_dim),
+            f"{sign}prompt_embeds_mask_2": text.mask.new_zeros(1, 1),
+        }
+    return values
+
+
+# By the text encoders, whose pipelines they are.
+ARGUMENTS: dict[str, Callable[[TextEmbedding, GenerateOptions, FamilyConfig], _Values]] = {
+    "wan": _guided,
+    "flux": _flux,
+    "flux2": _flux2,
+    "qwen-image": _qwen_image,
+    "z-image": _z_image,
+    "ltx-video": _ltx,
+    "hunyuan-video-1.5": _hunyuan_video15,
+    "sdxl": _summarised,
+    "sd3": _summarised,
+}
+
+
+_PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction"}  # as schedulers call them
+_Values = dict[str, Any]
+
+
+class Made(NamedTuple):
+    """Clips, and what made them.
+
+    Attributes:
+        clips: `[T, H, W, 3]` uint8 for each prompt.
+        by: For people.
+    """
+
+    clips: list[NDArray[np.uint8]]
+    by: str
+
+
+def generate(
+    recipe: Recipe,
+    boundary: Boundary[DenoiserInputs],
+    encoder: LiveEncoder,
+    prompts: Sequence[str],
+    options: GenerateOptions,
+) -> Made:
+    """Generate a clip for each prompt, by the family's pipeline where there is one.
+
+    Args:
+        recipe: What the network was trained by.
+        boundary: The network.
+        encoder: Its autoencoder and text encoder.
+        prompts: What to show.
+        options: How. `options.sampler` decides between the two ways.
+
+    Raises:
+        UserError: The model does not take this shape, it does not fit into memory, or a pipeline was asked for where
+            there is none.
+    """
+    reason = why_not(recipe, boundary, options)
+    if options.sampler == "pipeline" and reason is not None:
+        raise UserError(reason, field="--sampler", value="pipeline", remedy='leave it out, or say "own"')
+    if reason is not None or options.sampler == "own":
+        clips = pipeline.generate(boundary, encoder, recipe.objective, prompts, options)
+        return Made(clips, "the own sampler" + (f" ({reason})" if reason else "") + _alone(recipe, boundary))
+    # A pipeline would round them.
+    geometry = models.geometry(recipe.model, recipe.autoencoder)
+    geometry.require(options.shape, ("--num-frames", "--height", "--width"), whole_patches=True)
+    made, by = _build(recipe, boundary, encoder, options)
+    with pipeline.enough_memory(options.shape), _in_contract(boundary, encoder):
+        return Made([_one(made, recipe, encoder, prompt, options) for prompt in prompts], by)
+
+
+def why_not(recipe: Recipe, boundary: Boundary[DenoiserInputs], options: GenerateOptions) -> str | None:
+    """Say why no pipeline can generate; None if one can."""
+    parts = Parts(recipe.autoencoder.name, recipe.text.name)
+    if recipe.model.name not in models.ADAPTED:
+        return f"{recipe.model.name} has no pipeline"
+    if parts != published.parts(recipe.model.name):
+        return "pipelines go with the autoencoder and the text encoder of the family"
+    if recipe.objective.name not in models.conditioning(recipe.model).objectives:
+        return f"pipelines of the family do not know the objective {recipe.objective.name}"
+    if recipe.objective.prediction != "velocity":
+        return "pipelines take the network's output for a velocity"
+    wants = models.conditioning(recipe.model)
+    if wants.first_frame is not None or wants.needs or options.companions:
+        return "the model is shown more than words"
+    if options.conditions.reference is not None or options.conditions.loop > 1:
+        return "frames are given"
+    if recipe.model.name in ltx2.PRESETS:
+        return "the family's pipeline makes sound too, which is not trained"
+    if recipe.model.name in hunyuan_video15.PRESETS and _narrow(boundary.denoiser.module):
+        return "the family's pipeline would round latents as the base is stored"
+    if is_sharded(boundary.denoiser.module):
+        return "the weights are in shards"
+    return None
+
+
+def _narrow(module: nn.Module) -> bool:
+    return any(p.is_floating_point() and p.dtype != torch.float32 for p in module.parameters())
+
+
+def _build(
+    recipe: Recipe, boundary: Boundary[DenoiserInputs], encoder: LiveEncoder, options: GenerateOptions
+) -> tuple[Any, str]:
+    """Put the pipeline together; texts come to it embedded."""
+    denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
+    assert isinstance(denoiser, DiffusersDenoiser | ExpertsDenoiser)
+    assert isinstance(autoencoder, DiffusersAutoencoder)
+    kind = getattr(optional_imports.diffusers(), published.TEXT_ENCODERS[recipe.text.name].pipeline)
+    scheduler, whose = _scheduler(recipe, encoder, options)
+    parts = dict.fromkeys(kind._get_signature_keys(kind)[0]) | {
+        **_networks(denoiser),
+        "vae": autoencoder.module,
+        "scheduler": scheduler,
+    }
+    made = kind(**parts | _settings(denoiser, options))
+    made.set_progress_bar_config(disable=True)
+    return made, f"{kind.__name__} with {type(scheduler).__name__} of {whose}" + _alone(recipe, boundary)
+
+
+def _alone(recipe: Recipe, boundary: Boundary[DenoiserInputs]) -> str:
+    """Tell where one of two experts does the work of both."""
+    one = recipe.model.experts in experts.PARTS and isinstance(boundary.denoiser, DiffusersDenoiser)
+    return f", with the expert for {recipe.model.experts} noise alone" if one else ""
+
+
+def _networks(denoiser: DiffusersDenoiser | ExpertsDenoiser) -> dict[str, nn.Module]:
+    """The networks that are called, by their names in a pipeline."""
+    if isinstance(denoiser, ExpertsDenoiser):
+        return dict(denoiser.module.named_children())
+    return {denoiser.config.network.part: denoiser.module}
+
+
+def _scheduler(recipe: Recipe, encoder: LiveEncoder, options: GenerateOptions) -> tuple[Any, str]:
+    """The scheduler that lies beside the weights; where none does, a plain one as the recipe trains. Says whose it is."""
+    library = optional_imports.diffusers()
+    found = _published_scheduler(recipe.model.weights)
+    prediction = PREDICTIONS.get(recipe.objective.name)
+    trained = {} if prediction is None else {"prediction_type": _PREDICTION_TYPES[prediction]}
+    if found is not None:
+        return getattr(library, found["_class_name"]).from_config(found, **trained), "the weights"
+    if prediction is not None:
+        betas = {"beta_start": ddpm.FIRST_BETA, "beta_end": ddpm.LAST_BETA, "beta_schedule": "scaled_linear"}
+        kind = library.EulerDiscreteScheduler
+        return kind(**betas, timestep_spacing="leading", steps_offset=1, **trained), "the recipe"
+    shift = timesteps.shift_ratio(
+        recipe.objective,
+        height=options.shape.height,
+        width=options.shape.width,
+        num_frames=options.shape.num_frames,
+        latent_frames=encoder.autoencoder.geometry.latent(options.shape)[0],
+    )
+    return library.FlowMatchEulerDiscreteScheduler(shift=shift), "the recipe"
+
+
+def _published_scheduler(source: str | None) -> _Values | None:
+    if source is None or source.endswith(".safetensors"):
+        return None
+    try:
+        # Of whatever class: it stands in the file.
+        any_kind = optional_imports.diffusers().FlowMatchEulerDiscreteScheduler
+        found = any_kind.load_config(source, subfolder="scheduler")
+    except (OSError, ValueError):
+        return None  # a network's folder, or a file
+    return cast(_Values, found)
+
+
+def _one(
+    made: Any, recipe: Recipe, encoder: LiveEncoder, prompt: str, options: GenerateOptions
+) -> NDArray[np.uint8]:
+    shape, family = options.shape, models.ADAPTED[recipe.model.name]
+    text = encoder.texts([prompt, ""], [False, True])
+    values = ARGUMENTS[recipe.text.name](text, options, family)
+    frames = made(
+        **values,
+        **({} if family.pictures_only else {"num_frames": shape.num_frames}),
+        height=shape.height,
+        width=shape.width,
+        num_inference_steps=options.num_inference_steps,
+        generator=pipeline.generator_of(prompt, options, encoder.device),
+        output_type="np",
+        return_dict=False,
+    )[0]
+    frames_THWC = frames.reshape(-1, *frames.shape[-3:])
+    assert frames_THWC.shape == (shape.num_frames, shape.height, shape.width, 3), frames_THWC.shape
+    return cast("NDArray[np.uint8]", (frames_THWC * 255).round().astype(np.uint8))
+
+
+@contextmanager
+def _in_contract(boundary: Boundary[DenoiserInputs], encoder: LiveEncoder) -> Iterator[None]:
+    """While open, let the network and the autoencoder compute and answer in the dtypes of their contracts.
+
+    What comes into the network stays float32, times too, and autocast lowers the products: latents would be rounded at each step
+    if the network answered in bfloat16.
+    """
+    denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
+    assert isinstance(denoiser, DiffusersDenoiser | ExpertsDenoiser)
+    assert isinstance(autoencoder, DiffusersAutoencoder)
+    output, modules = denoiser.contract.output, list(_networks(denoiser).values())
+
+    def in_contract(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with boundary.lowered(encoder.device):
+            answer = forward(*args, **kwargs)
+        return _cast(answer, output)
+
+    decode, kept = autoencoder.module.decode, autoencoder.contract
+
+    def decoded(*args: Any, **kwargs: Any) -> Any:
+        return _cast(decode(*_cast(args, kept.compute), **kwargs), kept.output)
+
+    for module in modules:
+        module.forward = functools.partial(in_contract, module.forward)
+    autoencoder.module.decode = decoded
+    try:
+        yield
+    finally:
+        del autoencoder.module.decode
+        for module in modules:
+            del module.forward
+
+
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(dtype), values)
+
+
+def _settings(denoiser: DiffusersDenoiser | ExpertsDenoiser, options: GenerateOptions) -> _Values:
+    """Arguments of a pipeline's constructor beside its parts."""
+    config = denoiser.config
+    if isinstance(denoiser, ExpertsDenoiser):
+        return {"boundary_ratio": denoiser.boundary / timesteps.NUM_TIMESTEPS}
+    if isinstance(config, WanConfig):
+        return {"expand_timesteps": config.expand_timesteps}
+    if isinstance(config, HunyuanVideo15Config):
+        guider = optional_imports.diffusers().ClassifierFreeGuidance(guidance_scale=options.guidance_scale)
+        return {"guider": guider}
+    return {"add_watermarker": False} if isinstance(config, SDXLConfig) else {}

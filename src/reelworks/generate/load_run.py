@@ -1,0 +1,114 @@
+"""A trained model, back from a run folder or one of its checkpoints, to generate with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from reelworks.checkpoint import load, read_lock
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.encoders.encoders import LiveEncoder
+from reelworks.generate import diffusers_pipeline
+from reelworks.generate.diffusers_pipeline import Made
+from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models import config as models
+from reelworks.models.api import Denoiser, DenoiserInputs
+from reelworks.models.lora import inject as lora
+from reelworks.precision.boundary import Boundary
+from reelworks.recipe import load as recipes
+from reelworks.recipe import validation
+from reelworks.recipe.recipe import Recipe
+from reelworks.run import history
+from reelworks.train import build, init_from
+
+
+def require(recipe: Recipe, options: GenerateOptions) -> None:
+    """Refuse what a model cannot make before its weights are read, which may take minutes.
+
+    Raises:
+        UserError: Names the option.
+    """
+    model, shape = recipe.model, options.shape
+    geometry, wants = models.geometry(model, recipe.autoencoder), models.conditioning(model)
+    geometry.require(
+        shape, ("--num-frames", "--height", "--width"), whole_patches=models.whole_patches(model)
+    )
+    first_frame = wants.first_frame is not None and shape.num_frames > 1
+    options.conditions.check(geometry, shape, told=wants.frames, first_frame=first_frame)
+    validation.require_companions(model, [options.companions], "--")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Weights of a checkpoint behind their boundary.
+
+    Attributes:
+        recipe: The resolved recipe that the step was trained by.
+        step: Step of the checkpoint.
+        denoiser: What it trained.
+    """
+
+    recipe: Recipe
+    step: int
+    denoiser: Denoiser
+    boundary: Boundary[DenoiserInputs]
+    encoder: LiveEncoder
+
+    @classmethod
+    def load(cls, source: Path, *, averaged: bool = True, to_merge: bool = False) -> Self:
+        """Load from a run folder (its newest good checkpoint) or from a checkpoint's folder.
+
+        Args:
+            source: Either folder.
+            averaged: Use the averaged weights.
+            to_merge: Hold the base of a LoRA in float32, whatever it was trained on: sums cannot be added to codes.
+
+        Raises:
+            UserError: There is no run or no good checkpoint.
+        """
+        run, step = init_from.locate(source)
+        path = CheckpointStore(run.checkpoints_folder).path(step)
+        # Held while the model is built: that takes long enough for a training to delete it.
+        with read_lock.reading(path):
+            recipe = recipes.load(history.recipe_of(run, step))
+            if to_merge and recipe.lora is not None:
+                wide = recipe.lora.model_copy(update={"base": "float32"})
+                recipe = recipe.model_copy(update={"lora": wide})
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            build.require_sources(recipe, resumed=True)
+            denoiser = build.denoiser(recipe, device, resumed=True)
+            init_from.require_base(path, denoiser.base)
+            trained = {name: p.detach() for name, p in denoiser.module.named_parameters() if p.requires_grad}
+            module = denoiser.module.requires_grad_(False).eval()
+            state = {"model": lora.weights(module)}
+            if averaged:
+                state["ema"] = {name: torch.empty_like(p) for name, p in trained.items()}
+            load.load(path, state)
+        for name, value in state.get("ema", {}).items():
+            trained[name].copy_(value)
+        return cls(recipe, step, denoiser, Boundary(denoiser), build.encoder(recipe, device))
+
+    def merge(self) -> dict[str, Tensor]:
+        """Whole weights, a LoRA added to its base, by the names of the network; this is of no other use then."""
+        return lora.merged(self.boundary.denoiser.module)
+
+    def unseen(self, prompts: Sequence[str]) -> list[str]:
+        """Lines that tell what of prompts is longer than the text encoder reads."""
+        encoder = self.encoder.text_encoder
+        return [
+            f"the model reads {encoder.max_length} tokens of a prompt: not the last "
+            f"{'word' if unseen == 1 else f'{unseen} words'} of {prompt!r}"
+            for prompt in prompts
+            if (unseen := encoder.unseen(prompt))
+        ]
+
+    def generate(self, prompts: Sequence[str], options: GenerateOptions) -> Made:
+        """Generate a clip for each prompt; see `generate.family_pipeline`. A run of one expert takes the other too."""
+        require(self.recipe, options)
+        both = build.with_other_expert(self.recipe, self.denoiser, self.encoder.device)
+        return diffusers_pipeline.generate(self.recipe, Boundary(both), self.encoder, prompts, options)

@@ -1,0 +1,289 @@
+"""One file to frames of one exact shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from av.video.reformatter import Interpolation
+from numpy.typing import NDArray
+from PIL import Image
+
+from reelworks.catalog import probe
+from reelworks.core import retry
+from reelworks.core.shape import Shape
+from reelworks.media.config import DataConfig, ShortClips
+
+# The rate that Open-Sora v1.2 tells the model for a picture; a published model knows it.
+IMAGE_FPS = 120.0
+# 25 · (30 / 24) may come out just below the whole number that it is.
+_EPSILON = 1e-6
+
+
+def frame_step(fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.float64]:
+    """Source frames from one used frame to the next; never below 1, since frames are not made up."""
+    if config.fps is None:
+        return np.full(np.shape(fps), float(config.frame_interval))
+    return np.maximum(np.asarray(fps, dtype=np.float64) / config.fps, 1.0)
+
+
+def frames_available(
+    num_frames: NDArray[Any], fps: NDArray[Any] | float, config: DataConfig
+) -> NDArray[np.int64]:
+    """Frames that a clip offers at the configured rate: the most that `frame_indices` finds in it."""
+    frames = np.asarray(num_frames, dtype=np.float64)
+    return np.where(frames > 0, np.ceil((frames - _EPSILON) / frame_step(fps, config)), 0).astype(np.int64)
+
+
+def frame_indices(
+    num_frames: int, wanted: int, step: float, draw: float, short_clips: ShortClips = "reject"
+) -> NDArray[np.int64]:
+    """Indices of `wanted` frames that lie `step` apart, begun at a drawn place.
+
+    Args:
+        num_frames: Frames in the file, at least one.
+        wanted: Frames of the bucket.
+        step: Source frames from one used frame to the next.
+        draw: In [0, 1), chooses the first frame among all that leave room; 0 starts at the beginning.
+        short_clips: What comes after the last frame of a file that is too short: "hold" repeats it, "loop"
+            starts over.
+
+    Returns:
+        `[wanted]` ascending; of a file that is too short, with "reject" the last ones lie beyond its end.
+    """
+    span = np.floor(np.arange(wanted) * step + _EPSILON).astype(np.int64)
+    room = max(num_frames - int(span[-1]), 1)
+    start = min(int(draw * room), room - 1)
+    offered = int(np.searchsorted(span, num_frames))
+    place = np.arange(wanted)
+    if short_clips == "hold":
+        place = np.minimum(place, offered - 1)
+    elif short_clips == "loop":
+        place %= offered
+    indices: NDArray[np.int64] = span[place] + start
+    return indices
+
+
+def cover(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
+    """Size that a frame is resized to so that it just covers the target."""
+    scale = max(target_height / height, target_width / width)
+    return max(round(height * scale), target_height), max(round(width * scale), target_width)
+
+
+def crop_offset(size: int, target: int, draw: float) -> int:
+    """Where a crop begins; a draw of 0.5 is the centre."""
+    return min(int(draw * (size - target + 1)), size - target)
+
+
+Frames = NDArray[np.uint8]
+
+# Accurate rounding: without it swscale's SIMD paths may round differently from its C path.
+_RESIZE = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+_RESIZE_NEAREST = Interpolation.POINT | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+
+# What undoes each EXIF orientation; 1 is upright.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class MediaError(Exception):
+    """A file cannot give the frames that were asked of it; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What a scan counted and measured of a clip: frames, and its size in pixels as displayed."""
+
+    num_frames: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to read, with every choice already drawn.
+
+    Attributes:
+        path: The file.
+        is_image: True for pictures.
+        shape: Frames, height and width to return.
+        step: Source frames from one used frame to the next.
+        first_frame_draw: In [0, 1).
+        crop_draw: In [0, 1), along height and along width; 0.5 is the centre.
+        short_clips: What to do with a video of fewer frames than asked for.
+        measures: Frames are chosen, and edges cut, as of a file of these; of the file itself where there are none.
+            So a clip and its companions show the same moments and the same part. A picture stands for all frames.
+        nearest: Resize without blending neighbours.
+    """
+
+    path: Path
+    is_image: bool
+    shape: Shape
+    step: float = 1.0
+    first_frame_draw: float = 0.0
+    crop_draw: tuple[float, float] = (0.5, 0.5)
+    short_clips: ShortClips = "reject"
+    measures: Measures | None = None
+    nearest: bool = False
+
+    def cover(self, height: int, width: int) -> tuple[int, int]:
+        """Size to which a file of this size is resized, before it is cut."""
+        size = (height, width) if self.measures is None else (self.measures.height, self.measures.width)
+        return cover(*size, self.shape.height, self.shape.width)
+
+
+def load(request: Request) -> Frames:
+    """Read a clip or picture; where the storage errs in passing, again after a pause.
+
+    Returns:
+        `[T, H, W, 3]` uint8 RGB, as displayed: rotation metadata and EXIF orientation applied, alpha laid
+        over white.
+
+    Raises:
+        MediaError: Missing, damaged, or with fewer frames than asked for.
+    """
+    try:
+        frames = retry.patiently(lambda: _load_image(request) if request.is_image else _load_video(request))
+    except (MediaError, probe.OpeningError) as error:
+        raise MediaError(str(error)) from None
+    except FileNotFoundError:
+        raise MediaError("No such file or directory") from None
+    except Exception as error:  # decoders raise nearly anything on damaged input
+        if retry.may_pass(error):
+            raise MediaError(f"I/O error, {len(retry.WAITS_SECONDS) + 1} tries: {error}") from error
+        raise MediaError(f"{type(error).__name__}: {error}") from error
+    expected = (request.shape.num_frames, request.shape.height, request.shape.width, 3)
+    if frames.shape != expected:
+        raise MediaError(f"gave frames {frames.shape}, not {expected}")
+    return frames
+
+
+def _load_image(request: Request) -> Frames:
+    with request.path.open("rb") as file, probe.picture(file) as opened:
+        opened.load()
+        orientation = probe.orientation(opened)
+        image = opened.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else opened.copy()
+    image = _to_rgb(image)
+    height, width = request.cover(image.height, image.width)
+    if (width, height) != image.size:
+        resampling = Image.Resampling.NEAREST if request.nearest else Image.Resampling.BICUBIC
+        image = image.resize((width, height), resampling)
+    frame = _crop(np.asarray(image), request)[None]
+    return frame if request.measures is None else np.repeat(frame, request.shape.num_frames, axis=0)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        # Pillow would clip 16 bits to 8, which leaves all but the darkest pixels white.
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
+    return image.convert("RGB")
+
+
+def _load_video(request: Request) -> Frames:
+    shape = request.shape
+    with probe.video(request.path) as container:
+        stream = probe.stream(container)
+        times = _presentation_times(container, stream)
+        if not times:
+            raise MediaError("no frame")
+        count = len(times) if request.measures is None else request.measures.num_frames
+        indices = frame_indices(
+            count, shape.num_frames, request.step, request.first_frame_draw, request.short_clips
+        )
+        if indices[-1] >= len(times):
+            raise MediaError(f"{len(times)} frames are there, {int(indices[-1]) + 1} are needed")
+        keys = [times[i] for i in indices]
+        found = {}
+        if isinstance(keys[0], int):
+            container.seek(keys[0], stream=stream, backward=True)
+            found = _collect(_timed(container, stream), set(keys), request)
+    if len(found) < len(set(keys)):
+        found = _from_start(request, keys)
+    return np.stack([found[key] for key in keys])
+
+
+# A frame's time in ticks, or where the container has no complete times, its number as `(number,)`.
+_Key = int | tuple[int]
+
+
+def _presentation_times(container: Any, stream: Any) -> list[_Key]:
+    """Keys of all frames in the order shown, by reading packets alone: exact for variable rates too."""
+    times = [p.pts for p in container.demux(stream) if p.size and not p.is_discard]
+    if any(time is None for time in times):
+        return [(number,) for number in range(len(times))]
+    return sorted(times)
+
+
+def _timed(container: Any, stream: Any) -> Iterator[tuple[_Key, Any]]:
+    for frame in container.decode(stream):
+        yield frame.pts, frame
+
+
+def _numbered(container: Any, stream: Any) -> Iterator[tuple[_Key, Any]]:
+    for number, frame in enumerate(container.decode(stream)):
+        yield (number,), frame
+
+
+def _from_start(request: Request, keys: list[_Key]) -> dict[_Key, Frames]:
+    """Decode a file from its start; AVI files and raw streams may seek past the key frame needed."""
+    with probe.video(request.path) as container:
+        stream = probe.stream(container)
+        read = _timed if isinstance(keys[0], int) else _numbered
+        found = _collect(read(container, stream), set(keys), request)
+    missing = len(set(keys)) - len(found)
+    if missing:
+        raise MediaError(f"{missing} of {len(set(keys))} frames could not be decoded")
+    return found
+
+
+def _collect(frames: Iterator[tuple[_Key, Any]], keys: set[_Key], request: Request) -> dict[_Key, Frames]:
+    """Convert the frames asked for, until all are there or the file ends."""
+    found: dict[_Key, Frames] = {}
+    for key, frame in frames:
+        if key in keys:
+            found.setdefault(key, _convert(frame, request))
+        if len(found) == len(keys):
+            break
+    return found
+
+
+def _convert(frame: Any, request: Request) -> Frames:
+    """Resize in one pass with the colour conversion, then turn and crop."""
+    quarter_turns = round(frame.rotation / 90) % 4
+    turned = quarter_turns % 2 == 1
+    shown = (frame.width, frame.height) if turned else (frame.height, frame.width)
+    height, width = request.cover(*shown)
+    if turned:
+        height, width = width, height
+    transparent = any(component.is_alpha for component in frame.format.components)
+    pixels = frame.reformat(
+        width=width,
+        height=height,
+        format="rgba" if transparent else "rgb24",
+        interpolation=_RESIZE_NEAREST if request.nearest else _RESIZE,
+    ).to_ndarray()
+    return _crop(np.rot90(_over_white(pixels) if transparent else pixels, quarter_turns), request)
+
+
+def _over_white(rgba: Frames) -> Frames:
+    colour, alpha = rgba[..., :3].astype(np.uint16), rgba[..., 3:].astype(np.uint16)
+    return ((colour * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
+
+
+def _crop(frame: Frames, request: Request) -> Frames:
+    top = crop_offset(frame.shape[0], request.shape.height, request.crop_draw[0])
+    left = crop_offset(frame.shape[1], request.shape.width, request.crop_draw[1])
+    return frame[top : top + request.shape.height, left : left + request.shape.width]

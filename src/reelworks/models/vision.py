@@ -1,0 +1,92 @@
+"""What tells a network of a picture beside its latents: the vision half of a CLIP or SigLIP.
+
+Legend: B pictures, H height, W width, N tokens, E their width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from reelworks.core.errors import UserError
+from reelworks.models import optional_imports
+from reelworks.models.api import ImageEncoder
+from reelworks.models.weights import require_there
+from reelworks.precision.contract import Contract
+
+CONTRACT = Contract(torch.float32, torch.float32, None, None, torch.float32, {})
+_FOLDER = "image_encoder"
+
+
+class _Kind(NamedTuple):
+    """Classes of transformers, the preparation's folder beside `image_encoder`, and the layer that is read."""
+
+    model: str
+    processor: str
+    folder: str
+    layer: int
+
+
+_KINDS = {
+    "clip": _Kind("CLIPVisionModel", "CLIPImageProcessor", "image_processor", -2),
+    "siglip": _Kind("SiglipVisionModel", "SiglipImageProcessor", "feature_extractor", -1),
+}
+
+
+@final
+class VisionEncoder:
+    """Pictures as the pipelines of diffusers show them to their networks; see `models.api.ImageEncoder`.
+
+    Attributes:
+        tokens: N, of every picture.
+        dim: E, their width.
+    """
+
+    contract = CONTRACT
+
+    def __init__(self, kind: Literal["clip", "siglip"], weights: str) -> None:
+        """Load from a folder in diffusers' layout, a folder of its own, or the hub.
+
+        Raises:
+            UserError: Nothing that can be loaded is found.
+        """
+        self._kind = _KINDS[kind]
+        module = _load(self._kind.model, weights, _FOLDER, dtype=CONTRACT.storage)
+        self._module = module.requires_grad_(False).eval()
+        self._processor = _load(self._kind.processor, weights, self._kind.folder)
+        _, self.tokens, self.dim = self.encode(torch.zeros(1, 32, 32, 3, dtype=torch.uint8)).shape
+
+    @torch.no_grad()
+    def encode(self, pictures_BHWC: Tensor) -> Tensor:
+        """Embed uint8 pictures as `[B, N, E]` float32."""
+        prepared = self._processor(images=list(pictures_BHWC.cpu().numpy()), return_tensors="pt")
+        out = self._module(**prepared.to(self._module.device), output_hidden_states=True)
+        tokens: Tensor = (
+            out.last_hidden_state if self._kind.layer == -1 else out.hidden_states[self._kind.layer]
+        )
+        return tokens.float()
+
+    def to(self, device: torch.device) -> ImageEncoder:
+        """Move the network, in place."""
+        self._module.to(device)
+        return self
+
+
+def _load(name: str, source: str, folder: str, **options: Any) -> Any:
+    field = "model.image_encoder"
+    require_there(source, field)
+    kind = getattr(optional_imports.transformers(), name)
+    try:
+        try:
+            return kind.from_pretrained(source, subfolder=folder, **options)
+        except OSError:  # not a pipeline's folder
+            return kind.from_pretrained(source, **options)
+    except Exception as error:  # damage leads the readers into errors of any kind
+        raise UserError(
+            f"no {name} can be loaded ({str(error).partition(chr(10))[0]})",
+            field=field,
+            value=source,
+            remedy="name a folder in diffusers' layout or a hub id of this family",
+        ) from error

@@ -1,0 +1,109 @@
+"""The dataset that a recipe describes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.buckets import table
+from reelworks.buckets.table import BucketTable
+from reelworks.catalog.scan import ScanProgress, ScanResult, scan
+from reelworks.catalog.store import Catalog
+from reelworks.core.shape import Geometry
+from reelworks.data import eligibility
+from reelworks.data.dataset import Dataset, DataSpec, clip_sources, companion_sources
+from reelworks.models.config import geometry
+from reelworks.recipe import auto_buckets
+from reelworks.recipe.auto_buckets import Chosen
+from reelworks.recipe.recipe import Recipe
+
+
+@dataclass
+class RecipeData(Dataset):
+    """A recipe's dataset.
+
+    Attributes:
+        recipe: The recipe, with its buckets chosen.
+        chosen: How the bucket entries were found, where the recipe left them open.
+    """
+
+    recipe: Recipe = None  # type: ignore[assignment]  # `open` and `of_rows` set it
+    chosen: Chosen | None = None
+
+    @classmethod
+    def open(cls, recipe: Recipe, version: int | None = None) -> RecipeData:
+        """Read the catalog, as it is or as it was when it had `version` parts, and compute the table.
+
+        Raises:
+            UserError: There is no catalog, the buckets do not fit the model, or a filter or caption of the
+                newest version names a score that no clip of its dataset has.
+        """
+        catalog = Catalog.open(Path(recipe.catalog_folder), version)
+        opened = replace(cls.of_catalog(spec_of(recipe), catalog, table.EMPTY), recipe=recipe)
+        if version is None:  # what a former version lacks is no mistake of the recipe
+            eligibility.require_scores(recipe.dataset, opened.rows)
+        if recipe.buckets.proposes:
+            recipe, chosen = auto_buckets.choose(recipe, geometry_of(recipe), lambda: opened.clips()[0])
+            opened = replace(opened, recipe=recipe, chosen=chosen)
+        return replace(opened, table=table_of(recipe))
+
+    @classmethod
+    def of_rows(cls, recipe: Recipe, catalog: Catalog, ordinals: NDArray[np.int64]) -> RecipeData:
+        """Take some rows of a catalog as they were once, for a recipe whose buckets are chosen.
+
+        Args:
+            recipe: The recipe of then.
+            catalog: The catalog at the version of then.
+            ordinals: The rows, ascending.
+        """
+        return replace(cls.of_catalog(spec_of(recipe), catalog, table_of(recipe), ordinals), recipe=recipe)
+
+    @property
+    def geometry(self) -> Geometry:
+        """What model and autoencoder do to shapes."""
+        return geometry_of(self.recipe)
+
+
+def geometry_of(recipe: Recipe) -> Geometry:
+    """What a recipe's model and autoencoder do to shapes."""
+    return geometry(recipe.model, recipe.autoencoder)
+
+
+def table_of(recipe: Recipe) -> BucketTable:
+    """Bucket table of a recipe whose entries are chosen.
+
+    Raises:
+        UserError: The buckets do not fit the model.
+    """
+    extends_short = recipe.data.short_clips != "reject"
+    return table.build(recipe.bucket, recipe.buckets, geometry_of(recipe), extends_short=extends_short)
+
+
+def spec_of(recipe: Recipe) -> DataSpec:
+    """What of a recipe shapes its dataset."""
+    return DataSpec(
+        tuple(recipe.dataset),
+        recipe.seed,
+        recipe.data,
+        recipe.validation.split,
+        recipe.validation.group,
+        recipe.validation.max_clips,
+        recipe.quarantine,
+        recipe.cost,
+    )
+
+
+def scan_recipe(recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = None) -> ScanResult:
+    """Bring the recipe's catalog up to date; unchanged files are not opened.
+
+    Raises:
+        UserError: A folder is missing or empty, a list is wrong, or the catalog cannot be written.
+    """
+    every = clip_sources(recipe.dataset) + companion_sources(recipe.dataset)
+    workers = os.cpu_count() or 1
+    return scan(every, Path(recipe.catalog_folder), workers=workers, on_progress=on_progress)

@@ -1,0 +1,175 @@
+"""Curves of a run as plotly figures: plain dicts, so that drawing needs no heavy import.
+
+Colours are tokens such as "@c1"; the page's script replaces them by the style sheet's colours, so that
+light and dark schemes share one definition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reelworks.core import units
+from reelworks.report.run_data import Event, RunData
+
+MAX_POINTS = 1500  # per curve; neighbours are averaged beyond that
+COLOURS = 8
+RAMP = 7
+Series = Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure with its heading; `plot` holds plotly's `data` and `layout`."""
+
+    name: str
+    title: str
+    note: str
+    plot: dict[str, Any]
+
+
+def finite(value: Any) -> float | None:
+    """Drop what JSON and plots cannot hold."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def smooth(values: Series) -> list[float | None]:
+    """Exponential mean over about a fiftieth of the curve, unbiased at its start; gaps are passed over."""
+    decay = 1 - 1 / max(3.0, len(values) / 50)
+    total = weight = 0.0
+    out: list[float | None] = []
+    for value in values:
+        if value is not None:
+            total, weight = decay * total + value, decay * weight + 1
+        out.append(total / weight if weight else None)
+    return out
+
+
+def thin(steps: Sequence[float], values: Series) -> tuple[list[float], list[float | None]]:
+    """Average neighbours until at most `MAX_POINTS` are left."""
+    stride = -(-len(steps) // MAX_POINTS) or 1
+    if stride == 1:
+        return list(steps), list(values)
+    xs, ys = [], []
+    for i in range(0, len(steps), stride):
+        block = [v for v in values[i : i + stride] if v is not None]
+        xs.append(steps[min(i + stride // 2, len(steps) - 1)])
+        ys.append(sum(block) / len(block) if block else None)
+    return xs, ys
+
+
+def _line(name: str, steps: Sequence[float], values: Series, colour: str, **more: Any) -> dict[str, Any]:
+    xs, ys = thin(steps, values)
+    line = {"color": colour, "width": more.pop("width", 2), **more.pop("line", {})}
+    return {"type": "scatter", "mode": "lines", "name": name, "x": xs, "y": ys, "line": line, **more}
+
+
+def _raw_and_smooth(steps: list[float], values: Series, colour: str, unit: str) -> list[dict[str, Any]]:
+    raw = _line("each step", steps, values, colour, width=1, opacity=0.28, hoverinfo="skip")
+    return [raw, _line(unit, steps, smooth(values), colour, width=2.2)]
+
+
+def _plot(traces: list[dict[str, Any]], unit: str, *, legend: bool = False, **more: Any) -> dict[str, Any]:
+    """Put traces over steps; `shapes` goes to the layout, all else to the y axis."""
+    shapes = more.pop("shapes", [])
+    axes = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": unit}, **more}}
+    return {"data": traces, "layout": {**axes, "showlegend": legend, "shapes": shapes}}
+
+
+def _series(events: list[Event], key: str) -> tuple[list[float], list[float | None]]:
+    return [e["step"] for e in events], [finite(e.get(key)) for e in events]
+
+
+def _resume_lines(data: RunData) -> list[dict[str, Any]]:
+    """A dotted line where training went on from a checkpoint."""
+    steps = [e["resumed_from"] for e in data.of("start") if e.get("resumed_from") is not None]
+    line = {"color": "@muted", "width": 1, "dash": "dot"}
+    axes = {"type": "line", "xref": "x", "yref": "paper", "y0": 0, "y1": 1}
+    return [{**axes, "x0": step, "x1": step, "line": line} for step in steps]
+
+
+def loss_curve(data: RunData) -> Figure | None:
+    """Training loss of each step, faint, and smoothed."""
+    events = data.of("step")
+    if not events:
+        return None
+    resumes = _resume_lines(data)
+    traces = _raw_and_smooth(*_series(events, "loss"), "@c1", "smoothed")
+    note = "Faint: each step. Strong: smoothed." + (" Dotted: a resume." if resumes else "")
+    return Figure("loss", "Training loss", note, _plot(traces, "loss", shapes=resumes))
+
+
+def loss_by_bucket(data: RunData) -> Figure | None:
+    """A smoothed line for each bucket, the most trained ones in colour."""
+    points: dict[str, list[tuple[int, float | None]]] = {}
+    for event in data.of("step"):
+        for name, loss in (event.get("loss_by_bucket") or {}).items():
+            points.setdefault(name, []).append((event["step"], finite(loss)))
+    if not points:
+        return None
+    traces = []
+    for i, (name, pairs) in enumerate(sorted(points.items(), key=lambda item: -len(item[1]))):
+        steps, values = zip(*pairs, strict=True)
+        shown = i < COLOURS
+        colour = f"@c{i + 1}" if shown else "@muted"
+        visible = True if shown else "legendonly"
+        traces.append(_line(name, steps, smooth(values), colour, visible=visible))
+    note = "Smoothed. Shapes differ in difficulty, so compare each line with itself."
+    return Figure("loss-by-bucket", "Loss by bucket", note, _plot(traces, "loss", legend=True))
+
+
+def validation(data: RunData) -> Figure | None:
+    """Validation loss, and its parts at fixed timesteps from light (little noise) to dark (much)."""
+    events = data.of("validation")
+    if not events:
+        return None
+    times = sorted({time for e in events for time in e.get("loss_by_time") or {}}, key=float)
+    steps = [e["step"] for e in events]
+    traces = []
+    for i, time in enumerate(times):
+        shade = 1 + round(i * (RAMP - 1) / max(1, len(times) - 1))
+        values = [finite((e.get("loss_by_time") or {}).get(time)) for e in events]
+        traces.append(_line(f"t = {time}", steps, values, f"@ramp{shade}", width=1.5))
+    mean = _line("mean", *_series(events, "loss"), "@c8", width=3, mode="lines+markers", marker={"size": 7})
+    clips = events[-1].get("clips")
+    of_clips = f"{units.plural(clips, 'held-out clip')}, " if clips else ""
+    note = f"{of_clips}fixed noise; t = 0 is clean, t = 1000 pure noise."
+    return Figure("validation", "Validation loss", note, _plot([*traces, mean], "loss", legend=True))
+
+
+def throughput(data: RunData) -> Figure | None:
+    """Clips a second."""
+    events = [e for e in data.of("step") if e.get("seconds")]
+    if not events:
+        return None
+    values = [finite(e["clips"] / e["seconds"]) for e in events]
+    traces = _raw_and_smooth([e["step"] for e in events], values, "@c2", "smoothed")
+    note = "Long clips cost more than pictures."
+    return Figure("throughput", "Throughput", note, _plot(traces, "clips / s", rangemode="tozero"))
+
+
+def learning_rate(data: RunData) -> Figure | None:
+    """Learning rate."""
+    events = [e for e in data.of("step") if e.get("learning_rate") is not None]
+    if not events:
+        return None
+    traces = [_line("learning rate", *_series(events, "learning_rate"), "@c5")]
+    plot = _plot(traces, "learning rate", rangemode="tozero", tickformat=".1~e")
+    return Figure("learning-rate", "Learning rate", "As applied in each step.", plot)
+
+
+def grad_norm(data: RunData) -> Figure | None:
+    """Norm of the gradient before clipping."""
+    events = [e for e in data.of("step") if e.get("grad_norm") is not None]
+    if not events:
+        return None
+    traces = _raw_and_smooth(*_series(events, "grad_norm"), "@c6", "smoothed")
+    return Figure("grad-norm", "Gradient norm", "Before clipping.", _plot(traces, "norm", rangemode="tozero"))
+
+
+def all_of(data: RunData) -> list[Figure]:
+    """Every figure that has data, in the page's order."""
+    drawn = (loss_curve, validation, loss_by_bucket, throughput, learning_rate, grad_norm)
+    return [figure for draw in drawn if (figure := draw(data))]

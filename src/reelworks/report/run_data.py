@@ -1,0 +1,96 @@
+"""What a run folder says, read once. Parts that are not there yet are empty."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reelworks.analysis import clip_history
+from reelworks.analysis.coverage import EpochCoverage
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core import files
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Contents of a run folder.
+
+    Attributes:
+        path: The run folder.
+        info: `run.json`.
+        summary: `plan/summary.json`, or {}.
+        recipe: The resolved recipe as text.
+        environment: One dict for each start that recorded one.
+        told: Every event as it was written.
+        events: The events that still hold, see `run.events.timeline`.
+        on_disk: Steps of the committed checkpoints that lie in the folder.
+        pinned: Steps whose checkpoints a person pinned.
+        coverage: The account of each epoch by the run's records, oldest first.
+    """
+
+    path: Path
+    info: dict[str, Any]
+    summary: dict[str, Any]
+    recipe: str
+    environment: list[dict[str, Any]]
+    told: list[Event]
+    events: list[Event]
+    on_disk: frozenset[int]
+    pinned: frozenset[int]
+    coverage: list[EpochCoverage]
+
+    def of(self, kind: str) -> list[Event]:
+        """Events of one kind that still hold, oldest first."""
+        return [event for event in self.events if event["kind"] == kind]
+
+    @property
+    def last_step(self) -> int:
+        """Optimizer steps done, so far as events tell."""
+        return max((event.get("step") or 0 for event in self.events), default=0)
+
+
+def load(run: RunFolder) -> RunData:
+    """Read everything a report draws.
+
+    Raises:
+        UserError: There is no run in the folder, or a newer version wrote it.
+    """
+    info = run.info()
+    store = CheckpointStore(run.checkpoints_folder)
+    steps = store.steps()
+    return RunData(
+        path=run.path,
+        info=info,
+        summary=_read_object(run.plan_folder / "summary.json"),
+        recipe=_read_text(run.recipe_file),
+        environment=_read_environment(run.environment_file),
+        told=list(events.read(run.events_file)),
+        events=events.timeline(run.events_file),
+        on_disk=frozenset(steps),
+        pinned=frozenset(step for step in steps if store.is_pinned(step)),
+        coverage=clip_history.cover(run).epochs,
+    )
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_read_text(path))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _read_environment(path: Path) -> list[dict[str, Any]]:
+    """One line for each start; a single pretty-printed object is understood as well."""
+    whole = _read_object(path)
+    return [whole] if whole else list(files.read_json_lines(path))

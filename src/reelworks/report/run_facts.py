@@ -1,0 +1,268 @@
+"""What became of the data: headline numbers, buckets, reasons and coverage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from reelworks.analysis.coverage import EpochCoverage, State
+from reelworks.core import units
+from reelworks.report import status
+from reelworks.report.run_data import RunData
+
+Json = dict[str, Any]
+MAX_NAMES = 500  # file names listed per reason: ten million would make a page that no browser opens
+
+# How reports say each reason, and what to do about it.
+REASONS: dict[str, tuple[str, str]] = {
+    "unreadable": ("unreadable", "The file cannot be decoded; replace or remove it."),
+    "quarantined": (
+        "quarantined",
+        "The recipe's quarantine names it; take its line out once the file is mended.",
+    ),
+    "no_companion": (
+        "no companion",
+        "The control, source or loss mask that its dataset asks for is missing, damaged, shorter or of another shape.",
+    ),
+    "no_caption": ("no caption", "Add a caption, or allow clips without one."),
+    "filtered": ("filtered out", "The recipe's filter excludes it."),
+    "too_short": ("too short", "It has fewer frames than any bucket; add a bucket with fewer frames."),
+    "too_small": ("too small", "No bucket is filled without upscaling; add a smaller resolution."),
+    "no_bucket": ("no bucket", "It is larger, longer or of another aspect than every bucket takes."),
+    "not_drawn": ("not drawn", "Its draw passed no bucket's keep_prob in this epoch."),
+    "held_out": ("held out", "Kept for validation, never trained."),
+}
+NOT_REJECTED = ("held_out", "not_drawn")
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A card: what, how much, and a remark."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Clips that are not trained, by reason.
+
+    Attributes:
+        name: As in the summary.
+        label: As people read it.
+        remedy: What to do.
+        files: The first of them.
+        total: How many there are.
+        nearest: Clips by the entry that would ask least of them, for those that fit nowhere.
+        all_in: What names also those that `files` leaves out, where the page does not say it.
+    """
+
+    name: str
+    label: str
+    remedy: str
+    files: list[dict[str, Any]]
+    total: int
+    nearest: dict[str, int]
+    all_in: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A share of a bar."""
+
+    label: str
+    total: int
+    share: float
+    tone: str
+
+
+def reasons(summary: Json) -> list[Reason]:
+    """Reasons of a plan's summary that name at least one clip: those that are mishaps first, each by number."""
+    found = []
+    for name, entries in summary.get("reasons", {}).items():
+        label, remedy = REASONS.get(name, (name.replace("_", " "), ""))
+        if entries:
+            told = summary.get("left_out", {}).get(name, {})
+            total, nearest = told.get("clips", len(entries)), told.get("nearest", {})
+            found.append(Reason(name, label, remedy, entries[:MAX_NAMES], total, nearest))
+    return sorted(found, key=lambda reason: (reason.name in NOT_REJECTED, -reason.total))
+
+
+def failures(data: RunData) -> Reason | None:
+    """Clips that were planned and could not be read when their turn came."""
+    entries = [{"path": e.get("path", ""), "detail": e.get("reason", "")} for e in data.of("failure")]
+    remedy = "Counted under coverage; look at the file."
+    label = "failed while training"
+    if not entries:
+        return None
+    return Reason("failed", label, remedy, entries[:MAX_NAMES], len(entries), {}, "events.jsonl")
+
+
+def rejected(summary: Json) -> int:
+    """Clips that could not be trained, as against kept back or not drawn."""
+    return sum(reason.total for reason in reasons(summary) if reason.name not in NOT_REJECTED)
+
+
+def accounting(summary: Json) -> list[Part]:
+    """Where every scanned clip went: planned, held out, then each reason."""
+    held_out = summary.get("held_out", 0)
+    parts = [("planned", summary.get("planned", 0), "c1"), ("held out", held_out, "c5")]
+    tones = ("c6", "c8", "c3", "c7", "c4", "c2")
+    others = [reason for reason in reasons(summary) if reason.name != "held_out"]
+    for i, reason in enumerate(others):
+        parts.append((reason.label, reason.total, tones[i % len(tones)]))
+    total = sum(number for _, number, _ in parts)
+    return [Part(label, number, number / total, tone) for label, number, tone in parts if number]
+
+
+def balance(summary: Json) -> str:
+    """The sum that accounts for every scanned clip; empty where repeats make it another sum."""
+    scanned = summary.get("catalog", {}).get("clips")
+    parts = accounting(summary)
+    if not parts or sum(part.total for part in parts) != scanned:
+        return ""
+    return f"{units.count(scanned)} = " + " + ".join(units.count(part.total) for part in parts)
+
+
+@dataclass(frozen=True)
+class BucketRow:
+    """A line of the bucket table; shares are of all planned clips and tokens."""
+
+    name: str
+    shape: str
+    batch_size: int
+    clips: int
+    micro_batches: int
+    incomplete: int
+    tokens: int
+    share_of_clips: float
+    share_of_tokens: float
+    keep_prob: float | None
+
+
+def buckets(summary: Json) -> list[BucketRow]:
+    """Planned buckets in the plan's order."""
+    rows = summary.get("buckets", [])
+    clips = sum(row["clips"] for row in rows) or 1
+    tokens = sum(row["clips"] * row["tokens_per_clip"] for row in rows) or 1
+    return [
+        BucketRow(
+            name=row["name"],
+            shape=f"{row['num_frames']} × {row['height']} × {row['width']}",
+            batch_size=row["batch_size"],
+            clips=row["clips"],
+            micro_batches=row["micro_batches"],
+            incomplete=row["incomplete"],
+            tokens=row["clips"] * row["tokens_per_clip"],
+            share_of_clips=row["clips"] / clips,
+            share_of_tokens=row["clips"] * row["tokens_per_clip"] / tokens,
+            keep_prob=row.get("keep_prob"),
+        )
+        for row in rows
+    ]
+
+
+@dataclass(frozen=True)
+class CoverageRow:
+    """What became of an epoch's planned clips.
+
+    Attributes:
+        name: The epoch, with its generation where the data began again.
+        planned, trained, failed, skipped: Clips.
+        done: False while the epoch runs.
+        state: "adds up", "under way", "lost" where a record is missing, or "contradiction".
+        note: What is missing or contradicts itself.
+    """
+
+    name: str
+    planned: int
+    trained: int
+    failed: int
+    skipped: int
+    done: bool
+    state: str
+    note: str
+
+
+def coverage(data: RunData) -> list[CoverageRow]:
+    """The epochs, newest first, as the run's records tell them."""
+    return [_coverage_row(epoch) for epoch in reversed(data.coverage)]
+
+
+def _coverage_row(epoch: EpochCoverage) -> CoverageRow:
+    lost = epoch.lost
+    return CoverageRow(
+        f"{epoch.epoch}" + (f" (generation {epoch.generation})" if epoch.generation else ""),
+        epoch.planned,
+        epoch.number(State.TRAINED) + sum(one.trained for one in lost),
+        epoch.number(State.FAILED) + sum(one.failed for one in lost),
+        epoch.number(State.SKIPPED),
+        epoch.ended,
+        "lost" if lost else _state(epoch),
+        "; ".join([*map(str, lost), *epoch.problems]),
+    )
+
+
+def _state(epoch: EpochCoverage) -> str:
+    if not (epoch.adds_up or epoch.pruned):
+        return "contradiction"
+    return "adds up" if epoch.ended else "under way"
+
+
+def headline(data: RunData) -> list[Fact]:
+    """Cards on top of the report."""
+    return [*_data_facts(data), *_training_facts(data)]
+
+
+def _data_facts(data: RunData) -> list[Fact]:
+    if not data.summary:
+        return []
+    catalog = data.summary.get("catalog", {})
+    bad = catalog.get("bad", 0)
+    kinds = [units.plural(catalog.get(kind, 0), kind[:-1]) for kind in ("videos", "images")]
+    per_epoch = units.plural(data.summary.get("steps_per_epoch", 0), "step") + " an epoch"
+    return [
+        Fact("Clips scanned", units.count(catalog.get("clips")), ", ".join(kinds)),
+        Fact("Planned", units.count(data.summary.get("planned")), per_epoch),
+        Fact("Held out", units.count(data.summary.get("held_out")), "for validation"),
+        Fact(
+            "Rejected", units.count(rejected(data.summary)), units.count(bad) + " unreadable" if bad else ""
+        ),
+    ]
+
+
+def _training_facts(data: RunData) -> list[Fact]:
+    rows = coverage(data)
+    done = sum(row.done for row in rows)
+    under_way = [row for row in rows if not row.done and row.planned]
+    note = f"{units.percent(under_way[0].trained / under_way[0].planned)} of the next" if under_way else ""
+    repeated = status.repeated_steps(data)
+    again = f"{units.count(repeated)} repeated after resumes" if repeated else ""
+    resumes = units.plural(status.resumes(data), "resume")
+    steps = data.of("step")
+    seconds = sum(e["seconds"] for e in steps)
+    speed = f"{sum(e['clips'] for e in steps) / seconds:,.3g} clips / s" if seconds else "–"
+    facts = [
+        Fact("Steps", units.count(data.last_step), again),
+        Fact("Epochs", units.count(done), note),
+        Fact("Training time", units.duration(status.training_seconds(data)), resumes),
+        Fact("Throughput", speed, "mean over the steps"),
+    ]
+    return facts + _quality_facts(data)
+
+
+def _quality_facts(data: RunData) -> list[Fact]:
+    losses = [e["loss"] for e in data.of("validation") if e.get("loss") is not None]
+    facts = []
+    if losses:
+        change = (losses[-1] - losses[0]) / abs(losses[0]) if losses[0] else 0.0
+        percent = f"{100 * change:+.0f} %".replace("-", "−")
+        note = f"from {units.loss(losses[0])} ({percent}) over {units.plural(len(losses), 'validation')}"
+        facts.append(Fact("Validation loss", units.loss(losses[-1]), note))
+    best = status.best_checkpoint(data)
+    if best:
+        by = [reason for reason in best.reasons if reason.startswith(status.BEST)]
+        note = by[0] if by else f"validation loss {units.loss(best.loss)}"
+        facts.append(Fact("Best checkpoint", f"step {units.count(best.step)}", note))
+    return facts

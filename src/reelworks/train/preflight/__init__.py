@@ -1,0 +1,1 @@
+"""What is checked and measured before the first step: shapes, dtypes, memory, one step without an update."""

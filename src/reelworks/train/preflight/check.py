@@ -1,0 +1,245 @@
+"""What `reelworks check` finds out of a recipe: dtypes, casts, memory, and what does not fit together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from reelworks.buckets.table import Bucket, BucketTable
+from reelworks.distributed import mesh
+from reelworks.distributed.mesh import World
+from reelworks.encoders.encoders import LiveEncoder
+from reelworks.models.api import Denoiser
+from reelworks.models.lora import frozen
+from reelworks.precision import audit
+from reelworks.precision.boundary import DtypeError
+from reelworks.precision.contract import Contract, Role, name_of
+from reelworks.recipe.recipe import Recipe
+from reelworks.train import build, lr_schedule, optimizer_names
+from reelworks.train.preflight import dry_run, estimate, memory, meter
+from reelworks.train.preflight.dry_run import Encoder
+from reelworks.train.preflight.memory import size
+from reelworks.train.state import TrainState
+
+
+def check(recipe: Recipe, table: BucketTable, world: int = 1) -> dict[str, Any]:
+    """Try every bucket's shape without numbers, and the largest of each resolution for real.
+
+    Args:
+        recipe: What would be trained.
+        table: Its buckets.
+        world: Processes to audit and to estimate memory for; nothing is started but this one.
+
+    Returns:
+        A JSON value; sizes are bytes of one process.
+
+    Raises:
+        UserError: Weights cannot be loaded, a contract or the optimizer cannot train, or memory does not suffice.
+    """
+    optimizer_names.require(recipe.train.optimizer, recipe.parallel.strategy, world)
+    if recipe.train.lacks_end:
+        raise lr_schedule.no_end(recipe.train)
+    with mesh.join(offload=recipe.parallel.offload) as alone:
+        return _check(recipe, table, alone, world)
+
+
+def _check(recipe: Recipe, table: BucketTable, alone: World, world: int) -> dict[str, Any]:
+    build.require_sources(recipe)
+    denoiser, encoder = build.denoiser(recipe, alone.home), build.encoder(recipe, alone.device)
+    shapes = dry_run.examples(denoiser, encoder, table)
+    units = denoiser.sharding().blocks
+    found = list(audit.faults(denoiser, shapes, sharded=world > 1 or alone.shards, units=units))
+    found += _of_encoders(encoder, table)
+    if not found:
+        mesh.shard(denoiser.module, units, denoiser.contract, alone, recipe.parallel.strategy)
+    state = TrainState.start(denoiser, recipe.train)
+    rehearsed: list[dict[str, Any]] = []
+    if not found:
+        try:
+            rehearsed += _rehearse(recipe, denoiser, encoder, state, table)
+        except DtypeError as fault:
+            found.append(fault)
+    shards = world if recipe.parallel.strategy == "fsdp" else 1
+    return {
+        "device": str(alone.device),
+        "world": world,
+        "shapes": len(shapes),
+        "components": _components(recipe, denoiser, encoder, alone),
+        "rehearsed": rehearsed,
+        "memory": _memory(recipe, state, encoder, rehearsed, shards, units),
+        "violations": [_violation(fault) for fault in found],
+    }
+
+
+def largest_of_each(table: BucketTable) -> list[Bucket]:
+    """Of every resolution the bucket whose micro-batch has the most tokens."""
+    best: dict[str, Bucket] = {}
+    for bucket in sorted(table.buckets, key=lambda b: b.tokens * b.batch_size):
+        if bucket.batch_size:
+            best[table.entries[bucket.entry].resolution] = bucket
+    return list(best.values())
+
+
+def _rehearse(
+    recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder, state: TrainState, table: BucketTable
+) -> Iterator[dict[str, Any]]:
+    """Run buckets for real, and count memory where no weights that come and go are among it: without numbers."""
+    shadow = estimate.network(recipe) if denoiser.runs_on_meta else None
+    for bucket in largest_of_each(table):
+        began = time.monotonic()
+        if shadow is None:
+            with meter.counting(state.module) as real:
+                dry_run.rehearse(denoiser, encoder, state, bucket)
+            peak = real.peak
+        else:
+            dry_run.rehearse(denoiser, encoder, state, bucket)
+            blank = dry_run.blank(encoder, bucket, bucket.batch_size, torch.device("meta"))
+            peak = meter.measure_few_blocks(shadow, blank).peak_bytes
+        yield {
+            "bucket": bucket.name,
+            "batch_size": bucket.batch_size,
+            "activations_bytes": peak,
+            "seconds": time.monotonic() - began,
+        }
+
+
+def _of_encoders(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError]:
+    """Compare what the encoders hold, and what they return for an empty caption, one black clip and one black picture."""
+    shape = min(table.buckets, key=lambda b: b.tokens).shape
+    video = torch.zeros(1, 3, shape.num_frames, shape.height, shape.width, device=encoder.device)
+    with torch.no_grad():
+        returned = {
+            "autoencoder": encoder.autoencoder.encode(video),
+            "text": encoder.text_encoder.encode([""]).tokens,
+        }
+    if encoder.image_encoder is not None:
+        picture = torch.zeros(1, shape.height, shape.width, 3, dtype=torch.uint8)
+        returned["image_encoder"] = encoder.image_encoder.encode(picture)
+    found = list(dry_run.faults_of_encoders(encoder))
+    for name, component in dry_run.encoders(encoder).items():
+        contract, dtype = component.contract, returned[name].dtype
+        if dtype != contract.output:
+            found.append(
+                DtypeError(
+                    f"it returns {name_of(dtype)}, and declares {name_of(contract.output)}",
+                    field=name,
+                    remedy="return the declared dtype, or declare the other one",
+                    found=dtype,
+                    declared=contract.output,
+                )
+            )
+    return found
+
+
+def _components(
+    recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder, world: World
+) -> list[dict[str, Any]]:
+    autoencoder, text = encoder.autoencoder, encoder.text_encoder
+    device = str(world.device)
+    of_text = device if recipe.text.device == "auto" else "cpu"
+    told = [
+        _component("denoiser", recipe.model.name, denoiser.contract, [denoiser.module]),
+        _component(
+            "autoencoder", recipe.autoencoder.name, autoencoder.contract, dry_run.networks(autoencoder)
+        ),
+        _component("text encoder", recipe.text.name, text.contract, dry_run.networks(text)),
+    ]
+    places = [device, device, of_text]
+    if (image := encoder.image_encoder) is not None:
+        kind = str(encoder.conditioning.image_encoder)
+        told.append(_component("image encoder", kind, image.contract, dry_run.networks(image)))
+        places.append(device)
+    return [one | {"device": place} for one, place in zip(told, places, strict=True)]
+
+
+def _component(kind: str, name: str, contract: Contract, modules: list[nn.Module]) -> dict[str, Any]:
+    parameters = [p for module in modules for p in module.parameters()]
+    dtypes = {
+        key: None if (dtype := getattr(contract, key)) is None else name_of(dtype)
+        for key in ("storage", "compute", "master", "reduction", "output")
+    }
+    casts = [
+        {"input": key, "role": str(role), "from": _arrives(role), "to": name_of(contract.dtype_of(role))}
+        for key, role in contract.roles.items()
+    ]
+    return {
+        "component": kind,
+        "name": name,
+        **dtypes,
+        "base": contract.base,
+        "parameters": sum(p.numel() for p in parameters) + sum(map(frozen.count, modules)),
+        "trained": sum(p.numel() for p in parameters if p.requires_grad) if contract.master else 0,
+        "casts": casts,
+    }
+
+
+def _arrives(role: Role) -> str:
+    """Everything is prepared in float32 but masks."""
+    return "bool" if role is Role.MASK else "float32"
+
+
+def _memory(
+    recipe: Recipe,
+    state: TrainState,
+    encoder: LiveEncoder,
+    rehearsed: list[dict[str, Any]],
+    shards: int,
+    units: Sequence[nn.Module],
+) -> dict[str, int]:
+    """Memory of the device by purpose, their sum, and beside it that of the host.
+
+    Args:
+        recipe: What would be trained; says what lies in CPU memory.
+        state: What is trained.
+        encoder: What stands beside it.
+        rehearsed: As told.
+        shards: Processes that share the network; each has all of a quantised base.
+        units: Of the network, as they come from CPU memory where they do.
+    """
+    parameters = list(state.module.parameters())
+    trained = [p for p in parameters if p.requires_grad]
+    codes = [value for layer in frozen.layers(state.module) for value in layer.buffers()]
+    known = set(map(id, codes))
+    buffers = [value for value in state.module.buffers() if id(value) not in known]
+    parts = {
+        "weights": size([*parameters, *buffers]) // shards,
+        "quantized base": size(codes),
+        # The optimizer updates what is stored; a master copy beside it would stand here.
+        "master": 0,
+        "gradients": size(trained) // shards,
+        "optimizer": size(list(state.optimizer.tensors().values())) // shards,
+        "ema": size(list(state.ema.values())) // shards,
+        "encoders": _weights(encoder.autoencoder),
+        "activations": max((one["activations_bytes"] for one in rehearsed), default=0),
+    }
+    if encoder.image_encoder is not None:
+        parts["encoders"] += _weights(encoder.image_encoder)
+    host, text = 0, _weights(encoder.text_encoder)
+    if recipe.text.device == "auto":
+        parts["encoders"] += text
+    else:
+        host += text
+    if recipe.parallel.offload:
+        lying = ("weights", "gradients", "optimizer", "ema")
+        host += sum(parts.pop(name) for name in lying)
+        parts = {"weights": memory.in_use(state.module, units), **parts}
+    return {**parts, "total": sum(parts.values()), "host": host}
+
+
+def _weights(component: Encoder) -> int:
+    return size([p for module in dry_run.networks(component) for p in module.parameters()])
+
+
+def _violation(fault: DtypeError) -> dict[str, Any]:
+    found, declared = ((None if d is None else name_of(d)) for d in (fault.found, fault.declared))
+    return {
+        "module": fault.field,
+        "problem": fault.problem,
+        "found": found,
+        "declared": declared,
+        "remedy": fault.remedy,
+    }

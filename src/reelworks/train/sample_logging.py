@@ -1,0 +1,119 @@
+"""Clips generated on schedule into the run folder, by the averaged weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.distributed.mesh import World
+from reelworks.encoders.encoders import LiveEncoder
+from reelworks.generate import conditions, defaults, diffusers_pipeline, writers
+from reelworks.generate.conditions import Conditions
+from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models.api import DenoiserInputs
+from reelworks.precision.boundary import Boundary
+from reelworks.recipe import validation
+from reelworks.recipe.dataset import RecipeData
+from reelworks.recipe.recipe import Recipe
+from reelworks.run.folder import RunFolder
+from reelworks.train.run_logger import Recorder
+from reelworks.train.state import TrainState
+
+
+def options(data: RecipeData) -> GenerateOptions | None:
+    """Say how previews are made, and read all files for it, so that a wrong one is told before training begins.
+
+    Returns:
+        None where the recipe asks for no previews.
+
+    Raises:
+        UserError: A file cannot be read, or a model of first frames has none to begin a clip with.
+    """
+    recipe, c = data.recipe, data.recipe.preview
+    if not c.prompts:
+        return None
+    shape = _shape(data)
+    validation.require_first_frame(recipe.model, c.reference, "preview.reference", shape.num_frames)
+    sampled = defaults.sampled(recipe)
+    reference = (
+        None if c.reference is None else conditions.read(Path(c.reference), shape, 1, "preview.reference")
+    )
+    return GenerateOptions(
+        shape,
+        c.fps,
+        sampled.num_inference_steps,
+        sampled.guidance_scale,
+        recipe.seed,
+        Conditions(reference),
+        {
+            name: conditions.companion(Path(file), shape, f"preview.{name}")
+            for name, file in c.companions.items()
+        },
+    )
+
+
+def _shape(data: RecipeData) -> Shape:
+    """As the recipe says; what it leaves out, of the bucket that is trained most."""
+    c = data.recipe.preview
+    if c.num_frames and c.height and c.width:
+        return Shape(c.num_frames, c.height, c.width)
+    most = defaults.shape_of(data, picture=c.num_frames == 1)
+    return Shape(c.num_frames or most.num_frames, c.height or most.height, c.width or most.width)
+
+
+@dataclass(frozen=True)
+class Previewer:
+    """Generates the recipe's previews; every rank computes, since weights may be in shards."""
+
+    recipe: Recipe
+    boundary: Boundary[DenoiserInputs]
+    encoder: LiveEncoder
+    state: TrainState
+    world: World
+    run_folder: RunFolder
+    options: GenerateOptions | None
+
+    def exist(self, step: int) -> bool:
+        """Say whether a step's previews are there."""
+        return bool(self.world.broadcast(self.world.is_main and self._folder(step).is_dir()))
+
+    def _folder(self, step: int) -> Path:
+        return self.run_folder.previews_folder / f"step-{step:09d}"
+
+    def run(self, step: int, tell: Recorder) -> None:
+        """Generate a clip for every prompt, the same noise at every step."""
+        options, prompts = self.options, self.recipe.preview.prompts
+        if options is None:
+            return
+        clips = "1 clip" if len(prompts) == 1 else f"{len(prompts)} clips"
+        tell.say(f"making previews: {clips} of {options.shape}, {options.words()}")
+        try:
+            with self.state.averaged():
+                made = diffusers_pipeline.generate(self.recipe, self.boundary, self.encoder, prompts, options)
+        except UserError as error:  # such as too little memory
+            if self.world.size > 1:  # the other ranks may be waiting for this one
+                raise
+            tell.say(f"warning: previews are lost: {error.problem}")
+            return
+        if not self.world.is_main:
+            return
+        names = []
+        for index, frames in enumerate(made.clips):
+            path = self._folder(step) / f"{index:02d}.{'png' if len(frames) == 1 else 'mp4'}"
+            try:
+                writers.write(path, frames, options.fps)
+            except UserError as error:
+                tell.say(f"warning: a preview is lost: {error.problem}")
+                return
+            names.append(path.relative_to(self.run_folder.previews_folder).as_posix())
+        tell.event(
+            "preview",
+            step=step,
+            files=names,
+            prompts=prompts,
+            by=made.by,
+            num_inference_steps=options.num_inference_steps,
+            guidance_scale=options.guidance_scale,
+        )

@@ -1,0 +1,439 @@
+"""Coverage is read from records and events alone: nothing that is moved, edited or deleted later changes it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import replace
+
+import numpy as np
+import prepare_files as made
+import pytest
+
+from reelworks.analysis import clip_history
+from reelworks.core.errors import UserError
+from reelworks.data import plan_cache, resume, segment_record
+from reelworks.data import position as positions
+from reelworks.recipe import load as recipes
+from reelworks.run import records
+from reelworks.run.events import EventLog
+from reelworks.run.folder import RunFolder
+from reelworks.run.history import epochs
+from reelworks.run.records import Failure, Outcome
+
+
+class Told:
+    """A run that tells and records its steps as training does, without training."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "data").mkdir()
+        for i in range(7):
+            made.picture(folder / "data" / f"{i}.png", grey=i)
+        self.run = RunFolder(folder / "run")
+        self.run.create({"micro_batches_per_step": 1, "slot_width": 1})
+        self.log = EventLog(self.run.events_file)
+        self.position, self.done = None, 0
+        self.start()
+
+    def start(self, **changes):
+        """A start by the recipe, whose tables may be others now."""
+        self.recipe = made.recipe(self.folder, **changes)
+        self.data = made.opened(self.recipe)
+        self.spec = self.data.plan_spec(1, 1)
+        self.kept = self.run.keep_recipe(recipes.dump(self.recipe))
+        self.log.write("start", step=self.done, resumed_from=self.done or None, recipe=self.kept)
+
+    def epoch(self, number):
+        position = positions.begin_epoch(self.data, self.spec, epoch=number, global_step=self.done)
+        self.begin(position)
+
+    def begin(self, position):
+        """Record and tell a segment."""
+        self.position, self.plan = position, position.plan
+        segment_record.begin(self.run, self.data, position, self.kept)
+        self.log.write(
+            "epoch",
+            step=self.done,
+            generation=0,
+            epoch=position.epoch,
+            segment=position.segment,
+            planned=position.counts.planned,
+            rows=self.plan.steps,
+            plan=self.plan.digest(),
+        )
+
+    def go_on(self, **changes):
+        """Resume after changes: what is left of the epoch becomes a segment of its own."""
+        cursor = self.position.to_cursor(self.data)
+        excluded, aliases = self.position.excluded, self.position.aliases
+        self.start(**changes)
+        self.begin(resume.resume(self.data, self.spec, self.run, cursor, excluded, aliases)[0])
+
+    def size(self, row):
+        where = self.plan.places(int(self.plan.micro_batches(row)[0]))
+        return where.stop - where.start
+
+    def step(self, row, *, failed=0, finite=True):
+        self.done += 1
+        where = self.plan.places(int(self.plan.micro_batches(row)[0]))
+        clips = where.stop - where.start - failed
+        told = {"row": row, "clips": clips, "loss": 0.5, "grad_norm": 1.0 if finite else None}
+        self.log.write("step", step=self.done, epoch=0, **told)
+        for uid, copy in zip(self.plan.uid[where][:failed], self.plan.copy[where], strict=False):
+            why = {"copy": int(copy), "showing": 0, "path": "", "reason": "torn"}
+            self.log.write("failure", step=self.done, uid=int(uid), **why)
+        counts = self.position.counts.add(clips * finite, failed, clips * (not finite), 0)
+        self.position = replace(self.position, row=row + 1, global_step=self.done, counts=counts)
+
+
+@pytest.fixture
+def told(tmp_path):
+    return Told(tmp_path)
+
+
+def test_failed_skipped_and_still_to_come(told):
+    told.epoch(0)
+    told.step(0, failed=1)
+    told.step(1, finite=False)
+    found = clip_history.cover(told.run)
+    (epoch,) = found.epochs
+    assert epoch.counts == {
+        "failed": 1,
+        "trained": told.size(0) - 1,
+        "skipped": told.size(1),
+        "not_yet": told.size(2),
+    }
+    assert epoch.adds_up
+    (torn,) = [c for c in found.clips(found.places()) if c["epochs"][0]["became"] == "failed"]
+    assert torn["epochs"] == [{"generation": 0, "epoch": 0, "became": "failed", "step": 1, "reason": "torn"}]
+
+
+def test_an_account_that_differs_is_a_problem_of_its_segment(told):
+    told.epoch(0)
+    for row in range(3):
+        told.step(row)
+    assert clip_history.cover(told.run).epochs[0].adds_up
+    end = {"epoch": 0, "planned": 7, "trained": 6, "failed": 1, "skipped": 0}
+    told.log.write("epoch_end", step=3, **end)
+    found = clip_history.cover(told.run)
+    assert not found.epochs[0].adds_up
+    assert [problem.split(":")[0] for problem in found.problems] == ["epoch 0, segment 0"] * 2
+    assert "the trainer counted 6 clips trained, its records 7" in found.problems[0]
+
+
+def plant_a_step_of_no_row(told):
+    told.log.write("step", step=3, epoch=0, row=9, clips=3, loss=0.5, grad_norm=1.0)
+    outcome = Outcome(rows=3)
+    records.write_outcome(told.run, (0, 0, 0), outcome)
+
+
+def plant_a_step_of_other_clips(told):
+    told.log.write("step", step=3, epoch=0, row=2, clips=told.size(2) + 1, loss=0.5, grad_norm=1.0)
+
+
+def plant_a_failure_elsewhere(told):
+    stranger = Failure(row=0, uid=int(told.plan.uid[told.plan.places(0)][0]) ^ 1, copy_index=0, reason="torn")
+    records.write_outcome(told.run, (0, 0, 0), Outcome(rows=2, failures=[stranger]))
+
+
+def plant_another_total(told):
+    told.log.write(
+        "epoch", step=2, generation=0, epoch=0, segment=0, planned=8, rows=3, plan=told.plan.digest()
+    )
+
+
+@pytest.mark.parametrize(
+    ("plant", "what"),
+    [
+        (plant_a_step_of_no_row, "step 3 trained row 9, which its record does not have there"),
+        (plant_a_step_of_other_clips, "step 3 trained"),
+        (plant_a_failure_elsewhere, "failed in row 0, which does not have it"),
+        (plant_another_total, "the trainer told of 8 planned clips, its records of 7"),
+    ],
+)
+def test_what_contradicts_the_records_is_named_with_its_segment(told, plant, what):
+    told.epoch(0)
+    told.step(0)
+    told.step(1)
+    assert clip_history.cover(told.run).problems == []
+    plant(told)
+    found = clip_history.cover(told.run)
+    assert not found.epochs[0].adds_up
+    assert any(p.startswith("epoch 0, segment 0: ") and what in p for p in found.problems), found.problems
+
+
+def test_clips_that_two_segments_took_are_a_problem_of_the_second(told, tmp_path):
+    """A planted segment that forgot what the first one consumed."""
+    told.epoch(0)
+    told.step(0)
+    whole = positions.begin_epoch(told.data, told.spec, epoch=0, global_step=1)
+    told.begin(replace(whole, segment=1))
+    found = clip_history.cover(told.run)
+    assert f"epoch 0, segment 1: {told.size(0)} clips are planned that a step of the epoch had taken" in (
+        "\n".join(found.problems)
+    )
+
+
+def test_nothing_that_is_lost_changed_or_moved_later_changes_what_is_told(told, tmp_path):
+    """A start on other data, the catalog, the data, recipes, plans and the run folder itself."""
+    (tmp_path / "bad.txt").write_text("data/5.png\n")
+    made.picture(tmp_path / "data" / "speck.png", (8, 8))
+    told.start(quarantine=str(tmp_path / "bad.txt"))
+    told.epoch(0)
+    told.step(0)
+    before = _told(told.run)
+    assert before["epochs"][0]["counts"]["too_small"] == before["epochs"][0]["counts"]["quarantined"] == 1
+
+    def check(run):
+        assert _told(run) == before
+
+    (tmp_path / "bad.txt").write_text("data/1.png\n")
+    made.picture(tmp_path / "data" / "late.png", grey=99)
+    (tmp_path / "data" / "3.png").unlink()
+    made.opened(told.recipe)
+    check(told.run)
+    with pytest.raises(UserError, match="no such clip"):
+        clip_history.cover(told.run).places(clip="late.png")
+    told.run.keep_recipe(recipes.dump(other_recipe(told)))
+    check(told.run)
+    shutil.rmtree(told.run.path / "catalog")
+    shutil.rmtree(tmp_path / "data")
+    shutil.rmtree(told.run.recipes_folder)
+    shutil.rmtree(told.run.plan_folder)
+    (tmp_path / "bad.txt").unlink()
+    check(told.run)
+    check(RunFolder(told.run.path.rename(tmp_path / "elsewhere")))
+
+
+def _told(run):
+    found = clip_history.cover(run)
+    return found.to_json(found.places())
+
+
+def other_recipe(told):
+    """One that takes no clip of the run."""
+    data = [{"path": str(told.folder / "data"), "filter": "height > 999"}]
+    return made.recipe(told.folder, dataset=data)
+
+
+def test_the_plan_that_is_kept_is_not_asked(told):
+    told.epoch(0)
+    told.step(0)
+    before = clip_history.cover(told.run).epochs[0].step.tolist()
+    folder = plan_cache.path(told.run, 0, 0, 0)
+    plan_cache.shared(told.run, 0, 0, 0, "", lambda: {"uid": np.zeros(3)})
+    assert clip_history.cover(told.run).epochs[0].step.tolist() == before
+    (folder / "uid.npy").write_bytes(b"torn")
+    assert clip_history.cover(told.run).epochs[0].step.tolist() == before
+
+
+def test_a_clip_has_one_state_through_all_segments_of_an_epoch(told, tmp_path):
+    """Clips come, go, are filtered and held back between segments; each is accounted for once."""
+    told.epoch(0)
+    told.step(0, failed=1)
+    counts = clip_history.cover(told.run).epochs[0].counts
+    open_ = [c["path"] for c in _clips(told) if c["epochs"][0]["became"] == "not_yet"]
+    (tmp_path / open_[0]).unlink()
+    made.picture(tmp_path / "data" / "late.png", grey=99)
+    made.picture(tmp_path / "data" / "speck.png", (8, 8))
+    (tmp_path / "bad.txt").write_text(open_[1] + "\n")
+    told.go_on(quarantine=str(tmp_path / "bad.txt"))
+    assert told.position.segment == 1
+    for row in range(told.plan.steps):
+        told.step(row)
+    (epoch,) = clip_history.cover(told.run).epochs
+    assert epoch.adds_up
+    assert epoch.counts == {
+        "trained": counts["trained"] + len(open_) - 1,
+        "failed": 1,
+        "removed": 1,
+        "quarantined": 1,
+        "too_small": 1,
+    }
+    assert epoch.ended
+    assert sum(epoch.counts.values()) == len(_clips(told)) == 9
+    became = {c["path"]: c["epochs"][0]["became"] for c in _clips(told)}
+    assert (became["data/late.png"], became["data/speck.png"]) == ("trained", "too_small")
+
+
+def _clips(told):
+    return _told(told.run)["clips"]
+
+
+def test_other_reasons_for_clips_that_are_not_done_than_removal(tmp_path):
+    """Fewer repeats; a dataset that is no part of the recipe any more, or went with its folder."""
+    made_of = tmp_path / "other"
+    made_of.mkdir()
+    for i in range(3):
+        made.picture(made_of / f"o{i}.png", grey=50 + i)
+    told = Told(tmp_path)
+    data, other = {"path": str(tmp_path / "data"), "repeats": 2}, {"path": str(made_of)}
+    told.start(dataset=[data, other])
+    told.epoch(0)
+    told.step(0)
+    took = {(c["uid"], c["copy"]) for c in _clips(told) if c["epochs"][0]["became"] == "trained"}
+    told.go_on(dataset=[data | {"repeats": 1}])
+    for clip in _clips(told):
+        if (clip["uid"], clip["copy"]) in took:
+            expected = "trained"
+        elif clip["path"].startswith("other/"):
+            expected = "dataset_removed"
+        else:
+            expected = "fewer_repeats" if clip["copy"] else "not_yet"
+        assert [one["became"] for one in clip["epochs"]] == [expected], clip
+    assert clip_history.cover(told.run).epochs[0].adds_up
+
+
+@pytest.mark.parametrize("how", ["record", "damage", "catalog"])
+def test_a_segment_without_its_record_is_named_with_what_events_prove(told, how):
+    told.epoch(0)
+    told.step(0, failed=1)
+    told.step(1, finite=False)
+    told.step(2)
+    record = records.path(told.run, (0, 0, 0))
+    if how == "record":
+        shutil.rmtree(record)
+    elif how == "damage":
+        (record / "places.parquet").write_bytes(b"torn")
+    else:
+        shutil.rmtree(told.run.coverage_folder / "catalog-000")
+    found = clip_history.cover(told.run)
+    (epoch,) = found.epochs
+    assert not epoch.available
+    assert not epoch.adds_up
+    assert found.problems == []
+    assert epoch.planned == 7
+    assert epoch.counts == {}
+    (lost,) = epoch.lost
+    assert (lost.segment, lost.steps, lost.failed) == (0, 3, 1)
+    assert lost.trained == told.size(0) - 1 + told.size(2)
+    what = {"record": "is not there", "damage": "places.parquet", "catalog": "catalog-000"}[how]
+    assert record.name in str(lost) or how == "catalog"
+    assert what in str(lost)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_other_segments_of_the_epoch_tell_what_they_know_without_it(told, tmp_path, lost):
+    """No clip is said to be trained that was not, nor is a step of another segment forgotten."""
+    told.epoch(0)
+    told.step(0)
+    for size in (1, 2):
+        told.go_on(bucket=[{"resolution": "48px", "num_frames": 1, "batch_size": size}])
+        told.step(0)
+    before = {c["uid"]: c["epochs"][0] for c in _clips(told)}
+    took = {s.step for s in epochs(told.run)[0].steps[lost]}
+    shutil.rmtree(records.path(told.run, (0, 0, lost)))
+    (epoch,) = clip_history.cover(told.run).epochs
+    assert [one.segment for one in epoch.lost] == [lost]
+    after = {c["uid"]: c["epochs"][0] for c in _clips(told)}
+    assert after.keys() == before.keys()
+    for uid, was in before.items():
+        if was.get("step") in took:
+            assert after[uid]["became"] in ("not_available", "not_yet")
+        elif "step" in was:
+            assert after[uid] == was
+        else:
+            assert after[uid]["became"] in (was["became"], "not_available")
+
+
+def test_a_run_that_lost_all_records_is_told_by_its_events(told):
+    told.epoch(0)
+    told.step(0)
+    shutil.rmtree(told.run.coverage_folder)
+    (epoch,) = clip_history.cover(told.run).epochs
+    assert (epoch.planned, epoch.available) == (7, False)
+    (lost,) = epoch.lost
+    assert (lost.steps, lost.trained) == (1, told.size(0))
+
+
+def test_the_verb_tells_what_is_lost_and_fails_where_the_records_contradict_each_other(
+    told, monkeypatch, capsys
+):
+    from reelworks.cli import main
+
+    def typed(*words):
+        monkeypatch.setattr(sys, "argv", ["reelworks", "coverage", str(told.run.path), *words])
+        with pytest.raises(SystemExit) as left:
+            main.main()
+        said = capsys.readouterr()
+        return said.out + said.err, left.value.code or 0
+
+    told.epoch(0)
+    told.step(0)
+    text, code = typed()
+    assert code == 0
+    assert f"7 planned = {told.size(0)} trained + 0 failed + 0 skipped + {7 - told.size(0)} not yet" in text
+    records.write_outcome(told.run, (0, 0, 0), Outcome(rows=0))
+    text, code = typed()
+    assert code == 2
+    assert "epoch 0, segment 0: step 1 trained row 0" in text
+    assert "does NOT add up" in text
+    assert "remedy: " in text
+    shutil.rmtree(records.path(told.run, (0, 0, 0)))
+    text, code = typed()
+    assert code == 0
+    assert "segment 0 has no record" in text
+    assert f"1 steps, with {told.size(0)} clips trained" in text
+
+
+def test_clips_are_found_by_any_end_of_their_path(told, tmp_path):
+    told.epoch(0)
+    found = clip_history.cover(told.run)
+    for asked in ("3.png", "data/3.png", str(tmp_path / "data" / "3.png")):
+        assert found.paths(found.places(clip=asked)) == ["data/3.png"]
+    with pytest.raises(UserError, match="--clip"):
+        found.places(clip="33.png")
+
+
+def test_never_trained_names_what_no_epoch_trained(told):
+    told.epoch(0)
+    told.step(0)
+    found = clip_history.cover(told.run)
+    never = found.places(never_trained=True)
+    assert len(never) == 7 - told.size(0)
+    assert (found.epochs[0].step[never] == 0).all()
+    told.step(1)
+    told.step(2)
+    assert clip_history.cover(told.run).places(never_trained=True) == []
+    assert np.unique(clip_history.cover(told.run).epochs[0].step).tolist() == [1, 2, 3]
+
+
+def test_a_run_that_has_not_begun_has_no_epoch_and_no_clip(told):
+    found = clip_history.cover(told.run)
+    assert found.epochs == []
+    assert found.places() == []
+
+
+def test_a_clip_of_another_catalog_keeps_its_name(told, tmp_path):
+    """The catalog is made anew in mid-epoch: rows have other numbers, clips are the same."""
+    told.epoch(0)
+    told.step(0)
+    took = {c["path"]: c["epochs"][0]["step"] for c in _clips(told) if "step" in c["epochs"][0]}
+    made.picture(tmp_path / "data" / "0a.png", grey=99)
+    shutil.rmtree(told.run.path / "catalog")
+    told.go_on()
+    for row in range(told.plan.steps):
+        told.step(row)
+    assert sorted(p.name for p in told.run.coverage_folder.glob("catalog-*")) == [
+        "catalog-000",
+        "catalog-001",
+    ]
+    clips = {c["path"]: c["epochs"][0] for c in _clips(told)}
+    assert len(clips) == 8
+    assert {one["became"] for one in clips.values()} == {"trained"}
+    assert took.items() <= {path: one["step"] for path, one in clips.items()}.items()
+
+
+def test_an_alias_names_the_clip_that_it_was(told, tmp_path):
+    """A dataset was renamed: its clips have one line each, and are found by both names."""
+    told.epoch(0)
+    told.step(0)
+    (tmp_path / "data").rename(tmp_path / "film")
+    told.go_on(dataset=[{"path": str(tmp_path / "film")}])
+    assert told.position.aliases
+    found = clip_history.cover(told.run)
+    assert len(found.places()) == 7
+    for asked in ("data/3.png", "film/3.png", "3.png"):
+        assert found.paths(found.places(clip=asked)) == ["film/3.png"]
+    assert found.epochs[0].adds_up

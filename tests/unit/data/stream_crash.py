@@ -1,0 +1,49 @@
+"""Deaths of decoding processes and of the trainer; imported by processes of their own, so without torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from reelworks.core.shape import Shape
+from reelworks.media.decode import Request
+from reelworks.media.decode_pool import DecodePool
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """A path that kills the process which receives it, as a decoder does on a segmentation fault.
+
+    Attributes:
+        log: Gets a byte for each death.
+        deaths: How many processes it kills; afterwards it is the path of a good file.
+        good: That file.
+    """
+
+    log: Path
+    deaths: int
+    good: Path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _die, (self.log, self.deaths, self.good)
+
+
+def _die(log: Path, deaths: int, good: Path) -> Path:
+    with log.open("ab") as f:
+        if f.tell() < deaths:
+            f.write(b"x")
+            f.flush()
+            os._exit(139)
+    return good
+
+
+def start_workers_and_die(pids: Connection) -> None:
+    """Be a trainer that tells its worker's process id and is killed."""
+    pool = DecodePool(1, 60.0)
+    job = pool.submit(Request(Path("nowhere.png"), True, Shape(1, 8, 8)))
+    pool.result(job)
+    pids.send([place.pid for place in job.crew._places])
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,47 @@
+"""Micro-batches of tiny grey pictures to be read, and what came of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from stream_crash import Deadly
+
+from reelworks.core.shape import Shape
+from reelworks.data.loader import MicroBatch, Work
+from reelworks.media.decode import Request
+
+SHAPE = Shape(1, 16, 16)
+LONG_SECONDS = 60.0  # no clip of these takes so long
+
+
+def request(path: Path | Deadly) -> Request:
+    return Request(path, True, SHAPE)  # type: ignore[arg-type]
+
+
+def work(row: int, paths: list[Any], real: list[bool] | None = None, filler: bool = False) -> Work:
+    n = len(paths)
+    return Work(
+        epoch=0,
+        row=row,
+        index=0,
+        last=True,
+        filler=filler,
+        bucket=0,
+        shape=SHAPE,
+        uids=np.arange(n, dtype=np.uint64),
+        copies=np.zeros(n, dtype=np.int64),
+        showing=np.where(real or [True] * n, 0, -1).astype(np.int32),
+        requests=tuple(request(path) for path in paths),
+        captions=("",) * n,
+        fps=(24.0,) * n,
+    )
+
+
+def greys(batch: MicroBatch) -> list[int]:
+    assert batch.frames.dtype == torch.uint8
+    assert batch.frames.shape == (len(batch.work.requests), 1, 16, 16, 3)
+    assert (batch.frames == batch.frames[:, :1, :1, :1, :1]).all()
+    return batch.frames[:, 0, 0, 0, 0].tolist()

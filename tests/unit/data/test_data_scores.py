@@ -1,0 +1,111 @@
+"""Scores of a list decide which clips are trained and stand in their captions; wrong names are refused."""
+
+import csv
+
+import prepare_files as files
+import pytest
+
+from reelworks.analysis import rejections
+from reelworks.buckets.assign import Reason
+from reelworks.core.errors import UserError
+from reelworks.data import decode_requests
+from reelworks.recipe import dataset
+from reelworks.recipe.dataset import RecipeData
+
+FORM = "{text} aesthetic score: {aes:.1f}, motion score: {flow:.0f}."
+SCORES = {"a": ("5.25", "0"), "b": ("4", "3"), "c": ("", "7"), "d": ("6", "")}
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """A dataset of four pictures as a list, with what else its entry has; and the same as a folder."""
+    (tmp_path / "data").mkdir()
+    for name in SCORES:
+        files.picture(tmp_path / "data" / f"{name}.png", grey=ord(name))
+    write(tmp_path, SCORES)
+
+    def recipe(**entry):
+        return files.recipe(tmp_path, dataset=[{"path": str(tmp_path / "data" / "meta.csv"), **entry}])
+
+    return recipe
+
+
+def write(folder, scores):
+    with (folder / "data" / "meta.csv").open("w", newline="") as f:
+        rows = [(f"{name}.png", "" if name == "d" else name, *both) for name, both in scores.items()]
+        csv.writer(f).writerows([("path", "text", "aes", "flow"), *rows])
+
+
+def by_name(data, values):
+    return dict(zip((path[0] for path in data.rows.path.to_pylist()), values, strict=True))
+
+
+def test_clips_are_filtered_by_scores_and_told_why(listed):
+    """Without the score a clip is left out as filtered, and the reason says that it has none."""
+    data = files.opened(listed(filter="aes > 4.5"))
+    excluded = by_name(data, data.excluded.tolist())
+    assert excluded == {
+        "a": Reason.NONE,
+        "b": Reason.FILTERED,
+        "c": Reason.FILTERED,
+        "d": Reason.NO_CAPTION,
+    }
+    told = rejections.named(data, rejections.left_out(*data.assignment(0)))
+    assert [one["detail"] for one in told["filtered"]] == [
+        "aes > 4.5; it has aes 4",
+        "aes > 4.5; it has no aes",
+    ]
+    assert "no caption in the list" in told["no_caption"][0]["detail"]
+
+
+def test_captions_tell_the_scores_that_a_clip_has(listed):
+    data = files.opened(listed(caption=FORM))
+    shown = {
+        name: decode_requests.caption_of_row(data, row)
+        for name, row in by_name(data, range(4)).items()
+        if name != "d"
+    }
+    assert shown == {
+        "a": "a aesthetic score: 5.2, motion score: 0.",
+        "b": "b aesthetic score: 4.0, motion score: 3.",
+        "c": "c motion score: 7.",
+    }
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"filter": "eas > 4"}, {"caption": "{text} {eas:.1f}."}, {"filter": "aes > 1", "caption": "{eas}"}],
+)
+def test_a_name_that_no_clip_has_is_refused_with_the_nearest(listed, entry):
+    """It shows once the list is read, before anything is planned; a former version is read as it was."""
+    recipe = listed(**entry)
+    dataset.scan_recipe(recipe)
+    with pytest.raises(UserError) as caught:
+        RecipeData.open(recipe)
+    assert "eas" in caught.value.problem
+    assert 'did you mean "aes"?' in caught.value.remedy
+    assert RecipeData.open(recipe, 1).rows is not None
+
+
+def test_a_score_belongs_to_its_dataset(listed, tmp_path):
+    """Another dataset of the catalog does not lend its scores."""
+    both = [
+        {"path": str(tmp_path / "data" / "meta.csv"), "filter": "aes > 4.5"},
+        {"path": str(tmp_path / "data"), "name": "folder"},
+    ]
+    assert (files.opened(files.recipe(tmp_path, dataset=both)).excluded == Reason.NONE).sum() == 1 + 4
+    other = tmp_path / "data" / "other.csv"
+    other.write_text("path\na.png\n")
+    both[1] = {"path": str(other), "filter": "aes > 4.5"}
+    with pytest.raises(UserError, match="`aes` is not a column"):
+        files.opened(files.recipe(tmp_path, dataset=both))
+
+
+def test_a_changed_score_changes_the_data_and_not_what_shapes_a_plan(listed, tmp_path):
+    """The data's digest tells it, as it tells a changed caption; where the files lie shapes nothing."""
+    before = files.opened(listed())
+    write(tmp_path, SCORES | {"b": ("9", "3")})
+    after = files.opened(listed(root=str(tmp_path / "data")))
+    assert before.digest != after.digest
+    assert before.plan_spec(1, 1).digest() == after.plan_spec(1, 1).digest()
+    assert sorted(before.rows.uid) == sorted(after.rows.uid)

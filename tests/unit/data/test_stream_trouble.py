@@ -1,0 +1,134 @@
+"""A worker that is killed, crashes or hangs costs at most the clip that is to blame, and outlives nobody."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import stream_crash
+from stream_crash import Deadly
+from stream_works import LONG_SECONDS, greys, request, work
+
+from reelworks.data.loader import read_ahead
+from reelworks.media import decode_pool
+from reelworks.media.decode_pool import Crew, DecodePool
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """A picture that nobody writes: opening it waits for ever, as a dead mount does."""
+    path = tmp_path / "hangs.png"
+    os.mkfifo(path)
+    return path
+
+
+def wait_until(happens: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not happens():
+        assert time.monotonic() < deadline, "it never happens"
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_killed_worker_loses_no_clip(pictures: list[Path]) -> None:
+    pool = DecodePool(2, LONG_SECONDS)
+    try:
+        batches = read_ahead((work(row, pictures[row : row + 3]) for row in range(12)), pool, depth=4)
+        got = [greys(next(batches))]
+        os.kill(pool._crew._places[0].pid, signal.SIGKILL)
+        got += [greys(batch) for batch in batches]
+        assert got == [[row, row + 1, row + 2] for row in range(12)]
+    finally:
+        pool.close()
+
+
+def test_only_the_clip_that_kills_again_and_again_is_to_blame(pictures: list[Path], tmp_path: Path) -> None:
+    once, always = tmp_path / "once", tmp_path / "always"
+    paths: list[Any] = list(pictures[:8])
+    paths[2] = Deadly(once, 1, pictures[2])
+    paths[5] = Deadly(always, 99, pictures[5])
+    pool = DecodePool(1, LONG_SECONDS)
+    try:
+        batches = list(read_ahead((work(row, paths[row : row + 2]) for row in (0, 2, 4, 6)), pool, depth=4))
+    finally:
+        pool.close()
+    assert [greys(batch) for batch in batches] == [[0, 1], [2, 3], [4, 0], [6, 7]]
+    assert [batch.counts.tolist() for batch in batches] == [[True] * 2, [True] * 2, [True, False], [True] * 2]
+    assert batches[2].failures == ((1, "the decoder crashed on it"),)
+    assert once.read_bytes() == b"x"
+    assert always.read_bytes() == b"xx"  # the first of its three tries was lost to the other clip
+
+
+def test_a_clip_that_hangs_is_ended_named_and_not_tried_again(
+    pictures: list[Path], pipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other clips lose their workers to it, and are none the worse for that."""
+    monkeypatch.setattr(decode_pool, "_ATTEMPTS", 1)
+    monkeypatch.setattr(decode_pool, "_LOOK_EVERY_SECONDS", 0.05)
+    pool = DecodePool(1, timeout_seconds=1.0)
+    rows = [[pictures[0], pictures[1]], [pictures[2], pipe, pictures[3]], pictures[4:8]]
+    try:
+        batches = list(read_ahead((work(row, paths) for row, paths in enumerate(rows)), pool, depth=3))
+    finally:
+        pool.close()
+    assert [greys(batch) for batch in batches] == [[0, 1], [2, 0, 3], [4, 5, 6, 7]]
+    assert [batch.failures for batch in batches] == [
+        (),
+        ((1, "decoding took more than 1 s and was ended"),),
+        (),
+    ]
+    with pytest.raises(OSError, match="No such device") as nobody_reads:
+        os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    assert nobody_reads.value.errno == errno.ENXIO
+
+
+def test_what_is_left_of_a_lost_crew_is_ended(pictures: list[Path], pipe: Path, tmp_path: Path) -> None:
+    lost = Crew(2)
+    lost.submit(1, request(pipe))
+    wait_until(lambda: any(place.number == 1 for place in lost._places))
+    with pytest.raises(BrokenProcessPool):
+        lost.submit(2, request(Deadly(tmp_path / "log", 1, pictures[0]))).result()
+    hangs = next(place.pid for place in lost._places if place.number == 1)
+    assert not is_gone(hangs)
+    assert not lost.hung
+    lost.abandon()
+    wait_until(lambda: is_gone(hangs))
+
+
+def test_a_worker_that_hangs_is_killed_when_the_pool_closes(
+    pipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_pool, "_PATIENCE_SECONDS", 0.1)
+    pool = DecodePool(1, LONG_SECONDS)
+    job = pool.submit(request(pipe))
+    (place,) = job.crew._places
+    wait_until(lambda: bool(place.number))
+    assert not is_gone(place.pid)
+    pool.close()
+    assert is_gone(place.pid)
+
+
+def test_workers_do_not_outlive_a_killed_trainer() -> None:
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    context = multiprocessing.get_context("spawn")
+    trainer = context.Process(target=stream_crash.start_workers_and_die, args=(sender,))
+    trainer.start()
+    (pid,) = receiver.recv()
+    trainer.join()
+    assert trainer.exitcode == -signal.SIGKILL
+    wait_until(lambda: is_gone(pid))

@@ -1,0 +1,73 @@
+"""Ancestral sampling goes step by step where the reference goes, with the noise that it drew."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from reelworks.core.errors import UserError
+from reelworks.diffusion.samplers import iddpm
+from reelworks.diffusion.samplers.flow import Edit
+
+GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "iddpm.safetensors")
+
+
+def case(name):
+    return {k.split("/")[1]: v for k, v in GOLDEN.items() if k.startswith(f"{name}/")}
+
+
+class ToyModel:
+    """The reference's toy model, which also records what it was fed."""
+
+    def __init__(self):
+        self.given, self.fed = case("sample"), []
+
+    def __call__(self, z_2B, t_2B, frame_mask_2B):
+        self.fed.append((t_2B, frame_mask_2B))
+        g = self.given
+        text = torch.cat([g["y"], g["y_null"]])[:, 0].mean(dim=1) @ g["P"].T
+        bias = text + t_2B[:, None] / 1000 * g["u"]
+        out = torch.einsum("oc,bcthw->bothw", g["W"], z_2B) + bias[:, :, None, None, None]
+        if frame_mask_2B is not None:
+            out = out + g["q"][:, None, None, None] * frame_mask_2B.float()[:, None, :, None, None]
+        return torch.tanh(out)
+
+
+def run(model, **options):
+    return iddpm.sample(model, case("sample")["z"], num_steps=10, guidance_scale=7.0, **options)
+
+
+def assert_same(ours, golden):
+    assert (ours - golden).abs().max() <= 1e-5 * golden.abs().max()
+
+
+def test_every_step_equals_the_reference():
+    """Times and the final latents are the reference's, guidance and learned variance included."""
+    model, golden = ToyModel(), case("sample_plain")
+    assert_same(run(model, step_noise=lambda step: golden["noise_seq"][step][:2]), golden["z_final"])
+    for (t_2B, mask), t in zip(model.fed, golden["timesteps_fed"], strict=True):
+        assert mask is None
+        assert torch.equal(t_2B, t)
+
+
+def test_every_masked_step_equals_the_reference():
+    """Frames that are given or re-drawn get the reference's masks, noise and latents."""
+    model, golden = ToyModel(), case("sample_masked")
+    noises = golden["noise_seq"][:, :2]
+    edit = Edit(case("sample")["sample_mask"], lambda step: noises[2 * step])
+    assert_same(run(model, step_noise=lambda step: noises[2 * step + 1], edit=edit), golden["z_final"])
+    for (t_2B, mask), t, golden_mask in zip(
+        model.fed, golden["timesteps_fed"], golden["x_mask_fed"], strict=True
+    ):
+        assert torch.equal(t_2B, t)
+        assert torch.equal(mask, golden_mask)
+
+
+@pytest.mark.parametrize("num_steps", [1, 1001])
+def test_steps_that_do_not_exist_are_refused(num_steps):
+    """One step cannot span the schedule, and there are 1000."""
+    with pytest.raises(UserError, match="num_inference_steps"):
+        iddpm.sample(
+            ToyModel(), case("sample")["z"], num_steps=num_steps, guidance_scale=1.0, step_noise=torch.zeros
+        )

@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from reelworks.diffusion import timesteps
+from reelworks.diffusion.config import ObjectiveConfig
+from reelworks.diffusion.samplers import flow
+
+GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "rflow.safetensors")
+SHIFT = timesteps.shift_ratio(
+    ObjectiveConfig(compat=True), height=360, width=640, num_frames=51, latent_frames=15
+)
+
+
+def case(name):
+    return {k.split("/")[1]: v for k, v in GOLDEN.items() if k.startswith(f"{name}/")}
+
+
+class LinearModel:
+    """The reference's toy model, which also records what it was fed."""
+
+    def __init__(self):
+        self.given = case("sample")
+        self.fed = []
+
+    def __call__(self, z_2B, t_2B, frame_mask_2B):
+        self.fed.append((z_2B, t_2B, frame_mask_2B))
+        g = self.given
+        text = torch.cat([g["y"], g["y_null"]])[:, 0].mean(dim=1) @ g["P"].T
+        bias = text + t_2B[:, None] / 1000 * g["u"]
+        out = torch.einsum("oc,bcthw->bothw", g["W"], z_2B) + bias[:, :, None, None, None]
+        if frame_mask_2B is not None:
+            out = out + g["q"][:, None, None, None] * frame_mask_2B.float()[:, None, :, None, None]
+        return out[:, :4]
+
+
+def run(model, **options):
+    return flow.sample(model, case("sample")["z"], num_steps=10, guidance_scale=7.0, **options)
+
+
+def assert_same(ours, golden):
+    assert (ours - golden).abs().max() <= 1e-5 * golden.abs().max()
+
+
+@pytest.mark.parametrize(("name", "shift"), [("sample_plain", 1.0), ("sample_transformed", SHIFT)])
+def test_every_step_equals_the_reference(name, shift):
+    model, golden = LinearModel(), case(name)
+    assert_same(run(model, shift=shift), golden["z_final"])
+    for (z_2B, t_2B, mask), z, t in zip(model.fed, golden["z_fed"], golden["timesteps"], strict=True):
+        assert mask is None
+        assert_same(z_2B, torch.cat([z, z]))
+        assert_same(t_2B, torch.cat([t, t]))
+
+
+def test_every_masked_step_equals_the_reference():
+    model, golden = LinearModel(), case("sample_masked")
+    edit = flow.Edit(case("sample")["sample_mask"], lambda step: golden["noise_seq"][step])
+    assert_same(run(model, shift=SHIFT, edit=edit), golden["z_final"])
+    fed = zip(model.fed, golden["z_fed"], golden["timesteps"], golden["x_mask_fed"], strict=True)
+    for (z_2B, t_2B, mask), z, t, golden_mask in fed:
+        assert torch.equal(mask, golden_mask)
+        assert_same(t_2B, torch.cat([t, t]))
+        assert_same(z_2B[:2], z)
+
+
+def test_frames_of_ratio_zero_come_back_bit_equal():
+    z = case("sample")["z"]
+    ratio = torch.tensor([[0.0, 1, 1, 1, 1], [1, 1, 1, 1, 0.0]])
+    out = run(LinearModel(), edit=flow.Edit(ratio, lambda step: torch.zeros_like(z)))
+    assert torch.equal(out[0, :, 0], z[0, :, 0])
+    assert torch.equal(out[1, :, 4], z[1, :, 4])
+    assert not torch.equal(out[0, :, 1], z[0, :, 1])
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_the_exact_velocity_leads_to_the_data_in_any_number_of_steps(shift):
+    generator = torch.Generator().manual_seed(5)
+    data, noise = torch.randn(2, 3, 2, 4, 5, 6, generator=generator)
+
+    def velocity(z_2B, t_2B, frame_mask_2B):
+        assert t_2B.dtype == torch.float32
+        return torch.cat([data - noise, torch.full_like(noise, 1e3)])
+
+    for num_steps in (1, 4, 30):
+        out = flow.sample(velocity, noise, num_steps=num_steps, guidance_scale=1.0, shift=shift)
+        torch.testing.assert_close(out, data, rtol=0, atol=2e-3)
+
+
+def test_the_dtype_of_the_noise_is_kept():
+    noise = torch.zeros(1, 2, 1, 2, 2, dtype=torch.bfloat16)
+    out = flow.sample(lambda z, t, m: z.float() + 1, noise, num_steps=3, guidance_scale=2.0)
+    assert out.dtype == torch.bfloat16
+    assert not out.requires_grad

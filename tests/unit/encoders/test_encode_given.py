@@ -1,0 +1,205 @@
+"""What a network is shown beside its noise is what the pipelines of diffusers show it, from the same files."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.encoders import conditioning
+from reelworks.encoders.encoders import LiveEncoder
+from reelworks.models import config, registry
+from reelworks.models.config import AutoencoderConfig, ModelConfig
+from reelworks.models.flux import adapter as flux
+from reelworks.models.vision import VisionEncoder
+from reelworks.models.wan import adapter as wan
+from reelworks.testing import contract
+
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+VISION |= {"image_size": 8, "patch_size": 4}
+WAN = {"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
+FLUX = {
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "block_out_channels": (8, 8, 8, 16),
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+    "latent_channels": 16,
+    "shift_factor": 0.1159,
+    "scaling_factor": 0.3611,
+}
+HUNYUAN = {"block_out_channels": (32, 32, 32, 32, 64), "layers_per_block": 1}
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Tiny random autoencoders and image encoders in diffusers' layout."""
+    torch.manual_seed(0)
+    root = tmp_path_factory.mktemp("parts")
+    vae = {
+        "wan": diffusers.AutoencoderKLWan(**WAN),
+        "flux": diffusers.AutoencoderKL(**FLUX),
+        "hunyuan": diffusers.AutoencoderKLHunyuanVideo15(**HUNYUAN),
+    }
+    for name, module in vae.items():
+        module.eval().save_pretrained(root / name / "vae")
+    clip = transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**VISION)).eval()
+    siglip = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**VISION)).eval()
+    sizes = {"size": {"height": 8, "width": 8}}
+    processors = {
+        "wan": transformers.CLIPImageProcessor(**sizes, crop_size=sizes["size"]),
+        "hunyuan": transformers.SiglipImageProcessor(**sizes),
+    }
+    clip.save_pretrained(root / "wan/image_encoder")
+    processors["wan"].save_pretrained(root / "wan/image_processor")
+    siglip.save_pretrained(root / "hunyuan/image_encoder")
+    processors["hunyuan"].save_pretrained(root / "hunyuan/feature_extractor")
+    return root, vae, {"wan": clip, "hunyuan": siglip}, processors
+
+
+def encoder_of(model, autoencoder, place, image=None, companions=()):
+    wants = config.conditioning(ModelConfig(name=model))
+    return LiveEncoder(
+        registry.build_autoencoder(AutoencoderConfig(name=autoencoder, weights=str(place))),
+        registry.build_text_encoder(contract.TEXT),
+        torch.device("cpu"),
+        wants,
+        None if image is None else VisionEncoder(wants.image_encoder, str(image)),
+        companions,
+    )
+
+
+def frames_of(shape, seed=0):
+    size = (1, shape.num_frames, shape.height, shape.width, 3)
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8))
+
+
+class Watch(torch.nn.Module):
+    """Stands for a network and keeps what it was called with."""
+
+    time_text_embed = torch.nn.Module()
+    time_text_embed.time_proj = torch.nn.Identity()
+
+    def __init__(self, called):
+        super().__init__()
+        self.called, self.channels = called, 64
+
+    def forward(self, hidden_states, *args, **kwargs):
+        self.called |= {"hidden_states": hidden_states, **kwargs}
+        for t in (kwargs.get("timestep"), kwargs.get("guidance")):
+            if t is not None:
+                self.time_text_embed.time_proj(t)
+        out = hidden_states[..., :64] if hidden_states.ndim == 3 else hidden_states[:, :16]
+        return (out,)
+
+
+@torch.no_grad()
+def test_wan_is_shown_the_first_frame_as_its_pipeline_does(parts):
+    """Channels of noise, mask and frame are the pipeline's tensors, and so are CLIP's tokens."""
+    root, vae, seers, processors = parts
+    shape = Shape(9, 32, 48)
+    frames = frames_of(shape)
+    encoder = encoder_of("wan-i2v-tiny", "wan-2.1", root / "wan", root / "wan")
+    latent = encoder.latents(frames)
+    made = conditioning.encode(encoder, latent, {}, frames[:, 0], shape.num_frames)
+    pipeline = diffusers.WanImageToVideoPipeline(
+        None, None, vae["wan"], diffusers.UniPCMultistepScheduler(), processors["wan"], seers["wan"]
+    )
+    picture = Image.fromarray(frames[0, 0].numpy())
+    pixels = pipeline.video_processor.preprocess(picture, height=32, width=48)
+    noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(0))
+    _, condition = pipeline.prepare_latents(
+        pixels, 1, 16, 32, 48, 9, torch.float32, torch.device("cpu"), latents=noise
+    )
+    inputs = contract.example(Shape(9, 4, 6), "wan-i2v-tiny", batch=1)
+    inputs = dataclasses.replace(inputs, latent=noise, **made)
+    called = {}
+    wan.predict(Watch(called), inputs, config.ADAPTED["wan-i2v-tiny"])
+    torch.testing.assert_close(called["hidden_states"], torch.cat([noise, condition], dim=1))
+    tokens = pipeline.encode_image(picture, torch.device("cpu"))
+    torch.testing.assert_close(called["encoder_hidden_states_image"], tokens)
+
+
+@torch.no_grad()
+def test_hunyuan_is_shown_the_first_frame_as_its_pipeline_does(parts):
+    """The frame is encoded alone and zeros stand behind it; SigLIP's tokens are the pipeline's."""
+    root, vae, seers, processors = parts
+    shape = Shape(5, 32, 48)
+    frames = frames_of(shape)
+    encoder = encoder_of(
+        "hunyuan-video-1.5-i2v-tiny", "hunyuan-video-1.5", root / "hunyuan", root / "hunyuan"
+    )
+    latent = encoder.latents(frames)
+    made = conditioning.encode(encoder, latent, {}, frames[:, 0], shape.num_frames)
+    pipeline = diffusers.HunyuanVideo15ImageToVideoPipeline
+    picture = Image.fromarray(frames[0, 0].numpy())
+    pixels = frames[0, :1].permute(3, 0, 1, 2)[None].float() / 127.5 - 1
+    alone = vae["hunyuan"].encode(pixels).latent_dist.mode() * vae["hunyuan"].config.scaling_factor
+    torch.testing.assert_close(made["first_frame"][:, :, :1], alone)
+    assert made["first_frame"].shape == latent.shape
+    assert not made["first_frame"][:, :, 1:].any()
+    tokens = pipeline._get_image_embeds(seers["hunyuan"], processors["hunyuan"], picture, torch.device("cpu"))
+    torch.testing.assert_close(made["image"], tokens)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["flux-control-tiny", "flux-kontext-tiny"])
+def test_flux_is_shown_companions_as_its_pipelines_do(parts, name):
+    """A control stands in the channels beside the noise, a source in the tokens behind it, at places of its own."""
+    root, vae, *_ = parts
+    kind = name.split("-")[1].replace("kontext", "source")
+    frames, beside = frames_of(Shape(1, 32, 48)), frames_of(Shape(1, 32, 48), seed=1)
+    encoder = encoder_of(name, "flux", root / "flux", companions=(kind,))
+    latent = encoder.latents(frames)
+    made = conditioning.encode(encoder, latent, {kind: beside, "loss_mask": beside}, frames[:, 0], 1)
+    inputs = contract.example(Shape(1, 4, 6), "flux-tiny", batch=1)
+    called = {}
+    inputs = dataclasses.replace(inputs, latent=latent, **made)
+    flux.predict(Watch(called), inputs, config.ADAPTED[name])
+    pixels = beside[:, 0].permute(0, 3, 1, 2).float() / 127.5 - 1
+    pipeline = diffusers.FluxKontextPipeline(
+        diffusers.FlowMatchEulerDiscreteScheduler(), vae["flux"], None, None, None, None, None
+    )
+    tokens = pipeline._pack_latents(latent[:, :, 0], 1, 16, 4, 6)
+    tokens, theirs, places, behind = pipeline.prepare_latents(
+        pixels, 1, 16, 32, 48, torch.float32, torch.device("cpu"), None, tokens
+    )
+    if kind == "control":
+        wanted, ids = torch.cat([tokens, theirs], dim=2), places
+    else:
+        wanted, ids = torch.cat([tokens, theirs], dim=1), torch.cat([places, behind])
+    torch.testing.assert_close(called["hidden_states"], wanted)
+    assert torch.equal(called["img_ids"], ids)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["wan", "hunyuan"])
+def test_of_a_picture_nothing_is_given(parts, name):
+    """A picture is nothing but its first frame: whatever it shows, the network is shown the same."""
+    root, *_ = parts
+    model, autoencoder = {
+        "wan": ("wan-i2v-tiny", "wan-2.1"), "hunyuan": ("hunyuan-video-1.5-i2v-tiny", "hunyuan-video-1.5"),
+    }[name]  # fmt: skip
+    encoder = encoder_of(model, autoencoder, root / name, root / name)
+    made = []
+    for seed in (0, 1):
+        frames = frames_of(Shape(1, 32, 32), seed)
+        latent = encoder.latents(frames)
+        made.append(conditioning.encode(encoder, latent, {}, frames[:, 0], 1))
+        blank = conditioning.blank(encoder, latent)
+        assert {k: v.shape for k, v in blank.items()} == {k: v.shape for k, v in made[-1].items()}
+    for key, value in made[0].items():
+        assert torch.equal(value, made[1][key]), key
+
+
+def test_an_encoder_that_is_not_there_is_refused(tmp_path):
+    """With the recipe's key."""
+    with pytest.raises(UserError, match=r"model\.image_encoder = .*no CLIPVisionModel can be loaded"):
+        VisionEncoder("clip", str(tmp_path))

@@ -1,0 +1,277 @@
+"""What is exported is what was trained: the model's own keys and values, in a file that is whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from reelworks.checkpoint import save as commit
+from reelworks.checkpoint.config import ExportsConfig
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core import storage
+from reelworks.core.errors import UserError
+from reelworks.export import export, exports_folder, safetensors_file
+from reelworks.models import weights as weight_files
+from reelworks.run.folder import RunFolder
+
+RECIPE = '[model]\nname = "tiny"\nlicense = "apache-2.0"\n'
+
+
+class Model(nn.Module):
+    """Weights of two dtypes, one of them not trained, and buffers that are no floating-point numbers."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.blocks = nn.ModuleList(nn.Linear(3, 5) for _ in range(3))
+        self.scale = nn.Parameter(torch.tensor(2.0 + seed))
+        self.frozen = nn.Parameter(torch.randn(7).bfloat16(), requires_grad=False)
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+        self.register_buffer("count", torch.arange(5 + seed)[:5])
+        self.register_buffer("empty", torch.zeros(0, 3))
+
+
+def state(model: Model) -> dict[str, Any]:
+    ema = {name: p.detach() + 1 for name, p in model.named_parameters() if p.requires_grad}
+    return {"model": model.state_dict(), "ema": ema, "optimizer": {"state": {"x": torch.zeros(50)}}}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.create({})
+    folder.keep_recipe(RECIPE)
+    return folder
+
+
+@pytest.fixture
+def checkpoint(run: RunFolder) -> Path:
+    return commit.save(CheckpointStore(run.checkpoints_folder), 40, state(Model())).info.path
+
+
+def metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as file:
+        return file.metadata()
+
+
+def about(run: RunFolder) -> dict[str, str]:
+    return export.about(run_id=run.info()["id"], recipe=run.recipe_file, step=40, epoch=3)
+
+
+@pytest.mark.parametrize("weights", ["ema", "model"])
+def test_an_export_loads_into_the_model_and_equals_it(
+    run: RunFolder, checkpoint: Path, tmp_path: Path, weights: Any
+) -> None:
+    target = tmp_path / "out.safetensors"
+    written = export.from_checkpoint(checkpoint, target, weights=weights, dtype="float32", about=about(run))
+    assert written == [target]
+    loaded, saved = Model(seed=1), state(Model())
+    loaded.load_state_dict(weight_files.read(str(target)), strict=True)
+    expected = {**saved["model"], **(saved["ema"] if weights == "ema" else {})}
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    names = {p.name for p in run.recipes_folder.iterdir()}
+    told = metadata(target)
+    assert f"recipe-{told.pop('recipe_digest')[:8]}.toml" in names
+    assert told.pop("reelworks")
+    assert told == {
+        "format": "pt", "run_id": run.info()["id"], "model": "tiny", "license": "apache-2.0",
+        "step": "40", "epoch": "3", "weights": weights, "dtype": "float32",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_live_state_gives_the_same_file_as_its_checkpoint(
+    run: RunFolder, checkpoint: Path, tmp_path: Path, dtype: Any
+) -> None:
+    given = {"weights": "ema", "dtype": dtype, "about": about(run)}
+    export.from_checkpoint(checkpoint, tmp_path / "a.safetensors", **given)
+    export.weights_only(state(Model()), tmp_path / "b.safetensors", **given)
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    loaded = load_file(tmp_path / "a.safetensors")
+    assert {v.dtype for v in loaded.values() if v.is_floating_point()} == {export.DTYPES[dtype]}
+    assert (loaded["mask"].dtype, loaded["count"].dtype) == (torch.bool, torch.int64)
+
+
+def test_large_exports_are_shards_with_an_index_as_published_ones_are(tmp_path: Path) -> None:
+    model = Model().state_dict()
+    entries = safetensors_file.ordered(
+        safetensors_file.Entry(n, v.dtype, tuple(v.shape)) for n, v in model.items()
+    )
+    target = tmp_path / "model.safetensors"
+    written = safetensors_file.write(
+        target, entries, [model[e.name] for e in entries], {"step": "1"}, shard_bytes=100
+    )
+    count = len(written) - 1
+    assert count > 2
+    assert written[0].name == f"model-00001-of-{count:05d}.safetensors"
+    assert written[-1].name == "model.safetensors.index.json"
+    index = json.loads(written[-1].read_text())
+    assert index["metadata"] == {"step": "1", "total_size": sum(v.nbytes for v in model.values())}
+    assert {p.name for p in tmp_path.iterdir()} == {p.name for p in written}
+    loaded = weight_files.read(str(tmp_path))
+    assert loaded.keys() == model.keys() == index["weight_map"].keys()
+    assert all(torch.equal(loaded[name], value) for name, value in model.items())
+
+
+def test_each_tensor_starts_at_a_multiple_of_its_width(tmp_path: Path) -> None:
+    """So that readers may map it instead of copying, whatever odd sizes stand before it."""
+    tensors = {"a": torch.ones(3, dtype=torch.bool), "b": torch.ones(5).bfloat16(), "c": torch.ones(3)}
+    entries = safetensors_file.ordered(
+        safetensors_file.Entry(n, v.dtype, tuple(v.shape)) for n, v in tensors.items()
+    )
+    (path,) = safetensors_file.write(
+        tmp_path / "w.safetensors", entries, [tensors[e.name] for e in entries], {}
+    )
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    starts = {name: start + header[name]["data_offsets"][0] for name in tensors}
+    assert all(starts[name] % value.element_size() == 0 for name, value in tensors.items())
+    assert start % 8 == 0
+
+
+def test_float16_refuses_what_would_become_infinite(run: RunFolder, tmp_path: Path) -> None:
+    """By the tensor's name; what was infinite before is the model's own affair, and bfloat16 takes the rest."""
+    model = Model()
+    with torch.no_grad():
+        model.blocks[1].weight[2, 1] = 70_000.0
+        model.scale.fill_(float("-inf"))
+    path = commit.save(CheckpointStore(run.checkpoints_folder), 50, state(model)).info.path
+    target = tmp_path / "out.safetensors"
+    given = {"weights": "model", "about": {}}
+    with pytest.raises(UserError, match=r"blocks\.1\.weight has values up to 7e\+04"):
+        export.from_checkpoint(path, target, dtype="float16", **given)
+    with pytest.raises(export.ExportFailed, match=r"blocks\.1\.weight"):
+        export.weights_only(state(model), target, dtype="float16", **given)
+    assert [p.name for p in tmp_path.iterdir()] == ["run"], "whole or absent"
+    export.from_checkpoint(path, target, dtype="bfloat16", **given)
+    assert load_file(target)["scale"] == float("-inf")
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "rename"])
+def test_a_failing_disk_leaves_what_was_there(
+    run: RunFolder, checkpoint: Path, tmp_path: Path, call: str
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "w.safetensors").write_text("former")
+
+    def full(what: str, path: Path) -> None:
+        if what == call and path.parent == folder:
+            raise OSError(28, os.strerror(28))
+
+    with storage.guarded(full), pytest.raises(export.ExportFailed, match="No space left") as error:
+        export.from_checkpoint(checkpoint, folder / "w.safetensors", weights="ema", dtype="float32", about={})
+    assert error.value.remedy == "free disk space"
+    assert [p.name for p in folder.iterdir()] == ["w.safetensors"]
+    assert (folder / "w.safetensors").read_text() == "former"
+
+
+def test_a_damaged_checkpoint_is_not_exported(checkpoint: Path, tmp_path: Path) -> None:
+    shard = next((checkpoint / "dcp").glob("*.distcp"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(UserError, match="has other content"):
+        export.from_checkpoint(
+            checkpoint, tmp_path / "w.safetensors", weights="ema", dtype="float32", about={}
+        )
+
+
+def test_a_checkpoint_without_an_average_says_so(run: RunFolder, tmp_path: Path) -> None:
+    path = commit.save(CheckpointStore(run.checkpoints_folder), 60, {"model": Model().state_dict()}).info.path
+    with pytest.raises(UserError, match="no averaged weights") as error:
+        export.from_checkpoint(path, tmp_path / "w.safetensors", weights="ema", dtype="float32", about={})
+    assert "--weights" in error.value.remedy
+
+
+def test_targets_are_checked_before_anything_is_read(tmp_path: Path) -> None:
+    export.require_free(tmp_path / "new" / "w.safetensors")
+    (tmp_path / "w.safetensors").touch()
+    (tmp_path / "v.safetensors.index.json").touch()
+    for name, said in (
+        ("w.safetensors", "there is a file"),
+        ("v.safetensors", "there is a file"),
+        ("w.pt", "as .safet"),
+    ):
+        with pytest.raises(UserError, match=said):
+            export.require_free(tmp_path / name)
+
+
+def save(run: RunFolder, step: int, config: ExportsConfig) -> Path | None:
+    """A save as training makes it: the checkpoint, then the product."""
+    values = {"model": {"w": torch.full((3,), float(step))}, "ema": {"w": torch.full((3,), -float(step))}}
+    saved = commit.save(CheckpointStore(run.checkpoints_folder), step, values)
+    written = exports_folder.write(run, saved.info.path, config, step=step, epoch=0)
+    assert len(written) <= 1
+    return written[0] if written else None
+
+
+def test_products_are_kept_by_their_own_rule(run: RunFolder, tmp_path: Path) -> None:
+    """Foreign files are never touched, whatever they are called; nor what was exported by hand."""
+    config = ExportsConfig(weights="ema", dtype="float32", keep_last=2)
+    run.exports_folder.mkdir()
+    foreign = [
+        "notes.txt",
+        "step-000000010-ema.safetensors.bak",
+        "step-10-ema.safetensors",
+        "step-000000005-model.safetensors",
+    ]
+    for name in foreign:
+        (run.exports_folder / name).write_text("mine")
+    by_hand = run.exports_folder / "step-000000007-ema.safetensors"
+    export.weights_only(
+        {"model": {"w": torch.zeros(1)}, "ema": {}}, by_hand, weights="ema", dtype="float32", about=about(run)
+    )
+    (run.exports_folder / ".step-000000009-ema.safetensors.0123abcd.tmp").touch()
+    for step in (10, 20, 30, 40):
+        path = save(run, step, config)
+        assert path is not None
+        assert torch.equal(load_file(path)["w"], torch.full((3,), -float(step)))
+    names = {path.name for path in run.exports_folder.iterdir()}
+    assert names == {
+        *foreign,
+        by_hand.name,
+        "step-000000030-ema.safetensors",
+        "step-000000040-ema.safetensors",
+    }
+
+
+def test_going_back_never_costs_the_product_just_written(run: RunFolder) -> None:
+    """Those of later steps, written before, are not newer: they neither count nor go until they are passed."""
+    config = ExportsConfig(weights="ema", keep_last=1)
+    kept = []
+    for step in (40, 10, 20, 50):
+        assert save(run, step, config) is not None
+        kept.append(sorted(int(path.name[5:14]) for path in run.exports_folder.iterdir()))
+    assert kept == [[40], [10, 40], [20, 40], [50]]
+
+
+def test_products_of_shards_go_as_a_whole(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safetensors_file.write, "__defaults__", (8,))
+    config = ExportsConfig(weights="model", keep_last=1)
+    two = {"model": {"a": torch.zeros(4), "b": torch.ones(4)}, "ema": {}}
+    for step in (10, 20):
+        path = commit.save(CheckpointStore(run.checkpoints_folder), step, two).info.path
+        exports_folder.write(run, path, config, step=step, epoch=0)
+    stem = "step-000000020-model"
+    assert {p.name for p in run.exports_folder.iterdir()} == {
+        f"{stem}-00001-of-00002.safetensors", f"{stem}-00002-of-00002.safetensors", f"{stem}.safetensors.index.json",
+    }  # fmt: skip
+
+
+def test_products_come_with_each_so_many_th_save(run: RunFolder) -> None:
+    """Whatever the steps of the saves are, and counted on through a restart."""
+    config = ExportsConfig(weights="model", every_saves=3, keep_last=None)
+    written = [step for step in (10, 20, 27, 30, 40, 50, 60) if save(run, step, config)]
+    assert written == [10, 30, 60]
+    assert save(run, 70, ExportsConfig()) is None

@@ -1,0 +1,296 @@
+"""A trained model comes back from wherever a person names it, or says why it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from reelworks.checkpoint import save
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.cli import main as cli
+from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.generate import defaults
+from reelworks.generate.load_run import Trained
+from reelworks.generate.pipeline import GenerateOptions
+from reelworks.recipe import load as recipes
+from reelworks.run.events import EventLog
+from reelworks.run.folder import RunFolder
+from reelworks.train import build, feed, init_from
+from reelworks.train.state import TrainState
+
+RECIPE = {
+    "version": 1,
+    "output": "unused",
+    "dataset": [{"path": "unused"}],
+    "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
+    "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
+    "text": {"dim": 16, "max_length": 6},
+    "precision": {"compute": "float32"},
+    "train": {"max_steps": 4},
+}
+OPTIONS = GenerateOptions(Shape(1, 16, 24), 24.0, 1, 2.0, 0)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints of steps 2 and 4, as training leaves it."""
+    folder = RunFolder(tmp_path_factory.mktemp("made") / "run")
+    folder.create({})
+    recipe = recipes.parse(RECIPE)
+    folder.recipe_file.write_text(recipes.dump(recipe))
+    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
+    for step in (2, 4):
+        save.save(CheckpointStore(folder.checkpoints_folder), step, state.state_dict())
+    return folder.path
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> RunFolder:
+    """A copy of that run for each test."""
+    return RunFolder(Path(shutil.copytree(made, tmp_path / "run")))
+
+
+def refusal(source: Path) -> UserError:
+    with pytest.raises(UserError) as caught:
+        Trained.load(source)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("inside", "typed", "step"),
+    [
+        (".", "run", 4),
+        ("run", ".", 4),
+        ("run/checkpoints", "..", 4),
+        (".", "run/checkpoints/step-000000002", 2),
+        ("run", "checkpoints/step-000000002", 2),
+        ("run/checkpoints", "step-000000002", 2),
+        ("run/checkpoints", "step-000000002/", 2),
+        ("run/checkpoints/step-000000002", ".", 2),
+        ("run/checkpoints/step-000000004", "../step-000000002", 2),
+    ],
+)
+def test_paths_are_understood_wherever_they_are_typed(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, inside: str, typed: str, step: int
+) -> None:
+    monkeypatch.chdir(run.path.parent / inside)
+    assert Trained.load(Path(typed)).step == step
+
+
+def test_checkpoints_may_lie_elsewhere_and_a_run_be_called_anything(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.checkpoints_folder.rename(tmp_path / "disk")
+    run.checkpoints_folder.symlink_to(tmp_path / "disk")
+    assert Trained.load(run.checkpoints_folder / "step-000000002").step == 2
+    (tmp_path / "checkpoints").mkdir()
+    run.path.rename(tmp_path / "checkpoints" / "run")
+    monkeypatch.chdir(tmp_path / "checkpoints")
+    assert Trained.load(Path("run")).step == 4
+
+
+def test_damaged_checkpoints_are_passed_over_and_told_if_there_is_no_other(run: RunFolder) -> None:
+    store = CheckpointStore(run.checkpoints_folder)
+    (store.path(4) / "manifest.json").unlink()
+    assert Trained.load(run.path).step == 2
+    shard = next((store.path(2) / "dcp").glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    error = refusal(run.path)
+    assert (error.field, error.value) == ("RUN", str(run.path))
+    assert "step 4: manifest.json is missing" in error.problem
+    assert f"step 2: dcp/{shard.name} has " in error.problem
+    assert store.steps() == [2, 4], "looking changes nothing"
+
+
+def test_a_run_before_its_first_save_says_so(run: RunFolder) -> None:
+    run.checkpoints_folder.rename(run.path / "gone")
+    assert "no checkpoint yet" in refusal(run.path).problem
+
+
+@pytest.mark.parametrize(
+    ("shape", "named"),
+    [
+        (Shape(17, 80_000, 80_000), "17×80000×80000"),
+        (Shape(1, 8 * 10**12, 8), "1×8000000000000×8"),
+        (Shape(10**20, 16, 16), "100000000000000000000×16×16"),
+    ],
+)
+def test_a_size_beyond_memory_is_named(run: RunFolder, shape: Shape, named: str) -> None:
+    with pytest.raises(UserError, match="does not fit into memory") as caught:
+        Trained.load(run.path).generate(["x"], dataclasses.replace(OPTIONS, shape=shape))
+    assert (caught.value.value, caught.value.remedy) == (named, "lower one of them")
+    assert "--height" in str(caught.value)
+
+
+def test_a_checkpoint_is_generated_with_by_the_recipe_of_its_step(run: RunFolder) -> None:
+    """What a run was changed to after a step is not what the step was trained by."""
+    log = EventLog(run.events_file)
+    for step, shift in ((2, 2.0), (4, 3.0)):
+        recipe = recipes.parse(RECIPE | {"objective": {"timestep_shift": shift}})
+        kept = run.keep_recipe(recipes.dump(recipe))
+        log.write("start", recipe=kept, resumed_from=step - 2)
+        log.write("step", step=step)
+    store = CheckpointStore(run.checkpoints_folder)
+    assert Trained.load(store.path(2)).recipe.objective.timestep_shift == 2.0
+    assert Trained.load(run.path).recipe.objective.timestep_shift == 3.0
+
+
+def test_other_errors_of_generation_stay_what_they_are(run: RunFolder) -> None:
+    model = Trained.load(run.path)
+    model.boundary.denoiser.module.x_embedder = torch.nn.Linear(1, 1)
+    with pytest.raises((RuntimeError, TypeError)):
+        model.generate(["x"], OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("fps", math.nan), ("fps", math.inf), ("fps", 0.0), ("fps", 241.0), ("guidance_scale", math.nan)],
+)
+def test_options_that_no_clip_can_be_made_with(name: str, value: float) -> None:
+    with pytest.raises(UserError) as caught:
+        dataclasses.replace(OPTIONS, **{name: value})
+    assert (caught.value.field, caught.value.value) == (
+        f"--{name.replace('_', '-')}",
+        pytest.approx(value, nan_ok=True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "unseen"), [("one two three four five six", 0), ("a b c d e f, g-h", 2), ("a b c d e f g", 1)]
+)
+def test_generate_tells_words_that_are_not_seen(
+    run: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    prompt: str,
+    unseen: int,
+) -> None:
+    picture = run.path / "out.png"
+    sizes = ["--height", "16", "--width", "24", "--num-frames", "1", "--num-inference-steps", "1"]
+    arguments = ["generate", str(run.path), "--prompt", prompt, "-o", str(picture), *sizes]
+    monkeypatch.setattr(sys, "argv", ["reelworks", *arguments])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert not left.value.code
+    assert picture.is_file()
+    words = "word" if unseen == 1 else f"{unseen} words"
+    told = f"the model reads 6 tokens of a prompt: not the last {words} of {prompt!r}"
+    assert (told in capsys.readouterr().out) == bool(unseen)
+
+
+def _planned(run: RunFolder, *buckets: tuple[int, int, int, int]) -> None:
+    """Say that an epoch has clips in buckets of a number of frames, height, width."""
+    names = ("clips", "num_frames", "height", "width")
+    run.plan_folder.mkdir(exist_ok=True)
+    told = [dict(zip(names, bucket, strict=True)) | {"tokens_per_clip": bucket[1]} for bucket in buckets]
+    files.write_json(run.plan_folder / "summary.json", {"buckets": told})
+
+
+def test_the_usual_shape_is_that_of_the_most_tokens(tmp_path: Path) -> None:
+    """Pictures go by buckets of pictures and clips by those of clips, where a run has them; empty ones count nowhere."""
+    run, recipe = RunFolder(tmp_path), recipes.parse(RECIPE)
+    assert defaults.shape(run, recipe, picture=True) == Shape(1, 64, 96)
+    assert defaults.shape(run, recipe, picture=False) == Shape(17, 64, 96)
+    _planned(run, (0, 9, 8, 8), (100, 1, 512, 640), (20, 1, 640, 640), (5, 17, 64, 96), (11, 5, 96, 64))
+    assert defaults.shape(run, recipe, picture=True) == Shape(1, 512, 640)
+    assert defaults.shape(run, recipe, picture=False) == Shape(17, 64, 96)
+    _planned(run, (20, 1, 640, 512))
+    assert defaults.shape(run, recipe, picture=False) == Shape(1, 640, 512)
+    _planned(run, (20, 17, 64, 96))
+    assert defaults.shape(run, recipe, picture=True) == Shape(1, 64, 96)
+
+
+@pytest.mark.parametrize(
+    ("output", "options", "said"),
+    [
+        ("out.png", [], "1×24×16"),
+        ("out.mp4", [], "4×16×32"),
+        ("out.mp4", ["--num-frames", "1"], "1×24×16"),
+        ("out.png", ["--width", "32"], "1×24×32"),
+        ("run.json/out.png", [], "cannot be written"),
+        ("out.png", ["--num-frames", "4"], "a picture file cannot hold 4 frames"),
+        ("out.png", ["--height", "20"], "--height = 20: this autoencoder takes multiples of 8"),
+        ("out.png", ["--reference", "no.png"], "--reference = 'no.png': No such file or directory"),
+        ("out.png", ["--control", "{run}/made.png"], "is not shown a control"),
+        ("out.png", ["--reference", "{run}/made.png"], "nothing is left of 1 frames"),
+    ],
+)
+def test_generate_takes_the_size_that_was_trained(
+    run: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    output: str,
+    options: list[str],
+    said: str,
+) -> None:
+    _planned(run, (9, 1, 24, 16), (9, 4, 16, 32))
+    arguments = ["generate", str(run.path), "--prompt", "a", "-o", str(run.path / output), *options]
+    arguments = [word.replace("{run}", str(run.path)) for word in arguments]
+    monkeypatch.setattr(sys, "argv", ["reelworks", *arguments, "--num-inference-steps", "1"])
+    Image.new("RGB", (16, 24)).save(run.path / "made.png")
+    if "×" not in said:
+        monkeypatch.delattr(Trained, "load")  # told before the model is made
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert said in "".join(capsys.readouterr())
+    assert not list(run.path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("trained", "here", "key"),
+    [
+        ({"rank": 16}, {"rank": 8}, "lora.rank = 8: the LoRA to begin with has rank 16"),
+        ({"rank": 16}, {"rank": 16, "alpha": 8.0}, "lora.alpha = 8.0: the LoRA to begin with has alpha 16"),
+        ({"rank": 16}, {"rank": 16, "alpha": 16.0}, None),
+    ],
+)
+def test_a_lora_goes_on_with_its_own_rank_and_alpha(
+    tmp_path: Path, trained: dict[str, float], here: dict[str, float], key: str | None
+) -> None:
+    """Where the rank differs, the rank is told, and not the alpha that follows from it."""
+    run = RunFolder(tmp_path / "run")
+    run.create({})
+    run.recipe_file.write_text(recipes.dump(recipes.parse(RECIPE | {"lora": trained})))
+    recipe = recipes.parse(RECIPE | {"lora": here})
+    with pytest.raises(UserError, match=key) if key else nullcontext():
+        init_from.require_same_lora(run, 2, recipe)
+
+
+def test_ctrl_c_outside_of_a_verb_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the command line is put together it ends as it does in a verb."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 130
+
+
+@pytest.mark.parametrize(
+    ("train", "last"),
+    [
+        ({"max_steps": 7}, 7),
+        ({"max_epochs": 4}, 13),
+        ({"max_epochs": 4, "max_steps": 12}, 12),
+        ({"max_epochs": 4, "max_steps": 14}, 13),
+        ({"max_epochs": 1}, 6),
+    ],
+)
+def test_epochs_tell_the_last_step(train: dict[str, int], last: int) -> None:
+    """From step 6, at row 3 of 5 of epoch 2, on."""
+    here: Any = SimpleNamespace(plan=SimpleNamespace(steps=5), epoch=2, row=3, global_step=6)
+    assert feed.last_step(recipes.parse(RECIPE | {"train": train}).train, here) == last
