@@ -172,6 +172,9 @@ def _schema() -> str:
     schema = Recipe.model_json_schema()
     schema["required"].remove(FILLED_IN)
     schema = _without_null(schema)
+    for part in [schema, *schema["$defs"].values()]:
+        if "description" in part:
+            part["description"] = part["description"].partition("\nExamples:")[0].rstrip()
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
@@ -209,10 +212,13 @@ def _section(title: str, model: type[BaseModel], remark: str = "") -> str:
 
 def _docstring(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
     """A class's docstring without, and by key, its list of attributes."""
-    text, _, listed = (model.__doc__ or "").partition("Attributes:")
+    inherited = [_docstring(base)[1] for base in model.__bases__ if issubclass(base, BaseModel)]
+    document, _, _ = (model.__doc__ or "").partition("Examples:")
+    text, _, listed = document.partition("Attributes:")
     text = re.sub(r"^`\[.*?\]`(: | of a recipe: |\.$)", "", " ".join(text.split()))
     entries = re.findall(r"^        (\w+): (.*(?:\n {12,}.*)*)", listed, flags=re.MULTILINE)
-    return text[:1].upper() + text[1:], {name: " ".join(value.split()) for name, value in entries}
+    own = {name: " ".join(value.split()) for name, value in entries}
+    return text[:1].upper() + text[1:], {k: v for one in inherited for k, v in one.items()} | own
 
 
 def _meaning(name: str, field: FieldInfo, attributes: dict[str, str]) -> str:

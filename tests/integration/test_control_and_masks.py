@@ -19,6 +19,7 @@ from reelworks.catalog import probe
 from reelworks.cli.main import app
 from reelworks.core.errors import UserError
 from reelworks.data import loader
+from reelworks.data.loader import Feed
 from reelworks.generate import writers
 from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe import dataset
@@ -27,7 +28,6 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
 from reelworks.train import build
 from reelworks.train.batch_inputs import training_example, validation_example
-from reelworks.train.feed import Feed
 
 SIZE = (32, 48)
 

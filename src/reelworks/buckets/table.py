@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,28 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class BucketEntry:
+    """A resolution crossed with frame counts: one `[[bucket]]` of a recipe.
+
+    Attributes:
+        resolution: "480p" (480 lines at 16:9), "512px" (512 × 512 pixels in all), or one size as "480x854".
+        num_frames: Frame counts; pictures use 1, videos never do.
+        batch_size: Clips of a micro-batch: one number, or one for each frame count.
+        keep_prob: Chance that a clip which fits is kept: one number, or one for each frame count.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> rw.BucketEntry("480p", num_frames=[1, 17], batch_size=[8, 4]).keep_prob
+        1.0
+    """
+
+    resolution: str
+    num_frames: int | list[int]
+    batch_size: int | list[int] | None = None
+    keep_prob: float | list[float] = 1.0
+
+
+@dataclass(frozen=True)
 class Bucket:
     """An entry at one aspect ratio: one exact shape."""
 
@@ -85,6 +108,14 @@ class BucketTable:
         dialect: There in a table of Open-Sora; its entries are those of the table, one by one.
         config: `[buckets]` that it was built by.
         given: `[[bucket]]` entries that it was built from.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> entry = rw.BucketEntry("64px", num_frames=[1, 5], batch_size=[4, 2])
+        >>> geometry = rw.Geometry(stride=(4, 8, 8), patch=(1, 2, 2))
+        >>> table = rw.BucketTable.from_entries([entry], geometry=geometry, aspect_ratios=["1:1"])
+        >>> [bucket.name for bucket in table.buckets]
+        ['64px 1:1 ×5', '64px 1:1 ×1']
     """
 
     entries: tuple[Entry, ...]
@@ -95,6 +126,29 @@ class BucketTable:
     dialect: Dialect | None = None
     config: BucketsConfig = field(default_factory=BucketsConfig)
     given: tuple[BucketEntryConfig, ...] = ()
+
+    @classmethod
+    def from_entries(
+        cls,
+        entries: Iterable[BucketEntry],
+        *,
+        geometry: Geometry,
+        extends_short: bool = False,
+        **settings: Any,
+    ) -> BucketTable:
+        """Compute the table of some entries.
+
+        Args:
+            entries: Resolutions with their frame counts.
+            geometry: Multiples and frame rule of the model and its autoencoder.
+            extends_short: Videos may be shorter than their bucket.
+            **settings: Keys of a recipe's `[buckets]`, such as `aspect_ratios` or `incomplete_batch`.
+
+        Raises:
+            UserError: A value is not possible; names it, and what is.
+        """
+        given = [BucketEntryConfig.model_validate(asdict(entry)) for entry in entries]
+        return build(given, BucketsConfig.model_validate(settings), geometry, extends_short=extends_short)
 
     def of_entry(self, entry: int) -> list[int]:
         """Indices of an entry's buckets."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -61,19 +61,54 @@ class Part:
 
 @dataclass(frozen=True)
 class Catalog:
-    """One version of a catalog; what it shows never changes, whatever is scanned later."""
+    """One version of a catalog; what it shows never changes, whatever is scanned later.
+
+    Attributes:
+        path: Its folder.
+        parts: What scans appended, oldest first.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> from reelworks.testing import sample_folder
+        >>> catalog = rw.Catalog.scan(sample_folder(), to=sample_folder().parent / "catalog")
+        >>> len(catalog.live())
+        12
+    """
 
     path: Path
     parts: tuple[Part, ...]
 
     @classmethod
-    def open(cls, path: Path, version: int | None = None) -> Catalog:
+    def scan(
+        cls, folders: str | Path | Mapping[str, str | Path], *, to: str | Path, workers: int = 0
+    ) -> Catalog:
+        """Bring a catalog up to date with folders of videos and pictures, or with lists of them.
+
+        Args:
+            folders: One folder or list, or several by the name of their dataset.
+            to: Folder of the catalog; made if it is not there. Files that did not change are not opened again.
+            workers: Threads or processes that look at files; 0 takes one for each core.
+
+        Raises:
+            UserError: A folder is missing or holds no media, or the catalog cannot be written.
+        """
+        from reelworks.catalog import scan
+        from reelworks.catalog.config import DatasetConfig
+
+        named = folders if isinstance(folders, Mapping) else {None: folders}
+        sources = [DatasetConfig(path=str(path), name=name).place for name, path in named.items()]
+        scan.scan(sources, Path(to), workers=workers or os.cpu_count() or 1)
+        return cls.open(to)
+
+    @classmethod
+    def open(cls, path: str | Path, version: int | None = None) -> Catalog:
         """Open a catalog as it is, or as it was when it had `version` parts.
 
         Raises:
             UserError: There is no catalog, it is damaged or newer than this Reelworks, or it has no
                 such version.
         """
+        path = Path(path)
         if not (path / "catalog.json").is_file():
             raise UserError(
                 "there is no catalog in this folder",

@@ -72,23 +72,10 @@ class MirrorConfig(Config):
         return self
 
 
-class CheckpointsConfig(Config):
-    """When checkpoints are written, and which of them stay.
-
-    What stays is the union of `keep_last`, `keep_best`, `keep_every`, `keep_within`, pinned checkpoints and
-    those in use. `save_total_limit` makes it that many in all, best included; then `max_disk` and `min_free`
-    let the oldest go, of those that only a rule keeps. The newest, the best, pinned ones and those in use stay
-    whatever the limits.
+class Retention(Config):
+    """Which checkpoints stay: those that some rule keeps, less what limits let go.
 
     Attributes:
-        every_steps: Optimizer steps between saves; None for no such interval. A run also saves at its end, on
-            SIGTERM and SIGUSR1, and where a file named `save` appears in its folder.
-        every_minutes: Minutes between saves, beside every_steps.
-        at_epoch_end: Also save at the end of each epoch.
-        at_best: Also save after a validation that is the best by keep_best's metric.
-        asynchronous: Go on training while a thread writes: true, false, or "auto" for states of 1 GB and more on a
-            rank. A save that is due while one is written is left out; the last one always waits.
-        grace_seconds: Time from SIGTERM until the process is killed; told when two steps and a save take longer.
         keep_last: How many of the newest stay; under `save_total_limit` the limit decides instead.
         keep_best: Which of the best stay; None for none.
         keep_every: Checkpoints of steps that are multiples of this stay for good.
@@ -97,18 +84,13 @@ class CheckpointsConfig(Config):
         max_disk: What the folder `checkpoints/` may take, such as "500GB", with deleted ones that are not unlinked
             yet, those set aside, and room for the next save.
         min_free: What its file system is to have free, such as "50GB", while the next save is written.
-        on_full: What to do where a save does not fit: "wait" goes on training and tries again every 30 seconds,
-            "weights-only" writes the averaged weights alone to `exports/` and goes on, "stop" ends the run with an
-            error.
-        mirror: A second place that checkpoints are copied to, and fetched from where the run folder has none.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> rw.Retention(keep_last=2, keep_within="48h").keep_within_seconds
+        172800.0
     """
 
-    every_steps: int | None = Field(500, ge=1)
-    every_minutes: float | None = Field(None, gt=0)
-    at_epoch_end: bool = False
-    at_best: bool = False
-    asynchronous: Literal["auto"] | bool = "auto"
-    grace_seconds: float | None = Field(None, gt=0)
     keep_last: int = Field(3, ge=1)
     keep_best: KeepBest | None = KeepBest()
     keep_every: int | None = Field(None, ge=1)
@@ -116,8 +98,6 @@ class CheckpointsConfig(Config):
     save_total_limit: int | None = Field(None, ge=1)
     max_disk: str | None = None
     min_free: str | None = None
-    on_full: Literal["wait", "weights-only", "stop"] = "wait"
-    mirror: MirrorConfig | None = None
 
     @property
     def keep_within_seconds(self) -> float | None:
@@ -138,6 +118,39 @@ class CheckpointsConfig(Config):
     def _quantities_are_understood(self) -> Self:
         _ = self.keep_within_seconds, self.max_disk_bytes, self.min_free_bytes
         return self
+
+
+class CheckpointsConfig(Retention):
+    """When checkpoints are written, and which of them stay.
+
+    What stays is the union of `keep_last`, `keep_best`, `keep_every`, `keep_within`, pinned checkpoints and
+    those in use. `save_total_limit` makes it that many in all, best included; then `max_disk` and `min_free`
+    let the oldest go, of those that only a rule keeps. The newest, the best, pinned ones and those in use stay
+    whatever the limits.
+
+    Attributes:
+        every_steps: Optimizer steps between saves; None for no such interval. A run also saves at its end, on
+            SIGTERM and SIGUSR1, and where a file named `save` appears in its folder.
+        every_minutes: Minutes between saves, beside every_steps.
+        at_epoch_end: Also save at the end of each epoch.
+        at_best: Also save after a validation that is the best by keep_best's metric.
+        asynchronous: Go on training while a thread writes: true, false, or "auto" for states of 1 GB and more on a
+            rank. A save that is due while one is written is left out; the last one always waits.
+        grace_seconds: Time from SIGTERM until the process is killed; told when two steps and a save take longer.
+        on_full: What to do where a save does not fit: "wait" goes on training and tries again every 30 seconds,
+            "weights-only" writes the averaged weights alone to `exports/` and goes on, "stop" ends the run with an
+            error.
+        mirror: A second place that checkpoints are copied to, and fetched from where the run folder has none.
+    """
+
+    every_steps: int | None = Field(500, ge=1)
+    every_minutes: float | None = Field(None, gt=0)
+    at_epoch_end: bool = False
+    at_best: bool = False
+    asynchronous: Literal["auto"] | bool = "auto"
+    grace_seconds: float | None = Field(None, gt=0)
+    on_full: Literal["wait", "weights-only", "stop"] = "wait"
+    mirror: MirrorConfig | None = None
 
     @model_validator(mode="after")
     def _the_best_is_defined(self) -> Self:

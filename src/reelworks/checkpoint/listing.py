@@ -9,7 +9,7 @@ from typing import Any
 
 from reelworks.checkpoint import names, retention
 from reelworks.checkpoint import policy as policies
-from reelworks.checkpoint.config import CheckpointsConfig
+from reelworks.checkpoint.config import Retention
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.policy import Decision
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 _ENDS = {"deleting": "deleted", "deleted": "deleted", "quarantined": "set aside"}
 
 
-def rows(store: CheckpointStore, policy: CheckpointsConfig) -> list[Row]:
+def rows(store: CheckpointStore, policy: Retention) -> list[Row]:
     """Every checkpoint with what the policy does to it at the next save; damaged ones too, oldest first."""
     good, broken = store.scan()
     decisions = {decision.step: decision for decision in retention.plan(store, policy)}
@@ -76,7 +76,7 @@ def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
     return {name: v for name, v in metrics.items() if v is not None and math.isfinite(v)}
 
 
-def row(store: CheckpointStore, policy: CheckpointsConfig, step: int) -> Row:
+def row(store: CheckpointStore, policy: Retention, step: int) -> Row:
     """One of `rows`.
 
     Raises:
@@ -88,7 +88,7 @@ def row(store: CheckpointStore, policy: CheckpointsConfig, step: int) -> Row:
     return found
 
 
-def details(store: CheckpointStore, policy: CheckpointsConfig, step: int) -> Row:
+def details(store: CheckpointStore, policy: Retention, step: int) -> Row:
     """A row and all of its manifest.
 
     Raises:
@@ -104,7 +104,7 @@ def details(store: CheckpointStore, policy: CheckpointsConfig, step: int) -> Row
     }
 
 
-def best(store: CheckpointStore, policy: CheckpointsConfig) -> Row:
+def best(store: CheckpointStore, policy: Retention) -> Row:
     """The row of the best checkpoint by the recipe's `keep_best`.
 
     Raises:
@@ -141,7 +141,7 @@ def verified(store: CheckpointStore, steps: list[int], full: bool) -> list[Row]:
     return listed
 
 
-def explain(store: CheckpointStore, policy: CheckpointsConfig, step: int) -> Row:
+def explain(store: CheckpointStore, policy: Retention, step: int) -> Row:
     """Say what became of a step's checkpoint and why, whether it is still there or not.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
+from reelworks.checkpoint.config import KeepBest, Retention
 from reelworks.core.units import told_bytes
 
 Reasons = tuple[str, ...]
@@ -71,9 +71,7 @@ class Decision:
     reasons: Reasons
 
 
-def plan_retention(
-    checkpoints: Iterable[Retainable], policy: CheckpointsConfig, moment: Moment
-) -> list[Decision]:
+def plan_retention(checkpoints: Iterable[Retainable], policy: Retention, moment: Moment) -> list[Decision]:
     """Decide about each checkpoint; oldest first, whatever order they come in.
 
     The newest, the best, the pinned ones and those in use are a floor that no setting breaks, so that no run
@@ -117,7 +115,7 @@ class _Case:
     """One question to the policy."""
 
     newest_first: Sequence[Retainable]
-    policy: CheckpointsConfig
+    policy: Retention
     moment: Moment
 
     @cached_property

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from reelworks.checkpoint import names, read_lock
 from reelworks.checkpoint import policy as policies
-from reelworks.checkpoint.config import CheckpointsConfig
+from reelworks.checkpoint.config import Retention
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.policy import Decision, Moment
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
@@ -19,7 +19,7 @@ from reelworks.checkpoint.verify import verify
 from reelworks.core.errors import UserError
 
 
-def plan(store: CheckpointStore, policy: CheckpointsConfig, in_use: Collection[int] = ()) -> list[Decision]:
+def plan(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()) -> list[Decision]:
     """Say what `apply_retention` would do, and do nothing.
 
     Args:
@@ -32,7 +32,7 @@ def plan(store: CheckpointStore, policy: CheckpointsConfig, in_use: Collection[i
 
 
 def apply_retention(
-    store: CheckpointStore, policy: CheckpointsConfig, in_use: Collection[int] = ()
+    store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()
 ) -> list[Decision]:
     """Delete what the policy does not keep, oldest first; on rank 0, after a commit.
 
@@ -42,7 +42,7 @@ def apply_retention(
     return [_apply(store, decision) for decision in plan(store, policy, in_use)]
 
 
-def prune(store: CheckpointStore, policy: CheckpointsConfig) -> list[Decision]:
+def prune(store: CheckpointStore, policy: Retention) -> list[Decision]:
     """Also remove what dead processes left; for a command that holds the run's lock."""
     store.sweep()
     return apply_retention(store, policy)
@@ -77,7 +77,7 @@ def _is_whole(info: CheckpointInfo) -> bool:
 def _moment(
     store: CheckpointStore,
     infos: Sequence[CheckpointInfo],
-    policy: CheckpointsConfig,
+    policy: Retention,
     in_use: Collection[int],
 ) -> Moment:
     """Look at the clock and the readers, and at the disk if there is a budget."""

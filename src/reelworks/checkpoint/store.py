@@ -72,8 +72,8 @@ class CheckpointStore:
         may_publish: Asked right before a checkpoint is published; raises where another process took over.
     """
 
-    def __init__(self, root: Path, may_publish: Callable[[], None] = lambda: None) -> None:
-        self.root, self._may_publish = root, may_publish
+    def __init__(self, root: str | Path, may_publish: Callable[[], None] = lambda: None) -> None:
+        self.root, self._may_publish = Path(root), may_publish
         self._late: dict[str, dict[str, float]] = {}
         self._seen_bytes = 0
 

@@ -13,7 +13,7 @@ import typer
 from reelworks.cli.options import Json, Overrides, RunArgument
 
 if TYPE_CHECKING:
-    from reelworks.checkpoint.config import CheckpointsConfig, Weights
+    from reelworks.checkpoint.config import CheckpointsConfig
     from reelworks.checkpoint.store import CheckpointStore
 
 EXIT_BAD = 1
@@ -216,47 +216,13 @@ def export(
     json: Json = False,
 ) -> None:
     """Write the weights of a run's newest checkpoint, or of the one named, as .safetensors; of a LoRA run, the LoRA."""
-    from reelworks.checkpoint import listing
-    from reelworks.checkpoint.store import CheckpointStore
     from reelworks.cli import show
-    from reelworks.core.errors import UserError
-    from reelworks.export import export as exporting
-    from reelworks.export import lora as lora_file
-    from reelworks.run import history
-    from reelworks.train import init_from
+    from reelworks.generate import export_run
 
-    exporting.require_free(output)
-    run, step = init_from.locate(source)
-    info = CheckpointStore(run.checkpoints_folder).info(step)
-    recipe, epoch = history.recipe_of(run, step), listing.epoch(info)
-    about = exporting.about(run_id=run.info()["id"], recipe=recipe, step=step, epoch=epoch)
-    weights: Weights = "ema" if ema else "model"
-    lora = lora_file.of_recipe(recipe, (format or Format.diffusers).value)
-    if lora is None and format is not None:
-        raise UserError(
-            "the run trained whole weights, and only a LoRA has several conventions",
-            field="--format",
-            value=format.value,
-            remedy="leave it out",
-        )
-    if merge and (lora is None or format is not None):
-        raise UserError(
-            "the run trained whole weights" if lora is None else "merged weights have the base's own names",
-            field="--merge",
-            remedy="leave it out" if lora is None else "leave --format out",
-        )
-    if merge:
-        from reelworks.generate.load_run import Trained
-
-        state = Trained.load(source, averaged=ema, to_merge=True).merge()
-        written = exporting.whole(state, output, weights=weights, dtype=dtype.value, about=about)
-    else:
-        for file in [] if lora is None else lora.files(output):
-            exporting.require_free(file)
-        written = exporting.from_checkpoint(
-            info.path, output, weights=weights, dtype=dtype.value, about=about, lora=lora
-        )
-    for path in [] if json else written:
-        show.line(f"{path}: {weights} of step {step} in {dtype}")
+    made = export_run.export(
+        source, output, ema=ema, dtype=dtype.value, format=format.value if format else None, merge=merge
+    )
+    for path in [] if json else made.files:
+        show.line(f"{path}: {made.weights} of step {made.step} in {made.dtype}")
     if json:
-        show.json({"step": step, "weights": weights, "dtype": dtype.value, "files": written})
+        show.json({"step": made.step, "weights": made.weights, "dtype": made.dtype, "files": made.files})

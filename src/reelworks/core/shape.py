@@ -30,6 +30,11 @@ class Geometry:
         chunk_frames: Frames that are encoded together, each chunk's latent frames rounded up on their own;
             None encodes a clip as a whole.
         drops_rest: Heights and widths need not be multiples of the stride: what is left over has no latent.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> rw.Geometry(stride=(4, 8, 8), patch=(1, 2, 2)).multiple
+        (16, 16)
     """
 
     stride: tuple[int, int, int]

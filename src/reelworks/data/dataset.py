@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.buckets import assign, merge_targets
@@ -69,45 +71,46 @@ class Dataset:
     """The clips of a catalog, the bucket of each, and the plan of each epoch.
 
     Attributes:
-        spec: What shapes it besides catalog and table.
         catalog: The catalog at the version that is planned on.
-        rows: Its live rows that belong to the spec's datasets.
-        companion_rows: Its live rows of their controls, sources and loss masks.
-        digest: Digest of the catalog's state.
         table: The bucket table.
+        spec: What shapes the dataset besides; given none, every dataset of the catalog, with default settings.
+        rows: Live rows of the catalog that belong to the spec's datasets.
+        companion_rows: Live rows of their controls, sources and loss masks.
+        digest: Digest of the catalog's state.
         run: The run folder whose processes share their plans, or None.
+        seed: Replaces the spec's.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> from reelworks.testing import sample_catalog
+        >>> entry = rw.BucketEntry("64px", num_frames=[1, 5], batch_size=[4, 2])
+        >>> table = rw.BucketTable.from_entries([entry], geometry=rw.Geometry((4, 8, 8), (1, 2, 2)))
+        >>> dataset = rw.Dataset(sample_catalog(), table, seed=42)
+        >>> len(dataset.entries(epoch=0))
+        12
     """
 
-    spec: DataSpec
     catalog: Catalog
-    rows: CatalogRows
-    companion_rows: CatalogRows
-    digest: str
     table: BucketTable
+    spec: DataSpec = None  # type: ignore[assignment]  # `__post_init__` fills in what is not given
+    rows: CatalogRows = None  # type: ignore[assignment]
+    companion_rows: CatalogRows = None  # type: ignore[assignment]
+    digest: str = ""
     run: RunFolder | None = None
     _plans: KeptPlans = field(default_factory=KeptPlans)
+    seed: InitVar[int | None] = None
 
-    @classmethod
-    def of_catalog(
-        cls, spec: DataSpec, catalog: Catalog, table: BucketTable, ordinals: I64 | None = None
-    ) -> Self:
-        """Take the live rows of a catalog, or some rows of it as they were once.
-
-        Args:
-            spec: What shapes the dataset besides.
-            catalog: The catalog.
-            table: The bucket table.
-            ordinals: The rows, ascending; None takes the live ones of the spec's datasets.
-        """
-        of_companions = companion_sources(spec.datasets)
-        if ordinals is not None:
-            rows = catalog.all_rows().take(ordinals)
-            beside = _of(catalog.live(), of_companions) if of_companions else rows.take(ordinals[:0])
-            return cls(spec, catalog, rows, beside, rows.digest(), table)
-        live = catalog.live()
-        rows, beside = _of(live, clip_sources(spec.datasets)), _of(live, of_companions)
-        digest = digests.digest_json([rows.digest(), beside.digest()]) if len(beside) else rows.digest()
-        return cls(spec, catalog, rows, beside, digest, table)
+    def __post_init__(self, seed: int | None) -> None:
+        if self.rows is None:
+            live = self.catalog.live()
+            if self.spec is None:
+                self.spec = DataSpec(datasets_of(live))
+            self.rows = rows_of(live, clip_sources(self.spec.datasets))
+            self.companion_rows = rows_of(live, companion_sources(self.spec.datasets))
+            both = [self.rows.digest(), self.companion_rows.digest()]
+            self.digest = digests.digest_json(both) if len(self.companion_rows) else both[0]
+        if seed is not None:
+            self.spec = replace(self.spec, seed=seed)
 
     def rows_at(self, ordinals: I64) -> I64:
         """Places in `rows` of live clips by ordinal; of millions much faster than by uid."""
@@ -318,7 +321,7 @@ class Dataset:
         return Planned(plan(entries, spec, epoch), others)
 
 
-def _of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:
+def rows_of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:
     """The rows of some datasets."""
     mine = rows.of_datasets([source.name for source in wanted])
     return rows if mine.all() else rows.take(mine)  # a copy of millions of rows takes gigabytes
@@ -336,3 +339,14 @@ def companion_sources(datasets: Iterable[DatasetConfig]) -> list[Source]:
         UserError: One lies in the folder of its clips.
     """
     return [s for d in datasets for s in companions.sources(d.place, d.companions)]
+
+
+def datasets_of(rows: CatalogRows) -> tuple[DatasetConfig, ...]:
+    """The datasets of a catalog's live rows, each with default settings."""
+    clips = companions.without(rows)
+    name = pc.cast(clips.dataset, pa.large_string())
+    pairs = pa.table({"name": name, "root": pc.cast(clips.root, pa.large_string())})
+    first = (
+        pairs.group_by("name", use_threads=False).aggregate([("root", "first")]).sort_by("name").to_pylist()
+    )
+    return tuple(DatasetConfig(path=one["root_first"], name=one["name"]) for one in first)

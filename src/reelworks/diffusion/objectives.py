@@ -6,7 +6,7 @@ Legend: B clips, C channels, T latent frames, H height, W width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Any, Literal, Protocol, final
 
 import torch
 from torch import Tensor
@@ -49,12 +49,37 @@ class Objective(Protocol):
 
 
 @final
-@dataclass(frozen=True)
 class RectifiedFlow:
-    """See `diffusion.rectified_flow`."""
+    """Rectified flow: straight lines from noise to data, and the velocity along them (`diffusion.rectified_flow`).
 
-    config: ObjectiveConfig
-    learns_variance: bool = False
+    Args:
+        config: `[objective]` of a recipe; without it the keywords hold.
+        shift: "auto" moves timesteps towards noise for large and long clips, "none" leaves them, a number is a ratio.
+        **settings: Other keys of `[objective]`, such as `timestep_sampling`.
+
+    Examples:
+        >>> import torch, reelworks as rw
+        >>> objective = rw.objectives.RectifiedFlow(timestep_sampling="uniform")
+        >>> objective.times(torch.tensor([0.25, 0.5]), 1.0)[1]
+        tensor([250., 500.])
+    """
+
+    learns_variance = False
+
+    def __init__(
+        self,
+        config: ObjectiveConfig | None = None,
+        *,
+        shift: float | Literal["auto", "none"] = "auto",
+        **settings: Any,
+    ) -> None:
+        self.config = config or ObjectiveConfig.model_validate({"timestep_shift": shift, **settings})
+
+    def shift_ratio(self, *, height: int, width: int, num_frames: int, latent_frames: int) -> float:
+        """Ratio by which `times` shifts clips of one shape; see `diffusion.timesteps.shift_ratio`."""
+        return timesteps.shift_ratio(
+            self.config, height=height, width=width, num_frames=num_frames, latent_frames=latent_frames
+        )
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
         """Timesteps of the recipe's density, within its range."""

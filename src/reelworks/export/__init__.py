@@ -1,1 +1,9 @@
-"""Weights of a run written for other programs, and checkpoints read without a model."""
+"""Weights of a run written for other programs, and checkpoints read without a model.
+
+Calling the package exports a run: `rw.export("runs/mine", "mine.safetensors")` is
+`reelworks.generate.export_run.export`.
+"""
+
+from reelworks.core.callable_package import make_callable
+
+make_callable(__name__, "reelworks.generate.export_run", "export")

@@ -27,6 +27,19 @@ from reelworks.run import history
 from reelworks.train import build, init_from
 
 
+def load_model(source: str | Path, *, ema: bool = True) -> Trained:
+    """Load what a run has trained, to generate with it.
+
+    Args:
+        source: A run folder (its newest good checkpoint), or a checkpoint's folder.
+        ema: Use the averaged weights; else the trained ones.
+
+    Raises:
+        UserError: There is no run or no good checkpoint.
+    """
+    return Trained.load(Path(source), averaged=ema)
+
+
 def require(recipe: Recipe, options: GenerateOptions) -> None:
     """Refuse what a model cannot make before its weights are read, which may take minutes.
 

@@ -16,7 +16,7 @@ from reelworks.catalog.scan import ScanProgress, ScanResult, scan
 from reelworks.catalog.store import Catalog
 from reelworks.core.shape import Geometry
 from reelworks.data import eligibility
-from reelworks.data.dataset import Dataset, DataSpec, clip_sources, companion_sources
+from reelworks.data.dataset import Dataset, DataSpec, clip_sources, companion_sources, rows_of
 from reelworks.models.config import geometry
 from reelworks.recipe import auto_buckets
 from reelworks.recipe.auto_buckets import Chosen
@@ -44,7 +44,7 @@ class RecipeData(Dataset):
                 newest version names a score that no clip of its dataset has.
         """
         catalog = Catalog.open(Path(recipe.catalog_folder), version)
-        opened = replace(cls.of_catalog(spec_of(recipe), catalog, table.EMPTY), recipe=recipe)
+        opened = cls(catalog, table.EMPTY, spec_of(recipe), recipe=recipe)
         if version is None:  # what a former version lacks is no mistake of the recipe
             eligibility.require_scores(recipe.dataset, opened.rows)
         if recipe.buckets.proposes:
@@ -61,7 +61,10 @@ class RecipeData(Dataset):
             catalog: The catalog at the version of then.
             ordinals: The rows, ascending.
         """
-        return replace(cls.of_catalog(spec_of(recipe), catalog, table_of(recipe), ordinals), recipe=recipe)
+        spec, rows = spec_of(recipe), catalog.all_rows().take(ordinals)
+        beside = companion_sources(spec.datasets)
+        companions = rows_of(catalog.live(), beside) if beside else rows.take(ordinals[:0])
+        return cls(catalog, table_of(recipe), spec, rows, companions, rows.digest(), recipe=recipe)
 
     @property
     def geometry(self) -> Geometry:

@@ -22,7 +22,18 @@ from reelworks.train.config import PreviewConfig, TrainConfig, ValidationConfig
 
 
 class Recipe(Config):
-    """A complete run. Relative paths start at the folder in which the command is given."""
+    """A complete run. Relative paths start at the folder in which the command is given.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> recipe = rw.Recipe.model_validate({
+        ...     "version": 1, "output": "runs/mine", "dataset": [{"path": "footage"}],
+        ...     "bucket": [{"resolution": "256px", "num_frames": 1, "batch_size": 4}],
+        ...     "train": {"max_steps": 100},
+        ... })
+        >>> recipe.seed, recipe.catalog_folder
+        (42, 'runs/mine/catalog')
+    """
 
     version: Literal[1] = Field(description="of the recipe's format")
     output: str = Field(min_length=1, description="the run folder; default: runs/<the recipe's file name>")

@@ -1,4 +1,9 @@
-"""Helpers that ship with Reelworks for trying and checking it: the contract that every denoiser keeps, crash points.
+"""Helpers that ship with Reelworks for trying and checking it: exact resume, small samples, the denoisers' contract.
 
 Nothing that trains imports it.
 """
+
+from reelworks.testing.exact_resume import assert_exact_resume as assert_exact_resume
+from reelworks.testing.samples import sample_catalog as sample_catalog
+from reelworks.testing.samples import sample_dataset as sample_dataset
+from reelworks.testing.samples import sample_folder as sample_folder

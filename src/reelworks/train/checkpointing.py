@@ -31,7 +31,7 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
-from reelworks.train import feed, init_from, pick_checkpoint
+from reelworks.train import init_from, pick_checkpoint, progress
 from reelworks.train.run_logger import Recorder
 from reelworks.train.state import TrainState
 from reelworks.train.step import Votes
@@ -234,7 +234,7 @@ class Keeper:
         if not self.world.is_main:
             return []
         mounted = disk_space.probe(self.store.root)
-        policy, last = self.recipe.checkpoints, feed.last_step(self.recipe.train, position)
+        policy, last = self.recipe.checkpoints, progress.last_step(self.recipe.train, position)
         steps = forecast.saves(policy, position.global_step, last)
         told = forecast.forecast(total, policy, steps, mounted.free_bytes, retention.whole(self.store))
         lines = told.lines()

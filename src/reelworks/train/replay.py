@@ -17,7 +17,7 @@ from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data import segment_record
-from reelworks.data.loader import Work
+from reelworks.data.loader import Feed, Work
 from reelworks.recipe import load as recipes
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events, records
@@ -28,7 +28,6 @@ from reelworks.run.records import Record, RecordError
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import batch_inputs, expert_choice
 from reelworks.train.batch_inputs import Choices
-from reelworks.train.feed import Feed
 
 Json = dict[str, Any]
 _CONTENT = ("fingerprint", "caption")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
 from reelworks.data import empty_epoch, loader
 from reelworks.data import position as positions
-from reelworks.data.loader import MicroBatch
+from reelworks.data.loader import Feed, MicroBatch
 from reelworks.data.position import Position
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
@@ -37,10 +37,9 @@ from reelworks.run import lock, records
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import PlanSpec
 from reelworks.train import build, lr_schedule, optimizer_names, resume, sample_logging
-from reelworks.train import feed as feeding
 from reelworks.train.checkpointing import Keeper, Saver
-from reelworks.train.feed import Feed, is_done, last_step
 from reelworks.train.preflight import dry_run
+from reelworks.train.progress import is_done, last_step
 from reelworks.train.resume import RunOptions
 from reelworks.train.run_logger import Journal, Recorder, Seen
 from reelworks.train.sample_logging import Previewer
@@ -135,7 +134,7 @@ class Loop:
             self.previewer.run(step, self.tell)
 
     def _is_done(self, position: Position) -> bool:
-        return feeding.is_done(self.recipe.train, position)
+        return is_done(self.recipe.train, position)
 
     def _begin(self, position: Position) -> None:
         if self.keeper.world.is_main:
@@ -241,6 +240,34 @@ def _due(every: int | None, step: int) -> bool:
 
 # EX_TEMPFAIL: saved on a signal; a scheduler may requeue the same command.
 EXIT_REQUEUE = 75
+
+
+def train(
+    recipe: Recipe | str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    resume: str = "auto",
+    start_from_scratch: bool = False,
+) -> int:
+    """Train a recipe; the same call again resumes.
+
+    Under torchrun each process calls it and joins the others.
+
+    Args:
+        recipe: The recipe, or its TOML file.
+        overrides: Texts `a.b=value` that change what the file says.
+        resume: "auto" (the newest good checkpoint), "never", or a step.
+        start_from_scratch: Begin the data again, and keep weights and step count.
+
+    Returns:
+        0 when finished, `EXIT_REQUEUE` when saved on a signal.
+
+    Raises:
+        UserError: Anything a person can mend.
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = recipes.load(Path(recipe), overrides)
+    return run(recipe, RunOptions(resume=resume, start_from_scratch=start_from_scratch))
 
 
 def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], None] | None = None) -> int:
@@ -415,7 +442,8 @@ def _loop(
     recipe, world, folder, data = start.data.recipe, start.world, start.folder, start.data
     boundary, encoder, state = model.boundary, model.encoder, model.state
     objective, seed = recipe.objective, recipe.seed
-    feed = Feed(data, world.rank, world.size)
+    train = recipe.train
+    feed = Feed(data, world.rank, world.size, train.max_steps, train.max_epochs, train.skips)
     background = Background(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     return Loop(
         recipe,

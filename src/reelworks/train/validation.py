@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from reelworks.data import loader
-from reelworks.data.loader import Work
+from reelworks.data.loader import Feed, Work
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
@@ -20,7 +20,6 @@ from reelworks.models.api import DenoiserInputs
 from reelworks.precision.boundary import Boundary
 from reelworks.schedule.plan import Entries
 from reelworks.train.batch_inputs import validation_example
-from reelworks.train.feed import Feed
 from reelworks.train.state import TrainState
 
 

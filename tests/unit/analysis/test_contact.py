@@ -9,12 +9,12 @@ from PIL import Image
 
 from reelworks.analysis import contact_sheet, discarded
 from reelworks.data import decode_requests, loader
+from reelworks.data.loader import Feed
 from reelworks.generate import writers
 from reelworks.media.decode import load
 from reelworks.media.decode_pool import DecodePool
 from reelworks.report import sheet
 from reelworks.schedule.plan import Entries
-from reelworks.train.feed import Feed
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from reelworks.checkpoint import manifest, policy
-from reelworks.checkpoint.config import CheckpointsConfig, MirrorConfig
+from reelworks.checkpoint.config import MirrorConfig, Retention
 from reelworks.checkpoint.manifest import BadCheckpoint, Manifest
 from reelworks.checkpoint.mirror import files
 from reelworks.checkpoint.mirror.remote import Place, check_size, describe, folder_of
@@ -71,10 +71,9 @@ class Mirror:
     def __init__(self, place: Place, run: RunFolder, run_id: str, config: MirrorConfig, tell: Tells) -> None:
         self._place, self._run, self._run_id, self._tell = place, run, run_id, tell
         self._store = CheckpointStore(run.checkpoints_folder)
-        self._policy = CheckpointsConfig(
+        self._policy = Retention(
             keep_last=config.keep_last,
             keep_best=config.keep_best,
-            every_steps=None,
             keep_every=config.keep_every,
         )
         self._changed = threading.Condition()

@@ -1,0 +1,89 @@
+"""What a dataset's plan will do: steps, balance, and which clips stay out for which reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from reelworks.buckets.assign import Reason
+from reelworks.data.dataset import Dataset
+from reelworks.schedule import ranks
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Clips that an epoch leaves out."""
+
+    counts: dict[str, int]
+
+    def by_reason(self) -> dict[str, int]:
+        """Clips by reason, the most frequent first."""
+        return dict(sorted(self.counts.items(), key=lambda one: (-one[1], one[0])))
+
+    def __len__(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An epoch before anything is trained.
+
+    Attributes:
+        epoch: From 0.
+        steps: Optimizer steps.
+        micro_batches: In all.
+        clips: Clips that are trained, each once.
+        imbalance: Share of time, from 0 to 1, that ranks wait for the slowest of them under the cost model.
+        padding: Share of places that only fill up micro-batches.
+        buckets: Clips by bucket.
+        rejected: Clips that stay out.
+    """
+
+    epoch: int
+    steps: int
+    micro_batches: int
+    clips: int
+    imbalance: float
+    padding: float
+    buckets: dict[str, int]
+    rejected: Rejected
+
+
+def plan(
+    dataset: Dataset, *, micro_batches_per_step: int = 1, world_size: int | None = None, epoch: int = 0
+) -> Plan:
+    """Plan an epoch without reading a file.
+
+    Args:
+        dataset: What is planned.
+        micro_batches_per_step: Micro-batches of all ranks that make an optimizer step.
+        world_size: Ranks; None takes one for each micro-batch of a step.
+        epoch: From 0.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> from reelworks.testing import sample_dataset
+        >>> made = rw.plan(sample_dataset(), micro_batches_per_step=2)
+        >>> made.steps, made.clips, made.rejected.by_reason()
+        (2, 12, {})
+    """
+    world = world_size or micro_batches_per_step
+    spec = dataset.plan_spec(micro_batches_per_step, world if micro_batches_per_step % world == 0 else 1)
+    made = dataset.plan(spec, epoch)
+    assignment, _ = dataset.assignment(epoch)
+    reasons, counts = np.unique(assignment.reason[assignment.reason != Reason.NONE], return_counts=True)
+    buckets, clips = np.unique(made.bucket[made.first], return_counts=True)
+    names = [bucket.name for bucket in dataset.table.buckets]
+    return Plan(
+        epoch=epoch,
+        steps=made.steps,
+        micro_batches=len(made.offsets) - 1,
+        clips=int(made.first.sum()),
+        imbalance=ranks.waste(made, spec, world),
+        padding=float(1 - made.first.mean()) if len(made.first) else 0.0,
+        buckets={names[i]: n for i, n in zip(buckets.tolist(), clips.tolist(), strict=True)},
+        rejected=Rejected(
+            {Reason(r).label: n for r, n in zip(reasons.tolist(), counts.tolist(), strict=True)}
+        ),
+    )

@@ -1,0 +1,120 @@
+"""A store for a loop of one's own: modules, optimizers and loaders, in and out by their `state_dict()`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reelworks.checkpoint.config import Retention
+from reelworks.checkpoint.store import CheckpointStore
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from reelworks.checkpoint.save import Saved
+
+
+class StatefulStore(CheckpointStore):
+    """The checkpoints of one run; nothing is created by looking.
+
+    Args:
+        root: The folder.
+        policy: Which checkpoints stay after a save; None keeps all.
+
+    Examples:
+        >>> import tempfile, torch, reelworks as rw
+        >>> model = torch.nn.Linear(2, 2)
+        >>> store = rw.CheckpointStore(tempfile.mkdtemp(), policy=rw.Retention(keep_last=1))
+        >>> _ = store.save(1, {"model": model})
+        >>> _ = store.save(2, {"model": model})
+        >>> store.load_latest({"model": model}), store.steps()
+        (2, [2])
+    """
+
+    def __init__(self, root: str | Path, policy: Retention | None = None) -> None:
+        super().__init__(root)
+        self.policy = policy
+
+    def save(
+        self, step: int, state: Mapping[str, Any], *, metrics: Mapping[str, float] | None = None
+    ) -> Saved:
+        """Write and publish a checkpoint, then delete what the policy does not keep.
+
+        Collective over the default process group, if there is one. Torch is imported here.
+
+        Args:
+            step: Optimizer steps done.
+            state: Modules, optimizers, loaders and whatever else has `state_dict()`, by name; or nested dicts of
+                tensors and plain values.
+            metrics: Metrics known by now, by which the best are kept.
+
+        Raises:
+            SaveFailed: There is no checkpoint of this step; those on disk are as they were.
+        """
+        from reelworks.checkpoint import retention, save
+        from reelworks.distributed import collectives
+
+        saved = save.save(self, step, {name: _plain(part) for name, part in state.items()}, metrics=metrics)
+        policy = self.policy
+        if policy is not None:
+            collectives.on_first(lambda: retention.apply_retention(self, policy))
+        return saved
+
+    def load_latest(self, state: Mapping[str, Any]) -> int | None:
+        """Load the newest good checkpoint into what `save` was given; None where there is no checkpoint.
+
+        Collective over the default process group, if there is one. The number of processes may be another than at
+        the save. Torch is imported here.
+
+        Args:
+            state: As for `save`. A part that is left out is not loaded.
+
+        Returns:
+            The checkpoint's step.
+
+        Raises:
+            UserError: No checkpoint can be trusted, or it is one of another model.
+        """
+        from torch.optim import Optimizer
+
+        from reelworks.checkpoint import load, verify
+        from reelworks.distributed import collectives
+
+        found = collectives.on_first(lambda: verify.newest_valid(self, full=True))
+        if found is None:
+            return None
+        step = found[0].step
+        for part in state.values():
+            if isinstance(part, Optimizer):
+                _give_state(part)
+        values = {name: _plain(part) for name, part in state.items()}
+        load.load(self.path(step), values)
+        for name, part in state.items():
+            if hasattr(part, "load_state_dict"):
+                part.load_state_dict(values[name])
+        return step
+
+
+def _plain(part: Any) -> Any:
+    return part.state_dict() if hasattr(part, "state_dict") else part
+
+
+def _give_state(optimizer: Optimizer) -> None:
+    """Let a fresh optimizer make the tensors that a checkpoint is loaded into, by a step that changes no weight."""
+    import torch
+
+    if optimizer.state:
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    gradients = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    for group in optimizer.param_groups:
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for p, gradient in zip(parameters, gradients, strict=True):
+        p.grad = gradient

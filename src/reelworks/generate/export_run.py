@@ -1,0 +1,91 @@
+"""A run's weights as a file for other programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from reelworks.checkpoint import listing
+from reelworks.checkpoint.config import Dtype, LoraFormat, Weights
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core.errors import UserError
+from reelworks.export import export as exporting
+from reelworks.export import lora as lora_file
+from reelworks.run import history
+from reelworks.train import init_from
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        step: Step of the checkpoint.
+        weights: The average ("ema") or the trained weights ("model").
+        dtype: Of floating-point tensors.
+        files: One file, or one for each expert.
+    """
+
+    step: int
+    weights: Weights
+    dtype: Dtype
+    files: list[Path]
+
+
+def export(
+    source: str | Path,
+    target: str | Path,
+    *,
+    ema: bool = True,
+    dtype: Dtype = "bfloat16",
+    format: LoraFormat | None = None,
+    merge: bool = False,
+) -> Exported:
+    """Write the weights of a run's newest checkpoint, or of one that is named; of a LoRA run, the LoRA.
+
+    Args:
+        source: A run folder, or a checkpoint's.
+        target: A .safetensors file that is not there yet.
+        ema: The averaged weights; else the trained ones.
+        dtype: Of floating-point tensors.
+        format: Names of a LoRA's tensors; None takes those of diffusers.
+        merge: Of a LoRA run: whole weights, the LoRA added to its base.
+
+    Raises:
+        UserError: There is no run or checkpoint, the file exists, or an option does not fit the run.
+        ExportFailed: Storage fails or has too little room.
+    """
+    source, target = Path(source), Path(target)
+    exporting.require_free(target)
+    run, step = init_from.locate(source)
+    info = CheckpointStore(run.checkpoints_folder).info(step)
+    recipe = history.recipe_of(run, step)
+    about = exporting.about(run_id=run.info()["id"], recipe=recipe, step=step, epoch=listing.epoch(info))
+    weights: Weights = "ema" if ema else "model"
+    lora = lora_file.of_recipe(recipe, format or "diffusers")
+    if lora is None and format is not None:
+        raise UserError(
+            "the run trained whole weights, and only a LoRA has several conventions",
+            field="--format",
+            value=format,
+            remedy="leave it out",
+        )
+    if merge and (lora is None or format is not None):
+        raise UserError(
+            "the run trained whole weights" if lora is None else "merged weights have the base's own names",
+            field="--merge",
+            remedy="leave it out" if lora is None else "leave --format out",
+        )
+    if merge:
+        from reelworks.generate.load_run import Trained
+
+        state = Trained.load(source, averaged=ema, to_merge=True).merge()
+        return Exported(
+            step, weights, dtype, exporting.whole(state, target, weights=weights, dtype=dtype, about=about)
+        )
+    for file in [] if lora is None else lora.files(target):
+        exporting.require_free(file)
+    written = exporting.from_checkpoint(
+        info.path, target, weights=weights, dtype=dtype, about=about, lora=lora
+    )
+    return Exported(step, weights, dtype, written)

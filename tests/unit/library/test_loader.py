@@ -1,0 +1,202 @@
+"""The loader: each clip of an epoch once on all ranks together, whatever happens between two steps."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from media_makers import numbered, write
+from PIL import Image
+
+import reelworks as rw
+from reelworks.core.errors import UserError
+from reelworks.testing import sample_dataset
+
+TABLE = rw.BucketTable.from_entries(
+    [rw.BucketEntry("32px", num_frames=[1, 5], batch_size=[3, 2])],
+    geometry=rw.Geometry((1, 1, 1), (1, 4, 4)),
+    aspect_ratios=["1:1"],
+)
+
+
+@pytest.fixture
+def footage(tmp_path: Path) -> Path:
+    folder = tmp_path / "footage"
+    folder.mkdir()
+    for i in range(11):
+        Image.new("RGB", (32, 32), (20 * i, 0, 0)).save(folder / f"{i:02}.png")
+        (folder / f"{i:02}.txt").write_text(f"picture {i}")
+    for i in range(4):
+        write(folder / f"clip-{i}.mp4", numbered(9))
+        (folder / f"clip-{i}.txt").write_text(f"clip {i}")
+    return folder
+
+
+def dataset_of(footage: Path, table: rw.BucketTable = TABLE) -> rw.Dataset:
+    return rw.Dataset(rw.Catalog.scan(footage, to=footage.parent / "catalog", workers=1), table, seed=7)
+
+
+def trained(step) -> Counter[tuple[int, int]]:
+    """Clips of a step that count, on one rank; those that pad or only fill are left out."""
+    found: Counter[tuple[int, int]] = Counter()
+    for micro_batch in step:
+        counts = micro_batch.counts.numpy() & micro_batch.work.first
+        found.update(
+            zip(micro_batch.work.uids[counts].tolist(), micro_batch.work.copies[counts].tolist(), strict=True)
+        )
+    return found
+
+
+def epoch_of(loaders: list[rw.Loader], steps: int | None = None) -> Counter[tuple[int, int]]:
+    """What the next steps of an epoch train, on all ranks together; the ranks walk in step."""
+    found: Counter[tuple[int, int]] = Counter()
+    for number, together in enumerate(zip(*loaders, strict=True), 1):
+        assert len({(step.number, step.epoch, step.clips) for step in together}) == 1
+        found.update(sum((trained(step) for step in together), Counter()))
+        if number == steps:
+            break
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_each_epoch_trains_each_clip_once(footage: Path, world: int) -> None:
+    data = dataset_of(footage)
+    loaders = [rw.Loader(data, micro_batches_per_step=6, rank=r, world_size=world) for r in range(world)]
+    for epoch in range(2):
+        found = epoch_of(loaders)
+        assert set(found.values()) == {1}
+        assert len(found) == 15
+        assert [loader.epoch for loader in loaders] == [epoch] * world
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
+def test_a_state_loads_at_another_number_of_ranks(footage: Path, before: int, after: int) -> None:
+    data = dataset_of(footage)
+    ranks = [rw.Loader(data, micro_batches_per_step=2, rank=r, world_size=before) for r in range(before)]
+    found = epoch_of(ranks, steps=2)
+    states = [loader.state_dict() for loader in ranks]
+    assert all(state == states[0] for state in states)
+    state = json.loads(json.dumps(states[0]))  # any serializer keeps it
+    others = [rw.Loader(data, micro_batches_per_step=2, rank=r, world_size=after) for r in range(after)]
+    for loader in others:
+        loader.load_state_dict(state)
+        assert loader.step == 2
+    found.update(epoch_of(others))
+    assert set(found.values()) == {1}
+    assert len(found) == 15
+
+
+def test_new_files_and_other_buckets_lose_and_repeat_nothing(footage: Path, tmp_path: Path) -> None:
+    """With a record the rest of the epoch is planned anew: new clips join, and what was trained stays trained."""
+    run = tmp_path / "run"
+    loader = rw.Loader(dataset_of(footage), micro_batches_per_step=1, record_to=run)
+    found = epoch_of([loader], steps=2)
+    state = loader.state_dict()
+    Image.new("RGB", (32, 32)).save(footage / "new.png")
+    (footage / "new.txt").write_text("a new one")
+    (footage / "00.png").unlink()
+    wider = rw.BucketTable.from_entries(
+        [rw.BucketEntry("32px", num_frames=[1, 3], batch_size=[2, 1])],
+        geometry=rw.Geometry((1, 1, 1), (1, 4, 4)),
+    )
+    again = rw.Loader(dataset_of(footage, wider), micro_batches_per_step=1, record_to=run)
+    gone = {key for key in found if key[0] not in set(again.dataset.rows.uid.tolist())}
+    again.load_state_dict(state)
+    assert "1 clips added, 1 removed" in again.changes[0]
+    found.update(epoch_of([again]))
+    assert set(found.values()) == {1}
+    assert found.keys() - gone == {(uid, 0) for uid in again.dataset.rows.uid.tolist()}
+
+
+def test_without_a_record_changed_data_are_refused(footage: Path) -> None:
+    loader = rw.Loader(dataset_of(footage))
+    epoch_of([loader], steps=1)
+    (footage / "00.png").unlink()
+    other = rw.Loader(dataset_of(footage))
+    with pytest.raises(UserError, match="record_to"):
+        other.load_state_dict(loader.state_dict())
+
+
+def test_weights_of_a_step_sum_to_one_and_are_zero_where_nothing_counts(footage: Path) -> None:
+    (footage / "05.png").write_bytes((footage / "05.png").read_bytes()[:40])
+    data = rw.Dataset(
+        rw.Catalog.open(dataset_of(footage).catalog.path), TABLE, seed=7
+    )  # which knows that one picture is damaged
+    loaders = [rw.Loader(data, micro_batches_per_step=3, rank=r, world_size=3) for r in range(3)]
+    for together in zip(*loaders, strict=True):
+        batches = [micro_batch for step in together for micro_batch in step]
+        assert sum(float(m.loss_weight.sum()) for m in batches) == pytest.approx(1)
+        for m in batches:
+            assert m.frames.shape[0] == len(m.captions) == len(m.loss_weight)
+            assert not m.is_idle or not m.loss_weight.any()
+
+
+def test_a_step_that_is_passed_over_is_never_empty(footage: Path) -> None:
+    """Whoever collects steps before going through them is told, since an empty step would train nothing."""
+    steps = list(rw.Loader(dataset_of(footage)))
+    with pytest.raises(RuntimeError, match="passed over"):
+        list(steps[0])
+
+
+def test_a_broken_loop_goes_on_behind_the_step_that_it_saw(footage: Path) -> None:
+    loader = rw.Loader(dataset_of(footage))
+    found = epoch_of([loader], steps=3)
+    found.update(epoch_of([loader]))
+    assert set(found.values()) == {1}
+    assert len(found) == 15
+
+
+def test_a_state_goes_through_torch(footage: Path) -> None:
+    loader = rw.Loader(dataset_of(footage))
+    epoch_of([loader], steps=2)
+    torch.save(loader.state_dict(), file := io.BytesIO())
+    file.seek(0)
+    other = rw.Loader(dataset_of(footage))
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert (other.step, other.state_dict()) == (2, loader.state_dict())
+
+
+def test_the_environment_tells_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    loader = rw.Loader(sample_dataset())
+    assert (loader.rank, loader.world_size, loader.micro_batches_per_step) == (1, 4, 4)
+    assert rw.Loader(sample_dataset(), rank=0, world_size=1).world_size == 1
+    with pytest.raises(UserError, match="rank from 0 to 3"):
+        rw.Loader(sample_dataset(), rank=4)
+
+
+class Broken:
+    """A loader that shuffles anew after a resume, as many do."""
+
+    def __init__(self) -> None:
+        self.at, self.salt = 0, 0
+
+    def __iter__(self):
+        while self.at < 8:
+            self.at += 1
+            yield {"x": np.array([self.at + self.salt])}
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.salt = state["at"], 1
+
+
+def test_a_loader_that_resumes_elsewhere_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"resumed after 0 steps, step 1 differs: step\.x"):
+        rw.testing.assert_exact_resume(Broken, steps=6)
+
+
+def test_ours_resumes_exactly_in_workers_and_over_epochs(footage: Path) -> None:
+    data = dataset_of(footage)
+    rw.testing.assert_exact_resume(
+        lambda: rw.Loader(data, micro_batches_per_step=2), steps=12, at=[0, 3, 4, 9]
+    )

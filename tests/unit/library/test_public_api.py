@@ -1,0 +1,81 @@
+"""The public names: frozen, cheap to import, each with an example that runs."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import reelworks as rw
+
+NAMES = [
+    "BucketEntry",
+    "BucketTable",
+    "Catalog",
+    "CheckpointStore",
+    "Dataset",
+    "Geometry",
+    "Loader",
+    "Recipe",
+    "Retention",
+    "export",
+    "load_model",
+    "objectives",
+    "plan",
+    "samplers",
+    "testing",
+    "train",
+]
+IN_MODULES = {
+    "objectives": ["RectifiedFlow"],
+    "samplers": ["flow"],
+    "testing": ["assert_exact_resume"],
+}
+WITH_EXAMPLES = [name for name in NAMES if inspect.isclass(getattr(rw, name))] + ["plan"]
+
+
+def test_the_names_are_these() -> None:
+    """A new name is a decision; a name that goes breaks somebody's program."""
+    assert rw.__all__ == NAMES
+    assert set(dir(rw)) == {*NAMES, "__version__"}
+
+
+def test_each_is_there_and_can_be_called_where_it_is_a_function() -> None:
+    for name in NAMES:
+        assert hasattr(rw, name)
+    for name in ("export", "load_model", "plan", "train"):
+        assert callable(getattr(rw, name))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        rw.nothing  # noqa: B018
+
+
+def test_importing_loads_nothing_and_the_light_names_load_no_torch() -> None:
+    light = [name for name in NAMES if name not in ("Loader", "load_model", "objectives", "samplers")]
+    code = (
+        "import sys, reelworks as rw\n"
+        "assert not {'numpy', 'pyarrow', 'torch', 'pydantic'} & set(sys.modules)\n"
+        f"for name in {light!r}: getattr(rw, name)\n"
+        "assert 'torch' not in sys.modules, 'torch'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_package_says_that_it_has_types() -> None:
+    assert (Path(rw.__file__).parent / "py.typed").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, getattr(rw, name)) for name in WITH_EXAMPLES]
+    + [(f"{m}.{name}", getattr(getattr(rw, m), name)) for m, names in IN_MODULES.items() for name in names],
+)
+def test_its_example_runs(name: str, value: object) -> None:
+    found = doctest.DocTestFinder(recurse=False).find(value, name, module=False, globs={})
+    assert found
+    assert found[0].examples, f"{name} has no example"
+    result = doctest.DocTestRunner().run(found[0])
+    assert (result.failed, result.attempted) == (0, len(found[0].examples))
