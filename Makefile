@@ -9,13 +9,14 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check format reference bench
+.PHONY: help install demo test test-all check dist format reference bench
 
 help:
 	@echo "make demo       make footage, train on it, interrupt, resume, generate, report"
 	@echo "make test       all quick tests"
 	@echo "make test-all   slow ones too"
 	@echo "make check      format, lint, types, layers"
+	@echo "make dist       wheel and sdist in dist/, checked"
 	@echo "make format     format, and mend what the linter can mend"
 	@echo "make reference  write the generated pages of docs/reference/ again"
 	@echo "make bench      run what lies in benchmarks/"
@@ -41,7 +42,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	$(VENV)/bin/python scripts/demo.py
+	$(VENV)/bin/reelworks demo
 
 test: $(STAMP)
 	$(PYTEST) -n $(WORKERS)
@@ -54,6 +55,12 @@ check: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(PYTEST) tests/test_layers.py
+
+# A wheel and an sdist in dist/, as they would be uploaded.
+dist: $(STAMP)
+	rm -rf dist
+	$(VENV)/bin/python -m build --outdir dist
+	$(VENV)/bin/twine check --strict dist/*
 
 format: $(STAMP)
 	$(VENV)/bin/ruff format .

@@ -13,6 +13,7 @@ from reelworks.cli import (
     check,
     checkpoints,
     coverage,
+    demo,
     demo_data,
     generate,
     import_opensora,
@@ -40,6 +41,7 @@ app = typer.Typer(
     # Plain help: drawing it with rich would take longer than everything else together.
     rich_markup_mode=None,
 )
+app.command("demo")(demo.demo)
 app.command("demo-data")(demo_data.demo_data)
 app.command("scan")(scan.scan)
 app.command("inspect")(inspect.inspect)

@@ -11,6 +11,7 @@ import typer
 
 from reelworks.cli import new
 from reelworks.cli.options import DataPath, Overrides, load_recipe, setting
+from reelworks.core import waiting_threads
 from reelworks.core.errors import UserError
 
 
@@ -55,6 +56,7 @@ def train(
         changes.append(setting("output", str(output)))
     if max_steps is not None:
         changes.append(f"train.max_steps={max_steps}")
+    waiting_threads.choose()
     # Read before any process starts, so that a mistake is told once.
     loaded = load_recipe(recipe, changes, data_path)
     if nproc_per_node > 1 and "LOCAL_RANK" not in os.environ:

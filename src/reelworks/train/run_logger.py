@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -12,11 +13,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
-from reelworks.core import files
+from reelworks.core import files, waiting_threads
 from reelworks.data.loader import MicroBatch
 from reelworks.data.position import Position
 from reelworks.distributed.mesh import World
@@ -149,7 +151,7 @@ class Seen:
             yield batch
 
 
-@dataclass(frozen=True)
+@dataclass
 class Journal:
     """Tells what happened, after it happened.
 
@@ -164,6 +166,7 @@ class Journal:
     records: RecordKeeper
     log_every: int
     debug: bool
+    _told_of_spinning: bool = False
 
     def epoch_begins(self, position: Position) -> None:
         """Tell the plan of an epoch, or of the rest of one."""
@@ -216,6 +219,7 @@ class Journal:
         )
         shown = names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "no clip"
         self.tell.step(step, loss=result.loss, clips=result.clips, bucket=shown, log_every=self.log_every)
+        self._tell_of_spinning()
         if not result.applied:
             self.tell.say(f"step {step} is skipped: {result.why_not}")
         if result.blame is not None:
@@ -231,6 +235,19 @@ class Journal:
         self.records.step(done.row, result.applied, failures)
         if self.debug:
             self._clips(done, step, result, seen)
+
+    def _tell_of_spinning(self) -> None:
+        """Say once, on a CPU, that other processes slow training down more than they need to."""
+        if self._told_of_spinning or self.world.device.type != "cpu" or waiting_threads.is_chosen():
+            return
+        threads = torch.get_num_threads() * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if torch.get_num_threads() > 1 and waiting_threads.is_busy(threads, share=1.0):
+            self._told_of_spinning = True
+            self.tell.say(
+                f"warning: other processes keep this machine busy (load {os.getloadavg()[0]:.1f} on "
+                f"{waiting_threads.cores()} cores), and threads that spin while they wait make steps many times slower: "
+                "stop with Ctrl-C, set OMP_WAIT_POLICY=passive, and give the same command again"
+            )
 
     def _failures(self, done: Position, step: int, seen: Seen) -> list[Failure]:
         """Tell the clips that failed on any rank; returns those that are consumed by it."""

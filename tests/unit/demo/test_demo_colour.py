@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reelworks.demo import draw, palette, scenes
+from reelworks.demo import colour, draw, palette, scenes
 from reelworks.demo.prompts import PROMPTS
-from reelworks.testing import colour
 
 NAMES = tuple(palette.COLOURS)
 

@@ -11,9 +11,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from reelworks.core.errors import UserError
-from reelworks.demo import damage, draw, make, palette, scenes, writers
+from reelworks.demo import colour, damage, draw, make, palette, scenes, writers
 from reelworks.demo.make import DemoSummary
-from reelworks.testing import colour
 
 DECODERS = {"libx264": "h264", "libx265": "hevc", "libvpx-vp9": "vp9", "libsvtav1": "av1"}
 

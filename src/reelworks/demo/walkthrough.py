@@ -1,4 +1,4 @@
-"""The whole way on sample footage: made, scanned, planned, trained, killed, resumed, generated, reported.
+"""`reelworks demo`: the whole way on sample footage: made, scanned, planned, trained, killed, resumed, generated, reported.
 
 Every step is the command that a user types. Ends with the facts, and fails if the model did not learn:
 validation loss above half of its start, fewer than 9 of 10 prompts in their colour, or more than 4 right
@@ -20,20 +20,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core.shape import Shape
+from reelworks.demo import colour
 from reelworks.demo.prompts import PROMPTS
 from reelworks.generate import writers
 from reelworks.media.decode import Request, load
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.testing import colour
 
 DEMO = Path("demo")
-FOOTAGE, GENERATED, RECIPE = DEMO / "footage", DEMO / "generated", Path("recipes/demo.toml")
+FOOTAGE, GENERATED = DEMO / "footage", DEMO / "generated"
 RUN = RunFolder(DEMO / "run")
 SHAPE = Shape(num_frames=17, height=64, width=96)
 KILL_AT_SHARE = 0.45
 
 REELWORKS = [sys.executable, "-m", "reelworks"]
+
+
+def _recipe() -> Path:
+    """The demo's recipe: beside this file in an installed package, in `recipes/` of a checkout."""
+    installed = Path(__file__).with_name("demo.toml")
+    found = installed if installed.exists() else Path(__file__).parents[3] / "recipes" / "demo.toml"
+    return found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
+
+
+RECIPE = _recipe()
 
 
 def main() -> int:
@@ -142,7 +152,3 @@ def summary(clips: list[NDArray[np.uint8]], seconds: float) -> int:
     for text, holds in checks.items():
         print(f"{'ok    ' if holds else 'FAILED'} {text}")
     return 0 if all(checks.values()) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

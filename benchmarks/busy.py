@@ -1,0 +1,98 @@
+"""What it costs that OpenMP's threads spin while they wait, on an idle machine and beside other busy processes.
+
+`python -m benchmarks.busy --json` trains a small network of many parallel regions for some seconds in each of four
+ways, every one in a process of its own: as the library waits by default and with `OMP_WAIT_POLICY=passive`, alone and
+beside as many busy processes as there are cores. Its last line tells `idle_cost`, the time of a step asleep over that
+of a step spinning on the idle machine, and `busy_ratio`, the time spinning over that asleep on the busy one.
+`reelworks train` chooses between the two by the load average (`core.waiting_threads`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from reelworks.core import waiting_threads
+
+RESULTS = Path(__file__).parent / "results" / "busy.json"
+_STEPS = """
+import sys, time, torch
+torch.manual_seed(0)
+network = torch.nn.Sequential(*[m for _ in range(6) for m in (torch.nn.Linear(192, 192), torch.nn.SiLU())])
+optimizer = torch.optim.AdamW(network.parameters())
+x = torch.randn(512, 192)
+def step():
+    network(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+for _ in range(3):
+    step()
+began, steps = time.perf_counter(), 0
+while time.perf_counter() - began < float(sys.argv[1]):
+    step()
+    steps += 1
+print((time.perf_counter() - began) / steps)
+"""
+_BUSY = "while True: pass"
+
+
+def seconds_per_step(seconds: float, *, passive: bool, others: int) -> float:
+    """Seconds of a step, measured for some seconds beside `others` busy processes."""
+    environment = {
+        k: v for k, v in os.environ.items() if k not in (*waiting_threads.SETTINGS, "OMP_NUM_THREADS")
+    }
+    if passive:
+        environment["OMP_WAIT_POLICY"] = "passive"
+    beside = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(others)]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _STEPS, str(seconds)],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        for process in beside:
+            process.kill()
+            process.wait()
+    return float(done.stdout)
+
+
+def main() -> None:
+    """Measure, print, and save if asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
+    args = parser.parse_args()
+    cores = waiting_threads.cores()
+    load = os.getloadavg()[0]
+    seen: dict[str, Any] = {
+        f"{where}_{how}_ms": round(
+            1000
+            * seconds_per_step(
+                args.seconds, passive=how == "passive", others=cores if where == "busy" else 0
+            ),
+            2,
+        )
+        for where in ("idle", "busy")
+        for how in ("default", "passive")
+    }
+    seen["idle_cost"] = round(seen["idle_passive_ms"] / seen["idle_default_ms"], 2)
+    seen["busy_ratio"] = round(seen["busy_default_ms"] / seen["busy_passive_ms"], 2)
+    seen |= {"cores": cores, "load_average": round(load, 2)}
+    for name, value in seen.items() if not args.json else ():
+        print(f"{name:16} {value}")
+    print(json.dumps(seen))
+    if args.save:
+        RESULTS.write_text(json.dumps(seen, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""`reelworks demo`: the whole way on footage that it makes."""
+
+from __future__ import annotations
+
+import typer
+
+
+def demo() -> None:
+    """Make footage, train on it, interrupt, resume, generate and report, in a folder demo/; takes some minutes.
+
+    Downloads nothing. Ends with the facts, and with code 1 if the model did not learn.
+    """
+    from reelworks.demo import walkthrough
+
+    raise typer.Exit(walkthrough.main())

@@ -1,0 +1,39 @@
+"""Threads sleep while they wait where a machine is busy, unless somebody chose otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from reelworks.core import waiting_threads
+
+
+@pytest.mark.parametrize(
+    ("load", "before", "after"),
+    [
+        (0.2, {}, {}),
+        (4.0, {}, {"OMP_WAIT_POLICY": "passive"}),
+        (4.0, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+        (4.0, {"GOMP_SPINCOUNT": "1000"}, {"GOMP_SPINCOUNT": "1000"}),
+    ],
+)
+def test_the_load_decides_where_nobody_has(load, before, after, monkeypatch):
+    monkeypatch.setattr(waiting_threads.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(waiting_threads, "cores", lambda: 4)
+    monkeypatch.setattr(waiting_threads, "_GPUS", ())
+    environment = dict(before)
+    waiting_threads.choose(environment)
+    assert environment == after
+
+
+def test_a_gpu_makes_no_choice_needed(monkeypatch, tmp_path):
+    monkeypatch.setattr(waiting_threads.os, "getloadavg", lambda: (99.0, 0.0, 0.0))
+    monkeypatch.setattr(waiting_threads, "_GPUS", (str(tmp_path),))
+    waiting_threads.choose(environment := {})
+    assert environment == {}
+
+
+def test_ones_own_threads_are_no_others(monkeypatch):
+    monkeypatch.setattr(waiting_threads.os, "getloadavg", lambda: (4.0, 0.0, 0.0))
+    monkeypatch.setattr(waiting_threads, "cores", lambda: 4)
+    assert waiting_threads.is_busy()
+    assert not waiting_threads.is_busy(own_threads=4)
