@@ -107,7 +107,9 @@ def test_one_process_goes_on_from_two_with_copies(bare, tmp_path):
 def test_copies_that_fsdp_manages_are_updated_as_plain_weights_are(bare, world, offload):
     """To the last bit, where gradients are equal; by every optimizer that shards are refused for."""
     recipe = bare("run", "adamw", 1) | {"parallel": {"strategy": "replicated", "offload": offload}}
-    assert children.on_ranks(_compare_with_copies, recipe, world=world) == [0] * world
+    assert children.on_ranks(_compare_with_copies, recipe, world=world) == [0] * world, children.output(
+        recipe
+    )
 
 
 def _compare_with_copies(recipe: dict[str, Any]) -> None:
@@ -134,6 +136,7 @@ def _compare_with_copies(recipe: dict[str, Any]) -> None:
             changed = [not torch.equal(p, q) for p, q in zip(before, here.values(), strict=True)]
             assert all(changed), name
             assert states[1].optimizer.state_dict().keys() == states[0].optimizer.state_dict().keys()
+        world.wait()  # rank 0 keeps the address book of the others
 
 
 def test_what_cannot_be_is_refused_before_anything_is_done(bare, tmp_path):
