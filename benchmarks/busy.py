@@ -2,7 +2,7 @@
 
 `python -m benchmarks.busy --json` trains a small network of many parallel regions for some seconds in each of four
 ways, every one in a process of its own: as the library waits by default and with `OMP_WAIT_POLICY=passive`, alone and
-beside as many busy processes as there are cores. Its last line tells `idle_cost`, the time of a step asleep over that
+beside another training whose threads spin. Its last line tells `idle_cost`, the time of a step asleep over that
 of a step spinning on the idle machine, and `busy_ratio`, the time spinning over that asleep on the busy one.
 `reelworks train` chooses between the two by the load average (`core.waiting_threads`).
 """
@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ RESULTS = Path(__file__).parent / "results" / "busy.json"
 _STEPS = """
 import sys, time, torch
 torch.manual_seed(0)
-network = torch.nn.Sequential(*[m for _ in range(6) for m in (torch.nn.Linear(192, 192), torch.nn.SiLU())])
+layer = torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dropout=0.0)
+network = torch.nn.TransformerEncoder(layer, 6)
 optimizer = torch.optim.AdamW(network.parameters())
-x = torch.randn(512, 192)
+x = torch.randn(8, 96, 128)
 def step():
     network(x).square().mean().backward()
     optimizer.step()
@@ -38,17 +40,16 @@ while time.perf_counter() - began < float(sys.argv[1]):
     steps += 1
 print((time.perf_counter() - began) / steps)
 """
-_BUSY = "while True: pass"
+_UNTIL_BOTH_RUN_SECONDS = 5.0
 
 
-def seconds_per_step(seconds: float, *, passive: bool, others: int) -> float:
-    """Seconds of a step, measured for some seconds beside `others` busy processes."""
-    environment = {
-        k: v for k, v in os.environ.items() if k not in (*waiting_threads.SETTINGS, "OMP_NUM_THREADS")
-    }
-    if passive:
-        environment["OMP_WAIT_POLICY"] = "passive"
-    beside = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(others)]
+def seconds_per_step(seconds: float, *, passive: bool, busy: bool) -> float:
+    """Seconds of a step, measured for some seconds, alone or beside another training."""
+    default = {k: v for k, v in os.environ.items() if k not in (*waiting_threads.SETTINGS, "OMP_NUM_THREADS")}
+    environment = default | ({"OMP_WAIT_POLICY": "passive"} if passive else {})
+    command = [sys.executable, "-c", _STEPS, "3600"]
+    beside = [subprocess.Popen(command, env=default, stdout=subprocess.DEVNULL)] if busy else []
+    time.sleep(_UNTIL_BOTH_RUN_SECONDS if busy else 0)
     try:
         done = subprocess.run(
             [sys.executable, "-c", _STEPS, str(seconds)],
@@ -71,14 +72,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     args = parser.parse_args()
-    cores = waiting_threads.cores()
     load = os.getloadavg()[0]
     seen: dict[str, Any] = {
         f"{where}_{how}_ms": round(
-            1000
-            * seconds_per_step(
-                args.seconds, passive=how == "passive", others=cores if where == "busy" else 0
-            ),
+            1000 * seconds_per_step(args.seconds, passive=how == "passive", busy=where == "busy"),
             2,
         )
         for where in ("idle", "busy")
@@ -86,7 +83,7 @@ def main() -> None:
     }
     seen["idle_cost"] = round(seen["idle_passive_ms"] / seen["idle_default_ms"], 2)
     seen["busy_ratio"] = round(seen["busy_default_ms"] / seen["busy_passive_ms"], 2)
-    seen |= {"cores": cores, "load_average": round(load, 2)}
+    seen |= {"cores": waiting_threads.cores(), "load_average": round(load, 2)}
     for name, value in seen.items() if not args.json else ():
         print(f"{name:16} {value}")
     print(json.dumps(seen))
