@@ -1,4 +1,4 @@
-"""What a person should know of a catalog before training on it: pure functions of its rows."""
+"""Advice on a catalog before it is trained on: damaged, small, duplicate and shared files; pure functions of rows."""
 
 from __future__ import annotations
 

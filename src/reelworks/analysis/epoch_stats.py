@@ -1,4 +1,4 @@
-"""What plans come to: figures that add up over epochs, and what each bucket has of them."""
+"""Statistics of plans that add up over epochs, in all and by bucket and dataset."""
 
 from __future__ import annotations
 

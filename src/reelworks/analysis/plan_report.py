@@ -1,4 +1,4 @@
-"""What a plan will do, as one JSON value; the terminal, the report and later a page draw the same one."""
+"""Summary and forecast of a plan as one JSON value, from which the terminal and the report are drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bucket entries for clips, each with its reason: a pure function of what the clips have."""
+"""Propose bucket entries for clips, each with its reason; a pure function of the clips' sizes and lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds in every catalog; broken, it is an error that says where, never a guess."""
+"""Check that a catalog is whole and its columns are those of the schema; an error says where it is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the videos and pictures below a folder, with what their folder entries say of them."""
+"""List the videos and pictures below a folder, with size and time of each file, and read captions beside them."""
 
 from __future__ import annotations
 

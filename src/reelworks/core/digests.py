@@ -1,4 +1,4 @@
-"""Digests: 128-bit BLAKE2b in hex, over bytes, canonical JSON, arrays and files."""
+"""Digests in hex: 128-bit BLAKE2b of bytes, JSON and arrays for identity, 128-bit XXH3 of files against damage."""
 
 from __future__ import annotations
 

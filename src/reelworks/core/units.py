@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them: "500GB", "7d"."""
+"""Numbers with units: read as people type them ("500GB", "7d"), and printed as they read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From places of a plan to what is read of each file: every choice about a clip, drawn."""
+"""Turn places of a plan into decode requests and captions; every random choice about a clip is drawn here."""
 
 from __future__ import annotations
 

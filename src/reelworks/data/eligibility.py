@@ -1,4 +1,4 @@
-"""Why a clip stays out of every epoch, as far as it is known before shapes are looked at."""
+"""Decide which clips may be trained, before shapes are looked at: filters, captions, companions, the quarantine."""
 
 from __future__ import annotations
 

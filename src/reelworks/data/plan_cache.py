@@ -1,4 +1,4 @@
-"""Plans that were made, kept in memory and for all processes of a machine in the run folder."""
+"""Cache of plans: the last few in memory, and memory-mapped files in the run folder for all processes of a machine."""
 
 from __future__ import annotations
 

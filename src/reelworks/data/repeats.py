@@ -1,4 +1,4 @@
-"""How often an epoch shows each clip: its dataset's `repeats` times `weight`, on average."""
+"""Copies of clips in an epoch (`repeats` times `weight`), and which clips belong together."""
 
 from __future__ import annotations
 

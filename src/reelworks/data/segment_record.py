@@ -1,4 +1,4 @@
-"""Makes the record of a segment: the plan in the order of its steps, and the reason of every other live clip."""
+"""Make the record of a segment: the plan in the order of its steps, and the reason of every other live clip."""
 
 from __future__ import annotations
 

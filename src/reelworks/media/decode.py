@@ -1,4 +1,4 @@
-"""One file to frames of one exact shape."""
+"""Decode one file to frames of one exact shape: which frames are used, and which part of each."""
 
 from __future__ import annotations
 

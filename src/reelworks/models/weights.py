@@ -1,4 +1,4 @@
-"""Files of weights: found by path or hub id, read without running what is in them."""
+"""Files of weights: found by path or hub id, read without running code, compared with a network and loaded into it."""
 
 from __future__ import annotations
 

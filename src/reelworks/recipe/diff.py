@@ -1,4 +1,4 @@
-"""Two recipes compared key by key."""
+"""Compare two recipes key by key, and tell what a resume finds changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What one clip of each bucket costs, in whole numbers so that every platform orders them alike."""
+"""The cost of a clip of each bucket, its weight in the loss, and the time that ranks wait under that cost.
+
+Costs are whole numbers, so that every platform orders them alike.
+"""
 
 from __future__ import annotations
 

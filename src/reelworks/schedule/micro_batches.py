@@ -1,4 +1,4 @@
-"""Runs of clips of one bucket, cut into micro-batches of its size."""
+"""Cut clips of one bucket into micro-batches, fill up incomplete ones from other buckets, and group them into steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run from the trainer's side: what goes in, where to go on."""
+"""Checkpoints of a run: what is saved, when, and what happens to a save that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where training begins or goes on: what the command line asks for, and what the run folder holds."""
+"""Begin a run or resume it: read what the command line asks for and what the run folder holds, and open that folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run tells: events, TensorBoard, and lines or a live bar on the terminal. Main rank alone."""
+"""Log a run: events, TensorBoard curves, records of clips, and lines or a progress bar on the terminal."""
 
 from __future__ import annotations
 

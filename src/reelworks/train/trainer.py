@@ -1,4 +1,4 @@
-"""One training, from a recipe to an exit code."""
+"""Train a recipe: build everything, then loop over steps, validate, preview and save; the same on one process and many."""
 
 from __future__ import annotations
 

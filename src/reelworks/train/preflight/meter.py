@@ -1,4 +1,4 @@
-"""Memory and arithmetic of one forward and backward pass, measured without numbers on the meta device."""
+"""Measure memory and arithmetic of one forward and backward pass on the meta device; deep networks from shallow ones."""
 
 from __future__ import annotations
 
