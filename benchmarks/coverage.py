@@ -29,7 +29,7 @@ from reelworks.catalog.rows import SCHEMA
 from reelworks.catalog.store import Catalog
 from reelworks.data import position as positions
 from reelworks.data import segment_record
-from reelworks.data.position import Position
+from reelworks.data.position import DataPosition
 from reelworks.recipe import load as recipes
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import records
@@ -74,7 +74,7 @@ def make_catalog(folder: Path, n: int) -> None:
     Catalog(folder, ()).append(table, np.zeros(0, np.int64), [{"name": "web", "root": "/data/web"}])
 
 
-def begin(root: Path) -> tuple[RunFolder, RecipeData, Position]:
+def begin(root: Path) -> tuple[RunFolder, RecipeData, DataPosition]:
     """Plan an epoch of a run on the catalog."""
     recipe = recipes.parse(
         {
@@ -95,7 +95,7 @@ def begin(root: Path) -> tuple[RunFolder, RecipeData, Position]:
     return run, data, positions.begin_epoch(data, data.plan_spec(RANKS, RANKS), epoch=0)
 
 
-def tell(run: RunFolder, position: Position) -> int:
+def tell(run: RunFolder, position: DataPosition) -> int:
     """Write the events of the first half of the epoch's steps; returns how many clips they trained."""
     plan, now = position.plan, time.time()
     own = np.concatenate([plan.own_clips(), [0]])

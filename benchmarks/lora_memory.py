@@ -17,7 +17,7 @@ from reelworks.models import published, registry
 from reelworks.models.api import DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.models.lora.config import LoraConfig
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 
 WAYS = [
@@ -55,7 +55,7 @@ def measure(args: argparse.Namespace, base: Any, offload: bool) -> tuple[str, fl
             lora=LoraConfig(base=base),
         )
         mesh.shard(denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, "fsdp")
-        given, boundary = inputs(args, world.device, denoiser.latent_channels), Boundary(denoiser)
+        given, boundary = inputs(args, world.device, denoiser.latent_channels), DtypeBoundary(denoiser)
         if world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         stays, times = 0.0, []

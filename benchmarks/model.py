@@ -36,7 +36,7 @@ from reelworks.train.config import TrainConfig
 from reelworks.train.state import TrainState
 
 TRAIN = TrainConfig(max_steps=1)
-OBJECTIVE = objectives.of(ObjectiveConfig())
+OBJECTIVE = objectives.from_config(ObjectiveConfig())
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from reelworks.train.checkpointing import Keeper
 from reelworks.train.optimizers import Updater
 from reelworks.train.preflight import dry_run
 from reelworks.train.run_logger import Journal, Recorder
-from reelworks.train.step import Stepper, StepResult
+from reelworks.train.step import StepResult, TrainStep
 from reelworks.train.trainer import Loop
 
 Json = dict[str, Any]
@@ -200,9 +200,9 @@ def _wrap_steps(watch: Watch) -> None:
             watch.taken = _planned_in(watch)
             watch.note_step(applied=False)
 
-    original = Stepper.run
+    original = TrainStep.run
 
-    def run(self: Stepper, batches: Any, *args: Any) -> Any:
+    def run(self: TrainStep, batches: Any, *args: Any) -> Any:
         result = original(self, watch.sees(batches), *args)
         if not result.applied:
             watch.note_step(applied=False)
@@ -210,7 +210,7 @@ def _wrap_steps(watch: Watch) -> None:
 
     _before(Loop, "_step", row_begins)
     _after(Updater, "step", updated)
-    Stepper.run = run  # type: ignore[assignment, method-assign]
+    TrainStep.run = run  # type: ignore[assignment, method-assign]
     _after(StepResult, "skipped", left_out)
 
 
@@ -259,13 +259,13 @@ def _signal_after(watch: Watch, steps: int) -> None:
 
 def _spoil(watch: Watch, step: int) -> None:
     """Make the loss of one step of this start not a number."""
-    original = Stepper._losses
+    original = TrainStep._losses
 
-    def losses(self: Stepper, *args: Any) -> Any:
+    def losses(self: TrainStep, *args: Any) -> Any:
         result = original(self, *args)
         return result * float("nan") if watch.steps + 1 == step else result
 
-    Stepper._losses = losses  # type: ignore[assignment, method-assign]
+    TrainStep._losses = losses  # type: ignore[assignment, method-assign]
 
 
 def _deadly(end: Json) -> storage.Guard:

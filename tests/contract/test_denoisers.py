@@ -20,7 +20,7 @@ from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import config, published, registry, vision
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract, models_page
 
 HERE = Path(__file__).parent
@@ -100,7 +100,7 @@ def test_bases(name):
 @pytest.mark.parametrize("name", plain.LOSSES)
 def test_the_loss_is_that_of_a_plain_training_script(name):
     """Our loss and its gradient equal those of diffusers' network called as diffusers' scripts call it."""
-    denoiser, objective = contract.build(name), objectives.of(objective_of(name))
+    denoiser, objective = contract.build(name), objectives.from_config(objective_of(name))
     i = contract.example(contract.shapes(name)[-1], name)
     noise = torch.randn(i.latent.shape, generator=torch.Generator().manual_seed(3))
     ours = contract.loss(denoiser, objective, i, noise)
@@ -142,7 +142,7 @@ class Shades:
 def test_generates(name):
     """A few steps make a picture or a clip of the shape asked for, from what is shown, the same from the same seed."""
     shape, wants = contract.shapes(name)[-1], config.conditioning(ModelConfig(name=name))
-    boundary, encoder = Boundary(contract.build(name)), encoder_of(name)
+    boundary, encoder = DtypeBoundary(contract.build(name)), encoder_of(name)
 
     def make(shade):
         frames = np.full((shape.num_frames, shape.height, shape.width, 3), shade, np.uint8)

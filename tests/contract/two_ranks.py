@@ -15,14 +15,14 @@ from reelworks.distributed import mesh
 from reelworks.models.config import ModelConfig
 from reelworks.models.experts import config as experts
 from reelworks.models.lora.config import LoraConfig
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 
 warnings.filterwarnings("ignore", message=".*returned a view tensor.*")
 
 
 def gradients(denoiser, inputs):
-    torch.autograd.backward(Boundary(denoiser)(inputs).square().mean())
+    torch.autograd.backward(DtypeBoundary(denoiser)(inputs).square().mean())
     found = {}
     for name, p in denoiser.module.named_parameters():
         if p.grad is not None:

@@ -17,7 +17,7 @@ from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
 from reelworks.core.shape import Shape
-from reelworks.generate.load_run import Trained
+from reelworks.generate.load_run import LoadedModel
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.recipe import load as recipes
 from reelworks.run.folder import RunFolder
@@ -143,7 +143,7 @@ def test_files_of_both_draw_in_the_pipeline_what_generate_does(family, calm):
         (calm / "exports" / f"step-000000006-ema-lora-diffusers-{part}.safetensors", part == "transformer_2")
         for part in ("transformer", "transformer_2")
     ]
-    made = Trained.load(calm).generate([PROMPT], OPTIONS)
+    made = LoadedModel.load(calm).generate([PROMPT], OPTIONS)
     assert made.by == "WanPipeline with FlowMatchEulerDiscreteScheduler of the weights"
     assert np.abs(made.clips[0] - by_hand(family, files)).max() <= 1
     for left_out in files:
@@ -153,7 +153,7 @@ def test_files_of_both_draw_in_the_pipeline_what_generate_does(family, calm):
 def test_a_run_of_one_is_generated_with_both(experts, family, runs):
     """The other expert is the published one, beside it."""
     assert children.train(experts("low", which="low")) == [0]
-    made = Trained.load(runs / "low").generate([PROMPT], OPTIONS)
+    made = LoadedModel.load(runs / "low").generate([PROMPT], OPTIONS)
     file = runs / "low" / "exports" / "step-000000006-ema-lora-diffusers.safetensors"
     assert np.abs(made.clips[0] - by_hand(family, [(file, True)])).max() <= 1
     assert np.abs(made.clips[0] - by_hand(family, [(file, False)])).max() > 2

@@ -29,7 +29,7 @@ from reelworks.core.hash_rng import Purpose
 from reelworks.core.shape import Shape
 from reelworks.export import export
 from reelworks.export import lora as lora_file
-from reelworks.generate.load_run import Trained
+from reelworks.generate.load_run import LoadedModel
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models.lora import files, inject
 from reelworks.models.lora.base_model import Base
@@ -182,7 +182,7 @@ def test_files_hold_what_the_checkpoint_does(lora, tmp_path):
     """Each convention, written by the run and by hand, brings back the averaged LoRA; a run can begin with it."""
     assert children.train(lora(max_steps=5)) == [0]
     run = tmp_path / "run"
-    model = Trained.load(run)
+    model = LoadedModel.load(run)
     wanted = inject.weights(model.boundary.denoiser.module)
     recipe = recipes.load(run / "recipe.toml")
     for format in FORMATS:
@@ -247,7 +247,7 @@ def test_a_lora_never_goes_on_upon_another_base(lora, tmp_path):
     assert Base.from_json(told["reelworks_base"]).weights == str(copied)
     save_file({k: v + 1 for k, v in load_file(copied).items()}, copied)
     with pytest.raises(UserError, match="the LoRA was trained on"):
-        Trained.load(tmp_path / "run")
+        LoadedModel.load(tmp_path / "run")
 
 
 def test_a_lora_file_begins_another_run(lora, tmp_path):
@@ -258,8 +258,8 @@ def test_a_lora_file_begins_another_run(lora, tmp_path):
     options = {"load": str(file), "weights_only": True}
     second = lora("second", "flux-tiny", max_steps=1, learning_rate=1e-30)
     assert children.train(second, world=2, **options) == [0, 0]
-    wanted = Trained.load(tmp_path / "first").boundary.denoiser.module
-    found = Trained.load(tmp_path / "second").boundary.denoiser.module
+    wanted = LoadedModel.load(tmp_path / "first").boundary.denoiser.module
+    found = LoadedModel.load(tmp_path / "second").boundary.denoiser.module
     for name, value in inject.weights(wanted).items():
         assert torch.equal(value, inject.weights(found)[name])
     wrong = lora("wrong", "flux-tiny", max_steps=1)
@@ -284,7 +284,7 @@ def test_a_lora_to_begin_with_is_read_once(lora, tmp_path):
     file.unlink()
     values["train"]["max_steps"] = 2
     assert children.train(values) == [0]
-    found = inject.weights(Trained.load(tmp_path / "run").denoiser.module)
+    found = inject.weights(LoadedModel.load(tmp_path / "run").denoiser.module)
     assert all(value.any() for value in found.values())
 
 
@@ -306,7 +306,7 @@ def test_merged_weights_answer_as_the_lora_does(lora, tmp_path, base):
         "--merge",
     ]
     assert CliRunner().invoke(app, command).exit_code == 0
-    trained = Trained.load(tmp_path / "run", to_merge=True).boundary
+    trained = LoadedModel.load(tmp_path / "run", to_merge=True).boundary
     plain = contract.build("wan-tiny")
     assert load_file(path).keys() == plain.module.state_dict().keys()
     recipe = recipes.load(tmp_path / "run" / "recipe.toml")
@@ -375,7 +375,7 @@ def test_the_familys_pipeline_draws_what_we_do_with_the_file(lora, name, tmp_pat
     pipeline.load_lora_weights(
         run / "exports" / f"{names.of_step(last_step(run))}-ema-lora-diffusers.safetensors"
     )
-    made = Trained.load(run).generate([PROMPT], GenerateOptions(Shape(1, 32, 32), 24.0, 4, 2.0, seed=0))
+    made = LoadedModel.load(run).generate([PROMPT], GenerateOptions(Shape(1, 32, 32), 24.0, 4, 2.0, seed=0))
     assert np.abs(made.clips[0] - drawn()).max() <= 1
     assert np.abs(without - drawn()).max() > 4
 

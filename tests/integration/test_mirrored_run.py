@@ -50,13 +50,13 @@ def _lose_the_mirror(recipe: dict) -> None:
     import os
 
     from reelworks.checkpoint.mirror import mirror
-    from reelworks.checkpoint.mirror.remote import Place
+    from reelworks.checkpoint.mirror.remote import RemoteFilesystem
     from reelworks.recipe import load
     from reelworks.train.trainer import RunOptions, run
 
     def full(*_args, **_kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    Place.put = full
+    RemoteFilesystem.put = full
     mirror.WAITS_SECONDS = (0.0,)
     os._exit(run(load.parse(recipe), RunOptions()))

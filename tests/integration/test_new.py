@@ -18,7 +18,7 @@ from reelworks.core.errors import UserError
 from reelworks.models import wellknown
 from reelworks.models.config import PRESETS
 from reelworks.quickstart import memory_presets, quickstart
-from reelworks.quickstart.survey import PLACEHOLDER, Found
+from reelworks.quickstart.survey import PLACEHOLDER, FolderSurvey
 from reelworks.recipe import load, toml_writer
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
@@ -181,7 +181,7 @@ def test_the_recipe_of_every_published_model_is_sound(preset):
     found = PLACEHOLDER
     clips = wellknown.known(preset).lines > 0
     if clips:
-        found = Found(found.pictures, np.array([[130, 720, 1280], [40, 480, 854]]), showings=22)
+        found = FolderSurvey(found.pictures, np.array([[130, 720, 1280], [40, 480, 854]]), showings=22)
     lines = quickstart.lora_table(preset, [DatasetConfig(path="p")], found)
     made = load.parse({"output": "r", **tomllib.loads(toml_writer.write("", lines))})
     assert made.model.weights == wellknown.known(preset).weights

@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Beside:
+class CompanionFrames:
     """What a clip is trained with besides its frames.
 
     Attributes:
@@ -36,7 +36,7 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class Look:
+class SampleView:
     """A clip as an epoch reads it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Look:
     window: tuple[int, int, int, int]
     frames: Frames | None
     whole: Frames | None
-    beside: tuple[Beside, ...] = ()
+    beside: tuple[CompanionFrames, ...] = ()
     error: str = ""
 
 
@@ -74,7 +74,9 @@ def choose(data: RecipeData, entries: Entries, lost: NDArray[np.float64], count:
     return chosen
 
 
-def look(data: RecipeData, entries: Entries, lost: NDArray[np.float64], *, epoch: int) -> list[Look]:
+def sample_views(
+    data: RecipeData, entries: Entries, lost: NDArray[np.float64], *, epoch: int
+) -> list[SampleView]:
     """Read clips of one bucket, with the draws of an epoch, as training will.
 
     Args:
@@ -94,11 +96,11 @@ def look(data: RecipeData, entries: Entries, lost: NDArray[np.float64], *, epoch
 
 def _look(
     data: RecipeData, row: int, lost: float, request: Request, companions: dict[str, Request | None]
-) -> Look:
+) -> SampleView:
     rows = data.rows
     source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
     first, window, resized = placed(request, source)
-    frames, whole, beside, error = None, None, list[Beside](), ""
+    frames, whole, beside, error = None, None, list[CompanionFrames](), ""
     try:
         frames, whole = load(request), load(replace(request, shape=resized))[0]
         beside += _first_frame(data, frames)
@@ -107,7 +109,7 @@ def _look(
                 beside.append(_beside(kind, one))
     except MediaError as problem:
         error = str(problem)
-    return Look(
+    return SampleView(
         path=f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}",
         caption=decode_requests.caption_of_row(data, row),
         source=source,
@@ -122,13 +124,13 @@ def _look(
     )
 
 
-def _first_frame(data: RecipeData, frames: Frames) -> list[Beside]:
+def _first_frame(data: RecipeData, frames: Frames) -> list[CompanionFrames]:
     """The frame that an i2v model is shown of a clip; of a picture nothing is given."""
     shown = models.conditioning(data.recipe.model).first_frame is not None and len(frames) > 1
-    return [Beside("first_frame", "", frames[:1])] if shown else []
+    return [CompanionFrames("first_frame", "", frames[:1])] if shown else []
 
 
-def _beside(kind: str, request: Request) -> Beside:
+def _beside(kind: str, request: Request) -> CompanionFrames:
     """Read a companion.
 
     Raises:
@@ -140,7 +142,7 @@ def _beside(kind: str, request: Request) -> Beside:
             raise MediaError(masks.EMPTY)
     except MediaError as problem:
         raise MediaError(f"{kind} {request.path}: {problem}") from problem
-    return Beside(kind, str(request.path), frames)
+    return CompanionFrames(kind, str(request.path), frames)
 
 
 def placed(request: Request, source: Shape) -> tuple[int, tuple[int, int, int, int], Shape]:

@@ -30,7 +30,7 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
-class Advice:
+class DataAdvice:
     """One remark.
 
     Attributes:
@@ -46,7 +46,7 @@ class Advice:
     files: tuple[str, ...] = ()
 
 
-def advise(rows: CatalogRows) -> list[Advice]:
+def advise(rows: CatalogRows) -> list[DataAdvice]:
     """All advice that rows call for, the gravest first."""
     return [advice for rule in RULES if (advice := rule(rows)) is not None]
 
@@ -66,21 +66,21 @@ def clips_by_folder(rows: CatalogRows) -> Counter[str]:
     )
 
 
-def unreadable(rows: CatalogRows) -> Advice | None:
+def unreadable(rows: CatalogRows) -> DataAdvice | None:
     """Files that cannot be read."""
     where = ~rows.readable
     remedy = "replace or remove them; training passes over them"
     return _about(rows, "unreadable", where, "{n} cannot be read", remedy)
 
 
-def captions_missing(rows: CatalogRows) -> Advice | None:
+def captions_missing(rows: CatalogRows) -> DataAdvice | None:
     """Clips without a caption file."""
     where = rows.readable & _mask(rows.caption.is_null())
     remedy = "write each into a text file beside its clip: cat.mp4 and cat.txt"
     return _about(rows, "captions_missing", where, "{n} without a caption", remedy)
 
 
-def captions_empty(rows: CatalogRows) -> Advice | None:
+def captions_empty(rows: CatalogRows) -> DataAdvice | None:
     """Captions that say nothing."""
     blank = pc.equal(pc.utf8_trim_whitespace(rows.caption.fill_null("-")), "")
     where = rows.readable & _mask(blank)
@@ -89,7 +89,7 @@ def captions_empty(rows: CatalogRows) -> Advice | None:
     return _about(rows, "captions_empty", where, text, "write what the clip shows")
 
 
-def captions_garbled(rows: CatalogRows) -> Advice | None:
+def captions_garbled(rows: CatalogRows) -> DataAdvice | None:
     """Captions in which bytes were no letters."""
     said = rows.caption.fill_null("")
     odd = pc.or_(pc.match_substring(said, "\ufffd"), pc.match_substring(said, "\0"))
@@ -99,7 +99,7 @@ def captions_garbled(rows: CatalogRows) -> Advice | None:
     return _about(rows, "captions_garbled", where, text, "save the text files as UTF-8")
 
 
-def captions_long(rows: CatalogRows) -> Advice | None:
+def captions_long(rows: CatalogRows) -> DataAdvice | None:
     """Captions of which text encoders cut the end off."""
     lengths = pc.utf8_length(rows.caption.fill_null("")).to_numpy(zero_copy_only=False)
     where = np.zeros(len(rows), dtype=np.bool_)
@@ -111,7 +111,7 @@ def captions_long(rows: CatalogRows) -> Advice | None:
     return _about(rows, "captions_long", where, text, remedy)
 
 
-def captions_equal(rows: CatalogRows) -> Advice | None:
+def captions_equal(rows: CatalogRows) -> DataAdvice | None:
     """One caption for most of the clips."""
     said = rows.take(rows.readable & ~_mask(rows.caption.is_null())).caption
     if len(said) < ENOUGH:
@@ -121,10 +121,10 @@ def captions_equal(rows: CatalogRows) -> Advice | None:
     if most < ONE_ASPECT * len(said):
         return None
     text = f"{most} of {len(said)} captions are the same"
-    return Advice("captions_equal", text, "say what differs, or the prompt will have no effect")
+    return DataAdvice("captions_equal", text, "say what differs, or the prompt will have no effect")
 
 
-def few_pictures(rows: CatalogRows) -> Advice | None:
+def few_pictures(rows: CatalogRows) -> DataAdvice | None:
     """Folders of a few pictures and nothing else, as for a LoRA."""
     good = rows.readable
     videos, pictures = (
@@ -138,10 +138,10 @@ def few_pictures(rows: CatalogRows) -> Advice | None:
     where = "" if len(pictures) == 1 else f" in {folder}"
     more = f" (and {others} more such folder{'s' if others > 1 else ''})" if others else ""
     text = f"{n} picture{'' if n == 1 else 's'}{where}{more}; 15 to 20 per subject train better"
-    return Advice("few_pictures", text, "add pictures of other angles, light and backgrounds")
+    return DataAdvice("few_pictures", text, "add pictures of other angles, light and backgrounds")
 
 
-def duplicates(rows: CatalogRows) -> Advice | None:
+def duplicates(rows: CatalogRows) -> DataAdvice | None:
     """Files with the content of another."""
     where = np.zeros(len(rows), dtype=np.bool_)
     good = np.flatnonzero(rows.readable)
@@ -153,14 +153,14 @@ def duplicates(rows: CatalogRows) -> Advice | None:
     return _about(rows, "duplicates", where, "{n} with the content of another file", remedy)
 
 
-def small(rows: CatalogRows) -> Advice | None:
+def small(rows: CatalogRows) -> DataAdvice | None:
     """Clips of few pixels."""
     where = rows.readable & (np.minimum(rows.height, rows.width) < SMALL_SIDE_PX)
     text = f"{{n}} of fewer than {SMALL_SIDE_PX} pixels on the short side"
     return _about(rows, "small", where, text, "choose buckets that they fill, or leave them out")
 
 
-def short(rows: CatalogRows) -> Advice | None:
+def short(rows: CatalogRows) -> DataAdvice | None:
     """Videos of few frames."""
     where = rows.readable & rows.is_video & (rows.num_frames < SHORT_FRAMES)
     text = f"{{n}} of fewer than {SHORT_FRAMES} frames"
@@ -169,7 +169,7 @@ def short(rows: CatalogRows) -> Advice | None:
     )
 
 
-def long(rows: CatalogRows) -> Advice | None:
+def long(rows: CatalogRows) -> DataAdvice | None:
     """Videos of which an epoch sees a small part."""
     where = rows.readable & (rows.duration_seconds > LONG_SECONDS)
     text = f"{{n}} longer than {LONG_SECONDS:g} s"
@@ -177,24 +177,24 @@ def long(rows: CatalogRows) -> Advice | None:
     return _about(rows, "long", where, text, remedy)
 
 
-def mixed_fps(rows: CatalogRows) -> Advice | None:
+def mixed_fps(rows: CatalogRows) -> DataAdvice | None:
     """Videos of different speeds."""
     fps = rows.fps[rows.readable & rows.is_video]
     if not len(fps) or fps.max() < 1.2 * fps.min():
         return None
     common = np.median(fps)
     text = f"videos have {fps.min():.3g} to {fps.max():.3g} frames per second, most often some {common:.3g}"
-    return Advice("mixed_fps", text, f"set [data] fps = {common:.0f} to show all motion at one speed")
+    return DataAdvice("mixed_fps", text, f"set [data] fps = {common:.0f} to show all motion at one speed")
 
 
-def variable_fps(rows: CatalogRows) -> Advice | None:
+def variable_fps(rows: CatalogRows) -> DataAdvice | None:
     """Videos whose frames are unevenly spaced."""
     where = rows.readable & rows.variable_fps
     remedy = "motion looks uneven; convert them to a constant rate if that matters"
     return _about(rows, "variable_fps", where, "{n} of variable frame rate", remedy)
 
 
-def one_aspect(rows: CatalogRows) -> Advice | None:
+def one_aspect(rows: CatalogRows) -> DataAdvice | None:
     """Nearly all of one aspect ratio."""
     good = int(rows.readable.sum())
     label, n = max(summarise(rows).aspect_ratio, key=lambda item: item[1], default=("", 0))
@@ -204,16 +204,16 @@ def one_aspect(rows: CatalogRows) -> Advice | None:
     remedy = (
         f'one ratio would do: [buckets] aspect_ratios = ["{label}"]; others will look worse when generated'
     )
-    return Advice("one_aspect", text, remedy)
+    return DataAdvice("one_aspect", text, remedy)
 
 
-def transparent(rows: CatalogRows) -> Advice | None:
+def transparent(rows: CatalogRows) -> DataAdvice | None:
     """Clips with an alpha channel."""
     where = rows.readable & rows.has_alpha
     return _about(rows, "transparent", where, "{n} with transparency", "they are laid over white")
 
 
-RULES: tuple[Callable[[CatalogRows], Advice | None], ...] = (
+RULES: tuple[Callable[[CatalogRows], DataAdvice | None], ...] = (
     unreadable,
     captions_missing,
     captions_empty,
@@ -232,14 +232,16 @@ RULES: tuple[Callable[[CatalogRows], Advice | None], ...] = (
 )
 
 
-def _about(rows: CatalogRows, name: str, where: NDArray[np.bool_], text: str, remedy: str) -> Advice | None:
+def _about(
+    rows: CatalogRows, name: str, where: NDArray[np.bool_], text: str, remedy: str
+) -> DataAdvice | None:
     """Advice about some clips, if there are any; `{n}` in the text becomes "3 clips"."""
     n = int(where.sum())
     if not n:
         return None
     named = rows.take(np.flatnonzero(where)[:_FILES_NAMED])
     files = [f"{d}/{p}" for d, p in zip(named.dataset.to_pylist(), named.path.to_pylist(), strict=True)]
-    return Advice(name, text.format(n="1 clip" if n == 1 else f"{n} clips"), remedy, tuple(files))
+    return DataAdvice(name, text.format(n="1 clip" if n == 1 else f"{n} clips"), remedy, tuple(files))
 
 
 def _mask(column: Any) -> NDArray[np.bool_]:

@@ -23,7 +23,7 @@ _SCALES = (1.0, 0.5, 0.25, 0.125)
 
 
 @dataclass(frozen=True)
-class Cure:
+class PlanFix:
     """A change to try.
 
     Attributes:
@@ -99,17 +99,17 @@ def _drop_needless(chosen: dict[str, int], found: list[Figures]) -> None:
         del chosen["both"]
 
 
-def _cures(data: RecipeData, spec: PlanSpec) -> Iterator[Cure]:
+def _cures(data: RecipeData, spec: PlanSpec) -> Iterator[PlanFix]:
     """Changes from mild to strong, kind by kind."""
     now = spec.incomplete_batch
     if now == "pad":
-        yield Cure("partial", "partial", {})
+        yield PlanFix("partial", "partial", {})
     if now != "merge":
-        yield Cure("merge", "merge", {})
+        yield PlanFix("merge", "merge", {})
     sizes = list(_batch_sizes(data, spec))
-    yield from (Cure("batch_size", now, changed) for changed in sizes)
+    yield from (PlanFix("batch_size", now, changed) for changed in sizes)
     if now != "merge":
-        yield from (Cure("both", "merge", changed) for changed in sizes)
+        yield from (PlanFix("both", "merge", changed) for changed in sizes)
 
 
 def _batch_sizes(data: RecipeData, spec: PlanSpec) -> Iterator[dict[int, int]]:
@@ -133,7 +133,7 @@ def _batch_sizes(data: RecipeData, spec: PlanSpec) -> Iterator[dict[int, int]]:
             yield changed
 
 
-def _totals(data: RecipeData, spec: PlanSpec, cures: list[Cure], world: int, epochs: int) -> list[Figures]:
+def _totals(data: RecipeData, spec: PlanSpec, cures: list[PlanFix], world: int, epochs: int) -> list[Figures]:
     """What each cure comes to: the same clips planned with it."""
     specs = [_spec(data, spec, cure) for cure in cures]
     totals = [Figures()] * len(cures)
@@ -145,7 +145,7 @@ def _totals(data: RecipeData, spec: PlanSpec, cures: list[Cure], world: int, epo
     return totals
 
 
-def _spec(data: RecipeData, spec: PlanSpec, cure: Cure) -> PlanSpec:
+def _spec(data: RecipeData, spec: PlanSpec, cure: PlanFix) -> PlanSpec:
     sizes = tuple(
         cure.batch_sizes.get(bucket.entry, size)
         for bucket, size in zip(data.table.buckets, spec.batch_sizes, strict=True)
@@ -159,7 +159,7 @@ def _spec(data: RecipeData, spec: PlanSpec, cure: Cure) -> PlanSpec:
     )
 
 
-def _told(data: RecipeData, cure: Cure, total: Figures) -> Json:
+def _told(data: RecipeData, cure: PlanFix, total: Figures) -> Json:
     entries = data.table.entries
     return {
         "incomplete_batch": cure.incomplete_batch,
@@ -172,7 +172,7 @@ def _told(data: RecipeData, cure: Cure, total: Figures) -> Json:
     } | total.to_json()
 
 
-def _settings(data: RecipeData, cure: Cure) -> list[str]:
+def _settings(data: RecipeData, cure: PlanFix) -> list[str]:
     """The cure as it is typed after `--set`, without batch sizes of entries that stand elsewhere."""
     recipe = data.recipe
     settings = []

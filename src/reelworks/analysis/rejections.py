@@ -36,7 +36,7 @@ _WRITERS: dict[str, Callable[[Any, Any], None]] = {".parquet": parquet.write_tab
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class Rejection:
     """Clips left out for one reason.
 
     Attributes:
@@ -50,7 +50,7 @@ class LeftOut:
     nearest: NDArray[np.int32]
 
 
-def left_out(assignment: Assignment, row: NDArray[np.int64]) -> list[LeftOut]:
+def left_out(assignment: Assignment, row: NDArray[np.int64]) -> list[Rejection]:
     """Group what an epoch leaves out by reason; a clip of which any copy is trained is not left out.
 
     Args:
@@ -67,11 +67,11 @@ def left_out(assignment: Assignment, row: NDArray[np.int64]) -> list[LeftOut]:
         where = np.flatnonzero((assignment.reason == reason) & ~trained[row])
         where = where[np.diff(row[where], prepend=-1) != 0]
         if len(where):
-            found.append(LeftOut(reason, row[where], assignment.nearest[where]))
+            found.append(Rejection(reason, row[where], assignment.nearest[where]))
     return found
 
 
-def counts(data: RecipeData, found: list[LeftOut]) -> Json:
+def counts(data: RecipeData, found: list[Rejection]) -> Json:
     """Clips by reason, and of those that fit nowhere by the entry that would ask least of them."""
     told: Json = {}
     for one in found:
@@ -84,7 +84,7 @@ def counts(data: RecipeData, found: list[LeftOut]) -> Json:
     return told
 
 
-def named(data: RecipeData, found: list[LeftOut]) -> dict[str, list[dict[str, str]]]:
+def named(data: RecipeData, found: list[Rejection]) -> dict[str, list[dict[str, str]]]:
     """The first files of each reason by dataset and path, `FILES_NAMED` at most, with particulars."""
     return {
         one.reason.label: [

@@ -143,7 +143,7 @@ _COMMON = Geometry(stride=(1, 8, 8), patch=(1, 2, 2))
 
 
 @dataclass(frozen=True)
-class Entry:
+class Suggestion:
     """One proposed `[[bucket]]`, with the reason for it."""
 
     resolution: str
@@ -170,7 +170,7 @@ class Proposal:
         max_tokens: Most latent tokens of a micro-batch.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[Suggestion, ...]
     reached: int
     clips: int
     max_tokens: int
@@ -225,7 +225,7 @@ def propose(clips: Clips, config: BucketsConfig, geometry: Geometry) -> Proposal
         UserError: One clip of the smallest size exceeds `max_tokens`.
     """
     wanted = clips.take(np.flatnonzero(clips.excluded == Reason.NONE))
-    found: list[Entry] = []
+    found: list[Suggestion] = []
     for is_image in (False, True):
         of_kind = wanted.take(np.flatnonzero(wanted.is_image == is_image))
         if len(of_kind.uid):
@@ -248,14 +248,14 @@ def _sample(clips: Clips) -> Clips:
     return clips.take(np.flatnonzero(hash_rng.passes(hash_rng.hash64(0, clips.uid, clips.copy), share)))
 
 
-def _of_pictures(clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Entry]:
+def _of_pictures(clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Suggestion]:
     ladder = Ladder.of(_PICTURES, config, geometry)
     highest = ladder.highest(clips.height, clips.width)
     chosen = rungs(highest, ladder.worth, _MOST_SIZES)
-    return [Entry(ladder.names[i], 1) for i in dict.fromkeys(_fit(ladder, s, 1, config) for s in chosen)]
+    return [Suggestion(ladder.names[i], 1) for i in dict.fromkeys(_fit(ladder, s, 1, config) for s in chosen)]
 
 
-def _of_videos(clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Entry]:
+def _of_videos(clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Suggestion]:
     ladder, counts = Ladder.of(_VIDEOS, config, geometry), frame_counts(geometry)
     highest = ladder.highest(clips.height, clips.width)
     longest = np.searchsorted(counts, clips.num_frames, side="right") - 1
@@ -273,7 +273,7 @@ def _of_videos(clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[
     if left > _FLOOR_FROM:
         found.setdefault((smallest[0], lengths[-1]), "so that shorter clips have a place too")
     order = sorted(found, key=lambda place: (-place[0], -place[1]))
-    return [Entry(ladder.names[size], frames, why=found[size, frames]) for size, frames in order]
+    return [Suggestion(ladder.names[size], frames, why=found[size, frames]) for size, frames in order]
 
 
 def _pairs(
@@ -310,7 +310,9 @@ def _fit(ladder: Ladder, size: int, num_frames: int, config: BucketsConfig) -> i
     )
 
 
-def _shared_out(entries: list[Entry], clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Entry]:
+def _shared_out(
+    entries: list[Suggestion], clips: Clips, config: BucketsConfig, geometry: Geometry
+) -> list[Suggestion]:
     """The entries that are needed, with the chances at which clips come to each of those that they fit.
 
     A clip's showings go to its entries by the root of their tokens: evenly between large and long ones, and few
@@ -349,8 +351,8 @@ def _needed(entries: list[table.Entry], fits: list[NDArray[np.bool_]]) -> list[i
 
 
 def _with_batch_sizes(
-    entries: list[Entry], sample: Clips, clips: int, config: BucketsConfig, geometry: Geometry
-) -> list[Entry]:
+    entries: list[Suggestion], sample: Clips, clips: int, config: BucketsConfig, geometry: Geometry
+) -> list[Suggestion]:
     """Entries with as many clips in a micro-batch as fit the budget and as their fullest bucket has."""
     if not entries:
         return []
@@ -365,5 +367,5 @@ def _with_batch_sizes(
     return [replace(e, batch_size=max(most[e.resolution, e.num_frames], 1)) for e in entries]
 
 
-def _build(entries: list[Entry], config: BucketsConfig, geometry: Geometry) -> table.BucketTable:
+def _build(entries: list[Suggestion], config: BucketsConfig, geometry: Geometry) -> table.BucketTable:
     return table.build([e.config() for e in entries], config, geometry)

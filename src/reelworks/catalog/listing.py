@@ -48,7 +48,7 @@ def read(media: Path) -> str | None:
     return data.decode(encoding, errors="replace").strip()
 
 
-class Entry(NamedTuple):
+class SourceFile(NamedTuple):
     """A file with the extension of a video or picture.
 
     Attributes:
@@ -76,7 +76,7 @@ class Listing(NamedTuple):
         note: What was taken of the list or folder and what was not.
     """
 
-    entries: list[Entry]
+    entries: list[SourceFile]
     captions: Any = None
     scores: Mapping[str, NDArray[np.float64]] = MappingProxyType({})
     note: str | None = None
@@ -119,7 +119,7 @@ def _no_media(name: str, root: Path, found: str) -> UserError:
 
 def _walk(
     name: str, folder: Path, prefix: str, above: tuple[tuple[int, int], ...], others: Counter[str]
-) -> Iterator[Entry]:
+) -> Iterator[SourceFile]:
     try:
         status = folder.stat()
         with os.scandir(folder) as scanned:
@@ -154,15 +154,15 @@ def _is_run(run: RunFolder) -> bool:
     return isinstance(info, dict) and {"format", "id"} <= info.keys()
 
 
-def _entry(entry: os.DirEntry[str], prefix: str, names: set[str]) -> Entry:
+def _entry(entry: os.DirEntry[str], prefix: str, names: set[str]) -> SourceFile:
     path = prefix + entry.name
     captioned = caption_file(Path(entry.name)).name in names
     if not path.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in path):
         readable = os.fsencode(path).decode("utf-8", errors="backslashreplace")
-        return Entry(readable, 0, 0, False, "file name is not UTF-8")
+        return SourceFile(readable, 0, 0, False, "file name is not UTF-8")
     try:
         status = entry.stat()
     except OSError as error:
-        return Entry(path, 0, 0, captioned, f"cannot be read: {error.strerror}")
+        return SourceFile(path, 0, 0, captioned, f"cannot be read: {error.strerror}")
     problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
-    return Entry(path, status.st_size, status.st_mtime_ns, captioned, problem)
+    return SourceFile(path, status.st_size, status.st_mtime_ns, captioned, problem)

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from reelworks.catalog import probe
 from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.integrity import OUTSIDE
-from reelworks.catalog.listing import Entry, Listing
+from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows
 from reelworks.catalog.source import Source
 from reelworks.core.errors import UserError
@@ -107,7 +107,7 @@ def _refuse_at(wrong: Any, paths: Any, source: Source, problem: str, remedy: str
         )
 
 
-def entries(paths: Any, source: Source) -> list[Entry]:
+def entries(paths: Any, source: Source) -> list[SourceFile]:
     """Ask the disk for each file; one that is missing is an entry with that problem.
 
     Raises:
@@ -126,21 +126,21 @@ def entries(paths: Any, source: Source) -> list[Entry]:
     return found
 
 
-def _entries(paths: list[str], root: str) -> Iterator[Entry]:
+def _entries(paths: list[str], root: str) -> Iterator[SourceFile]:
     for path in paths:
         if probe.kind_of(path) is None:
-            yield Entry(path, 0, 0, False, _NO_MEDIA)
+            yield SourceFile(path, 0, 0, False, _NO_MEDIA)
             continue
         try:
             # A Path for each of millions of files takes longer than the question.
             status = os.stat(f"{root}/{path}")  # noqa: PTH116
         except (FileNotFoundError, NotADirectoryError):
-            yield Entry(path, 0, 0, False, _NO_FILE)
+            yield SourceFile(path, 0, 0, False, _NO_FILE)
         except OSError as error:
-            yield Entry(path, 0, 0, False, f"cannot be read: {error.strerror}")
+            yield SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror}")
         else:
             problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
-            yield Entry(path, status.st_size, status.st_mtime_ns, True, problem)
+            yield SourceFile(path, status.st_size, status.st_mtime_ns, True, problem)
 
 
 def hold_lines(table: Any) -> bool:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from reelworks.catalog import listing, lists, probe, probe_pool
 from reelworks.catalog import listing as walk
-from reelworks.catalog.listing import Entry, Listing
+from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.probe import kind_of
 from reelworks.catalog.rows import SCORE, schema
 from reelworks.catalog.source import Source
@@ -113,7 +113,7 @@ class Task(NamedTuple):
     look: Look
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> SourceFile:
         """The file's entry."""
         return self.listed.files.entries[self.number]
 
@@ -295,7 +295,7 @@ def uids_of(dataset: str, paths: Sequence[str]) -> NDArray[np.uint64]:
     return hash_rng.hash64(dataset, hash_rng.text_words(paths))
 
 
-def _refuse_collision(uid: NDArray[np.uint64], entries: list[Entry]) -> None:
+def _refuse_collision(uid: NDArray[np.uint64], entries: list[SourceFile]) -> None:
     order = np.argsort(uid)
     twice = np.flatnonzero(uid[order][1:] == uid[order][:-1])
     if len(twice):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.disk_space import MARGIN
-from reelworks.checkpoint.policy import Retainable
+from reelworks.checkpoint.policy import CheckpointFacts
 from reelworks.core.units import told_bytes
 
 Counts = NDArray[np.int64]
@@ -78,7 +78,7 @@ def forecast(
     policy: CheckpointsConfig,
     steps: Sequence[int],
     free_bytes: int,
-    existing: Sequence[Retainable] = (),
+    existing: Sequence[CheckpointFacts] = (),
 ) -> Forecast:
     """Work out what the policy comes to over a run. What `keep_within` keeps is not known and not counted.
 

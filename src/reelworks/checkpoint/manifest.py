@@ -106,7 +106,7 @@ def read(folder: Path) -> Manifest:
         OSError: The file cannot be read now, which says nothing about the checkpoint.
     """
     try:
-        data = retry.patiently((folder / FILE_NAME).read_bytes)
+        data = retry.with_retries((folder / FILE_NAME).read_bytes)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise missing() from error
     return parse(data, names.parse_step(folder.name))

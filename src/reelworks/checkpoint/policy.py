@@ -14,7 +14,7 @@ from reelworks.core.units import told_bytes
 Reasons = tuple[str, ...]
 
 
-class Retainable(Protocol):
+class CheckpointFacts(Protocol):
     """What the policy looks at; `store.CheckpointInfo` is one."""
 
     @property
@@ -44,7 +44,7 @@ class Retainable(Protocol):
 
 
 @dataclass(frozen=True)
-class Moment:
+class PolicyTime:
     """What a plan depends on besides the checkpoints and the policy.
 
     Attributes:
@@ -71,7 +71,9 @@ class Decision:
     reasons: Reasons
 
 
-def plan_retention(checkpoints: Iterable[Retainable], policy: Retention, moment: Moment) -> list[Decision]:
+def plan_retention(
+    checkpoints: Iterable[CheckpointFacts], policy: Retention, moment: PolicyTime
+) -> list[Decision]:
     """Decide about each checkpoint; oldest first, whatever order they come in.
 
     The newest, the best, the pinned ones and those in use are a floor that no setting breaks, so that no run
@@ -95,7 +97,7 @@ def plan_retention(checkpoints: Iterable[Retainable], policy: Retention, moment:
     return decisions
 
 
-def rank_best(checkpoints: Iterable[Retainable], best: KeepBest | None) -> list[int]:
+def rank_best(checkpoints: Iterable[CheckpointFacts], best: KeepBest | None) -> list[int]:
     """Steps of all checkpoints that have the metric, best first; equal values newest first."""
     if best is None:
         return []
@@ -104,7 +106,7 @@ def rank_best(checkpoints: Iterable[Retainable], best: KeepBest | None) -> list[
     return [-step for _, step in sorted(scored)]
 
 
-def score(checkpoint: Retainable, metric: str) -> float | None:
+def score(checkpoint: CheckpointFacts, metric: str) -> float | None:
     """A checkpoint's value of a metric, if it is a number."""
     value = checkpoint.metrics.get(metric)
     return value if value is not None and math.isfinite(value) else None
@@ -114,9 +116,9 @@ def score(checkpoint: Retainable, metric: str) -> float | None:
 class _Case:
     """One question to the policy."""
 
-    newest_first: Sequence[Retainable]
+    newest_first: Sequence[CheckpointFacts]
     policy: Retention
-    moment: Moment
+    moment: PolicyTime
 
     @cached_property
     def ranked(self) -> list[int]:
@@ -128,7 +130,7 @@ class _Case:
         return always | {*self.ranked[:1], *self.moment.in_use}
 
 
-def _reasons_to_keep(case: _Case, place: int, c: Retainable) -> Reasons:
+def _reasons_to_keep(case: _Case, place: int, c: CheckpointFacts) -> Reasons:
     policy, reasons = case.policy, []
     if place == 0:
         reasons.append("the newest")
@@ -185,7 +187,7 @@ def _over_budget(case: _Case, kept: Collection[int]) -> dict[str, int]:
     return over
 
 
-def _reasons_to_go(case: _Case, c: Retainable) -> Reasons:
+def _reasons_to_go(case: _Case, c: CheckpointFacts) -> Reasons:
     """Say of every rule why it does not hold this checkpoint."""
     policy = case.policy
     if policy.save_total_limit is not None:

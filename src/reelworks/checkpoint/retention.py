@@ -13,7 +13,7 @@ from reelworks.checkpoint import names, read_lock
 from reelworks.checkpoint import policy as policies
 from reelworks.checkpoint.config import Retention
 from reelworks.checkpoint.manifest import BadCheckpoint
-from reelworks.checkpoint.policy import Decision, Moment
+from reelworks.checkpoint.policy import Decision, PolicyTime
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core.errors import UserError
@@ -79,14 +79,14 @@ def _moment(
     infos: Sequence[CheckpointInfo],
     policy: Retention,
     in_use: Collection[int],
-) -> Moment:
+) -> PolicyTime:
     """Look at the clock and the readers, and at the disk if there is a budget."""
     now = time.time()
     in_use = {*in_use, *(info.step for info in infos if read_lock.is_read(info.path))}
     if not infos or (policy.max_disk is None and policy.min_free is None):
-        return Moment(now, in_use)
+        return PolicyTime(now, in_use)
     in_flight = sum(folder_bytes(path) for path in store.root.glob(f"{names.IN_FLIGHT}*"))
-    return Moment(
+    return PolicyTime(
         now,
         in_use,
         other_bytes=folder_bytes(store.root) - in_flight - sum(info.num_bytes for info in infos),

@@ -34,7 +34,7 @@ from reelworks.distributed import collectives
 
 
 @dataclass(frozen=True)
-class Order:
+class SaveOrder:
     """What `commit.begin` was asked for."""
 
     store: CheckpointStore
@@ -56,7 +56,7 @@ def present(store: CheckpointStore, step: int) -> CheckpointInfo | None:
     return store.info(step)
 
 
-def open_folder(order: Order, state_bytes: int) -> Path:
+def open_folder(order: SaveOrder, state_bytes: int) -> Path:
     """Make the temporary folder if the checkpoint will fit."""
     root = order.store.root
     storage.mkdirs(root)
@@ -77,7 +77,7 @@ def require_shared(temporary: Path) -> None:
         raise RuntimeError(f"{temporary.parent} is not the same folder here as on rank 0")
 
 
-def complete(order: Order, temporary: Path, entries: list[FileEntry]) -> CheckpointInfo:
+def complete(order: SaveOrder, temporary: Path, entries: list[FileEntry]) -> CheckpointInfo:
     """Complete the temporary folder, publish it, and tell the history."""
     store, step = order.store, order.step
     for name, data in order.extra.items():
@@ -95,7 +95,7 @@ def complete(order: Order, temporary: Path, entries: list[FileEntry]) -> Checkpo
     return info
 
 
-def _manifest(order: Order, temporary: Path, entries: list[FileEntry]) -> Manifest:
+def _manifest(order: SaveOrder, temporary: Path, entries: list[FileEntry]) -> Manifest:
     cursor = order.extra.get(names.CURSOR)
     return Manifest(
         format=manifest.FORMAT_VERSION,
@@ -197,7 +197,7 @@ def begin(
         stage: Makes a copy of the state, once it is known to fit. Without it the state must not change
             before `Saving.write` has returned.
     """
-    order = Order(store, step, extra or {}, metrics or {}, run_id, time.perf_counter())
+    order = SaveOrder(store, step, extra or {}, metrics or {}, run_id, time.perf_counter())
     with _told_as_save_failed(store):
         saved = collectives.on_first(lambda: present(store, step))
         if saved is not None:
@@ -222,7 +222,7 @@ class Saving:
         shards: This rank's part of it.
     """
 
-    order: Order
+    order: SaveOrder
     present: CheckpointInfo | None
     temporary: Path | None
     shards: Shards | None

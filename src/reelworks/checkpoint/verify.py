@@ -36,10 +36,10 @@ def check_file(path: Path, entry: FileEntry, full: bool) -> None:
     """Check one file of a checkpoint; raises as `verify` does."""
     file = path / entry.path
     try:
-        size = retry.patiently(lambda: file.stat().st_size)
+        size = retry.with_retries(lambda: file.stat().st_size)
         if size != entry.size:
             raise BadCheckpoint(f"{entry.path} has {size} bytes instead of {entry.size}")
-        if full and retry.patiently(lambda: digests.of_file(file)) != entry.digest:
+        if full and retry.with_retries(lambda: digests.of_file(file)) != entry.digest:
             raise BadCheckpoint(f"{entry.path} has other content than was written")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise BadCheckpoint(f"{entry.path} is missing") from error

@@ -82,7 +82,7 @@ def generate(
     from reelworks.core.shape import Shape
     from reelworks.generate import conditions, defaults, load_run, writers
     from reelworks.generate.conditions import Conditions
-    from reelworks.generate.load_run import Trained
+    from reelworks.generate.load_run import LoadedModel
     from reelworks.generate.pipeline import GenerateOptions
     from reelworks.recipe import load as recipes
     from reelworks.run import history
@@ -113,7 +113,7 @@ def generate(
     )
     load_run.require(recipe, options)
     # A training may have saved again meanwhile: the step whose recipe was read.
-    model = Trained.load(CheckpointStore(run.checkpoints_folder).path(step), averaged=not raw_weights)
+    model = LoadedModel.load(CheckpointStore(run.checkpoints_folder).path(step), averaged=not raw_weights)
     for line in model.unseen(prompts):
         show.line(line)
     made = model.generate(prompts, options)

@@ -10,7 +10,7 @@ import typer
 from reelworks.cli.options import Json
 
 if TYPE_CHECKING:
-    from reelworks.quickstart.quickstart import New, Wishes
+    from reelworks.quickstart.quickstart import QuickstartOptions, QuickstartResult
 
 app = typer.Typer(
     help="Write a recipe to begin with.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
@@ -67,10 +67,10 @@ def lora(
             value=str(path),
             remedy="give --force to write over it, or another name with -o",
         )
-    from reelworks.quickstart.quickstart import Wishes
+    from reelworks.quickstart.quickstart import QuickstartOptions
     from reelworks.train.preflight.estimate import ASSUMED_TFLOPS
 
-    wishes = Wishes(model, tuple(data or ()), vram, trigger, weights, tflops or ASSUMED_TFLOPS)
+    wishes = QuickstartOptions(model, tuple(data or ()), vram, trigger, weights, tflops or ASSUMED_TFLOPS)
     write(path, wishes, json=json)
 
 
@@ -118,13 +118,13 @@ def recipe_for(
             remedy="give `reelworks new lora` first and train its recipe, or use --nproc-per-node",
         )
     else:
-        from reelworks.quickstart.quickstart import Wishes
+        from reelworks.quickstart.quickstart import QuickstartOptions
 
-        write(path, Wishes(model, tuple(data), vram, trigger, weights), json=False)
+        write(path, QuickstartOptions(model, tuple(data), vram, trigger, weights), json=False)
     return path
 
 
-def write(path: Path, wishes: Wishes, *, json: bool) -> New:
+def write(path: Path, wishes: QuickstartOptions, *, json: bool) -> QuickstartResult:
     """Make the recipe and print what it is."""
     from reelworks.cli import show, show_new
     from reelworks.quickstart import quickstart as making

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from reelworks.cli.show import line
 
 if TYPE_CHECKING:
-    from reelworks.quickstart.quickstart import New
+    from reelworks.quickstart.quickstart import QuickstartResult
 
 
-def made(path: Path, new: New) -> None:
+def made(path: Path, new: QuickstartResult) -> None:
     """What was found, what it takes, what was chosen, and what to do next."""
     from reelworks.train.preflight.estimate import BUS_GB, UTILISATION
 
@@ -48,7 +48,7 @@ def made(path: Path, new: New) -> None:
     line(f"  reelworks train {typed}")
 
 
-def _settings(new: New) -> None:
+def _settings(new: QuickstartResult) -> None:
     choice = new.choice
     if choice.fits is None:
         line("  give --vram GB to hear whether it fits, and to have settings chosen that do")
@@ -63,7 +63,7 @@ def _settings(new: New) -> None:
         line("  it fits")
 
 
-def _duration(new: New) -> str:
+def _duration(new: QuickstartResult) -> str:
     minutes = new.steps * new.seconds_per_step / 60
     return (
         f"{minutes / 60:.1f} hours"

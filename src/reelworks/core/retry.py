@@ -33,12 +33,12 @@ _PASSING = frozenset(
 WAITS_SECONDS = (0.1, 0.5, 2.0)
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Tell an error of the storage, which may be gone in a moment, from one of the file."""
     return isinstance(error, OSError) and error.errno in _PASSING
 
 
-def patiently(work: Callable[[], T]) -> T:
+def with_retries(work: Callable[[], T]) -> T:
     """Do `work`, again after a pause if storage errs in passing; `len(WAITS_SECONDS) + 1` tries in all.
 
     Raises:
@@ -48,7 +48,7 @@ def patiently(work: Callable[[], T]) -> T:
         try:
             return work()
         except OSError as error:
-            if not may_pass(error):
+            if not is_transient(error):
                 raise
         time.sleep(seconds)
     return work()

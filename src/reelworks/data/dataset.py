@@ -25,7 +25,7 @@ from reelworks.core import digests
 from reelworks.core.hash_rng import Purpose, hash64, passes
 from reelworks.data import eligibility, repeats
 from reelworks.data.eligibility import Quarantine
-from reelworks.data.plan_cache import KeptPlans, Planned, Unplanned
+from reelworks.data.plan_cache import PlanCache, Planned, Unplanned
 from reelworks.media import decode
 from reelworks.media.config import DataConfig
 from reelworks.run.folder import RunFolder
@@ -97,7 +97,7 @@ class Dataset:
     companion_rows: CatalogRows = None  # type: ignore[assignment]
     digest: str = ""
     run: RunFolder | None = None
-    _plans: KeptPlans = field(default_factory=KeptPlans)
+    _plans: PlanCache = field(default_factory=PlanCache)
     seed: InitVar[int | None] = None
 
     def __post_init__(self, seed: int | None) -> None:

@@ -21,7 +21,7 @@ from reelworks.core.shape import Shape
 from reelworks.data import decode_requests, resume, segment_record
 from reelworks.data import position as positions
 from reelworks.data.dataset import Dataset
-from reelworks.data.position import Position
+from reelworks.data.position import DataPosition
 from reelworks.media import masks
 from reelworks.media.decode import Frames, Request
 from reelworks.media.decode_pool import DecodePool, Failure, Job
@@ -36,7 +36,7 @@ _Jobs = dict[str, list[Job | None]]  # by kind of companion, those of the clips 
 
 
 @dataclass(frozen=True)
-class Work:
+class MicroBatchRequest:
     """One micro-batch to be read, every choice about its clips already drawn.
 
     Attributes:
@@ -101,7 +101,7 @@ class MicroBatch:
         companions: `[B, T, H, W, 3]` uint8 by kind; white where a clip has none.
     """
 
-    work: Work
+    work: MicroBatchRequest
     frames: Tensor
     counts: Tensor
     failures: tuple[tuple[int, str], ...]
@@ -136,12 +136,12 @@ class MicroBatch:
         return sum(bool(self.work.first[place]) for place, _ in self.failures)
 
 
-def read_ahead(work: Iterable[Work], pool: DecodePool, depth: int) -> Iterator[MicroBatch]:
+def read_ahead(work: Iterable[MicroBatchRequest], pool: DecodePool, depth: int) -> Iterator[MicroBatch]:
     """Yield micro-batches in the order of the work, with up to `depth` of them decoding ahead.
 
     The work may go on over the edge of an epoch; reading ahead then does too.
     """
-    queue: deque[tuple[Work, _Jobs]] = deque()
+    queue: deque[tuple[MicroBatchRequest, _Jobs]] = deque()
     source = iter(work)
     while True:
         while len(queue) < depth and (item := next(source, None)) is not None:
@@ -152,7 +152,7 @@ def read_ahead(work: Iterable[Work], pool: DecodePool, depth: int) -> Iterator[M
         yield _collect(item, jobs, pool)
 
 
-def _submit(work: Work, pool: DecodePool) -> _Jobs:
+def _submit(work: MicroBatchRequest, pool: DecodePool) -> _Jobs:
     """Queue a micro-batch, each clip with its companions behind it."""
     jobs: _Jobs = {kind: [] for kind in (_CLIPS, *work.companions)}
     for place, request in enumerate(work.requests):
@@ -163,7 +163,7 @@ def _submit(work: Work, pool: DecodePool) -> _Jobs:
     return jobs
 
 
-def _collect(work: Work, jobs: _Jobs, pool: DecodePool) -> MicroBatch:
+def _collect(work: MicroBatchRequest, jobs: _Jobs, pool: DecodePool) -> MicroBatch:
     size = (len(work.requests), work.shape.num_frames, work.shape.height, work.shape.width, 3)
     frames = {kind: np.full(size, 0 if kind == _CLIPS else 255, dtype=np.uint8) for kind in jobs}
     failures: dict[int, str] = {}
@@ -194,7 +194,7 @@ def _useful(kind: str, result: Frames | Failure) -> Frames | Failure:
 
 
 @dataclass(frozen=True)
-class Feed:
+class StepSource:
     """The work of one rank, in the order of the plan.
 
     Attributes:
@@ -213,7 +213,7 @@ class Feed:
     max_epochs: int | None = None
     skips: Callable[[int], bool] = lambda step: False
 
-    def rows(self, position: Position) -> Iterator[Work]:
+    def rows(self, position: DataPosition) -> Iterator[MicroBatchRequest]:
         """Yield the micro-batches from a position on, over the edges of epochs, to the end of training."""
         max_steps, max_epochs = self.max_steps, self.max_epochs
         while max_epochs is None or position.epoch < max_epochs:
@@ -229,7 +229,7 @@ class Feed:
                 return
             position, _ = positions.next_epoch(self.data, position.spec, done)
 
-    def row(self, plan: EpochPlan, epoch: int, row: int) -> Iterator[Work]:
+    def row(self, plan: EpochPlan, epoch: int, row: int) -> Iterator[MicroBatchRequest]:
         """Yield this rank's micro-batches of one step."""
         columns = list(ranks.columns(plan.rows[row], self.rank, self.world))
         clips, _ = _clips_of_row(plan, row)
@@ -267,13 +267,13 @@ class Feed:
         filler: bool = False,
         showing: NDArray[np.int32] | None = None,
         clips_in_step: int | None = None,
-    ) -> Work:
+    ) -> MicroBatchRequest:
         """Describe one micro-batch completely."""
         rows = np.searchsorted(self.data.rows.ordinal, ordinals)
         showing = np.zeros(len(uids), dtype=np.int32) if showing is None else showing
         drawn = planning.draw_copies(copies, showing)
         read = decode_requests.decode_requests(self.data, rows, drawn, bucket, epoch=epoch)
-        return Work(
+        return MicroBatchRequest(
             epoch=epoch,
             row=row,
             index=index,
@@ -396,7 +396,7 @@ class Loader:
         if self._pool is None:
             self._pool = DecodePool(self._workers, self._timeout)
             weakref.finalize(self, self._pool.close)
-        feed = Feed(self.dataset, self.rank, self.world_size, max_epochs=begun.epoch + 1)
+        feed = StepSource(self.dataset, self.rank, self.world_size, max_epochs=begun.epoch + 1)
         stream = read_ahead(feed.rows(begun), self._pool, self._depth)
         for row in range(begun.row, begun.plan.steps):
             now = self._position
@@ -450,7 +450,7 @@ class Loader:
         per_step = self.micro_batches_per_step
         return self.dataset.plan_spec(per_step, slot_width if per_step % slot_width == 0 else 1)
 
-    def _record(self, position: Position) -> None:
+    def _record(self, position: DataPosition) -> None:
         if self._run is not None and self.rank == 0 and self._recorded != position.key:
             segment_record.begin(self._run, self.dataset, position, "")
         self._recorded = position.key

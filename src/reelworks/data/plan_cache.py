@@ -164,7 +164,7 @@ class Planned:
 
 
 @dataclass
-class KeptPlans:
+class PlanCache:
     """The last few plans, since reading ahead and training share them."""
 
     _plans: OrderedDict[str, Planned] = field(default_factory=OrderedDict)

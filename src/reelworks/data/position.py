@@ -36,7 +36,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Position:
+class DataPosition:
     """The row to train next, with the plan that holds it."""
 
     spec: PlanSpec
@@ -89,7 +89,7 @@ def begin_epoch(
     global_step: int = 0,
     generation: int = 0,
     aliases: Aliases | None = None,
-) -> Position:
+) -> DataPosition:
     """The first row of an epoch.
 
     Raises:
@@ -99,7 +99,7 @@ def begin_epoch(
     if epoch_plan.steps == 0:
         raise empty_epoch.no_steps(data, epoch)
     counts = Counts(planned=epoch_plan.planned)
-    return Position(
+    return DataPosition(
         spec,
         epoch_plan,
         Excluded.none(),
@@ -114,8 +114,8 @@ def begin_epoch(
 
 
 def next_epoch(
-    data: Dataset, spec: PlanSpec, position: Position | None, *, generation: int = 0
-) -> tuple[Position, list[int]]:
+    data: Dataset, spec: PlanSpec, position: DataPosition | None, *, generation: int = 0
+) -> tuple[DataPosition, list[int]]:
     """The first row of the next epoch that has one; of the first epoch, without a position.
 
     With `keep_prob` below 1 a small set may draw no clip at all in an epoch: such epochs are passed over.

@@ -13,7 +13,7 @@ from reelworks.data import position as positions
 from reelworks.data import segment_record
 from reelworks.data.dataset import Dataset
 from reelworks.data.identity import Identity, Known
-from reelworks.data.position import Counts, Position
+from reelworks.data.position import Counts, DataPosition
 from reelworks.run import records
 from reelworks.run.folder import RunFolder
 from reelworks.run.records import Record, RecordError
@@ -24,7 +24,7 @@ from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 def resume(
     data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, excluded: Excluded, aliases: Aliases
-) -> tuple[Position, list[str]]:
+) -> tuple[DataPosition, list[str]]:
     """Find a checkpoint's place again, whatever changed since.
 
     Where catalog and spec are the same, the plan is built again and must be the same. Otherwise the live
@@ -59,7 +59,7 @@ def resume(
         cursors.check_same(cursor, plan)
     else:
         counts = replace(counts, planned=done + plan.planned)
-    found = Position(
+    found = DataPosition(
         spec,
         plan,
         excluded,
@@ -76,7 +76,7 @@ def resume(
 
 def start_again(
     data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases
-) -> tuple[Position, list[str]]:
+) -> tuple[DataPosition, list[str]]:
     """Find the first row of epoch 0 in a new generation of the data; steps count on.
 
     Returns:

@@ -19,7 +19,7 @@ from reelworks.core import digests, files
 from reelworks.core.errors import UserError
 from reelworks.data.dataset import Dataset
 from reelworks.data.plan_cache import Unplanned
-from reelworks.data.position import Position
+from reelworks.data.position import DataPosition
 from reelworks.run import records
 from reelworks.run.folder import RunFolder
 from reelworks.run.records import About, BucketShape, Record, RecordError
@@ -30,7 +30,7 @@ LABELS = [*(reason.label for reason in Reason), records.CONSUMED]
 _CONSUMED = len(LABELS) - 1
 
 
-def begin(run: RunFolder, data: Dataset, position: Position, recipe_file: str) -> Record:
+def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: str) -> Record:
     """Make and write the record of the segment that a position begins or goes on with.
 
     Args:
@@ -94,7 +94,7 @@ def _kept_costs(run: RunFolder, data: Dataset) -> str | None:
     return run.keep_input("costs.json", files.to_json(data.measured_ms)) if data.spec.cost.measured else None
 
 
-def _record(about: About, data: Dataset, position: Position) -> Record:
+def _record(about: About, data: Dataset, position: DataPosition) -> Record:
     plan = position.plan
     where, row, column, size = _in_order_of_steps(plan)
     others = data.planned(position.spec, position.key, position.excluded).others

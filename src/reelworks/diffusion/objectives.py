@@ -177,7 +177,7 @@ def _whole_step(uniform_B: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
 PREDICTIONS: dict[str, ddpm.Prediction] = {"epsilon": "epsilon", "v-prediction": "v"}
 
 
-def of(config: ObjectiveConfig) -> Objective:
+def from_config(config: ObjectiveConfig) -> Objective:
     """The recipe's objective."""
     if config.name in PREDICTIONS:
         return Ddpm(PREDICTIONS[config.name])

@@ -23,7 +23,7 @@ from reelworks.distributed import collectives
 from reelworks.export import checkpoint_reader, safetensors_file
 from reelworks.export import lora as lora_file
 from reelworks.export.lora import LoraFile
-from reelworks.export.safetensors_file import Entry
+from reelworks.export.safetensors_file import TensorRange
 from reelworks.models.lora import files as lora_files
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -192,7 +192,7 @@ def told_as_failed(target: Path) -> Iterator[None]:
 
 def _write(
     target: Path,
-    entries: Sequence[Entry],
+    entries: Sequence[TensorRange],
     tensors: Iterable[Tensor],
     told: dict[str, str],
     lora: LoraFile | None,
@@ -209,7 +209,9 @@ def _write(
         file = lora_files.to_file(
             own, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model, base=lora.base
         )
-        entries = safetensors_file.ordered(Entry(n, t.dtype, tuple(t.shape)) for n, t in file.tensors.items())
+        entries = safetensors_file.ordered(
+            TensorRange(n, t.dtype, tuple(t.shape)) for n, t in file.tensors.items()
+        )
         tensors = (file.tensors[entry.name] for entry in entries)
         written += safetensors_file.write(path, entries, tensors, told | file.header)
     return written
@@ -224,14 +226,14 @@ def _gathered(values: Iterable[Tensor]) -> Iterator[Tensor]:
         yield value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _entries(tensors: Mapping[str, checkpoint_reader.Kind], dtype: Dtype) -> list[Entry]:
+def _entries(tensors: Mapping[str, checkpoint_reader.Kind], dtype: Dtype) -> list[TensorRange]:
     return safetensors_file.ordered(
-        Entry(name, DTYPES[dtype] if own.is_floating_point else own, shape)
+        TensorRange(name, DTYPES[dtype] if own.is_floating_point else own, shape)
         for name, (own, shape) in tensors.items()
     )
 
 
-def _cast(entries: Sequence[Entry], tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+def _cast(entries: Sequence[TensorRange], tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     for entry, tensor in zip(entries, tensors, strict=True):
         cast = tensor.to(entry.dtype)
         if cast.is_floating_point() and bool((cast.isinf() & ~tensor.isinf()).any()):

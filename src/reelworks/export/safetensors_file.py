@@ -41,7 +41,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorRange:
     """A tensor to come: its name, and the dtype and shape that it is written with."""
 
     name: str
@@ -54,14 +54,14 @@ class Entry:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def ordered(entries: Iterable[Entry]) -> list[Entry]:
+def ordered(entries: Iterable[TensorRange]) -> list[TensorRange]:
     """Put wide dtypes first: then each tensor starts at a multiple of its width, as readers need it."""
     return sorted(entries, key=lambda entry: -entry.dtype.itemsize)
 
 
 def write(
     path: Path,
-    entries: Sequence[Entry],
+    entries: Sequence[TensorRange],
     tensors: Iterable[Tensor],
     metadata: Mapping[str, str],
     shard_bytes: int = SHARD_BYTES,
@@ -107,8 +107,8 @@ def shard_name(path: Path, i: int, count: int) -> Path:
     return path.with_name(f"{path.stem}-{i + 1:05d}-of-{count:05d}{path.suffix}")
 
 
-def _cut(entries: Sequence[Entry], shard_bytes: int) -> list[list[Entry]]:
-    shards: list[list[Entry]] = [[]]
+def _cut(entries: Sequence[TensorRange], shard_bytes: int) -> list[list[TensorRange]]:
+    shards: list[list[TensorRange]] = [[]]
     size = 0
     for entry in entries:
         if shards[-1] and size + entry.num_bytes > shard_bytes:
@@ -120,7 +120,7 @@ def _cut(entries: Sequence[Entry], shard_bytes: int) -> list[list[Entry]]:
 
 
 def _write_one(
-    path: Path, entries: Sequence[Entry], source: Iterator[Tensor], metadata: Mapping[str, str]
+    path: Path, entries: Sequence[TensorRange], source: Iterator[Tensor], metadata: Mapping[str, str]
 ) -> None:
     with storage.create(path) as file:
         file.write(_header(entries, metadata))
@@ -131,7 +131,7 @@ def _write_one(
             file.write(flat.view(torch.uint8).numpy().data)
 
 
-def _header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
+def _header(entries: Sequence[TensorRange], metadata: Mapping[str, str]) -> bytes:
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     at = 0
     for entry in entries:
@@ -148,7 +148,7 @@ def _header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
 
 
 def _index(
-    targets: Sequence[Path], shards: Sequence[Sequence[Entry]], metadata: Mapping[str, str]
+    targets: Sequence[Path], shards: Sequence[Sequence[TensorRange]], metadata: Mapping[str, str]
 ) -> dict[str, object]:
     size = sum(entry.num_bytes for shard in shards for entry in shard)
     where = {e.name: target.name for target, shard in zip(targets, shards, strict=False) for e in shard}

@@ -11,7 +11,7 @@ import numpy as np
 from reelworks.core.shape import Shape
 from reelworks.models import config as models
 from reelworks.models import sampling
-from reelworks.models.sampling import Usual
+from reelworks.models.sampling import SamplingDefaults
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
@@ -24,10 +24,10 @@ class _Trained(NamedTuple):
     tokens: int
 
 
-def sampled(recipe: Recipe) -> Usual:
+def sampled(recipe: Recipe) -> SamplingDefaults:
     """Guidance and steps: as the recipe says it of previews, or as is usual for its model."""
     said, usual = recipe.preview, sampling.usual(recipe.model.name)
-    return Usual(
+    return SamplingDefaults(
         said.guidance_scale or usual.guidance_scale, said.num_inference_steps or usual.num_inference_steps
     )
 

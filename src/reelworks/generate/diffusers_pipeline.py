@@ -37,7 +37,7 @@ from reelworks.models.ltx2 import config as ltx2
 from reelworks.models.published import Parts
 from reelworks.models.sdxl.config import SDXLConfig
 from reelworks.models.wan.config import WanConfig
-from reelworks.precision.boundary import Boundary, is_sharded
+from reelworks.precision.boundary import DtypeBoundary, is_sharded
 from reelworks.recipe.recipe import Recipe
 
 
@@ -125,7 +125,7 @@ _PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction"}  # as schedulers
 _Values = dict[str, Any]
 
 
-class Made(NamedTuple):
+class PipelineOutput(NamedTuple):
     """Clips, and what made them.
 
     Attributes:
@@ -139,11 +139,11 @@ class Made(NamedTuple):
 
 def generate(
     recipe: Recipe,
-    boundary: Boundary[DenoiserInputs],
+    boundary: DtypeBoundary[DenoiserInputs],
     encoder: LiveEncoder,
     prompts: Sequence[str],
     options: GenerateOptions,
-) -> Made:
+) -> PipelineOutput:
     """Generate a clip for each prompt, by the family's pipeline where there is one.
 
     Args:
@@ -162,16 +162,18 @@ def generate(
         raise UserError(reason, field="--sampler", value="pipeline", remedy='leave it out, or say "own"')
     if reason is not None or options.sampler == "own":
         clips = pipeline.generate(boundary, encoder, recipe.objective, prompts, options)
-        return Made(clips, "the own sampler" + (f" ({reason})" if reason else "") + _alone(recipe, boundary))
+        return PipelineOutput(
+            clips, "the own sampler" + (f" ({reason})" if reason else "") + _alone(recipe, boundary)
+        )
     # A pipeline would round them.
     geometry = models.geometry(recipe.model, recipe.autoencoder)
     geometry.require(options.shape, ("--num-frames", "--height", "--width"), whole_patches=True)
     made, by = _build(recipe, boundary, encoder, options)
     with pipeline.enough_memory(options.shape), _in_contract(boundary, encoder):
-        return Made([_one(made, recipe, encoder, prompt, options) for prompt in prompts], by)
+        return PipelineOutput([_one(made, recipe, encoder, prompt, options) for prompt in prompts], by)
 
 
-def why_not(recipe: Recipe, boundary: Boundary[DenoiserInputs], options: GenerateOptions) -> str | None:
+def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: GenerateOptions) -> str | None:
     """Say why no pipeline can generate; None if one can."""
     parts = Parts(recipe.autoencoder.name, recipe.text.name)
     if recipe.model.name not in models.ADAPTED:
@@ -201,7 +203,7 @@ def _narrow(module: nn.Module) -> bool:
 
 
 def _build(
-    recipe: Recipe, boundary: Boundary[DenoiserInputs], encoder: LiveEncoder, options: GenerateOptions
+    recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], encoder: LiveEncoder, options: GenerateOptions
 ) -> tuple[Any, str]:
     """Put the pipeline together; texts come to it embedded."""
     denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
@@ -219,7 +221,7 @@ def _build(
     return made, f"{kind.__name__} with {type(scheduler).__name__} of {whose}" + _alone(recipe, boundary)
 
 
-def _alone(recipe: Recipe, boundary: Boundary[DenoiserInputs]) -> str:
+def _alone(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs]) -> str:
     """Tell where one of two experts does the work of both."""
     one = recipe.model.experts in experts.PARTS and isinstance(boundary.denoiser, DiffusersDenoiser)
     return f", with the expert for {recipe.model.experts} noise alone" if one else ""
@@ -288,7 +290,7 @@ def _one(
 
 
 @contextmanager
-def _in_contract(boundary: Boundary[DenoiserInputs], encoder: LiveEncoder) -> Iterator[None]:
+def _in_contract(boundary: DtypeBoundary[DenoiserInputs], encoder: LiveEncoder) -> Iterator[None]:
     """While open, let the network and the autoencoder compute and answer in the dtypes of their contracts.
 
     What comes into the network stays float32, times too, and autocast lowers the products: latents would be rounded at each step

@@ -77,9 +77,9 @@ def export(
             remedy="leave it out" if lora is None else "leave --format out",
         )
     if merge:
-        from reelworks.generate.load_run import Trained
+        from reelworks.generate.load_run import LoadedModel
 
-        state = Trained.load(source, averaged=ema, to_merge=True).merge()
+        state = LoadedModel.load(source, averaged=ema, to_merge=True).merge()
         return Exported(
             step, weights, dtype, exporting.whole(state, target, weights=weights, dtype=dtype, about=about)
         )

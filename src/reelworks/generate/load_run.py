@@ -14,12 +14,12 @@ from reelworks.checkpoint import load, read_lock
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import diffusers_pipeline
-from reelworks.generate.diffusers_pipeline import Made
+from reelworks.generate.diffusers_pipeline import PipelineOutput
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import config as models
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.lora import inject as lora
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import load as recipes
 from reelworks.recipe import validation
 from reelworks.recipe.recipe import Recipe
@@ -27,7 +27,7 @@ from reelworks.run import history
 from reelworks.train import build, init_from
 
 
-def load_model(source: str | Path, *, ema: bool = True) -> Trained:
+def load_model(source: str | Path, *, ema: bool = True) -> LoadedModel:
     """Load what a run has trained, to generate with it.
 
     Args:
@@ -37,7 +37,7 @@ def load_model(source: str | Path, *, ema: bool = True) -> Trained:
     Raises:
         UserError: There is no run or no good checkpoint.
     """
-    return Trained.load(Path(source), averaged=ema)
+    return LoadedModel.load(Path(source), averaged=ema)
 
 
 def require(recipe: Recipe, options: GenerateOptions) -> None:
@@ -57,7 +57,7 @@ def require(recipe: Recipe, options: GenerateOptions) -> None:
 
 
 @dataclass(frozen=True)
-class Trained:
+class LoadedModel:
     """Weights of a checkpoint behind their boundary.
 
     Attributes:
@@ -69,7 +69,7 @@ class Trained:
     recipe: Recipe
     step: int
     denoiser: Denoiser
-    boundary: Boundary[DenoiserInputs]
+    boundary: DtypeBoundary[DenoiserInputs]
     encoder: LiveEncoder
 
     @classmethod
@@ -104,7 +104,7 @@ class Trained:
             load.load(path, state)
         for name, value in state.get("ema", {}).items():
             trained[name].copy_(value)
-        return cls(recipe, step, denoiser, Boundary(denoiser), build.encoder(recipe, device))
+        return cls(recipe, step, denoiser, DtypeBoundary(denoiser), build.encoder(recipe, device))
 
     def merge(self) -> dict[str, Tensor]:
         """Whole weights, a LoRA added to its base, by the names of the network; this is of no other use then."""
@@ -120,8 +120,8 @@ class Trained:
             if (unseen := encoder.unseen(prompt))
         ]
 
-    def generate(self, prompts: Sequence[str], options: GenerateOptions) -> Made:
+    def generate(self, prompts: Sequence[str], options: GenerateOptions) -> PipelineOutput:
         """Generate a clip for each prompt; see `generate.family_pipeline`. A run of one expert takes the other too."""
         require(self.recipe, options)
         both = build.with_other_expert(self.recipe, self.denoiser, self.encoder.device)
-        return diffusers_pipeline.generate(self.recipe, Boundary(both), self.encoder, prompts, options)
+        return diffusers_pipeline.generate(self.recipe, DtypeBoundary(both), self.encoder, prompts, options)

@@ -28,7 +28,7 @@ from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import conditions
 from reelworks.generate.conditions import Conditions
 from reelworks.models.api import DenoiserInputs
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 
 MAX_FPS = 240
 
@@ -82,7 +82,7 @@ class GenerateOptions:
 
 @torch.no_grad()
 def generate(
-    boundary: Boundary[DenoiserInputs],
+    boundary: DtypeBoundary[DenoiserInputs],
     encoder: LiveEncoder,
     objective: ObjectiveConfig,
     prompts: Sequence[str],
@@ -134,7 +134,7 @@ def generator_of(prompt: str, options: GenerateOptions, device: torch.device) ->
 
 
 def _one(
-    boundary: Boundary[DenoiserInputs],
+    boundary: DtypeBoundary[DenoiserInputs],
     encoder: LiveEncoder,
     objective: ObjectiveConfig,
     prompt: str,

@@ -153,13 +153,15 @@ def load(request: Request) -> Frames:
         MediaError: Missing, damaged, or with fewer frames than asked for.
     """
     try:
-        frames = retry.patiently(lambda: _load_image(request) if request.is_image else _load_video(request))
+        frames = retry.with_retries(
+            lambda: _load_image(request) if request.is_image else _load_video(request)
+        )
     except (MediaError, probe.OpeningError) as error:
         raise MediaError(str(error)) from None
     except FileNotFoundError:
         raise MediaError("No such file or directory") from None
     except Exception as error:  # decoders raise nearly anything on damaged input
-        if retry.may_pass(error):
+        if retry.is_transient(error):
             raise MediaError(f"I/O error, {len(retry.WAITS_SECONDS) + 1} tries: {error}") from error
         raise MediaError(f"{type(error).__name__}: {error}") from error
     expected = (request.shape.num_frames, request.shape.height, request.shape.width, 3)

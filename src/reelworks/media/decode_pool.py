@@ -38,7 +38,7 @@ class _Place(ctypes.Structure):
     _fields_ = (("pid", ctypes.c_int64), ("number", ctypes.c_int64), ("since_ns", ctypes.c_int64))
 
 
-class Crew:
+class DecodeProcesses:
     """Workers that live and die together: where a process is lost, all that was queued is.
 
     Args:
@@ -145,7 +145,7 @@ class Job:
 
     number: int
     request: Request
-    crew: Crew
+    crew: DecodeProcesses
     future: Future[Frames | Failure]
 
 
@@ -161,19 +161,19 @@ class DecodePool:
     def __init__(self, num_workers: int, timeout_seconds: float) -> None:
         self.num_workers, self.timeout_seconds = num_workers, timeout_seconds
         self._numbers = itertools.count(1)
-        self._crew = Crew(num_workers)
+        self._crew = DecodeProcesses(num_workers)
 
     def submit(self, request: Request) -> Job:
         """Queue a clip."""
         number = next(self._numbers)
         return Job(number, request, *self._queue(number, request))
 
-    def _queue(self, number: int, request: Request) -> tuple[Crew, Future[Frames | Failure]]:
+    def _queue(self, number: int, request: Request) -> tuple[DecodeProcesses, Future[Frames | Failure]]:
         try:
             return self._crew, self._crew.submit(number, request)
         except BrokenProcessPool:
             self._crew.abandon()
-            self._crew = Crew(self.num_workers)
+            self._crew = DecodeProcesses(self.num_workers)
             return self._crew, self._crew.submit(number, request)
 
     def result(self, job: Job) -> Frames | Failure:

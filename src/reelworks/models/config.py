@@ -12,7 +12,7 @@ from reelworks.core.config import Config
 from reelworks.core.errors import UserError, nearest
 from reelworks.core.shape import Geometry
 from reelworks.models import published
-from reelworks.models.family import LEARNED, Conditioning, FamilyConfig, Neighbours
+from reelworks.models.family import LEARNED, ComponentShapes, Conditioning, FamilyConfig
 from reelworks.models.flux import config as flux
 from reelworks.models.flux2 import config as flux2
 from reelworks.models.hunyuan_video15 import config as hunyuan_video15
@@ -270,7 +270,7 @@ def resolve_denoiser(
     overrides = {name: value for name, value in overrides.items() if value is not None}
     if not isinstance(preset, STDiT2Config | STDiT3Config):
         _refuse_overrides(overrides)
-        return preset.fit(Neighbours(latent_channels(autoencoder), text.dim, text.pooled_dim))
+        return preset.fit(ComponentShapes(latent_channels(autoencoder), text.dim, text.pooled_dim))
     sizes: dict[str, Any] = {
         "in_channels": latent_channels(autoencoder),
         "caption_channels": text.dim,

@@ -42,7 +42,7 @@ LEARNED = Conditioning(empty_caption="learned", frames=True, objectives=("rectif
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class ComponentShapes:
     """Sizes that the autoencoder and the text encoder fix.
 
     Attributes:
@@ -105,7 +105,7 @@ class FamilyConfig(Protocol):
         """What the network is built with."""
         ...
 
-    def fit(self, neighbours: Neighbours) -> Self:
+    def fit(self, neighbours: ComponentShapes) -> Self:
         """Return the config with the widths that the neighbours fix.
 
         Raises:
@@ -114,7 +114,7 @@ class FamilyConfig(Protocol):
         ...
 
 
-def require_pooled(neighbours: Neighbours) -> int:
+def require_pooled(neighbours: ComponentShapes) -> int:
     """Return the width of a text's summary.
 
     Raises:

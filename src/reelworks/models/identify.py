@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from reelworks.core.errors import UserError
 from reelworks.models import diffusers_denoiser, networks, published, weights
 from reelworks.models.config import ADAPTED, PRESETS
-from reelworks.models.weights import Misfit, Shapes
+from reelworks.models.weights import ShapeMismatch, Shapes
 
 _TEXT_ENCODERS = ("SelfAttention.q", "text_model.encoder.", "self_attn.q_proj.", "transformer.resblocks.")
 _LORA = ("lora_", ".lora.", "lokr_", "hada_")
@@ -24,7 +24,7 @@ _WRAPPERS = ("module.", "model.diffusion_model.", "diffusion_model.", "transform
 
 
 @dataclass(frozen=True)
-class Closest:
+class BestMatch:
     """The known models that are most like some tensors.
 
     Attributes:
@@ -38,7 +38,7 @@ class Closest:
     total: int
 
 
-def explained(misfit: Misfit, name: str = "") -> UserError:
+def explained(misfit: ShapeMismatch, name: str = "") -> UserError:
     """Turn a misfit into an error that says what the weights are, as far as it is known.
 
     Args:
@@ -97,13 +97,13 @@ def is_lora(names: Mapping[str, object]) -> bool:
     return any(part in name for name in names for part in _LORA)
 
 
-def closest(shapes: Shapes) -> Closest:
+def closest(shapes: Shapes) -> BestMatch:
     """Compare weights with all presets, in the names of diffusers, of a release, or behind a prefix."""
     scores = {name: _fitting(name, shapes) for name in PRESETS}
     totals = {name: max(len(shapes), len(_own(name))) for name in PRESETS}
     best = max(PRESETS, key=lambda name: scores[name] / totals[name])
     alike = (scores[best], totals[best])
-    return Closest(tuple(n for n in PRESETS if (scores[n], totals[n]) == alike), *alike)
+    return BestMatch(tuple(n for n in PRESETS if (scores[n], totals[n]) == alike), *alike)
 
 
 def _fitting(name: str, shapes: Shapes) -> int:

@@ -206,7 +206,7 @@ def _build(config: Sizes, model: ModelConfig, device: torch.device, seed: int, *
             module = _network(config, model)
         try:
             _fill(module, config, model)
-        except fit.Misfit as misfit:
+        except fit.ShapeMismatch as misfit:
             raise identify.explained(misfit, model.name) from misfit
     return module
 
@@ -250,7 +250,7 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
         if config.name in published.AUTOENCODERS:
             return DiffusersAutoencoder(config)
         return PixelAutoencoder(config) if config.name == "pixel" else video.build(config)
-    except fit.Misfit as misfit:
+    except fit.ShapeMismatch as misfit:
         raise identify.explained(misfit) from misfit
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from reelworks.models import published
 
 
-class Usual(NamedTuple):
+class SamplingDefaults(NamedTuple):
     """What a model's own pipeline takes where nothing is said.
 
     Attributes:
@@ -22,22 +22,22 @@ class Usual(NamedTuple):
 # By the beginnings of presets' names: the defaults of diffusers' pipelines. Those of FLUX.1-schnell and HunyuanVideo-1.5
 # stand in their releases instead, and those of STDiT in Open-Sora's configs.
 _USUAL = {
-    "flux-": Usual(3.5, 28),
-    "flux-schnell": Usual(1.0, 4),
-    "flux2-": Usual(4.0, 50),
-    "hunyuan-video-1.5": Usual(6.0, 50),
-    "ltx-": Usual(3.0, 50),
-    "ltx-2": Usual(3.0, 30),
-    "qwen-image": Usual(4.0, 50),
-    "sd3": Usual(7.0, 28),
-    "sdxl": Usual(5.0, 50),
-    "stdit2": Usual(7.0, 100),
-    "stdit3": Usual(7.0, 30),
-    "wan-": Usual(5.0, 50),
-    "z-image": Usual(5.0, 50),
+    "flux-": SamplingDefaults(3.5, 28),
+    "flux-schnell": SamplingDefaults(1.0, 4),
+    "flux2-": SamplingDefaults(4.0, 50),
+    "hunyuan-video-1.5": SamplingDefaults(6.0, 50),
+    "ltx-": SamplingDefaults(3.0, 50),
+    "ltx-2": SamplingDefaults(3.0, 30),
+    "qwen-image": SamplingDefaults(4.0, 50),
+    "sd3": SamplingDefaults(7.0, 28),
+    "sdxl": SamplingDefaults(5.0, 50),
+    "stdit2": SamplingDefaults(7.0, 100),
+    "stdit3": SamplingDefaults(7.0, 30),
+    "wan-": SamplingDefaults(5.0, 50),
+    "z-image": SamplingDefaults(5.0, 50),
 }
 
 
-def usual(preset: str) -> Usual:
+def usual(preset: str) -> SamplingDefaults:
     """What a preset of `model.name` is usually sampled with."""
     return published.of_family(_USUAL, preset)

@@ -247,7 +247,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of tensors by name."""
 
 
-class Misfit(UserError):  # noqa: N818
+class ShapeMismatch(UserError):  # noqa: N818
     """Weights of another network than the one that they are for; `known.explained` says of which.
 
     Attributes:
@@ -273,10 +273,10 @@ def require_fit(own: Shapes, given: Shapes, source: str, field: str) -> None:
     """Refuse weights whose names and shapes are not those of a network.
 
     Raises:
-        Misfit: Says how many are missing, unexpected or of another shape, and the first of each.
+        ShapeMismatch: Says how many are missing, unexpected or of another shape, and the first of each.
     """
     if own != given:
-        raise Misfit(own, given, field, source)
+        raise ShapeMismatch(own, given, field, source)
 
 
 def load_into(
@@ -287,7 +287,7 @@ def load_into(
     Parameters on `meta` are replaced by the state's tensors, in the dtypes and places that those have.
 
     Raises:
-        Misfit: If keys or shapes differ; nothing is loaded then.
+        ShapeMismatch: If keys or shapes differ; nothing is loaded then.
     """
     own = module.state_dict()
     require_fit(shapes_of(own), shapes_of(state), source, field)

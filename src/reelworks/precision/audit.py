@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.precision import storage_dtype
-from reelworks.precision.boundary import Boundary, DtypeError, InputsT, InputsT_contra, Predictor
+from reelworks.precision.boundary import DtypeBoundary, DtypeError, InputsT, InputsT_contra, Predictor
 from reelworks.precision.dtype_guard import guard
 from reelworks.precision.trace import Trace
 
@@ -74,7 +74,7 @@ def faults(
     _run_repeats_once(shadow.module)
     with torch.no_grad(), guard(shadow.module) as calls:
         trace = Trace(shadow.contract, lambda: calls.path)
-        boundary = Boundary(_Traced(shadow, trace))
+        boundary = DtypeBoundary(_Traced(shadow, trace))
         for example in examples:
             try:
                 with trace:
@@ -89,7 +89,7 @@ def faults(
 
 
 @contextlib.contextmanager
-def watched(denoiser: Predictor[InputsT]) -> Iterator[Boundary[InputsT]]:
+def watched(denoiser: Predictor[InputsT]) -> Iterator[DtypeBoundary[InputsT]]:
     """A boundary whose passes are looked at, on any device, for as long as it is open.
 
     Raises:
@@ -98,7 +98,7 @@ def watched(denoiser: Predictor[InputsT]) -> Iterator[Boundary[InputsT]]:
     with guard(denoiser.module) as calls:
         trace = Trace(denoiser.contract, lambda: calls.path)
         with trace:
-            yield Boundary(_Traced(denoiser, trace))
+            yield DtypeBoundary(_Traced(denoiser, trace))
 
 
 @dataclasses.dataclass

@@ -147,7 +147,7 @@ def _cast(name: str, value: Tensor, contract: Contract) -> Tensor:
     return value.to(contract.dtype_of(role))
 
 
-class Boundary(Generic[InputsT]):
+class DtypeBoundary(Generic[InputsT]):
     """Call a model through its contract.
 
     Inputs are cast by role. Where parameters are stored wider than the compute dtype and nothing else

@@ -66,7 +66,7 @@ class Calls:
         return DtypeError(
             f"an operation inside refuses its dtypes ({text})",
             field=path,
-            remedy=f"cast one of them inside {path}, or let {self._kind} be called through precision.Boundary",
+            remedy=f"cast one of them inside {path}, or let {self._kind} be called through precision.DtypeBoundary",
         )
 
 
@@ -129,7 +129,7 @@ def _refuse(path: str, leaf: nn.Module, kind: str, value: Tensor, weight: Tensor
     raise DtypeError(
         f"{type(leaf).__name__} got an input of {found} and has weights of {declared}",
         field=path,
-        remedy=f"call {kind} through precision.Boundary, which casts inputs of role latent, text and "
+        remedy=f"call {kind} through precision.DtypeBoundary, which casts inputs of role latent, text and "
         f"condition; or cast what reaches {path} to {declared}",
         found=value.dtype,
         declared=weight.dtype,

@@ -16,7 +16,7 @@ from reelworks.train.preflight.estimate import Estimate
 from reelworks.train.preflight.meter import Pass
 
 
-class Tier(NamedTuple):
+class MemoryPreset(NamedTuple):
     """One more setting.
 
     Attributes:
@@ -40,24 +40,26 @@ class Tier(NamedTuple):
 
 # Cheapest first; each is added to those before it.
 TIERS = (
-    Tier(
+    MemoryPreset(
         "model",
         "gradient_checkpointing",
         True,
         "keeps block inputs alone for the backward pass, and is a third slower",
         passing=True,
     ),
-    Tier(
+    MemoryPreset(
         "text",
         "device",
         "cpu",
         "text encoders in CPU memory, where embedding a caption for the first time takes seconds",
     ),
-    Tier("buckets", "batch_size", 1, "one clip at a time", passing=True),
-    Tier("lora", "base", "int8", "frozen weights in 8 bits: rounded a little, and widened at each use"),
-    Tier("lora", "base", "nf4", "frozen weights in 4 bits: rounded more, and widened at each use"),
-    Tier("autoencoder", "dtype", "bfloat16", "half its memory; latents differ in the third digit"),
-    Tier(
+    MemoryPreset("buckets", "batch_size", 1, "one clip at a time", passing=True),
+    MemoryPreset(
+        "lora", "base", "int8", "frozen weights in 8 bits: rounded a little, and widened at each use"
+    ),
+    MemoryPreset("lora", "base", "nf4", "frozen weights in 4 bits: rounded more, and widened at each use"),
+    MemoryPreset("autoencoder", "dtype", "bfloat16", "half its memory; latents differ in the third digit"),
+    MemoryPreset(
         "parallel",
         "offload",
         True,
@@ -68,7 +70,7 @@ TIERS = (
 
 
 @dataclass(frozen=True)
-class Choice:
+class MemoryPlan:
     """What fits, and how it was found.
 
     Attributes:
@@ -80,13 +82,13 @@ class Choice:
     """
 
     recipe: Recipe
-    tiers: tuple[Tier, ...]
+    tiers: tuple[MemoryPreset, ...]
     estimate: Estimate
     fits: bool | None
     without: tuple[int, ...] = ()
 
 
-def choose(recipe: Recipe, vram_bytes: int | None) -> Choice:
+def choose(recipe: Recipe, vram_bytes: int | None) -> MemoryPlan:
     """Add settings one by one until a recipe fits; where the GPU is not known, the first, which most need.
 
     A setting that saves nothing in this recipe is passed over, so that the last one that is tried needs least.
@@ -96,8 +98,8 @@ def choose(recipe: Recipe, vram_bytes: int | None) -> Choice:
     """
     if vram_bytes is None:
         recipe = _with(recipe, TIERS[0])
-        return Choice(recipe, TIERS[:1], estimate.estimate(recipe, _table(recipe)), None)
-    search, taken, waiting = _Search(), dict[Tier, int](), list(TIERS)
+        return MemoryPlan(recipe, TIERS[:1], estimate.estimate(recipe, _table(recipe)), None)
+    search, taken, waiting = _Search(), dict[MemoryPreset, int](), list(TIERS)
     while True:
         need = search.held(recipe)
         found = (
@@ -110,7 +112,7 @@ def choose(recipe: Recipe, vram_bytes: int | None) -> Choice:
         if need <= vram_bytes or not waiting:
             found = found or search.estimate(recipe)
             fits = found.memory.total <= vram_bytes
-            return Choice(recipe, tuple(taken), found, fits, tuple(taken.values()))
+            return MemoryPlan(recipe, tuple(taken), found, fits, tuple(taken.values()))
         tier = waiting.pop(0)
         replaced = ((tier.table, tier.key), tier.without)
         taken = {one: size for one, size in taken.items() if (one.table, one.key) not in replaced}
@@ -135,9 +137,9 @@ class _Search:
         key = recipe.model_dump_json(include={"model", "lora", "buckets"})
         if key not in self._passes:
             self._passes[key] = estimate.passes(recipe, network, buckets)
-        return estimate.of(recipe, buckets, network, self._passes[key])
+        return estimate.from_passes(recipe, buckets, network, self._passes[key])
 
-    def saves(self, recipe: Recipe, tier: Tier) -> bool:
+    def saves(self, recipe: Recipe, tier: MemoryPreset) -> bool:
         """Whether a setting changes the recipe, and for the less."""
         config = getattr(recipe, tier.table)
         if config is None or getattr(config, tier.key) == tier.value:
@@ -155,7 +157,7 @@ def _table(recipe: Recipe) -> BucketTable:
     return table.build(recipe.bucket, recipe.buckets, geometry(recipe.model, recipe.autoencoder))
 
 
-def _with(recipe: Recipe, tier: Tier) -> Recipe:
+def _with(recipe: Recipe, tier: MemoryPreset) -> Recipe:
     if tier.without is not None:
         recipe = _set(recipe, *tier.without, None)
     return _set(recipe, tier.table, tier.key, tier.value)

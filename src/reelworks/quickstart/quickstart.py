@@ -31,8 +31,8 @@ from reelworks.models.experts import config as experts
 from reelworks.models.wellknown import WellKnown
 from reelworks.quickstart import kohya_folders, memory_presets
 from reelworks.quickstart import survey as finding
-from reelworks.quickstart.memory_presets import Choice
-from reelworks.quickstart.survey import Found
+from reelworks.quickstart.memory_presets import MemoryPlan
+from reelworks.quickstart.survey import FolderSurvey
 from reelworks.recipe import load as recipes
 from reelworks.recipe import toml_writer
 from reelworks.recipe.dataset import RecipeData
@@ -52,7 +52,7 @@ _HELD_OUT_FROM = 200  # clips
 def lora_table(
     preset: str,
     datasets: Sequence[DatasetConfig],
-    found: Found,
+    found: FolderSurvey,
     *,
     trigger: str | None = None,
     weights: str | None = None,
@@ -85,7 +85,7 @@ def lora_table(
     return lines + _files(known, found)
 
 
-def _datasets(datasets: Sequence[DatasetConfig], found: Found, trigger: str | None) -> list[Line]:
+def _datasets(datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: str | None) -> list[Line]:
     lines = []
     for number, dataset in enumerate(datasets):
         here: list[tuple[str, Any, str]] = [("path", dataset.path, "")]
@@ -98,7 +98,7 @@ def _datasets(datasets: Sequence[DatasetConfig], found: Found, trigger: str | No
     return lines
 
 
-def _captions(dataset: DatasetConfig, found: Found, trigger: str | None) -> list[tuple[str, Any, str]]:
+def _captions(dataset: DatasetConfig, found: FolderSurvey, trigger: str | None) -> list[tuple[str, Any, str]]:
     """What the model is told of the clips of a folder."""
     missing = dataset.missing_caption
     if trigger is None and missing is None and found.uncaptioned == found.clips:
@@ -124,7 +124,7 @@ def _captions(dataset: DatasetConfig, found: Found, trigger: str | None) -> list
     return lines
 
 
-def _buckets(preset: str, known: WellKnown, found: Found) -> list[Line]:
+def _buckets(preset: str, known: WellKnown, found: FolderSurvey) -> list[Line]:
     size = min(_SMALL_CLIPS, found.clips)
     lines = [
         Line("[buckets]", "batch_size", size, "buckets of fewer are trained as smaller batches"),
@@ -234,12 +234,12 @@ def _objective(preset: str, known: WellKnown) -> list[Line]:
     return lines
 
 
-def _epochs(found: Found) -> int:
+def _epochs(found: FolderSurvey) -> int:
     """100 showings of each of 20 pictures; of more pictures fewer of each, though more in all."""
     return max(round(_SHOWINGS * math.sqrt(found.clips / 20) / found.showings), 1)
 
 
-def _training(found: Found) -> list[Line]:
+def _training(found: FolderSurvey) -> list[Line]:
     times = _epochs(found)
     why = f"{times * found.showings:,} showings: 100 of each of 20 pictures, fewer of each of more"
     return [
@@ -250,7 +250,7 @@ def _training(found: Found) -> list[Line]:
     ]
 
 
-def _files(known: WellKnown, found: Found) -> list[Line]:
+def _files(known: WellKnown, found: FolderSurvey) -> list[Line]:
     steps = _epochs(found) * math.ceil(found.showings / _SMALL_CLIPS)
     lines = []
     if found.clips < _HELD_OUT_FROM:
@@ -291,7 +291,7 @@ PLACEHOLDER = "pictures"
 
 
 @dataclass(frozen=True)
-class Wishes:
+class QuickstartOptions:
     """What a command asks for.
 
     Attributes:
@@ -312,7 +312,7 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class New:
+class QuickstartResult:
     """A recipe that was made.
 
     Attributes:
@@ -327,8 +327,8 @@ class New:
 
     text: str
     recipe: Recipe
-    found: Found
-    choice: Choice
+    found: FolderSurvey
+    choice: MemoryPlan
     remarks: tuple[str, ...]
     micro_batches: dict[str, int]
     tflops: float
@@ -364,7 +364,9 @@ class New:
         }
 
 
-def lora(path: Path, wishes: Wishes, on_progress: Callable[[ScanProgress], None] | None = None) -> New:
+def lora(
+    path: Path, wishes: QuickstartOptions, on_progress: Callable[[ScanProgress], None] | None = None
+) -> QuickstartResult:
     """Make the recipe of a LoRA, and write it.
 
     Args:
@@ -400,7 +402,7 @@ def lora(path: Path, wishes: Wishes, on_progress: Callable[[ScanProgress], None]
         if wellknown.published(preset)
         else [f"{preset} begins with random weights: it is there to try things"]
     )
-    made = New(
+    made = QuickstartResult(
         text,
         recipe,
         found,
@@ -423,13 +425,13 @@ def _look(
     datasets: Sequence[DatasetConfig],
     trigger: str | None,
     on_progress: Callable[[ScanProgress], None] | None,
-) -> Found:
+) -> FolderSurvey:
     sources = [dataset.place for dataset in datasets]
     scanning.scan(sources, catalog, workers=os.cpu_count() or 1, on_progress=on_progress)
-    return finding.look(Catalog.open(catalog).live(), datasets, trigger)
+    return finding.survey(Catalog.open(catalog).live(), datasets, trigger)
 
 
-def title(preset: str, found: Found) -> str:
+def title(preset: str, found: FolderSurvey) -> str:
     """The first line of a recipe."""
     return f"A LoRA of {found.words()} on {preset}."
 
@@ -456,7 +458,7 @@ def _micro_batches(recipe: Recipe, scanned: bool) -> dict[str, int]:
     return {b.name: -(-int(n) // b.batch_size) for b, n in zip(data.table.buckets, clips, strict=True) if n}
 
 
-def _too_small(preset: str, wishes: Wishes, choice: Choice) -> UserError:
+def _too_small(preset: str, wishes: QuickstartOptions, choice: MemoryPlan) -> UserError:
     memory = choice.estimate.memory
     need, host = memory.total / 1e9, memory.host / 1e9
     settings = ", ".join(tier.words() for tier in choice.tiers)

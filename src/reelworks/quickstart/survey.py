@@ -15,7 +15,7 @@ from reelworks.core.errors import UserError
 
 
 @dataclass(frozen=True)
-class Found:
+class FolderSurvey:
     """What the folders hold.
 
     Attributes:
@@ -43,10 +43,12 @@ class Found:
         return " and ".join(f"{n} {noun}{'s' * (n != 1)}" for n, noun in counts if n)
 
 
-PLACEHOLDER = Found(pictures=np.full((20, 2), 1024), videos=np.zeros((0, 3), dtype=np.int64), showings=20)
+PLACEHOLDER = FolderSurvey(
+    pictures=np.full((20, 2), 1024), videos=np.zeros((0, 3), dtype=np.int64), showings=20
+)
 
 
-def look(rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | None) -> Found:
+def survey(rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | None) -> FolderSurvey:
     """Count and measure the readable rows that a catalog has of some datasets.
 
     Raises:
@@ -70,4 +72,4 @@ def look(rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | No
     has = pc.sum(pc.match_substring(captions, trigger)).as_py() if trigger else 0
     blank = pc.sum(pc.equal(captions, "")).as_py()
     showings = int(shown[rows.readable].sum())
-    return Found(sizes[~video][:, 1:], sizes[video], showings, int(blank or 0), int(has or 0))
+    return FolderSurvey(sizes[~video][:, 1:], sizes[video], showings, int(blank or 0), int(has or 0))

@@ -11,7 +11,7 @@ import numpy as np
 
 from reelworks.buckets import propose
 from reelworks.buckets.assign import Clips, Reason
-from reelworks.buckets.propose import Entry, Proposal
+from reelworks.buckets.propose import Proposal, Suggestion
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
 from reelworks.recipe import load as recipes
@@ -31,7 +31,7 @@ class Chosen:
         run: The run folder that keeps them, or will.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[Suggestion, ...]
     proposal: Proposal | None
     run: str
 
@@ -49,7 +49,7 @@ class Chosen:
         return {"kept": self.proposal is None, "lines": self.lines(), **told}
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: Suggestion) -> str:
     text = f"{entry.resolution} ×{entry.num_frames}, batch size {entry.batch_size}, keep_prob {entry.keep_prob:g}"
     return f"{text}: {entry.why}" if entry.why else text
 
@@ -83,7 +83,7 @@ def choose(recipe: Recipe, geometry: Geometry, clips: Callable[[], Clips]) -> tu
     return recipe.model_copy(update=update), chosen
 
 
-def _kept(recipe: Recipe) -> tuple[Entry, ...] | None:
+def _kept(recipe: Recipe) -> tuple[Suggestion, ...] | None:
     """Entries that the recipe's run was begun with; None where there is none, or others are asked for."""
     file = RunFolder(Path(recipe.output)).recipe_file
     if recipe.buckets.entries == "again" or not file.exists():
@@ -96,7 +96,7 @@ def _kept(recipe: Recipe) -> tuple[Entry, ...] | None:
     ):
         return None
     return tuple(
-        Entry(config.resolution, frames, batch_size or then.buckets.batch_size, keep_prob)
+        Suggestion(config.resolution, frames, batch_size or then.buckets.batch_size, keep_prob)
         for config in then.bucket
         for frames, batch_size, keep_prob in zip(
             config.frames(), config.batch_sizes(), config.keep_probs(), strict=True

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.analysis import data_advice
-from reelworks.analysis.data_advice import Advice
+from reelworks.analysis.data_advice import DataAdvice
 from reelworks.buckets import propose
 from reelworks.buckets.propose import Proposal
 from reelworks.catalog.rows import CatalogRows
@@ -49,7 +49,7 @@ class Inspection:
     pictures_by_folder: Histogram
     folders: int
     sizes: list[tuple[int, int]]
-    advice: list[Advice]
+    advice: list[DataAdvice]
     proposal: Proposal
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from reelworks.analysis import contact_sheet, discarded, plan_report
-from reelworks.analysis.contact_sheet import Look
+from reelworks.analysis.contact_sheet import SampleView
 from reelworks.core import files
 from reelworks.data import position
 from reelworks.recipe.dataset import RecipeData
@@ -66,7 +66,7 @@ def write(recipe: Recipe, folder: Path, clips: int) -> Json:
 def _bucket(data: RecipeData, entries: Entries, lost: Any, epoch: int, folder: Path, clips: int) -> Json:
     bucket = data.table.buckets[int(entries.bucket[0])]
     chosen = contact_sheet.choose(data, entries, lost, clips)
-    looks = contact_sheet.look(data, entries.take(chosen), lost[chosen], epoch=epoch)
+    looks = contact_sheet.sample_views(data, entries.take(chosen), lost[chosen], epoch=epoch)
     name = re.sub(r"[^\w.-]+", "-", bucket.name.replace("×", "x").replace(":", "by")).strip("-") + ".png"
     files.write_bytes(folder / name, sheet.draw(looks, bucket.shape))
     return {
@@ -80,7 +80,7 @@ def _bucket(data: RecipeData, entries: Entries, lost: Any, epoch: int, folder: P
     }
 
 
-def _shown(look: Look) -> Json:
+def _shown(look: SampleView) -> Json:
     told: Json = {"path": look.path, "caption": look.caption, "error": look.error}
     told["beside"] = [{"kind": one.kind, "path": one.path} for one in look.beside]
     return {**told, "lost": look.lost, "first_frame": look.first_frame}

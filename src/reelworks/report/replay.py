@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reelworks.analysis import contact_sheet, discarded
-from reelworks.analysis.contact_sheet import Look
+from reelworks.analysis.contact_sheet import SampleView
 from reelworks.core import files
 from reelworks.report import sheet
 from reelworks.schedule.plan import Entries
 
 if TYPE_CHECKING:
-    from reelworks.data.loader import Work
+    from reelworks.data.loader import MicroBatchRequest
     from reelworks.train.replay import Replay
 
 
@@ -35,10 +35,10 @@ def write(replay: Replay, folder: Path) -> list[Path]:
     return written
 
 
-def looks(replay: Replay, work: Work) -> list[Look]:
+def looks(replay: Replay, work: MicroBatchRequest) -> list[SampleView]:
     """The clips of a micro-batch as training read them; copies that only pad are left out."""
     uid, copy = work.uids[work.real], work.draw_copies[work.real]
     row = replay.data.rows.find(uid)
     entries = Entries(uid, copy, replay.data.rows.ordinal[row], 0 * row + work.bucket)
     lost = discarded.lost_shares(replay.data, entries)
-    return contact_sheet.look(replay.data, entries, lost, epoch=work.epoch)
+    return contact_sheet.sample_views(replay.data, entries, lost, epoch=work.epoch)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from reelworks.analysis.contact_sheet import Look
+from reelworks.analysis.contact_sheet import SampleView
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.media.decode import Frames
@@ -26,7 +26,7 @@ _TINT = 0.7
 _DIM = 0.35
 
 
-def draw(looks: list[Look], shape: Shape) -> bytes:
+def draw(looks: list[SampleView], shape: Shape) -> bytes:
     """Draw clips one below the other.
 
     Each line shows the whole first frame with the crop's window, then frames as training reads them, and below them
@@ -54,7 +54,7 @@ def frames_shown(num_frames: int) -> list[int]:
     return numbers
 
 
-def _line(look: Look, shape: Shape) -> Image.Image:
+def _line(look: SampleView, shape: Shape) -> Image.Image:
     rows = _rows(look)
     texts = [(look.path, _INK), (_facts(look, shape), _QUIET)]
     font = ImageFont.load_default(_TEXT_PX)
@@ -75,7 +75,7 @@ def _line(look: Look, shape: Shape) -> Image.Image:
     return line
 
 
-def _rows(look: Look) -> list[list[Image.Image]]:
+def _rows(look: SampleView) -> list[list[Image.Image]]:
     """The whole first frame with the crop's window and frames as they are read; then what is beside; all at one scale."""
     if look.whole is None or look.frames is None:
         return [[]]
@@ -102,7 +102,7 @@ def _label(kind: str, width: int) -> Image.Image:
     return label
 
 
-def _facts(look: Look, shape: Shape) -> str:
+def _facts(look: SampleView, shape: Shape) -> str:
     if look.error:
         return f"cannot be trained: {look.error}"
     # Plain letters: the font that Pillow carries has no sign of multiplication.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from reelworks.run.holder import Busy, Holder
+from reelworks.run.holder import LockedError, LockOwner
 
 BEAT_SECONDS = 10.0
 LOST_SECONDS = 60.0
@@ -27,7 +27,7 @@ _SETTLE_SECONDS = 2.0
 
 
 @contextmanager
-def beating(path: Path, me: Holder, say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+def beating(path: Path, me: LockOwner, say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """Hold a heartbeat file, and give the question whether it is still held.
 
     Args:
@@ -57,7 +57,7 @@ def beating(path: Path, me: Holder, say: Callable[[str], None]) -> Iterator[Call
 class _Heart:
     """The open file of a holder. What is written after another one replaced it goes to no name any more."""
 
-    def __init__(self, path: Path, me: Holder, fd: int) -> None:
+    def __init__(self, path: Path, me: LockOwner, fd: int) -> None:
         self.path, self.me, self.fd = path, me, fd
 
     def beat_until(self, stop: threading.Event) -> None:
@@ -71,11 +71,11 @@ class _Heart:
 
     def is_ours(self) -> bool:
         seen = _look(self.path)
-        holder = None if seen is None else Holder.parse(seen[1])
+        holder = None if seen is None else LockOwner.parse(seen[1])
         return holder is not None and holder.token == self.me.token
 
 
-def _take(path: Path, me: Holder, say: Callable[[str], None]) -> int:
+def _take(path: Path, me: LockOwner, say: Callable[[str], None]) -> int:
     """Make the file, or replace one that nobody renews; returns it open."""
     while True:
         with suppress(FileExistsError):
@@ -87,8 +87,10 @@ def _take(path: Path, me: Holder, say: Callable[[str], None]) -> int:
 
 def _is_abandoned(path: Path, seen: tuple[int, str], say: Callable[[str], None]) -> bool:
     """Watch a file; False if it is removed meanwhile."""
-    holder = Holder.parse(seen[1])
-    say(f"waiting up to {LOST_SECONDS:.0f} s to see whether this folder's holder lives: {Busy(holder)}")
+    holder = LockOwner.parse(seen[1])
+    say(
+        f"waiting up to {LOST_SECONDS:.0f} s to see whether this folder's holder lives: {LockedError(holder)}"
+    )
     until = time.monotonic() + LOST_SECONDS
     while time.monotonic() < until:
         time.sleep(BEAT_SECONDS / 10)
@@ -96,11 +98,11 @@ def _is_abandoned(path: Path, seen: tuple[int, str], say: Callable[[str], None])
         if now is None:
             return False
         if now != seen:
-            raise Busy(Holder.parse(now[1]))
+            raise LockedError(LockOwner.parse(now[1]))
     return True
 
 
-def _replace(path: Path, me: Holder, abandoned: tuple[int, str]) -> int:
+def _replace(path: Path, me: LockOwner, abandoned: tuple[int, str]) -> int:
     temporary = path.with_name(f"{path.name}.{me.token}")
     fd = _create(temporary, me)
     try:
@@ -108,9 +110,9 @@ def _replace(path: Path, me: Holder, abandoned: tuple[int, str]) -> int:
             temporary.replace(path)
             time.sleep(_SETTLE_SECONDS)
         seen = _look(path)
-        holder = None if seen is None else Holder.parse(seen[1])
+        holder = None if seen is None else LockOwner.parse(seen[1])
         if holder is None or holder.token != me.token:
-            raise Busy(holder)
+            raise LockedError(holder)
     except BaseException:
         os.close(fd)
         temporary.unlink(missing_ok=True)
@@ -118,13 +120,13 @@ def _replace(path: Path, me: Holder, abandoned: tuple[int, str]) -> int:
     return fd
 
 
-def _create(path: Path, me: Holder) -> int:
+def _create(path: Path, me: LockOwner) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     _write(fd, me, 0)
     return fd
 
 
-def _write(fd: int, me: Holder, beats: int) -> None:
+def _write(fd: int, me: LockOwner, beats: int) -> None:
     os.pwrite(fd, me.to_json(beats=beats).encode(), 0)
     os.fsync(fd)
 

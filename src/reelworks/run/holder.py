@@ -13,7 +13,7 @@ from typing import Self
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockOwner:
     """A process that holds a lock.
 
     Attributes:
@@ -51,9 +51,9 @@ class Holder:
         return f"process {self.pid} on {self.host}, since {since:%Y-%m-%d %H:%M:%S %z}"
 
 
-class Busy(Exception):  # noqa: N818
+class LockedError(Exception):
     """Another process holds the lock; it may not be known which."""
 
-    def __init__(self, holder: Holder | None) -> None:
+    def __init__(self, holder: LockOwner | None) -> None:
         self.holder = holder
         super().__init__("its process is not known" if holder is None else str(holder))

@@ -2,7 +2,7 @@
 
 The kernel's lock serves where the file system has locks: it ends with its process, however that dies, and no
 process id has to be trusted. Elsewhere a heartbeat serves (`run.heartbeat`), which a holder that stands still
-for long can lose; so whoever publishes something asks `Held.check` first.
+for long can lose; so whoever publishes something asks `LockHandle.check` first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from reelworks.core.errors import UserError
 from reelworks.run import heartbeat
-from reelworks.run.holder import Busy, Holder
+from reelworks.run.holder import LockedError, LockOwner
 
 _FREE_BY_HAND = "wait for it, stop it with SIGTERM (it saves and leaves), or choose another --output"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
@@ -26,7 +26,7 @@ class LockLost(UserError):  # noqa: N818
     """Another process has taken the folder over: nothing may be published in it any more."""
 
 
-class Held:
+class LockHandle:
     """A lock that was taken."""
 
     def __init__(self, folder: Path, doing: str, field: str, is_ours: Callable[[], bool]) -> None:
@@ -56,7 +56,7 @@ def hold(
     field: str = "output",
     remedy: str = _FREE_BY_HAND,
     say: Callable[[str], None] = lambda line: None,
-) -> Iterator[Held]:
+) -> Iterator[LockHandle]:
     """Hold an exclusive lock.
 
     Args:
@@ -72,7 +72,7 @@ def hold(
     with ExitStack() as stack:
         try:
             is_ours = _take(path, say, stack)
-        except Busy as error:
+        except LockedError as error:
             raise UserError(
                 f"another {doing} is running in this folder ({error})",
                 field=field,
@@ -86,12 +86,12 @@ def hold(
                 value=str(path.parent),
                 remedy="choose a folder you may write to with --output DIR, or mend its permissions",
             ) from error
-        yield Held(path.parent, doing, field, is_ours)
+        yield LockHandle(path.parent, doing, field, is_ours)
 
 
 def _take(path: Path, say: Callable[[str], None], stack: ExitStack) -> Callable[[], bool]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    me = Holder.here()
+    me = LockOwner.here()
     try:
         return stack.enter_context(_locked(path, me))
     except OSError as error:
@@ -101,14 +101,14 @@ def _take(path: Path, say: Callable[[str], None], stack: ExitStack) -> Callable[
 
 
 @contextmanager
-def _locked(path: Path, me: Holder) -> Iterator[Callable[[], bool]]:
+def _locked(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
     """Hold the kernel's lock on a file; the file says who holds it."""
     with path.open("a+") as f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             f.seek(0)
-            raise Busy(Holder.parse(f.read())) from error
+            raise LockedError(LockOwner.parse(f.read())) from error
         f.truncate(0)
         # For people alone. A full disk refuses it, and it is under this lock that room is made there.
         with suppress(OSError):

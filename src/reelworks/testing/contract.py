@@ -23,7 +23,7 @@ from reelworks.models.experts import config as experts
 from reelworks.models.lora import frozen, inject
 from reelworks.models.lora.config import BaseStorage, LoraConfig, Targets
 from reelworks.precision import audit
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 
 
 @dataclass
@@ -125,7 +125,7 @@ def check_shapes_and_gradients(name: str) -> None:
     denoiser = build(name)
     for shape in shapes(name):
         inputs = example(shape, name)
-        out = Boundary(denoiser)(inputs)
+        out = DtypeBoundary(denoiser)(inputs)
         assert out.shape == inputs.latent.shape, f"{name}: {shape} became {tuple(out.shape)}"
         torch.autograd.backward(out.square().mean())
     trained = {key: p for key, p in denoiser.module.named_parameters() if p.requires_grad}
@@ -140,7 +140,7 @@ def check_dtypes(name: str) -> None:
     exact, lowered = build(name), build(name, compute=torch.bfloat16)
     inputs = example(shapes(name)[-1], name)
     with torch.no_grad():
-        wanted, found = Boundary(exact)(inputs), Boundary(lowered)(inputs)
+        wanted, found = DtypeBoundary(exact)(inputs), DtypeBoundary(lowered)(inputs)
         assert wanted.dtype == found.dtype == torch.float32
         assert _distance(wanted, found) < 0.05, f"{name}: bfloat16 is {_distance(wanted, found):.1%} off"
         stored = build(name, compute=torch.bfloat16, storage=torch.bfloat16)
@@ -166,7 +166,7 @@ def check_state(name: str) -> None:
 def check_lora(name: str, targets: Targets = "default") -> None:
     """A LoRA begins as no change, is all that is trained, and every part of it is reached; dtypes hold."""
     denoiser, inputs = build(name, compute=torch.bfloat16), example(shapes(name)[-1], name)
-    boundary, adapted = Boundary(denoiser), len(denoiser.lora_targets(targets))
+    boundary, adapted = DtypeBoundary(denoiser), len(denoiser.lora_targets(targets))
     with torch.no_grad():
         before = boundary(inputs)
         inject.inject(denoiser, LoraConfig(rank=2, targets=targets), seed=0)
@@ -209,7 +209,7 @@ def with_lora(
 
 def answer(denoiser: Denoiser, inputs: DenoiserInputs) -> dict[str, Tensor]:
     """The prediction, and by name the gradients of its mean square."""
-    out = Boundary(denoiser)(inputs)
+    out = DtypeBoundary(denoiser)(inputs)
     torch.autograd.backward(out.square().mean())
     gradients = {key: p.grad for key, p in denoiser.module.named_parameters() if p.grad is not None}
     return {"": out.detach(), **gradients}
@@ -221,7 +221,7 @@ def check_gradient_checkpointing(name: str) -> None:
     for twice in (False, True):
         denoiser = with_lora(name, "float32", torch.float32, gradient_checkpointing=twice)
         with counted() as activations:
-            Boundary(denoiser)(inputs)
+            DtypeBoundary(denoiser)(inputs)
         stays.append(activations.bytes)
         found.append(answer(denoiser, inputs))
     assert stays[1] < stays[0], f"{name}: no block is computed twice"
@@ -266,7 +266,7 @@ def check_overfits(name: str, *, most_steps: int = 200, learning_rate: float = 5
 
 
 def _at(denoiser: Denoiser, inputs: DenoiserInputs, time: float) -> Tensor:
-    return Boundary(denoiser)(dataclasses.replace(inputs, time=torch.full_like(inputs.time, time)))
+    return DtypeBoundary(denoiser)(dataclasses.replace(inputs, time=torch.full_like(inputs.time, time)))
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
@@ -276,5 +276,5 @@ def _distance(one: Tensor, other: Tensor) -> float:
 def loss(denoiser: Denoiser, objective: Objective, clean: DenoiserInputs, noise: Tensor) -> Tensor:
     """The trainer's loss of a micro-batch, its clips alike; `clean.latent` is what is learnt."""
     x_t = objective.noised(clean.latent, noise, clean.time, clean.frame_mask)
-    output = Boundary(denoiser)(dataclasses.replace(clean, latent=x_t))
+    output = DtypeBoundary(denoiser)(dataclasses.replace(clean, latent=x_t))
     return objective.losses(output, x_t, clean.latent, noise, clean.time, clean.frame_mask).mean()

@@ -13,7 +13,7 @@ from typing import Any
 from reelworks.checkpoint import manifest
 from reelworks.checkpoint.shards import Shards
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.run.events import EventLog
 from reelworks.train.optimizers import Updater
 from reelworks.train.state import TrainState
@@ -21,7 +21,7 @@ from reelworks.train.state import TrainState
 # Point: owner of a function, its name, and whether the process dies before or after the call.
 Points = dict[str, tuple[Any, str, str]]
 IN_A_STEP: Points = {
-    "after a forward pass": (Boundary, "__call__", "after"),
+    "after a forward pass": (DtypeBoundary, "__call__", "after"),
     "before the optimizer steps": (Updater, "step", "before"),
     "after the optimizer stepped": (Updater, "step", "after"),
     "after the average moved": (TrainState, "update_ema", "after"),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import U64, Purpose
-from reelworks.data.loader import MicroBatch, Work
+from reelworks.data.loader import MicroBatch, MicroBatchRequest
 from reelworks.diffusion import frame_masks, objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.diffusion.rectified_flow import generated_only, mean_over_generated
@@ -41,12 +41,12 @@ class Choices:
     drop_text: NDArray[np.bool_]
 
 
-def words(work: Work, purpose: Purpose, *, seed: int) -> U64:
+def draw_seeds(work: MicroBatchRequest, purpose: Purpose, *, seed: int) -> U64:
     """One word for each clip, from which all its draws for a purpose follow."""
     return hash_rng.hash64(seed, work.epoch, work.uids, work.draw_copies, purpose)
 
 
-def draw(work: Work, config: ObjectiveConfig, *, seed: int, latent_frames: int) -> Choices:
+def draw(work: MicroBatchRequest, config: ObjectiveConfig, *, seed: int, latent_frames: int) -> Choices:
     """Draw for the clips of a micro-batch.
 
     Args:
@@ -55,7 +55,7 @@ def draw(work: Work, config: ObjectiveConfig, *, seed: int, latent_frames: int) 
         seed: The recipe's.
         latent_frames: Frames of the latents.
     """
-    uniform_B = torch.from_numpy(hash_rng.uniform(words(work, Purpose.TIMESTEP, seed=seed)))
+    uniform_B = torch.from_numpy(hash_rng.uniform(draw_seeds(work, Purpose.TIMESTEP, seed=seed)))
     ratio = timesteps.shift_ratio(
         config,
         height=work.shape.height,
@@ -63,12 +63,14 @@ def draw(work: Work, config: ObjectiveConfig, *, seed: int, latent_frames: int) 
         num_frames=work.shape.num_frames,
         latent_frames=latent_frames,
     )
-    unshifted_B, time_B = objectives.of(config).times(uniform_B, ratio)
+    unshifted_B, time_B = objectives.from_config(config).times(uniform_B, ratio)
     return Choices(
         unshifted_B,
         time_B,
-        frame_masks.draw_frame_mask(config.mask_ratios, latent_frames, words(work, Purpose.MASK, seed=seed)),
-        hash_rng.passes(words(work, Purpose.TEXT_DROPOUT, seed=seed), config.caption_dropout),
+        frame_masks.draw_frame_mask(
+            config.mask_ratios, latent_frames, draw_seeds(work, Purpose.MASK, seed=seed)
+        ),
+        hash_rng.passes(draw_seeds(work, Purpose.TEXT_DROPOUT, seed=seed), config.caption_dropout),
     )
 
 
@@ -95,7 +97,7 @@ class Example:
     def losses(self, output_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
         """Loss of every clip, `[B]`, from the model's output."""
         i = self.inputs
-        return objectives.of(config).losses(
+        return objectives.from_config(config).losses(
             output_BCTHW, i.latent, self.x0, self.noise, i.time, i.frame_mask, self.loss_weight
         )
 
@@ -125,7 +127,7 @@ def training_example(
     """Draw times, noise, masks and caption dropout, and noise the latents."""
     latent = encoder.latents(batch.frames)
     drawn = draw(batch.work, config, seed=seed, latent_frames=latent.shape[2])
-    noise_words = words(batch.work, Purpose.NOISE, seed=seed)
+    noise_words = draw_seeds(batch.work, Purpose.NOISE, seed=seed)
     return _example(
         batch,
         encoder,
@@ -184,7 +186,7 @@ def _example(
     beside = conditioning.encode(encoder, x0[: len(first)], companions, first, work.shape.num_frames)
     fps = torch.tensor(work.fps, dtype=torch.float32, device=encoder.device)
     inputs = DenoiserInputs(
-        latent=objectives.of(config).noised(x0, noise, time, frame_mask),
+        latent=objectives.from_config(config).noised(x0, noise, time, frame_mask),
         time=time,
         text=text.tokens.expand(n, -1, -1),
         text_mask=text.mask.expand(n, -1),

@@ -66,7 +66,7 @@ def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False) -> 
         seed=recipe.seed,
         compute=DTYPES[recipe.precision.compute],
         reduction=DTYPES[recipe.precision.reduction],
-        learns_variance=objectives.of(recipe.objective).learns_variance,
+        learns_variance=objectives.from_config(recipe.objective).learns_variance,
         lora=lora,
     )
 

@@ -21,7 +21,7 @@ from reelworks.checkpoint.save import DiskFull, Saved, SaveFailed
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files, storage
 from reelworks.core.errors import UserError
-from reelworks.data.position import Position
+from reelworks.data.position import DataPosition
 from reelworks.distributed import collectives
 from reelworks.distributed.mesh import World
 from reelworks.export import export, exports_folder
@@ -34,7 +34,7 @@ from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.train import init_from, pick_checkpoint, progress
 from reelworks.train.run_logger import Recorder
 from reelworks.train.state import TrainState
-from reelworks.train.step import Votes
+from reelworks.train.step import StepFlags
 
 _EXCLUDED = "excluded.npz"
 _ALIASES = "aliases.npz"
@@ -140,7 +140,7 @@ class Keeper:
         known = [info.metrics[best.metric] for info in infos if info.step == ranked[0]] if ranked else []
         return math.isfinite(value) and all(sign * value < sign * other for other in known)
 
-    def order(self, position: Position, data: RecipeData, metrics: dict[str, float]) -> Order:
+    def order(self, position: DataPosition, data: RecipeData, metrics: dict[str, float]) -> Order:
         """What a checkpoint holds beside the tensors."""
         extra = {names.CURSOR: files.to_json(position.to_cursor(data).to_json(), indent=2).encode()}
         if position.excluded:
@@ -152,7 +152,7 @@ class Keeper:
         return {"extra": extra, "metrics": metrics, "run_id": self.run_id}
 
     def save(
-        self, position: Position, data: RecipeData, state: TrainState, metrics: dict[str, float]
+        self, position: DataPosition, data: RecipeData, state: TrainState, metrics: dict[str, float]
     ) -> Saved:
         """Save at a step's edge, and wait for it.
 
@@ -196,7 +196,7 @@ class Keeper:
             for file in written:
                 tell.event("export", step=step, name=file.name)
 
-    def save_weights_only(self, position: Position, state: TrainState, tell: Recorder) -> None:
+    def save_weights_only(self, position: DataPosition, state: TrainState, tell: Recorder) -> None:
         """On a disk too full for a checkpoint: the averaged weights alone. Collective."""
         lora = lora_file.of_recipe(self.run.recipe_file, "diffusers", self.base)
         target = exports_folder.path_of(self.run, position.global_step, "ema", lora.format if lora else None)
@@ -224,7 +224,7 @@ class Keeper:
                 tell.say(f"weights alone are in {file}")
                 tell.event("export", step=position.global_step, name=file.name)
 
-    def look_ahead(self, state: TrainState, position: Position) -> list[str]:
+    def look_ahead(self, state: TrainState, position: DataPosition) -> list[str]:
         """Try out the disk, and say what checkpoints will take of it. Collective.
 
         Raises:
@@ -285,14 +285,14 @@ class Saver:
     _told_grace: bool = False
     _step_seconds: float = 0.0
 
-    def votes(self, *, stop: bool) -> Votes:
+    def votes(self, *, stop: bool) -> StepFlags:
         """What this rank asks of all ranks at the next step's edge.
 
         Raises:
             LockLost: Another process took the run over, so that going on is of no use.
         """
         self.check()
-        return Votes(stop=stop, save=self._asks(), writing=self.background.is_writing)
+        return StepFlags(stop=stop, save=self._asks(), writing=self.background.is_writing)
 
     def _asks(self) -> bool:
         """On the main rank: whether the clock, a person or an owed save asks for one.
@@ -307,7 +307,7 @@ class Saver:
         return self.run.save_file.is_file() or (minutes is not None and now >= self._began + 60 * minutes)
 
     def after_step(
-        self, position: Position, metrics: dict[str, float], votes: Votes, step_seconds: float
+        self, position: DataPosition, metrics: dict[str, float], votes: StepFlags, step_seconds: float
     ) -> None:
         """Publish what is written, and save if it is time to.
 
@@ -326,7 +326,7 @@ class Saver:
         if votes.save or self._is_due(position, metrics):
             self._save(position, metrics)
 
-    def _is_due(self, position: Position, metrics: dict[str, float]) -> bool:
+    def _is_due(self, position: DataPosition, metrics: dict[str, float]) -> bool:
         every = self.config.every_steps
         if every is not None and position.global_step % every == 0:
             return True
@@ -334,7 +334,7 @@ class Saver:
             return True
         return self.config.at_best and self.keeper.is_best(metrics)
 
-    def _save(self, position: Position, metrics: dict[str, float]) -> None:
+    def _save(self, position: DataPosition, metrics: dict[str, float]) -> None:
         """Save at an interval: beside training if that is possible, and never at its cost."""
         step = position.global_step
         if step == self.saved_step:
@@ -376,7 +376,7 @@ class Saver:
             self.tell.say(f"step {step} is saved while training waits: {lack}")
         return not lack
 
-    def _save_now(self, position: Position, metrics: dict[str, float]) -> None:
+    def _save_now(self, position: DataPosition, metrics: dict[str, float]) -> None:
         saved = self.keeper.save(position, self.data, self.state, metrics)
         self.saved_step = position.global_step
         self._accepted()
@@ -392,7 +392,7 @@ class Saver:
         self.keeper.published(saved, self.tell, self.mirror)
         self._compare_with_grace(saved.seconds)
 
-    def _settle(self, position: Position | None) -> None:
+    def _settle(self, position: DataPosition | None) -> None:
         """Publish the save in flight, all of whose parts are written or have failed.
 
         Args:
@@ -409,7 +409,7 @@ class Saver:
             return
         self._published(saved)
 
-    def _failed(self, step: int, error: SaveFailed, position: Position | None) -> None:
+    def _failed(self, step: int, error: SaveFailed, position: DataPosition | None) -> None:
         """Tell of a save that failed, and go on as the recipe says if training goes on."""
         policy = self.config.on_full if isinstance(error, DiskFull) and position is not None else "wait"
         self.tell.event("unsaved", step=step, reason=error.problem)
@@ -425,7 +425,7 @@ class Saver:
             self._accepted()
             self.keeper.save_weights_only(position, self.state, self.tell)
 
-    def last(self, position: Position, metrics: dict[str, float]) -> None:
+    def last(self, position: DataPosition, metrics: dict[str, float]) -> None:
         """Save at a run's end, or on a signal; waits for all, and for what is in flight before.
 
         Raises:

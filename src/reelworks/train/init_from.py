@@ -96,7 +96,7 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
         try:
             own, given = weight_files.shapes_of(model), weight_files.shapes_of(weights)
             weight_files.require_fit(own, given, file, field)
-        except weight_files.Misfit as misfit:
+        except weight_files.ShapeMismatch as misfit:
             raise identify.explained(misfit, recipe.model.name) from misfit
     for name, tensor in model.items():
         value = weights[name].to(tensor.dtype)

@@ -22,7 +22,7 @@ _CLIPS_NAMED = 4
 
 
 @dataclass(frozen=True)
-class Origin:
+class NonFiniteSource:
     """The first place where numbers are not finite.
 
     Attributes:
@@ -35,7 +35,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Blame:
+class NonFiniteCause:
     """Why a step is not finite, over all ranks.
 
     Attributes:
@@ -43,7 +43,7 @@ class Blame:
         clips: `uid` and `path` of each clip whose loss is not finite.
     """
 
-    origin: Origin | None
+    origin: NonFiniteSource | None
     clips: tuple[dict[str, Any], ...]
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class Blame:
         return f"{where}; the loss of {named}{more}"
 
     @classmethod
-    def of(cls, parts: Iterable[Any]) -> Blame:
+    def of(cls, parts: Iterable[Any]) -> NonFiniteCause:
         """Put together what each rank found, as (origin, clips)."""
         parts = list(parts)
         origins = [origin for origin, _ in parts if origin is not None]
@@ -66,12 +66,12 @@ class Blame:
 
 
 @dataclass
-class Suspects:
+class NonFiniteCandidates:
     """What a rank remembers of a step while it is taken.
 
     Attributes:
         batch: The first micro-batch whose loss is not finite, else the last one.
-        clips: As in `Blame`.
+        clips: As in `NonFiniteCause`.
     """
 
     batch: MicroBatch | None = None
@@ -102,7 +102,7 @@ def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 @torch.no_grad()
-def origin(module: nn.Module, inputs: DenoiserInputs, run: Callable[[], object]) -> Origin | None:
+def origin(module: nn.Module, inputs: DenoiserInputs, run: Callable[[], object]) -> NonFiniteSource | None:
     """Find where a step that is not finite got it from.
 
     Collective where the module is sharded. Gradients are still there, and not yet scaled or clipped.
@@ -116,16 +116,16 @@ def origin(module: nn.Module, inputs: DenoiserInputs, run: Callable[[], object])
     bad_inputs, bad_weights = not_finite(given), not_finite(dict(module.named_parameters()))
     order, bad_modules = _forward(module, run)
     if bad_inputs:
-        return Origin("input", bad_inputs[0])
+        return NonFiniteSource("input", bad_inputs[0])
     if bad_weights:
-        return Origin("weight", bad_weights[0])
+        return NonFiniteSource("weight", bad_weights[0])
     if bad_modules:
-        return Origin("activation", bad_modules[0])
+        return NonFiniteSource("activation", bad_modules[0])
     gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
     bad = {name.rpartition(".")[0] for name in not_finite(gradients)}
     # Gradients flow backwards, so the last module to begin is the first to have one.
     path = next((path for path in reversed(order) if path in bad), None)
-    return None if path is None else Origin("gradient", path)
+    return None if path is None else NonFiniteSource("gradient", path)
 
 
 def _forward(module: nn.Module, run: Callable[[], object]) -> tuple[list[str], list[str]]:

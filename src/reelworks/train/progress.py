@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from reelworks.data.position import Position
+from reelworks.data.position import DataPosition
 from reelworks.train.config import TrainConfig
 
 
-def last_step(train: TrainConfig, position: Position) -> int:
+def last_step(train: TrainConfig, position: DataPosition) -> int:
     """Step with which training ends; where epochs end it, as if all were as long as the plan here."""
     if train.max_epochs is None:
         assert train.max_steps is not None
@@ -16,7 +16,7 @@ def last_step(train: TrainConfig, position: Position) -> int:
     return last if train.max_steps is None else min(last, train.max_steps)
 
 
-def is_done(train: TrainConfig, position: Position) -> bool:
+def is_done(train: TrainConfig, position: DataPosition) -> bool:
     """Tell whether training ends here."""
     if train.max_steps is not None and position.global_step >= train.max_steps:
         return True

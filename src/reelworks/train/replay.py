@@ -17,7 +17,7 @@ from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data import segment_record
-from reelworks.data.loader import Feed, Work
+from reelworks.data.loader import MicroBatchRequest, StepSource
 from reelworks.recipe import load as recipes
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events, records
@@ -54,14 +54,14 @@ class Replay:
     plan: EpochPlan
     data: RecipeData
     since: dict[int, str]
-    ranks: list[list[Work]]
+    ranks: list[list[MicroBatchRequest]]
 
     @property
-    def columns(self) -> list[Work]:
+    def columns(self) -> list[MicroBatchRequest]:
         """Micro-batches of the step in the plan's order, without fillers."""
         return sorted((w for rank in self.ranks for w in rank if not w.filler), key=lambda work: work.index)
 
-    def choices(self, work: Work) -> Choices:
+    def choices(self, work: MicroBatchRequest) -> Choices:
         """What the objective drew for a micro-batch."""
         data, frames = self.data, self.data.geometry.latent(work.shape)[0]
         objective = expert_choice.objective_of_step(
@@ -87,7 +87,7 @@ class Replay:
             "micro_batches": [self._micro_batch(work, reasons) for work in self.columns],
         }
 
-    def _micro_batch(self, work: Work, reasons: dict[tuple[int, int], str]) -> Json:
+    def _micro_batch(self, work: MicroBatchRequest, reasons: dict[tuple[int, int], str]) -> Json:
         shape, drawn = work.shape, self.choices(work)
         return {
             "column": work.index,
@@ -99,7 +99,9 @@ class Replay:
             "clips": [self._clip(work, i, drawn, reasons) for i in range(len(work.uids))],
         }
 
-    def _clip(self, work: Work, i: int, drawn: Choices, reasons: dict[tuple[int, int], str]) -> Json:
+    def _clip(
+        self, work: MicroBatchRequest, i: int, drawn: Choices, reasons: dict[tuple[int, int], str]
+    ) -> Json:
         uid, request, rows = int(work.uids[i]), work.requests[i], self.data.rows
         row = int(rows.find(work.uids[i : i + 1])[0])
         source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
@@ -161,7 +163,7 @@ def replay(run: RunFolder, number: int) -> Replay:
     data = RecipeData.of_rows(recipe, catalog, np.unique(plan.ordinal))
     _check_buckets(data, record, step)
     world = _world_of(run, number)
-    ranks = [list(Feed(data, rank, world).row(plan, epoch.epoch, 0)) for rank in range(world)]
+    ranks = [list(StepSource(data, rank, world).row(plan, epoch.epoch, 0)) for rank in range(world)]
     return Replay(step, epoch, segment, plan, data, _since(run, data), ranks)
 
 

@@ -16,7 +16,7 @@ from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files
 from reelworks.data import position as positions
 from reelworks.data import resume
-from reelworks.data.position import Position
+from reelworks.data.position import DataPosition
 from reelworks.distributed.mesh import World
 from reelworks.recipe import diff
 from reelworks.recipe.dataset import RecipeData
@@ -58,7 +58,7 @@ def find(
     step: int | None,
     state: TrainState,
     options: RunOptions,
-) -> tuple[Position, list[str]]:
+) -> tuple[DataPosition, list[str]]:
     """Find where to train on, with the weights for it in place; also what to tell of it."""
     if step is None:
         begun, empty = positions.next_epoch(data, spec, None)
@@ -156,7 +156,9 @@ def spec_of(data: RecipeData, info: dict[str, Any], world: World) -> PlanSpec:
     return data.plan_spec(info["micro_batches_per_step"], info["slot_width"])
 
 
-def write(folder: RunFolder, data: RecipeData, position: Position, world: World, threads: int) -> list[str]:
+def write(
+    folder: RunFolder, data: RecipeData, position: DataPosition, world: World, threads: int
+) -> list[str]:
     """Write the plan's summary, what it leaves out, and the environment of this start; tell the plan."""
     spec, epoch = position.spec, position.epoch
     # The rest of an epoch says little about it; the whole one is planned for the summary alone.

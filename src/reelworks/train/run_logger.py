@@ -20,7 +20,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from reelworks.core import files, waiting_threads
 from reelworks.data.loader import MicroBatch
-from reelworks.data.position import Position
+from reelworks.data.position import DataPosition
 from reelworks.distributed.mesh import World
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run.events import EventLog
@@ -168,7 +168,7 @@ class Journal:
     debug: bool
     _told_of_spinning: bool = False
 
-    def epoch_begins(self, position: Position) -> None:
+    def epoch_begins(self, position: DataPosition) -> None:
         """Tell the plan of an epoch, or of the rest of one."""
         self.tell.event(
             "epoch",
@@ -181,7 +181,7 @@ class Journal:
             plan=position.plan.digest(),
         )
 
-    def step(self, done: Position, step: int, result: StepResult, seen: Seen, seconds: float) -> None:
+    def step(self, done: DataPosition, step: int, result: StepResult, seen: Seen, seconds: float) -> None:
         """Tell a step.
 
         Args:
@@ -249,7 +249,7 @@ class Journal:
                 "stop with Ctrl-C, set OMP_WAIT_POLICY=passive, and give the same command again"
             )
 
-    def _failures(self, done: Position, step: int, seen: Seen) -> list[Failure]:
+    def _failures(self, done: DataPosition, step: int, seen: Seen) -> list[Failure]:
         """Tell the clips that failed on any rank; returns those that are consumed by it."""
         mine = [
             {
@@ -283,7 +283,7 @@ class Journal:
                     )
         return consumed
 
-    def _clips(self, done: Position, step: int, result: StepResult, seen: Seen) -> None:
+    def _clips(self, done: DataPosition, step: int, result: StepResult, seen: Seen) -> None:
         """With --debug: the clips that this rank trained in the step."""
         folder = self.run.path / "debug"
         folder.mkdir(exist_ok=True)
@@ -302,7 +302,7 @@ class Journal:
         line = {"step": step, "epoch": done.epoch, "row": done.row, "shapes": shapes, "trained": trained}
         files.append_json_line(folder / f"steps-rank-{self.world.rank:05d}.jsonl", line)
 
-    def epoch_ends(self, position: Position) -> None:
+    def epoch_ends(self, position: DataPosition) -> None:
         """Account for every planned clip of the epoch.
 
         Raises:

@@ -13,7 +13,7 @@ from reelworks.generate import conditions, defaults, diffusers_pipeline, writers
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models.api import DenoiserInputs
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import validation
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -68,7 +68,7 @@ class Previewer:
     """Generates the recipe's previews; every rank computes, since weights may be in shards."""
 
     recipe: Recipe
-    boundary: Boundary[DenoiserInputs]
+    boundary: DtypeBoundary[DenoiserInputs]
     encoder: LiveEncoder
     state: TrainState
     world: World

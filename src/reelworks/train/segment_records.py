@@ -9,7 +9,7 @@ from typing import Any
 from reelworks.analysis import clip_history
 from reelworks.core import units
 from reelworks.data import plan_cache, segment_record
-from reelworks.data.position import Position
+from reelworks.data.position import DataPosition
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import history as told
 from reelworks.run import records
@@ -36,7 +36,7 @@ class RecordKeeper:
     _skipped: list[int] = field(default_factory=list)
     _failures: list[Failure] = field(default_factory=list)
 
-    def begin(self, position: Position, in_use: set[tuple[int, int]]) -> None:
+    def begin(self, position: DataPosition, in_use: set[tuple[int, int]]) -> None:
         """Record the segment that training begins, or goes on with.
 
         Args:
@@ -59,7 +59,7 @@ class RecordKeeper:
                 "tell its clips, and the data must not change before its end"
             )
 
-    def _take_up(self, position: Position) -> None:
+    def _take_up(self, position: DataPosition) -> None:
         """Begin to count, from what the events tell of the steps that the segment has done."""
         self._skipped, self._failures = [], []
         if not self._begun:
@@ -71,7 +71,7 @@ class RecordKeeper:
             outcome = _as_told(self.run, position.key, position.row)
             self._skipped, self._failures = outcome.skipped, outcome.failures
 
-    def _close_former(self, position: Position) -> None:
+    def _close_former(self, position: DataPosition) -> None:
         """Record how the segment before this one of the epoch ended, where a killed start could not."""
         if not position.segment:
             return
@@ -80,7 +80,7 @@ class RecordKeeper:
             rows = position.global_step - position.row - records.read_about(self.run, former).first_step
             records.write_outcome(self.run, former, _as_told(self.run, former, rows))
 
-    def _is_recorded(self, position: Position) -> bool:
+    def _is_recorded(self, position: DataPosition) -> bool:
         try:
             about = records.read(self.run, position.key, position.plan.digest()).about
         except RecordError:
@@ -107,7 +107,7 @@ class RecordKeeper:
             self._skipped.append(row)
         self._failures += failures
 
-    def end(self, position: Position) -> None:
+    def end(self, position: DataPosition) -> None:
         """Record how far the segment went."""
         outcome = Outcome(rows=position.row, skipped=self._skipped, failures=self._failures)
         try:

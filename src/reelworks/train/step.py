@@ -17,14 +17,14 @@ from torch import Tensor
 from reelworks.buckets.table import BucketTable
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
-from reelworks.data.loader import MicroBatch, Work
+from reelworks.data.loader import MicroBatch, MicroBatchRequest
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.lora import inject as lora
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import cost as weighing
 from reelworks.schedule.plan import EpochPlan
@@ -33,13 +33,13 @@ from reelworks.train import nonfinite as numbers
 from reelworks.train.batch_inputs import Example, training_example
 from reelworks.train.config import TrainConfig
 from reelworks.train.lr_schedule import learning_rate
-from reelworks.train.nonfinite import Blame, Suspects
+from reelworks.train.nonfinite import NonFiniteCandidates, NonFiniteCause
 from reelworks.train.state import TrainState
 
 _HEAD = 8
 
 
-class Votes(NamedTuple):
+class StepFlags(NamedTuple):
     """What a rank asks of all ranks at a step's edge; one rank's yes is everybody's.
 
     Attributes:
@@ -81,9 +81,9 @@ class StepResult:
     clips: int
     repeated: int
     failed: int
-    votes: Votes
+    votes: StepFlags
     on_demand: bool = False
-    blame: Blame | None = None
+    blame: NonFiniteCause | None = None
 
     @property
     def why_not(self) -> str:
@@ -98,15 +98,15 @@ class StepResult:
     def skipped(cls, rate: float) -> StepResult:
         """Of a step that the recipe leaves out."""
         # Ranks do not meet in it, so that each takes the others to be writing still.
-        votes = Votes(stop=False, save=False, writing=True)
+        votes = StepFlags(stop=False, save=False, writing=True)
         return cls(False, True, math.nan, {}, math.nan, rate, 0, 0, 0, votes, on_demand=True)
 
 
 @dataclass(frozen=True)
-class Stepper:
+class TrainStep:
     """All that a step needs and does not change, beside the state that it does."""
 
-    boundary: Boundary[DenoiserInputs]
+    boundary: DtypeBoundary[DenoiserInputs]
     encoder: LiveEncoder
     state: TrainState
     table: BucketTable
@@ -119,7 +119,7 @@ class Stepper:
         return self.recipe.train
 
     def run(
-        self, batches: Iterator[MicroBatch], plan: EpochPlan, row: int, step: int, votes: Votes
+        self, batches: Iterator[MicroBatch], plan: EpochPlan, row: int, step: int, votes: StepFlags
     ) -> StepResult:
         """Take one optimizer step.
 
@@ -135,7 +135,7 @@ class Stepper:
         sums[5:_HEAD] = torch.tensor(votes, dtype=torch.float64)
         rate = self.set_rate(step)
         self.state.optimizer.zero_grad()
-        suspects = Suspects()
+        suspects = NonFiniteCandidates()
         objective = self._objective(plan, row, step)
         for batch in batches:
             mesh.set_gradient_sync(self.state.module, batch.work.last)
@@ -182,7 +182,7 @@ class Stepper:
         sums: Tensor,
         step: int,
         objective: ObjectiveConfig,
-        suspects: Suspects,
+        suspects: NonFiniteCandidates,
     ) -> None:
         work, example = batch.work, self._example(batch, step, objective)
         losses = self._losses(work, example, objective)
@@ -205,7 +205,7 @@ class Stepper:
         sums[_HEAD + work.bucket] += loss_sum
         sums[_HEAD + len(self.table.buckets) + work.bucket] += weight_sum
 
-    def _losses(self, work: Work, example: Example, objective: ObjectiveConfig) -> Tensor:
+    def _losses(self, work: MicroBatchRequest, example: Example, objective: ObjectiveConfig) -> Tensor:
         """Loss of every clip: how far it is from what is there, or from what the base says."""
         base = None
         # On all ranks together: weights in shards are gathered by all or none.
@@ -225,7 +225,7 @@ class Stepper:
         rate: float,
         step: int,
         objective: ObjectiveConfig,
-        suspects: Suspects,
+        suspects: NonFiniteCandidates,
     ) -> StepResult:
         loss_sum, actual, clips, repeated, failed, *asked = sums[:_HEAD].tolist()
         n = len(self.table.buckets)
@@ -251,16 +251,16 @@ class Stepper:
             int(clips),
             int(repeated),
             int(failed),
-            Votes(*(n > 0 for n in asked)),
+            StepFlags(*(n > 0 for n in asked)),
             blame=blame,
         )
 
-    def _blame(self, suspects: Suspects, step: int, objective: ObjectiveConfig) -> Blame:
+    def _blame(self, suspects: NonFiniteCandidates, step: int, objective: ObjectiveConfig) -> NonFiniteCause:
         """Find where numbers stopped to be finite; all ranks come here together."""
         assert suspects.batch is not None, "a step has a micro-batch on every rank"
         example = self._example(suspects.batch, step, objective)
         found = numbers.origin(self.state.module, example.inputs, lambda: self.boundary(example.inputs))
-        return Blame.of(self.world.gather((found, suspects.clips)))
+        return NonFiniteCause.of(self.world.gather((found, suspects.clips)))
 
     def _gradient_norm(self, scale: float) -> float:
         """Scale gradients for clips that did not count, clip them, and return their norm before clipping.

@@ -13,13 +13,13 @@ from reelworks.catalog.scan import ScanProgress
 from reelworks.checkpoint.async_save import Background
 from reelworks.checkpoint.mirror import fetch
 from reelworks.checkpoint.mirror.mirror import Mirror
-from reelworks.checkpoint.mirror.remote import Place
+from reelworks.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
 from reelworks.data import empty_epoch, loader
 from reelworks.data import position as positions
-from reelworks.data.loader import Feed, MicroBatch
-from reelworks.data.position import Position
+from reelworks.data.loader import MicroBatch, StepSource
+from reelworks.data.position import DataPosition
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
@@ -28,7 +28,7 @@ from reelworks.media.decode_pool import DecodePool
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.lora import reading
 from reelworks.models.lora.base_model import Base
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import dataset
 from reelworks.recipe import load as recipes
 from reelworks.recipe.dataset import RecipeData
@@ -46,7 +46,7 @@ from reelworks.train.sample_logging import Previewer
 from reelworks.train.segment_records import RecordKeeper
 from reelworks.train.signals import Signals
 from reelworks.train.state import TrainState
-from reelworks.train.step import Stepper, StepResult, Votes
+from reelworks.train.step import StepFlags, StepResult, TrainStep
 from reelworks.train.validation import Validator
 
 
@@ -57,8 +57,8 @@ class Loop:
     recipe: Recipe
     run: RunFolder
     data: RecipeData
-    feed: Feed
-    stepper: Stepper
+    feed: StepSource
+    stepper: TrainStep
     validator: Validator
     previewer: Previewer
     keeper: Keeper
@@ -71,7 +71,7 @@ class Loop:
     _seconds: float = 0.0
     _skipped_in_a_row: int = 0
 
-    def go(self, position: Position, resumed: bool) -> str:
+    def go(self, position: DataPosition, resumed: bool) -> str:
         """Train from a position to the end.
 
         Returns:
@@ -119,12 +119,12 @@ class Loop:
             self.tell.event("stop", step=position.global_step, reason="finished")
         return "finished"
 
-    def _record_end(self, position: Position) -> None:
+    def _record_end(self, position: DataPosition) -> None:
         """Record how far the segment went, where training stops within an epoch."""
         if self.keeper.world.is_main and not position.at_end:
             self.journal.records.end(position)
 
-    def _complete(self, position: Position, pool: DecodePool) -> None:
+    def _complete(self, position: DataPosition, pool: DecodePool) -> None:
         """Do what a run that was killed behind its last save still owes."""
         step = position.global_step
         self.tell.say(f"nothing left to train at step {step}; raise train.max_steps or max_epochs")
@@ -133,17 +133,17 @@ class Loop:
         if not self.previewer.exist(step):
             self.previewer.run(step, self.tell)
 
-    def _is_done(self, position: Position) -> bool:
+    def _is_done(self, position: DataPosition) -> bool:
         return is_done(self.recipe.train, position)
 
-    def _begin(self, position: Position) -> None:
+    def _begin(self, position: DataPosition) -> None:
         if self.keeper.world.is_main:
             self.journal.records.begin(position, self.keeper.epochs_in_use())
         self.journal.epoch_begins(position)
         if not position.plan.steps:  # a resume found that all that was left of the epoch is gone
             self.journal.epoch_ends(position)
 
-    def _next_epoch(self, position: Position) -> Position:
+    def _next_epoch(self, position: DataPosition) -> DataPosition:
         position, empty = positions.next_epoch(self.data, position.spec, position)
         for epoch in empty:
             self.tell.say(f"epoch {epoch}: no clip was drawn")
@@ -151,7 +151,7 @@ class Loop:
             self._begin(position)
         return position
 
-    def _step(self, position: Position, source: Iterator[MicroBatch]) -> tuple[Position, Votes]:
+    def _step(self, position: DataPosition, source: Iterator[MicroBatch]) -> tuple[DataPosition, StepFlags]:
         began = time.monotonic()
         seen = Seen()
         step = position.global_step
@@ -176,7 +176,7 @@ class Loop:
         self._check(position, result)
         return position, result.votes
 
-    def _check(self, position: Position, result: StepResult) -> None:
+    def _check(self, position: DataPosition, result: StepResult) -> None:
         counts = position.counts
         if counts.failed > self.recipe.data.max_failure_share * counts.planned:
             raise UserError(
@@ -204,7 +204,7 @@ class Loop:
             "train.max_non_finite",
         )
 
-    def _after(self, position: Position, pool: DecodePool, votes: Votes | None = None) -> None:
+    def _after(self, position: DataPosition, pool: DecodePool, votes: StepFlags | None = None) -> None:
         """What is due at a step's edge: validation, preview, checkpoint, the epoch's account."""
         step, done = position.global_step, self._is_done(position)
         if position.at_end:
@@ -219,7 +219,7 @@ class Loop:
         if done or _due(self.recipe.preview.every_steps, step):
             self.previewer.run(step, self.tell)
 
-    def _validate(self, position: Position, pool: DecodePool) -> dict[str, float]:
+    def _validate(self, position: DataPosition, pool: DecodePool) -> dict[str, float]:
         began = time.monotonic()
         result = self.validator.run(pool)
         self._measured = {}
@@ -229,7 +229,7 @@ class Loop:
             self.journal.validation(position.global_step, result, time.monotonic() - began)
         return self._measured
 
-    def _metrics_of(self, position: Position) -> dict[str, float]:
+    def _metrics_of(self, position: DataPosition) -> dict[str, float]:
         """What was measured at this very step: a loss of another one is not this checkpoint's."""
         return self._measured if self._measured_step == position.global_step else {}
 
@@ -298,7 +298,7 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
         if world.is_main:
             check = stack.enter_context(lock.hold(folder.lock_file, say=print)).check
             if recipe.checkpoints.mirror is not None:
-                place = Place.open(recipe.checkpoints.mirror)
+                place = RemoteFilesystem.open(recipe.checkpoints.mirror)
                 # Before the scan, since the catalog may come from there too.
                 fetch.bring_back(place, folder, options.resume, print)
             dataset.scan_recipe(recipe, on_scan)
@@ -332,14 +332,14 @@ class _Start:
     threads: int
     said: list[str]
     check: Callable[[], None]
-    place: Place | None
+    place: RemoteFilesystem | None
 
 
 @dataclass(frozen=True)
 class _Model:
     """What is trained, sharded and with its optimizer, what it is fed through, and what its LoRA lies on."""
 
-    boundary: Boundary[DenoiserInputs]
+    boundary: DtypeBoundary[DenoiserInputs]
     encoder: LiveEncoder
     state: TrainState
     base: Base | None
@@ -409,7 +409,7 @@ def _build(start: _Start, *, resumed: bool) -> _Model:
     mesh.shard(
         denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, recipe.parallel.strategy
     )
-    return _Model(Boundary(denoiser), encoder, TrainState.start(denoiser, recipe.train), denoiser.base)
+    return _Model(DtypeBoundary(denoiser), encoder, TrainState.start(denoiser, recipe.train), denoiser.base)
 
 
 def _of_another_base(recipe: Recipe, base: Base | None) -> list[str]:
@@ -443,14 +443,14 @@ def _loop(
     boundary, encoder, state = model.boundary, model.encoder, model.state
     objective, seed = recipe.objective, recipe.seed
     train = recipe.train
-    feed = Feed(data, world.rank, world.size, train.max_steps, train.max_epochs, train.skips)
+    feed = StepSource(data, world.rank, world.size, train.max_steps, train.max_epochs, train.skips)
     background = Background(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     return Loop(
         recipe,
         folder,
         data,
         feed,
-        Stepper(boundary, encoder, state, data.table, world, recipe),
+        TrainStep(boundary, encoder, state, data.table, world, recipe),
         Validator(
             boundary, encoder, state, world, feed, data.held_out(), recipe.validation.times, objective, seed
         ),
@@ -466,7 +466,7 @@ def _not_held() -> None:
     """The main rank holds the run's lock for all."""
 
 
-def _agree(world: World, position: Position) -> None:
+def _agree(world: World, position: DataPosition) -> None:
     """Refuse to train where ranks planned differently, as with a catalog that one machine has an older copy of.
 
     Raises:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 
 from reelworks.data import loader
-from reelworks.data.loader import Feed, Work
+from reelworks.data.loader import MicroBatchRequest, StepSource
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.media.decode_pool import DecodePool
 from reelworks.models.api import DenoiserInputs
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.schedule.plan import Entries
 from reelworks.train.batch_inputs import validation_example
 from reelworks.train.state import TrainState
@@ -42,11 +42,11 @@ class Validation:
 class Validator:
     """Validates on the same held-out clips each time."""
 
-    boundary: Boundary[DenoiserInputs]
+    boundary: DtypeBoundary[DenoiserInputs]
     encoder: LiveEncoder
     state: TrainState
     world: World
-    feed: Feed
+    feed: StepSource
     held_out: Entries
     times: list[float]
     objective: ObjectiveConfig
@@ -75,7 +75,7 @@ class Validator:
         by_time = {f"{time:g}": mean for time, mean in zip(self.times, means, strict=True)}
         return Validation(sum(means) / len(means), by_time, clips)
 
-    def _work(self) -> Iterator[Work]:
+    def _work(self) -> Iterator[MicroBatchRequest]:
         """This rank's clips one by one; every rank gets as many, the last ones as fillers if need be."""
         rounds = -(-len(self.held_out) // self.world.size)
         for i in range(rounds):

@@ -9,7 +9,7 @@ from PIL import Image
 
 from reelworks.analysis import contact_sheet, discarded
 from reelworks.data import decode_requests, loader
-from reelworks.data.loader import Feed
+from reelworks.data.loader import StepSource
 from reelworks.generate import writers
 from reelworks.media.decode import load
 from reelworks.media.decode_pool import DecodePool
@@ -45,7 +45,7 @@ def test_the_window_of_the_whole_frame_is_the_frame_that_training_reads(data):
     assert len(entries) == 6
     for place in range(len(entries)):
         one = entries.take(np.array([place]))
-        (look,) = contact_sheet.look(data, one, lost[[place]], epoch=3)
+        (look,) = contact_sheet.sample_views(data, one, lost[[place]], epoch=3)
         (request,) = decode_requests.decode_requests(
             data, data.rows.find(one.uid), one.copy, int(one.bucket[0]), epoch=3
         )
@@ -93,7 +93,7 @@ def test_a_file_that_is_gone_is_told(folder, tmp_path):
     (tmp_path / "data" / "long.mp4").unlink()
     row = data.rows.path.to_pylist().index("long.mp4")
     place = entries.uid.tolist().index(int(data.rows.uid[row]))
-    (look,) = contact_sheet.look(data, entries.take(np.array([place])), np.zeros(1), epoch=0)
+    (look,) = contact_sheet.sample_views(data, entries.take(np.array([place])), np.zeros(1), epoch=0)
     assert look.frames is None
     assert look.error == "No such file or directory"
 
@@ -135,13 +135,16 @@ def test_what_is_shown_beside_clips_is_what_training_gets_beside_them(tmp_path, 
     """Companions and first frames are those of the stream, pixel by pixel; a mask that shows nothing fails in both."""
     data = made.opened(beside_recipe(tmp_path, kind))
     plan, pool, shown = data.plan(data.plan_spec(1, 1), 0), DecodePool(0, 60.0), 0
-    work = [one for row in range(plan.steps) for one in Feed(data, 0, 1).row(plan, 0, row)]
+    work = [one for row in range(plan.steps) for one in StepSource(data, 0, 1).row(plan, 0, row)]
     for batch in loader.read_ahead(work, pool, depth=2):
         uids, copies = batch.work.uids, batch.work.copies
         entries = Entries(
             uids, copies, np.zeros(len(uids), np.int64), np.full(len(uids), batch.work.bucket, np.int64)
         )
-        looks, reasons = contact_sheet.look(data, entries, np.zeros(len(uids)), epoch=0), dict(batch.failures)
+        looks, reasons = (
+            contact_sheet.sample_views(data, entries, np.zeros(len(uids)), epoch=0),
+            dict(batch.failures),
+        )
         for place, look in enumerate(looks):
             assert look.error == reasons.get(place, "")
             beside = {one.kind: one.frames for one in look.beside}

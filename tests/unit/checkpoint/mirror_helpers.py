@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from reelworks.checkpoint.config import MirrorConfig
 from reelworks.checkpoint.mirror.mirror import Mirror
-from reelworks.checkpoint.mirror.remote import Place
+from reelworks.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.run.folder import RunFolder
 
@@ -87,16 +87,16 @@ def new_run(path: Path, *steps: int) -> RunFolder:
     return run
 
 
-def place_at(path: Path, before: Callable[[int, str], None] = lambda call, name: None) -> Place:
-    return Place(Storage(before), str(path), str(path))
+def place_at(path: Path, before: Callable[[int, str], None] = lambda call, name: None) -> RemoteFilesystem:
+    return RemoteFilesystem(Storage(before), str(path), str(path))
 
 
-def mirror_of(run: RunFolder, place: Place, told: Told | None = None, **keys: Any) -> Mirror:
+def mirror_of(run: RunFolder, place: RemoteFilesystem, told: Told | None = None, **keys: Any) -> Mirror:
     config = MirrorConfig(url=place.url, **keys)
     return Mirror(place, run, run.info()["id"], config, told or Told())
 
 
-def copy(run: RunFolder, place: Place, *steps: int, **keys: Any) -> Told:
+def copy(run: RunFolder, place: RemoteFilesystem, *steps: int, **keys: Any) -> Told:
     """Mirror checkpoints one after the other, to the end."""
     told = Told()
     mirror = mirror_of(run, place, told, **keys)
@@ -109,7 +109,7 @@ def copy(run: RunFolder, place: Place, *steps: int, **keys: Any) -> Told:
     return told
 
 
-def shown(place: Place) -> list[int]:
+def shown(place: RemoteFilesystem) -> list[int]:
     """Steps with a manifest; raises if one of them is not whole."""
     steps = [step for step in place.steps() if place.manifest_data(step) is not None]
     return [place.complete(step).step for step in steps]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reelworks.checkpoint import disk_space
 from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
 from reelworks.checkpoint.forecast import forecast, saves
-from reelworks.checkpoint.policy import Moment, plan_retention
+from reelworks.checkpoint.policy import PolicyTime, plan_retention
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import storage
 from reelworks.core.errors import UserError
@@ -118,7 +118,7 @@ def test_no_run_comes_to_more_than_was_said(policy, losses, free_bytes, present,
 
 def survivors(records: list[Record], policy: CheckpointsConfig, room: float) -> list[Record]:
     free = 10**9 if room == math.inf else int(room) - 10 * len(records)
-    decisions = plan_retention(records, policy, Moment(0.0, next_bytes=10, free_bytes=free))
+    decisions = plan_retention(records, policy, PolicyTime(0.0, next_bytes=10, free_bytes=free))
     keep = {d.step for d in decisions if d.keep}
     return [r for r in records if r.step in keep]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
-from reelworks.checkpoint.policy import Decision, Moment, plan_retention
+from reelworks.checkpoint.policy import Decision, PolicyTime, plan_retention
 
 LOSS = "validation/loss"
 NAN, INF = math.nan, math.inf
@@ -35,7 +35,7 @@ def run(*losses: float | None, pinned: tuple[int, ...] = ()) -> list[Record]:
 
 
 def plan(records: list[Record], policy: CheckpointsConfig, **moment: Any) -> list[Decision]:
-    return plan_retention(records, policy, Moment(**{"now": 0.0, **moment}))
+    return plan_retention(records, policy, PolicyTime(**{"now": 0.0, **moment}))
 
 
 def kept(
@@ -179,7 +179,7 @@ POLICIES = st.builds(
     min_free=st.none() | st.integers(1, 900).map("{}B".format),
 )
 MOMENTS = st.builds(
-    Moment,
+    PolicyTime,
     now=st.floats(0, 1200),
     in_use=st.sets(st.integers(0, 40), max_size=2),
     other_bytes=st.integers(0, 200),
@@ -188,7 +188,7 @@ MOMENTS = st.builds(
 )
 
 
-def floor(records: list[Record], policy: CheckpointsConfig, moment: Moment) -> set[int]:
+def floor(records: list[Record], policy: CheckpointsConfig, moment: PolicyTime) -> set[int]:
     """What no policy may delete, told in another way than the policy does."""
     steps = {r.step for r in records if r.pinned or r.step in moment.in_use}
     if records:
@@ -200,7 +200,7 @@ def floor(records: list[Record], policy: CheckpointsConfig, moment: Moment) -> s
     return steps
 
 
-def keep(records: list[Record], policy: CheckpointsConfig, moment: Moment) -> set[int]:
+def keep(records: list[Record], policy: CheckpointsConfig, moment: PolicyTime) -> set[int]:
     return {d.step for d in plan_retention(records, policy, moment) if d.keep}
 
 

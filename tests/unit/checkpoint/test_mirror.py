@@ -14,7 +14,7 @@ from mirror_helpers import Told, copy, mirror_of, new_run, place_at, shown
 from reelworks.checkpoint import manifest
 from reelworks.checkpoint.config import MirrorConfig
 from reelworks.checkpoint.mirror import mirror as mirrors
-from reelworks.checkpoint.mirror.remote import ABANDONED, Place, folder_of
+from reelworks.checkpoint.mirror.remote import ABANDONED, RemoteFilesystem, folder_of
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core import digests
@@ -33,7 +33,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_a_copy_equals_the_checkpoint_and_has_what_a_resume_needs_beside_it(tmp_path: Path) -> None:
     """Names and bytes are those of the run folder; what can be made again, or is not whole, is not copied."""
     run, there = new_run(tmp_path / "run", 100), tmp_path / "mirror"
-    told = copy(run, Place.open(MirrorConfig(url=f"file://{there}")), 100)
+    told = copy(run, RemoteFilesystem.open(MirrorConfig(url=f"file://{there}")), 100)
     assert content(there / "checkpoints/step-000000100") == content(run.checkpoints_folder / "step-000000100")
     assert told.kinds() == ["mirrored", "mirror_retention"]
     here = content(run.path)
@@ -162,7 +162,7 @@ def test_wherever_an_upload_dies_no_half_checkpoint_is_shown(tmp_path: Path, tor
     """For each call: if nothing happens from it on (or a half of it), what is shown is whole; the next start heals."""
     run = new_run(tmp_path / "run", 200, 300)
 
-    def history(place: Place) -> None:
+    def history(place: RemoteFilesystem) -> None:
         copy(run, place, 200, 300, keep_last=1, keep_best=None)
 
     names = [""]
@@ -190,7 +190,7 @@ def test_wherever_an_upload_dies_no_half_checkpoint_is_shown(tmp_path: Path, tor
     assert torn or (200, 300) in seen
 
 
-def _tear(place: Place, at: int) -> None:
+def _tear(place: RemoteFilesystem, at: int) -> None:
     real = place._fs._real
 
     def put_file(source: str, target: str) -> None:
@@ -311,13 +311,13 @@ def test_addresses_that_cannot_work_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match="not an address"):
-        Place.open(MirrorConfig(url="s4://bucket/run"))
+        RemoteFilesystem.open(MirrorConfig(url="s4://bucket/run"))
     with pytest.raises(UserError, match="does not exist") as caught:
-        Place.open(MirrorConfig(url=str(tmp_path / "not mounted" / "run")))
+        RemoteFilesystem.open(MirrorConfig(url=str(tmp_path / "not mounted" / "run")))
     assert "mount" in caught.value.remedy
     monkeypatch.setitem(sys.modules, "s3fs", None)
     # As where it is not installed and nobody has asked for it yet.
     monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
     with pytest.raises(UserError) as caught:
-        Place.open(MirrorConfig(url="s3://bucket/run"))
+        RemoteFilesystem.open(MirrorConfig(url="s3://bucket/run"))
     assert caught.value.remedy == "pip install 'reelworks[s3]'"

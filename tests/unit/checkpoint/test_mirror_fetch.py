@@ -11,7 +11,7 @@ from checkpoint_helpers import Killed
 from mirror_helpers import copy, new_run, place_at
 
 from reelworks.checkpoint.mirror.fetch import bring_back
-from reelworks.checkpoint.mirror.remote import Place
+from reelworks.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core import storage
@@ -195,7 +195,7 @@ def test_two_catalogs_are_never_mixed(tmp_path: Path, mirror: Path) -> None:
 def test_wherever_a_fetch_dies_the_next_one_completes_it(tmp_path: Path, mirror: Path) -> None:
     """For each change of the disk: a process that dies at it leaves no checkpoint or a whole one."""
 
-    def attempt(run: RunFolder, place: Place, die_at: int) -> int:
+    def attempt(run: RunFolder, place: RemoteFilesystem, die_at: int) -> int:
         count = 0
 
         def guard(call: str, path: Path) -> None:

@@ -13,7 +13,7 @@ from mirror_helpers import copy, new_run, shown
 from reelworks.checkpoint.config import MirrorConfig
 from reelworks.checkpoint.mirror import fetch
 from reelworks.checkpoint.mirror import mirror as mirrors
-from reelworks.checkpoint.mirror.remote import Place
+from reelworks.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core.errors import UserError
@@ -40,8 +40,10 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
 
 
-def place_in(bucket: str, endpoint: str) -> Place:
-    return Place.open(MirrorConfig(url=f"s3://{bucket}/runs/first", options={"endpoint_url": endpoint}))
+def place_in(bucket: str, endpoint: str) -> RemoteFilesystem:
+    return RemoteFilesystem.open(
+        MirrorConfig(url=f"s3://{bucket}/runs/first", options={"endpoint_url": endpoint})
+    )
 
 
 def test_a_run_survives_the_loss_of_its_disk(tmp_path: Path, endpoint: str) -> None:

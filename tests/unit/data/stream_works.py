@@ -10,7 +10,7 @@ import torch
 from stream_crash import Deadly
 
 from reelworks.core.shape import Shape
-from reelworks.data.loader import MicroBatch, Work
+from reelworks.data.loader import MicroBatch, MicroBatchRequest
 from reelworks.media.decode import Request
 
 SHAPE = Shape(1, 16, 16)
@@ -21,9 +21,11 @@ def request(path: Path | Deadly) -> Request:
     return Request(path, True, SHAPE)  # type: ignore[arg-type]
 
 
-def work(row: int, paths: list[Any], real: list[bool] | None = None, filler: bool = False) -> Work:
+def work(
+    row: int, paths: list[Any], real: list[bool] | None = None, filler: bool = False
+) -> MicroBatchRequest:
     n = len(paths)
-    return Work(
+    return MicroBatchRequest(
         epoch=0,
         row=row,
         index=0,

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from stream_works import LONG_SECONDS, greys, request, work
 
-from reelworks.data.loader import Work, read_ahead
+from reelworks.data.loader import MicroBatchRequest, read_ahead
 from reelworks.media.decode import Request
 from reelworks.media.decode_pool import DecodePool, Failure, Job
 
@@ -87,7 +87,7 @@ def test_a_clip_that_fails_counts_nothing_and_tells_why(pictures: list[Path], tm
 def test_no_more_is_read_ahead_than_asked_for(pictures: list[Path]) -> None:
     taken: list[int] = []
 
-    def source() -> Iterator[Work]:
+    def source() -> Iterator[MicroBatchRequest]:
         for row in range(8):
             taken.append(row)
             yield work(row, [pictures[row]])

@@ -20,7 +20,7 @@ from stream_works import LONG_SECONDS, greys, request, work
 
 from reelworks.data.loader import read_ahead
 from reelworks.media import decode_pool
-from reelworks.media.decode_pool import Crew, DecodePool
+from reelworks.media.decode_pool import DecodePool, DecodeProcesses
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_clip_that_hangs_is_ended_named_and_not_tried_again(
 
 
 def test_what_is_left_of_a_lost_crew_is_ended(pictures: list[Path], pipe: Path, tmp_path: Path) -> None:
-    lost = Crew(2)
+    lost = DecodeProcesses(2)
     lost.submit(1, request(pipe))
     wait_until(lambda: any(place.number == 1 for place in lost._places))
     with pytest.raises(BrokenProcessPool):

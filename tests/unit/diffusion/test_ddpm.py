@@ -25,7 +25,7 @@ def draw(*shape, seed=0):
 @pytest.mark.parametrize("name", NAMES)
 def test_inputs_and_losses_are_those_of_the_scheduler(name):
     """x_t, the target and the loss at steps from first to last equal diffusers'."""
-    objective = objectives.of(ObjectiveConfig(name=name))
+    objective = objectives.from_config(ObjectiveConfig(name=name))
     scheduler = diffusers.DDPMScheduler(**SCHEDULE, prediction_type=NAMES[name])
     x0, noise, output = (draw(4, 3, 1, 4, 6, seed=i) for i in range(3))
     t = torch.tensor([0, 1, 500, 999])
@@ -64,7 +64,7 @@ def test_sampling_with_a_perfect_network_ends_at_the_data(name):
 
 def test_steps_are_whole_numbers_and_all_alike():
     """Draws in [0, 1) become each of the 1000 steps, and nothing is shifted."""
-    objective = objectives.of(ObjectiveConfig(name="epsilon"))
+    objective = objectives.from_config(ObjectiveConfig(name="epsilon"))
     before, after = objective.times(torch.arange(1000, dtype=torch.float64) / 1000 + 1e-6, 7.0)
     assert before.tolist() == after.tolist() == list(range(1000))
     assert not objective.learns_variance

@@ -16,7 +16,7 @@ from reelworks.diffusion.config import ObjectiveConfig
 FOLDER = Path(__file__).parents[2] / "golden"
 GOLDEN = load_file(FOLDER / "iddpm.safetensors")
 TRAIN = {key.removeprefix("train/"): value for key, value in GOLDEN.items() if key.startswith("train/")}
-IDDPM = objectives.of(ObjectiveConfig(name="iddpm"))
+IDDPM = objectives.from_config(ObjectiveConfig(name="iddpm"))
 
 
 def assert_same(ours, golden, tolerance=1e-5):

@@ -14,7 +14,7 @@ every_objective = pytest.mark.parametrize("name", ["rectified-flow", "iddpm", "e
 
 def case(name):
     g = torch.Generator().manual_seed(0)
-    objective = objectives.of(ObjectiveConfig(name=name))
+    objective = objectives.from_config(ObjectiveConfig(name=name))
     x0, noise = (torch.randn(SHAPE, generator=g) for _ in range(2))
     t = torch.tensor([300.0, 700.0])
     channels = 6 if objective.learns_variance else 3

@@ -141,11 +141,11 @@ def test_a_range_keeps_the_density_within_it(kind, ratio):
     made = []
     for low, high in ((0.0, 875.0), (875.0, 1000.0)):
         config = ObjectiveConfig(timestep_sampling=kind, timestep_range=[low, high])
-        _, t = objectives.of(config).times(u, ratio)
+        _, t = objectives.from_config(config).times(u, ratio)
         assert (t >= low - 1e-3).all()
         assert (t <= high + 1e-3).all()
         made.append(t)
-    _, whole = objectives.of(ObjectiveConfig(timestep_sampling=kind)).times(u, ratio)
+    _, whole = objectives.from_config(ObjectiveConfig(timestep_sampling=kind)).times(u, ratio)
     assert (whole < 875).double().mean() == pytest.approx(shares, abs=1e-3)
     quantiles = torch.tensor([0.1, 0.5, 0.9])
     below = torch.quantile(whole[whole < 875], quantiles)
@@ -164,7 +164,7 @@ def test_a_range_without_width_is_refused():
 def test_the_logit_of_a_timestep_has_the_mean_and_deviation_asked_for(mean, std, ratio):
     u = torch.arange(0.5, 20000, dtype=torch.float64) / 20000
     config = ObjectiveConfig(logit_mean=mean, logit_std=std, timestep_shift=ratio)
-    before, after = objectives.of(config).times(u, ratio)
+    before, after = objectives.from_config(config).times(u, ratio)
     logit = torch.logit(before.double() / 1000)
     assert logit.mean().item() == pytest.approx(mean, abs=1e-3)
     assert logit.std().item() == pytest.approx(std, rel=1e-2)

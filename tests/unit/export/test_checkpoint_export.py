@@ -104,7 +104,7 @@ def test_a_live_state_gives_the_same_file_as_its_checkpoint(
 def test_large_exports_are_shards_with_an_index_as_published_ones_are(tmp_path: Path) -> None:
     model = Model().state_dict()
     entries = safetensors_file.ordered(
-        safetensors_file.Entry(n, v.dtype, tuple(v.shape)) for n, v in model.items()
+        safetensors_file.TensorRange(n, v.dtype, tuple(v.shape)) for n, v in model.items()
     )
     target = tmp_path / "model.safetensors"
     written = safetensors_file.write(
@@ -126,7 +126,7 @@ def test_each_tensor_starts_at_a_multiple_of_its_width(tmp_path: Path) -> None:
     """So that readers may map it instead of copying, whatever odd sizes stand before it."""
     tensors = {"a": torch.ones(3, dtype=torch.bool), "b": torch.ones(5).bfloat16(), "c": torch.ones(3)}
     entries = safetensors_file.ordered(
-        safetensors_file.Entry(n, v.dtype, tuple(v.shape)) for n, v in tensors.items()
+        safetensors_file.TensorRange(n, v.dtype, tuple(v.shape)) for n, v in tensors.items()
     )
     (path,) = safetensors_file.write(
         tmp_path / "w.safetensors", entries, [tensors[e.name] for e in entries], {}

@@ -12,7 +12,7 @@ from reelworks.core.shape import Geometry, Shape
 from reelworks.generate import conditions, pipeline, writers
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import load as recipes
 from reelworks.train import build
 
@@ -39,7 +39,7 @@ def made(model="stdit3-tiny", objective="rectified-flow"):
     denoiser = build.denoiser(recipe, CPU)
     for parameter in denoiser.module.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    return Boundary(denoiser), build.encoder(recipe, CPU), recipe.objective
+    return DtypeBoundary(denoiser), build.encoder(recipe, CPU), recipe.objective
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import published, sampling
 from reelworks.models.config import ADAPTED
 from reelworks.models.text import encoders as texts
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import load as recipes
 from reelworks.train import build
 
@@ -64,7 +64,7 @@ def recipe_for(name, place, **tables):
 
 
 def made_by(recipe, options):
-    boundary = Boundary(build.denoiser(recipe, CPU))
+    boundary = DtypeBoundary(build.denoiser(recipe, CPU))
     return diffusers_pipeline.generate(recipe, boundary, build.encoder(recipe, CPU), [PROMPT], options)
 
 
@@ -144,7 +144,7 @@ def test_lowered_products_keep_latents_and_times_exact(places):
         with_kwargs=True,
     )
     encoder = build.encoder(recipe, CPU)
-    lowered = diffusers_pipeline.generate(recipe, Boundary(denoiser), encoder, [PROMPT], options)
+    lowered = diffusers_pipeline.generate(recipe, DtypeBoundary(denoiser), encoder, [PROMPT], options)
     assert set(seen) == {torch.bfloat16, (torch.float32, torch.float32)}
     exact = made_by(recipe_for("flux-tiny", place), options)
     assert 0 < np.abs(lowered.clips[0].astype(int) - exact.clips[0]).mean() < 2
@@ -198,7 +198,7 @@ def test_where_no_pipeline_can_our_sampler_does_and_says_why(places):
     """Embedded encoders, given frames, other outputs and an own wish are named; asking for a pipeline then fails."""
     place = places("wan-tiny")
     recipe = recipe_for("wan-tiny", place)
-    boundary = Boundary(build.denoiser(recipe, CPU))
+    boundary = DtypeBoundary(build.denoiser(recipe, CPU))
     options = options_for("wan-tiny")
     assert diffusers_pipeline.why_not(recipe, boundary, options) is None
     given = options_for("wan-tiny", conditions=Conditions(np.zeros((1, 32, 64, 3), np.uint8)))

@@ -22,7 +22,7 @@ from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.generate import defaults
-from reelworks.generate.load_run import Trained
+from reelworks.generate.load_run import LoadedModel
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.recipe import load as recipes
 from reelworks.run.events import EventLog
@@ -64,7 +64,7 @@ def run(made: Path, tmp_path: Path) -> RunFolder:
 
 def refusal(source: Path) -> UserError:
     with pytest.raises(UserError) as caught:
-        Trained.load(source)
+        LoadedModel.load(source)
     return caught.value
 
 
@@ -86,7 +86,7 @@ def test_paths_are_understood_wherever_they_are_typed(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, inside: str, typed: str, step: int
 ) -> None:
     monkeypatch.chdir(run.path.parent / inside)
-    assert Trained.load(Path(typed)).step == step
+    assert LoadedModel.load(Path(typed)).step == step
 
 
 def test_checkpoints_may_lie_elsewhere_and_a_run_be_called_anything(
@@ -94,17 +94,17 @@ def test_checkpoints_may_lie_elsewhere_and_a_run_be_called_anything(
 ) -> None:
     run.checkpoints_folder.rename(tmp_path / "disk")
     run.checkpoints_folder.symlink_to(tmp_path / "disk")
-    assert Trained.load(run.checkpoints_folder / "step-000000002").step == 2
+    assert LoadedModel.load(run.checkpoints_folder / "step-000000002").step == 2
     (tmp_path / "checkpoints").mkdir()
     run.path.rename(tmp_path / "checkpoints" / "run")
     monkeypatch.chdir(tmp_path / "checkpoints")
-    assert Trained.load(Path("run")).step == 4
+    assert LoadedModel.load(Path("run")).step == 4
 
 
 def test_damaged_checkpoints_are_passed_over_and_told_if_there_is_no_other(run: RunFolder) -> None:
     store = CheckpointStore(run.checkpoints_folder)
     (store.path(4) / "manifest.json").unlink()
-    assert Trained.load(run.path).step == 2
+    assert LoadedModel.load(run.path).step == 2
     shard = next((store.path(2) / "dcp").glob("*.distcp"))
     shard.write_bytes(shard.read_bytes()[:-1])
     error = refusal(run.path)
@@ -129,7 +129,7 @@ def test_a_run_before_its_first_save_says_so(run: RunFolder) -> None:
 )
 def test_a_size_beyond_memory_is_named(run: RunFolder, shape: Shape, named: str) -> None:
     with pytest.raises(UserError, match="does not fit into memory") as caught:
-        Trained.load(run.path).generate(["x"], dataclasses.replace(OPTIONS, shape=shape))
+        LoadedModel.load(run.path).generate(["x"], dataclasses.replace(OPTIONS, shape=shape))
     assert (caught.value.value, caught.value.remedy) == (named, "lower one of them")
     assert "--height" in str(caught.value)
 
@@ -143,12 +143,12 @@ def test_a_checkpoint_is_generated_with_by_the_recipe_of_its_step(run: RunFolder
         log.write("start", recipe=kept, resumed_from=step - 2)
         log.write("step", step=step)
     store = CheckpointStore(run.checkpoints_folder)
-    assert Trained.load(store.path(2)).recipe.objective.timestep_shift == 2.0
-    assert Trained.load(run.path).recipe.objective.timestep_shift == 3.0
+    assert LoadedModel.load(store.path(2)).recipe.objective.timestep_shift == 2.0
+    assert LoadedModel.load(run.path).recipe.objective.timestep_shift == 3.0
 
 
 def test_other_errors_of_generation_stay_what_they_are(run: RunFolder) -> None:
-    model = Trained.load(run.path)
+    model = LoadedModel.load(run.path)
     model.boundary.denoiser.module.x_embedder = torch.nn.Linear(1, 1)
     with pytest.raises((RuntimeError, TypeError)):
         model.generate(["x"], OPTIONS)
@@ -241,7 +241,7 @@ def test_generate_takes_the_size_that_was_trained(
     monkeypatch.setattr(sys, "argv", ["reelworks", *arguments, "--num-inference-steps", "1"])
     Image.new("RGB", (16, 24)).save(run.path / "made.png")
     if "×" not in said:
-        monkeypatch.delattr(Trained, "load")  # told before the model is made
+        monkeypatch.delattr(LoadedModel, "load")  # told before the model is made
     with pytest.raises(SystemExit):
         cli.main()
     assert said in "".join(capsys.readouterr())

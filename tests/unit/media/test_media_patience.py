@@ -124,5 +124,5 @@ def test_a_verdict_on_the_file_is_given_at_once(
     ],
 )
 def test_which_errors_may_pass(code: int | None, may: bool) -> None:
-    assert retry.may_pass(OSError(code, "storage says")) == may
-    assert not retry.may_pass(ValueError(code))
+    assert retry.is_transient(OSError(code, "storage says")) == may
+    assert not retry.is_transient(ValueError(code))

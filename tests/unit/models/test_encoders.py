@@ -78,7 +78,7 @@ def test_long_captions_keep_their_first_words_and_empty_ones_have_a_token():
 def test_words_beyond_the_end_are_counted(caption, unseen):
     encoder = registry.build_text_encoder(TextConfig(dim=16, max_length=4))
     assert encoder.unseen(caption) == unseen
-    seen = " ".join(hashed.words(caption)[: len(hashed.words(caption)) - unseen])
+    seen = " ".join(hashed.split_words(caption)[: len(hashed.split_words(caption)) - unseen])
     assert torch.equal(encoder.encode([caption])[0], encoder.encode([seen])[0])
 
 

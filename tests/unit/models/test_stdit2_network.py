@@ -10,7 +10,7 @@ from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.precision import audit
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 
 TINY = ModelConfig(name="stdit2-tiny", hidden_size=48, depth=2, num_heads=2)
 
@@ -60,7 +60,7 @@ def test_dtypes_fit_at_every_shape_and_bfloat16_trains():
     """The audit passes without numbers, and a step in bfloat16 gives every parameter a gradient."""
     denoiser = stir(build(compute=torch.bfloat16))
     assert audit.audit(denoiser, [inputs(), inputs(T=1, H=3)]) == 2
-    out = Boundary(denoiser)(inputs())
+    out = DtypeBoundary(denoiser)(inputs())
     assert out.dtype == torch.float32
     out.square().mean().backward()
     assert all(p.grad is not None and p.grad.any() for p in denoiser.module.parameters())

@@ -11,7 +11,7 @@ from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.models.api import DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 
 TINY = ModelConfig(name="stdit3-tiny", hidden_size=32, depth=1, num_heads=2)
 PIXEL = AutoencoderConfig(stride=2)
@@ -151,7 +151,7 @@ def one_rank():
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_sharded_in_bfloat16_it_trains_and_keeps_its_key_names(checkpointing):
     plain = stir(build(compute=torch.bfloat16))
-    want = Boundary(plain)(inputs())
+    want = DtypeBoundary(plain)(inputs())
     want.square().mean().backward()
     sharded = stir(
         build(TINY.model_copy(update={"gradient_checkpointing": checkpointing}), compute=torch.bfloat16)
@@ -162,7 +162,7 @@ def test_sharded_in_bfloat16_it_trains_and_keeps_its_key_names(checkpointing):
     mesh = distributed.init_device_mesh("cpu", (1,))
     for block in (*sharded.sharding().blocks, sharded.module):
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    out = Boundary(sharded)(inputs())
+    out = DtypeBoundary(sharded)(inputs())
     out.square().mean().backward()
     assert (out - want).abs().max() < 0.05 * want.abs().max()
     assert list(sharded.module.state_dict()) == list(plain.module.state_dict())

@@ -11,7 +11,7 @@ from reelworks.models.api import INPUT_ROLES, DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.precision import boundary
 from reelworks.precision.audit import audit
-from reelworks.precision.boundary import Boundary, DtypeError
+from reelworks.precision.boundary import DtypeBoundary, DtypeError
 from reelworks.precision.contract import Contract
 from reelworks.precision.dtype_guard import guard
 
@@ -82,12 +82,12 @@ def test_float32_latents_into_a_bfloat16_model_train_through_the_boundary(storag
     denoiser = build(storage=storage)
     batch = inputs()
     with guard(denoiser.module):
-        out = Boundary(denoiser)(batch)
+        out = DtypeBoundary(denoiser)(batch)
     assert (out.dtype, out.shape) == (F32, batch.latent.shape)
     out.square().mean().backward()
     grads = [p.grad for p in denoiser.module.parameters()]
     assert all(g is not None and g.dtype == storage and torch.isfinite(g).all() for g in grads)
-    reference = Boundary(build(F32, F32))(batch)
+    reference = DtypeBoundary(build(F32, F32))(batch)
     assert (out - reference).norm() < 0.03 * reference.norm()
 
 
@@ -100,7 +100,7 @@ def test_time_and_size_reach_the_module_exactly_under_bfloat16_compute(storage):
         child.register_forward_hook(
             lambda _, args, out, name=name: seen.setdefault(name, (args, out)) and None
         )
-    Boundary(denoiser)(inputs())
+    DtypeBoundary(denoiser)(inputs())
     (_, height, width), places = seen["pos_embed"]
     assert seen["t_embedder"][0][0].tolist() == [999.0, 999.0]
     assert seen["fps_embedder"][0][0].tolist() == torch.tensor([23.976] * 2).tolist()
@@ -117,7 +117,7 @@ def test_a_boundary_left_out_names_module_dtypes_and_remedy():
     message = str(error.value)
     assert message.startswith("x_embedder.proj: PatchProjection got an input of float32")
     assert "weights of bfloat16" in message
-    assert "remedy: call STDiT3 through precision.Boundary" in message
+    assert "remedy: call STDiT3 through precision.DtypeBoundary" in message
     with guard(denoiser.module), pytest.raises(DtypeError, match=r"^y_embedder\.y_proj\.fc1: Linear"):
         denoiser.predict(dataclasses.replace(batch, latent=batch.latent.to(BF16)))
 

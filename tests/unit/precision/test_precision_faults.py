@@ -16,7 +16,7 @@ from torch.nn import functional
 from reelworks.core.errors import UserError
 from reelworks.models.autoencoders.opensora.video import CONTRACT as HALF_OVERFLOWS
 from reelworks.precision import audit
-from reelworks.precision.boundary import Boundary, DtypeError, check_contract
+from reelworks.precision.boundary import DtypeBoundary, DtypeError, check_contract
 from reelworks.precision.contract import Contract, Role
 from reelworks.precision.dtype_guard import guard
 
@@ -362,7 +362,7 @@ def test_the_real_pass_names_them_too() -> None:
         made = denoiser(storage)
         plant(made)
         with pytest.raises(DtypeError, match=f"^{path}: "), guard(made.module):
-            Boundary(made)(inputs()).sum().backward()
+            DtypeBoundary(made)(inputs()).sum().backward()
 
 
 @pytest.mark.parametrize("storage", [BF16, F32])
@@ -371,4 +371,4 @@ def test_a_model_without_fault_has_none(storage: torch.dtype, sharded: bool) -> 
     """On neither path that training can take, without numbers and with them."""
     assert faults(denoiser(storage), sharded=sharded) == []
     with guard((made := denoiser(storage)).module):
-        Boundary(made)(inputs()).sum().backward()
+        DtypeBoundary(made)(inputs()).sum().backward()

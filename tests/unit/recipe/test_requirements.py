@@ -34,7 +34,7 @@ def test_every_preset_has_its_parts_and_they_fit():
         parts = published.parts(name)
         text = TextConfig(name=parts.text, weights="-")
         autoencoder = config.AutoencoderConfig(name=parts.autoencoder, weights="-")
-        neighbours = config.Neighbours(config.latent_channels(autoencoder), text.dim, text.pooled_dim)
+        neighbours = config.ComponentShapes(config.latent_channels(autoencoder), text.dim, text.pooled_dim)
         assert preset.fit(neighbours) == preset, name
 
 

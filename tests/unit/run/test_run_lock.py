@@ -20,7 +20,7 @@ import pytest
 
 from reelworks.core.errors import UserError
 from reelworks.run import heartbeat, lock
-from reelworks.run.holder import Holder
+from reelworks.run.holder import LockOwner
 from reelworks.run.lock import LockLost
 
 # Holds, then answers each line it is given with what it knows of its lock.
@@ -225,7 +225,7 @@ def test_a_short_pause_costs_nothing(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_locks")
 def test_of_several_that_wait_one_takes_over(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
-    (tmp_path / ".lock.heartbeat").write_text(Holder(1, "gone", 0.0, "t").to_json(beats=3))
+    (tmp_path / ".lock.heartbeat").write_text(LockOwner(1, "gone", 0.0, "t").to_json(beats=3))
     taken, refused = [], []
 
     def take() -> None:

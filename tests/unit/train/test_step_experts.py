@@ -84,5 +84,5 @@ def test_no_timestep_lies_on_the_other_side(uniform, shift, kind):
     """Rounding never carries a clip over the boundary, where a rank would call the expert that the others do not."""
     for low, high in ([0.0, 875.0], [875.0, 1000.0]):
         config = ObjectiveConfig(timestep_sampling=kind, timestep_range=[low, high])
-        _, t_B = objectives.of(config).times(torch.tensor(uniform, dtype=torch.float64), shift)
+        _, t_B = objectives.from_config(config).times(torch.tensor(uniform, dtype=torch.float64), shift)
         assert ((t_B >= 875) == (low == 875)).all()

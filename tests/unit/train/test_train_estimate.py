@@ -12,7 +12,7 @@ from reelworks.buckets import table
 from reelworks.buckets.table import BucketTable
 from reelworks.models import config, published
 from reelworks.models.config import geometry
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.quickstart import memory_presets
 from reelworks.recipe import load
 from reelworks.recipe.recipe import Recipe
@@ -66,14 +66,14 @@ def test_estimates_are_what_a_real_pass_takes(name: str, checkpointing: bool) ->
 
     def run() -> None:
         inputs = dry_run.blank(encoder, buckets.buckets[0], 2, cpu)
-        output = Boundary(denoiser)(inputs)
+        output = DtypeBoundary(denoiser)(inputs)
         torch.autograd.backward(output, torch.zeros_like(output))
 
     run()  # whatever is only made once
     denoiser.module.zero_grad(set_to_none=True)
     assert found.memory.activations == pytest.approx(allocated(run), rel=0.1)
     with contract.counted() as activations:
-        Boundary(denoiser)(dry_run.blank(encoder, buckets.buckets[0], 2, cpu))
+        DtypeBoundary(denoiser)(dry_run.blank(encoder, buckets.buckets[0], 2, cpu))
     assert found.memory.activations >= activations.bytes
 
 
@@ -94,7 +94,7 @@ def test_figures_of_check_are_what_a_real_pass_takes(name: str, checkpointing: b
 
     def run() -> None:
         inputs = dry_run.blank(encoder, buckets.buckets[0], 2, cpu)
-        output = Boundary(denoiser)(inputs)
+        output = DtypeBoundary(denoiser)(inputs)
         torch.autograd.backward(output, torch.zeros_like(output))
 
     run()  # after which gradients are there, as from the second micro-batch on

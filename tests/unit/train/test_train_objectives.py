@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from reelworks.core.shape import Shape
-from reelworks.data.loader import MicroBatch, Work
-from reelworks.precision.boundary import Boundary
+from reelworks.data.loader import MicroBatch, MicroBatchRequest
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import load
 from reelworks.train import build
 from reelworks.train.batch_inputs import training_example, validation_example
@@ -35,7 +35,7 @@ def recipe_of(model, objective):
 def micro_batch(uids):
     frames = np.random.default_rng(0).integers(0, 256, (len(uids), 4, 32, 32, 3), dtype=np.uint8)
     count = len(uids)
-    work = Work(
+    work = MicroBatchRequest(
         epoch=0,
         row=0,
         index=0,
@@ -62,7 +62,7 @@ def test_any_network_learns_by_any_objective(model, objective):
     recipe = recipe_of(model, objective)
     denoiser, encoder = build.denoiser(recipe, CPU), build.encoder(recipe, CPU)
     assert denoiser.module.config.pred_sigma == (objective == "iddpm")
-    boundary, batch = Boundary(denoiser), micro_batch([1, 2, 3, 4])
+    boundary, batch = DtypeBoundary(denoiser), micro_batch([1, 2, 3, 4])
     parameters = list(denoiser.module.parameters())
     losses = []
     for _ in range(12):

@@ -18,8 +18,8 @@ from reelworks.distributed.mesh import World
 from reelworks.generate import defaults, writers
 from reelworks.models import registry
 from reelworks.models.config import PRESETS
-from reelworks.models.sampling import Usual
-from reelworks.precision.boundary import Boundary
+from reelworks.models.sampling import SamplingDefaults
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import dataset
 from reelworks.recipe import load as recipes
 from reelworks.recipe.dataset import RecipeData
@@ -117,8 +117,8 @@ def test_every_model_is_sampled_in_some_usual_way() -> None:
         found = defaults.sampling.usual(name)
         assert found.guidance_scale >= 1, name
         assert found.num_inference_steps >= 1, name
-    assert defaults.sampling.usual("flux-schnell") == Usual(1.0, 4)
-    assert defaults.sampling.usual("flux2-tiny") == Usual(4.0, 50)
+    assert defaults.sampling.usual("flux-schnell") == SamplingDefaults(1.0, 4)
+    assert defaults.sampling.usual("flux2-tiny") == SamplingDefaults(4.0, 50)
 
 
 def test_previews_beyond_memory_end_no_training(
@@ -128,7 +128,7 @@ def test_previews_beyond_memory_end_no_training(
     fits, too_large = data_of(num_frames=1, num_inference_steps=2), data_of(height=8 * 10**12)
     recipe = fits.recipe
     denoiser = build.denoiser(recipe, CPU)
-    parts = (Boundary(denoiser), build.encoder(recipe, CPU), TrainState.start(denoiser, recipe.train))
+    parts = (DtypeBoundary(denoiser), build.encoder(recipe, CPU), TrainState.start(denoiser, recipe.train))
     run = RunFolder(tmp_path / "run")
     with Recorder(run, main=True, total_steps=1, first_step=0) as tell:
         for data in (too_large, fits):

@@ -10,20 +10,20 @@ import torch
 
 from reelworks.buckets import table
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
-from reelworks.data.loader import MicroBatch, Work
+from reelworks.data.loader import MicroBatch, MicroBatchRequest
 from reelworks.distributed.mesh import World
 from reelworks.media.decode import Request
 from reelworks.models.config import AutoencoderConfig, ModelConfig, geometry
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import load
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import build
 from reelworks.train.batch_inputs import training_example
-from reelworks.train.nonfinite import Blame, Origin, not_finite
+from reelworks.train.nonfinite import NonFiniteCause, NonFiniteSource, not_finite
 from reelworks.train.state import TrainState
-from reelworks.train.step import Stepper, Votes
+from reelworks.train.step import StepFlags, TrainStep
 
-QUIET = Votes(stop=False, save=False, writing=False)
+QUIET = StepFlags(stop=False, save=False, writing=False)
 
 MODEL = ModelConfig(name="stdit3-tiny", hidden_size=32, depth=1, num_heads=2)
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 def stepper():
     """Make a stepper around a model whose every layer reaches its output."""
 
-    def make(**train: object) -> Stepper:
+    def make(**train: object) -> TrainStep:
         recipe = load.parse(
             {
                 "version": 1,
@@ -58,8 +58,8 @@ def stepper():
             geometry(MODEL, AutoencoderConfig()),
         )
         state = TrainState.start(denoiser, recipe.train)
-        return Stepper(
-            Boundary(denoiser),
+        return TrainStep(
+            DtypeBoundary(denoiser),
             build.encoder(recipe, CPU),
             state,
             buckets,
@@ -71,7 +71,7 @@ def stepper():
 
 
 def micro_batch(
-    stepper: Stepper, bucket: int, uids: list[int], *, failed: tuple[int, ...] = (), last: bool = True
+    stepper: TrainStep, bucket: int, uids: list[int], *, failed: tuple[int, ...] = (), last: bool = True
 ):
     shape = stepper.table.buckets[bucket].shape
     frames = [
@@ -81,7 +81,7 @@ def micro_batch(
     for place in failed:
         frames[place][:] = 0
     counts = np.array([place not in failed for place in range(len(uids))])
-    work = Work(
+    work = MicroBatchRequest(
         epoch=0,
         row=0,
         index=0,
@@ -127,7 +127,9 @@ def plan_of(batches: list[MicroBatch]) -> EpochPlan:
     )
 
 
-def take(stepper: Stepper, batches: list[MicroBatch], monkeypatch) -> tuple[object, dict[str, torch.Tensor]]:
+def take(
+    stepper: TrainStep, batches: list[MicroBatch], monkeypatch
+) -> tuple[object, dict[str, torch.Tensor]]:
     """Run a step; returns its result and the gradient that the optimizer was given."""
     gradients: dict[str, torch.Tensor] = {}
 
@@ -211,7 +213,7 @@ def test_a_step_that_is_not_finite_changes_nothing(stepper):
     batch = micro_batch(s, 0, [1, 2])
     result = s.run(iter([batch]), plan_of([batch]), 0, 0, QUIET)
     assert (result.applied, result.finite) == (False, False)
-    assert result.blame.origin == Origin("weight", name)
+    assert result.blame.origin == NonFiniteSource("weight", name)
     assert [clip["path"] for clip in result.blame.clips] == ["1.mp4", "2.mp4"]
     assert s.state.not_finite() == [name]
     for parameter, former in zip(s.state.module.parameters(), weights, strict=True):
@@ -231,7 +233,9 @@ def test_the_module_that_makes_numbers_infinite_is_named(stepper):
     )
     result = s.run(iter([fine, bad]), plan_of([fine, bad]), 0, 0, QUIET)
     assert not result.applied
-    assert result.blame == Blame(Origin("activation", "spatial_blocks.0.mlp"), ({"uid": 3, "path": "3.mp4"},))
+    assert result.blame == NonFiniteCause(
+        NonFiniteSource("activation", "spatial_blocks.0.mlp"), ({"uid": 3, "path": "3.mp4"},)
+    )
     assert "first in the activation of spatial_blocks.0.mlp; the loss of 3.mp4" in result.why_not
 
 
@@ -250,15 +254,19 @@ def test_the_module_whose_gradient_breaks_is_named(stepper, clip_norm):
     result = s.run(iter([batch]), plan_of([batch]), 0, 0, QUIET)
     assert not result.applied
     assert np.isfinite(result.loss)
-    assert result.blame == Blame(Origin("gradient", path), ())
+    assert result.blame == NonFiniteCause(NonFiniteSource("gradient", path), ())
 
 
 def test_blame_is_put_together_over_ranks():
     """The cause before its effects, and the clips of all."""
     one, two = {"uid": 1, "path": "1.mp4"}, {"uid": 2, "path": "2.mp4"}
-    parts = [(Origin("gradient", "a"), [one]), (None, []), (Origin("activation", "b"), [two])]
-    assert Blame.of(parts) == Blame(Origin("activation", "b"), (one, two))
-    assert Blame.of([(None, [])]) == Blame(None, ())
+    parts = [
+        (NonFiniteSource("gradient", "a"), [one]),
+        (None, []),
+        (NonFiniteSource("activation", "b"), [two]),
+    ]
+    assert NonFiniteCause.of(parts) == NonFiniteCause(NonFiniteSource("activation", "b"), (one, two))
+    assert NonFiniteCause.of([(None, [])]) == NonFiniteCause(None, ())
 
 
 def test_what_is_large_but_finite_is_finite():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from reelworks.checkpoint import manifest, names
 from reelworks.checkpoint.manifest import BadCheckpoint, NewerFormat
 from reelworks.checkpoint.mirror import files
-from reelworks.checkpoint.mirror.remote import Place, folder_of
+from reelworks.checkpoint.mirror.remote import RemoteFilesystem, folder_of
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core import storage
@@ -16,7 +16,9 @@ from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
 
 
-def bring_back(place: Place, run: RunFolder, resume: str, say: Callable[[str], None]) -> int | None:
+def bring_back(
+    place: RemoteFilesystem, run: RunFolder, resume: str, say: Callable[[str], None]
+) -> int | None:
     """Fetch a run's files and its newest good checkpoint, if the run folder has none; under the run's lock.
 
     Args:
@@ -72,7 +74,7 @@ def _has_whole(store: CheckpointStore) -> bool:
 
 
 def _fetch_newest(
-    place: Place, store: CheckpointStore, steps: list[int], say: Callable[[str], None]
+    place: RemoteFilesystem, store: CheckpointStore, steps: list[int], say: Callable[[str], None]
 ) -> int | None:
     bad = []
     for step in steps:
@@ -100,7 +102,9 @@ def _fetch_newest(
     return None
 
 
-def _fetch(place: Place, store: CheckpointStore, step: int, data: bytes, say: Callable[[str], None]) -> None:
+def _fetch(
+    place: RemoteFilesystem, store: CheckpointStore, step: int, data: bytes, say: Callable[[str], None]
+) -> None:
     """Fetch one checkpoint into a temporary folder, compare all digests, and publish it."""
     found = place.complete(step)
     say(f"fetching the checkpoint of step {step} ({found.total_bytes / 1e9:.3f} GB) from {place.url}")

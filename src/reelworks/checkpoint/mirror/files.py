@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from reelworks.checkpoint import manifest, names
-from reelworks.checkpoint.mirror.remote import CHECKPOINTS, Place
+from reelworks.checkpoint.mirror.remote import CHECKPOINTS, RemoteFilesystem
 from reelworks.core import storage
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
@@ -29,7 +29,7 @@ _FOLDERS = ("recipes", "coverage", "catalog", f"{CHECKPOINTS}/{names.PINS}")
 _MARKERS = ("catalog.json", "about.json")
 
 
-class Index(Config):
+class MirrorIndex(Config):
     """What lies in a mirror beside its checkpoints.
 
     Attributes:
@@ -43,7 +43,7 @@ class Index(Config):
     files: dict[str, tuple[int, int]]
 
 
-def read_index(place: Place) -> Index | None:
+def read_index(place: RemoteFilesystem) -> MirrorIndex | None:
     """Read whose mirror it is and what lies in it; None for an empty one.
 
     Raises:
@@ -59,7 +59,7 @@ def read_index(place: Place) -> Index | None:
             remedy="give an address of this run alone",
         )
     try:
-        index = Index.model_validate_json(data)
+        index = MirrorIndex.model_validate_json(data)
     except ValidationError as error:
         raise UserError(
             f"the mirror's {INDEX} is damaged or not of a run",
@@ -77,7 +77,7 @@ def read_index(place: Place) -> Index | None:
     return index
 
 
-def require_ours(index: Index | None, run_id: str, url: str) -> None:
+def require_ours(index: MirrorIndex | None, run_id: str, url: str) -> None:
     """Refuse the mirror of another run.
 
     Raises:
@@ -92,7 +92,7 @@ def require_ours(index: Index | None, run_id: str, url: str) -> None:
         )
 
 
-def push(place: Place, run: RunFolder, run_id: str) -> None:
+def push(place: RemoteFilesystem, run: RunFolder, run_id: str) -> None:
     """Bring the mirror's files up to date; first of all its index claims it for the run.
 
     Raises:
@@ -118,7 +118,7 @@ def push(place: Place, run: RunFolder, run_id: str) -> None:
         place.remove_file(path)
 
 
-def pull(place: Place, run: RunFolder, index: Index) -> list[str]:
+def pull(place: RemoteFilesystem, run: RunFolder, index: MirrorIndex) -> list[str]:
     """Fetch the files that the run folder lacks; what is here stays as it is.
 
     Returns:
@@ -145,7 +145,7 @@ def pull(place: Place, run: RunFolder, index: Index) -> list[str]:
     return bad
 
 
-def _is_here(run: RunFolder, path: str, index: Index) -> bool:
+def _is_here(run: RunFolder, path: str, index: MirrorIndex) -> bool:
     beside = (posixpath.join(posixpath.dirname(path), name) for name in _MARKERS)
     marker = next((m for m in beside if m in index.files), path)
     return (run.path / marker).exists()
@@ -155,8 +155,8 @@ def _order(path: str) -> tuple[bool, str]:
     return posixpath.basename(path) in _MARKERS, path
 
 
-def _write_index(place: Place, run_id: str, stamps: dict[str, tuple[int, int]]) -> None:
-    index = Index(format=FORMAT_VERSION, run_id=run_id, files=stamps)
+def _write_index(place: RemoteFilesystem, run_id: str, stamps: dict[str, tuple[int, int]]) -> None:
+    index = MirrorIndex(format=FORMAT_VERSION, run_id=run_id, files=stamps)
     place.write(INDEX, index.model_dump_json().encode())
 
 

@@ -18,8 +18,8 @@ from reelworks.checkpoint import manifest, policy
 from reelworks.checkpoint.config import MirrorConfig, Retention
 from reelworks.checkpoint.manifest import BadCheckpoint, Manifest
 from reelworks.checkpoint.mirror import files
-from reelworks.checkpoint.mirror.remote import Place, check_size, describe, folder_of
-from reelworks.checkpoint.policy import Decision, Moment
+from reelworks.checkpoint.mirror.remote import RemoteFilesystem, check_size, describe, folder_of
+from reelworks.checkpoint.policy import Decision, PolicyTime
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
@@ -30,7 +30,7 @@ T = TypeVar("T")
 WAITS_SECONDS = (2.0, 10.0, 30.0)
 
 
-class Tells(Protocol):
+class OnEvent(Protocol):
     """Where a run tells what happens; called from the mirror's thread."""
 
     def say(self, text: str) -> None:
@@ -68,7 +68,9 @@ class Mirror:
         tell: Told of each copy and each failure.
     """
 
-    def __init__(self, place: Place, run: RunFolder, run_id: str, config: MirrorConfig, tell: Tells) -> None:
+    def __init__(
+        self, place: RemoteFilesystem, run: RunFolder, run_id: str, config: MirrorConfig, tell: OnEvent
+    ) -> None:
         self._place, self._run, self._run_id, self._tell = place, run, run_id, tell
         self._store = CheckpointStore(run.checkpoints_folder)
         self._policy = Retention(
@@ -206,7 +208,7 @@ class Mirror:
                 metrics = self._store.metrics_of(whole)
                 pinned = self._store.is_pinned(step)
                 found.append(Mirrored(step, whole.created, whole.total_bytes, pinned, metrics))
-        return policy.plan_retention(found, self._policy, Moment(time.time()))
+        return policy.plan_retention(found, self._policy, PolicyTime(time.time()))
 
     def _patiently(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do `work`, again after a pause if storage errs; not where another try cannot help.

@@ -31,7 +31,7 @@ ABANDONED = "manifest.abandoned.json"
 _FIELD = "checkpoints.mirror.url"
 
 
-class Place:
+class RemoteFilesystem:
     """Files and checkpoints of a mirror. Paths are relative; nothing is cached.
 
     Args:
@@ -44,7 +44,7 @@ class Place:
         self._fs, self._root, self.url = fs, root.rstrip("/"), url
 
     @classmethod
-    def open(cls, config: MirrorConfig) -> Place:
+    def open(cls, config: MirrorConfig) -> RemoteFilesystem:
         """Get ready, without asking the storage.
 
         Raises:

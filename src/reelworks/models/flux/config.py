@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field
 
 from reelworks.core.config import Config
-from reelworks.models.family import Conditioning, Neighbours, Network, require_pooled
+from reelworks.models.family import ComponentShapes, Conditioning, Network, require_pooled
 
 
 class FluxConfig(Config):
@@ -46,7 +46,7 @@ class FluxConfig(Config):
             needs=("control",) if self.companion == "control" else (),
         )
 
-    def fit(self, neighbours: Neighbours) -> Self:
+    def fit(self, neighbours: ComponentShapes) -> Self:
         """Take the widths of the neighbours."""
         channels = 4 * neighbours.latent_channels
         return self.model_copy(

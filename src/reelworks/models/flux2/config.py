@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models.family import Conditioning, Neighbours, Network
+from reelworks.models.family import ComponentShapes, Conditioning, Network
 
 
 class Flux2Config(Config):
@@ -33,7 +33,7 @@ class Flux2Config(Config):
             guidance="embedded" if self.guidance_embeds else "classifier-free", takes=("source",)
         )
 
-    def fit(self, neighbours: Neighbours) -> Self:
+    def fit(self, neighbours: ComponentShapes) -> Self:
         """Take the widths of the neighbours."""
         return self.model_copy(
             update={"in_channels": neighbours.latent_channels, "joint_attention_dim": neighbours.text_dim}

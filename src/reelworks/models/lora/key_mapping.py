@@ -14,7 +14,7 @@ from torch import Tensor
 
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora.config import LoraConfig
-from reelworks.models.lora.release_rules import RULES, Rule
+from reelworks.models.lora.release_rules import RULES, KeyRule
 from reelworks.models.sd3.config import SD3Config
 
 METADATA = "lora_adapter_metadata"  # where diffusers looks for settings
@@ -65,7 +65,7 @@ def _compiled(network: str) -> list[tuple[re.Pattern[str], Place]]:
     return list(_patterns(RULES.get(network, [])))
 
 
-def _patterns(rules: list[Rule]) -> Iterator[tuple[re.Pattern[str], Place]]:
+def _patterns(rules: list[KeyRule]) -> Iterator[tuple[re.Pattern[str], Place]]:
     for parts, release, heights, swapped in rules:
         names = parts.split()
         for i, name in enumerate(names):
@@ -114,7 +114,7 @@ Layers = dict[str, dict[str, Tensor]]
 """A, B, and what else there is of each layer."""
 
 
-class Home(NamedTuple):
+class TargetLayer(NamedTuple):
     """A layer of the network that a layer of a file may hold, whole or a part of it."""
 
     layer: str
@@ -130,13 +130,13 @@ def split(key: str) -> tuple[str, str] | None:
     return next((stem.removeprefix(p) for p in _PREFIXES if stem.startswith(p)), stem), _ENDINGS[ending]
 
 
-def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[Home]]:
+def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[TargetLayer]]:
     """The layers that each spelling in a file may hold, in the order of their rows there."""
-    found: dict[str, dict[Home, None]] = defaultdict(dict)
+    found: dict[str, dict[TargetLayer, None]] = defaultdict(dict)
     for layer in layers:
         for placed_at in (Place(layer), place(family, layer)):
             for spelling in (placed_at.layer, placed_at.layer.replace(".", "_")):
-                found[spelling][Home(layer, placed_at)] = None
+                found[spelling][TargetLayer(layer, placed_at)] = None
     return {spelling: sorted(there, key=lambda home: home.place.part) for spelling, there in found.items()}
 
 
@@ -176,7 +176,7 @@ def placed(
     return found, strange
 
 
-def _parted(kinds: dict[str, Tensor], there: list[Home], rank: int) -> Layers:
+def _parted(kinds: dict[str, Tensor], there: list[TargetLayer], rank: int) -> Layers:
     """What each layer gets of one layer of a file; nothing if it has rows for layers that are not adapted."""
     place = there[0].place
     values = {k: v.flatten() if k == "magnitude_vector" else v for k, v in kinds.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Rule(NamedTuple):
+class KeyRule(NamedTuple):
     """Layers of diffusers, a part each, and the layer of the release; N is a number."""
 
     parts: str
@@ -14,10 +14,10 @@ class Rule(NamedTuple):
     swapped: bool = False
 
 
-def _blocks(own: str, release: str, layers: dict[str, str]) -> list[Rule]:
+def _blocks(own: str, release: str, layers: dict[str, str]) -> list[KeyRule]:
     """Rules of the layers of a list of blocks."""
     return [
-        Rule(" ".join(f"{own}.N.{part}" for part in parts.split()), f"{release}.N.{layer}")
+        KeyRule(" ".join(f"{own}.N.{part}" for part in parts.split()), f"{release}.N.{layer}")
         for parts, layer in layers.items()
     ]
 
@@ -40,11 +40,11 @@ _TWO_STREAMS = {
     "ff_context.linear_out": "txt_mlp.2",
 }
 _FINAL = [
-    Rule("norm_out.linear", "final_layer.adaLN_modulation.1", swapped=True),
-    Rule("proj_out", "final_layer.linear"),
+    KeyRule("norm_out.linear", "final_layer.adaLN_modulation.1", swapped=True),
+    KeyRule("proj_out", "final_layer.linear"),
 ]
 _FLUX_INPUTS = [
-    Rule(f"{own}.{embedder}_embedder.linear_{i}", f"{release}_in.{side}_layer")
+    KeyRule(f"{own}.{embedder}_embedder.linear_{i}", f"{release}_in.{side}_layer")
     for own in ("time_text_embed", "time_guidance_embed")
     for embedder, release in (("timestep", "time"), ("text", "vector"), ("guidance", "guidance"))
     for i, side in ((1, "in"), (2, "out"))
@@ -59,10 +59,10 @@ _LTX2_EMBEDDERS = {
     "av_cross_attn_video_a2v_gate": "av_ca_a2v_gate_adaln_single",
     "av_cross_attn_audio_v2a_gate": "av_ca_v2a_gate_adaln_single",
 }
-RULES: dict[str, list[Rule]] = {
+RULES: dict[str, list[KeyRule]] = {
     "FluxTransformer2DModel": [
         *_blocks("transformer_blocks", "double_blocks", _TWO_STREAMS),
-        Rule(
+        KeyRule(
             " ".join(f"single_transformer_blocks.N.{part}" for part in (*_QKV.split(), "proj_mlp")),
             "single_blocks.N.linear1",
             heights=(1, 1, 1, 4),
@@ -73,8 +73,8 @@ RULES: dict[str, list[Rule]] = {
             {"norm.linear": "modulation.lin", "proj_out": "linear2"},
         ),
         *_FLUX_INPUTS,
-        Rule("context_embedder", "txt_in"),
-        Rule("x_embedder", "img_in"),
+        KeyRule("context_embedder", "txt_in"),
+        KeyRule("x_embedder", "img_in"),
         *_FINAL,
     ],
     "Flux2Transformer2DModel": [
@@ -85,7 +85,7 @@ RULES: dict[str, list[Rule]] = {
             {"attn.to_qkv_mlp_proj": "linear1", "attn.to_out": "linear2"},
         ),
         *(
-            Rule(f"{name}.linear", f"{name}.lin")
+            KeyRule(f"{name}.linear", f"{name}.lin")
             for name in (
                 "double_stream_modulation_img",
                 "double_stream_modulation_txt",
@@ -93,8 +93,8 @@ RULES: dict[str, list[Rule]] = {
             )
         ),
         *_FLUX_INPUTS,
-        Rule("context_embedder", "txt_in"),
-        Rule("x_embedder", "img_in"),
+        KeyRule("context_embedder", "txt_in"),
+        KeyRule("x_embedder", "img_in"),
         *_FINAL,
     ],
     "HunyuanVideo15Transformer3DModel": [
@@ -111,7 +111,7 @@ RULES: dict[str, list[Rule]] = {
             },
         ),
         *(
-            Rule(f"{own}.linear_{i}", f"{release}.{side}_layer")
+            KeyRule(f"{own}.linear_{i}", f"{release}.{side}_layer")
             for own, release in (
                 ("time_embed.timestep_embedder", "time_in"),
                 ("context_embedder.time_text_embed.timestep_embedder", "txt_in.t_embedder"),
@@ -119,28 +119,28 @@ RULES: dict[str, list[Rule]] = {
             )
             for i, side in ((1, "in"), (2, "out"))
         ),
-        Rule("context_embedder.proj_in", "txt_in.input_embedder"),
-        *(Rule(f"context_embedder_2.linear_{i}", f"byt5_in.fc{i}") for i in (1, 2, 3)),
-        Rule("image_embedder.linear_1", "vision_in.proj.1"),
-        Rule("image_embedder.linear_2", "vision_in.proj.3"),
+        KeyRule("context_embedder.proj_in", "txt_in.input_embedder"),
+        *(KeyRule(f"context_embedder_2.linear_{i}", f"byt5_in.fc{i}") for i in (1, 2, 3)),
+        KeyRule("image_embedder.linear_1", "vision_in.proj.1"),
+        KeyRule("image_embedder.linear_2", "vision_in.proj.3"),
         *_FINAL,
     ],
     "LTXVideoTransformer3DModel": [
-        Rule("proj_in", "patchify_proj"),
-        Rule("time_embed.linear", "adaln_single.linear"),
+        KeyRule("proj_in", "patchify_proj"),
+        KeyRule("time_embed.linear", "adaln_single.linear"),
         *(
-            Rule(f"time_embed.{rest}", f"adaln_single.{rest}")
+            KeyRule(f"time_embed.{rest}", f"adaln_single.{rest}")
             for rest in ("emb.timestep_embedder.linear_1", "emb.timestep_embedder.linear_2")
         ),
     ],
     "LTX2VideoTransformer3DModel": [
         *(
-            Rule(f"{own}.{rest}", f"{release}.{rest}")
+            KeyRule(f"{own}.{rest}", f"{release}.{rest}")
             for own, release in _LTX2_EMBEDDERS.items()
             for rest in ("linear", "emb.timestep_embedder.linear_1", "emb.timestep_embedder.linear_2")
         ),
-        Rule("proj_in", "patchify_proj"),
-        Rule("audio_proj_in", "audio_patchify_proj"),
+        KeyRule("proj_in", "patchify_proj"),
+        KeyRule("audio_proj_in", "audio_patchify_proj"),
     ],
     "SD3Transformer2DModel": [
         *_blocks(
@@ -162,7 +162,7 @@ RULES: dict[str, list[Rule]] = {
             },
         ),
         *(
-            Rule(f"time_text_embed.{own}_embedder.linear_{i}", f"{release}_embedder.mlp.{2 * i - 2}")
+            KeyRule(f"time_text_embed.{own}_embedder.linear_{i}", f"{release}_embedder.mlp.{2 * i - 2}")
             for own, release in (("timestep", "t"), ("text", "y"))
             for i in (1, 2)
         ),
@@ -180,12 +180,12 @@ RULES: dict[str, list[Rule]] = {
         ),
         *_blocks("blocks", "blocks", {"ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2"}),
         *(
-            Rule(f"condition_embedder.{own}_embedder.linear_{i}", f"{own}_embedding.{2 * i - 2}")
+            KeyRule(f"condition_embedder.{own}_embedder.linear_{i}", f"{own}_embedding.{2 * i - 2}")
             for own in ("time", "text")
             for i in (1, 2)
         ),
-        Rule("condition_embedder.time_proj", "time_projection.1"),
-        Rule("proj_out", "head.head"),
+        KeyRule("condition_embedder.time_proj", "time_projection.1"),
+        KeyRule("proj_out", "head.head"),
     ],
     "ZImageTransformer2DModel": [
         *(
@@ -197,8 +197,8 @@ RULES: dict[str, list[Rule]] = {
                 {_QKV.replace("attn", "attention"): "attention.qkv", "attention.to_out.0": "attention.out"},
             )
         ),
-        Rule("all_x_embedder.2-1", "x_embedder"),
-        Rule("all_final_layer.2-1.linear", "final_layer.linear"),
-        Rule("all_final_layer.2-1.adaLN_modulation.1", "final_layer.adaLN_modulation.1"),
+        KeyRule("all_x_embedder.2-1", "x_embedder"),
+        KeyRule("all_final_layer.2-1.linear", "final_layer.linear"),
+        KeyRule("all_final_layer.2-1.adaLN_modulation.1", "final_layer.adaLN_modulation.1"),
     ],
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models.family import Conditioning, Neighbours, Network
+from reelworks.models.family import ComponentShapes, Conditioning, Network
 
 
 class LTXConfig(Config):
@@ -24,7 +24,7 @@ class LTXConfig(Config):
     num_layers: int = 28
     caption_channels: int = 4096
 
-    def fit(self, neighbours: Neighbours) -> Self:
+    def fit(self, neighbours: ComponentShapes) -> Self:
         """Take the widths of the neighbours."""
         channels = neighbours.latent_channels
         return self.model_copy(

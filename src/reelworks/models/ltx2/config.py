@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
-from reelworks.models.family import Conditioning, Neighbours, Network
+from reelworks.models.family import ComponentShapes, Conditioning, Network
 
 
 class LTX2Config(Config):
@@ -52,7 +52,7 @@ class LTX2Config(Config):
             without_gradient=("audio_", "av_cross_attn_", *in_blocks),
         )
 
-    def fit(self, neighbours: Neighbours) -> Self:
+    def fit(self, neighbours: ComponentShapes) -> Self:
         """Take the widths of the neighbours.
 
         Raises:

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 from pydantic import Field
 
 from reelworks.core.config import Config
-from reelworks.models.family import Conditioning, Neighbours, Network
+from reelworks.models.family import ComponentShapes, Conditioning, Network
 
 
 class QwenImageConfig(Config):
@@ -40,7 +40,7 @@ class QwenImageConfig(Config):
             "QwenImageTransformer2DModel", ("transformer_blocks",), without_gradient=self._last_text
         )
 
-    def fit(self, neighbours: Neighbours) -> Self:
+    def fit(self, neighbours: ComponentShapes) -> Self:
         """Take the widths of the neighbours."""
         channels = neighbours.latent_channels
         return self.model_copy(

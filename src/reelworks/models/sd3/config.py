@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models.family import Conditioning, Neighbours, Network, require_pooled
+from reelworks.models.family import ComponentShapes, Conditioning, Network, require_pooled
 
 
 class SD3Config(Config):
@@ -33,7 +33,7 @@ class SD3Config(Config):
         """Where it lies in diffusers."""
         return Network("SD3Transformer2DModel", ("transformer_blocks",), without_gradient=self._last_text)
 
-    def fit(self, neighbours: Neighbours) -> Self:
+    def fit(self, neighbours: ComponentShapes) -> Self:
         """Take the widths of the neighbours."""
         channels = neighbours.latent_channels
         return self.model_copy(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models.family import Conditioning, Neighbours, Network, require_pooled
+from reelworks.models.family import ComponentShapes, Conditioning, Network, require_pooled
 
 
 class SDXLConfig(Config):
@@ -39,7 +39,7 @@ class SDXLConfig(Config):
         """Latent elements per token."""
         return 1, self._downscale, self._downscale
 
-    def fit(self, neighbours: Neighbours) -> Self:
+    def fit(self, neighbours: ComponentShapes) -> Self:
         """Take the widths of the neighbours."""
         channels, pooled = neighbours.latent_channels, require_pooled(neighbours)
         return self.model_copy(

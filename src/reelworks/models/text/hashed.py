@@ -26,7 +26,7 @@ _WORD = re.compile(r"\w+")
 _EMPTY = ""  # stands for a caption without words; no word is spelled so
 
 
-def words(caption: str) -> list[str]:
+def split_words(caption: str) -> list[str]:
     """Split a caption into lower-cased words; punctuation is dropped."""
     return _WORD.findall(caption.lower())
 
@@ -73,7 +73,7 @@ class HashedTextEncoder:
         mask_BL = np.zeros((len(captions), self.max_length), dtype=np.bool_)
         pooled_BP = np.zeros((len(captions), self.pooled_dim), dtype=np.float32)
         for row, caption in enumerate(captions):
-            kept = words(caption)[: self.max_length] or [_EMPTY]
+            kept = split_words(caption)[: self.max_length] or [_EMPTY]
             mask_BL[row, : len(kept)] = True
             for place, word in enumerate(kept):
                 text_BLD[row, place] = word_vector(word, self.dim)
@@ -83,7 +83,7 @@ class HashedTextEncoder:
 
     def unseen(self, caption: str) -> int:
         """Count the words at a caption's end that `max_length` cuts off."""
-        return max(len(words(caption)) - self.max_length, 0)
+        return max(len(split_words(caption)) - self.max_length, 0)
 
     def to(self, device: torch.device) -> TextEncoder:
         """Put what `encode` returns on a device, from now on."""

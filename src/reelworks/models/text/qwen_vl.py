@@ -16,7 +16,7 @@ _PICTURE = "<|image_pad|>"  # one in the text for each token of the picture
 
 
 @final
-class PictureWords:
+class ImagePlaceholderTokens:
     """Prepares texts and pictures, one each."""
 
     def __init__(self, tokenizer: Any, pictures: Any) -> None:
@@ -39,7 +39,7 @@ class PictureWords:
         return optional_imports.transformers().BatchFeature({**words, **seen})
 
 
-def load(tokenizer: Any, source: str) -> PictureWords:
+def load(tokenizer: Any, source: str) -> ImagePlaceholderTokens:
     """Load what prepares pictures from the folder of a processor beside the other parts."""
     kind = optional_imports.transformers().Qwen2VLImageProcessorPil
-    return PictureWords(tokenizer, kind.from_pretrained(source, subfolder="processor"))
+    return ImagePlaceholderTokens(tokenizer, kind.from_pretrained(source, subfolder="processor"))

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 from pydantic import Field
 
 from reelworks.core.config import Config
-from reelworks.models.family import Conditioning, Neighbours, Network
+from reelworks.models.family import ComponentShapes, Conditioning, Network
 
 MASK_CHANNELS = 4  # one for each frame behind a latent frame
 
@@ -50,7 +50,7 @@ class WanConfig(Config):
             image_dim=self.image_dim or 0,
         )
 
-    def fit(self, neighbours: Neighbours) -> Self:
+    def fit(self, neighbours: ComponentShapes) -> Self:
         """Take the widths of the neighbours."""
         channels = neighbours.latent_channels
         return self.model_copy(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models.family import Conditioning, Neighbours, Network
+from reelworks.models.family import ComponentShapes, Conditioning, Network
 
 
 class ZImageConfig(Config):
@@ -28,7 +28,7 @@ class ZImageConfig(Config):
     axes_dims: tuple[int, int, int] = (32, 48, 48)
     axes_lens: tuple[int, int, int] = (1536, 512, 512)
 
-    def fit(self, neighbours: Neighbours) -> Self:
+    def fit(self, neighbours: ComponentShapes) -> Self:
         """Take the widths of the neighbours."""
         return self.model_copy(
             update={"in_channels": neighbours.latent_channels, "cap_feat_dim": neighbours.text_dim}

@@ -92,10 +92,10 @@ def estimate(recipe: Recipe, table: BucketTable) -> Estimate:
         UserError: The recipe's parts do not fit together.
     """
     denoiser = network(recipe)
-    return of(recipe, table, denoiser, passes(recipe, denoiser, table))
+    return from_passes(recipe, table, denoiser, passes(recipe, denoiser, table))
 
 
-def of(recipe: Recipe, table: BucketTable, denoiser: Denoiser, passes: dict[str, Pass]) -> Estimate:
+def from_passes(recipe: Recipe, table: BucketTable, denoiser: Denoiser, passes: dict[str, Pass]) -> Estimate:
     """The estimate of a recipe whose network was built and run."""
     parameters, held = _count(denoiser), memory.held(recipe, denoiser)
     trained = sum(p.numel() for p in denoiser.module.parameters() if p.requires_grad)

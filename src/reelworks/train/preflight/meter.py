@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from reelworks.models.api import Denoiser, DenoiserInputs
-from reelworks.precision.boundary import Boundary
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.precision.meta_autocast import MetaAutocast
 
 _BACKWARD_MATMULS = 5  # of attention that keeps no matrix of weights: it makes the first of them again
@@ -47,7 +47,7 @@ def measure(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
     # What checkpointing computes again runs outside of the boundary, which opens the same for the forward pass.
     autocast = MetaAutocast(denoiser.contract.compute)
     with meter, _Attention(meter), autocast, torch.autograd.set_multithreading_enabled(False):
-        output = Boundary(denoiser)(inputs)
+        output = DtypeBoundary(denoiser)(inputs)
         # torch.autograd.backward closes such modes for as long as it runs.
         _engine_run_backward(
             (output,), (torch.empty_like(output),), False, False, (), True, accumulate_grad=True
