@@ -68,7 +68,7 @@ format: $(STAMP)
 
 reference: $(STAMP)
 	$(VENV)/bin/python scripts/generate_reference.py
-	$(VENV)/bin/python -m reelworks.testing.models_page > docs/reference/models.md
+	$(VENV)/bin/python scripts/models_page.py > docs/reference/models.md
 
 bench: $(STAMP)
 	@set -e; for file in benchmarks/[!_]*.py; do \

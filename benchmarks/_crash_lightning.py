@@ -18,7 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from reelworks.testing import one_save
+from benchmarks._faults import one_save
 
 STEPS = 3
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from benchmarks._faults import crash, one_save
+from benchmarks._faults.crash import Point, Work
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.testing import crash, one_save
-from reelworks.testing.crash import Point, Work
 
 Seen = dict[str, list[str]]
 _PEER_SECONDS = 30

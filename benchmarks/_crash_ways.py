@@ -25,9 +25,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from benchmarks import _strace
+from benchmarks._faults import one_save
 from reelworks.checkpoint.save import quiet
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.testing import one_save
 
 State = dict[str, Any]
 Told = Callable[[int], None]

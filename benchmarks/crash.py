@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from benchmarks import _crash_save, _crash_training, _crash_ways, _strace
+from benchmarks._faults import crash, one_save
 from benchmarks.schedule import machine
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.testing import crash, one_save
 
 Json = dict[str, Any]
 RESULTS = Path(__file__).parent / "results" / "crash.json"

@@ -6,8 +6,8 @@ import random
 from collections.abc import Collection
 from typing import Any
 
+from benchmarks._faults import points as faults
 from benchmarks._histories import changes
-from reelworks.testing import faults
 
 Json = dict[str, Any]
 

@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[2]
 # What a training imports only when it first needs it, which would be most of a tiny one's time.
 PRELOAD = [
     "reelworks.train.trainer",
-    "reelworks.testing.faults",
+    "benchmarks._faults.points",
     "benchmarks._histories.watch",
     "torch._dynamo",
     "torch.profiler._cupti_monitor",

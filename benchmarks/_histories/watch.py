@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._faults import points as faults
 from reelworks.core import storage
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
-from reelworks.testing import faults
 from reelworks.train.checkpointing import Keeper
 from reelworks.train.optimizers import Updater
 from reelworks.train.preflight import dry_run

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import models_page
 import numpy as np
 import plain
 import pytest
@@ -21,7 +22,7 @@ from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import config, published, registry, vision
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.precision.boundary import DtypeBoundary
-from reelworks.testing import contract, models_page
+from reelworks.testing import contract
 
 HERE = Path(__file__).parent
 every_family = pytest.mark.parametrize("name", contract.FAMILIES)

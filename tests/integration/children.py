@@ -22,7 +22,7 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
         "reelworks.train.trainer",
-        "reelworks.testing.faults",
+        "benchmarks._faults.points",
         "torch._dynamo",
         "torch.profiler._cupti_monitor",
         "torch.utils.serialization.config",
@@ -91,8 +91,9 @@ def _rank(rank: int, world: int, port: int, target: Callable[..., None], *args: 
 
 
 def _child(recipe: dict[str, Any], fault: tuple[str, int] | None, options: dict[str, Any]) -> None:
+    from benchmarks._faults import points as faults
+
     from reelworks.recipe import load
-    from reelworks.testing import faults
     from reelworks.train.trainer import RunOptions, run
 
     if fault is not None:

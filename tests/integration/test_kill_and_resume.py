@@ -9,6 +9,7 @@ from pathlib import Path
 import children
 import pytest
 import torch
+from benchmarks._faults import points as faults
 
 from reelworks.checkpoint import load
 from reelworks.checkpoint.store import CheckpointStore
@@ -16,7 +17,6 @@ from reelworks.core import digests
 from reelworks.recipe import load as recipes
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.testing import faults
 from reelworks.train import build
 from reelworks.train.state import TrainState
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import children
 import numpy as np
+import real_footage
 from PIL import Image
 
 from reelworks.analysis import plan_report
@@ -16,7 +17,6 @@ from reelworks.recipe import dataset
 from reelworks.recipe import load as recipes
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.testing import real_footage
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "real-footage.toml"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks._faults import one_save
 from checkpoint_helpers import save
 
 from reelworks.checkpoint import manifest
@@ -16,7 +17,6 @@ from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import newest_valid, verify
 from reelworks.core import digests
 from reelworks.core.errors import UserError
-from reelworks.testing import one_save
 
 FILES = ("dcp/__0_0.distcp", "dcp/.metadata", "cursor.json", "excluded.npy", manifest.FILE_NAME)
 FLIPS_PER_FILE = 120

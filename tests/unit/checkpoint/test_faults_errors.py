@@ -10,6 +10,8 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+from benchmarks._faults import crash, one_save
+from benchmarks._faults.crash import Call
 from checkpoint_helpers import assert_equal, save, state
 
 from reelworks.checkpoint import retention, verify
@@ -18,8 +20,6 @@ from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.load import load
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import storage
-from reelworks.testing import crash, one_save
-from reelworks.testing.crash import Call
 
 LAST_1 = CheckpointsConfig(keep_last=1, keep_best=None)
 

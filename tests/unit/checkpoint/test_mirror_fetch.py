@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from benchmarks._faults import one_save
 from checkpoint_helpers import Killed
 from mirror_helpers import copy, new_run, place_at
 
@@ -17,7 +18,6 @@ from reelworks.checkpoint.verify import verify
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
-from reelworks.testing import one_save
 
 
 @pytest.fixture

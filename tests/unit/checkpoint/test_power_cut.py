@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks._faults import one_save
 from dropping_disk import Disk, write_tree
 
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import storage
-from reelworks.testing import one_save
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """docs/reference/models.md: what the tiny networks of all families take, found by trying them.
 
-python -m reelworks.testing.models_page > docs/reference/models.md
+python scripts/models_page.py > docs/reference/models.md
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reelworks.testing import contract
 _ENCODERS = {"clip": "CLIP", "siglip": "SigLIP", None: ""}
 _PAGE_HEAD = """# Models
 
-<!-- Written by `python -m reelworks.testing.models_page`; do not edit. -->
+<!-- Written by `python scripts/models_page.py`; do not edit. -->
 
 Each row is a family, with the names that `model.name` takes. All of them pass the same checks
 (`tests/contract/`): shapes, gradients, dtypes, sharding on two processes, state dicts, LoRA, generation, and

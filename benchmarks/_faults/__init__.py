@@ -1,0 +1,1 @@
+"""Faults for tests and benchmarks: processes killed at chosen points of training and at calls to the disk."""
