@@ -3,7 +3,8 @@
 `python -m benchmarks.busy --json` trains a small network of many parallel regions for some seconds in each of four
 ways, every one in a process of its own: as the library waits by default and with `OMP_WAIT_POLICY=passive`, alone and
 beside another training whose threads spin. Its last line tells `idle_cost`, the time of a step asleep over that
-of a step spinning on the idle machine, and `busy_ratio`, the time spinning over that asleep on the busy one.
+of a step spinning on the idle machine, and `busy_ratio`, the time spinning over that asleep on the busy one. Beside
+another spinning training a step takes twice the time or twenty times, as the scheduler falls, so that trials differ.
 `reelworks train` chooses between the two by the load average (`core.waiting_threads`).
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -68,22 +70,22 @@ def seconds_per_step(seconds: float, *, passive: bool, busy: bool) -> float:
 def main() -> None:
     """Measure, print, and save if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--trials", type=int, default=5, help="of each way; their mean counts")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     args = parser.parse_args()
     load = os.getloadavg()[0]
-    seen: dict[str, Any] = {
-        f"{where}_{how}_ms": round(
-            1000 * seconds_per_step(args.seconds, passive=how == "passive", busy=where == "busy"),
-            2,
-        )
-        for where in ("idle", "busy")
-        for how in ("default", "passive")
-    }
+    ways = {f"{w}_{h}_ms": (w, h) for w in ("idle", "busy") for h in ("default", "passive")}
+    trials: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(args.trials):
+        for name, (where, how) in ways.items():
+            seconds = seconds_per_step(args.seconds, passive=how == "passive", busy=where == "busy")
+            trials[name].append(round(1000 * seconds, 1))
+    seen: dict[str, Any] = {name: round(statistics.mean(values), 1) for name, values in trials.items()}
     seen["idle_cost"] = round(seen["idle_passive_ms"] / seen["idle_default_ms"], 2)
     seen["busy_ratio"] = round(seen["busy_default_ms"] / seen["busy_passive_ms"], 2)
-    seen |= {"cores": waiting_threads.cores(), "load_average": round(load, 2)}
+    seen |= {"trials": trials, "cores": waiting_threads.cores(), "load_average": round(load, 2)}
     for name, value in seen.items() if not args.json else ():
         print(f"{name:16} {value}")
     print(json.dumps(seen))
