@@ -54,7 +54,7 @@ check: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(PYTEST) tests/test_layers.py
+	$(PYTEST) tests/test_layers.py tests/test_prose.py
 
 # A wheel and an sdist in dist/, as they would be uploaded.
 dist: $(STAMP)

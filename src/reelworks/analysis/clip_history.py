@@ -49,14 +49,14 @@ def _cover(run: RunFolder, begun: list[Epoch]) -> Coverage:
     catalogs = _Catalogs(run)
     pruned = records.pruned(run)
     segments = [{} if (e.generation, e.epoch) in pruned else _segments(run, e, catalogs) for e in begun]
-    clips = _Clips.of(
+    clips = _Clips.number(
         catalogs.named, [s for found in segments for s in found.values() if isinstance(s, _Segment)]
     )
     epochs = []
     for epoch, found in zip(begun, segments, strict=True):
         totals = pruned.get((epoch.generation, epoch.epoch))
         account = _Account(epoch, clips, catalogs.named)
-        epochs.append(_pruned(epoch, clips, totals) if totals else account.of(found))
+        epochs.append(_pruned(epoch, clips, totals) if totals else account.build(found))
     return Coverage(clips.key, clips.copy, epochs, catalogs.named, clips.catalog, clips.ordinal)
 
 
@@ -170,7 +170,7 @@ class _Clips:
         return len(self.key)
 
     @classmethod
-    def of(cls, named: list[Named], segments: list[_Segment]) -> _Clips:
+    def number(cls, named: list[Named], segments: list[_Segment]) -> _Clips:
         """Number the clips of catalogs; rows with one key are one clip."""
         key = np.zeros(0, np.uint64)
         catalog, ordinal = np.zeros(0, np.int8), np.zeros(0, np.int64)
@@ -237,7 +237,7 @@ class _Account:
         self.problems: list[str] = []
         self.planned = 0
 
-    def of(self, found: dict[int, _Segment | Lost]) -> EpochCoverage:
+    def build(self, found: dict[int, _Segment | Lost]) -> EpochCoverage:
         """Account for an epoch."""
         lost = [segment for segment in found.values() if isinstance(segment, Lost)]
         for number, segment in found.items():

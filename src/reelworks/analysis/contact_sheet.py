@@ -1,4 +1,4 @@
-"""What clips look like when training reads them: frames, what a crop leaves of the picture, and what is shown beside."""
+"""Show clips as training reads them: frames, the part that a crop leaves, and the files beside them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class CompanionFrames:
-    """What a clip is trained with besides its frames.
+    """Frames of a companion of a clip, or of its first frame.
 
     Attributes:
         kind: Of `companions.KINDS`, or "first_frame".
@@ -146,7 +146,7 @@ def _beside(kind: str, request: Request) -> CompanionFrames:
 
 
 def placed(request: Request, source: Shape) -> tuple[int, tuple[int, int, int, int], Shape]:
-    """Where a request begins and crops.
+    """Return where a request begins and crops.
 
     Returns:
         The first frame's number; (top, left, height, width) of the crop in the resized frame; and the shape

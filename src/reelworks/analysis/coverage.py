@@ -1,4 +1,4 @@
-"""What became of every clip in every epoch of a run, as `cover.cover` read it from the records."""
+"""The state of every clip in every epoch of a run, as `clip_history.cover` read it from the records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ I64 = NDArray[np.int64]
 
 
 class State(IntEnum):
-    """What became of a clip in an epoch; `Reason` has the numbers below these."""
+    """State of a clip in an epoch; `Reason` has the numbers below these."""
 
     NOT_YET = 32
     TRAINED = 33
@@ -130,7 +130,7 @@ class EpochCoverage:
         }
 
     def became(self, place: int) -> Json:
-        """What became of one clip: its state, and step and reason where it has them."""
+        """Return the state of one clip, with step and reason where it has them."""
         value: Json = {"generation": self.generation, "epoch": self.epoch}
         value["became"] = LABELS[int(self.state[place])]
         if self.step[place]:
@@ -200,7 +200,7 @@ class Coverage:
 
     @property
     def problems(self) -> list[str]:
-        """What contradicts itself in the account of some epoch."""
+        """List contradictions in the account of some epoch."""
         return [problem for epoch in self.epochs for problem in epoch.problems]
 
     def paths(self, places: list[int]) -> list[str]:

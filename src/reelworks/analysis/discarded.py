@@ -1,4 +1,4 @@
-"""What an epoch does not show of the clips that it trains: borders that crops cut away, frames not read."""
+"""Measure what an epoch discards of the clips that it trains: borders cut away, frames not read."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def micro_batches(plan: EpochPlan) -> tuple[I64, I64]:
 
 
 def gradient_weight(plan: EpochPlan, tokens: I64, loss_weight: LossWeight) -> F64:
-    """What each bucket has in an epoch's gradients, in steps: the sum is the number of steps.
+    """Return each bucket's share of an epoch's gradients, in steps: the sum is the number of steps.
 
     Every step counts alike, and within a step its micro-batches do by the weight that `train.loss_weight`
     gives their clips.
@@ -151,7 +151,7 @@ def of_buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> F64:
 
 
 def of_datasets(data: RecipeData, plan: EpochPlan, spec: PlanSpec, dataset: I64) -> F64:
-    """The same by dataset without the gradient, `[3, datasets]`; `dataset` is that of every place."""
+    """Sum clips, tokens and time by dataset, `[3, datasets]`; `dataset` is that of every place."""
     n = len(data.recipe.dataset)
     costs = np.array(spec.costs_us, dtype=np.int64)
     tokens = data.table.tokens()[plan.bucket] * plan.real
@@ -172,7 +172,7 @@ def dataset_of_rows(data: RecipeData) -> I64:
 
 
 def groups(data: RecipeData, sums: F64) -> list[str]:
-    """What plots call each bucket: itself, or where there are too many to tell apart its entry.
+    """Name each bucket for plots: by itself, or by its entry if there are too many to tell apart.
 
     The `NAMED` that take most time have a name, the rest are `OTHERS`.
     """
@@ -213,7 +213,7 @@ def _told(name: str, sums: F64, i: int) -> Json:
 
 
 def course(plan: EpochPlan, groups: list[str]) -> Json:
-    """Where in an epoch the steps of each group lie: its micro-batches in at most `BINS` stretches of steps."""
+    """Count the micro-batches of each group over an epoch, in at most `BINS` stretches of steps."""
     names = sorted(set(groups), key=lambda name: (name == OTHERS, groups.index(name)))
     line = np.array([names.index(name) for name in groups], dtype=np.int64)
     bins = min(BINS, plan.steps)

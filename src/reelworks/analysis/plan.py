@@ -1,4 +1,4 @@
-"""What a dataset's plan will do: steps, balance, and which clips stay out for which reason."""
+"""Plan a dataset without reading a file: steps, balance, and rejected clips by reason."""
 
 from __future__ import annotations
 

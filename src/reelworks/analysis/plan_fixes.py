@@ -1,4 +1,4 @@
-"""What would cure a plan that wastes time: changes of the recipe, each planned to see what it gives."""
+"""Find changes of a recipe that make its plan waste less time; each is planned to see its effect."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _batch_sizes(data: RecipeData, spec: PlanSpec) -> Iterator[dict[int, int]]:
 
 
 def _totals(data: RecipeData, spec: PlanSpec, cures: list[PlanFix], world: int, epochs: int) -> list[Figures]:
-    """What each cure comes to: the same clips planned with it."""
+    """Plan the same clips with each fix and sum up."""
     specs = [_spec(data, spec, cure) for cure in cures]
     totals = [Figures()] * len(cures)
     for epoch in range(epochs):

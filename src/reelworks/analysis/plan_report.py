@@ -95,7 +95,7 @@ def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[Json]:
 
 
 def warnings(told: Json) -> list[str]:
-    """What a person should look at before training, as lines."""
+    """List warnings that a person should read before training."""
     unmatched = told["quarantine_unmatched"]
     lines = [
         f"warning: quarantine names {line}, which is no clip of the recipe"

@@ -50,7 +50,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True)
 class Clips:
-    """What assignment needs of each clip, as arrays of one length.
+    """Clips to be assigned, as arrays of one length.
 
     Attributes:
         uid: Identity of the clip.
@@ -105,8 +105,8 @@ def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assign
     """
     n = len(clips.uid)
     count = range(len(table.entries))
-    sizes = [_Sizes.of(table, i) for i in count] if table.dialect is None else []
-    dialect_sizes = [] if table.dialect is None else [DialectSizes.of(table, i) for i in count]
+    sizes = [_Sizes.of_entry(table, i) for i in count] if table.dialect is None else []
+    dialect_sizes = [] if table.dialect is None else [DialectSizes.of_entry(table, i) for i in count]
     result = Assignment(np.full(n, -1, np.int32), clips.excluded.astype(np.int8), np.full(n, -1, np.int32))
     for first in range(0, n, _BLOCK):
         where = slice(first, first + _BLOCK)
@@ -210,7 +210,7 @@ class _Sizes:
     edges: NDArray[np.float64]
 
     @classmethod
-    def of(cls, table: BucketTable, entry: int) -> _Sizes:
+    def of_entry(cls, table: BucketTable, entry: int) -> _Sizes:
         bucket = np.array(table.of_entry(entry), dtype=np.int32)
         height = np.array([table.buckets[i].shape.height for i in bucket], dtype=np.float64)
         width = np.array([table.buckets[i].shape.width for i in bucket], dtype=np.float64)

@@ -48,5 +48,5 @@ def _asks_for_less(bucket: Bucket, other: Bucket) -> bool:
 
 
 def _worth(bucket: Bucket, other: Bucket) -> tuple[float, int]:
-    """What is left of a clip's tokens: those of the other bucket, less what the crop takes."""
+    """Return the tokens that are left of a clip in another bucket: that bucket's, less what the crop takes."""
     return other.tokens * kept(bucket, other), other.tokens

@@ -41,8 +41,8 @@ class Ladder:
     geometry: Geometry
 
     @classmethod
-    def of(cls, steps: Sequence[int | str], config: BucketsConfig, geometry: Geometry) -> Ladder:
-        """Those of `steps` (sides of squares, or resolutions) that the model takes and that differ.
+    def from_steps(cls, steps: Sequence[int | str], config: BucketsConfig, geometry: Geometry) -> Ladder:
+        """Take the distinct sizes of `steps` (sides of squares, or resolutions) that the model supports.
 
         The model's multiple is the lowest. Clips are never enlarged here, else all would fill all.
         """
@@ -60,7 +60,7 @@ class Ladder:
 
     @property
     def worth(self) -> NDArray[np.float64]:
-        """What a clip has at each rung, as a logarithm."""
+        """Return the value of a clip at each rung, as a logarithm."""
         return np.log([_pixels(name) for name in self.names])
 
     def highest(self, height: NDArray[np.int64], width: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -176,7 +176,7 @@ class Proposal:
     max_tokens: int
 
     def headline(self) -> str:
-        """What the entries were chosen by."""
+        """Say in one line how the entries were chosen."""
         return f"{self.reached} of {self.clips} clips fit; a micro-batch has at most {self.max_tokens} latent tokens"
 
     def to_toml(self) -> str:
@@ -249,14 +249,14 @@ def _sample(clips: Clips) -> Clips:
 
 
 def _of_pictures(clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Suggestion]:
-    ladder = Ladder.of(_PICTURES, config, geometry)
+    ladder = Ladder.from_steps(_PICTURES, config, geometry)
     highest = ladder.highest(clips.height, clips.width)
     chosen = rungs(highest, ladder.worth, _MOST_SIZES)
     return [Suggestion(ladder.names[i], 1) for i in dict.fromkeys(_fit(ladder, s, 1, config) for s in chosen)]
 
 
 def _of_videos(clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Suggestion]:
-    ladder, counts = Ladder.of(_VIDEOS, config, geometry), frame_counts(geometry)
+    ladder, counts = Ladder.from_steps(_VIDEOS, config, geometry), frame_counts(geometry)
     highest = ladder.highest(clips.height, clips.width)
     longest = np.searchsorted(counts, clips.num_frames, side="right") - 1
     there = (highest >= 0) & (longest >= 0)

@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def draw_words(self) -> tuple[int, ...]:
-        """What sets this entry's draws apart from those of others, whatever else the table holds."""
+        """Words that set this entry's draws apart from those of others, whatever else the table holds."""
         return (self.pixels, self.num_frames, *(self.size or ()))
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What is on disk: a row for each video or picture, and what was measured of it.
+"""The catalog: a row for each video or picture on disk, and its measures.
 
 Owns probing (true frame counts, displayed size, damage), caption files, the append-only Parquet
 store, the scan that brings a catalog up to date with its folders, and expressions over its columns.

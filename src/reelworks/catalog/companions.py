@@ -83,7 +83,7 @@ def dataset_of(name: str, kind: str) -> str:
 
 
 def sources(clips: Source, folders: Mapping[str, str]) -> list[Source]:
-    """What is scanned besides a dataset.
+    """List the folders that are scanned besides a dataset.
 
     Raises:
         UserError: A folder lies in that of the clips, whose companions would pass for clips.

@@ -117,8 +117,8 @@ class DatasetConfig(Config):
 
     @property
     def place(self) -> Source:
-        """Where the clips are named."""
-        return Source.of(self.path, self.name, self.root)
+        """The folder or list that names the clips."""
+        return Source.from_path(self.path, self.name, self.root)
 
     @property
     def companions(self) -> dict[str, str]:

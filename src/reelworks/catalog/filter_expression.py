@@ -45,7 +45,7 @@ SEARCHED = ("path", "caption", "codec")
 
 
 class Kind(StrEnum):
-    """What a part's values are, as errors say it."""
+    """Kind of a part's values, as errors name it."""
 
     NUMBER = "a number"
     TEXT = "a text"

@@ -30,7 +30,7 @@ def keeps(rows: CatalogRows, text: str) -> Truth:
 
 
 def values(rows: CatalogRows, row: int, text: str) -> dict[str, Any]:
-    """What one row has in the columns that a filter looks at; None for a score or caption that it lacks."""
+    """Return one row's values in the columns of a filter; None for a score or caption that it lacks."""
     told: dict[str, Any] = {}
     for name in parse(text, scores=None).names:
         if name == "caption_length":

@@ -71,7 +71,7 @@ def _straightened(paths: Any, root: str) -> Any:
 
 
 def _root_for(paths: Any) -> str:
-    """What to type where absolute paths do not lie in the dataset's folder."""
+    """Suggest a root for absolute paths that do not lie in the dataset's folder."""
     absolute = paths.filter(pc.starts_with(paths, "/"))
     if not len(absolute):
         return "correct the path"
@@ -227,7 +227,7 @@ def _table(file: Path) -> Any:
 
 
 def _without_paths(names: list[str]) -> str:
-    """What to do where no column has the files' names."""
+    """Suggest a remedy where no column has the files' names."""
     if len(names) == 1 and any(sign in names[0] for sign in ";\t|"):
         return "separate columns with commas"
     return f"name the column of file names {PATH}"

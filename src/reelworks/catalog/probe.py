@@ -231,7 +231,7 @@ class ProbeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What was measured of one file.
+    """Measures of one file.
 
     Attributes:
         kind: "video" or "image".

@@ -187,7 +187,7 @@ class CatalogRows:
         return Path(self.root[index].as_py(), self.path[index].as_py())
 
     def to_table(self) -> pa.Table:
-        """The same rows as a table; numbers and texts are shared, not copied, a missing score is null."""
+        """Return the rows as a table; numbers and texts are shared, not copied, a missing score is null."""
         columns = [pa.array(getattr(self, f.name), type=f.type) for f in SCHEMA]
         scores = [pa.array(score, from_pandas=True) for score in self.scores.values()]
         return pa.table([*columns, *scores], schema=schema(self.scores))

@@ -51,7 +51,7 @@ class Look(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What was found.
+    """Result of looking at one file.
 
     Attributes:
         caption: Caption, None where there is no file.
@@ -336,7 +336,7 @@ class ScanProgress:
 
 @dataclass(frozen=True)
 class ScanResult:
-    """What a scan found; `found` = `new` + `changed` + `unchanged`.
+    """Result of a scan; `found` = `new` + `changed` + `unchanged`.
 
     Attributes:
         found: Files with the extension of a video or picture, and rows of lists.

@@ -1,4 +1,4 @@
-"""Where a dataset's clips are named: a folder that is searched, or a list of files."""
+"""Sources of a dataset's clips: a folder that is searched, or a list of files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Source:
     list_file: Path | None = None
 
     @classmethod
-    def of(cls, path: str | Path, name: str | None = None, root: str | Path | None = None) -> Source:
+    def from_path(cls, path: str | Path, name: str | None = None, root: str | Path | None = None) -> Source:
         """Make a source of what a recipe or a command line has.
 
         Args:

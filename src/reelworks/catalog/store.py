@@ -36,7 +36,7 @@ _RETIRED_SCHEMA = pa.schema([pa.field("ordinal", pa.int64(), nullable=False)])
 
 @dataclass(frozen=True)
 class Part:
-    """What one scan added.
+    """Rows that one scan added.
 
     Attributes:
         rows: Rows appended.

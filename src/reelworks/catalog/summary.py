@@ -35,7 +35,7 @@ _ASPECTS = {
 
 @dataclass(frozen=True)
 class Summary:
-    """What a catalog holds. Histograms list (label, count), empty classes left out.
+    """Summary of a catalog. Histograms list (label, count), empty classes left out.
 
     Attributes:
         clips: Rows, bad ones included.

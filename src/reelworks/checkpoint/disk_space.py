@@ -23,7 +23,7 @@ _PROBE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Mount:
-    """What trying it out has shown.
+    """Result of trying out a file system.
 
     Attributes:
         path: The folder, links resolved: it may lie on another disk than the run.

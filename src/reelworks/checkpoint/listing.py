@@ -1,4 +1,4 @@
-"""What people ask about checkpoints, answered as JSON values: which there are, what became of one and why."""
+"""Answer questions about checkpoints as JSON values: which there are, and why one stayed or went."""
 
 from __future__ import annotations
 

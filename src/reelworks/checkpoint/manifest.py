@@ -40,7 +40,7 @@ class FileEntry(Config):
 
 
 class Manifest(Config):
-    """What was saved, by which run, and every file of it.
+    """Contents of a checkpoint: the run that saved it, and every file.
 
     Attributes:
         format: Version of this schema; a newer one than we know is refused.

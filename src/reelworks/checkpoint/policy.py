@@ -15,7 +15,7 @@ Reasons = tuple[str, ...]
 
 
 class CheckpointFacts(Protocol):
-    """What the policy looks at; `store.CheckpointInfo` is one."""
+    """Facts of a checkpoint that the policy looks at; `store.CheckpointInfo` has them."""
 
     @property
     def step(self) -> int:
@@ -29,7 +29,7 @@ class CheckpointFacts(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """What deleting it frees."""
+        """Bytes that deleting it frees."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class CheckpointFacts(Protocol):
 
 @dataclass(frozen=True)
 class PolicyTime:
-    """What a plan depends on besides the checkpoints and the policy.
+    """Time, readers and disk space on which a plan depends besides the checkpoints and the policy.
 
     Attributes:
         now: Seconds since 1970.
@@ -64,7 +64,7 @@ class PolicyTime:
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of one checkpoint; all reasons speak for what is done."""
+    """Decision about one checkpoint; all reasons speak for it."""
 
     step: int
     keep: bool

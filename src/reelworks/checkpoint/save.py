@@ -35,7 +35,7 @@ from reelworks.distributed import collectives
 
 @dataclass(frozen=True)
 class SaveOrder:
-    """What `commit.begin` was asked for."""
+    """Arguments of a save."""
 
     store: CheckpointStore
     step: int

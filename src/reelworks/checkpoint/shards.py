@@ -43,10 +43,10 @@ class _Files(FileSystem):
         assert mode == "wb"
         file = Path(path)
 
-        def told(size: int, digest: str) -> None:
+        def record(size: int, digest: str) -> None:
             self.entries[file] = size, digest
 
-        with storage.create(file, told=told) as stream:
+        with storage.create(file, told=record) as stream:
             yield stream
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
@@ -62,7 +62,7 @@ class _Files(FileSystem):
 
 @dataclass(frozen=True)
 class Written:
-    """What one rank wrote: for the metadata, and for the manifest."""
+    """Files that one rank wrote: for the metadata, and for the manifest."""
 
     results: list[WriteResult]
     entries: list[FileEntry]

@@ -28,7 +28,7 @@ OptionalStep = Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, hel
 
 
 class Format(enum.StrEnum):
-    """Of an exported LoRA."""
+    """Convention of an exported LoRA."""
 
     diffusers = "diffusers"
     comfyui = "comfyui"
@@ -36,7 +36,7 @@ class Format(enum.StrEnum):
 
 
 class Dtype(enum.StrEnum):
-    """Of exported floating-point tensors."""
+    """Dtype of exported floating-point tensors."""
 
     bfloat16 = "bfloat16"
     float16 = "float16"

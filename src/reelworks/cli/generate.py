@@ -120,4 +120,4 @@ def generate(
     for path, frames in zip(paths, made.clips, strict=True):
         writers.write(path, frames, fps)
         size = Shape(len(frames), shape.height, shape.width)
-        show.line(f"{path}: {size}, step {model.step}, by {made.by}, {options.words()}")
+        show.line(f"{path}: {size}, step {model.step}, by {made.by}, {options.to_text()}")

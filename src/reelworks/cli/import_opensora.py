@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Meaning(StrEnum):
-    """What the probabilities of a bucket_config mean."""
+    """Meaning of the probabilities of a bucket_config."""
 
     V1_2 = "opensora-1.2"
     V2_0 = "opensora-2.0"

@@ -84,7 +84,7 @@ def _require(data: list[Path], model: str) -> None:
 
 
 def default_path(data: list[Path], model: str) -> Path:
-    """Where a recipe goes that nobody named: after the first folder and the model."""
+    """Name a recipe that nobody named, after the first folder and the model."""
     from reelworks.models import wellknown
 
     folder = data[0].resolve().name if data else "lora"

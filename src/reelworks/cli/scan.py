@@ -41,7 +41,7 @@ def scan(
     from reelworks.catalog.summary import summarise
     from reelworks.cli import show
 
-    sources = [Source.of(path, root=root) for path in paths]
+    sources = [Source.from_path(path, root=root) for path in paths]
     with show.scan_progress(quiet=json) as on_progress:
         result = scanning.scan(
             sources, output, workers=workers or os.cpu_count() or 1, on_progress=on_progress

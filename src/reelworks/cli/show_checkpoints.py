@@ -73,7 +73,7 @@ def verified(rows: Sequence[Row], full: bool) -> None:
 
 
 def pruned(told: Row) -> None:
-    """What went, or would, and why."""
+    """Print checkpoints that were deleted, or would be, with their reasons."""
     for row in told["deleted"]:
         verb = "would delete" if told["dry_run"] else "deleted"
         show.line(f"{verb} step {row['step']} ({told_bytes(row['bytes'])}): {'; '.join(row['reasons'])}")
@@ -82,7 +82,7 @@ def pruned(told: Row) -> None:
 
 
 def explained(told: Row) -> None:
-    """What became of a checkpoint, and everything known of it."""
+    """Print the history of a checkpoint, and everything known of it."""
     for text in _explained(told):
         show.line(text)
 

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 
 def made(path: Path, new: QuickstartResult) -> None:
-    """What was found, what it takes, what was chosen, and what to do next."""
+    """Print what was found, what it takes, what was chosen, and the next command."""
     from reelworks.train.preflight.estimate import BUS_GB, UTILISATION
 
     found, estimate = new.found, new.choice.estimate
     line(
-        f"found: {found.words()}" + (f", {found.uncaptioned} without a caption" if found.uncaptioned else "")
+        f"found: {found.to_text()}"
+        + (f", {found.uncaptioned} without a caption" if found.uncaptioned else "")
     )
     for remark in new.remarks:
         line(f"  {remark}")
@@ -29,7 +30,7 @@ def made(path: Path, new: QuickstartResult) -> None:
         f"the LoRA has {estimate.trained_parameters:,}"
     )
     memory = estimate.memory
-    line(f"memory, estimated: {memory.total / 1e9:.1f} GB ({memory.words()})")
+    line(f"memory, estimated: {memory.total / 1e9:.1f} GB ({memory.to_text()})")
     if memory.host >= 5e7:
         line(f"  and {memory.host / 1e9:.1f} GB of CPU memory, for what is left there")
     if not estimate.measured:
@@ -58,7 +59,7 @@ def _settings(new: QuickstartResult) -> None:
             if choice.without
             else "nearly all need it"
         )
-        line(f"  {tier.words()}: {tier.why}; {why}")
+        line(f"  {tier.to_text()}: {tier.why}; {why}")
     if choice.fits:
         line("  it fits")
 

@@ -70,7 +70,7 @@ def _never_seen(told: Json) -> None:
 
 
 def _warning(told: Json) -> None:
-    """What is wasted, and what would cure it."""
+    """Print what is wasted, and what would cure it."""
     proposals = told["proposals"]
     if proposals is None:
         return

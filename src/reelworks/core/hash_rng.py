@@ -20,7 +20,7 @@ Word = int | np.integer[Any] | NDArray[Any] | str
 
 
 class Purpose(IntEnum):
-    """What a draw decides. The numbers are part of every plan: never renumber, only append."""
+    """Purpose of a draw. The numbers are part of every plan: never renumber, only append."""
 
     SHUFFLE = 1
     STEP_ORDER = 2

@@ -21,7 +21,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Geometry:
-    """What an autoencoder and a denoiser together do to a shape.
+    """Effect of an autoencoder and a denoiser together on a shape.
 
     Attributes:
         stride: Pixels per latent element along (time, height, width).

@@ -43,7 +43,7 @@ _NOT_OF_A_PLAN = {"path", "root", "caption", *companions.KINDS}
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What shapes a dataset besides its catalog and its bucket table, as plain values.
+    """Settings of a dataset besides its catalog and its bucket table, as plain values.
 
     Attributes:
         datasets: The catalog's datasets that are trained, each with its settings.
@@ -162,7 +162,7 @@ class Dataset:
         return repeats.showings_per_epoch(self.rows, self.spec.datasets)
 
     def clips(self) -> tuple[Clips, I64]:
-        """What assignment looks at, and the row behind every element: repeats stand side by side.
+        """Return the clips to be assigned, and the row behind every element: repeats stand side by side.
 
         Raises:
             UserError: There are too many repeats.

@@ -83,7 +83,7 @@ def _of_companion(found: Found, row: int, own: Request) -> Request | None:
 def _draws(
     data: Dataset, uids: NDArray[np.uint64], copies: NDArray[np.int64], epoch: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Where each clip begins, and where it is cropped along height and width; in [0, 1)."""
+    """Draw where each clip begins, and where it is cropped along height and width; in [0, 1)."""
     seed, config = data.spec.seed, data.spec.data
     first, down, across = np.zeros(len(uids)), np.full(len(uids), 0.5), np.full(len(uids), 0.5)
     if config.first_frame == "random":

@@ -103,7 +103,7 @@ class Quarantine:
 
 
 def _readings(line: str) -> list[str]:
-    """What a line may name: a file's name may hold a #, and a comment may follow a path."""
+    """List the clips that a line may name: a file's name may hold a #, and a comment may follow a path."""
     path, comment, _ = line.partition(" #")
     return [line, path.rstrip()] if comment else [line]
 

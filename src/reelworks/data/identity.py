@@ -107,11 +107,11 @@ def identify(rows: CatalogRows, catalog: Catalog, former: Sequence[Known], how: 
     key = rows.uid.copy()
     key[kept] = latest.aliases.keys(rows.ordinal[kept], rows.uid[kept])
     new = np.flatnonzero(~kept)
-    gone = _Gone.of(former, key[kept])
+    gone = _Gone.collect(former, key[kept])
     removed = int((~_among(latest.ordinal, rows.ordinal)).sum()) if grown else len(latest.ordinal)
     edited, renamed = 0, Counter[tuple[str, str]]()
     if len(new) and len(gone.key):
-        matched, unchanged, renamed = _match(_Texts.of(rows.take(new)), gone, how)
+        matched, unchanged, renamed = _match(_Texts.from_rows(rows.take(new)), gone, how)
         known = matched >= 0
         key[new[known]] = gone.key[matched[known]]
         removed -= int(gone.latest[matched[known]].sum())
@@ -170,7 +170,7 @@ class _Texts:
     paths: Any
 
     @classmethod
-    def of(cls, rows: Any) -> _Texts:
+    def from_rows(cls, rows: Any) -> _Texts:
         """Hash the texts of rows, or of a table with the same columns."""
         texts = {name: _plain(rows, name) for name in _TEXTS}
         name = pc.replace_substring_regex(texts["path"], pattern="^.*/", replacement="")
@@ -206,7 +206,7 @@ class _Gone:
     texts: _Texts
 
     @classmethod
-    def of(cls, former: Sequence[Known], there: U64) -> _Gone:
+    def collect(cls, former: Sequence[Known], there: U64) -> _Gone:
         """Collect those whose key is not among the keys that are there."""
         held, keys, tables, latest = np.sort(there), [], [], []
         for i, known in enumerate(former):
@@ -221,7 +221,7 @@ class _Gone:
         if not tables:
             return cls(np.zeros(0, np.uint64), np.zeros(0, np.bool_), None)  # type: ignore[arg-type]
         table = pa.concat_tables(tables).unify_dictionaries()
-        return cls(np.concatenate(keys), np.concatenate(latest), _Texts.of(table))
+        return cls(np.concatenate(keys), np.concatenate(latest), _Texts.from_rows(table))
 
 
 def _match(ours: _Texts, gone: _Gone, how: RenamedClips) -> tuple[I64, int, Counter[tuple[str, str]]]:

@@ -85,7 +85,7 @@ class MicroBatchRequest:
 
     @property
     def draw_copies(self) -> NDArray[np.int64]:
-        """What tells the draws about a clip's copies and showings apart."""
+        """Numbers that tell the draws about a clip's copies and showings apart."""
         return planning.draw_copies(self.copies, self.showing)
 
 
@@ -410,7 +410,7 @@ class Loader:
                 return  # a state was loaded meanwhile
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the data stand: plain values, the same on every rank, which any serializer keeps."""
+        """Return the place in the data: plain values, the same on every rank, which any serializer keeps."""
         position = self._position
         return {
             "cursor": position.to_cursor(self.dataset).to_json(),

@@ -79,7 +79,7 @@ def drop(run: RunFolder, now: tuple[int, int]) -> None:
 
 
 def _read(folder: Path) -> tuple[str, Arrays] | None:
-    """What a stored plan is made of, and its arrays; None unless they are as they were written."""
+    """Read a stored plan and the digest of its sources; None unless they are as they were written."""
     try:
         about = json.loads((folder / _ABOUT).read_bytes())
         arrays = {
@@ -138,7 +138,7 @@ class Unplanned:
     nearest: NDArray[np.int32]
 
     def take(self, where: NDArray[np.int64]) -> Unplanned:
-        """Those at the given places."""
+        """Take the clips at the given places."""
         return Unplanned(self.ordinal[where], self.copy[where], self.reason[where], self.nearest[where])
 
 

@@ -16,7 +16,7 @@ _EMPTY_EPOCHS = 1000
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of an epoch's clips so far."""
+    """Counts of an epoch's clips so far."""
 
     planned: int = 0
     trained: int = 0
@@ -61,7 +61,7 @@ class DataPosition:
         return self.row >= self.plan.steps
 
     def to_cursor(self, data: Dataset) -> Cursor:
-        """What a checkpoint holds of it; the excluded clips are stored beside."""
+        """Return the cursor that a checkpoint holds; the excluded clips are stored beside."""
         return Cursor(
             catalog=data.digest,
             catalog_version=data.catalog.version,

@@ -31,7 +31,7 @@ class VideoFormat:
 
     @property
     def note(self) -> str:
-        """What is odd about it, for the file name."""
+        """Note for the file's name on what is odd about it."""
         notes = {"yuv420p10le": "-10bit", "yuv444p": "-444"}.get(self.pix_fmt, "")
         notes += f"-rotated-{self.rotation}" if self.rotation else ""
         return notes + ("-vfr" if self.variable else "")
@@ -47,7 +47,7 @@ class PictureFormat:
 
     @property
     def note(self) -> str:
-        """What is odd about it, for the file name."""
+        """Note for the file's name on what is odd about it."""
         notes = {"RGBA": "-alpha", "P": "-palette"}.get(self.mode, "")
         return notes + (f"-exif-{self.orientation}" if self.orientation != 1 else "")
 

@@ -13,7 +13,7 @@ from reelworks.demo import damage, scenes, writers
 
 @dataclass(frozen=True)
 class DemoSummary:
-    """What `make` wrote.
+    """Files that `make` wrote.
 
     Attributes:
         folder: Where.

@@ -40,7 +40,7 @@ LEFT_OUT: frozenset[Combination] = frozenset(
 
 @dataclass(frozen=True)
 class Subject:
-    """What a clip shows; `direction` is None in a picture."""
+    """Subject of a clip; `direction` is None in a picture."""
 
     colour: str
     shape: str

@@ -143,7 +143,7 @@ def _shuffled(items: Sequence[_T], *key: int | str) -> list[_T]:
 
 
 def _video_subjects(seed: int) -> list[Subject]:
-    """As many subjects as there are formats: all combinations, then the rarest again on the other ground."""
+    """Choose as many subjects as there are formats: all combinations, then the rarest again on the other ground."""
     first = palette.combinations()
     repeats: list[palette.Combination] = []
     left = _shuffled(first, seed, "repeats")

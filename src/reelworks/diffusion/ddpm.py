@@ -30,7 +30,7 @@ def share_kept() -> Tensor:
 
 
 def weights(t_B: Tensor) -> tuple[Tensor, Tensor]:
-    """What data and noise are multiplied by, shaped to broadcast over `[B, C, T, H, W]`."""
+    """Return the factors of data and noise, shaped to broadcast over `[B, C, T, H, W]`."""
     kept_B = share_kept().to(t_B.device)[t_B.long().clamp(0, NUM_STEPS - 1)][:, None, None, None, None]
     return kept_B.sqrt(), (1 - kept_B).sqrt()
 
@@ -50,7 +50,7 @@ def noised(x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor, frame_mask_BT: Te
 
 
 def target(prediction: Prediction, x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor) -> Tensor:
-    """What the network should predict."""
+    """Return the target that the network should predict."""
     if prediction == "epsilon":
         return noise_BCTHW
     data, noise = weights(t_B)

@@ -112,7 +112,7 @@ def _index(t_B: Tensor) -> Tensor:
 
 
 def posterior(plan: Schedule, output: Tensor, x_t_BCTHW: Tensor, index_B: Tensor) -> Posterior:
-    """What the network says of the step before: `output` is `[B, 2·C, T, H, W]`."""
+    """Compute the posterior of the step before from `output`, `[B, 2·C, T, H, W]`."""
     noise, fraction = output.chunk(2, dim=1)
     kept = plan.at("share_kept", index_B)
     x0 = (1 / kept).sqrt() * x_t_BCTHW - (1 / kept - 1).sqrt() * noise

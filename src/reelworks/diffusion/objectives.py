@@ -16,7 +16,7 @@ from reelworks.diffusion.config import ObjectiveConfig
 
 
 class Objective(Protocol):
-    """What is learnt, as functions of tensors."""
+    """An objective, as functions of tensors."""
 
     @property
     def learns_variance(self) -> bool:

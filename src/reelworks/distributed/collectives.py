@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong on one rank, as values: exceptions do not always survive the way to other ranks."""
+    """An error of one rank, as values: exceptions do not always survive the way to other ranks."""
 
     rank: int
     text: str

@@ -58,7 +58,7 @@ class World:
 
     @property
     def home(self) -> torch.device:
-        """Where a network is built and its weights lie between uses."""
+        """Device on which a network is built and its weights lie between uses."""
         return torch.device("cpu") if self.offload else self.device
 
     def sum(self, values: Tensor) -> Tensor:

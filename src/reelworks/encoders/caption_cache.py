@@ -44,7 +44,7 @@ def _map(embedding: TextEmbedding, change: Callable[[Tensor], Tensor]) -> TextEm
 
 
 def _narrow(values: Tensor) -> Tensor:
-    """The same numbers in bfloat16 where they came from there, as those of published encoders do."""
+    """Store as bfloat16 if that is lossless, as it is for published encoders."""
     if values.dtype != torch.float32:
         return values
     half = values.bfloat16()

@@ -1,4 +1,4 @@
-"""What a network is shown of a clip beside its noise: companions, and the clip's own first frame.
+"""Conditioning of a network on a clip beside its noise: companions, and the clip's own first frame.
 
 Legend: B clips, C channels, T frames, H height, W width.
 """
@@ -58,7 +58,7 @@ def _first_frame(encoder: LiveEncoder, latent_BCTHW: Tensor, first_BHWC: Tensor,
 
 
 def blank(encoder: LiveEncoder, latent_BCTHW: Tensor) -> dict[str, Tensor]:
-    """The same inputs without numbers, of the shapes that training has."""
+    """Return the same inputs without numbers, of the shapes that training has."""
     shown = {name: torch.zeros_like(latent_BCTHW) for name in encoder.given}
     if encoder.conditioning.first_frame is not None:
         shown["first_frame"] = torch.zeros_like(latent_BCTHW)

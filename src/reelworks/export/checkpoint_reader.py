@@ -31,7 +31,7 @@ class StoredTensor(NamedTuple):
 
 
 def weights_of(path: Path, weights: Weights) -> dict[str, StoredTensor]:
-    """Where each of the model's tensors is taken from, by its name in the model's state dict.
+    """Find where each of the model's tensors is stored, by its name in the model's state dict.
 
     Args:
         path: The checkpoint's folder.

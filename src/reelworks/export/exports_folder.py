@@ -28,7 +28,7 @@ _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.tmp")
 
 
 def path_of(run: RunFolder, step: int, weights: Weights, lora: LoraFormat | None = None) -> Path:
-    """Where the weights of a step are written; of a LoRA, in a convention."""
+    """Return the file for the weights of a step; of a LoRA, in a convention."""
     kind = "" if lora is None else f"-lora-{lora}"
     return run.exports_folder / f"{names.of_step(step)}-{weights}{kind}.safetensors"
 
@@ -70,7 +70,7 @@ def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int,
 
 
 def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int) -> dict[str, str] | None:
-    """What the file's header says; None if no file is due at this save."""
+    """Return the texts of the file's header; None if no file is due at this save."""
     folder = run.exports_folder
     storage.mkdirs(folder)
     for path in folder.iterdir():

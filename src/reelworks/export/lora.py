@@ -59,5 +59,5 @@ def of_recipe(recipe: Path, format: LoraFormat, base: Base | None = None) -> Lor
 
 
 def base_of(path: Path) -> Base | None:
-    """What the LoRA in a checkpoint was trained on; None of whole weights."""
+    """Read the base that the LoRA in a checkpoint was trained on; None of whole weights."""
     return Base.from_json(load.read_extra(path, BASE)) if load.has_extra(path, BASE) else None

@@ -30,7 +30,7 @@ _LAST = math.nextafter(1.0, 0.0)  # of the draws in [0, 1): the last place where
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is given.
+    """Frames and companions that are given.
 
     Attributes:
         reference: `[T, H, W, 3]` uint8 frames with which the clip begins; None gives nothing.

@@ -1,4 +1,4 @@
-"""What to generate where nobody says it: the shape that a run has learnt most of, sampled as is usual for the model."""
+"""Defaults of `generate`: the shape with the most trained tokens, and the model's usual sampler settings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def shape(run: RunFolder, recipe: Recipe, *, picture: bool) -> Shape:
 
 
 def shape_of(data: RecipeData, *, picture: bool) -> Shape:
-    """The same of a run that may not have begun, from the clips of its first epoch."""
+    """Choose the shape of a run that may not have begun, from the clips of its first epoch."""
     clips = np.bincount(data.entries(0).bucket, minlength=len(data.table.buckets)).tolist()
     buckets = zip(data.table.buckets, clips, strict=True)
     return _most((_Trained(b.shape, b.tokens * n) for b, n in buckets), data.recipe, picture=picture)

@@ -17,7 +17,7 @@ from reelworks.train import init_from
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """Result of an export.
 
     Attributes:
         step: Step of the checkpoint.

@@ -35,7 +35,7 @@ MAX_FPS = 240
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """What to generate, beside the prompt.
+    """Settings of a generation, beside the prompt.
 
     Attributes:
         shape: Frames, height and width in pixels.
@@ -74,7 +74,7 @@ class GenerateOptions:
                 remedy="use 1 (no guidance) to some 10",
             )
 
-    def words(self) -> str:
+    def to_text(self) -> str:
         """Steps and guidance, for people."""
         steps = self.num_inference_steps
         return f"{steps} step{'s' * (steps != 1)}, guidance scale {self.guidance_scale:g}"

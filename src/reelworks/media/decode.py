@@ -74,7 +74,7 @@ def cover(height: int, width: int, target_height: int, target_width: int) -> tup
 
 
 def crop_offset(size: int, target: int, draw: float) -> int:
-    """Where a crop begins; a draw of 0.5 is the centre."""
+    """Return where a crop begins; a draw of 0.5 is the centre."""
     return min(int(draw * (size - target + 1)), size - target)
 
 
@@ -102,7 +102,7 @@ class MediaError(Exception):
 
 @dataclass(frozen=True)
 class Measures:
-    """What a scan counted and measured of a clip: frames, and its size in pixels as displayed."""
+    """Measures of a clip by a scan: frames, and its size in pixels as displayed."""
 
     num_frames: int
     height: int
@@ -111,7 +111,7 @@ class Measures:
 
 @dataclass(frozen=True)
 class Request:
-    """What to read, with every choice already drawn.
+    """A clip to read, with every choice already drawn.
 
     Attributes:
         path: The file.

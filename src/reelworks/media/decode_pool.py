@@ -1,4 +1,4 @@
-"""Those who decode: spawned processes that tell which clip each of them is at, or threads.
+"""Decode clips in worker processes that report the clip they work on, so that a hung one is killed; or in threads.
 
 A pool of processes cannot say which of them hangs. Here a worker writes its clip's number to shared memory
 before it reads and 0 afterwards, so that whoever waits can kill the one that takes too long, and name the
@@ -33,7 +33,7 @@ class Failure:
 
 
 class _Place(ctypes.Structure):
-    """What a worker is at: a clip's number, 0 for none, and since when by the machine's steady clock."""
+    """Progress of a worker: a clip's number, 0 for none, and since when by the machine's steady clock."""
 
     _fields_ = (("pid", ctypes.c_int64), ("number", ctypes.c_int64), ("since_ns", ctypes.c_int64))
 

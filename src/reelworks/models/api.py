@@ -1,4 +1,4 @@
-"""What the trainer asks of a model. Adapters are final classes that satisfy these protocols.
+"""Protocols of models as the trainer sees them. Adapters are final classes that satisfy them.
 
 Shape legend: B batch, C channels, T frames, H height, W width, L text tokens, D text width, P width of a
 text's summary, N tokens of a picture, E their width. Latent sizes are in latent elements, `height` and `width` inputs in pixels.

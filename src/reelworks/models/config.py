@@ -1,4 +1,4 @@
-"""What a recipe says about models, and what follows from it without torch."""
+"""Recipe keys of models, and what follows from them without torch."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def latent_channels(autoencoder: AutoencoderConfig) -> int:
 
 
 def autoencoder_geometry(config: AutoencoderConfig) -> Geometry:
-    """What an autoencoder alone does to a shape.
+    """Return the effect of an autoencoder alone on a shape.
 
     Raises:
         UserError: If its name is unknown.

@@ -1,4 +1,4 @@
-"""What every family declares about itself and is told of its neighbours; torch-free."""
+"""Declarations of every family about itself, and the component shapes it is told; torch-free."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ComponentShapes:
 
 @dataclass(frozen=True)
 class Network:
-    """Where a network lies in diffusers.
+    """Place of a network in diffusers.
 
     Attributes:
         name: Its class.
@@ -98,11 +98,11 @@ class FamilyConfig(Protocol):
 
     @property
     def network(self) -> Network:
-        """Where it lies in diffusers."""
+        """Place of the network in diffusers."""
         ...
 
     def model_dump(self) -> dict[str, Any]:
-        """What the network is built with."""
+        """Return the arguments that the network is built with."""
         ...
 
     def fit(self, neighbours: ComponentShapes) -> Self:

@@ -249,7 +249,7 @@ _ALSO_KNOWN = {"wan-": "qwen-image", "qwen-image": "wan-2.1", "stdit3": "sdxl"}
 
 
 def parts(preset: str) -> Parts:
-    """What a preset of `model.name` was published with."""
+    """Return the parts that a preset of `model.name` was published with."""
     return of_family(_PARTS, preset)
 
 

@@ -8,7 +8,7 @@ from reelworks.models import published
 
 
 class SamplingDefaults(NamedTuple):
-    """What a model's own pipeline takes where nothing is said.
+    """Defaults of a model's own pipeline.
 
     Attributes:
         guidance_scale: Strength of the prompt; 1 is no guidance.
@@ -39,5 +39,5 @@ _USUAL = {
 
 
 def usual(preset: str) -> SamplingDefaults:
-    """What a preset of `model.name` is usually sampled with."""
+    """Return the usual sampling settings of a preset of `model.name`."""
     return published.of_family(_USUAL, preset)

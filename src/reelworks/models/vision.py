@@ -1,4 +1,4 @@
-"""What tells a network of a picture beside its latents: the vision half of a CLIP or SigLIP.
+"""Encoders that tell a network of a picture beside its latents: the vision half of a CLIP or SigLIP.
 
 Legend: B pictures, H height, W width, N tokens, E their width.
 """

@@ -61,7 +61,7 @@ def require_there(source: str, field: str) -> None:
 
 
 def _configs(source: str, field: str) -> Path:
-    """Where a source lies on this machine, its configs at least."""
+    """Find a source's files on this machine, its configs at least."""
     try:
         return _locate(source, ["*.json"])
     except UserError as error:

@@ -1,4 +1,4 @@
-"""What is known of published models beside their sizes: where they lie, and how they are usually trained; torch-free."""
+"""Facts about published models beside their sizes: where they lie, and how they are usually trained; torch-free."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def preset(name: str) -> str:
 
 
 def known(preset: str) -> WellKnown:
-    """What is known of a preset; of the tiny ones, which nobody published, what suits them."""
+    """Return the facts of a preset; of the tiny ones, which nobody published, what suits them."""
     return _KNOWN.get(preset, _TINY)
 
 

@@ -54,7 +54,7 @@ InputsT_contra = TypeVar("InputsT_contra", bound=TensorFields, contravariant=Tru
 
 
 class Predictor(Protocol[InputsT_contra]):
-    """What a boundary wraps: a module behind a `predict` that takes a dataclass of tensors."""
+    """A module behind a `predict` that takes a dataclass of tensors, which a boundary wraps."""
 
     module: nn.Module
     contract: Contract

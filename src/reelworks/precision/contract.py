@@ -11,7 +11,7 @@ import torch
 
 
 class Role(StrEnum):
-    """What an input of a model is; the role fixes its dtype.
+    """Role of an input of a model; the role fixes its dtype.
 
     Times and geometry never fall below float32: bfloat16 turns timestep 999 into 1000 and 480 × 854
     into another size.
@@ -51,7 +51,7 @@ class Contract:
     base: str | None = None
 
     def computing_in(self, dtype: torch.dtype) -> Contract:
-        """The same of a component that is stored and computed in another dtype."""
+        """Return the contract of a component that is stored and computed in another dtype."""
         return dataclasses.replace(self, storage=dtype, compute=dtype)
 
     def dtype_of(self, role: Role) -> torch.dtype:

@@ -170,7 +170,7 @@ class Trace(TorchFunctionMode):
             )
 
     def _rounding(self, role: Role, dtype: torch.dtype) -> DtypeError | None:
-        """What is wrong with a dtype that an input of a role was given; masks have none."""
+        """Say what is wrong with a dtype that an input of a role was given; masks have none."""
         if role is Role.MASK or not dtype.is_floating_point:
             return None
         declared = torch.float32 if role in _EXACT else self._contract.compute

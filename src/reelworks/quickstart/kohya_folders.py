@@ -51,7 +51,7 @@ def datasets(folders: Sequence[Path]) -> tuple[list[DatasetConfig], list[str]]:
         for one in inside or [folder]:
             _refuse_twice(one, [Path(dataset.path) for dataset in found])
             repeats, words = _meaning(one)
-            name = _free(Source.of(one).name, {dataset.dataset_name for dataset in found})
+            name = _free(Source.from_path(one).name, {dataset.dataset_name for dataset in found})
             found.append(DatasetConfig(path=str(one), name=name, repeats=repeats, missing_caption=words))
         remarks += _beside(folder, inside)
     return found, remarks
@@ -89,7 +89,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _beside(folder: Path, inside: Sequence[Path]) -> list[str]:
-    """What lies beside folders of kohya's tools."""
+    """List what lies beside folders of kohya's tools."""
     if not inside:
         return []
     with os.scandir(folder) as entries:

@@ -33,8 +33,8 @@ class MemoryPreset(NamedTuple):
     passing: bool = False
     without: tuple[str, str] | None = None
 
-    def words(self) -> str:
-        """As it stands in a recipe."""
+    def to_text(self) -> str:
+        """Write it as it stands in a recipe."""
         return f"{self.table}.{self.key} = {json.dumps(self.value)}"
 
 
@@ -71,7 +71,7 @@ TIERS = (
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What fits, and how it was found.
+    """Settings that fit, and how they were found.
 
     Attributes:
         recipe: With the settings that were needed.
@@ -132,7 +132,7 @@ class _Search:
         return memory.held(recipe, self._network(recipe)).total
 
     def estimate(self, recipe: Recipe) -> Estimate:
-        """Of a recipe; see `estimate.estimate`."""
+        """Estimate a recipe; see `estimate.estimate`."""
         network, buckets = self._network(recipe), _table(recipe)
         key = recipe.model_dump_json(include={"model", "lora", "buckets"})
         if key not in self._passes:

@@ -99,11 +99,11 @@ def _datasets(datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: s
 
 
 def _captions(dataset: DatasetConfig, found: FolderSurvey, trigger: str | None) -> list[tuple[str, Any, str]]:
-    """What the model is told of the clips of a folder."""
+    """Choose what the model is told of the clips of a folder."""
     missing = dataset.missing_caption
     if trigger is None and missing is None and found.uncaptioned == found.clips:
         raise UserError(
-            f"of {found.words()} none has a caption",
+            f"of {found.to_text()} none has a caption",
             field="--data",
             value=dataset.path,
             remedy="give --trigger WORD, which then is the caption of all, or write what each shows into a text file "
@@ -132,12 +132,12 @@ def _buckets(preset: str, known: WellKnown, found: FolderSurvey) -> list[Line]:
     ]
     geometry = _geometry(preset)
     if len(found.pictures):
-        steps = Ladder.of([side for side in _SIDES if side <= known.side], BucketsConfig(), geometry)
+        steps = Ladder.from_steps([side for side in _SIDES if side <= known.side], BucketsConfig(), geometry)
         resolution, why = _resolution(steps, found.pictures, "pictures")
         lines += [Line("[[bucket]]", "resolution", resolution, why), Line("[[bucket]]", "num_frames", 1)]
     if len(found.videos):
         _require_clips(preset, known, len(found.videos))
-        steps = Ladder.of([f"{n}p" for n in _LINES if n <= known.lines], BucketsConfig(), geometry)
+        steps = Ladder.from_steps([f"{n}p" for n in _LINES if n <= known.lines], BucketsConfig(), geometry)
         resolution, why = _resolution(steps, found.videos[:, 1:], "clips")
         frames = found.videos[:, 0]
         lengths = _lengths(frames, geometry, known.num_frames)
@@ -151,7 +151,7 @@ def _buckets(preset: str, known: WellKnown, found: FolderSurvey) -> list[Line]:
 
 
 def _geometry(preset: str) -> Geometry:
-    """What the model and the autoencoder that it comes with do to shapes."""
+    """Return the geometry of the model and the autoencoder that it comes with."""
     autoencoder = AutoencoderConfig()
     if wellknown.published(preset):
         autoencoder = AutoencoderConfig(name=published.parts(preset).autoencoder, weights=preset)
@@ -292,7 +292,7 @@ PLACEHOLDER = "pictures"
 
 @dataclass(frozen=True)
 class QuickstartOptions:
-    """What a command asks for.
+    """Options of the command.
 
     Attributes:
         model: A preset or a family's short name.
@@ -335,7 +335,7 @@ class QuickstartResult:
 
     @property
     def steps(self) -> int:
-        """Of the whole training."""
+        """Optimizer steps of the whole training."""
         return sum(self.micro_batches.values()) * (self.recipe.train.max_epochs or 1)
 
     @property
@@ -416,7 +416,7 @@ def lora(
 
 
 def _catalog(path: Path) -> Path:
-    """Where the recipe's run will look for it too."""
+    """Return the catalog's path, which the new recipe will point to."""
     return Path("runs", path.stem, "catalog")
 
 
@@ -433,7 +433,7 @@ def _look(
 
 def title(preset: str, found: FolderSurvey) -> str:
     """The first line of a recipe."""
-    return f"A LoRA of {found.words()} on {preset}."
+    return f"A LoRA of {found.to_text()} on {preset}."
 
 
 def _read(lines: Sequence[Line], path: Path) -> Recipe:
@@ -461,9 +461,9 @@ def _micro_batches(recipe: Recipe, scanned: bool) -> dict[str, int]:
 def _too_small(preset: str, wishes: QuickstartOptions, choice: MemoryPlan) -> UserError:
     memory = choice.estimate.memory
     need, host = memory.total / 1e9, memory.host / 1e9
-    settings = ", ".join(tier.words() for tier in choice.tiers)
+    settings = ", ".join(tier.to_text() for tier in choice.tiers)
     return UserError(
-        f"{preset} needs {need:.1f} GB with everything that saves memory ({settings}), by part: {memory.words()}"
+        f"{preset} needs {need:.1f} GB with everything that saves memory ({settings}), by part: {memory.to_text()}"
         + (f"; and {host:.1f} GB of CPU memory" if host >= 0.05 else ""),
         field="--vram",
         value=wishes.vram_gb,

@@ -1,4 +1,4 @@
-"""What some folders hold, as far as a recipe for them depends on it."""
+"""Survey folders, as far as a recipe for them depends on their contents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reelworks.core.errors import UserError
 
 @dataclass(frozen=True)
 class FolderSurvey:
-    """What the folders hold.
+    """Contents of the folders.
 
     Attributes:
         pictures: Height and width of each, `[N, 2]`.
@@ -37,7 +37,7 @@ class FolderSurvey:
         """All of them."""
         return len(self.pictures) + len(self.videos)
 
-    def words(self) -> str:
+    def to_text(self) -> str:
         """The counts as people say them."""
         counts = ((len(self.pictures), "picture"), (len(self.videos), "clip"))
         return " and ".join(f"{n} {noun}{'s' * (n != 1)}" for n, noun in counts if n)

@@ -36,7 +36,7 @@ class Chosen:
     run: str
 
     def lines(self) -> list[str]:
-        """What was chosen and why, for people."""
+        """Say for people what was chosen and why."""
         if self.proposal is None:
             head = f"buckets: the {len(self.entries)} entries kept in {self.run}/recipe.toml; {_AGAIN}"
         else:

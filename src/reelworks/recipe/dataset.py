@@ -68,12 +68,12 @@ class RecipeData(Dataset):
 
     @property
     def geometry(self) -> Geometry:
-        """What model and autoencoder do to shapes."""
+        """Geometry of the recipe's model and autoencoder."""
         return geometry_of(self.recipe)
 
 
 def geometry_of(recipe: Recipe) -> Geometry:
-    """What a recipe's model and autoencoder do to shapes."""
+    """Return the geometry of a recipe's model and autoencoder."""
     return geometry(recipe.model, recipe.autoencoder)
 
 
@@ -88,7 +88,7 @@ def table_of(recipe: Recipe) -> BucketTable:
 
 
 def spec_of(recipe: Recipe) -> DataSpec:
-    """What of a recipe shapes its dataset."""
+    """Return the settings of a recipe that shape its dataset."""
     return DataSpec(
         tuple(recipe.dataset),
         recipe.seed,

@@ -67,7 +67,7 @@ def _problem(error: Any) -> UserError:
 
 
 def _spelt(value: str, allowed: str) -> str:
-    """What a value that is allowed but for its spelling was meant to be: "AdamW", "adamw_8bit"."""
+    """Suggest the allowed value that a misspelt one was meant to be: "AdamW", "adamw_8bit"."""
     close = difflib.get_close_matches(value.casefold(), re.findall("'([^']*)'", allowed), n=1, cutoff=0.8)
     return f'did you mean "{close[0]}"? Else ' if close else ""
 

@@ -77,5 +77,5 @@ class Recipe(Config):
 
     @property
     def catalog_folder(self) -> str:
-        """Where the catalog lies."""
+        """Folder of the catalog."""
         return self.catalog or f"{self.output}/catalog"

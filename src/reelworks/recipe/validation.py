@@ -1,4 +1,4 @@
-"""What a model must be given by a recipe, and what it cannot take."""
+"""Check that a recipe gives a model what it needs, and nothing that it cannot take."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Preview:
 
 @dataclass(frozen=True)
 class PreviewStep:
-    """What was generated at one step."""
+    """Samples of one step."""
 
     step: int
     previews: list[Preview]
@@ -68,7 +68,7 @@ def render(data: RunData, previews_folder: Path) -> str:
         headline=run_facts.headline(data),
         figures=drawn,
         previews=previews(data, previews_folder),
-        preview_steps=len(data.of("preview")),
+        preview_steps=len(data.events_of("preview")),
         accounting=run_facts.accounting(data.summary),
         buckets=run_facts.buckets(data.summary),
         balance=run_facts.balance(data.summary),
@@ -83,7 +83,7 @@ def render(data: RunData, previews_folder: Path) -> str:
 
 def previews(data: RunData, folder: Path) -> list[PreviewStep]:
     """Previews by step, newest first: the newest, the first and as many between as the page can hold."""
-    events = _spread({event["step"]: event for event in data.of("preview")})
+    events = _spread({event["step"]: event for event in data.events_of("preview")})
     steps: list[PreviewStep] = []
     left_bytes = MAX_PREVIEW_BYTES
     for event in events:

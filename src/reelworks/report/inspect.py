@@ -1,4 +1,4 @@
-"""What a catalog holds, as values and as a page: distributions, advice, proposed buckets."""
+"""Inspect a catalog, as values and as a page: distributions, advice, proposed buckets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _POINTS = 2000  # of the plot of sizes: more would hide each other
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found. Histograms list (label, count), empty classes left out.
+    """Result of `inspect`. Histograms list (label, count), empty classes left out.
 
     Attributes:
         summary: Counts and the distributions that a scan prints.

@@ -84,7 +84,7 @@ def _series(events: list[Event], key: str) -> tuple[list[float], list[float | No
 
 def _resume_lines(data: RunData) -> list[dict[str, Any]]:
     """A dotted line where training went on from a checkpoint."""
-    steps = [e["resumed_from"] for e in data.of("start") if e.get("resumed_from") is not None]
+    steps = [e["resumed_from"] for e in data.events_of("start") if e.get("resumed_from") is not None]
     line = {"color": "@muted", "width": 1, "dash": "dot"}
     axes = {"type": "line", "xref": "x", "yref": "paper", "y0": 0, "y1": 1}
     return [{**axes, "x0": step, "x1": step, "line": line} for step in steps]
@@ -92,7 +92,7 @@ def _resume_lines(data: RunData) -> list[dict[str, Any]]:
 
 def loss_curve(data: RunData) -> Figure | None:
     """Training loss of each step, faint, and smoothed."""
-    events = data.of("step")
+    events = data.events_of("step")
     if not events:
         return None
     resumes = _resume_lines(data)
@@ -104,7 +104,7 @@ def loss_curve(data: RunData) -> Figure | None:
 def loss_by_bucket(data: RunData) -> Figure | None:
     """A smoothed line for each bucket, the most trained ones in colour."""
     points: dict[str, list[tuple[int, float | None]]] = {}
-    for event in data.of("step"):
+    for event in data.events_of("step"):
         for name, loss in (event.get("loss_by_bucket") or {}).items():
             points.setdefault(name, []).append((event["step"], finite(loss)))
     if not points:
@@ -122,7 +122,7 @@ def loss_by_bucket(data: RunData) -> Figure | None:
 
 def validation(data: RunData) -> Figure | None:
     """Validation loss, and its parts at fixed timesteps from light (little noise) to dark (much)."""
-    events = data.of("validation")
+    events = data.events_of("validation")
     if not events:
         return None
     times = sorted({time for e in events for time in e.get("loss_by_time") or {}}, key=float)
@@ -141,7 +141,7 @@ def validation(data: RunData) -> Figure | None:
 
 def throughput(data: RunData) -> Figure | None:
     """Clips a second."""
-    events = [e for e in data.of("step") if e.get("seconds")]
+    events = [e for e in data.events_of("step") if e.get("seconds")]
     if not events:
         return None
     values = [finite(e["clips"] / e["seconds"]) for e in events]
@@ -152,7 +152,7 @@ def throughput(data: RunData) -> Figure | None:
 
 def learning_rate(data: RunData) -> Figure | None:
     """Learning rate."""
-    events = [e for e in data.of("step") if e.get("learning_rate") is not None]
+    events = [e for e in data.events_of("step") if e.get("learning_rate") is not None]
     if not events:
         return None
     traces = [_line("learning rate", *_series(events, "learning_rate"), "@c5")]
@@ -162,7 +162,7 @@ def learning_rate(data: RunData) -> Figure | None:
 
 def grad_norm(data: RunData) -> Figure | None:
     """Norm of the gradient before clipping."""
-    events = [e for e in data.of("step") if e.get("grad_norm") is not None]
+    events = [e for e in data.events_of("step") if e.get("grad_norm") is not None]
     if not events:
         return None
     traces = _raw_and_smooth(*_series(events, "grad_norm"), "@c6", "smoothed")

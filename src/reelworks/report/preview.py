@@ -1,4 +1,4 @@
-"""What each bucket of a recipe will see, as contact sheets and an index page."""
+"""Draw what each bucket of a recipe will see, as contact sheets and an index page."""
 
 from __future__ import annotations
 

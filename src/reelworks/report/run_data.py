@@ -1,4 +1,4 @@
-"""What a run folder says, read once. Parts that are not there yet are empty."""
+"""Read a run folder once. Parts that are not there yet are empty."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RunData:
     pinned: frozenset[int]
     coverage: list[EpochCoverage]
 
-    def of(self, kind: str) -> list[Event]:
+    def events_of(self, kind: str) -> list[Event]:
         """Events of one kind that still hold, oldest first."""
         return [event for event in self.events if event["kind"] == kind]
 

@@ -1,4 +1,4 @@
-"""What became of the data: headline numbers, buckets, reasons and coverage."""
+"""Facts about a run's data: headline numbers, buckets, reasons and coverage."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def reasons(summary: Json) -> list[Reason]:
 
 def failures(data: RunData) -> Reason | None:
     """Clips that were planned and could not be read when their turn came."""
-    entries = [{"path": e.get("path", ""), "detail": e.get("reason", "")} for e in data.of("failure")]
+    entries = [{"path": e.get("path", ""), "detail": e.get("reason", "")} for e in data.events_of("failure")]
     remedy = "Counted under coverage; look at the file."
     label = "failed while training"
     if not entries:
@@ -105,7 +105,7 @@ def rejected(summary: Json) -> int:
 
 
 def accounting(summary: Json) -> list[Part]:
-    """Where every scanned clip went: planned, held out, then each reason."""
+    """Count where every scanned clip went: planned, held out, then each reason."""
     held_out = summary.get("held_out", 0)
     parts = [("planned", summary.get("planned", 0), "c1"), ("held out", held_out, "c5")]
     tones = ("c6", "c8", "c3", "c7", "c4", "c2")
@@ -165,7 +165,7 @@ def buckets(summary: Json) -> list[BucketRow]:
 
 @dataclass(frozen=True)
 class CoverageRow:
-    """What became of an epoch's planned clips.
+    """Counts of an epoch's planned clips by their state.
 
     Attributes:
         name: The epoch, with its generation where the data began again.
@@ -240,7 +240,7 @@ def _training_facts(data: RunData) -> list[Fact]:
     repeated = status.repeated_steps(data)
     again = f"{units.count(repeated)} repeated after resumes" if repeated else ""
     resumes = units.plural(status.resumes(data), "resume")
-    steps = data.of("step")
+    steps = data.events_of("step")
     seconds = sum(e["seconds"] for e in steps)
     speed = f"{sum(e['clips'] for e in steps) / seconds:,.3g} clips / s" if seconds else "–"
     facts = [
@@ -253,7 +253,7 @@ def _training_facts(data: RunData) -> list[Fact]:
 
 
 def _quality_facts(data: RunData) -> list[Fact]:
-    losses = [e["loss"] for e in data.of("validation") if e.get("loss") is not None]
+    losses = [e["loss"] for e in data.events_of("validation") if e.get("loss") is not None]
     facts = []
     if losses:
         change = (losses[-1] - losses[0]) / abs(losses[0]) if losses[0] else 0.0

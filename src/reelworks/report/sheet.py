@@ -95,7 +95,7 @@ def _some(frames: Frames, scale: float) -> list[Image.Image]:
 
 
 def _label(kind: str, width: int) -> Image.Image:
-    """What a row shows, where the others have the whole first frame."""
+    """Label the part that a row shows, where the others have the whole first frame."""
     font, text = ImageFont.load_default(_TEXT_PX), kind.replace("_", " ")
     label = Image.new("RGB", (max(width, int(font.getlength(text)) + 1), _TEXT_PX + 4), _PAGE)
     ImageDraw.Draw(label).text((label.width - font.getlength(text), 0), text, fill=_INK, font=font)

@@ -1,4 +1,4 @@
-"""What happened: starts, resumes and signals, and which checkpoints came and went."""
+"""The course of a run: starts, resumes and signals, and which checkpoints came and went."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def checkpoints(data: RunData) -> list[CheckpointRow]:
                 for entry in event.get(key, []):
                     row = rows.setdefault(entry["step"], CheckpointRow(entry["step"]))
                     row.kept, row.reasons = kept, list(entry.get("reasons", []))
-    losses = {event.get("step"): event.get("loss") for event in data.of("validation")}
+    losses = {event.get("step"): event.get("loss") for event in data.events_of("validation")}
     for step in data.on_disk:
         rows.setdefault(step, CheckpointRow(step))
     for row in rows.values():
@@ -91,7 +91,7 @@ def resumes(data: RunData) -> int:
 
 def repeated_steps(data: RunData) -> int:
     """Steps that were done, lost with their process and done again."""
-    return len([event for event in data.told if event["kind"] == "step"]) - len(data.of("step"))
+    return len([event for event in data.told if event["kind"] == "step"]) - len(data.events_of("step"))
 
 
 def state(data: RunData) -> tuple[str, str]:

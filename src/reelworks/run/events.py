@@ -1,4 +1,4 @@
-"""What happened in a run, as append-only JSON lines with one schema.
+"""Events of a run, as append-only JSON lines with one schema.
 
 Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, except for the first few,
 `step` (optimizer steps done). Kinds and their fields:

@@ -1,4 +1,4 @@
-"""Where everything of a run lies."""
+"""Layout of a run folder."""
 
 from __future__ import annotations
 

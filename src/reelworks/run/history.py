@@ -1,4 +1,4 @@
-"""What a run's events say of its steps: which hold, by which plan they went, which clips failed.
+"""Read from a run's events which steps hold, by which plan they went, and which clips failed.
 
 The plan says which clips a step was to train, so that "trained" needs no log of every clip: it follows
 from the steps that hold and the exceptions.
@@ -61,7 +61,7 @@ class Epoch:
     ended: Event | None = None
 
     def outcome(self, segment: int, rows: int) -> Outcome:
-        """What the events tell of the first rows of a segment."""
+        """Return how the first rows of a segment went, by the events."""
         steps = [s for s in self.steps.get(segment, []) if s.row < rows]
         failures = [
             Failure(row=s.row, uid=e["uid"], copy_index=e["copy"], reason=e["reason"])

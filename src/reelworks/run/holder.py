@@ -43,7 +43,7 @@ class LockOwner:
             return None
 
     def to_json(self, **more: int) -> str:
-        """As one line of JSON."""
+        """Return one line of JSON."""
         return json.dumps({**asdict(self), **more})
 
     def __str__(self) -> str:

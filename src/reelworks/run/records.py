@@ -135,7 +135,7 @@ class Outcome(Config):
 
 @dataclass(frozen=True)
 class Record:
-    """What a segment planned, and why it left out the others.
+    """Clips that a segment planned, and why it left out the others.
 
     Attributes:
         about: The record's values.

@@ -1,4 +1,4 @@
-"""Where training stands, and what is consumed; resume is arithmetic on these.
+"""The place of training in the data, and the clips that are consumed; resume is arithmetic on these.
 
 A cursor names a catalog state, a spec and a plan by digest, and a row in it. Consumed are the clips of
 the rows before it and those that `excluded` names from earlier segments of the epoch.

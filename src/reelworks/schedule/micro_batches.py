@@ -62,7 +62,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Fill:
-    """What stands in the places of a cut.
+    """Contents of the places of a cut.
 
     Attributes:
         source: The clip behind each place.

@@ -48,7 +48,7 @@ def _bits(values: int) -> int:
 
 
 def _tied(words: U64, place_bits: np.uint64) -> I64:
-    """Where a sorted word differs from a neighbour in the place alone."""
+    """Find sorted words that differ from a neighbour in the place alone."""
     tied = np.zeros(len(words), dtype=np.bool_)
     for first in range(0, len(words) - 1, _BLOCK):
         block = words[first : first + _BLOCK + 1] >> place_bits

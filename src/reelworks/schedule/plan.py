@@ -32,7 +32,7 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Entries:
-    """What an epoch has to train: one place for each clip and copy.
+    """Clips that an epoch has to train: one place for each clip and copy.
 
     Attributes:
         uid: Identity of the clip.
@@ -252,7 +252,7 @@ def _windows(entries: Entries, spec: PlanSpec, epoch: int) -> I64 | None:
 
 
 def draw_copies(copy: I64, showing: NDArray[np.int32]) -> I64:
-    """What tells the draws about copies of a clip apart, and those about showings of a copy.
+    """Return numbers that tell the draws about copies of a clip apart, and those about showings of a copy.
 
     A copy that pads meets what the clip itself does.
     """

@@ -1,4 +1,4 @@
-"""What of a plan's rows each rank takes, and how long ranks wait for each other."""
+"""Divide a plan's rows among ranks, and measure how long ranks wait for each other."""
 
 from __future__ import annotations
 

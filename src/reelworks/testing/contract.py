@@ -1,4 +1,4 @@
-"""What every denoiser promises, as checks over tiny random ones; new models are tried with the same.
+"""The promises of every denoiser, as checks over tiny random ones; new models are tried with the same.
 
 Each check raises AssertionError with what was promised. Legend: B clips, T latent frames, H height, W width.
 """
@@ -28,7 +28,7 @@ from reelworks.precision.boundary import DtypeBoundary
 
 @dataclass
 class Kept:
-    """What was kept so far, each piece of memory once."""
+    """Memory that was kept so far, each piece once."""
 
     bytes: int = 0
 

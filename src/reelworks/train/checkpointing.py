@@ -141,7 +141,7 @@ class Keeper:
         return math.isfinite(value) and all(sign * value < sign * other for other in known)
 
     def order(self, position: DataPosition, data: RecipeData, metrics: dict[str, float]) -> Order:
-        """What a checkpoint holds beside the tensors."""
+        """Return what a checkpoint holds beside the tensors."""
         extra = {names.CURSOR: files.to_json(position.to_cursor(data).to_json(), indent=2).encode()}
         if position.excluded:
             extra[_EXCLUDED] = position.excluded.to_bytes()
@@ -246,7 +246,7 @@ class Keeper:
 
 
 class Order(TypedDict):
-    """What `commit.save` is told beside the tensors."""
+    """Arguments of a save beside the tensors."""
 
     extra: dict[str, bytes]
     metrics: dict[str, float]
@@ -286,7 +286,7 @@ class Saver:
     _step_seconds: float = 0.0
 
     def votes(self, *, stop: bool) -> StepFlags:
-        """What this rank asks of all ranks at the next step's edge.
+        """Return what this rank asks of all ranks at the next step's edge.
 
         Raises:
             LockLost: Another process took the run over, so that going on is of no use.

@@ -57,7 +57,7 @@ class NonFiniteCause:
         return f"{where}; the loss of {named}{more}"
 
     @classmethod
-    def of(cls, parts: Iterable[Any]) -> NonFiniteCause:
+    def from_parts(cls, parts: Iterable[Any]) -> NonFiniteCause:
         """Put together what each rank found, as (origin, clips)."""
         parts = list(parts)
         origins = [origin for origin, _ in parts if origin is not None]
@@ -67,7 +67,7 @@ class NonFiniteCause:
 
 @dataclass
 class NonFiniteCandidates:
-    """What a rank remembers of a step while it is taken.
+    """Losses and gradients that a rank remembers of a step while it is taken.
 
     Attributes:
         batch: The first micro-batch whose loss is not finite, else the last one.
@@ -77,7 +77,7 @@ class NonFiniteCandidates:
     batch: MicroBatch | None = None
     clips: list[dict[str, Any]] = field(default_factory=list)
 
-    def look(self, batch: MicroBatch, losses_B: Tensor, counts_B: Tensor, loss_sum: float) -> None:
+    def observe(self, batch: MicroBatch, losses_B: Tensor, counts_B: Tensor, loss_sum: float) -> None:
         """Look at a micro-batch; losses are fetched from the device only if their sum is not finite."""
         if not self.clips:
             self.batch = batch
@@ -133,7 +133,7 @@ def _forward(module: nn.Module, run: Callable[[], object]) -> tuple[list[str], l
     order: list[str] = []
     bad: list[str] = []
 
-    def look(path: str, out: Any) -> None:
+    def check(path: str, out: Any) -> None:
         results = out if isinstance(out, tuple) else (out,)
         if not_finite({str(i): r for i, r in enumerate(results) if isinstance(r, Tensor)}):
             bad.append(path or type(module).__name__)
@@ -142,7 +142,7 @@ def _forward(module: nn.Module, run: Callable[[], object]) -> tuple[list[str], l
     for path, child in module.named_modules():
         handles += [
             child.register_forward_pre_hook(lambda _module, _args, path=path: order.append(path)),
-            child.register_forward_hook(lambda _module, _args, out, path=path: look(path, out)),
+            child.register_forward_hook(lambda _module, _args, out, path=path: check(path, out)),
         ]
     try:
         run()

@@ -12,7 +12,7 @@ from reelworks.core.errors import UserError
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What is to be known of an optimizer before it is built.
+    """Facts about an optimizer that are known before it is built.
 
     Attributes:
         defaults: Keys of `[train]` whose default is another one with it.

@@ -110,7 +110,7 @@ class Updater:
                     part.optimizer.state[held].update(state["state"][self._names[id(held)]])
 
     def tensors(self) -> dict[tuple[str, str], Tensor]:
-        """What grows with the weights, each tensor once, by name of the weight and of the state."""
+        """Return the tensors that grow with the weights, each once, by name of the weight and of the state."""
         once: dict[int, tuple[tuple[str, str], Tensor]] = {}
         for name, values in self.state_dict()["state"].items():
             for key, value in values.items():
@@ -223,7 +223,7 @@ def _adafactor(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.P
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
-    """Of those that are kinds of Adam."""
+    """Return the keyword arguments shared by the Adam variants."""
     assert config.betas is not None
     return {
         "lr": config.learning_rate,

@@ -62,7 +62,7 @@ class Replay:
         return sorted((w for rank in self.ranks for w in rank if not w.filler), key=lambda work: work.index)
 
     def choices(self, work: MicroBatchRequest) -> Choices:
-        """What the objective drew for a micro-batch."""
+        """Return what the objective drew for a micro-batch."""
         data, frames = self.data, self.data.geometry.latent(work.shape)[0]
         objective = expert_choice.objective_of_step(
             data.recipe, data.table, data.geometry, self.plan, 0, self.step.step - 1
@@ -227,7 +227,7 @@ def _check_buckets(data: RecipeData, record: Record, step: Step) -> None:
 
 
 def _since(run: RunFolder, then: RecipeData) -> dict[int, str]:
-    """What became of a step's clips since, by today's catalog."""
+    """Say what became of a step's clips since, by today's catalog."""
     uids = then.rows.uid.tolist()
     try:
         folder = recipes.load(run.recipe_file).model_copy(update={"output": str(run.path)}).catalog_folder

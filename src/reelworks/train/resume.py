@@ -33,7 +33,7 @@ from reelworks.train.state import TrainState
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line adds to a recipe.
+    """Options of the command line beside a recipe.
 
     Attributes:
         resume: "auto", "never", or a step.
@@ -146,7 +146,7 @@ def open_folder(recipe: Recipe, folder: RunFolder, world: World) -> tuple[dict[s
 
 
 def spec_of(data: RecipeData, info: dict[str, Any], world: World) -> PlanSpec:
-    """What shapes the run's plans, with the shape of a step that is frozen in its folder.
+    """Return the spec of the run's plans, with the shape of a step that is frozen in its folder.
 
     Raises:
         UserError: Some ranks would never work.

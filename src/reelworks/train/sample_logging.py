@@ -55,7 +55,7 @@ def options(data: RecipeData) -> GenerateOptions | None:
 
 
 def _shape(data: RecipeData) -> Shape:
-    """As the recipe says; what it leaves out, of the bucket that is trained most."""
+    """Return the recipe's shape; what it leaves out is of the bucket that is trained most."""
     c = data.recipe.preview
     if c.num_frames and c.height and c.width:
         return Shape(c.num_frames, c.height, c.width)
@@ -88,7 +88,7 @@ class Previewer:
         if options is None:
             return
         clips = "1 clip" if len(prompts) == 1 else f"{len(prompts)} clips"
-        tell.say(f"making previews: {clips} of {options.shape}, {options.words()}")
+        tell.say(f"making previews: {clips} of {options.shape}, {options.to_text()}")
         try:
             with self.state.averaged():
                 made = diffusers_pipeline.generate(self.recipe, self.boundary, self.encoder, prompts, options)

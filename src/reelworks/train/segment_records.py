@@ -117,7 +117,7 @@ class RecordKeeper:
 
 
 def _as_told(run: RunFolder, key: Key, rows: int) -> Outcome:
-    """What the events tell of the first rows of a segment."""
+    """Return how the first rows of a segment went, by the events."""
     for epoch in told.epochs(run):
         if (epoch.generation, epoch.epoch) == key[:2]:
             return epoch.outcome(key[2], rows)

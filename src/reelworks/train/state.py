@@ -1,4 +1,4 @@
-"""What training changes: weights, their average, the optimizer. Nothing else has to be saved of it."""
+"""The state of training: weights, their average, the optimizer. Nothing else has to be saved of it."""
 
 from __future__ import annotations
 

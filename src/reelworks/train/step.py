@@ -40,7 +40,7 @@ _HEAD = 8
 
 
 class StepFlags(NamedTuple):
-    """What a rank asks of all ranks at a step's edge; one rank's yes is everybody's.
+    """Requests of a rank to all ranks at a step's edge; one rank's yes is everybody's.
 
     Attributes:
         stop: To save and leave.
@@ -55,7 +55,7 @@ class StepFlags(NamedTuple):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did, equal on all ranks.
+    """Result of a step, equal on all ranks.
 
     Attributes:
         applied: False if the step was skipped: no clip could be decoded, or a gradient was not finite.
@@ -96,7 +96,7 @@ class StepResult:
 
     @classmethod
     def skipped(cls, rate: float) -> StepResult:
-        """Of a step that the recipe leaves out."""
+        """Return the result of a step that the recipe leaves out."""
         # Ranks do not meet in it, so that each takes the others to be writing still.
         votes = StepFlags(stop=False, save=False, writing=True)
         return cls(False, True, math.nan, {}, math.nan, rate, 0, 0, 0, votes, on_demand=True)
@@ -160,7 +160,7 @@ class TrainStep:
         return total
 
     def _clip_weight(self, bucket: int, clips: int) -> float:
-        """What a clip counts beside others."""
+        """Return the loss weight of one clip of this bucket."""
         return float(weighing.of_clip(self.train.loss_weight, self.table.buckets[bucket].tokens, clips))
 
     def _objective(self, plan: EpochPlan, row: int, step: int) -> ObjectiveConfig:
@@ -168,7 +168,7 @@ class TrainStep:
         return expert_choice.objective_of_step(self.recipe, self.table, geometry, plan, row, step)
 
     def _example(self, batch: MicroBatch, step: int, objective: ObjectiveConfig) -> Example:
-        """What the model is shown, the same each time."""
+        """Return the model's inputs, the same each time."""
         seed = self.recipe.seed
         example = training_example(batch, self.encoder, objective, seed=seed)
         # Randomness inside the model, if it has any, is a function of the place, not of history.
@@ -195,7 +195,7 @@ class TrainStep:
         # FSDP takes the mean over ranks; the loss of a step is a sum over them.
         torch.autograd.backward(weighted * (self.world.size / planned))
         loss_sum, weight_sum = float(weighted.detach()), float(weight.sum())
-        suspects.look(batch, losses, example.counts, loss_sum)
+        suspects.observe(batch, losses, example.counts, loss_sum)
         sums[0] += loss_sum
         sums[1] += weight_sum
         counted, first = batch.counts.numpy(), work.first
@@ -260,7 +260,7 @@ class TrainStep:
         assert suspects.batch is not None, "a step has a micro-batch on every rank"
         example = self._example(suspects.batch, step, objective)
         found = numbers.origin(self.state.module, example.inputs, lambda: self.boundary(example.inputs))
-        return NonFiniteCause.of(self.world.gather((found, suspects.clips)))
+        return NonFiniteCause.from_parts(self.world.gather((found, suspects.clips)))
 
     def _gradient_norm(self, scale: float) -> float:
         """Scale gradients for clips that did not count, clip them, and return their norm before clipping.

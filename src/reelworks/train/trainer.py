@@ -205,7 +205,7 @@ class Loop:
         )
 
     def _after(self, position: DataPosition, pool: DecodePool, votes: StepFlags | None = None) -> None:
-        """What is due at a step's edge: validation, preview, checkpoint, the epoch's account."""
+        """Do what is due at a step's edge: validation, preview, checkpoint, the epoch's account."""
         step, done = position.global_step, self._is_done(position)
         if position.at_end:
             self.journal.epoch_ends(position)
@@ -230,7 +230,7 @@ class Loop:
         return self._measured
 
     def _metrics_of(self, position: DataPosition) -> dict[str, float]:
-        """What was measured at this very step: a loss of another one is not this checkpoint's."""
+        """Return what was measured at this very step: a loss of another one is not this checkpoint's."""
         return self._measured if self._measured_step == position.global_step else {}
 
 
@@ -314,7 +314,7 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
 
 @dataclass(frozen=True)
 class _Start:
-    """What is known before there is a model.
+    """Everything that is resolved before the model is built.
 
     Attributes:
         data: With the recipe, its buckets chosen.
@@ -337,7 +337,7 @@ class _Start:
 
 @dataclass(frozen=True)
 class _Model:
-    """What is trained, sharded and with its optimizer, what it is fed through, and what its LoRA lies on."""
+    """The model that is trained, sharded and with its optimizer; its encoder, and the base of its LoRA."""
 
     boundary: DtypeBoundary[DenoiserInputs]
     encoder: LiveEncoder

@@ -141,7 +141,7 @@ def test_the_budget_holds_for_every_aspect_ratio():
 
 
 def test_sizes_that_the_model_rounds_to_the_same_are_one_rung():
-    ladder = Ladder.of(
+    ladder = Ladder.from_steps(
         (64, 80, 96, 128), BucketsConfig(aspect_ratios=["1:1"]), Geometry((1, 32, 32), (1, 2, 2))
     )
     assert ladder.names == ("64px", "96px")

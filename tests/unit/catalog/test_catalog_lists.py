@@ -50,7 +50,7 @@ def write(file: Path, rows: list[Row]) -> Path:
 
 
 def scanned(file: Path, root: Path | None = None) -> ScanResult:
-    return scan([Source.of(file, root=root)], file.parent / "catalog", workers=1)
+    return scan([Source.from_path(file, root=root)], file.parent / "catalog", workers=1)
 
 
 def live(file: Path) -> CatalogRows:
@@ -147,7 +147,7 @@ def test_captions_of_several_lines_are_read_wherever_they_stand(folder: Path) ->
     rows = [{"path": f"{i}.png", "text": f"{i} {caption}"} for i in range(3000)]
     file = write(folder / "meta.csv", [{"path": "a.png", "text": "x"}, *rows])
     assert file.stat().st_size > 1 << 20
-    found = lists.read(Source.of(file)).captions.to_pylist()
+    found = lists.read(Source.from_path(file)).captions.to_pylist()
     assert found == ["x", *(row["text"].strip() for row in rows)]
 
 
@@ -247,15 +247,18 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
     """A score that only one list has is missing elsewhere; a part knows only the scores of its time."""
     first = write(folder / "one.csv", rows_of(1, 2))
     second = write(folder / "two.parquet", [{"path": "a.png", "text": "x", "flow": 7}])
-    scan([Source.of(first)], folder / "catalog", workers=1)
-    scan([Source.of(second), Source("d", folder)], folder / "catalog", workers=1)
+    scan([Source.from_path(first)], folder / "catalog", workers=1)
+    scan([Source.from_path(second), Source("d", folder)], folder / "catalog", workers=1)
     rows = live(first)
     datasets = rows.dataset.to_pylist()
     told = sorted(zip(datasets, rows.scores["aes"].tolist(), rows.scores["flow"].tolist(), strict=True))
     nan = float("nan")
     expected = [("d", nan, nan)] * 3 + [("one", 1, nan), ("one", 2, nan), ("two", nan, 7)]
     assert repr(told) == repr([(n, float(a), float(f)) for n, a, f in expected])
-    assert scan([Source.of(first), Source.of(second)], folder / "catalog", workers=1).unchanged == 3
+    assert (
+        scan([Source.from_path(first), Source.from_path(second)], folder / "catalog", workers=1).unchanged
+        == 3
+    )
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> N
     tight = memory_presets.choose(start, 1)
     # Hashed words and lossless pixels take no memory; blocks of few bits are not fetched.
     first = ["model.gradient_checkpointing = true", "buckets.batch_size = 1"]
-    assert [tier.words() for tier in tight.tiers] == [*first, "parallel.offload = true"]
+    assert [tier.to_text() for tier in tight.tiers] == [*first, "parallel.offload = true"]
     assert (tight.fits, tight.recipe.lora.base) == (False, None)
     network = estimate.network(start)
     block, whole = (memory.size(list(m.parameters())) for m in (network.sharding().blocks[0], network.module))
@@ -206,7 +206,7 @@ def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> N
     few = few.model_copy(update={"buckets": few.buckets.model_copy(update={"batch_size": 1})})
     size = estimate.estimate(few, memory_presets._table(few)).memory.total
     choice = memory_presets.choose(start, size)
-    assert [tier.words() for tier in choice.tiers] == [*first, 'lora.base = "nf4"']
+    assert [tier.to_text() for tier in choice.tiers] == [*first, 'lora.base = "nf4"']
     assert (choice.fits, choice.recipe, choice.estimate.memory.total) == (True, few, size)
     assert tight.estimate.memory.total < size < min(choice.without)
     assert memory_presets.choose(start, None).fits is None

@@ -265,8 +265,8 @@ def test_blame_is_put_together_over_ranks():
         (None, []),
         (NonFiniteSource("activation", "b"), [two]),
     ]
-    assert NonFiniteCause.of(parts) == NonFiniteCause(NonFiniteSource("activation", "b"), (one, two))
-    assert NonFiniteCause.of([(None, [])]) == NonFiniteCause(None, ())
+    assert NonFiniteCause.from_parts(parts) == NonFiniteCause(NonFiniteSource("activation", "b"), (one, two))
+    assert NonFiniteCause.from_parts([(None, [])]) == NonFiniteCause(None, ())
 
 
 def test_what_is_large_but_finite_is_finite():

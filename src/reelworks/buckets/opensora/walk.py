@@ -26,7 +26,7 @@ _RESOLUTION, _LENGTH = 1, 2
 
 
 class Clips(Protocol):
-    """What the walk asks of clips, as arrays of one length."""
+    """Clips as the walk sees them, as arrays of one length."""
 
     @property
     def num_frames(self) -> NDArray[np.int64]:
@@ -58,7 +58,7 @@ class DialectSizes:
     needed_pixels: float
 
     @classmethod
-    def of(cls, table: BucketTable, entry: int) -> DialectSizes:
+    def of_entry(cls, table: BucketTable, entry: int) -> DialectSizes:
         """Sizes of one entry of a table that has a dialect."""
         assert table.dialect is not None
         buckets = table.of_entry(entry)

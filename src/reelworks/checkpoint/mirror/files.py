@@ -30,7 +30,7 @@ _MARKERS = ("catalog.json", "about.json")
 
 
 class MirrorIndex(Config):
-    """What lies in a mirror beside its checkpoints.
+    """Files of a mirror beside its checkpoints.
 
     Attributes:
         format: Version of this schema.

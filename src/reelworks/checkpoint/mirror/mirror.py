@@ -31,7 +31,7 @@ WAITS_SECONDS = (2.0, 10.0, 30.0)
 
 
 class OnEvent(Protocol):
-    """Where a run tells what happens; called from the mirror's thread."""
+    """Callback for events of a run; called from the mirror's thread."""
 
     def say(self, text: str) -> None:
         """Print a line."""

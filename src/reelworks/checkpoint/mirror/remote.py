@@ -226,7 +226,7 @@ class RemoteFilesystem:
 
     @contextmanager
     def _whole(self, path: str) -> Iterator[str]:
-        """Where to write what shall stand at a path whole or not at all, as objects always do and files do not."""
+        """Return a temporary path for an atomic write; object stores write atomically and need none."""
         target = self._at(path)
         if "file" not in self._fs.protocol:
             yield target

@@ -1,4 +1,4 @@
-"""What Open-Sora's trainer takes where a config says nothing."""
+"""Defaults of Open-Sora's trainer for keys that a config leaves out."""
 
 from __future__ import annotations
 

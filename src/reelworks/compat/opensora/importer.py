@@ -23,7 +23,7 @@ from reelworks.recipe import load
 
 @dataclass(frozen=True)
 class Line:
-    """What became of one key.
+    """Result of importing one key.
 
     Attributes:
         key: As the config has it, dotted inside its dicts.
@@ -102,7 +102,7 @@ def _lines(draft: Draft, found: literals.Literals, data_path: str | None) -> Ite
 
 
 def _meaning(values: dict[str, Any]) -> parse.Meaning:
-    """What the probabilities mean, from the model that a release trains.
+    """Infer the meaning of the probabilities from the model that a release trains.
 
     Raises:
         UserError: The model tells nothing, and there are pairs whose meaning differs.

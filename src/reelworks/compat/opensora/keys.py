@@ -1,4 +1,4 @@
-"""What each key of Open-Sora's training configs (v1.1 to 2.0) is in a recipe."""
+"""Translate each key of Open-Sora's training configs (v1.1 to 2.0) to a recipe."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _data_path(value: Any, draft: Draft) -> Told:
 
 
 def _vmaf(value: Any, draft: Draft) -> Told:
-    """What 2.0 appends to captions of a list with this score; it rounds as the template does."""
+    """Return the text that 2.0 appends to captions of a list with this score; it rounds as the template does."""
     if not value:
         return Fate.NOT_NEEDED, "captions are shown as they are"
     if not is_list(draft.dataset["path"]):

@@ -33,7 +33,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 @dataclass
 class Literals:
-    """What a file says.
+    """Values that a file assigns.
 
     Attributes:
         values: Literal by name.

@@ -1,4 +1,4 @@
-"""What the parts around the network (`vae`, `text_encoder`) of Open-Sora's configs are in a recipe."""
+"""Translate the parts around the network (`vae`, `text_encoder`) of Open-Sora's configs to a recipe."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _TABLES = (
 
 
 class Fate(StrEnum):
-    """What became of a key."""
+    """Fate of a key."""
 
     CONVERTED = "converted"
     NOT_NEEDED = "not needed"

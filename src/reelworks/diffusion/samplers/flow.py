@@ -20,7 +20,7 @@ Velocity = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class Edit:
-    """What to keep of given latents.
+    """Parts of given latents to keep.
 
     Attributes:
         ratio: `[B, T]` in [0, 1]: 1 generates a frame from noise, 0 keeps it, and a value between

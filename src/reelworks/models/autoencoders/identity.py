@@ -79,7 +79,7 @@ def require_names(config: AutoencoderConfig, shapes: Shapes) -> None:
 
 
 def _differences(found: Mapping[str, Any], wanted: PublishedAutoencoder) -> tuple[str, str] | None:
-    """What a config says otherwise than a published one, and what that says; None if nothing."""
+    """Compare a config with a published one and name the differences; None if there are none."""
     if (kind := found.get("_class_name", wanted.network)) != wanted.network:
         return kind, wanted.network
     usual = inspect.signature(getattr(optional_imports.diffusers(), wanted.network)).parameters

@@ -1,4 +1,4 @@
-"""What a recipe says about two experts, and what follows from it; torch-free."""
+"""Recipe keys of two experts, and what follows from them; torch-free."""
 
 from __future__ import annotations
 

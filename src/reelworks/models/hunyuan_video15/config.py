@@ -40,7 +40,7 @@ class HunyuanVideo15Config(Config):
 
     @property
     def network(self) -> Network:
-        """Where it lies in diffusers."""
+        """Place of the network in diffusers."""
         return Network(
             "HunyuanVideo15Transformer3DModel",
             ("transformer_blocks",),
@@ -61,7 +61,7 @@ class HunyuanVideo15Config(Config):
 
     @property
     def _image(self) -> tuple[str, ...]:
-        """Where no picture is given, none is embedded."""
+        """Embed no picture where none is given."""
         return () if self.first_frame else ("image_embedder.",)
 
     @property

@@ -30,7 +30,7 @@ class Base(NamedTuple):
         return f"{self.weights or 'fresh weights'} ({self.model}, {self.digest[:8]})"
 
     def to_json(self) -> str:
-        """As text, for a checkpoint or a file's header."""
+        """Return it as text, for a checkpoint or a file's header."""
         return json.dumps(self._asdict())
 
     @classmethod

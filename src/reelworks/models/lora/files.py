@@ -42,7 +42,7 @@ _BASES = {"flux-dev": "flux1", "flux-schnell": "flux1", "sdxl": "sdxl_base_v1-0"
 
 
 class File(NamedTuple):
-    """What is to be written.
+    """A file to be written.
 
     Attributes:
         tensors: By their names in the file; alphas are float32.
@@ -132,7 +132,7 @@ def _joined(parts: list[tuple[Place, Mapping[str, Tensor]]]) -> tuple[Tensor, Te
 
 
 def _header(model: str, rank: int, alpha: float) -> dict[str, str]:
-    """What ModelSpec asks for, and what kohya's readers look up."""
+    """Return the header that ModelSpec asks for and kohya's readers look up."""
     told = {
         "modelspec.sai_model_spec": "1.0.1",
         "modelspec.architecture": f"{_ARCHITECTURES.get(model, model)}/lora",

@@ -59,7 +59,7 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds of a network: of one with a LoRA that alone, since the rest never changes."""
+    """Return the state dict to checkpoint: the LoRA's parameters alone if there is one, else all."""
     state: dict[str, Tensor] = module.state_dict()
     return {name: state[name] for name in parts(state)} or state
 

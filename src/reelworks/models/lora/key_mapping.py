@@ -1,4 +1,4 @@
-"""Where the tensors of a LoRA file belong: which layers of the network their names mean, and which rows of them."""
+"""Map the tensors of a LoRA file to layers of the network, and to rows of these."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METADATA = "lora_adapter_metadata"  # where diffusers looks for settings
 
 
 class Place(NamedTuple):
-    """Where a layer of diffusers lies in a release.
+    """Place of a layer of diffusers in a release.
 
     Attributes:
         layer: The release's layer.
@@ -46,7 +46,7 @@ _UNET_BLOCK = re.compile(r"(down|mid|up)_blocks?\.(?:(\d+)\.)?(resnets|attention
 
 
 def place(config: FamilyConfig | None, layer: str) -> Place:
-    """Where a layer of a family lies in its release; of None, and where names are the same, the layer itself."""
+    """Return the place of a layer in its family's release; of None, and where names are the same, the layer itself."""
     if config is None:
         return Place(layer)
     if config.network.name == "UNet2DConditionModel":
@@ -177,7 +177,7 @@ def placed(
 
 
 def _parted(kinds: dict[str, Tensor], there: list[TargetLayer], rank: int) -> Layers:
-    """What each layer gets of one layer of a file; nothing if it has rows for layers that are not adapted."""
+    """Split one stored layer into the target layers. Empty if some rows belong to layers that are not adapted."""
     place = there[0].place
     values = {k: v.flatten() if k == "magnitude_vector" else v for k, v in kinds.items()}
     if place.heights == (1,):

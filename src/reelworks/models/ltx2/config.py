@@ -40,7 +40,7 @@ class LTX2Config(Config):
 
     @property
     def network(self) -> Network:
-        """Where it lies in diffusers; parameters of sound, and of its attention with frames, are left out."""
+        """Place of the network in diffusers; parameters of sound, and of its attention with frames, are left out."""
         in_blocks = (
             f"transformer_blocks.{i}.{modality}_"
             for i in range(self.num_layers)

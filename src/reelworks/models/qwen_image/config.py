@@ -35,7 +35,7 @@ class QwenImageConfig(Config):
 
     @property
     def network(self) -> Network:
-        """Where it lies in diffusers."""
+        """Place of the network in diffusers."""
         return Network(
             "QwenImageTransformer2DModel", ("transformer_blocks",), without_gradient=self._last_text
         )

@@ -30,7 +30,7 @@ class SD3Config(Config):
 
     @property
     def network(self) -> Network:
-        """Where it lies in diffusers."""
+        """Place of the network in diffusers."""
         return Network("SD3Transformer2DModel", ("transformer_blocks",), without_gradient=self._last_text)
 
     def fit(self, neighbours: ComponentShapes) -> Self:

@@ -30,7 +30,7 @@ from reelworks.models.stdit3.model import FinalLayer, modulate
 
 
 class Modulation(NamedTuple):
-    """What follows from timesteps, sizes and length: `[B, R, 6, D]` and `[B, R, 3, D]`."""
+    """Modulation by timesteps, sizes and length: `[B, R, 6, D]` and `[B, R, 3, D]`."""
 
     spatial: Tensor
     temporal: Tensor

@@ -1,4 +1,4 @@
-"""What enters STDiT3: patches, positions, timesteps, frame rates and captions as tokens.
+"""Inputs of STDiT3 as tokens: patches, positions, timesteps, frame rates and captions.
 
 Shape legend: B batch, C latent channels, D width, T frames, H W latent size, h w tokens per axis,
 S = h·w tokens per frame, L text tokens, K caption width. Numbers that mean something to a person

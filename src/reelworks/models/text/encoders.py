@@ -45,7 +45,7 @@ _PICTURE_PX = 1024 * 1024  # in all, to which an edited picture is scaled before
 
 
 class _Encoded(NamedTuple):
-    """What a pipeline makes of captions; without a mask, all tokens count."""
+    """Captions as a pipeline encodes them; without a mask, all tokens count."""
 
     tokens: Tensor
     mask: Tensor | None = None

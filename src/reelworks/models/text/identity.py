@@ -40,7 +40,7 @@ def require(config: TextConfig, wanted: Sequence[TextNetwork], width: int) -> No
 
 
 def _find(source: str, part: str) -> TextNetwork | None:
-    """What a config says of the half that reads texts; None where none can be read."""
+    """Find the config of the half that reads texts; None where none can be read."""
     try:
         whole = optional_imports.transformers().AutoConfig.from_pretrained(source, subfolder=part)
         config = whole.get_text_config()

@@ -1,1 +1,1 @@
-"""What is checked and measured before the first step: shapes, dtypes, memory, one step without an update."""
+"""Checks and measurements before the first step: shapes, dtypes, memory, one step without an update."""

@@ -1,4 +1,4 @@
-"""What `reelworks check` finds out of a recipe: dtypes, casts, memory, and what does not fit together."""
+"""Check a recipe for `reelworks check`: dtypes, casts, memory, and parts that do not fit together."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _check(recipe: Recipe, table: BucketTable, alone: World, world: int) -> dict
 
 
 def largest_of_each(table: BucketTable) -> list[Bucket]:
-    """Of every resolution the bucket whose micro-batch has the most tokens."""
+    """Return of every resolution the bucket whose micro-batch has the most tokens."""
     best: dict[str, Bucket] = {}
     for bucket in sorted(table.buckets, key=lambda b: b.tokens * b.batch_size):
         if bucket.batch_size:

@@ -1,4 +1,4 @@
-"""What a training takes, told before anything is downloaded: memory by part, and seconds.
+"""Estimate a training before anything is downloaded: memory by part, and seconds.
 
 The network is built in full size on the meta device, where it has shapes and no numbers.
 """
@@ -30,7 +30,7 @@ BUS_GB = 25.0  # in a second, of PCIe 4.0 with 16 lanes, from pinned memory
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a recipe takes on one GPU.
+    """Needs of a recipe on one GPU.
 
     Attributes:
         parameters: Of the network, without a LoRA.
@@ -51,11 +51,11 @@ class Estimate:
 
     @property
     def moving_seconds(self) -> float:
-        """Of a micro-batch, to move weights."""
+        """Seconds that a micro-batch spends on offload transfers."""
         return self.moved_bytes / (BUS_GB * 1e9)
 
     def seconds(self, bucket: str, tflops: float = ASSUMED_TFLOPS) -> float:
-        """Of a micro-batch on a GPU that can do so much in bfloat16; encoding and decoding not counted.
+        """Return the seconds of a micro-batch at a speed in bfloat16; encoding and decoding are not counted.
 
         Weights that are moved are waited for: what is hidden behind arithmetic depends on the machine.
         """
@@ -114,7 +114,7 @@ def _count(denoiser: Denoiser) -> int:
 
 
 def _largest_of_each(table: BucketTable) -> list[Bucket]:
-    """Of every entry the bucket with the most tokens."""
+    """Return of every entry the bucket with the most tokens."""
     best: dict[int, Bucket] = {}
     for bucket in sorted(table.buckets, key=lambda b: b.tokens):
         best[bucket.entry] = bucket
@@ -132,14 +132,14 @@ def _pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
 
 
 class _Latents(NamedTuple):
-    """Of an autoencoder what shapes follow from."""
+    """The part of an autoencoder that shapes follow from."""
 
     geometry: Geometry
     latent_channels: int
 
 
 class _Image(NamedTuple):
-    """The same of an image encoder."""
+    """The part of an image encoder that shapes follow from."""
 
     tokens: int
     dim: int

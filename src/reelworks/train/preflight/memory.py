@@ -1,4 +1,4 @@
-"""Where the bytes of a recipe lie, counted from sizes alone."""
+"""Count the bytes of a recipe by place, from sizes alone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Memory:
         """All parts on the GPU."""
         return sum(self._parts().values())
 
-    def words(self) -> str:
+    def to_text(self) -> str:
         """The parts, largest first, as people read them."""
         parts = sorted(self._parts().items(), key=lambda part: -part[1])
         return ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts if size >= 5e7)
@@ -68,7 +68,7 @@ class Memory:
 
 
 def held(recipe: Recipe, denoiser: Denoiser) -> Memory:
-    """What a recipe holds from its first step to its last, without activations.
+    """Count what a recipe holds from its first step to its last, without activations.
 
     Args:
         recipe: What would be trained.
@@ -91,7 +91,7 @@ def held(recipe: Recipe, denoiser: Denoiser) -> Memory:
 
 
 def _optimizer_state(recipe: Recipe, denoiser: Denoiser) -> list[Tensor]:
-    """What the recipe's optimizer keeps of what is trained, without numbers."""
+    """Build the optimizer's state of the trained weights, without numbers."""
     module = denoiser.module
     shapes = {
         name: nn.Parameter(torch.empty_like(p, device="meta"))

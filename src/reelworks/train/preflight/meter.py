@@ -24,7 +24,7 @@ _BACKWARD_MATMULS = 5  # of attention that keeps no matrix of weights: it makes 
 
 
 class Pass(NamedTuple):
-    """What one pass takes.
+    """Memory and arithmetic of one pass.
 
     Attributes:
         peak_bytes: Most memory at a time beside parameters and their gradients: what is kept for the backward pass, and
@@ -155,7 +155,7 @@ class _List(NamedTuple):
 
 
 def measure_few_blocks(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
-    """What `meter.measure` finds, in a fraction of the time where a network has many blocks that are alike."""
+    """Find what `meter.measure` finds, in a fraction of the time where a network has many blocks that are alike."""
     groups: dict[_Run, list[_List]] = {}
     _collect(denoiser.module, groups)
     with _cut(groups, {}):
