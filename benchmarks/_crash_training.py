@@ -77,11 +77,11 @@ def final_state(recipe: Json) -> dict[str, str]:
     from reelworks.checkpoint import load
     from reelworks.checkpoint.store import CheckpointStore
     from reelworks.core import digests
-    from reelworks.recipe import load as recipes
+    from reelworks.recipe import recipe_file
     from reelworks.train import build
     from reelworks.train.state import TrainState
 
-    whole = recipes.parse(recipe)
+    whole = recipe_file.parse(recipe)
     tensors = TrainState.start(build.denoiser(whole, torch.device("cpu")), whole.train).state_dict()
     newest = CheckpointStore(Path(recipe["output"]) / "checkpoints").list()[-1]
     assert newest.step == STEPS
@@ -109,13 +109,13 @@ def _end(process: Any, after_seconds: float) -> int | None:
 
 
 def _train(recipe: Json) -> None:
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train.trainer import RunOptions, run
 
     with _log(recipe).open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    os._exit(run(load.parse(recipe), RunOptions()))
+    os._exit(run(recipe_file.parse(recipe), RunOptions()))
 
 
 def _log(recipe: Json) -> Path:

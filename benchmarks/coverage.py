@@ -30,7 +30,7 @@ from reelworks.catalog.store import Catalog
 from reelworks.data import position as positions
 from reelworks.data import segment_record
 from reelworks.data.position import DataPosition
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import records
 from reelworks.run.folder import RunFolder
@@ -76,7 +76,7 @@ def make_catalog(folder: Path, n: int) -> None:
 
 def begin(root: Path) -> tuple[RunFolder, RecipeData, DataPosition]:
     """Plan an epoch of a run on the catalog."""
-    recipe = recipes.parse(
+    recipe = recipe_file.parse(
         {
             "version": 1,
             "output": str(root / "run"),
@@ -90,7 +90,7 @@ def begin(root: Path) -> tuple[RunFolder, RecipeData, DataPosition]:
     )
     run = RunFolder(root / "run")
     run.create({"micro_batches_per_step": RANKS, "slot_width": RANKS})
-    run.keep_recipe(recipes.dump(recipe))
+    run.keep_recipe(recipe_file.dump(recipe))
     data = RecipeData.open(recipe)
     return run, data, positions.begin_epoch(data, data.plan_spec(RANKS, RANKS), epoch=0)
 

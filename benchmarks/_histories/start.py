@@ -178,12 +178,12 @@ def _live(rank: int, world: int, port: int, log: str, start: Start) -> None:
 def _train(start: Start) -> int:
     from benchmarks._histories import watch
     from reelworks.core.errors import UserError
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train.trainer import RunOptions, run
 
     watch.install(start.orders)
     try:
-        return run(load.parse(start.recipe), RunOptions(**start.options))
+        return run(recipe_file.parse(start.recipe), RunOptions(**start.options))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return BAD_INPUT

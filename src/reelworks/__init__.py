@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from reelworks.data.dataset import Dataset as Dataset
     from reelworks.data.loader import Loader as Loader
     from reelworks.diffusion import objectives as objectives
-    from reelworks.diffusion.samplers import functions as samplers  # noqa: F401
+    from reelworks.diffusion.samplers import functions  # noqa: F401
     from reelworks.generate.export_run import export as export
     from reelworks.generate.load_run import load_model as load_model
     from reelworks.recipe.recipe import Recipe as Recipe

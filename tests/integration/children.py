@@ -93,14 +93,14 @@ def _rank(rank: int, world: int, port: int, target: Callable[..., None], *args: 
 def _child(recipe: dict[str, Any], fault: tuple[str, int] | None, options: dict[str, Any]) -> None:
     from benchmarks._faults import points as faults
 
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train.trainer import RunOptions, run
 
     if fault is not None:
         faults.kill_at(*fault)
     if options.get("load"):
         options["load"] = Path(options["load"])
-    os._exit(run(load.parse(recipe), RunOptions(**options)))
+    os._exit(run(recipe_file.parse(recipe), RunOptions(**options)))
 
 
 def in_child(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> int:
@@ -130,11 +130,11 @@ def _told(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> No
 
 def lose_a_file(recipe: dict[str, Any], victim: str) -> None:
     """Train on a clip that vanishes behind the scan."""
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train.trainer import RunOptions, run
 
     lose_behind_the_scan(victim)
-    run(load.parse(recipe), RunOptions(debug=True))
+    run(recipe_file.parse(recipe), RunOptions(debug=True))
 
 
 def lose_behind_the_scan(*victims: str) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from reelworks.checkpoint import load
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.train import build
@@ -27,7 +27,7 @@ BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
 
 
 def state_at(run: Path, step: int) -> dict:
-    recipe = recipes.load(run / "recipe.toml")
+    recipe = recipe_file.load(run / "recipe.toml")
     tensors = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train).state_dict()
     load.load(CheckpointStore(run / "checkpoints").path(step), tensors)
     return tensors
@@ -135,7 +135,7 @@ def _preempted(recipe: dict) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     TrainState.update_ema = update_ema
-    sys.exit(run(recipes.parse(recipe), RunOptions(start_from_scratch=True)))
+    sys.exit(run(recipe_file.parse(recipe), RunOptions(start_from_scratch=True)))
 
 
 def test_keys_are_compared_with_those_that_the_checkpoint_was_trained_by(tiny, tmp_path):
@@ -159,7 +159,7 @@ def _train_each(recipe: dict, source: str, begun: bool) -> None:
         output = f"{recipe['output']}-{number}"
         if begun:
             shutil.copytree(source, output)
-        one = recipes.parse({**recipe, "output": output})
+        one = recipe_file.parse({**recipe, "output": output})
         options = RunOptions(
             resume, load=Path(taken) if taken else None, weights_only=weights_only, start_from_scratch=scratch
         )

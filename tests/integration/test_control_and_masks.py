@@ -22,8 +22,7 @@ from reelworks.data import loader
 from reelworks.data.loader import StepSource
 from reelworks.generate import writers
 from reelworks.media.decode_pool import DecodePool
-from reelworks.recipe import dataset
-from reelworks.recipe import load as recipes
+from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
 from reelworks.train import build
@@ -138,7 +137,7 @@ def test_a_control_model_trains_and_every_clip_is_accounted_for(control, picture
 def test_left_out_files_say_what_is_wrong(control, tmp_path):
     """`plan --left-out` names the clips without a companion, with the problem in two words."""
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(recipes.dump(recipes.parse(control())))
+    recipe.write_text(recipe_file.dump(recipe_file.parse(control())))
     table = tmp_path / "left.csv"
     done = CliRunner().invoke(app, ["plan", str(recipe), "--left-out", str(table)])
     assert done.exit_code == 0, done.output
@@ -152,7 +151,7 @@ def test_left_out_files_say_what_is_wrong(control, tmp_path):
 
 def test_the_loss_is_that_of_what_the_mask_shows(control):
     """From real files on: no gradient reaches the black half, and the loss is the mean over the white one."""
-    recipe = recipes.parse(control())
+    recipe = recipe_file.parse(control())
     encoder = build.encoder(recipe, torch.device("cpu"))
     data, batch = first_batch(recipe)
     assert set(batch.companions) == {"control", "loss_mask"}
@@ -230,7 +229,7 @@ def test_clips_are_trained_from_their_first_frame_and_made_from_a_picture(clip_m
     }
     small = {"prompts": ["a"], "num_frames": 5, "height": 32, "width": 32, "num_inference_steps": 2}
     with pytest.raises(UserError, match=r"preview\.reference: .*from their first frame"):
-        recipes.parse(values | {"preview": small})
+        recipe_file.parse(values | {"preview": small})
     left_out = {"prompts": ["a"], "num_inference_steps": 2}  # sizes, which then are those of the bucket
     begun = left_out | {"reference": str(tmp_path / "begin.png")}
     assert children.train(values | {"preview": left_out}) == [1]

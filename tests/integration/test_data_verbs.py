@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 from PIL import Image
 
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_the_three_verbs_after_a_training(tiny, tmp_path, typed):
     made = tiny(train={"max_steps": 4})
     assert children.train(made) == [0]
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(recipes.dump(recipes.parse(made)))
+    recipe.write_text(recipe_file.dump(recipe_file.parse(made)))
 
     told, code = typed("coverage", tmp_path / "run", "--clip", "damaged.mp4")
     assert code == 0
@@ -92,7 +92,7 @@ assert "torch" not in sys.modules
 
 def test_none_of_them_loads_torch(tiny, tmp_path):
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(recipes.dump(recipes.parse(tiny())))
+    recipe.write_text(recipe_file.dump(recipe_file.parse(tiny())))
     (tmp_path / "run").mkdir()
     code = f"""
 import sys
@@ -128,7 +128,7 @@ def test_a_plan_tells_what_becomes_of_incomplete_batches_and_of_auto_buckets(tin
         "repeat": "clips shown once more",
     }
     for way, words in told.items():
-        recipe.write_text(recipes.dump(recipes.parse(tiny(buckets={"incomplete_batch": way}))))
+        recipe.write_text(recipe_file.dump(recipe_file.parse(tiny(buckets={"incomplete_batch": way}))))
         said, code = typed("plan", recipe, "--world", 2, "--html", tmp_path / f"{way}.html")
         assert code == 0
         assert words in said
@@ -143,12 +143,12 @@ def test_a_plan_tells_what_becomes_of_incomplete_batches_and_of_auto_buckets(tin
     assert code == 0
     assert "entries proposed, which the run then keeps" in said
     assert children.train(made) == [0]
-    frozen = recipes.load(tmp_path / "run" / "recipe.toml")
+    frozen = recipe_file.load(tmp_path / "run" / "recipe.toml")
     assert frozen.bucket
     assert frozen.buckets.entries == "frozen"
     made["train"]["max_steps"] = 5
     assert children.train(made) == [0]
-    assert recipes.load(tmp_path / "run" / "recipe.toml").bucket == frozen.bucket
+    assert recipe_file.load(tmp_path / "run" / "recipe.toml").bucket == frozen.bucket
     said, code = typed("coverage", tmp_path / "run")
     assert code == 0
     assert "adds up" in said

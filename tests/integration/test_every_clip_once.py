@@ -51,7 +51,7 @@ def test_trained_equals_the_catalog_less_the_reasons(tiny, footage, tmp_path, ba
 
 def _lose_one(recipe: dict) -> None:
     """Train with a planted loss: the third clip that is read never counts."""
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train.trainer import RunOptions, run
 
     original, seen = loader._collect, []
@@ -64,7 +64,7 @@ def _lose_one(recipe: dict) -> None:
         return batch
 
     loader._collect = collect
-    run(load.parse(recipe), RunOptions(debug=True))
+    run(recipe_file.parse(recipe), RunOptions(debug=True))
 
 
 def test_a_planted_loss_is_noticed(tiny, footage, tmp_path):
@@ -117,7 +117,7 @@ def test_sigterm_saves_and_leaves_and_the_same_command_goes_on(tiny, tmp_path):
 def _train_with_sigterm(recipe: dict) -> None:
     import os
 
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train.state import TrainState
     from reelworks.train.trainer import RunOptions, run
 
@@ -130,7 +130,7 @@ def _train_with_sigterm(recipe: dict) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     TrainState.update_ema = update_ema
-    os._exit(run(load.parse(recipe), RunOptions()))
+    os._exit(run(recipe_file.parse(recipe), RunOptions()))
 
 
 @pytest.mark.parametrize(("loss_weight", "num_workers"), [("token", 1), ("sample", 0), ("micro_batch", 0)])

@@ -19,7 +19,7 @@ from reelworks.core.hash_rng import Purpose
 from reelworks.core.shape import Shape
 from reelworks.generate.load_run import LoadedModel
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.run.folder import RunFolder
 from reelworks.train import build, replay
 from reelworks.train.state import TrainState
@@ -65,7 +65,7 @@ def calm(experts, runs):
 
 
 def state_of(run, place=-1):
-    recipe = recipes.load(run / "recipe.toml")
+    recipe = recipe_file.load(run / "recipe.toml")
     state = TrainState.start(build.denoiser(recipe, CPU), recipe.train).state_dict()
     load.load(CheckpointStore(run / "checkpoints").list()[place].path, state)
     moments = {f"{n}.{k}": v for n, one in state["optimizer"]["state"].items() for k, v in one.items()}

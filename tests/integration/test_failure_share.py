@@ -12,7 +12,7 @@ import children
 import pytest
 
 from reelworks.core import files
-from reelworks.recipe import load
+from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -25,7 +25,7 @@ def _type_train(recipe: dict[str, Any], *victims: str) -> None:
 
     children.lose_behind_the_scan(*victims)
     path = Path(recipe["output"] + ".toml")
-    path.write_text(load.dump(load.parse(recipe)))
+    path.write_text(recipe_file.dump(recipe_file.parse(recipe)))
     sys.argv = ["reelworks", "train", str(path), "--debug"]
     main.main()
 

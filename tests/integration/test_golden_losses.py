@@ -17,7 +17,7 @@ import pytest
 import tiny_families
 import torch
 
-from reelworks.recipe import load
+from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -52,7 +52,7 @@ def recipe_of(name: str, tiny: Any, place: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["demo", "wan-tiny"])
 def test_the_losses_are_those_of_before(name: str, tiny: Any, tmp_path: Path) -> None:
     recipe = recipe_of(name, tiny, tmp_path / "family")
-    load.parse(recipe)
+    recipe_file.parse(recipe)
     assert children.train(recipe) == [0], children.output(recipe)
     run = RunFolder(tmp_path / "run")
     found = {

@@ -52,7 +52,7 @@ def test_going_back_to_a_step_sets_the_later_ones_aside(tiny, tmp_path, capsys):
 def _fill_the_disk(recipe: dict) -> None:
     """Train while the second save finds no space."""
     from reelworks.checkpoint import disk_space
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train.trainer import RunOptions, run
 
     original, calls = disk_space.require, []
@@ -64,7 +64,7 @@ def _fill_the_disk(recipe: dict) -> None:
         return original(*args)
 
     disk_space.require = require
-    run(load.parse(recipe), RunOptions())
+    run(recipe_file.parse(recipe), RunOptions())
 
 
 def test_a_full_disk_costs_one_checkpoint_and_not_the_run(tiny, tmp_path):

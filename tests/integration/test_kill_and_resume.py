@@ -14,7 +14,7 @@ from benchmarks._faults import points as faults
 from reelworks.checkpoint import load
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import digests
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.train import build
@@ -25,7 +25,7 @@ STEPS = 18
 
 def final_state(run: Path) -> dict[str, str]:
     """Digests of weights, average and optimizer in the newest checkpoint."""
-    recipe = recipes.load(run / "recipe.toml")
+    recipe = recipe_file.load(run / "recipe.toml")
     state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
     newest = CheckpointStore(run / "checkpoints").list()[-1]
     assert newest.step == STEPS

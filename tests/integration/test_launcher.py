@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reelworks.recipe import load
+from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -23,7 +23,7 @@ def start(tiny, tmp_path):
 
     def run(**changes: object) -> subprocess.Popen[str]:
         path = tmp_path / "recipe.toml"
-        path.write_text(load.dump(load.parse(tiny(**changes))))
+        path.write_text(recipe_file.dump(recipe_file.parse(tiny(**changes))))
         command = [sys.executable, "-m", "reelworks", "train", str(path), "--nproc-per-node", "2"]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

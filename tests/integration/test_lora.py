@@ -33,7 +33,7 @@ from reelworks.generate.load_run import LoadedModel
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models.lora import files, inject
 from reelworks.models.lora.base_model import Base
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.testing import contract
 from reelworks.train import build
@@ -116,7 +116,7 @@ def test_clips_that_preserve_the_base_are_trained_on_one_process_and_on_two(lora
 
 def tensors(run):
     """The newest checkpoint's tensors, flat."""
-    recipe = recipes.load(run / "recipe.toml")
+    recipe = recipe_file.load(run / "recipe.toml")
     state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train).state_dict()
     load.load(CheckpointStore(run / "checkpoints").list()[-1].path, state)
     moments = {f"{n}.{k}": v for n, one in state["optimizer"]["state"].items() for k, v in one.items()}
@@ -184,7 +184,7 @@ def test_files_hold_what_the_checkpoint_does(lora, tmp_path):
     run = tmp_path / "run"
     model = LoadedModel.load(run)
     wanted = inject.weights(model.boundary.denoiser.module)
-    recipe = recipes.load(run / "recipe.toml")
+    recipe = recipe_file.load(run / "recipe.toml")
     for format in FORMATS:
         by_run = run / "exports" / f"step-000000005-ema-lora-{format}.safetensors"
         by_hand = tmp_path / f"{format}.safetensors"
@@ -216,7 +216,7 @@ def test_files_hold_what_the_checkpoint_does(lora, tmp_path):
 def on_file(lora, tmp_path, number):
     """The recipe on a base in a file; each number has its own numbers."""
     values = lora()
-    plain = recipes.parse(values).model_copy(update={"lora": None, "seed": number})
+    plain = recipe_file.parse(values).model_copy(update={"lora": None, "seed": number})
     module = build.denoiser(plain, torch.device("cpu")).module
     path = tmp_path / f"base-{number}.safetensors"
     save_file({k: v.contiguous() for k, v in module.state_dict().items()}, path)
@@ -275,7 +275,7 @@ def test_a_lora_file_begins_another_run(lora, tmp_path):
 def test_a_lora_to_begin_with_is_read_once(lora, tmp_path):
     """Its file may be gone when the run goes on or is generated from: the checkpoint has all of it."""
     values = lora(max_steps=1)
-    recipe, file = recipes.parse(values), tmp_path / "first.safetensors"
+    recipe, file = recipe_file.parse(values), tmp_path / "first.safetensors"
     state = inject.weights(build.denoiser(recipe, torch.device("cpu")).module)
     made = files.to_file(state, "diffusers", alpha=recipe.lora.exact_alpha)
     save_file({name: value + 0.1 for name, value in made.tensors.items()}, file, made.header)
@@ -309,7 +309,7 @@ def test_merged_weights_answer_as_the_lora_does(lora, tmp_path, base):
     trained = LoadedModel.load(tmp_path / "run", to_merge=True).boundary
     plain = contract.build("wan-tiny")
     assert load_file(path).keys() == plain.module.state_dict().keys()
-    recipe = recipes.load(tmp_path / "run" / "recipe.toml")
+    recipe = recipe_file.load(tmp_path / "run" / "recipe.toml")
     model = recipe.model.model_copy(update={"weights": str(path)})
     merged = build.denoiser(recipe.model_copy(update={"lora": None, "model": model}), torch.device("cpu"))
     channels = merged.latent_channels
@@ -326,7 +326,7 @@ def test_merged_weights_answer_as_the_lora_does(lora, tmp_path, base):
 
 def test_the_average_is_looked_at_without_dropout(lora):
     """Validation and previews see all of the LoRA; training goes on with dropout."""
-    recipe = recipes.parse(lora())
+    recipe = recipe_file.parse(lora())
     state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
     with state.averaged():
         assert not any(module.training for module in state.module.modules())

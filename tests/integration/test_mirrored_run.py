@@ -51,7 +51,7 @@ def _lose_the_mirror(recipe: dict) -> None:
 
     from reelworks.checkpoint.mirror import mirror
     from reelworks.checkpoint.mirror.remote import RemoteFilesystem
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train.trainer import RunOptions, run
 
     def full(*_args, **_kwargs):
@@ -59,4 +59,4 @@ def _lose_the_mirror(recipe: dict) -> None:
 
     RemoteFilesystem.put = full
     mirror.WAITS_SECONDS = (0.0,)
-    os._exit(run(load.parse(recipe), RunOptions()))
+    os._exit(run(recipe_file.parse(recipe), RunOptions()))

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from reelworks.cli import main as cli
+from reelworks.cli import main
 from reelworks.core import files
 from reelworks.models import networks
 from reelworks.models.config import PRESETS
-from reelworks.recipe import load
+from reelworks.recipe import recipe_file
 from reelworks.run import lock
 from reelworks.run.folder import RunFolder
 
@@ -27,7 +27,7 @@ def reelworks(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["reelworks", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
-            cli.main()
+            main.main()
         return int(left.value.code or 0), capsys.readouterr().err
 
     return run
@@ -38,7 +38,7 @@ def written(tmp_path):
     """Write a recipe, as values or with lines of it replaced."""
 
     def write(values, **replace: str) -> Path:
-        text = load.dump(load.parse(values))
+        text = recipe_file.dump(recipe_file.parse(values))
         for former, latter in replace.items():
             assert former in text
             text = text.replace(former, latter)
@@ -111,7 +111,7 @@ def _train_in_little_memory(recipe: dict) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 30),) * 2)  # the latents alone would take 3.7 GB
     try:
-        run(load.parse(recipe), RunOptions())
+        run(recipe_file.parse(recipe), RunOptions())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -19,7 +19,7 @@ from reelworks.models import wellknown
 from reelworks.models.config import PRESETS
 from reelworks.quickstart import memory_presets, quickstart
 from reelworks.quickstart.survey import PLACEHOLDER, FolderSurvey
-from reelworks.recipe import load, toml_writer
+from reelworks.recipe import recipe_file, toml_writer
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -54,7 +54,7 @@ def reelworks(*arguments: str):
 def make(*arguments: str, model: str = "wan-tiny"):
     """The verb's recipe."""
     told = json.loads(reelworks("new", "lora", "--model", model, "--json", *arguments))
-    return load.load(Path(told["recipe"])), told
+    return recipe_file.load(Path(told["recipe"])), told
 
 
 def test_train_writes_a_recipe_trains_it_and_resumes_by_the_same_command():
@@ -130,7 +130,7 @@ def test_the_next_commands_can_be_typed_as_they_are_told():
     told = reelworks("new", "lora", "--model", "wan-tiny", "--data", "it's #1 $x")
     command = next(line for line in told.splitlines() if line.startswith("  reelworks train"))
     assert shlex.split(command)[2:] == ["it's #1 $x-wan-tiny.toml"]
-    assert load.load(Path("it's #1 $x-wan-tiny.toml")).dataset[0].path == "it's #1 $x"
+    assert recipe_file.load(Path("it's #1 $x-wan-tiny.toml")).dataset[0].path == "it's #1 $x"
 
 
 def test_a_run_is_saved_some_ten_times():
@@ -183,7 +183,7 @@ def test_the_recipe_of_every_published_model_is_sound(preset):
     if clips:
         found = FolderSurvey(found.pictures, np.array([[130, 720, 1280], [40, 480, 854]]), showings=22)
     lines = quickstart.lora_table(preset, [DatasetConfig(path="p")], found)
-    made = load.parse({"output": "r", **tomllib.loads(toml_writer.write("", lines))})
+    made = recipe_file.parse({"output": "r", **tomllib.loads(toml_writer.write("", lines))})
     assert made.model.weights == wellknown.known(preset).weights
     assert len(made.bucket) == 1 + clips
 

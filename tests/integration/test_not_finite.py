@@ -17,7 +17,7 @@ def _plant(recipe: dict, what: str) -> None:
     """A NaN comes into the last rank's weights, or their average, in step 3."""
     from reelworks.core.errors import UserError
     from reelworks.distributed.mesh import local
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train.state import TrainState
     from reelworks.train.trainer import RunOptions, run
 
@@ -31,7 +31,7 @@ def _plant(recipe: dict, what: str) -> None:
 
     TrainState.update_ema = and_plant
     try:
-        code = run(load.parse(recipe), RunOptions())
+        code = run(recipe_file.parse(recipe), RunOptions())
     except UserError as error:
         print(error, flush=True)
         code = 2

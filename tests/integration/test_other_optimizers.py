@@ -18,7 +18,7 @@ from reelworks.core import digests
 from reelworks.core.errors import UserError
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import local
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.train import build
@@ -51,7 +51,7 @@ def bare(tiny):
 
 
 def tensors_at(run: Path, step: int) -> dict[str, Any]:
-    recipe = recipes.load(run / "recipe.toml")
+    recipe = recipe_file.load(run / "recipe.toml")
     state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
     tensors = state.state_dict()
     load.load(CheckpointStore(run / "checkpoints").path(step), tensors)
@@ -113,7 +113,7 @@ def test_copies_that_fsdp_manages_are_updated_as_plain_weights_are(bare, world, 
 
 
 def _compare_with_copies(recipe: dict[str, Any]) -> None:
-    parsed = recipes.parse(recipe)
+    parsed = recipe_file.parse(recipe)
     with mesh.join(offload=parsed.parallel.offload) as world:
         for name in OTHERS:
             keys = {"max_steps": 9, "optimizer": name, "weight_decay": 0.01}
@@ -172,7 +172,7 @@ def test_a_rate_that_lacks_its_end_is_refused_with_the_steps_of_all_epochs(bare,
     recipe["checkpoints"] = {"every_steps": 100}
     assert children.train(recipe) == [0]
     assert len(told(tmp_path / "run", "loss")) == steps
-    parsed = recipes.parse(bare("run", "adamw", None, max_epochs=2, learning_rate_schedule="linear"))
+    parsed = recipe_file.parse(bare("run", "adamw", None, max_epochs=2, learning_rate_schedule="linear"))
     with pytest.raises(UserError, match="`reelworks plan RECIPE` tells") as caught:
         check.check(parsed, table.EMPTY)
     assert caught.value.field == "train.learning_rate_schedule"

@@ -13,8 +13,7 @@ from PIL import Image
 from reelworks.analysis import plan_report
 from reelworks.core.shape import Shape
 from reelworks.media.decode import Request, load
-from reelworks.recipe import dataset
-from reelworks.recipe import load as recipes
+from reelworks.recipe import dataset, recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -34,7 +33,7 @@ def test_real_footage_is_scanned_planned_trained_and_generated_from(tmp_path, mo
         "validation.every_steps=100",
         "preview.prompts=[]",
     ]
-    recipe = recipes.load(RECIPE, changes)
+    recipe = recipe_file.load(RECIPE, changes)
     scanned = dataset.scan_recipe(recipe)
     assert (scanned.found, scanned.bad) == (len(files), 0)
     told = plan_report.forecast(recipe, world=1)

@@ -161,7 +161,7 @@ def test_a_lost_record_is_told_with_what_events_prove_and_training_goes_on(
 def _train_on_a_full_disk(recipe: dict[str, Any]) -> None:
     """Train where no record can be written."""
     from reelworks.core import storage
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train.resume import RunOptions
     from reelworks.train.trainer import run
 
@@ -170,7 +170,7 @@ def _train_on_a_full_disk(recipe: dict[str, Any]) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with storage.guarded(guard):
-        run(load.parse(recipe), RunOptions(debug=True))
+        run(recipe_file.parse(recipe), RunOptions(debug=True))
 
 
 def test_a_disk_that_takes_no_record_ends_no_training(made: Make, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from reelworks.analysis import clip_history
 from reelworks.core.errors import UserError
-from reelworks.media import decode as media
+from reelworks.media import decode
 from reelworks.report import replay as sheets
 from reelworks.run.folder import RunFolder
 from reelworks.train.replay import Replay, replay
@@ -34,7 +34,7 @@ def digest(frames: np.ndarray) -> str:
 
 def _train_and_tell(recipe: dict) -> None:
     """Train, and write down what the model was given, micro-batch by micro-batch."""
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train import step
     from reelworks.train.trainer import RunOptions, run
 
@@ -55,7 +55,7 @@ def _train_and_tell(recipe: dict) -> None:
         return made
 
     step.training_example = example
-    run(load.parse(recipe), RunOptions(debug=True))
+    run(recipe_file.parse(recipe), RunOptions(debug=True))
     Path(recipe["output"], "fed.json").write_text(json.dumps(fed))
 
 
@@ -102,7 +102,7 @@ def test_every_step_is_told_as_the_model_was_fed(tiny, tmp_path):
         assert [c["caption_dropped"] for c in clips] == given["dropped"]
         assert [c["caption"] for c in clips] == given["captions"]
         assert [digest(look.frames) for look in sheets.looks(told, work)] == given["frames"]
-        assert [digest(media.load(request)) for request in work.requests] == given["frames"]
+        assert [digest(decode.load(request)) for request in work.requests] == given["frames"]
         for look, clip in zip(sheets.looks(told, work), clips, strict=True):
             top, left = clip["crop"]
             cropped = look.whole[top : top + one["height"], left : left + one["width"]]

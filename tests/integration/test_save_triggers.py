@@ -54,7 +54,7 @@ def test_saves_beside_training_hold_what_saves_that_it_waits_for_do(tiny, tmp_pa
 def _slow_disk(recipe: dict) -> None:
     """The shards of step 1 are not on the disk before step 4 is done."""
     from reelworks.core import storage
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train.trainer import RunOptions, run
 
     log = RunFolder(Path(recipe["output"]))
@@ -65,7 +65,7 @@ def _slow_disk(recipe: dict) -> None:
                 time.sleep(0.01)
 
     with storage.guarded(wait):
-        os._exit(run(load.parse(recipe), RunOptions()))
+        os._exit(run(recipe_file.parse(recipe), RunOptions()))
 
 
 def test_a_save_that_is_due_while_one_is_written_is_left_out_and_told(tiny, tmp_path):
@@ -84,7 +84,7 @@ def test_a_save_that_is_due_while_one_is_written_is_left_out_and_told(tiny, tmp_
 def _full_disk(recipe: dict, *steps: int) -> None:
     """The disk is full for the checkpoints of some steps."""
     from reelworks.core import storage
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train import checkpointing
     from reelworks.train.trainer import RunOptions, run
 
@@ -95,7 +95,7 @@ def _full_disk(recipe: dict, *steps: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with storage.guarded(full):
-        os._exit(run(load.parse(recipe), RunOptions()))
+        os._exit(run(recipe_file.parse(recipe), RunOptions()))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -138,7 +138,7 @@ def test_a_file_asks_for_a_save(tiny, tmp_path):
 
 
 def _with_save_file(recipe: dict) -> None:
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train.state import TrainState
     from reelworks.train.trainer import RunOptions, run
 
@@ -150,13 +150,13 @@ def _with_save_file(recipe: dict) -> None:
             RunFolder(Path(recipe["output"])).save_file.touch()
 
     TrainState.update_ema = update_ema
-    os._exit(run(load.parse(recipe), RunOptions()))
+    os._exit(run(recipe_file.parse(recipe), RunOptions()))
 
 
 def _asked(recipe: dict, until_step: int, *, full: bool) -> None:
     """A person asks before the first step, and again once a save has begun; the disk is slow, or full, at first."""
     from reelworks.core import storage
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.train.trainer import RunOptions, run
 
     folder = RunFolder(Path(recipe["output"]))
@@ -172,7 +172,7 @@ def _asked(recipe: dict, until_step: int, *, full: bool) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with storage.guarded(hinder):
-        os._exit(run(load.parse(recipe), RunOptions()))
+        os._exit(run(recipe_file.parse(recipe), RunOptions()))
 
 
 def test_a_request_waits_for_the_save_in_flight_in_silence(tiny, tmp_path):

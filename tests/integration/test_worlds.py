@@ -77,7 +77,7 @@ def test_torchrun_and_our_own_launcher_train(tiny, tmp_path):
     import subprocess
     import sys
 
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
 
     recipe = tmp_path / "recipe.toml"
     for name, launcher in {
@@ -92,7 +92,7 @@ def test_torchrun_and_our_own_launcher_train(tiny, tmp_path):
         ],
         "own": ["-m", "reelworks"],
     }.items():
-        recipe.write_text(load.dump(load.parse(tiny(name, train={"max_steps": 2}))))
+        recipe.write_text(recipe_file.dump(recipe_file.parse(tiny(name, train={"max_steps": 2}))))
         own = ["--nproc-per-node", "2"] if name == "own" else []
         done = subprocess.run(
             [sys.executable, *launcher, "train", str(recipe), *own],

@@ -9,8 +9,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from reelworks.recipe import dataset
-from reelworks.recipe import load as recipes
+from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 
@@ -55,7 +54,7 @@ def recipe(folder: Path, **changes: Any) -> Recipe:
         "train": {"max_epochs": 1},
         "validation": {"split": 0.0},
     }
-    return recipes.parse(values | changes)
+    return recipe_file.parse(values | changes)
 
 
 def opened(made: Recipe) -> RecipeData:

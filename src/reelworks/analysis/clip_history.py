@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from reelworks.analysis.coverage import LABELS, Coverage, EpochCoverage, Lost, Named, State
 from reelworks.buckets.assign import Reason
 from reelworks.data import segment_record
-from reelworks.run import history as told
-from reelworks.run import records
+from reelworks.run import history, records
 from reelworks.run.folder import RunFolder
 from reelworks.run.history import Epoch
 from reelworks.run.records import Failure, Outcome, Record, RecordError
@@ -35,12 +34,12 @@ def cover(run: RunFolder) -> Coverage:
         UserError: There is no run.
     """
     run.info()
-    return _cover(run, told.epochs(run))
+    return _cover(run, history.epochs(run))
 
 
 def totals(run: RunFolder, generation: int, epoch: int) -> dict[str, Any]:
     """Totals of one epoch, to be kept where its records go."""
-    begun = [e for e in told.epochs(run) if (e.generation, e.epoch) == (generation, epoch)]
+    begun = [e for e in history.epochs(run) if (e.generation, e.epoch) == (generation, epoch)]
     found = [{k: v for k, v in e.to_json().items() if k != "pruned"} for e in _cover(run, begun).epochs]
     return found[0] if found else {"planned": 0, "counts": {}, "done": False}
 

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.recipe.dataset import RecipeData
-from reelworks.schedule import cost as weighing
-from reelworks.schedule import ranks
+from reelworks.schedule import cost, ranks
 from reelworks.schedule.cost import LossWeight
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
@@ -123,7 +122,7 @@ def gradient_weight(plan: EpochPlan, tokens: I64, loss_weight: LossWeight) -> F6
         loss_weight: What counts alike.
     """
     bucket, clips = micro_batches(plan)
-    weight = clips * weighing.of_clip(loss_weight, tokens[bucket], clips)
+    weight = clips * cost.of_clip(loss_weight, tokens[bucket], clips)
     of_row = np.append(weight, 0.0)[plan.rows].sum(axis=1)
     there = plan.rows >= 0
     share = weight[plan.rows[there]] / np.repeat(of_row, there.sum(axis=1))

@@ -51,12 +51,12 @@ def checkpoints() -> None:
 def _open(run: Path, overrides: list[str] | None = None) -> tuple[CheckpointStore, CheckpointsConfig]:
     """A run's checkpoints, and the policy that it was last started with."""
     from reelworks.checkpoint.store import CheckpointStore
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
     from reelworks.run.folder import RunFolder
 
     folder = RunFolder(run)
     folder.info()
-    policy = load.load(folder.recipe_file, list(overrides or [])).checkpoints
+    policy = recipe_file.load(folder.recipe_file, list(overrides or [])).checkpoints
     return CheckpointStore(folder.checkpoints_folder), policy
 
 

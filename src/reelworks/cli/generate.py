@@ -84,14 +84,14 @@ def generate(
     from reelworks.generate.conditions import Conditions
     from reelworks.generate.load_run import LoadedModel
     from reelworks.generate.pipeline import GenerateOptions
-    from reelworks.recipe import load as recipes
+    from reelworks.recipe import recipe_file
     from reelworks.run import history
     from reelworks.train import init_from
 
     paths = writers.numbered(output, len(prompts))
     picture = writers.is_picture(output) if num_frames is None else num_frames == 1
     run, step = init_from.locate(source)
-    recipe = recipes.load(history.recipe_of(run, step))
+    recipe = recipe_file.load(history.recipe_of(run, step))
     most = defaults.shape(run, recipe, picture=picture)
     shape = Shape(num_frames or most.num_frames, height or most.height, width or most.width)
     for path in paths:

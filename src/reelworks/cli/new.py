@@ -127,9 +127,9 @@ def recipe_for(
 def write(path: Path, wishes: QuickstartOptions, *, json: bool) -> QuickstartResult:
     """Make the recipe and print what it is."""
     from reelworks.cli import show, show_new
-    from reelworks.quickstart import quickstart as making
+    from reelworks.quickstart import quickstart
 
     with show.scan_progress(quiet=json) as on_progress:
-        made = making.lora(path, wishes, on_progress)
+        made = quickstart.lora(path, wishes, on_progress)
     show.json(made.to_json() | {"recipe": str(path)}) if json else show_new.made(path, made)
     return made

@@ -31,9 +31,9 @@ def setting(key: str, text: str) -> str:
 
 def load_recipe(path: Path, overrides: list[str] | None, data_path: Path | None = None) -> Recipe:
     """Read a recipe with what the command line changes of it."""
-    from reelworks.recipe import load
+    from reelworks.recipe import recipe_file
 
-    recipe = load.load(path, list(overrides or []))
+    recipe = recipe_file.load(path, list(overrides or []))
     if data_path is None:
         return recipe
     dataset = recipe.dataset[0].model_copy(update={"path": str(data_path), "root": None})

@@ -29,8 +29,7 @@ from reelworks.data.plan_cache import PlanCache, Planned, Unplanned
 from reelworks.media import decode
 from reelworks.media.config import DataConfig
 from reelworks.run.folder import RunFolder
-from reelworks.schedule import cost
-from reelworks.schedule import cursor as cursors
+from reelworks.schedule import cost, cursor
 from reelworks.schedule.config import CostConfig
 from reelworks.schedule.cursor import Excluded
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
@@ -314,7 +313,7 @@ class Dataset:
         out = result.reason != Reason.NONE
         entries = self._entries_without_reason(clips, row, result)
         if excluded.bits.any():
-            entries = cursors.remaining_after(entries, excluded, self.catalog.all_rows().uid)
+            entries = cursor.remaining_after(entries, excluded, self.catalog.all_rows().uid)
             out |= excluded.holds(ordinal, clips.copy)
         others = Unplanned(ordinal[out], clips.copy[out], result.reason[out], result.nearest[out])
         del clips, row, result, ordinal, out  # of millions, they would lie beside the plan in its making

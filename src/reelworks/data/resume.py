@@ -9,8 +9,7 @@ import numpy as np
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.data import identity as identities
-from reelworks.data import position as positions
-from reelworks.data import segment_record
+from reelworks.data import position, segment_record
 from reelworks.data.dataset import Dataset
 from reelworks.data.identity import Identity, Known
 from reelworks.data.position import Counts, DataPosition
@@ -82,7 +81,7 @@ def start_again(
     Returns:
         The position, and what is told of renamed datasets.
     """
-    begun, _ = positions.next_epoch(data, spec, None, generation=cursor.generation + 1)
+    begun, _ = position.next_epoch(data, spec, None, generation=cursor.generation + 1)
     said: list[str] = []
     if cursor.catalog != data.digest:
         try:

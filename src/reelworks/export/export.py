@@ -24,7 +24,7 @@ from reelworks.export import checkpoint_reader, safetensors_file
 from reelworks.export import lora as lora_file
 from reelworks.export.lora import LoraFile
 from reelworks.export.safetensors_file import TensorRange
-from reelworks.models.lora import files as lora_files
+from reelworks.models.lora import files
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -206,7 +206,7 @@ def _write(
         prefix = f"{expert}." if expert else ""
         own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
         # Both have the names of the first: loaders are told which expert a file is for.
-        file = lora_files.to_file(
+        file = files.to_file(
             own, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model, base=lora.base
         )
         entries = safetensors_file.ordered(

@@ -18,10 +18,9 @@ from reelworks.generate.diffusers_pipeline import PipelineOutput
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import config as models
 from reelworks.models.api import Denoiser, DenoiserInputs
-from reelworks.models.lora import inject as lora
+from reelworks.models.lora import inject
 from reelworks.precision.boundary import DtypeBoundary
-from reelworks.recipe import load as recipes
-from reelworks.recipe import validation
+from reelworks.recipe import recipe_file, validation
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import history
 from reelworks.train import build, init_from
@@ -88,7 +87,7 @@ class LoadedModel:
         path = CheckpointStore(run.checkpoints_folder).path(step)
         # Held while the model is built: that takes long enough for a training to delete it.
         with read_lock.reading(path):
-            recipe = recipes.load(history.recipe_of(run, step))
+            recipe = recipe_file.load(history.recipe_of(run, step))
             if to_merge and recipe.lora is not None:
                 wide = recipe.lora.model_copy(update={"base": "float32"})
                 recipe = recipe.model_copy(update={"lora": wide})
@@ -98,7 +97,7 @@ class LoadedModel:
             init_from.require_base(path, denoiser.base)
             trained = {name: p.detach() for name, p in denoiser.module.named_parameters() if p.requires_grad}
             module = denoiser.module.requires_grad_(False).eval()
-            state = {"model": lora.weights(module)}
+            state = {"model": inject.weights(module)}
             if averaged:
                 state["ema"] = {name: torch.empty_like(p) for name, p in trained.items()}
             load.load(path, state)
@@ -108,7 +107,7 @@ class LoadedModel:
 
     def merge(self) -> dict[str, Tensor]:
         """Whole weights, a LoRA added to its base, by the names of the network; this is of no other use then."""
-        return lora.merged(self.boundary.denoiser.module)
+        return inject.merged(self.boundary.denoiser.module)
 
     def unseen(self, prompts: Sequence[str]) -> list[str]:
         """Lines that tell what of prompts is longer than the text encoder reads."""

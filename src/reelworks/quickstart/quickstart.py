@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from reelworks.buckets import propose, table
 from reelworks.buckets.config import BucketsConfig
 from reelworks.buckets.propose import Ladder
-from reelworks.catalog import scan as scanning
+from reelworks.catalog import scan
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.scan import ScanProgress
 from reelworks.catalog.store import Catalog
@@ -29,12 +29,10 @@ from reelworks.models import published, wellknown
 from reelworks.models.config import AutoencoderConfig, ModelConfig, geometry
 from reelworks.models.experts import config as experts
 from reelworks.models.wellknown import WellKnown
-from reelworks.quickstart import kohya_folders, memory_presets
-from reelworks.quickstart import survey as finding
+from reelworks.quickstart import kohya_folders, memory_presets, survey
 from reelworks.quickstart.memory_presets import MemoryPlan
 from reelworks.quickstart.survey import FolderSurvey
-from reelworks.recipe import load as recipes
-from reelworks.recipe import toml_writer
+from reelworks.recipe import recipe_file, toml_writer
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.recipe.toml_writer import Line
@@ -382,7 +380,7 @@ def lora(
     if wishes.trigger is not None and not wishes.trigger.strip():
         raise UserError("the word is empty", field="--trigger", remedy="give a rare word, or leave it out")
     datasets, remarks = kohya_folders.datasets(wishes.folders or (Path(PLACEHOLDER),))
-    found = finding.PLACEHOLDER
+    found = survey.PLACEHOLDER
     if wishes.folders:
         found = _look(_catalog(path), datasets, wishes.trigger, on_progress)
     lines = lora_table(preset, datasets, found, trigger=wishes.trigger, weights=wishes.weights)
@@ -427,8 +425,8 @@ def _look(
     on_progress: Callable[[ScanProgress], None] | None,
 ) -> FolderSurvey:
     sources = [dataset.place for dataset in datasets]
-    scanning.scan(sources, catalog, workers=os.cpu_count() or 1, on_progress=on_progress)
-    return finding.survey(Catalog.open(catalog).live(), datasets, trigger)
+    scan.scan(sources, catalog, workers=os.cpu_count() or 1, on_progress=on_progress)
+    return survey.survey(Catalog.open(catalog).live(), datasets, trigger)
 
 
 def title(preset: str, found: FolderSurvey) -> str:
@@ -437,7 +435,7 @@ def title(preset: str, found: FolderSurvey) -> str:
 
 
 def _read(lines: Sequence[Line], path: Path) -> Recipe:
-    return recipes.parse({"output": f"runs/{path.stem}"} | tomllib.loads(toml_writer.write("", lines)))
+    return recipe_file.parse({"output": f"runs/{path.stem}"} | tomllib.loads(toml_writer.write("", lines)))
 
 
 def _vram_bytes(asked_gb: float | None) -> int | None:
@@ -452,7 +450,7 @@ def _micro_batches(recipe: Recipe, scanned: bool) -> dict[str, int]:
     if not scanned:
         buckets = table.build(recipe.bucket, recipe.buckets, geometry(recipe.model, recipe.autoencoder))
         square = next(b for b in buckets.buckets if b.ratio == "1:1")
-        return {square.name: -(-finding.PLACEHOLDER.clips // square.batch_size)}
+        return {square.name: -(-survey.PLACEHOLDER.clips // square.batch_size)}
     data = RecipeData.open(recipe)
     clips = np.bincount(data.entries(0).bucket, minlength=len(data.table.buckets))
     return {b.name: -(-int(n) // b.batch_size) for b, n in zip(data.table.buckets, clips, strict=True) if n}

@@ -14,7 +14,7 @@ from reelworks.buckets.assign import Clips, Reason
 from reelworks.buckets.propose import Proposal, Suggestion
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 
@@ -88,7 +88,7 @@ def _kept(recipe: Recipe) -> tuple[Suggestion, ...] | None:
     file = RunFolder(Path(recipe.output)).recipe_file
     if recipe.buckets.entries == "again" or not file.exists():
         return None
-    then = recipes.load(file)
+    then = recipe_file.load(file)
     limits = (then.buckets.max_tokens, then.buckets.max_batch_size)
     if then.buckets.entries != "frozen" or limits != (
         recipe.buckets.max_tokens,

@@ -8,7 +8,7 @@ from typing import Any
 
 from reelworks.core import toml_none
 from reelworks.recipe.recipe import Recipe
-from reelworks.run import history as told
+from reelworks.run import history
 from reelworks.run.folder import RunFolder
 
 NOT_SET = "not set"
@@ -60,7 +60,7 @@ _SHOWN = 12
 def of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
     """Compare the recipe that a step was trained by with the present one, key by key."""
     try:
-        then = tomllib.loads(told.recipe_of(folder, step).read_text(encoding="utf-8"))
+        then = tomllib.loads(history.recipe_of(folder, step).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
     changed = changes(then, values(now))

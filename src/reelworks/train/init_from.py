@@ -19,7 +19,7 @@ from reelworks.models import weights as weight_files
 from reelworks.models.config import ADAPTED
 from reelworks.models.lora import reading
 from reelworks.models.lora.base_model import Base, require_same
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import history
 from reelworks.run.folder import RunFolder
@@ -119,7 +119,7 @@ def require_same_lora(run: RunFolder, step: int, recipe: Recipe) -> None:
     Raises:
         UserError: Names both.
     """
-    trained, here = recipes.load(history.recipe_of(run, step)).lora, recipe.lora
+    trained, here = recipe_file.load(history.recipe_of(run, step)).lora, recipe.lora
     if trained is None or here is None:
         return
     # The rank first: alpha is the rank where a recipe does not say it.
@@ -146,7 +146,7 @@ def require_optimizer(run: RunFolder, step: int, recipe: Recipe, without: str) -
     Raises:
         UserError: Names both.
     """
-    then, now = recipes.load(history.recipe_of(run, step)).train.optimizer, recipe.train.optimizer
+    then, now = recipe_file.load(history.recipe_of(run, step)).train.optimizer, recipe.train.optimizer
     if then == now:
         return
     raise UserError(

@@ -18,10 +18,9 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data import segment_record
 from reelworks.data.loader import MicroBatchRequest, StepSource
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
-from reelworks.run import events, records
-from reelworks.run import history as told
+from reelworks.run import events, history, records
 from reelworks.run.folder import RunFolder
 from reelworks.run.history import Epoch, Step
 from reelworks.run.records import Record, RecordError
@@ -147,7 +146,7 @@ def replay(run: RunFolder, number: int) -> Replay:
         UserError: There is no run, no such step in it holds, or the record of its segment or its recipe is lost.
     """
     run.info()
-    epoch, segment, step = _find(told.epochs(run), number)
+    epoch, segment, step = _find(history.epochs(run), number)
     try:
         record = records.read(run, (epoch.generation, epoch.epoch, segment), epoch.plans[segment])
         catalog = segment_record.recorded_catalog(run, record.about)
@@ -158,7 +157,7 @@ def replay(run: RunFolder, number: int) -> Replay:
             value=number,
             remedy=f"bring back {run.coverage_folder} from a backup of the run, or ask for a later step",
         ) from None
-    recipe = recipes.load(run.recipes_folder / step.recipe).model_copy(update={"output": str(run.path)})
+    recipe = recipe_file.load(run.recipes_folder / step.recipe).model_copy(update={"output": str(run.path)})
     plan = _row_of(record, catalog, step.row)
     data = RecipeData.of_rows(recipe, catalog, np.unique(plan.ordinal))
     _check_buckets(data, record, step)
@@ -230,7 +229,7 @@ def _since(run: RunFolder, then: RecipeData) -> dict[int, str]:
     """Say what became of a step's clips since, by today's catalog."""
     uids = then.rows.uid.tolist()
     try:
-        folder = recipes.load(run.recipe_file).model_copy(update={"output": str(run.path)}).catalog_folder
+        folder = recipe_file.load(run.recipe_file).model_copy(update={"output": str(run.path)}).catalog_folder
         live = Catalog.open(Path(folder)).live()
     except UserError:
         return dict.fromkeys(uids, "unknown")

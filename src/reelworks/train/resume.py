@@ -21,8 +21,7 @@ from reelworks.distributed.mesh import World
 from reelworks.recipe import diff
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
-from reelworks.run import events
-from reelworks.run import history as told
+from reelworks.run import events, history
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.cursor import Cursor
 from reelworks.schedule.plan import PlanSpec
@@ -106,7 +105,7 @@ def _why_not_again(data: RecipeData, folder: RunFolder, cursor: Cursor, options:
     if last is not None and cursor.global_step >= last:
         return f"train.max_steps = {last} is reached"
     named = options.resume != "auto"
-    if named or not cursor.generation or cursor.generation in told.finished_generations(folder):
+    if named or not cursor.generation or cursor.generation in history.finished_generations(folder):
         return None
     return (
         "the data began again at an earlier start and are not finished, so training goes on with them; "

@@ -11,8 +11,7 @@ from reelworks.core import units
 from reelworks.data import plan_cache, segment_record
 from reelworks.data.position import DataPosition
 from reelworks.recipe.dataset import RecipeData
-from reelworks.run import history as told
-from reelworks.run import records
+from reelworks.run import history, records
 from reelworks.run.folder import RunFolder
 from reelworks.run.records import Failure, Key, Outcome, RecordError
 
@@ -118,7 +117,7 @@ class RecordKeeper:
 
 def _as_told(run: RunFolder, key: Key, rows: int) -> Outcome:
     """Return how the first rows of a segment went, by the events."""
-    for epoch in told.epochs(run):
+    for epoch in history.epochs(run):
         if (epoch.generation, epoch.epoch) == key[:2]:
             return epoch.outcome(key[2], rows)
     return Outcome(rows=rows)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from reelworks.distributed.mesh import local
 from reelworks.models.api import Denoiser
-from reelworks.models.lora import inject as lora
+from reelworks.models.lora import inject
 from reelworks.train.config import TrainConfig
 from reelworks.train.nonfinite import not_finite
 from reelworks.train.optimizers import Updater, matrices
@@ -54,14 +54,14 @@ class TrainState:
     def state_dict(self) -> dict[str, Any]:
         """Tensors of a checkpoint; loading into them in place is half of a resume."""
         return {
-            "model": lora.weights(self.module),
+            "model": inject.weights(self.module),
             "ema": self.ema,
             "optimizer": self.optimizer.state_dict(),
         }
 
     def not_finite(self) -> list[str]:
         """Name what holds infinities or NaN in this rank's part."""
-        weights = lora.weights(self.module)
+        weights = inject.weights(self.module)
         averages = {f"the average of {name}": value for name, value in self.ema.items()}
         states = {
             f"the optimizer's {key} of {name}": value

@@ -23,13 +23,12 @@ from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import DenoiserInputs
-from reelworks.models.lora import inject as lora
+from reelworks.models.lora import inject
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
-from reelworks.schedule import cost as weighing
+from reelworks.schedule import cost
 from reelworks.schedule.plan import EpochPlan
-from reelworks.train import expert_choice
-from reelworks.train import nonfinite as numbers
+from reelworks.train import expert_choice, nonfinite
 from reelworks.train.batch_inputs import Example, training_example
 from reelworks.train.config import TrainConfig
 from reelworks.train.lr_schedule import learning_rate
@@ -161,7 +160,7 @@ class TrainStep:
 
     def _clip_weight(self, bucket: int, clips: int) -> float:
         """Return the loss weight of one clip of this bucket."""
-        return float(weighing.of_clip(self.train.loss_weight, self.table.buckets[bucket].tokens, clips))
+        return float(cost.of_clip(self.train.loss_weight, self.table.buckets[bucket].tokens, clips))
 
     def _objective(self, plan: EpochPlan, row: int, step: int) -> ObjectiveConfig:
         geometry = self.encoder.autoencoder.geometry
@@ -210,7 +209,7 @@ class TrainStep:
         base = None
         # On all ranks together: weights in shards are gathered by all or none.
         if any(d.prior_preservation for d in self.recipe.dataset):
-            with torch.no_grad(), lora.without(self.state.module):
+            with torch.no_grad(), inject.without(self.state.module):
                 base = self.boundary(example.inputs)
         output = self.boundary(example.inputs)
         losses = example.losses(output, objective)
@@ -259,7 +258,7 @@ class TrainStep:
         """Find where numbers stopped to be finite; all ranks come here together."""
         assert suspects.batch is not None, "a step has a micro-batch on every rank"
         example = self._example(suspects.batch, step, objective)
-        found = numbers.origin(self.state.module, example.inputs, lambda: self.boundary(example.inputs))
+        found = nonfinite.origin(self.state.module, example.inputs, lambda: self.boundary(example.inputs))
         return NonFiniteCause.from_parts(self.world.gather((found, suspects.clips)))
 
     def _gradient_norm(self, scale: float) -> float:

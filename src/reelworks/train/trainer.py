@@ -29,8 +29,7 @@ from reelworks.models.api import DenoiserInputs
 from reelworks.models.lora import reading
 from reelworks.models.lora.base_model import Base
 from reelworks.precision.boundary import DtypeBoundary
-from reelworks.recipe import dataset
-from reelworks.recipe import load as recipes
+from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import lock, records
@@ -266,7 +265,7 @@ def train(
         UserError: Anything a person can mend.
     """
     if not isinstance(recipe, Recipe):
-        recipe = recipes.load(Path(recipe), overrides)
+        recipe = recipe_file.load(Path(recipe), overrides)
     return run(recipe, RunOptions(resume=resume, start_from_scratch=start_from_scratch))
 
 
@@ -370,7 +369,7 @@ def _train(start: _Start) -> int:
             records.reopen(
                 folder, position.global_step, None if is_done(recipe.train, position) else position.key
             )
-        kept = folder.keep_recipe(recipes.dump(recipe))
+        kept = folder.keep_recipe(recipe_file.dump(recipe))
         said += resume.threads_changed(folder, start.threads)
         said += resume.write(folder, data, position, world, start.threads)
     # The plan of what an epoch has left tells nothing of the length of others.

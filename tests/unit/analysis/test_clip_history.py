@@ -14,7 +14,7 @@ from reelworks.analysis import clip_history
 from reelworks.core.errors import UserError
 from reelworks.data import plan_cache, resume, segment_record
 from reelworks.data import position as positions
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.run import records
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
@@ -41,7 +41,7 @@ class Told:
         self.recipe = made.recipe(self.folder, **changes)
         self.data = made.opened(self.recipe)
         self.spec = self.data.plan_spec(1, 1)
-        self.kept = self.run.keep_recipe(recipes.dump(self.recipe))
+        self.kept = self.run.keep_recipe(recipe_file.dump(self.recipe))
         self.log.write("start", step=self.done, resumed_from=self.done or None, recipe=self.kept)
 
     def epoch(self, number):
@@ -195,7 +195,7 @@ def test_nothing_that_is_lost_changed_or_moved_later_changes_what_is_told(told, 
     check(told.run)
     with pytest.raises(UserError, match="no such clip"):
         clip_history.cover(told.run).places(clip="late.png")
-    told.run.keep_recipe(recipes.dump(other_recipe(told)))
+    told.run.keep_recipe(recipe_file.dump(other_recipe(told)))
     check(told.run)
     shutil.rmtree(told.run.path / "catalog")
     shutil.rmtree(tmp_path / "data")

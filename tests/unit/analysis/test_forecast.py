@@ -17,8 +17,7 @@ from reelworks.analysis.epoch_stats import gradient_weight
 from reelworks.cli import plan as verb
 from reelworks.cli import show_plan
 from reelworks.core.errors import UserError
-from reelworks.recipe import dataset, diff
-from reelworks.recipe import load as recipes
+from reelworks.recipe import dataset, diff, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import EpochPlan
@@ -168,9 +167,9 @@ def test_a_cure_gives_what_it_says(folder: Path, tmp_path: Path, world: int, epo
     assert any(suffices) == (world == 1)  # at two, most steps of so few pictures are uneven
     assert any(one["batch_sizes"] for one in told["proposals"])
     written = tmp_path / "recipe.toml"
-    written.write_text(recipes.dump(made))
+    written.write_text(recipe_file.dump(made))
     for one in told["proposals"]:
-        cured = plan_report.forecast(recipes.load(written, one["set"]), world, epochs)
+        cured = plan_report.forecast(recipe_file.load(written, one["set"]), world, epochs)
         assert cured["sum"] == pytest.approx({key: one[key] for key in cured["sum"]})
         assert one["suffices"] == (max(one["imbalance"], one["padding"]) <= 0.1)
         assert (cured["proposals"] is None) == one["suffices"]
@@ -212,7 +211,7 @@ def test_two_recipes_side_by_side(folder: Path) -> None:
 @pytest.fixture
 def written(folder: Path, tmp_path: Path) -> tuple[str, str]:
     for name, made in (("a.toml", recipe(folder)), ("b.toml", padded(folder))):
-        (tmp_path / name).write_text(recipes.dump(made))
+        (tmp_path / name).write_text(recipe_file.dump(made))
     return str(tmp_path / "a.toml"), str(tmp_path / "b.toml")
 
 

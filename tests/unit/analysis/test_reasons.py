@@ -19,7 +19,7 @@ from reelworks.buckets.assign import Assignment
 from reelworks.cli import main, show
 from reelworks.core.hash_rng import hash_int
 from reelworks.data import repeats
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
 
 SMALL = 5
@@ -138,7 +138,7 @@ def test_a_list_without_a_clip_has_its_columns(folder, tmp_path):
 
 def test_the_verb_writes_the_list_and_refuses_other_names(folder, tmp_path, monkeypatch, capsys):
     made = tmp_path / "made.toml"
-    made.write_text(recipes.dump(recipe(folder)))
+    made.write_text(recipe_file.dump(recipe(folder)))
 
     def typed(*words: object) -> tuple[str, int]:
         monkeypatch.setattr(sys, "argv", ["reelworks", "plan", *map(str, words)])

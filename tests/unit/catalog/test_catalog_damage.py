@@ -16,7 +16,7 @@ import pytest
 
 from reelworks.catalog.rows import SCHEMA
 from reelworks.catalog.store import Catalog
-from reelworks.cli import main as cli
+from reelworks.cli import main
 from reelworks.core.errors import UserError
 
 ROW = {
@@ -236,7 +236,7 @@ def test_the_command_tells_it_without_a_traceback(
     edit(catalog, "path", pa.array([b"\xff", b"4.mp4", b"5.mp4"]).view(pa.string()))
     monkeypatch.setattr(sys, "argv", ["reelworks", "inspect", str(catalog)])
     with pytest.raises(SystemExit) as left:
-        cli.main()
+        main.main()
     told = capsys.readouterr().err
     assert left.value.code == 2
     assert re.search(r"path in\s+row 3", told)

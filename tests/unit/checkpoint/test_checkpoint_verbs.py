@@ -20,7 +20,7 @@ from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.cli.main import app
 from reelworks.core.errors import UserError
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.run import lock
 from reelworks.run.folder import RunFolder
 
@@ -39,7 +39,7 @@ RECIPE = {
 def run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
     folder.create({})
-    folder.recipe_file.write_text(recipes.dump(recipes.parse(RECIPE)))
+    folder.recipe_file.write_text(recipe_file.dump(recipe_file.parse(RECIPE)))
     return folder
 
 

@@ -11,8 +11,7 @@ import pytest
 from mirror_helpers import copy, new_run, shown
 
 from reelworks.checkpoint.config import MirrorConfig
-from reelworks.checkpoint.mirror import fetch
-from reelworks.checkpoint.mirror import mirror as mirrors
+from reelworks.checkpoint.mirror import fetch, mirror
 from reelworks.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
@@ -77,7 +76,7 @@ def test_a_bucket_that_is_not_there_or_a_server_that_is_gone_is_told(
     assert "bucket does not exist" in caught.value.problem
     assert not nothing.path.exists()
 
-    monkeypatch.setattr(mirrors, "WAITS_SECONDS", ())
+    monkeypatch.setattr(mirror, "WAITS_SECONDS", ())
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     gone = place_in("bucket", "http://127.0.0.1:1")
     gone._fs.retries = 1

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reelworks.core.errors import UserError
-from reelworks.data import position as positions
-from reelworks.data import resume, segment_record
+from reelworks.data import position, resume, segment_record
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import records
 from reelworks.run.folder import RunFolder
@@ -37,7 +36,7 @@ class Training:
         self.run = RunFolder(root / "run")
         self.run.create({})
         self.trained: list[Place] = []
-        self.position = positions.begin_epoch(self.open(), self.spec(), epoch=0)
+        self.position = position.begin_epoch(self.open(), self.spec(), epoch=0)
         segment_record.begin(self.run, self.data, self.position, "recipe.toml")
 
     def open(self) -> RecipeData:

@@ -11,7 +11,7 @@ import pytest
 from reelworks.analysis import plan_report
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
-from reelworks.data import position as positions
+from reelworks.data import position
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
 
@@ -233,7 +233,7 @@ def test_an_epoch_that_no_clip_is_drawn_for_is_told_of_that_epoch(folder: Path) 
     assert planned[0] > 0, "or the test could not tell the epochs apart"
     empty = planned.index(0)
     with pytest.raises(UserError, match="not_drawn: 2"):
-        positions.begin_epoch(data, spec, epoch=empty)
+        position.begin_epoch(data, spec, epoch=empty)
 
 
 def test_an_epoch_without_captions_says_where_they_belong(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_an_epoch_without_captions_says_where_they_belong(tmp_path: Path) -> Non
         files.picture(tmp_path / "data" / f"{i}.png", grey=i, caption=None if i else "a cat", size=(8, 8))
     data = files.opened(files.recipe(tmp_path))
     with pytest.raises(UserError, match="2 of 3 clips have no caption") as caught:
-        positions.begin_epoch(data, data.plan_spec(1, 1), epoch=0)
+        position.begin_epoch(data, data.plan_spec(1, 1), epoch=0)
     assert caught.value.field == "dataset.path"
     assert "cat.txt" in caught.value.remedy
 

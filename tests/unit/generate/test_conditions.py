@@ -13,7 +13,7 @@ from reelworks.generate import conditions, pipeline, writers
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.precision.boundary import DtypeBoundary
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.train import build
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ OPTIONS = GenerateOptions(Shape(6, 16, 24), 24.0, 4, 2.0, 0)
 
 def made(model="stdit3-tiny", objective="rectified-flow"):
     """A fresh model whose every layer reaches its output, and what generating needs beside it."""
-    recipe = recipes.parse(
+    recipe = recipe_file.parse(
         {
             "version": 1,
             "output": "unused",

@@ -18,9 +18,9 @@ from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import published, sampling
 from reelworks.models.config import ADAPTED
-from reelworks.models.text import encoders as texts
+from reelworks.models.text import encoders
 from reelworks.precision.boundary import DtypeBoundary
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.train import build
 
 PROMPT = "two cats sit on a wall in the sun"
@@ -50,7 +50,7 @@ def recipe_for(name, place, **tables):
         values[key] = {**values.get(key, {}), **changes}
     if name.startswith("sdxl"):
         values.setdefault("objective", {"name": "epsilon"})
-    return recipes.parse(
+    return recipe_file.parse(
         {
             "version": 1,
             "output": "-",
@@ -100,9 +100,9 @@ def distance(one, other):
 @pytest.fixture
 def exact_texts(monkeypatch):
     """Encoders in float32 for once, as the pipelines hold theirs here."""
-    monkeypatch.setattr(texts, "_STORAGE", torch.float32)
-    exact = texts.CONTRACT.__class__(torch.float32, torch.float32, None, None, torch.float32, {})
-    monkeypatch.setattr(texts.FamilyTextEncoder, "contract", exact)
+    monkeypatch.setattr(encoders, "_STORAGE", torch.float32)
+    exact = encoders.CONTRACT.__class__(torch.float32, torch.float32, None, None, torch.float32, {})
+    monkeypatch.setattr(encoders.FamilyTextEncoder, "contract", exact)
 
 
 @pytest.fixture(scope="module")
@@ -205,9 +205,9 @@ def test_where_no_pipeline_can_our_sampler_does_and_says_why(places):
     assert diffusers_pipeline.why_not(recipe, boundary, given) == "frames are given"
     sample = recipe_for("wan-tiny", place, objective={"prediction": "sample"})
     assert "velocity" in diffusers_pipeline.why_not(sample, boundary, options)
-    hashed = recipes.parse(recipe.model_dump() | {"text": {"name": "hashed", "dim": 32}})
+    hashed = recipe_file.parse(recipe.model_dump() | {"text": {"name": "hashed", "dim": 32}})
     assert "of the family" in diffusers_pipeline.why_not(hashed, boundary, options)
-    own = recipes.parse(hashed.model_dump() | {"model": {"name": "stdit3-tiny"}})
+    own = recipe_file.parse(hashed.model_dump() | {"model": {"name": "stdit3-tiny"}})
     assert diffusers_pipeline.why_not(own, boundary, options) == "stdit3-tiny has no pipeline"
     with pytest.raises(UserError, match=r"--sampler.*of the family"):
         made_by(hashed, options_for("wan-tiny", sampler="pipeline"))

@@ -17,14 +17,14 @@ from PIL import Image
 
 from reelworks.checkpoint import save
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.cli import main as cli
+from reelworks.cli import main
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.generate import defaults
 from reelworks.generate.load_run import LoadedModel
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
 from reelworks.train import build, init_from, progress
@@ -48,8 +48,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints of steps 2 and 4, as training leaves it."""
     folder = RunFolder(tmp_path_factory.mktemp("made") / "run")
     folder.create({})
-    recipe = recipes.parse(RECIPE)
-    folder.recipe_file.write_text(recipes.dump(recipe))
+    recipe = recipe_file.parse(RECIPE)
+    folder.recipe_file.write_text(recipe_file.dump(recipe))
     state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
     for step in (2, 4):
         save.save(CheckpointStore(folder.checkpoints_folder), step, state.state_dict())
@@ -138,8 +138,8 @@ def test_a_checkpoint_is_generated_with_by_the_recipe_of_its_step(run: RunFolder
     """What a run was changed to after a step is not what the step was trained by."""
     log = EventLog(run.events_file)
     for step, shift in ((2, 2.0), (4, 3.0)):
-        recipe = recipes.parse(RECIPE | {"objective": {"timestep_shift": shift}})
-        kept = run.keep_recipe(recipes.dump(recipe))
+        recipe = recipe_file.parse(RECIPE | {"objective": {"timestep_shift": shift}})
+        kept = run.keep_recipe(recipe_file.dump(recipe))
         log.write("start", recipe=kept, resumed_from=step - 2)
         log.write("step", step=step)
     store = CheckpointStore(run.checkpoints_folder)
@@ -182,7 +182,7 @@ def test_generate_tells_words_that_are_not_seen(
     arguments = ["generate", str(run.path), "--prompt", prompt, "-o", str(picture), *sizes]
     monkeypatch.setattr(sys, "argv", ["reelworks", *arguments])
     with pytest.raises(SystemExit) as left:
-        cli.main()
+        main.main()
     assert not left.value.code
     assert picture.is_file()
     words = "word" if unseen == 1 else f"{unseen} words"
@@ -200,7 +200,7 @@ def _planned(run: RunFolder, *buckets: tuple[int, int, int, int]) -> None:
 
 def test_the_usual_shape_is_that_of_the_most_tokens(tmp_path: Path) -> None:
     """Pictures go by buckets of pictures and clips by those of clips, where a run has them; empty ones count nowhere."""
-    run, recipe = RunFolder(tmp_path), recipes.parse(RECIPE)
+    run, recipe = RunFolder(tmp_path), recipe_file.parse(RECIPE)
     assert defaults.shape(run, recipe, picture=True) == Shape(1, 64, 96)
     assert defaults.shape(run, recipe, picture=False) == Shape(17, 64, 96)
     _planned(run, (0, 9, 8, 8), (100, 1, 512, 640), (20, 1, 640, 640), (5, 17, 64, 96), (11, 5, 96, 64))
@@ -243,7 +243,7 @@ def test_generate_takes_the_size_that_was_trained(
     if "×" not in said:
         monkeypatch.delattr(LoadedModel, "load")  # told before the model is made
     with pytest.raises(SystemExit):
-        cli.main()
+        main.main()
     assert said in "".join(capsys.readouterr())
     assert not list(run.path.glob(".*"))
 
@@ -262,8 +262,8 @@ def test_a_lora_goes_on_with_its_own_rank_and_alpha(
     """Where the rank differs, the rank is told, and not the alpha that follows from it."""
     run = RunFolder(tmp_path / "run")
     run.create({})
-    run.recipe_file.write_text(recipes.dump(recipes.parse(RECIPE | {"lora": trained})))
-    recipe = recipes.parse(RECIPE | {"lora": here})
+    run.recipe_file.write_text(recipe_file.dump(recipe_file.parse(RECIPE | {"lora": trained})))
+    recipe = recipe_file.parse(RECIPE | {"lora": here})
     with pytest.raises(UserError, match=key) if key else nullcontext():
         init_from.require_same_lora(run, 2, recipe)
 
@@ -274,9 +274,9 @@ def test_ctrl_c_outside_of_a_verb_is_no_traceback(monkeypatch: pytest.MonkeyPatc
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "app", interrupted)
+    monkeypatch.setattr(main, "app", interrupted)
     with pytest.raises(SystemExit) as left:
-        cli.main()
+        main.main()
     assert left.value.code == 130
 
 
@@ -293,4 +293,4 @@ def test_ctrl_c_outside_of_a_verb_is_no_traceback(monkeypatch: pytest.MonkeyPatc
 def test_epochs_tell_the_last_step(train: dict[str, int], last: int) -> None:
     """From step 6, at row 3 of 5 of epoch 2, on."""
     here: Any = SimpleNamespace(plan=SimpleNamespace(steps=5), epoch=2, row=3, global_step=6)
-    assert progress.last_step(recipes.parse(RECIPE | {"train": train}).train, here) == last
+    assert progress.last_step(recipe_file.parse(RECIPE | {"train": train}).train, here) == last

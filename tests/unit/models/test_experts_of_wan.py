@@ -8,7 +8,7 @@ import torch
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.testing import contract
 from reelworks.train import build
 
@@ -24,7 +24,7 @@ def recipe_of(place, **tables):
     values = tiny_families.recipe_of("wan-2.2-tiny", place)
     for key, changes in tables.items():
         values[key] = {**values.get(key, {}), **changes}
-    return recipes.parse(
+    return recipe_file.parse(
         {
             "version": 1,
             "output": "-",
@@ -63,7 +63,7 @@ def test_timesteps_follow_from_the_expert(place):
     for name, wanted in ranges.items():
         recipe = recipe_of(place, model={"experts": name})
         assert recipe.objective.timestep_range == wanted
-        assert recipes.parse(recipe.model_dump()) == recipe
+        assert recipe_file.parse(recipe.model_dump()) == recipe
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from reelworks.models import networks
 from reelworks.models.config import ADAPTED
 from reelworks.models.lora import files, key_mapping, reading
 from reelworks.models.lora.config import LoraConfig
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 
 # Full widths, since the converters have them built in, and few blocks.
 FEW = {
@@ -284,8 +284,8 @@ def test_dora_is_refused_at_once_where_its_meaning_would_change(format):
         "exports": {"formats": ["diffusers", format]},
     }
     with pytest.raises(UserError, match=rf"exports.formats = '{format}': ComfyUI scales"):
-        recipes.parse(copy.deepcopy(values))
-    assert recipes.parse(values | {"exports": {"formats": ["diffusers"]}}).lora.dora
+        recipe_file.parse(copy.deepcopy(values))
+    assert recipe_file.parse(values | {"exports": {"formats": ["diffusers"]}}).lora.dora
 
 
 def test_halves_that_a_release_swaps_are_swapped_back_by_diffusers():

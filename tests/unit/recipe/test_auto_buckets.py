@@ -10,7 +10,7 @@ import pytest
 
 from reelworks.analysis import plan_report
 from reelworks.core.errors import UserError
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.run.folder import RunFolder
 
 
@@ -38,7 +38,7 @@ def begin_run(data):
     """What the first start of a run leaves: its resolved recipe."""
     file = RunFolder(Path(data.recipe.output)).recipe_file
     file.parent.mkdir(exist_ok=True)
-    file.write_text(recipes.dump(data.recipe))
+    file.write_text(recipe_file.dump(data.recipe))
 
 
 def grow(folder):
@@ -55,7 +55,7 @@ def test_all_clips_have_a_place_and_the_recipe_then_says_where(folder):
     assert len(data.entries(0)) == len(data.rows) == 6
     assert data.recipe.buckets.entries == "frozen"
     assert [f"{e.resolution} ×{e.num_frames}" for e in data.recipe.bucket] == names(data)
-    assert recipes.parse(recipes.tomllib.loads(recipes.dump(data.recipe))) == data.recipe
+    assert recipe_file.parse(recipe_file.tomllib.loads(recipe_file.dump(data.recipe))) == data.recipe
 
 
 def test_a_run_goes_on_with_the_entries_that_it_began_with(folder):

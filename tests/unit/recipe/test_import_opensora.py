@@ -18,7 +18,7 @@ from reelworks.compat.opensora import importer, literals
 from reelworks.compat.opensora.importer import Imported
 from reelworks.compat.opensora.rules import Fate
 from reelworks.core.errors import UserError
-from reelworks.recipe import load
+from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 
 COMMON = """
@@ -199,7 +199,7 @@ def convert(folder: Path, text: str, **options: Any) -> tuple[Imported, Recipe]:
     config.write_text(text)
     made = importer.convert(config, name="stage", **options)
     written.write_text(made.text)
-    return made, load.load(written)
+    return made, recipe_file.load(written)
 
 
 def fates(made: Imported) -> dict[str, Fate]:
@@ -217,7 +217,7 @@ def test_every_key_has_one_line_and_the_recipe_loads(tmp_path: Path, name: str) 
     assert (values.keys() - parts - {"optim"}) | inner <= set(keys)
     assert recipe.buckets.opensora is not None
     assert all(line.remark for line in made.lines)
-    assert load.parse(tomllib.loads(load.dump(recipe))) == recipe
+    assert recipe_file.parse(tomllib.loads(recipe_file.dump(recipe))) == recipe
 
 
 def test_a_stage_of_1_2(tmp_path: Path) -> None:
@@ -467,12 +467,12 @@ def test_a_mistake_in_a_recipe_names_its_place(tmp_path: Path) -> None:
     values = tomllib.loads(made.text)
     values["buckets"]["opensora"]["480p"]["204"] = [[0.5, 1.5], 1]
     with pytest.raises(UserError) as caught:
-        load.parse(values)
+        recipe_file.parse(values)
     assert (caught.value.field, caught.value.value) == ('buckets.opensora."480p".204', 1.5)
     values = tomllib.loads(made.text)
     values["autoencoder"] = {"name": "pixel", "stride": 8}
     with pytest.raises(UserError, match="takes multiples of 8 × 8 pixels"):
-        load.parse(values)
+        recipe_file.parse(values)
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -482,7 +482,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert ran.exit_code == 0
     for said in ("converted (", "not there yet (", "unknown (1)", "mystery", "train.learning_rate = 0.0001"):
         assert said in ran.stdout
-    assert load.load(output).dataset[0].path == "clips"
+    assert recipe_file.load(output).dataset[0].path == "clips"
     again = CliRunner().invoke(app, ["import-opensora", str(config), "-o", str(output)])
     assert isinstance(again.exception, UserError)
     told = CliRunner().invoke(
@@ -499,4 +499,4 @@ def test_the_command(tmp_path: Path) -> None:
     )
     keys = {line["key"]: line["fate"] for line in json.loads(told.stdout)["keys"]}
     assert (keys["mystery"], keys["lr"]) == ("unknown", "converted")
-    assert load.load(tmp_path / "b.toml").buckets.probability == "downgrade"
+    assert recipe_file.load(tmp_path / "b.toml").buckets.probability == "downgrade"

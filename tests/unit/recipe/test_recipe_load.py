@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from reelworks.cli.options import setting
 from reelworks.core.errors import UserError
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 
 ROOT = Path(__file__).parents[3]
@@ -40,14 +40,14 @@ def write(tmp_path: Path, text: str = SMALL) -> Path:
 
 def mistake(tmp_path: Path, *overrides: str, text: str = SMALL) -> UserError:
     with pytest.raises(UserError) as caught:
-        recipes.load(write(tmp_path, text), overrides)
+        recipe_file.load(write(tmp_path, text), overrides)
     return caught.value
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.stem)
 def test_the_recipes_that_we_ship_are_complete(path: Path) -> None:
-    recipe = recipes.load(path)
-    assert recipes.parse(tomllib.loads(recipes.dump(recipe))) == recipe
+    recipe = recipe_file.load(path)
+    assert recipe_file.parse(tomllib.loads(recipe_file.dump(recipe))) == recipe
 
 
 def test_there_are_recipes() -> None:
@@ -55,9 +55,9 @@ def test_there_are_recipes() -> None:
 
 
 def test_the_run_folder_is_named_after_the_recipe(tmp_path: Path) -> None:
-    recipe = recipes.load(write(tmp_path))
+    recipe = recipe_file.load(write(tmp_path))
     assert (recipe.output, recipe.catalog_folder) == ("runs/small", "runs/small/catalog")
-    moved = recipes.load(write(tmp_path), ["output=elsewhere", "catalog=shared"])
+    moved = recipe_file.load(write(tmp_path), ["output=elsewhere", "catalog=shared"])
     assert (moved.output, moved.catalog_folder) == ("elsewhere", "shared")
 
 
@@ -98,14 +98,14 @@ def test_what_is_written_reads_back_equal(
             "objective": {"timestep_shift": "none", "mask_ratios": {"image_head": 0.25}},
         }
     )
-    written = recipes.dump(recipe)
-    again = recipes.parse(tomllib.loads(written))
+    written = recipe_file.dump(recipe)
+    again = recipe_file.parse(tomllib.loads(written))
     assert again == recipe
-    assert recipes.dump(again) == written
+    assert recipe_file.dump(again) == written
 
 
 def test_the_word_none_switches_off_what_may_be_absent(tmp_path: Path) -> None:
-    recipe = recipes.load(
+    recipe = recipe_file.load(
         write(tmp_path), ["train.clip_norm=none", "checkpoints.keep_best=none", "validation.every_steps=none"]
     )
     assert recipe.train.clip_norm is recipe.checkpoints.keep_best is recipe.validation.every_steps is None
@@ -173,17 +173,17 @@ def test_a_mistake_names_field_value_and_remedy(
 
 
 def test_the_ends_of_ranges_are_taken(tmp_path: Path) -> None:
-    recipe = recipes.load(write(tmp_path), [f"seed={2**63 - 1}", "validation.times=[1000, 0.001]"])
+    recipe = recipe_file.load(write(tmp_path), [f"seed={2**63 - 1}", "validation.times=[1000, 0.001]"])
     assert (recipe.seed, recipe.validation.times) == (2**63 - 1, [1000.0, 0.001])
-    assert recipes.parse(tomllib.loads(recipes.dump(recipe))) == recipe
+    assert recipe_file.parse(tomllib.loads(recipe_file.dump(recipe))) == recipe
 
 
 def test_a_preview_follows_the_stride_of_the_autoencoder_and_only_if_there_is_one(tmp_path: Path) -> None:
     sizes = ["preview.height=60", "preview.width=90", "preview.num_frames=18"]
-    assert recipes.load(write(tmp_path), sizes).preview.height == 60
+    assert recipe_file.load(write(tmp_path), sizes).preview.height == 60
     few = ["preview.prompts=['a']", "autoencoder.stride=6"]
-    assert recipes.load(write(tmp_path), [*sizes, *few]).preview.width == 90
-    assert recipes.load(write(tmp_path), few).preview.height is None
+    assert recipe_file.load(write(tmp_path), [*sizes, *few]).preview.width == 90
+    assert recipe_file.load(write(tmp_path), few).preview.height is None
     assert mistake(tmp_path, *few, "preview.height=64").field == "preview.height"
 
 
@@ -205,7 +205,7 @@ def test_a_preview_follows_the_stride_of_the_autoencoder_and_only_if_there_is_on
     ],
 )
 def test_a_folder_given_as_an_option_is_a_text_whatever_it_looks_like(tmp_path: Path, name: str) -> None:
-    assert recipes.load(write(tmp_path), [setting("output", name)]).output == name
+    assert recipe_file.load(write(tmp_path), [setting("output", name)]).output == name
 
 
 @pytest.mark.parametrize(
@@ -232,11 +232,11 @@ AUTO = SMALL.replace(
 @pytest.mark.parametrize("overrides", [[], ["buckets=auto"], ["buckets.entries=auto"]])
 def test_auto_is_short_for_a_table_whose_keys_can_be_set(tmp_path: Path, overrides: list[str]) -> None:
     """Both ways to write it, on the command line too, leave the other keys of the table open."""
-    recipe = recipes.load(
+    recipe = recipe_file.load(
         write(tmp_path, AUTO), [*overrides, "buckets.max_tokens=500", "buckets.upscale=true"]
     )
     assert (recipe.buckets.entries, recipe.buckets.max_tokens, recipe.buckets.upscale) == ("auto", 500, True)
-    assert recipes.parse(tomllib.loads(recipes.dump(recipe))) == recipe
+    assert recipe_file.parse(tomllib.loads(recipe_file.dump(recipe))) == recipe
 
 
 @pytest.mark.parametrize(
@@ -273,18 +273,18 @@ def test_several_mistakes_are_told_at_once(tmp_path: Path) -> None:
 
 def test_files_that_are_no_recipe(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file") as caught:
-        recipes.load(tmp_path / "none.toml")
+        recipe_file.load(tmp_path / "none.toml")
     assert caught.value.field == "RECIPE"
     with pytest.raises(UserError, match="Is a directory"):
-        recipes.load(tmp_path)
+        recipe_file.load(tmp_path)
     assert "line 2" in str(mistake(tmp_path, text="version = 1\nseed = = 2\n"))
     (tmp_path / "latin.toml").write_bytes("# gr\xfcn\n".encode("latin-1"))
     with pytest.raises(UserError, match="not UTF-8: byte 4"):
-        recipes.load(tmp_path / "latin.toml")
+        recipe_file.load(tmp_path / "latin.toml")
 
 
 def test_values_are_toml_or_else_text(tmp_path: Path) -> None:
-    recipe = recipes.load(
+    recipe = recipe_file.load(
         write(tmp_path),
         [
             "seed=7",
@@ -343,4 +343,4 @@ def test_a_base_that_cannot_lie_so_is_refused_when_the_recipe_is_read(tmp_path, 
     assert refused.field == field
     assert remedy in str(refused)
     for one in overrides:
-        recipes.load(write(tmp_path), [one, "lora.rank=4"])
+        recipe_file.load(write(tmp_path), [one, "lora.rank=4"])

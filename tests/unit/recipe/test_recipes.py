@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from reelworks.compat.opensora import importer
-from reelworks.recipe import load
+from reelworks.recipe import recipe_file
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
@@ -15,7 +15,7 @@ CONFIGS = sorted((ROOT / "tests" / "opensora_configs").glob("opensora-*.py"))
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_loads(path):
     """A recipe is checked as a whole when it is read: keys, names, sizes and buckets."""
-    assert load.load(path).version == 1
+    assert recipe_file.load(path).version == 1
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)

@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reelworks.catalog import scan as scanning
+from reelworks.catalog import scan
 from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.generate import writers
-from reelworks.recipe import dataset
-from reelworks.recipe import load as recipes
-from reelworks.report import inspect as inspecting
-from reelworks.report import preview as previewing
-from reelworks.report import sheet
+from reelworks.recipe import dataset, recipe_file
+from reelworks.report import inspect, preview, sheet
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +31,13 @@ def folder(tmp_path_factory):
     writers.write_video(data / "clip.mp4", generator.integers(0, 256, (30, 48, 64, 3), dtype=np.uint8), 24.0)
     (data / "clip.txt").write_text("")
     (data / "bad.mp4").write_text("no video")
-    scanning.scan([Source("data", data)], path / "catalog", workers=1)
+    scan.scan([Source("data", data)], path / "catalog", workers=1)
     return path
 
 
 @pytest.fixture(scope="module")
 def found(folder):
-    return inspecting.inspect(Catalog.open(folder / "catalog").live())
+    return inspect.inspect(Catalog.open(folder / "catalog").live())
 
 
 def test_distributions_count_what_is_there(found):
@@ -60,7 +57,7 @@ def test_an_inspection_is_json(found):
 
 def test_an_inspection_as_a_page_of_one_file(found, folder, tmp_path):
     page = tmp_path / "new" / "page.html"
-    inspecting.write(found, folder / "catalog", page)
+    inspect.write(found, folder / "catalog", page)
     text = page.read_text()
     plots = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.S)[1])
     assert len(plots) == len(found.histograms) + 1
@@ -73,7 +70,7 @@ def test_an_inspection_as_a_page_of_one_file(found, folder, tmp_path):
 def test_a_page_that_cannot_be_written_is_an_error_with_a_remedy(found, folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--html"):
-        inspecting.write(found, folder / "catalog", tmp_path / "file" / "page.html")
+        inspect.write(found, folder / "catalog", tmp_path / "file" / "page.html")
 
 
 def recipe(folder, **changes):
@@ -88,13 +85,13 @@ def recipe(folder, **changes):
         "train": {"max_epochs": 1},
         "validation": {"split": 0.0},
     }
-    made = recipes.parse(values | changes)
+    made = recipe_file.parse(values | changes)
     dataset.scan_recipe(made)
     return made
 
 
 def test_a_preview_has_a_sheet_for_each_bucket_and_names_what_is_cut_most(folder, tmp_path):
-    told = previewing.write(recipe(folder), tmp_path / "out", clips=2)
+    told = preview.write(recipe(folder), tmp_path / "out", clips=2)
     assert {bucket["clips"] for bucket in told["buckets"]} == {1, 2}
     for bucket in told["buckets"]:
         with Image.open(tmp_path / "out" / bucket["sheet"]) as png:
@@ -111,13 +108,13 @@ def test_a_preview_has_a_sheet_for_each_bucket_and_names_what_is_cut_most(folder
 def test_a_preview_of_nothing_says_what_would_cure_it(folder, tmp_path):
     none = recipe(folder, bucket=[{"resolution": "512px", "num_frames": 200}])
     with pytest.raises(UserError, match="no clip fits any bucket"):
-        previewing.write(none, tmp_path / "out", clips=2)
+        preview.write(none, tmp_path / "out", clips=2)
 
 
 def test_a_preview_that_cannot_be_written_is_an_error_with_a_remedy(folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--output"):
-        previewing.write(recipe(folder), tmp_path / "file" / "out", clips=2)
+        preview.write(recipe(folder), tmp_path / "file" / "out", clips=2)
 
 
 def test_the_window_stays_bright_and_the_rest_goes_dark():

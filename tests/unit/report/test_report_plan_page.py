@@ -13,8 +13,7 @@ from PIL import Image
 from reelworks.analysis import plan_report
 from reelworks.core import units
 from reelworks.core.errors import UserError
-from reelworks.recipe import dataset
-from reelworks.recipe import load as recipes
+from reelworks.recipe import dataset, recipe_file
 from reelworks.report import plan, svg
 from reelworks.report.run_facts import Part
 
@@ -38,7 +37,7 @@ def told(tmp_path_factory):
         "train": {"max_epochs": 1},
         "validation": {"split": 0.0},
     }
-    recipe = recipes.parse(values)
+    recipe = recipe_file.parse(values)
     dataset.scan_recipe(recipe)
     return json.loads(json.dumps(plan_report.forecast(recipe, 9, epochs=2)))
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reelworks.core.errors import UserError
-from reelworks.recipe import load
+from reelworks.recipe import recipe_file
 from reelworks.train.config import TrainConfig
 from reelworks.train.lr_schedule import learning_rate
 
@@ -78,6 +78,6 @@ def test_it_never_leaves_its_bounds(name: str, steps: int, warmup: int, final: f
 def test_a_rate_that_cannot_be_followed_is_refused(field: str, keys: dict[str, object]) -> None:
     """A fall to nowhere, or upwards; with what to write."""
     with pytest.raises(UserError) as caught:
-        load.parse({**RECIPE, "train": keys})
+        recipe_file.parse({**RECIPE, "train": keys})
     assert caught.value.field == f"train.{field}"
     assert caught.value.remedy

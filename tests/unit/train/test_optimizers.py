@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
 from reelworks.models import registry
-from reelworks.recipe import load
+from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import optimizer_names
 from reelworks.train.config import TrainConfig
@@ -182,7 +182,7 @@ def test_each_has_its_own_defaults_and_refuses_what_it_lacks() -> None:
     assert (config("adafactor").betas, config("adafactor").eps) == (None, None)
     for name in OPTIMIZERS:
         made = recipe(name)
-        assert load.parse(tomllib.loads(load.dump(made))) == made
+        assert recipe_file.parse(tomllib.loads(recipe_file.dump(made))) == made
     for key, value in (("betas", [0.9, 0.95]), ("eps", 1e-8)):
         with pytest.raises(UserError, match="adafactor has no such number") as caught:
             recipe("adafactor", **{key: value})
@@ -192,7 +192,7 @@ def test_each_has_its_own_defaults_and_refuses_what_it_lacks() -> None:
 
 
 def recipe(name: str, **keys: object) -> Recipe:
-    return load.parse(
+    return recipe_file.parse(
         {
             "version": 1,
             "output": "unused",

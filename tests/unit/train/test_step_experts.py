@@ -12,10 +12,10 @@ from reelworks.buckets import table
 from reelworks.diffusion import objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.models import config as models
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 from reelworks.train import expert_choice
 
-RECIPE = recipes.parse(
+RECIPE = recipe_file.parse(
     {
         "version": 1,
         "output": "-",
@@ -68,7 +68,7 @@ def test_the_draw_is_the_seeds_and_the_steps():
     assert drawn == [first(step, 0) for step in range(200)]
     other = RECIPE.model_copy(update={"seed": 1})
     assert drawn != [first(step, 0, recipe=other) for step in range(200)]
-    high = recipes.parse(RECIPE.model_dump() | {"model": {"name": "wan-2.2-tiny", "experts": "high"}})
+    high = recipe_file.parse(RECIPE.model_dump() | {"model": {"name": "wan-2.2-tiny", "experts": "high"}})
     assert expert_choice.objective_of_step(high, TABLE, GEOMETRY, None, 0, 0) is high.objective
 
 

@@ -15,7 +15,7 @@ from reelworks.cli.main import app
 from reelworks.models import registry
 from reelworks.models.api import Denoiser
 from reelworks.precision.boundary import DtypeError
-from reelworks.recipe import load
+from reelworks.recipe import recipe_file
 from reelworks.train import build
 from reelworks.train.preflight import dry_run
 from reelworks.train.state import TrainState
@@ -39,7 +39,7 @@ RECIPE = {
 def check(tmp_path: Path):
     """Run the verb; returns exit code and what it printed, as a value with --json."""
     path = tmp_path / "recipe.toml"
-    path.write_text(load.dump(load.parse(RECIPE)))
+    path.write_text(recipe_file.dump(recipe_file.parse(RECIPE)))
 
     def run(*arguments: str) -> tuple[int, str]:
         done = CliRunner().invoke(app, ["check", str(path), *arguments])
@@ -72,7 +72,7 @@ def test_a_sound_recipe_has_no_violation_and_its_figures_are_those_of_training(c
     assert casts["frame_mask"] == ("bool", "bool")
     assert [one["bucket"].split()[0] for one in told["rehearsed"]] == ["32px", "64px"]
     assert all(one["activations_bytes"] > 0 for one in told["rehearsed"])
-    recipe = load.parse(RECIPE)
+    recipe = recipe_file.parse(RECIPE)
     state = TrainState.start(_denoiser(recipe), recipe.train)
     memory, trained = told["memory"], 4 * sum(p.numel() for p in state.module.parameters())
     assert memory["gradients"] == memory["ema"] == trained
@@ -126,7 +126,7 @@ def test_the_place_of_every_part_is_told(check) -> None:
     assert told["components"][2]["device"] == "cpu"
 
 
-def _denoiser(recipe: load.Recipe) -> Denoiser:
+def _denoiser(recipe: recipe_file.Recipe) -> Denoiser:
     return registry.build_denoiser(
         recipe.model, autoencoder=recipe.autoencoder, text=recipe.text, device="cpu", seed=0
     )
@@ -193,7 +193,7 @@ def test_the_largest_micro_batch_of_each_resolution_counts() -> None:
     from reelworks.models.config import geometry
     from reelworks.train.preflight import check as checking
 
-    recipe = load.parse(RECIPE)
+    recipe = recipe_file.parse(RECIPE)
     built = table.build(recipe.bucket, recipe.buckets, geometry(recipe.model, recipe.autoencoder))
     chosen = checking.largest_of_each(built)
     for resolution, bucket in zip(("32px", "64px"), chosen, strict=True):
@@ -216,7 +216,7 @@ def test_an_image_encoder_is_audited_and_counted_as_the_others_are(tmp_path: Pat
         "buckets": {"aspect_ratios": ["1:1"]},
     }
     path = tmp_path / "recipe.toml"
-    path.write_text(load.dump(load.parse(RECIPE | values)))
+    path.write_text(recipe_file.dump(recipe_file.parse(RECIPE | values)))
     done = CliRunner().invoke(app, ["check", str(path), "--json"])
     told = json.loads(done.output)
     assert (done.exit_code, told["violations"]) == (0, [])
@@ -236,7 +236,7 @@ def test_encoders_in_another_dtype_than_they_declare_stop_a_start(tmp_path: Path
     transformers.T5EncoderModel(transformers.T5Config(**sizes)).save_pretrained(tmp_path)
     tiny_families.tokenizer().save_pretrained(tmp_path)
     text = {"name": "t5", "weights": str(tmp_path), "dim": 16, "max_length": 6}
-    encoder = build.encoder(load.parse(RECIPE | {"text": text}), torch.device("cpu"))
+    encoder = build.encoder(recipe_file.parse(RECIPE | {"text": text}), torch.device("cpu"))
     dry_run.require_encoders(encoder)
     (network,) = dry_run.networks(encoder.text_encoder)
     network.half()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reelworks.core.errors import UserError
-from reelworks.recipe import load as recipes
+from reelworks.recipe import recipe_file
 
 
 def recipe(**tables: object) -> dict[str, object]:
@@ -23,7 +23,7 @@ def recipe(**tables: object) -> dict[str, object]:
 def test_steps_to_skip_are_pairs_from_first_to_last(pair: list[int]) -> None:
     """The error names the pair that is none, not the whole table."""
     with pytest.raises(UserError) as caught:
-        recipes.parse(
+        recipe_file.parse(
             {
                 "version": 1,
                 "output": "run",
@@ -54,7 +54,7 @@ def test_steps_to_skip_are_pairs_from_first_to_last(pair: list[int]) -> None:
 def test_dtypes_that_cannot_train_are_refused_with_the_reason(key: str, value: str, reason: str) -> None:
     """By the key that was given, with what to write."""
     with pytest.raises(UserError, match=reason) as caught:
-        recipes.parse(recipe(precision={key: value}))
+        recipe_file.parse(recipe(precision={key: value}))
     assert (caught.value.field, caught.value.value) == (f"precision.{key}", value)
     assert caught.value.remedy
 
@@ -62,5 +62,5 @@ def test_dtypes_that_cannot_train_are_refused_with_the_reason(key: str, value: s
 def test_a_misspelt_key_of_precision_is_still_one() -> None:
     """What is neither a key nor known to be fixed is told as any other mistake."""
     with pytest.raises(UserError, match='did you mean "compute"') as caught:
-        recipes.parse(recipe(precision={"compte": "float16"}))
+        recipe_file.parse(recipe(precision={"compte": "float16"}))
     assert caught.value.problem == "there is no such key"

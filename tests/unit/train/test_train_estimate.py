@@ -14,7 +14,7 @@ from reelworks.models import config, published
 from reelworks.models.config import geometry
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.quickstart import memory_presets
-from reelworks.recipe import load
+from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.testing import contract
 from reelworks.train import build
@@ -34,7 +34,7 @@ def recipe(name: str, resolution: str = "256px", **changes) -> tuple[Recipe, Buc
         "precision": {"compute": "float32"},
         "train": {"max_steps": 1},
     }
-    made = load.parse(values | changes)
+    made = recipe_file.parse(values | changes)
     return made, table.build(made.bucket, made.buckets, geometry(made.model, made.autoencoder))
 
 

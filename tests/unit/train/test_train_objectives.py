@@ -9,7 +9,7 @@ import torch
 from reelworks.core.shape import Shape
 from reelworks.data.loader import MicroBatch, MicroBatchRequest
 from reelworks.precision.boundary import DtypeBoundary
-from reelworks.recipe import load
+from reelworks.recipe import recipe_file
 from reelworks.train import build
 from reelworks.train.batch_inputs import training_example, validation_example
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def recipe_of(model, objective):
-    return load.parse(
+    return recipe_file.parse(
         {
             "version": 1,
             "output": "unused",

@@ -20,8 +20,7 @@ from reelworks.models import registry
 from reelworks.models.config import PRESETS
 from reelworks.models.sampling import SamplingDefaults
 from reelworks.precision.boundary import DtypeBoundary
-from reelworks.recipe import dataset
-from reelworks.recipe import load as recipes
+from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
@@ -64,7 +63,7 @@ def data_of(footage: Path, tmp_path: Path) -> Any:
             "validation": {"split": 0.0},
             "preview": {"prompts": ["a kite"]} | said,
         }
-        recipe = recipes.parse(values)
+        recipe = recipe_file.parse(values)
         dataset.scan_recipe(recipe)
         return RecipeData.open(recipe)
 
@@ -148,6 +147,6 @@ def test_weights_that_are_not_there_are_told_before_a_network_is_built(
     data = data_of()
     monkeypatch.delattr(registry, "build_denoiser")
     named = {"name": "t5", "weights": str(tmp_path / "nowhere")}
-    recipe = recipes.parse(data.recipe.model_dump() | {"text": named})
+    recipe = recipe_file.parse(data.recipe.model_dump() | {"text": named})
     with pytest.raises(UserError, match=r"text\.weights = .*nowhere'"):
         check.check(recipe, data.table)

@@ -11,7 +11,7 @@ from test_train_step import QUIET, micro_batch, plan_of, stepper, take
 from reelworks.core.errors import UserError
 from reelworks.models.lora import inject
 from reelworks.models.lora.config import LoraConfig
-from reelworks.recipe import load
+from reelworks.recipe import recipe_file
 from reelworks.train.batch_inputs import training_example
 from reelworks.train.state import TrainState
 
@@ -113,5 +113,5 @@ def test_what_cannot_work_is_refused(lora, datasets, problem):
         "train": {"max_steps": 1},
     } | ({} if lora is None else {"lora": lora})
     with pytest.raises(UserError, match=problem) as caught:
-        load.parse(values)
+        recipe_file.parse(values)
     assert caught.value.field == "dataset.prior_preservation"

@@ -15,7 +15,7 @@ from reelworks.distributed.mesh import World
 from reelworks.media.decode import Request
 from reelworks.models.config import AutoencoderConfig, ModelConfig, geometry
 from reelworks.precision.boundary import DtypeBoundary
-from reelworks.recipe import load
+from reelworks.recipe import recipe_file
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import build
 from reelworks.train.batch_inputs import training_example
@@ -34,7 +34,7 @@ def stepper():
     """Make a stepper around a model whose every layer reaches its output."""
 
     def make(**train: object) -> TrainStep:
-        recipe = load.parse(
+        recipe = recipe_file.parse(
             {
                 "version": 1,
                 "output": "unused",

@@ -18,7 +18,7 @@ from reelworks.buckets.opensora import parse
 from reelworks.compat.opensora import defaults, keys, literals
 from reelworks.compat.opensora.rules import Draft, Fate
 from reelworks.core.errors import UserError
-from reelworks.recipe import load
+from reelworks.recipe import recipe_file
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def convert(
     draft.set("buckets.probability", meaning)
     if not draft.recipe["autoencoder"]:
         draft.set("autoencoder", {"name": "pixel", "stride": _stride(table, meaning)})
-    recipe = load.parse({**draft.recipe, "buckets": {**draft.recipe["buckets"], "opensora": table}})
+    recipe = recipe_file.parse({**draft.recipe, "buckets": {**draft.recipe["buckets"], "opensora": table}})
     assert recipe.buckets.opensora is not None
     return Imported(_toml(draft.recipe, recipe.buckets.opensora, path), tuple(lines))
 
