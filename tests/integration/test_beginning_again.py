@@ -188,6 +188,7 @@ def test_no_combination_ends_in_a_traceback(tiny, tmp_path, trained, begun):
         assert bool(one["told"]) == refused, one
 
 
+@pytest.mark.slow
 def test_a_file_brings_weights_alone(tiny, tmp_path, pretrained):
     from safetensors.torch import save_file
 

@@ -72,9 +72,15 @@ def test_an_own_loop_goes_on_with_fewer_processes(tmp_path: Path, footage: Path)
     own = [EXAMPLES / "own_loop.py", footage, "--steps"]
     before = run(tmp_path, *launched(2), *own, "3")
     after = run(tmp_path, *launched(1), *own, "6")
-    whole = run(tmp_path, *launched(2), *own, "6", "--output", tmp_path / "whole")
     assert after[0] == "goes on at step 3, epoch 1"
     assert clips_by_epoch(before + after) == {0: NUM_CLIPS, 1: NUM_CLIPS, 2: NUM_CLIPS}
+
+
+@pytest.mark.slow
+def test_its_losses_are_those_of_an_uninterrupted_run(tmp_path: Path, footage: Path) -> None:
+    own = [EXAMPLES / "own_loop.py", footage, "--steps"]
+    before, after = run(tmp_path, *launched(2), *own, "3"), run(tmp_path, *launched(1), *own, "6")
+    whole = run(tmp_path, *launched(2), *own, "6", "--output", tmp_path / "whole")
 
     def losses(lines: list[str]) -> list[float]:
         return [float(line.rpartition(" ")[2]) for line in lines if line.startswith("step")]

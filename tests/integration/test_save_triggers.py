@@ -119,6 +119,7 @@ def test_a_full_disk_at_the_end_is_the_run_s_failure(tiny, tmp_path):
     assert unsaved(tmp_path / "run") == [4]
 
 
+@pytest.mark.slow
 def test_on_full_stop_ends_the_run(tiny, tmp_path):
     recipe = tiny(checkpoints={"every_steps": 2, "keep_last": 9, "on_full": "stop"}, train={"max_steps": 8})
     assert children.in_child(_full_disk, recipe, 4) != 0
