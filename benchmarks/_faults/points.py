@@ -15,15 +15,15 @@ from reelworks.checkpoint.shards import Shards
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.run.events import EventLog
-from reelworks.train.optimizers import Updater
+from reelworks.train.optimizers import ShardedOptimizer
 from reelworks.train.state import TrainState
 
 # Point: owner of a function, its name, and whether the process dies before or after the call.
 Points = dict[str, tuple[Any, str, str]]
 IN_A_STEP: Points = {
     "after a forward pass": (DtypeBoundary, "__call__", "after"),
-    "before the optimizer steps": (Updater, "step", "before"),
-    "after the optimizer stepped": (Updater, "step", "after"),
+    "before the optimizer steps": (ShardedOptimizer, "step", "before"),
+    "after the optimizer stepped": (ShardedOptimizer, "step", "after"),
     "after the average moved": (TrainState, "update_ema", "after"),
 }
 IN_A_SAVE: Points = {

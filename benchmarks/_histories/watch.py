@@ -22,7 +22,7 @@ from reelworks.core import storage
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
 from reelworks.train.checkpointing import Keeper
-from reelworks.train.optimizers import Updater
+from reelworks.train.optimizers import ShardedOptimizer
 from reelworks.train.preflight import dry_run
 from reelworks.train.run_logger import Journal, Recorder
 from reelworks.train.step import StepResult, TrainStep
@@ -202,15 +202,15 @@ def _wrap_steps(watch: Watch) -> None:
 
     original = TrainStep.run
 
-    def run(self: TrainStep, batches: Any, *args: Any) -> Any:
-        result = original(self, watch.sees(batches), *args)
+    def run(self: TrainStep, batches: Any, **row: Any) -> Any:
+        result = original(self, watch.sees(batches), **row)
         if not result.applied:
             watch.note_step(applied=False)
         return result
 
     _before(Loop, "_step", row_begins)
-    _after(Updater, "step", updated)
-    TrainStep.run = run  # type: ignore[assignment, method-assign]
+    _after(ShardedOptimizer, "step", updated)
+    TrainStep.run = run  # type: ignore[method-assign]
     _after(StepResult, "skipped", left_out)
 
 
@@ -245,7 +245,7 @@ def _arm(watch: Watch) -> None:
     if end.get("rank", 0) != watch.rank:
         return
     if end["by"] == "sigterm":
-        _after(Updater, "step", lambda *_: _signal_after(watch, end["after"]))
+        _after(ShardedOptimizer, "step", lambda *_: _signal_after(watch, end["after"]))
     elif end["by"] == "kill" and "point" in end:
         faults.kill_at(end["point"], end["call"])
     elif end["by"] == "kill":

@@ -403,7 +403,7 @@ class Loader:
             clips, first = _clips_of_row(begun.plan, row)
             counts = now.counts.add(first, 0, 0, clips - first)
             self._position = replace(now, row=row + 1, global_step=now.global_step + 1, counts=counts)
-            step = Step(self._position.global_step, now.epoch, clips, _one_step(stream))
+            step = Step(self._position.global_step, now.epoch, clips, one_step(stream))
             yield step
             step.drop_rest()
             if self._position.row != row + 1 or self._position.plan is not begun.plan:
@@ -462,7 +462,8 @@ def _clips_of_row(plan: EpochPlan, row: int) -> tuple[int, int]:
     return sum(int(plan.real[p].sum()) for p in places), sum(int(plan.first[p].sum()) for p in places)
 
 
-def _one_step(stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+def one_step(stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of the next step, and leave those behind it in the stream."""
     for micro_batch in stream:
         yield micro_batch
         if micro_batch.work.last:

@@ -136,7 +136,7 @@ def training_example(
         drawn.time.to(encoder.device),
         normal(tuple(latent.shape[1:]), noise_words, encoder.device),
         frame_mask=torch.from_numpy(drawn.frame_mask).to(encoder.device),
-        drop_text=torch.from_numpy(drawn.drop_text).to(encoder.device),
+        drop_text=drawn.drop_text,
     )
 
 
@@ -164,7 +164,7 @@ def validation_example(
         torch.tensor(times, dtype=torch.float32, device=encoder.device),
         noise,
         frame_mask=torch.ones(len(times), latent.shape[2], dtype=torch.bool, device=encoder.device),
-        drop_text=torch.zeros(len(times), dtype=torch.bool, device=encoder.device),
+        drop_text=np.zeros(len(times), dtype=np.bool_),
     )
 
 
@@ -177,7 +177,7 @@ def _example(
     noise: Tensor,
     *,
     frame_mask: Tensor,
-    drop_text: Tensor,
+    drop_text: NDArray[np.bool_],
 ) -> Example:
     work, n = batch.work, len(time)
     companions, first = batch.companions, batch.frames[:, 0]
@@ -196,7 +196,7 @@ def _example(
         fps=fps.expand(n),
         height=torch.full((n,), float(work.shape.height), device=encoder.device),
         width=torch.full((n,), float(work.shape.width), device=encoder.device),
-        drop_text=drop_text,
+        drop_text=torch.from_numpy(drop_text).to(encoder.device),
         **{name: value.expand(n, *value.shape[1:]) for name, value in beside.items()},
     )
     counts = batch.counts.to(encoder.device).expand(n)

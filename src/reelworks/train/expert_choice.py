@@ -14,7 +14,7 @@ from reelworks.schedule.plan import EpochPlan
 
 
 def objective_of_step(
-    recipe: Recipe, table: BucketTable, geometry: Geometry, plan: EpochPlan, row: int, step: int
+    recipe: Recipe, table: BucketTable, geometry: Geometry, *, plan: EpochPlan, row: int, step: int
 ) -> ObjectiveConfig:
     """The recipe's objective, with the timesteps of the expert that a step trains.
 

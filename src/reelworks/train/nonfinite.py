@@ -67,25 +67,28 @@ class NonFiniteCause:
 
 @dataclass
 class NonFiniteCandidates:
-    """Losses and gradients that a rank remembers of a step while it is taken.
+    """The micro-batches of a step with their losses, which stay on the device until a step turns out not to be finite.
 
-    Attributes:
-        batch: The first micro-batch whose loss is not finite, else the last one.
-        clips: As in `NonFiniteCause`.
+    Frames of all of them are held that long: only then it is known which one is to be run again.
     """
 
-    batch: MicroBatch | None = None
-    clips: list[dict[str, Any]] = field(default_factory=list)
+    _kept: list[tuple[MicroBatch, Tensor, Tensor]] = field(default_factory=list)
 
-    def observe(self, batch: MicroBatch, losses_B: Tensor, counts_B: Tensor, loss_sum: float) -> None:
-        """Look at a micro-batch; losses are fetched from the device only if their sum is not finite."""
-        if not self.clips:
-            self.batch = batch
-        if math.isfinite(loss_sum):
-            return
-        bad = (counts_B & ~torch.isfinite(losses_B.detach())).nonzero().flatten().tolist()
-        work = batch.work
-        self.clips += [{"uid": int(work.uids[i]), "path": str(work.requests[i].path)} for i in bad]
+    def keep(self, batch: MicroBatch, losses_B: Tensor, counts_B: Tensor) -> None:
+        """Remember a micro-batch, the loss of each clip, and which of them count."""
+        self._kept.append((batch, losses_B.detach(), counts_B))
+
+    def first_bad(self) -> tuple[MicroBatch, list[dict[str, Any]]]:
+        """Return the first micro-batch with a loss that is not finite, else the last, and the clips as in `NonFiniteCause`."""
+        assert self._kept, "a step has a micro-batch on every rank"
+        first, clips = None, []
+        for batch, losses_B, counts_B in self._kept:
+            bad = (counts_B & ~torch.isfinite(losses_B)).nonzero().flatten().tolist()
+            if bad and first is None:
+                first = batch
+            work = batch.work
+            clips += [{"uid": int(work.uids[i]), "path": str(work.requests[i].path)} for i in bad]
+        return first or self._kept[-1][0], clips
 
 
 @torch.no_grad()
@@ -105,7 +108,7 @@ def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
 def origin(module: nn.Module, inputs: DenoiserInputs, run: Callable[[], object]) -> NonFiniteSource | None:
     """Find where a step that is not finite got it from.
 
-    Collective where the module is sharded. Gradients are still there, and not yet scaled or clipped.
+    Collective where the module is sharded. Gradients are still there, and not yet clipped.
 
     Args:
         module: The network.

@@ -32,8 +32,8 @@ class _Part(NamedTuple):
     begin: Callable[[int, Tensor], dict[str, Any]]
 
 
-class Updater:
-    """Updates weights by their gradients.
+class ShardedOptimizer:
+    """Updates weights, sharded or not, by their gradients, with a library's optimizer.
 
     Attributes:
         trained: Weights by name.

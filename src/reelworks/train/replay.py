@@ -64,7 +64,7 @@ class Replay:
         """Return what the objective drew for a micro-batch."""
         data, frames = self.data, self.data.geometry.latent(work.shape)[0]
         objective = expert_choice.objective_of_step(
-            data.recipe, data.table, data.geometry, self.plan, 0, self.step.step - 1
+            data.recipe, data.table, data.geometry, plan=self.plan, row=0, step=self.step.step - 1
         )
         return batch_inputs.draw(work, objective, seed=data.recipe.seed, latent_frames=frames)
 

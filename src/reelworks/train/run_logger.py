@@ -203,7 +203,7 @@ class Journal:
             learning_rate=result.learning_rate,
             grad_norm=result.grad_norm,
             clips=result.clips,
-            repeated=result.repeated,
+            repeated=result.repeats,
             tokens=sum(
                 buckets[bucket].tokens * n for bucket, n in zip(*counted(done.plan, done.row), strict=True)
             ),

@@ -15,7 +15,7 @@ from reelworks.models.api import Denoiser
 from reelworks.models.lora import inject
 from reelworks.train.config import TrainConfig
 from reelworks.train.nonfinite import not_finite
-from reelworks.train.optimizers import Updater, matrices
+from reelworks.train.optimizers import ShardedOptimizer, matrices
 
 
 @dataclass
@@ -30,7 +30,7 @@ class TrainState:
 
     module: nn.Module
     ema: dict[str, Tensor]
-    optimizer: Updater
+    optimizer: ShardedOptimizer
 
     @classmethod
     def start(cls, denoiser: Denoiser, config: TrainConfig) -> TrainState:
@@ -41,7 +41,7 @@ class TrainState:
         """
         module = denoiser.module
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        optimizer = Updater(config, trained, matrices(module, denoiser.sharding().blocks))
+        optimizer = ShardedOptimizer(config, trained, matrices(module, denoiser.sharding().blocks))
         ema = {name: parameter.detach().clone() for name, parameter in trained.items()}
         return cls(module, ema, optimizer)
 

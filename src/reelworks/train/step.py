@@ -1,18 +1,23 @@
-"""One optimizer step: accumulate over micro-batches, weigh, sum over ranks, clip, update.
+"""One optimizer step: forward and backward over micro-batches, sums over ranks, clipping, update.
+
+`TrainStep.run` is the whole of it, from top to bottom. The host never waits for the device while micro-batches are
+launched: losses, weights and counts are summed on the device, and read once, behind the norm of the gradient.
 
 A rank with nothing but a filler still runs a real micro-batch, so that collectives match; its loss is
 selected away, never multiplied by 0, since 0 · NaN is NaN.
+
+Suffixes of tensors: B clips of a micro-batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reelworks.buckets.table import BucketTable
 from reelworks.core import hash_rng
@@ -30,12 +35,9 @@ from reelworks.schedule import cost
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import expert_choice, nonfinite
 from reelworks.train.batch_inputs import Example, training_example
-from reelworks.train.config import TrainConfig
 from reelworks.train.lr_schedule import learning_rate
 from reelworks.train.nonfinite import NonFiniteCandidates, NonFiniteCause
 from reelworks.train.state import TrainState
-
-_HEAD = 8
 
 
 class StepFlags(NamedTuple):
@@ -53,6 +55,90 @@ class StepFlags(NamedTuple):
 
 
 @dataclass(frozen=True)
+class StepSums:
+    """Sums over the micro-batches of a step, in float64 on the device, first of one rank and then of all.
+
+    Attributes:
+        loss: Weighted losses of the clips that count.
+        weight: Their weights.
+        clips: Clips that count, each once.
+        repeats: Second and later showings that count.
+        failed: Clips that could not be decoded.
+        flags: `[3]` ranks that ask for each of `StepFlags`.
+        loss_by_bucket, weight_by_bucket: `[buckets]` the first two, by bucket.
+    """
+
+    loss: Tensor
+    weight: Tensor
+    clips: Tensor
+    repeats: Tensor
+    failed: Tensor
+    flags: Tensor
+    loss_by_bucket: Tensor
+    weight_by_bucket: Tensor
+
+    @classmethod
+    def begin(cls, flags: StepFlags, buckets: int, device: torch.device) -> StepSums:
+        """Begin with what this rank asks for, and nothing summed."""
+        if device.type == "mps":  # which has no float64
+            device = torch.device("cpu")
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        return cls(
+            loss=zeros(),
+            weight=zeros(),
+            clips=zeros(),
+            repeats=zeros(),
+            failed=zeros(),
+            flags=torch.tensor(flags, dtype=torch.float64, device=device),
+            loss_by_bucket=zeros(buckets),
+            weight_by_bucket=zeros(buckets),
+        )
+
+    def add(self, batch: MicroBatch, loss: Tensor, weight: Tensor) -> None:
+        """Add a micro-batch, in place and without waiting for the device.
+
+        Args:
+            batch: Its counts are known to the host.
+            loss: `[]` sum of the weighted losses.
+            weight: `[]` sum of the weights.
+        """
+        bucket, counts, first = batch.work.bucket, batch.counts.numpy(), batch.work.first
+        # In two calls: the device that lacks float64 cannot convert to it.
+        loss, weight = (value.to(self.loss.device).double() for value in (loss, weight))
+        self.loss.add_(loss)
+        self.weight.add_(weight)
+        self.loss_by_bucket[bucket].add_(loss)
+        self.weight_by_bucket[bucket].add_(weight)
+        self.clips.add_(int((counts & first).sum()))
+        self.repeats.add_(int((counts & ~first).sum()))
+        self.failed.add_(batch.failed)
+
+    def over_ranks(self, world: World) -> StepSums:
+        """Return the sums of all ranks together, by one collective."""
+        return self._unpacked(world.sum(self._packed()))
+
+    def read(self, grad_norm: Tensor) -> tuple[StepSums, float]:
+        """Bring the sums and the norm of the gradient to the host: the one time in a step that it waits."""
+        norm = grad_norm.to(self.loss.device).double()
+        values = torch.cat([self._packed(), norm.reshape(1)]).cpu()
+        return self._unpacked(values[:-1]), float(values[-1])
+
+    def _parts(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def _packed(self) -> Tensor:
+        return torch.cat([part.reshape(-1) for part in self._parts()])
+
+    def _unpacked(self, values: Tensor) -> StepSums:
+        parts = self._parts()
+        cut = torch.split(values, [part.numel() for part in parts])
+        return StepSums(*(value.view_as(part) for value, part in zip(cut, parts, strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepResult:
     """Result of a step, equal on all ranks.
 
@@ -64,9 +150,9 @@ class StepResult:
         grad_norm: Norm of the whole gradient before clipping.
         learning_rate: Used in this step, with the factor that an optimizer finds by itself.
         clips: Clips that counted, each once.
-        repeated: Second and later showings that counted.
+        repeats: Second and later showings that counted.
         failed: Clips that could not be decoded.
-        votes: What any rank asked of all.
+        flags: What any rank asked of all.
         on_demand: True if the recipe leaves the step out.
         blame: Of a step that is not finite, where that began.
     """
@@ -78,9 +164,9 @@ class StepResult:
     grad_norm: float
     learning_rate: float
     clips: int
-    repeated: int
+    repeats: int
     failed: int
-    votes: StepFlags
+    flags: StepFlags
     on_demand: bool = False
     blame: NonFiniteCause | None = None
 
@@ -96,9 +182,20 @@ class StepResult:
     @classmethod
     def skipped(cls, rate: float) -> StepResult:
         """Return the result of a step that the recipe leaves out."""
-        # Ranks do not meet in it, so that each takes the others to be writing still.
-        votes = StepFlags(stop=False, save=False, writing=True)
-        return cls(False, True, math.nan, {}, math.nan, rate, 0, 0, 0, votes, on_demand=True)
+        return cls(
+            applied=False,
+            finite=True,
+            loss=math.nan,
+            loss_by_bucket={},
+            grad_norm=math.nan,
+            learning_rate=rate,
+            clips=0,
+            repeats=0,
+            failed=0,
+            # Ranks do not meet in it, so that each takes the others to be writing still.
+            flags=StepFlags(stop=False, save=False, writing=True),
+            on_demand=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -112,61 +209,101 @@ class TrainStep:
     world: World
     recipe: Recipe
 
-    @property
-    def train(self) -> TrainConfig:
-        """Settings of the optimizer."""
-        return self.recipe.train
-
     def run(
-        self, batches: Iterator[MicroBatch], plan: EpochPlan, row: int, step: int, votes: StepFlags
+        self, batches: Iterable[MicroBatch], *, plan: EpochPlan, row: int, step: int, flags: StepFlags
     ) -> StepResult:
         """Take one optimizer step.
 
         Args:
-            batches: Source of this rank's micro-batches; those of the row are consumed.
+            batches: This rank's micro-batches of the row, in order.
             plan: The plan that holds the row.
             row: Which row.
             step: Optimizer steps done before this one.
-            votes: What this rank asks of all.
+            flags: What this rank asks of all.
         """
-        planned = self.planned_weight(plan, row)
-        sums = torch.zeros(_HEAD + 2 * len(self.table.buckets), dtype=torch.float64)
-        sums[5:_HEAD] = torch.tensor(votes, dtype=torch.float64)
-        rate = self.set_rate(step)
-        self.state.optimizer.zero_grad()
-        suspects = NonFiniteCandidates()
+        state, world, train = self.state, self.world, self.recipe.train
+        planned_weight = self.planned_weight(plan, row)
         objective = self._objective(plan, row, step)
+        rate = self.set_rate(step)
+        sums = StepSums.begin(flags, len(self.table.buckets), world.device)
+        candidates = NonFiniteCandidates()
+
+        state.optimizer.zero_grad()
         for batch in batches:
-            mesh.set_gradient_sync(self.state.module, batch.work.last)
-            self._micro_batch(batch, planned, sums, step, objective, suspects)
-            if batch.work.last:
-                break
-        sums = self.world.sum(sums)
-        return self._update(sums, planned, rate, step, objective, suspects)
+            mesh.set_gradient_sync(state.module, batch.work.last)
+            example = self._example(batch, objective, step)
+            losses_B = self._losses(batch.work, example, objective)
+            weights_B = self._weights(batch.work, example)
+            loss = torch.where(example.counts, weights_B * losses_B, 0.0).sum()
+            # FSDP takes the mean over ranks; the loss of a step is a sum over them.
+            torch.autograd.backward(loss * (world.size / planned_weight))
+            sums.add(batch, loss.detach(), weights_B.sum())
+            candidates.keep(batch, losses_B, example.counts)
+
+        sums = sums.over_ranks(world)
+        parameters = [p for p in state.module.parameters() if p.grad is not None]
+        # Clips that failed, and frames that are given, were planned and do not count.
+        _scale_gradients(parameters, planned_weight / sums.weight)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        totals, grad_norm = sums.read(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+        loss_sum, weight = float(totals.loss), float(totals.weight)
+        finite = math.isfinite(loss_sum) and (weight == 0 or math.isfinite(grad_norm))
+        applied = finite and weight > 0
+        if applied:
+            if train.clip_norm is not None:
+                torch.nn.utils.clip_grads_with_norm_(parameters, train.clip_norm, norm)
+            state.optimizer.step()
+            state.update_ema(step, train.ema_decay)
+        blame = None if finite else self._blame(candidates, objective, step)
+        state.optimizer.zero_grad()
+        by_bucket = zip(totals.loss_by_bucket.tolist(), totals.weight_by_bucket.tolist(), strict=True)
+        return StepResult(
+            applied=applied,
+            finite=finite,
+            loss=loss_sum / weight if weight > 0 else math.nan,
+            loss_by_bucket={i: part / whole for i, (part, whole) in enumerate(by_bucket) if whole > 0},
+            grad_norm=grad_norm if weight > 0 else math.nan,
+            learning_rate=rate,
+            clips=int(totals.clips),
+            repeats=int(totals.repeats),
+            failed=int(totals.failed),
+            flags=StepFlags(*(ranks > 0 for ranks in totals.flags.tolist())),
+            blame=blame,
+        )
 
     def set_rate(self, step: int) -> float:
         """Set the learning rate of the step after `step` done ones, and return it."""
-        return self.state.optimizer.set_rate(learning_rate(self.train, step))
+        return self.state.optimizer.set_rate(learning_rate(self.recipe.train, step))
 
     def planned_weight(self, plan: EpochPlan, row: int) -> float:
         """Weight of a row over all ranks, known from the plan alone."""
         total = 0.0
         for micro_batch in plan.micro_batches(row).tolist():
             where = plan.places(micro_batch)
-            total += (
-                self._clip_weight(int(plan.bucket[where.start]), clips := int(plan.real[where].sum())) * clips
-            )
+            clips = int(plan.real[where].sum())
+            total += self._clip_weight(int(plan.bucket[where.start]), clips) * clips
         return total
 
     def _clip_weight(self, bucket: int, clips: int) -> float:
-        """Return the loss weight of one clip of this bucket."""
-        return float(cost.of_clip(self.train.loss_weight, self.table.buckets[bucket].tokens, clips))
+        """Return the loss weight of one clip of this bucket, in a micro-batch of so many."""
+        return float(cost.of_clip(self.recipe.train.loss_weight, self.table.buckets[bucket].tokens, clips))
+
+    def _weights(self, work: MicroBatchRequest, example: Example) -> Tensor:
+        """Return the loss weight of every clip, `[B]`; 0 where it does not count."""
+        clip_weight = self._clip_weight(work.bucket, int(work.real.sum()))
+        weights_B = torch.full_like(example.generated, clip_weight)
+        if self.recipe.train.loss_weight == "token":
+            weights_B = weights_B * example.generated
+        return torch.where(example.counts, weights_B, 0.0)
 
     def _objective(self, plan: EpochPlan, row: int, step: int) -> ObjectiveConfig:
         geometry = self.encoder.autoencoder.geometry
-        return expert_choice.objective_of_step(self.recipe, self.table, geometry, plan, row, step)
+        return expert_choice.objective_of_step(
+            self.recipe, self.table, geometry, plan=plan, row=row, step=step
+        )
 
-    def _example(self, batch: MicroBatch, step: int, objective: ObjectiveConfig) -> Example:
+    def _example(self, batch: MicroBatch, objective: ObjectiveConfig, step: int) -> Example:
         """Return the model's inputs, the same each time."""
         seed = self.recipe.seed
         example = training_example(batch, self.encoder, objective, seed=seed)
@@ -174,105 +311,33 @@ class TrainStep:
         torch.manual_seed(hash_rng.hash_int(seed, step, batch.work.index, Purpose.MODEL) >> 1)
         return example
 
-    def _micro_batch(
-        self,
-        batch: MicroBatch,
-        planned: float,
-        sums: Tensor,
-        step: int,
-        objective: ObjectiveConfig,
-        suspects: NonFiniteCandidates,
-    ) -> None:
-        work, example = batch.work, self._example(batch, step, objective)
-        losses = self._losses(work, example, objective)
-        weight = torch.full_like(losses, self._clip_weight(work.bucket, int(work.real.sum())))
-        if self.train.loss_weight == "token":
-            weight = weight * example.generated
-        zero = losses.new_zeros(())
-        weight = torch.where(example.counts, weight, zero)
-        weighted = torch.where(example.counts, weight * losses, zero).sum()
-        # FSDP takes the mean over ranks; the loss of a step is a sum over them.
-        torch.autograd.backward(weighted * (self.world.size / planned))
-        loss_sum, weight_sum = float(weighted.detach()), float(weight.sum())
-        suspects.observe(batch, losses, example.counts, loss_sum)
-        sums[0] += loss_sum
-        sums[1] += weight_sum
-        counted, first = batch.counts.numpy(), work.first
-        sums[2] += int((counted & first).sum())
-        sums[3] += int((counted & ~first).sum())
-        sums[4] += batch.failed
-        sums[_HEAD + work.bucket] += loss_sum
-        sums[_HEAD + len(self.table.buckets) + work.bucket] += weight_sum
-
     def _losses(self, work: MicroBatchRequest, example: Example, objective: ObjectiveConfig) -> Tensor:
-        """Loss of every clip: how far it is from what is there, or from what the base says."""
+        """Loss of every clip, `[B]`: how far it is from what is there, or from what the base says."""
         base = None
         # On all ranks together: weights in shards are gathered by all or none.
         if any(d.prior_preservation for d in self.recipe.dataset):
             with torch.no_grad(), inject.without(self.state.module):
                 base = self.boundary(example.inputs)
         output = self.boundary(example.inputs)
-        losses = example.losses(output, objective)
+        losses_B = example.losses(output, objective)
         if base is None:
-            return losses
-        return torch.where(torch.tensor(work.preserved).to(losses.device), example.kept(output, base), losses)
+            return losses_B
+        preserved_B = torch.tensor(work.preserved).to(losses_B.device)
+        return torch.where(preserved_B, example.kept(output, base), losses_B)
 
-    def _update(
-        self,
-        sums: Tensor,
-        planned: float,
-        rate: float,
-        step: int,
-        objective: ObjectiveConfig,
-        suspects: NonFiniteCandidates,
-    ) -> StepResult:
-        loss_sum, actual, clips, repeated, failed, *asked = sums[:_HEAD].tolist()
-        n = len(self.table.buckets)
-        by_bucket = {
-            i: float(sums[_HEAD + i] / sums[_HEAD + n + i]) for i in range(n) if sums[_HEAD + n + i] > 0
-        }
-        norm = self._gradient_norm(planned / actual) if actual > 0 else math.nan
-        finite = math.isfinite(loss_sum) and (actual == 0 or math.isfinite(norm))
-        blame = None if finite else self._blame(suspects, step, objective)
-        applied = finite and actual > 0
-        if applied:
-            self.state.optimizer.step()
-            self.state.update_ema(step, self.train.ema_decay)
-        self.state.optimizer.zero_grad()
-        loss = loss_sum / actual if actual > 0 else math.nan
-        return StepResult(
-            applied,
-            finite,
-            loss,
-            by_bucket,
-            norm,
-            rate,
-            int(clips),
-            int(repeated),
-            int(failed),
-            StepFlags(*(n > 0 for n in asked)),
-            blame=blame,
-        )
+    def _blame(
+        self, candidates: NonFiniteCandidates, objective: ObjectiveConfig, step: int
+    ) -> NonFiniteCause:
+        """Find where numbers stopped to be finite; all ranks come here together, with their gradients."""
+        batch, clips = candidates.first_bad()
+        example = self._example(batch, objective, step)
+        origin = nonfinite.origin(self.state.module, example.inputs, lambda: self.boundary(example.inputs))
+        return NonFiniteCause.from_parts(self.world.gather((origin, clips)))
 
-    def _blame(self, suspects: NonFiniteCandidates, step: int, objective: ObjectiveConfig) -> NonFiniteCause:
-        """Find where numbers stopped to be finite; all ranks come here together."""
-        assert suspects.batch is not None, "a step has a micro-batch on every rank"
-        example = self._example(suspects.batch, step, objective)
-        found = nonfinite.origin(self.state.module, example.inputs, lambda: self.boundary(example.inputs))
-        return NonFiniteCause.from_parts(self.world.gather((found, suspects.clips)))
 
-    def _gradient_norm(self, scale: float) -> float:
-        """Scale gradients for clips that did not count, clip them, and return their norm before clipping.
-
-        Those whose norm is not finite are left as they are, since clipping would spread what is wrong.
-        """
-        parameters = [p for p in self.state.module.parameters() if p.grad is not None]
-        if scale != 1.0:
-            for parameter in parameters:
-                assert parameter.grad is not None
-                parameter.grad.mul_(scale)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-        if self.train.clip_norm is not None and math.isfinite(value):
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.train.clip_norm, norm)
-        return value
+@torch.no_grad()
+def _scale_gradients(parameters: list[nn.Parameter], scale: Tensor) -> None:
+    """Multiply gradients in place by a number that the device alone knows."""
+    gradients = [mesh.local(p.grad) for p in parameters if p.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, scale.to(gradients[0].device, gradients[0].dtype))

@@ -158,22 +158,22 @@ class Loop:
             result = StepResult.skipped(self.stepper.set_rate(step))
         else:
             result = self.stepper.run(
-                seen.watch(source),
-                position.plan,
-                position.row,
-                step,
-                self.saver.votes(stop=bool(self.signals.name)),
+                loader.one_step(seen.watch(source)),
+                plan=position.plan,
+                row=position.row,
+                step=step,
+                flags=self.saver.votes(stop=bool(self.signals.name)),
             )
         planned = position.plan.planned_in(position.row)
         # Counted, not derived: a clip that got lost on the way must not balance the account.
         trained, skipped = (result.clips, 0) if result.applied else (0, planned - result.failed)
         self._seconds = time.monotonic() - began
         self.journal.step(position, step + 1, result, seen, self._seconds)
-        repeated = result.repeated if result.applied else 0
+        repeated = result.repeats if result.applied else 0
         counts = position.counts.add(trained, result.failed, skipped, repeated)
         position = replace(position, row=position.row + 1, global_step=step + 1, counts=counts)
         self._check(position, result)
-        return position, result.votes
+        return position, result.flags
 
     def _check(self, position: DataPosition, result: StepResult) -> None:
         counts = position.counts

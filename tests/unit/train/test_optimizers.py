@@ -17,7 +17,7 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.train import optimizer_names
 from reelworks.train.config import TrainConfig
 from reelworks.train.optimizer_names import OPTIMIZERS
-from reelworks.train.optimizers import Updater, matrices
+from reelworks.train.optimizers import ShardedOptimizer, matrices
 from reelworks.train.preflight import memory
 from reelworks.train.state import TrainState
 
@@ -37,8 +37,10 @@ def network() -> nn.Sequential:
     return made
 
 
-def updater(module: nn.Module, name: str, **keys: object) -> Updater:
-    return Updater(config(name, **keys), dict(module.named_parameters()), matrices(module, [module[:3]]))
+def updater(module: nn.Module, name: str, **keys: object) -> ShardedOptimizer:
+    return ShardedOptimizer(
+        config(name, **keys), dict(module.named_parameters()), matrices(module, [module[:3]])
+    )
 
 
 def gradients(module: nn.Module, step: int) -> None:
@@ -48,7 +50,7 @@ def gradients(module: nn.Module, step: int) -> None:
     loss.backward()
 
 
-def steps(module: nn.Module, made: Updater, first: int, last: int) -> list[Tensor]:
+def steps(module: nn.Module, made: ShardedOptimizer, first: int, last: int) -> list[Tensor]:
     for step in range(first, last):
         gradients(module, step)
         made.step()
@@ -136,7 +138,7 @@ def test_muon_is_refused_where_adamw_would_update_everything() -> None:
     """As with a LoRA of layers that are in no block."""
     module = network()
     with pytest.raises(UserError, match="AdamW would update all of it") as caught:
-        Updater(config("muon"), dict(module.named_parameters()), matrices(module, []))
+        ShardedOptimizer(config("muon"), dict(module.named_parameters()), matrices(module, []))
     assert (caught.value.field, caught.value.remedy) == ("train.optimizer", 'write "adamw"')
 
 

@@ -41,7 +41,7 @@ def plan_of(*buckets):
 
 def first(step, *buckets, recipe=RECIPE):
     """Whether a step trains the expert for high noise."""
-    found = expert_choice.objective_of_step(recipe, TABLE, GEOMETRY, plan_of(*buckets), 0, step)
+    found = expert_choice.objective_of_step(recipe, TABLE, GEOMETRY, plan=plan_of(*buckets), row=0, step=step)
     assert found.timestep_range in ([875.0, 1000.0], [0.0, 875.0])
     return found.timestep_range[0] == 875.0
 
@@ -69,7 +69,7 @@ def test_the_draw_is_the_seeds_and_the_steps():
     other = RECIPE.model_copy(update={"seed": 1})
     assert drawn != [first(step, 0, recipe=other) for step in range(200)]
     high = recipe_file.parse(RECIPE.model_dump() | {"model": {"name": "wan-2.2-tiny", "experts": "high"}})
-    assert expert_choice.objective_of_step(high, TABLE, GEOMETRY, None, 0, 0) is high.objective
+    assert expert_choice.objective_of_step(high, TABLE, GEOMETRY, plan=None, row=0, step=0) is high.objective
 
 
 @given(

@@ -23,7 +23,7 @@ def adapted(stepper, request):
     """A stepper that trains a LoRA, and the same network without one."""
     made, base = stepper(), stepper()
     inject.inject(made.boundary.denoiser, LoraConfig(rank=2, dora=request.param), seed=0)
-    state = TrainState.start(made.boundary.denoiser, made.train)
+    state = TrainState.start(made.boundary.denoiser, made.recipe.train)
     dataset = [d.model_copy(update={"prior_preservation": True}) for d in made.recipe.dataset]
     return replace(made, state=state, recipe=made.recipe.model_copy(update={"dataset": dataset})), base
 
@@ -45,7 +45,7 @@ def test_a_fresh_lora_has_nothing_to_learn_of_them(adapted):
     """It says what the base says: their loss and gradient are 0."""
     made, _ = adapted
     batch = preserved(made, 1, [1, 2], (True, True))
-    result = made.run(iter([batch]), plan_of([batch]), 0, 0, QUIET)
+    result = made.run([batch], plan=plan_of([batch]), row=0, step=0, flags=QUIET)
     assert (result.applied, result.clips) == (True, 2)
     # A DoRA's row lengths are rounded where they are made and where they divide.
     assert result.loss == pytest.approx(0, abs=1e-9)
@@ -91,7 +91,9 @@ def test_learning_from_them_alone_leads_back_to_the_base(adapted):
     made, _ = adapted
     perturb(made)
     batch = preserved(made, 1, [1, 2], (True, True))
-    found = [made.run(iter([batch]), plan_of([batch]), 0, step, QUIET).loss for step in range(60)]
+    found = [
+        made.run([batch], plan=plan_of([batch]), row=0, step=step, flags=QUIET).loss for step in range(60)
+    ]
     assert found[-1] < 0.7 * found[0]
 
 

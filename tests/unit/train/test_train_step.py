@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from reelworks.buckets import table
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
@@ -140,7 +141,7 @@ def take(
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", remember)
-        result = stepper.run(iter(batches), plan_of(batches), 0, 0, QUIET)
+        result = stepper.run(batches, plan=plan_of(batches), row=0, step=0, flags=QUIET)
     return result, gradients
 
 
@@ -211,7 +212,7 @@ def test_a_step_that_is_not_finite_changes_nothing(stepper):
     before = {name: value.clone() for name, value in s.state.ema.items()}
     weights = [parameter.detach().clone() for parameter in s.state.module.parameters()]
     batch = micro_batch(s, 0, [1, 2])
-    result = s.run(iter([batch]), plan_of([batch]), 0, 0, QUIET)
+    result = s.run([batch], plan=plan_of([batch]), row=0, step=0, flags=QUIET)
     assert (result.applied, result.finite) == (False, False)
     assert result.blame.origin == NonFiniteSource("weight", name)
     assert [clip["path"] for clip in result.blame.clips] == ["1.mp4", "2.mp4"]
@@ -231,7 +232,7 @@ def test_the_module_that_makes_numbers_infinite_is_named(stepper):
     s.state.module.spatial_blocks[0].mlp.register_forward_hook(
         lambda _module, _args, out: out / 0.0 if out.shape[1] == frames else out
     )
-    result = s.run(iter([fine, bad]), plan_of([fine, bad]), 0, 0, QUIET)
+    result = s.run([fine, bad], plan=plan_of([fine, bad]), row=0, step=0, flags=QUIET)
     assert not result.applied
     assert result.blame == NonFiniteCause(
         NonFiniteSource("activation", "spatial_blocks.0.mlp"), ({"uid": 3, "path": "3.mp4"},)
@@ -251,7 +252,7 @@ def test_the_module_whose_gradient_breaks_is_named(stepper, clip_norm):
 
     s.state.module.get_submodule(path).register_forward_hook(break_gradient)
     batch = micro_batch(s, 0, [1, 2])
-    result = s.run(iter([batch]), plan_of([batch]), 0, 0, QUIET)
+    result = s.run([batch], plan=plan_of([batch]), row=0, step=0, flags=QUIET)
     assert not result.applied
     assert np.isfinite(result.loss)
     assert result.blame == NonFiniteCause(NonFiniteSource("gradient", path), ())
@@ -295,8 +296,51 @@ def test_a_state_names_all_that_is_not_finite(stepper):
 def test_a_step_without_a_clip_is_skipped(stepper):
     s = stepper()
     batch = micro_batch(s, 0, [1, 2], failed=(0, 1))
-    result = s.run(iter([batch]), plan_of([batch]), 0, 0, QUIET._replace(stop=True))
-    assert (result.applied, result.clips, result.failed, result.votes.stop) == (False, 0, 2, True)
+    result = s.run([batch], plan=plan_of([batch]), row=0, step=0, flags=QUIET._replace(stop=True))
+    assert (result.applied, result.clips, result.failed, result.flags.stop) == (False, 0, 2, True)
+
+
+class HostReads(TorchDispatchMode):
+    """Counts operations whose result the host reads: on a GPU it would wait there for all that was launched."""
+
+    READS = (
+        torch.ops.aten._local_scalar_dense.default,
+        torch.ops.aten.nonzero.default,
+        torch.ops.aten.equal.default,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func in self.READS
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_host_reads_the_device_as_often_for_one_micro_batch_as_for_many(stepper, monkeypatch):
+    """So a step of many micro-batches is launched in one go, however long each of them takes."""
+    s = stepper()
+    copied = []
+    for name in ("cpu", "tolist"):
+        whole = getattr(torch.Tensor, name)
+
+        def noted(self, *args, name=name, whole=whole):
+            copied.append(name)
+            return whole(self, *args)
+
+        monkeypatch.setattr(torch.Tensor, name, noted)
+    reads = {}
+    for number in (1, 2, 5):
+        batches = [micro_batch(s, i % 2, [7 + i], last=i == number - 1) for i in range(number)]
+        for caption in (c for batch in batches for c in batch.work.captions):
+            s.encoder.texts([caption], [False])  # an embedding comes to CPU memory once in a run
+        copied.clear()
+        with HostReads() as counted:
+            result = s.run(batches, plan=plan_of(batches), row=0, step=0, flags=QUIET)
+        assert result.applied
+        reads[number] = counted.count, sorted(copied)
+    assert reads[1] == reads[2] == reads[5]
 
 
 def test_gradients_are_clipped_to_the_norm(stepper, monkeypatch):

@@ -99,7 +99,7 @@ def _optimizer_state(recipe: Recipe, denoiser: Denoiser) -> list[Tensor]:
         if p.requires_grad
     }
     inner = optimizers.matrices(module, denoiser.sharding().blocks)
-    return list(optimizers.Updater(recipe.train, shapes, inner).tensors().values())
+    return list(optimizers.ShardedOptimizer(recipe.train, shapes, inner).tensors().values())
 
 
 def in_use(module: nn.Module, units: Sequence[nn.Module]) -> int:
