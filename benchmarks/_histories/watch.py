@@ -18,15 +18,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks._faults import points as faults
+from reelworks.checkpoint import names
 from reelworks.core import storage
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
-from reelworks.train.checkpointing import Keeper
+from reelworks.train import checkpointing
 from reelworks.train.optimizers import ShardedOptimizer
 from reelworks.train.preflight import dry_run
-from reelworks.train.run_logger import Journal, Recorder
+from reelworks.train.run_logger import RunLogger
 from reelworks.train.step import StepResult, TrainStep
-from reelworks.train.trainer import Loop
+from reelworks.train.trainer import Trainer
 
 Json = dict[str, Any]
 # A guard stays for the life of the process.
@@ -42,7 +43,7 @@ class Watch:
         rank: Of this process.
         end: How the start is to end.
         resumed: Step of the checkpoint that was loaded.
-        loop: The one that runs.
+        trainer: The one that runs.
         position: The row under way.
         taken: Clips that this rank took of the row so far.
         steps: Rows done.
@@ -52,7 +53,7 @@ class Watch:
     rank: int
     end: Json
     resumed: int | None = None
-    loop: Any = None
+    trainer: Any = None
     position: Any = None
     taken: list[list[Any]] = field(default_factory=list)
     steps: int = 0
@@ -94,7 +95,7 @@ class Watch:
 
     def note_begin(self, position: Any) -> None:
         """Note the live clips with their reasons, and those that the segment plans."""
-        data: RecipeData = self.loop.data
+        data: RecipeData = self.trainer.data
         assignment, row = data.assignment(position.epoch)
         copies = data.clips()[0].copy
         live = [
@@ -163,33 +164,33 @@ def _before(owner: Any, name: str, first: Callable[..., None]) -> None:
 def _wrap_beginnings(watch: Watch) -> None:
     """Note what a start went on from, and where segments begin and epochs end."""
 
-    def restored(_: Any, keeper: Any, step: int, state: Any) -> None:
-        watch.resumed = step
+    def restored(_: Any, checkpoint: Path, state: Any, base: Any) -> None:
+        watch.resumed = names.parse_step(checkpoint.name)
 
-    def told(_: Any, recorder: Any, kind: str, **fields: Any) -> None:
+    def told(_: Any, log: Any, kind: str, **fields: Any) -> None:
         if kind == "start":
             watch.note("began", resumed=watch.resumed)
 
-    def begins(loop: Any, position: Any) -> None:
-        watch.loop = loop
+    def begins(trainer: Any, position: Any) -> None:
+        watch.trainer = trainer
         if watch.rank == 0:
             watch.note_begin(position)
 
-    def ends(journal: Any, position: Any) -> None:
+    def ends(log: Any, position: Any) -> None:
         if watch.rank == 0:
             at = position
             watch.note("ended", step=at.global_step, generation=at.generation, epoch=at.epoch)
 
-    _after(Keeper, "restore", restored)
-    _after(Recorder, "event", told)
-    _before(Loop, "_begin", begins)
-    _before(Journal, "epoch_ends", ends)
+    _after(checkpointing, "restore", restored)
+    _after(RunLogger, "event", told)
+    _before(Trainer, "_begin_segment", begins)
+    _before(RunLogger, "epoch_ends", ends)
 
 
 def _wrap_steps(watch: Watch) -> None:
     """Note each row: one that is applied at once behind the real optimizer step."""
 
-    def row_begins(loop: Any, position: Any, source: Any) -> None:
+    def row_begins(trainer: Any, position: Any, batches: Any, **_: Any) -> None:
         watch.position, watch.taken = position, []
 
     def updated(*_: Any) -> None:
@@ -208,7 +209,7 @@ def _wrap_steps(watch: Watch) -> None:
             watch.note_step(applied=False)
         return result
 
-    _before(Loop, "_step", row_begins)
+    _before(Trainer, "_step", row_begins)
     _after(ShardedOptimizer, "step", updated)
     TrainStep.run = run  # type: ignore[method-assign]
     _after(StepResult, "skipped", left_out)
@@ -216,7 +217,7 @@ def _wrap_steps(watch: Watch) -> None:
 
 def _planned_in(watch: Watch) -> list[list[Any]]:
     """Clips of a row that the recipe leaves out."""
-    position, data = watch.position, watch.loop.data
+    position, data = watch.position, watch.trainer.data
     plan, items = position.plan, []
     for micro_batch in plan.micro_batches(position.row).tolist():
         where = plan.places(micro_batch)

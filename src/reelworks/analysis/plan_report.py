@@ -97,17 +97,14 @@ def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[Json]:
 def warnings(told: Json) -> list[str]:
     """List warnings that a person should read before training."""
     unmatched = told["quarantine_unmatched"]
-    lines = [
-        f"warning: quarantine names {line}, which is no clip of the recipe"
-        for line in unmatched[:_LINES_SHOWN]
-    ]
+    lines = [f"quarantine names {line}, which is no clip of the recipe" for line in unmatched[:_LINES_SHOWN]]
     more = len(unmatched) - _LINES_SHOWN
-    lines += [f"warning: and {more} more lines of it that name no clip"] if more > 0 else []
+    lines += [f"and {more} more lines of it that name no clip"] if more > 0 else []
     for one in told["shared_files"]:
         outer, inner = one["datasets"]
         count = "1 file" if one["files"] == 1 else f"{one['files']} files"
         lines.append(
-            f"warning: the datasets {outer} and {inner} share {count}, which an epoch trains twice; "
+            f"the datasets {outer} and {inner} share {count}, which an epoch trains twice; "
             "leave one dataset out, or give it a name if that is meant"
         )
     return lines

@@ -40,27 +40,29 @@ class Forecast:
     over_max_disk: bool
     policy: CheckpointsConfig
 
-    def lines(self) -> list[str]:
-        """The forecast as lines for people; the second and third are warnings."""
+    def to_text(self) -> str:
+        """Return the forecast as a line for people."""
         within = self.policy.keep_within
-        first = (
+        text = (
             f"one checkpoint takes {told_bytes(self.checkpoint_bytes)}; the policy peaks at {self.peak_count} = "
             f"{told_bytes(self.peak_bytes)}"
             + (f", and what was saved within {within}" if within else "")
             + f"; {told_bytes(self.free_bytes)} are free"
             + (f" beside the {told_bytes(self.present_bytes)} there" if self.present_bytes else "")
         )
-        if self.fails_at_step is not None:
-            first += f": will not fit from step {self.fails_at_step}"
-        lines = [first]
+        return text if self.fails_at_step is None else f"{text}: will not fit from step {self.fails_at_step}"
+
+    def warnings(self) -> list[str]:
+        """Return what to do about it, where something is too small."""
+        lines = []
         if self.fails_at_step is not None:
             lines.append(
-                "warning: free disk space, keep fewer with [checkpoints] save_total_limit or max_disk, or move "
+                "free disk space, keep fewer with [checkpoints] save_total_limit or max_disk, or move "
                 "the run with --output"
             )
         if self.over_max_disk:
             lines.append(
-                f"warning: max_disk = {self.policy.max_disk} is too little for what always stays and the save in "
+                f"max_disk = {self.policy.max_disk} is too little for what always stays and the save in "
                 "flight, and will be exceeded"
             )
         return lines

@@ -102,7 +102,7 @@ def plan(told: dict[str, Any]) -> None:
     _console.print(table)
     _reasons(told)
     for warning in plan_report.warnings(told):
-        line(warning)
+        line(f"warning: {warning}")
     line(
         f"{told['steps_per_epoch']} steps per epoch of {told['micro_batches_per_step']} micro-batches "
         f"(slots of {told['slot_width']}); {told['micro_batches']} micro-batches, "

@@ -437,7 +437,8 @@ class Loader:
         excluded = Excluded.from_bytes(_from_text(state["excluded"]))
         aliases = Aliases.from_bytes(_from_text(state["aliases"]))
         run = self._run or RunFolder(Path())
-        self._position, self.changes = resume.resume(self.dataset, spec, run, cursor, excluded, aliases)
+        resumed = resume.resume(self.dataset, spec, run, cursor, excluded, aliases)
+        self._position, self.changes = resumed.position, resumed.changes
         self._spec = spec
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,16 +21,25 @@ from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 
+@dataclass(frozen=True)
+class Resumed:
+    """A position found again.
+
+    Attributes:
+        changes: Differences of the data from those of the checkpoint, as lines for people; none where nothing changed.
+    """
+
+    position: DataPosition
+    changes: list[str]
+
+
 def resume(
     data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, excluded: Excluded, aliases: Aliases
-) -> tuple[DataPosition, list[str]]:
+) -> Resumed:
     """Find a checkpoint's place again, whatever changed since.
 
     Where catalog and spec are the same, the plan is built again and must be the same. Otherwise the live
     clips that are not consumed are planned as a new segment of the epoch.
-
-    Returns:
-        The position, and the differences as lines for people; empty where nothing changed.
 
     Raises:
         UserError: The record of the segment that the checkpoint is in is needed and missing, or the plan is not
@@ -70,27 +79,22 @@ def resume(
         global_step=cursor.global_step,
         aliases=aliases,
     )
-    return found, [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
+    changes = [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
+    return Resumed(found, changes)
 
 
-def start_again(
-    data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases
-) -> tuple[DataPosition, list[str]]:
-    """Find the first row of epoch 0 in a new generation of the data; steps count on.
-
-    Returns:
-        The position, and what is told of renamed datasets.
-    """
+def start_again(data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases) -> Resumed:
+    """Find the first row of epoch 0 in a new generation of the data; steps count on, and only renamed datasets are told."""
     begun, _ = position.next_epoch(data, spec, None, generation=cursor.generation + 1)
-    said: list[str] = []
+    changes: list[str] = []
     if cursor.catalog != data.digest:
         try:
             _, identity = _identify(data, run, cursor, aliases)
         except UserError:  # what was done before does not count any more, so it may be unknown
             aliases = Aliases()
         else:
-            aliases, said = identity.aliases, identity.lines(data.spec.data.renamed_clips)
-    return replace(begun, global_step=cursor.global_step, aliases=aliases), said
+            aliases, changes = identity.aliases, identity.lines(data.spec.data.renamed_clips)
+    return Resumed(replace(begun, global_step=cursor.global_step, aliases=aliases), changes)
 
 
 def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Identity]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from reelworks.core.log import logger
 from reelworks.run.holder import LockedError, LockOwner
 
 BEAT_SECONDS = 10.0
@@ -27,19 +28,18 @@ _SETTLE_SECONDS = 2.0
 
 
 @contextmanager
-def beating(path: Path, me: LockOwner, say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+def beating(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
     """Hold a heartbeat file, and give the question whether it is still held.
 
     Args:
         path: The file.
         me: This process.
-        say: Told that a former holder is waited for.
 
     Raises:
         Busy: Another process holds it.
         OSError: The file cannot be written.
     """
-    heart = _Heart(path, me, _take(path, me, say))
+    heart = _Heart(path, me, _take(path, me))
     stop = threading.Event()
     thread = threading.Thread(target=heart.beat_until, args=(stop,), name="heartbeat", daemon=True)
     thread.start()
@@ -75,20 +75,20 @@ class _Heart:
         return holder is not None and holder.token == self.me.token
 
 
-def _take(path: Path, me: LockOwner, say: Callable[[str], None]) -> int:
+def _take(path: Path, me: LockOwner) -> int:
     """Make the file, or replace one that nobody renews; returns it open."""
     while True:
         with suppress(FileExistsError):
             return _create(path, me)
         seen = _look(path)
-        if seen is not None and _is_abandoned(path, seen, say):
+        if seen is not None and _is_abandoned(path, seen):
             return _replace(path, me, seen)
 
 
-def _is_abandoned(path: Path, seen: tuple[int, str], say: Callable[[str], None]) -> bool:
+def _is_abandoned(path: Path, seen: tuple[int, str]) -> bool:
     """Watch a file; False if it is removed meanwhile."""
     holder = LockOwner.parse(seen[1])
-    say(
+    logger.info(
         f"waiting up to {LOST_SECONDS:.0f} s to see whether this folder's holder lives: {LockedError(holder)}"
     )
     until = time.monotonic() + LOST_SECONDS

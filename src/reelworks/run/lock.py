@@ -55,7 +55,6 @@ def hold(
     doing: str = "training",
     field: str = "output",
     remedy: str = _FREE_BY_HAND,
-    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[LockHandle]:
     """Hold an exclusive lock.
 
@@ -64,14 +63,13 @@ def hold(
         doing: What the lock is held for, in one word.
         field: The recipe key or option that names the folder.
         remedy: What to do when another process holds it.
-        say: Told, where only a heartbeat serves, that a former holder is waited for.
 
     Raises:
         UserError: Another process holds it, or the folder cannot be written.
     """
     with ExitStack() as stack:
         try:
-            is_ours = _take(path, say, stack)
+            is_ours = _take(path, stack)
         except LockedError as error:
             raise UserError(
                 f"another {doing} is running in this folder ({error})",
@@ -89,7 +87,7 @@ def hold(
         yield LockHandle(path.parent, doing, field, is_ours)
 
 
-def _take(path: Path, say: Callable[[str], None], stack: ExitStack) -> Callable[[], bool]:
+def _take(path: Path, stack: ExitStack) -> Callable[[], bool]:
     path.parent.mkdir(parents=True, exist_ok=True)
     me = LockOwner.here()
     try:
@@ -97,7 +95,7 @@ def _take(path: Path, say: Callable[[str], None], stack: ExitStack) -> Callable[
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-    return stack.enter_context(heartbeat.beating(path.with_name(f"{path.name}.heartbeat"), me, say))
+    return stack.enter_context(heartbeat.beating(path.with_name(f"{path.name}.heartbeat"), me))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from reelworks.checkpoint import load, read_lock, verify
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
+from reelworks.core.log import logger
 from reelworks.distributed.mesh import World
 from reelworks.export import lora
 from reelworks.models import identify
@@ -28,8 +29,8 @@ from reelworks.train.state import TrainState
 
 def take_over(
     source: Path, state: TrainState, world: World, recipe: Recipe, base: Base | None, *, weights_only: bool
-) -> str:
-    """Begin a run with what another one has learned, in place; its position in the data stays behind.
+) -> None:
+    """Begin a run with what another one has learned, in place, and tell it; its position in the data stays behind.
 
     Args:
         source: The other run's folder, one of its checkpoints, or a .safetensors file of weights.
@@ -38,9 +39,6 @@ def take_over(
         recipe: Of this run.
         base: What its LoRA lies on, if it trains one.
         weights_only: Take the weights alone; the average begins as their copy, the optimizer anew.
-
-    Returns:
-        What was taken, as a line for people.
 
     Raises:
         UserError: There is no such checkpoint, or it is of another model.
@@ -69,9 +67,12 @@ def take_over(
             require_base(path, base)
     if not weights_only:
         state.load_optimizer(tensors["optimizer"])
-        return f"weights, average and optimizer from {path}"
+        logger.info("weights, average and optimizer from %s", path)
+        return
     state.begin_again()
-    return f"weights from {path}" + (f"\n{warning}" if warning else "")
+    logger.info("weights from %s", path)
+    if warning is not None:
+        logger.warning(warning)
 
 
 def require_base(checkpoint: Path, here: Base | None) -> None:

@@ -5,21 +5,37 @@ from __future__ import annotations
 from reelworks.checkpoint import verify
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.recipe.recipe import Recipe
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
+from reelworks.train import init_from
+from reelworks.train.open_run import OpenRun
 
 
-def step_of(store: CheckpointStore, run: RunFolder, resume: str) -> int | None:
-    """Step to resume from; None for a fresh start. What dead processes left in the store is removed first.
+def pick(run: OpenRun, recipe: Recipe, resume: str) -> int | None:
+    """Pick the step to resume from; None for a fresh start. The main rank decides. Collective.
 
     Args:
-        store: The run's checkpoints.
-        run: Its folder.
+        run: Holds the checkpoints.
+        recipe: To train on with.
         resume: "auto" (the newest good one), "never", or a step.
 
     Raises:
-        UserError: All checkpoints are bad, a named one is bad or missing, or "never" in a used folder.
+        UserError: All checkpoints are bad, a named one is bad or missing, or "never" in a used folder; or the step
+            was trained with another optimizer, or as a LoRA of another rank or alpha.
     """
+    found = _step_of(run.store, run.folder, resume) if run.world.is_main else None
+    step: int | None = run.world.broadcast(found)  # type: ignore[assignment]
+    if step is not None:  # before a model is loaded
+        init_from.require_same_lora(run.folder, step, recipe)
+        elsewhere = f"begin another run with --output DIR --load {run.folder.path} --weights-only"
+        init_from.require_optimizer(run.folder, step, recipe, elsewhere)
+    return step
+
+
+def _step_of(store: CheckpointStore, run: RunFolder, resume: str) -> int | None:
+    """Step to resume from; None for a fresh start. What dead processes left in the store is removed first."""
     store.sweep()
     if resume == "never":
         if store.steps():
@@ -38,7 +54,7 @@ def step_of(store: CheckpointStore, run: RunFolder, resume: str) -> int | None:
         return None
     info, skipped = found
     for step, reason in skipped:
-        print(f"checkpoint of step {step} is passed over: {reason}", flush=True)
+        logger.warning("checkpoint of step %d is passed over: %s", step, reason)
     return info.step
 
 

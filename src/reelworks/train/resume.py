@@ -1,4 +1,4 @@
-"""Begin a run or resume it: read what the command line asks for and what the run folder holds, and open that folder."""
+"""Begin a run or resume it: find where to train on, bring the run folder in line with that, and tell both."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ import os
 import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import reelworks
 from reelworks.analysis import plan_report, rejections
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
 from reelworks.data import position as positions
 from reelworks.data import resume
 from reelworks.data.position import DataPosition
 from reelworks.distributed.mesh import World
-from reelworks.recipe import diff
+from reelworks.models.lora import reading
+from reelworks.models.lora.base_model import Base
+from reelworks.recipe import diff, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
-from reelworks.run import events, history
+from reelworks.run import events, history, records
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.cursor import Cursor
 from reelworks.schedule.plan import PlanSpec
-from reelworks.train import init_from
-from reelworks.train.checkpointing import Keeper
+from reelworks.train import checkpointing, init_from
+from reelworks.train.open_run import OpenRun
+from reelworks.train.progress import is_done
 from reelworks.train.state import TrainState
 
 
@@ -49,50 +52,91 @@ class RunOptions:
     debug: bool = False
 
 
-def find(
+def set_threads(recipe: Recipe) -> int:
+    """Fix the number of threads: sums on a CPU depend on it, so a bit-equal resume needs the same."""
+    on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    threads = recipe.train.threads or max((os.cpu_count() or 1) // on_host, 1)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def find_position(
+    run: OpenRun,
     data: RecipeData,
     spec: PlanSpec,
-    folder: RunFolder,
-    keeper: Keeper,
+    options: RunOptions,
+    *,
     step: int | None,
     state: TrainState,
-    options: RunOptions,
-) -> tuple[DataPosition, list[str]]:
-    """Find where to train on, with the weights for it in place; also what to tell of it."""
+    base: Base | None,
+) -> DataPosition:
+    """Find where to train on, and put the weights for it in place. Collective.
+
+    Args:
+        run: The run folder.
+        data: What is trained on.
+        spec: What shapes the plans.
+        options: May name other weights to begin with, or ask for the data to begin again.
+        step: The checkpoint to resume from; None for a fresh start.
+        state: Weights, average and optimizer, changed in place.
+        base: What the LoRA lies on, if one is trained.
+
+    Raises:
+        UserError: What is loaded is of another model or base, or a record that the resume needs is lost.
+    """
     if step is None:
-        begun, empty = positions.next_epoch(data, spec, None)
-        said = ["starting fresh", *(f"epoch {epoch}: no clip was drawn" for epoch in empty)]
-        if options.load is not None:
-            said.append(
-                init_from.take_over(
-                    options.load,
-                    state,
-                    keeper.world,
-                    data.recipe,
-                    keeper.base,
-                    weights_only=options.weights_only,
-                )
-            )
-        return begun, said
-    cursor, excluded, aliases = keeper.restore(step, state)
-    changes = diff.of_recipes(folder, step, data.recipe) if keeper.world.is_main else []
+        return _begin(run, data, spec, options, state=state, base=base)
+    saved = checkpointing.restore(run.store.path(step), state, base)
+    changes = diff.of_recipes(run.folder, step, data.recipe) if run.world.is_main else []
     if options.load is not None:
         changes.append("--load is without effect: the run goes on from its own checkpoint")
-    if options.start_from_scratch:
+    again = options.start_from_scratch
+    if again:
         # The main rank decides: what others see of the events may be older.
-        why_not = keeper.world.broadcast(
-            _why_not_again(data, folder, cursor, options) if keeper.world.is_main else None
+        why_not = run.world.broadcast(
+            _why_not_again(data, run.folder, saved.cursor, options) if run.world.is_main else None
         )
-        if why_not is None:
-            begun, found = resume.start_again(data, spec, folder, cursor, aliases)
-            return begun, [f"weights of step {step}; the data begin again at epoch 0", *found, *changes]
-        changes.append(f"--start-from-scratch is without effect: {why_not}")
-    position, found = resume.resume(data, spec, folder, cursor, excluded, aliases)
-    return position, [
-        f"resumed from step {step}, epoch {position.epoch}, row {position.row}",
-        *found,
-        *changes,
-    ]
+        if why_not is not None:
+            changes.append(f"--start-from-scratch is without effect: {why_not}")
+            again = False
+    if again:
+        found = resume.start_again(data, spec, run.folder, saved.cursor, saved.aliases)
+        logger.info("weights of step %d; the data begin again at epoch 0", step)
+    else:
+        found = resume.resume(data, spec, run.folder, saved.cursor, saved.excluded, saved.aliases)
+        position = found.position
+        logger.info("resumed from step %d, epoch %d, row %d", step, position.epoch, position.row)
+    for line in (*found.changes, *changes):
+        logger.info(line)
+    return found.position
+
+
+def _begin(
+    run: OpenRun,
+    data: RecipeData,
+    spec: PlanSpec,
+    options: RunOptions,
+    *,
+    state: TrainState,
+    base: Base | None,
+) -> DataPosition:
+    begun, empty = positions.next_epoch(data, spec, None)
+    logger.info("starting fresh")
+    log_empty(empty)
+    recipe = data.recipe
+    if options.load is not None:
+        init_from.take_over(options.load, state, run.world, recipe, base, weights_only=options.weights_only)
+    file = recipe.lora.weights if recipe.lora is not None else None
+    warning = reading.of_another_base(file, base) if file is not None and base is not None else None
+    if warning is not None:
+        logger.warning(warning)
+    return begun
+
+
+def log_empty(epochs: list[int]) -> None:
+    """Tell the epochs that are passed over."""
+    for epoch in epochs:
+        logger.info("epoch %d: no clip was drawn", epoch)
 
 
 def _why_not_again(data: RecipeData, folder: RunFolder, cursor: Cursor, options: RunOptions) -> str | None:
@@ -113,81 +157,84 @@ def _why_not_again(data: RecipeData, folder: RunFolder, cursor: Cursor, options:
     )
 
 
-def set_threads(recipe: Recipe, world: World) -> int:
-    """Fix the number of threads: sums on a CPU depend on it, so a bit-equal resume needs the same."""
-    on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    threads = recipe.train.threads or max((os.cpu_count() or 1) // on_host, 1)
-    torch.set_num_threads(threads)
-    return threads
-
-
-def open_folder(recipe: Recipe, folder: RunFolder, world: World) -> tuple[dict[str, Any], list[str]]:
-    """Make the run folder, or read what is frozen in it; also what changed of that, as lines for people.
-
-    The shape of a step is frozen with the first checkpoint, so that another number of ranks goes on with
-    the same global batches. Asking for another shape in the recipe thaws it.
-    """
-    said: list[str] = []
-    train = recipe.train
-    asked = [train.gradient_accumulation_steps, train.micro_batches_per_step, train.slot_width]
-    if world.is_main:
-        former = folder.info() if folder.exists else {}
-        begun = bool(CheckpointStore(folder.checkpoints_folder).steps())
-        if not begun or former.get("asked") != asked:
-            steps, width = plan_report.step_shape(recipe, world.size)
-            frozen = {"micro_batches_per_step": steps, "slot_width": width, "asked": asked}
-            folder.refreeze(frozen) if former else folder.create(frozen)
-            if begun:
-                then = former.get("micro_batches_per_step")
-                said.append(f"micro-batches per step: {then} then, {steps} now")
-    world.barrier()
-    return folder.info(), said
-
-
-def spec_of(data: RecipeData, info: dict[str, Any], world: World) -> PlanSpec:
-    """Return the spec of the run's plans, with the shape of a step that is frozen in its folder.
+def require_same_plan(world: World, position: DataPosition) -> None:
+    """Refuse to train where ranks planned differently, as with a catalog that one machine has an older copy of.
 
     Raises:
-        UserError: Some ranks would never work.
+        UserError: On all ranks alike.
     """
-    if world.size > info["micro_batches_per_step"]:
-        raise plan_report.too_many_ranks(info["micro_batches_per_step"], world.size)
-    return data.plan_spec(info["micro_batches_per_step"], info["slot_width"])
+    plans = world.gather(position.plan.digest())
+    others = [str(rank) for rank, plan in enumerate(plans) if plan != plans[0]]
+    if others:
+        raise UserError(
+            f"rank {', '.join(others)} planned another epoch than rank 0",
+            field="catalog",
+            remedy="let all machines read the same catalog and the same files that the recipe names, with the same "
+            "version of reelworks",
+        )
 
 
-def write(
-    folder: RunFolder, data: RecipeData, position: DataPosition, world: World, threads: int
-) -> list[str]:
-    """Write the plan's summary, what it leaves out, and the environment of this start; tell the plan."""
-    spec, epoch = position.spec, position.epoch
-    # The rest of an epoch says little about it; the whole one is planned for the summary alone.
-    plan = position.plan if position.segment == 0 else replace(data, run=None).plan(spec, epoch)
-    told = plan_report.summarise(data, spec, plan, world=world.size, epoch=epoch)
-    files.write_json(folder.plan_folder / "summary.json", told)
-    rejections.write(folder.plan_folder / "left-out.parquet", data, epoch)
+def prepare_folder(
+    run: OpenRun, data: RecipeData, position: DataPosition, *, threads: int, resumed: bool
+) -> str:
+    """Bring the run folder in line with a start, on the main rank: what is behind it goes, what it plans is written.
+
+    Before the start is told, which voids the events of later steps: a kill in between would leave a checkpoint whose
+    steps no event tells.
+
+    Returns:
+        The file of the recipe, below `recipes/`.
+    """
+    if resumed:
+        _abandon_after(run, position.global_step)
+        done = is_done(data.recipe.train, position)
+        records.reopen(run.folder, position.global_step, None if done else position.key)
+    kept = run.folder.keep_recipe(recipe_file.dump(data.recipe))
+    _warn_of_threads(run.folder, threads)
+    _write_plan(run, data, position)
     files.write_json(
-        folder.environment_file,
+        run.folder.environment_file,
         {
             "reelworks": reelworks.__version__,
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-            "device": str(world.device),
-            "world_size": world.size,
+            "device": str(run.world.device),
+            "world_size": run.world.size,
             "threads": threads,
         },
     )
-    named = ", ".join(f"{one['clips']} {reason}" for reason, one in told["left_out"].items())
-    planned = f"{told['planned']} planned in {told['steps_per_epoch']} steps per epoch"
-    return [
-        f"{told['catalog']['clips']} clips: {planned}" + (f"; {named}" if named else ""),
-        *plan_report.warnings(told),
-    ]
+    return kept
 
 
-def threads_changed(folder: RunFolder, threads: int) -> list[str]:
+def _abandon_after(run: OpenRun, step: int) -> None:
+    """Set later checkpoints aside: the run goes on from an earlier step, and they are of another branch.
+
+    Left in place, one of them would count as the save of its step, or as the newest.
+    """
+    for later in [s for s in run.store.steps() if s > step]:
+        aside = run.store.quarantine(later, f"abandoned: the run went back to step {step}")
+        logger.info("checkpoint of step %d is set aside as %s", later, aside.name)
+
+
+def _warn_of_threads(folder: RunFolder, threads: int) -> None:
     """Warn that sums round otherwise from here on than they would have without the interruption."""
     starts = list(events.read(folder.events_file, "start"))
-    if not starts or starts[-1]["threads"] == threads:
-        return []
-    return [f"threads: {starts[-1]['threads']} then, {threads} now; losses will differ in their last bits"]
+    if starts and starts[-1]["threads"] != threads:
+        then = starts[-1]["threads"]
+        logger.warning(f"threads: {then} then, {threads} now; losses will differ in their last bits")
+
+
+def _write_plan(run: OpenRun, data: RecipeData, position: DataPosition) -> None:
+    """Write the plan's summary and what it leaves out, and tell the plan in a line."""
+    spec, epoch = position.spec, position.epoch
+    # The rest of an epoch says little about it; the whole one is planned for the summary alone.
+    plan = position.plan if position.segment == 0 else replace(data, run=None).plan(spec, epoch)
+    summary = plan_report.summarise(data, spec, plan, world=run.world.size, epoch=epoch)
+    files.write_json(run.folder.plan_folder / "summary.json", summary)
+    rejections.write(run.folder.plan_folder / "left-out.parquet", data, epoch)
+    named = ", ".join(f"{one['clips']} {reason}" for reason, one in summary["left_out"].items())
+    planned = f"{summary['planned']} planned in {summary['steps_per_epoch']} steps per epoch"
+    logger.info(f"{summary['catalog']['clips']} clips: {planned}" + (f"; {named}" if named else ""))
+    for warning in plan_report.warnings(summary):
+        logger.warning(warning)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reelworks.core.errors import UserError
+from reelworks.core.log import logger
 from reelworks.core.shape import Shape
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
@@ -18,7 +19,7 @@ from reelworks.recipe import validation
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
-from reelworks.train.run_logger import Recorder
+from reelworks.train.run_logger import RunLogger
 from reelworks.train.state import TrainState
 
 
@@ -82,20 +83,20 @@ class Previewer:
     def _folder(self, step: int) -> Path:
         return self.run_folder.previews_folder / f"step-{step:09d}"
 
-    def run(self, step: int, tell: Recorder) -> None:
+    def run(self, step: int, log: RunLogger) -> None:
         """Generate a clip for every prompt, the same noise at every step."""
         options, prompts = self.options, self.recipe.preview.prompts
         if options is None:
             return
         clips = "1 clip" if len(prompts) == 1 else f"{len(prompts)} clips"
-        tell.say(f"making previews: {clips} of {options.shape}, {options.to_text()}")
+        logger.info(f"making previews: {clips} of {options.shape}, {options.to_text()}")
         try:
             with self.state.averaged():
                 made = diffusers_pipeline.generate(self.recipe, self.boundary, self.encoder, prompts, options)
         except UserError as error:  # such as too little memory
             if self.world.size > 1:  # the other ranks may be waiting for this one
                 raise
-            tell.say(f"warning: previews are lost: {error.problem}")
+            logger.warning("previews are lost: %s", error.problem)
             return
         if not self.world.is_main:
             return
@@ -105,10 +106,10 @@ class Previewer:
             try:
                 writers.write(path, frames, options.fps)
             except UserError as error:
-                tell.say(f"warning: a preview is lost: {error.problem}")
+                logger.warning("a preview is lost: %s", error.problem)
                 return
             names.append(path.relative_to(self.run_folder.previews_folder).as_posix())
-        tell.event(
+        log.event(
             "preview",
             step=step,
             files=names,

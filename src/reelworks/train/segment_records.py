@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from reelworks.analysis import clip_history
 from reelworks.core import units
+from reelworks.core.log import logger
 from reelworks.data import plan_cache, segment_record
 from reelworks.data.position import DataPosition
 from reelworks.recipe.dataset import RecipeData
@@ -24,13 +24,11 @@ class RecordKeeper:
         run: The run folder.
         data: The data trained on.
         recipe_file: File of this start's recipe, below `recipes/`.
-        say: Tells people.
     """
 
     run: RunFolder
     data: RecipeData
     recipe_file: str
-    say: Callable[[str], None]
     _begun: bool = False
     _skipped: list[int] = field(default_factory=list)
     _failures: list[Failure] = field(default_factory=list)
@@ -53,8 +51,8 @@ class RecordKeeper:
             plan_cache.drop(self.run, now)
             self._make_room(in_use | {now})
         except (OSError, RecordError) as error:
-            self.say(
-                f"warning: epoch {position.epoch}, segment {position.segment} has no record ({error}): coverage cannot "
+            logger.warning(
+                f"epoch {position.epoch}, segment {position.segment} has no record ({error}): coverage cannot "
                 "tell its clips, and the data must not change before its end"
             )
 
@@ -92,7 +90,7 @@ class RecordKeeper:
             return
         for generation, epoch in records.prune(self.run, limit, in_use, self._totals):
             name = f"epoch {epoch}" + (f" of generation {generation}" if generation else "")
-            self.say(
+            logger.info(
                 f"the record of {name} is removed to stay within coverage.max_disk = "
                 f"{units.told_bytes(limit)}; its totals stay, what became of each clip in it cannot be told any more"
             )
@@ -112,7 +110,7 @@ class RecordKeeper:
         try:
             records.write_outcome(self.run, position.key, outcome)
         except OSError as error:
-            self.say(f"warning: the end of epoch {position.epoch} is not recorded ({error})")
+            logger.warning(f"the end of epoch {position.epoch} is not recorded ({error})")
 
 
 def _as_told(run: RunFolder, key: Key, rows: int) -> Outcome:

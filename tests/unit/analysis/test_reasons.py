@@ -161,8 +161,8 @@ def test_the_verb_writes_the_list_and_refuses_other_names(folder, tmp_path, monk
 def test_lines_of_the_quarantine_without_a_clip_are_told_and_many_are_counted():
     told = {"quarantine_unmatched": [f"data/{i}.png" for i in range(30)], "shared_files": []}
     lines = plan_report.warnings(told)
-    assert lines[0] == "warning: quarantine names data/0.png, which is no clip of the recipe"
-    assert (len(lines), lines[-1]) == (21, "warning: and 10 more lines of it that name no clip")
+    assert lines[0] == "quarantine names data/0.png, which is no clip of the recipe"
+    assert (len(lines), lines[-1]) == (21, "and 10 more lines of it that name no clip")
     assert plan_report.warnings({"quarantine_unmatched": [], "shared_files": []}) == []
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,15 +45,30 @@ class Storage:
         return call
 
 
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """Collect the lines that people are told, warnings marked as such."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(  # type: ignore[method-assign]
+        ("warning: " if record.levelno == logging.WARNING else "") + record.getMessage()
+    )
+    logger = logging.getLogger("reelworks")
+    former = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(former)
+
+
 @dataclass
 class Told:
-    """Keeps what a run is told."""
+    """Keeps the events that a run is told."""
 
-    lines: list[str] = field(default_factory=list)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
 
     def event(self, kind: str, **fields: Any) -> None:
         self.events.append((kind, fields))

@@ -41,21 +41,21 @@ def test_the_lines_that_people_read() -> None:
     policy = CheckpointsConfig(every_steps=1000)
     told = forecast(41_200_000_000, policy, saves(policy, 0, 20_000), 180 * GB)
     assert (told.peak_count, told.fails_at_step) == (5, 5000)
-    assert told.lines()[0] == (
+    assert told.to_text() == (
         "one checkpoint takes 41.2 GB; the policy peaks at 5 = 206.0 GB; 180.0 GB are free: will not fit from step 5000"
     )
-    assert "save_total_limit" in told.lines()[1]
+    assert "save_total_limit" in told.warnings()[0]
     there = [Record(step, {}, num_bytes=41_200_000_000) for step in (1000, 2000)]
     resumed = forecast(41_200_000_000, policy, saves(policy, 2000, 20_000), 180 * GB, there)
     assert resumed.fails_at_step is None
-    assert resumed.lines() == [
+    assert [resumed.to_text(), *resumed.warnings()] == [
         "one checkpoint takes 41.2 GB; the policy peaks at 5 = 206.0 GB; 180.0 GB are free beside the 82.4 GB there"
     ]
     small = CheckpointsConfig(max_disk="100GB", keep_within="2d")
     limited = forecast(41_200_000_000, small, saves(small, 0, 20_000), 1000 * GB)
     assert limited.peak_count == 3
-    assert "and what was saved within 2d" in limited.lines()[0]
-    assert "max_disk = 100GB is too little" in limited.lines()[1]
+    assert "and what was saved within 2d" in limited.to_text()
+    assert "max_disk = 100GB is too little" in limited.warnings()[0]
 
 
 @pytest.mark.parametrize(

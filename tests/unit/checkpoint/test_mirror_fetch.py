@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks._faults import one_save
 from checkpoint_helpers import Killed
-from mirror_helpers import copy, new_run, place_at
+from mirror_helpers import copy, logged, new_run, place_at
 
 from reelworks.checkpoint.mirror.fetch import bring_back
 from reelworks.checkpoint.mirror.remote import RemoteFilesystem
@@ -30,8 +30,8 @@ def mirror(tmp_path: Path) -> Path:
 
 
 def fetch(mirror: Path, run: RunFolder, resume: str = "auto") -> tuple[int | None, list[str]]:
-    said: list[str] = []
-    return bring_back(place_at(mirror), run, resume, said.append), said
+    with logged() as said:
+        return bring_back(place_at(mirror), run, resume), said
 
 
 def steps(run: RunFolder) -> list[int]:
@@ -133,15 +133,15 @@ def test_storage_that_does_not_answer_is_an_error_only_where_it_is_needed(
 
     away = place_at(mirror, fail)
     with pytest.raises(UserError, match="cannot be written now"):
-        bring_back(away, RunFolder(tmp_path / "run"), "auto", print)
-    assert bring_back(away, new_run(tmp_path / "with one", 100), "auto", print) is None
+        bring_back(away, RunFolder(tmp_path / "run"), "auto")
+    assert bring_back(away, new_run(tmp_path / "with one", 100), "auto") is None
 
     def deny_checkpoints(call: int, name: str) -> None:
         if name == "ls":
             raise PermissionError("Access Denied")
 
     with pytest.raises(UserError, match="cannot be read now"):
-        bring_back(place_at(mirror, deny_checkpoints), RunFolder(tmp_path / "run"), "auto", print)
+        bring_back(place_at(mirror, deny_checkpoints), RunFolder(tmp_path / "run"), "auto")
 
 
 def test_damaged_ones_here_do_not_count(tmp_path: Path, mirror: Path) -> None:
@@ -206,7 +206,7 @@ def test_wherever_a_fetch_dies_the_next_one_completes_it(tmp_path: Path, mirror:
 
         try:
             with storage.guarded(guard):
-                bring_back(place, run, "auto", lambda line: None)
+                bring_back(place, run, "auto")
         except Killed:
             pass
         return count
@@ -220,5 +220,5 @@ def test_wherever_a_fetch_dies_the_next_one_completes_it(tmp_path: Path, mirror:
             verify(run.checkpoints_folder / f"step-{step:09d}", full=True)
         assert not (steps(run) and not run.exists)  # a checkpoint without its run would be another run's
         if die_at % 5 == 0:
-            bring_back(place, run, "auto", lambda line: None)
+            bring_back(place, run, "auto")
             assert (steps(run), run.exists) == ([300], True)

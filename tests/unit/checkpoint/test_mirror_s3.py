@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mirror_helpers import copy, new_run, shown
+from mirror_helpers import copy, logged, new_run, shown
 
 from reelworks.checkpoint.config import MirrorConfig
 from reelworks.checkpoint.mirror import fetch, mirror
@@ -39,13 +39,19 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
 
 
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    with logged() as lines:
+        yield lines
+
+
 def place_in(bucket: str, endpoint: str) -> RemoteFilesystem:
     return RemoteFilesystem.open(
         MirrorConfig(url=f"s3://{bucket}/runs/first", options={"endpoint_url": endpoint})
     )
 
 
-def test_a_run_survives_the_loss_of_its_disk(tmp_path: Path, endpoint: str) -> None:
+def test_a_run_survives_the_loss_of_its_disk(tmp_path: Path, endpoint: str, lines: list[str]) -> None:
     """Mirrored to a bucket, retired there by the policy, brought back whole into an empty folder."""
     place = place_in("bucket", endpoint)
     place._fs.mkdir("bucket")
@@ -56,23 +62,23 @@ def test_a_run_survives_the_loss_of_its_disk(tmp_path: Path, endpoint: str) -> N
     assert place.steps() == shown(place) == [300, 400]
     place.remove_file("checkpoints/step-000000400/manifest.json")  # as of an upload that broke off
 
-    again, said = RunFolder(tmp_path / "new" / "run"), []
-    assert fetch.bring_back(place, again, "auto", said.append) == 300
+    again = RunFolder(tmp_path / "new" / "run")
+    assert fetch.bring_back(place, again, "auto") == 300
     assert CheckpointStore(again.checkpoints_folder).steps() == [300]
     verify(again.checkpoints_folder / "step-000000300", full=True)
     assert again.info()["id"] == run.info()["id"]
     assert again.events_file.read_bytes() == run.events_file.read_bytes()
-    assert fetch.bring_back(place, again, "auto", said.append) is None
+    assert fetch.bring_back(place, again, "auto") is None
     copy(again, place, 300)
-    assert SECRET not in repr((told, said)) + again.events_file.read_text()
+    assert SECRET not in repr((told, lines)) + again.events_file.read_text()
 
 
 def test_a_bucket_that_is_not_there_or_a_server_that_is_gone_is_told(
-    tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, endpoint: str, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = RunFolder(tmp_path / "run")
     with pytest.raises(UserError, match="cannot be written now") as caught:
-        fetch.bring_back(place_in("no-bucket", endpoint), nothing, "auto", print)
+        fetch.bring_back(place_in("no-bucket", endpoint), nothing, "auto")
     assert "bucket does not exist" in caught.value.problem
     assert not nothing.path.exists()
 
@@ -82,5 +88,5 @@ def test_a_bucket_that_is_not_there_or_a_server_that_is_gone_is_told(
     gone._fs.retries = 1
     told = copy(new_run(tmp_path / "full", 100), gone, 100)
     assert told.kinds() == ["unmirrored"]
-    assert "127.0.0.1:1" in told.lines[-1]
-    assert SECRET not in repr(told)
+    assert "127.0.0.1:1" in lines[-1]
+    assert SECRET not in repr((told, lines))

@@ -73,7 +73,7 @@ class Training:
         cursor, excluded, aliases, trained = saved
         self.trained = list(trained)
         self.open()
-        self.position, said = resume.resume(
+        found = resume.resume(
             self.data,
             self.spec(),
             self.run,
@@ -81,9 +81,10 @@ class Training:
             Excluded.from_bytes(excluded),
             Aliases.from_bytes(aliases),
         )
-        if said:
+        self.position = found.position
+        if found.changes:
             segment_record.begin(self.run, self.data, self.position, "recipe.toml")
-        return said
+        return found.changes
 
     def check_end(self) -> None:
         self.steps(10_000)
@@ -362,10 +363,11 @@ def test_data_that_begin_again_need_no_record(training: Training) -> None:
         if lost:
             shutil.rmtree(training.run.coverage_folder)
         training.open()
-        begun, said = resume.start_again(
+        again = resume.start_again(
             training.data, training.spec(), training.run, Cursor(**cursor), Aliases.from_bytes(aliases)
         )
+        begun = again.position
         assert (begun.generation, begun.epoch, begun.segment, begun.row) == (1, 0, 0, 0)
         assert (begun.plan.planned, begun.global_step) == (9, 1)
         assert not begun.excluded
-        assert bool(begun.aliases) == bool(said) == (not lost)
+        assert bool(begun.aliases) == bool(again.changes) == (not lost)

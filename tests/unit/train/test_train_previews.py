@@ -13,6 +13,7 @@ from PIL import Image
 from reelworks.analysis import plan_report
 from reelworks.core import files
 from reelworks.core.errors import UserError
+from reelworks.core.log import to_terminal
 from reelworks.core.shape import Shape
 from reelworks.distributed.mesh import World
 from reelworks.generate import defaults, writers
@@ -26,7 +27,7 @@ from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.train import build, sample_logging
 from reelworks.train.preflight import check
-from reelworks.train.run_logger import Recorder
+from reelworks.train.run_logger import RunLogger
 from reelworks.train.sample_logging import Previewer
 from reelworks.train.state import TrainState
 
@@ -129,10 +130,11 @@ def test_previews_beyond_memory_end_no_training(
     denoiser = build.denoiser(recipe, CPU)
     parts = (DtypeBoundary(denoiser), build.encoder(recipe, CPU), TrainState.start(denoiser, recipe.train))
     run = RunFolder(tmp_path / "run")
-    with Recorder(run, main=True, total_steps=1, first_step=0) as tell:
+    alone = World(0, 1, CPU)
+    with to_terminal(), RunLogger(run, fits, alone, recipe_file="", first_step=0, total_steps=1) as log:
         for data in (too_large, fits):
-            previewer = Previewer(data.recipe, *parts, World(0, 1, CPU), run, sample_logging.options(data))
-            previewer.run(1, tell)
+            previewer = Previewer(data.recipe, *parts, alone, run, sample_logging.options(data))
+            previewer.run(1, log)
     said = capsys.readouterr().out
     assert "warning: previews are lost: this does not fit into memory" in said
     assert "making previews: 1 clip of 1×48×32, 2 steps, guidance scale 7\n" in said

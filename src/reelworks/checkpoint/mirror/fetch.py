@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 
 from reelworks.checkpoint import manifest, names
 from reelworks.checkpoint.manifest import BadCheckpoint, NewerFormat
@@ -13,19 +12,17 @@ from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core import storage
 from reelworks.core.errors import UserError
+from reelworks.core.log import logger
 from reelworks.run.folder import RunFolder
 
 
-def bring_back(
-    place: RemoteFilesystem, run: RunFolder, resume: str, say: Callable[[str], None]
-) -> int | None:
+def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | None:
     """Fetch a run's files and its newest good checkpoint, if the run folder has none; under the run's lock.
 
     Args:
         place: The mirror.
         run: The run folder, which may not exist yet.
         resume: What was asked for: "auto", "never", or a step, which is then fetched if it is missing here.
-        say: Told, in lines for people, what is fetched and what is passed over.
 
     Returns:
         The step that was fetched; None where nothing had to be, or the mirror is empty.
@@ -55,8 +52,8 @@ def bring_back(
             files.require_ours(index, run.info()["id"], place.url)
         # Before any checkpoint: a run folder with one is not brought back again.
         for path in files.pull(place, run, index):
-            say(f"warning: the mirror has lost {path}")
-        return _fetch_newest(place, store, [s for s in reversed(place.steps()) if named in (None, s)], say)
+            logger.warning("the mirror has lost %s", path)
+        return _fetch_newest(place, store, [s for s in reversed(place.steps()) if named in (None, s)])
 
 
 def _has_whole(store: CheckpointStore) -> bool:
@@ -73,23 +70,21 @@ def _has_whole(store: CheckpointStore) -> bool:
     return False
 
 
-def _fetch_newest(
-    place: RemoteFilesystem, store: CheckpointStore, steps: list[int], say: Callable[[str], None]
-) -> int | None:
+def _fetch_newest(place: RemoteFilesystem, store: CheckpointStore, steps: list[int]) -> int | None:
     bad = []
     for step in steps:
         # Without a manifest it is no checkpoint, but an upload that a dead process left.
         if (data := place.manifest_data(step)) is None:
             continue
         try:
-            _fetch(place, store, step, data, say)
+            _fetch(place, store, step, data)
         except NewerFormat as error:
             raise UserError(
                 error.reason, field="checkpoint", value=folder_of(step), remedy="update Reelworks"
             ) from error
         except BadCheckpoint as error:
             bad.append(f"checkpoint of step {step} in the mirror is passed over: {error.reason}")
-            say(bad[-1])
+            logger.warning(bad[-1])
             continue
         return step
     if bad:
@@ -102,12 +97,10 @@ def _fetch_newest(
     return None
 
 
-def _fetch(
-    place: RemoteFilesystem, store: CheckpointStore, step: int, data: bytes, say: Callable[[str], None]
-) -> None:
+def _fetch(place: RemoteFilesystem, store: CheckpointStore, step: int, data: bytes) -> None:
     """Fetch one checkpoint into a temporary folder, compare all digests, and publish it."""
     found = place.complete(step)
-    say(f"fetching the checkpoint of step {step} ({found.total_bytes / 1e9:.3f} GB) from {place.url}")
+    logger.info(f"fetching the checkpoint of step {step} ({found.total_bytes / 1e9:.3f} GB) from {place.url}")
     storage.mkdirs(store.root)
     if (free_bytes := shutil.disk_usage(store.root).free) < found.total_bytes:
         raise UserError(

@@ -22,6 +22,7 @@ from reelworks.checkpoint.mirror.remote import RemoteFilesystem, check_size, des
 from reelworks.checkpoint.policy import Decision, PolicyTime
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
+from reelworks.core.log import logger
 from reelworks.run.folder import RunFolder
 
 P = ParamSpec("P")
@@ -32,10 +33,6 @@ WAITS_SECONDS = (2.0, 10.0, 30.0)
 
 class OnEvent(Protocol):
     """Callback for events of a run; called from the mirror's thread."""
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        ...
 
     def event(self, kind: str, **fields: Any) -> None:
         """Write an event."""
@@ -111,7 +108,7 @@ class Mirror:
             self._changed.notify_all()
             last = self._waiting if self._waiting is not None else self._under_way
         if last is not None:
-            self._tell.say(f"waiting until the checkpoint of step {last} is in the mirror {self._place.url}")
+            logger.info(f"waiting until the checkpoint of step {last} is in the mirror {self._place.url}")
         self._thread.join()
         return self._failure
 
@@ -141,7 +138,7 @@ class Mirror:
             reason = error.problem if isinstance(error, UserError) else describe(error)
             self._failure = f"the checkpoint of step {step} is not in the mirror {self._place.url} ({reason})"
             self._tell.event("unmirrored", step=step, reason=reason)
-            self._tell.say(f"warning: {self._failure}")
+            logger.warning(self._failure)
         else:
             self._failure = None
             self._tidy(step)
@@ -154,7 +151,7 @@ class Mirror:
         except _Superseded:
             pass  # done after the newer one
         except Exception as error:
-            self._tell.say(f"warning: old checkpoints could not be deleted in the mirror ({describe(error)})")
+            logger.warning("old checkpoints could not be deleted in the mirror (%s)", describe(error))
 
     def _copy(self, step: int) -> None:
         began = time.perf_counter()
@@ -231,7 +228,7 @@ class Mirror:
 
     def _skipped(self, step: int, newer: int) -> None:
         self._tell.event("mirror_skipped", step=step, newer=newer)
-        self._tell.say(f"checkpoint of step {step} is not mirrored: that of step {newer} is newer")
+        logger.info(f"checkpoint of step {step} is not mirrored: that of step {newer} is newer")
 
     def _log(self, event: str, step: int, **fields: Any) -> None:
         with suppress(OSError):  # a full disk

@@ -114,7 +114,7 @@ def of_another_base(source: str, here: Base) -> str | None:
     told = header(source)
     if BASE not in told or (base := Base.from_json(told[BASE])).digest == here.digest:
         return None
-    return f"warning: {source} was trained on {base}, and the base here is {here}"
+    return f"{source} was trained on {base}, and the base here is {here}"
 
 
 def _require_rank_and_alpha(config: LoraConfig, found: key_mapping.Layers) -> None:
