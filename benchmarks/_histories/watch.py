@@ -209,7 +209,7 @@ def _wrap_steps(watch: Watch) -> None:
             watch.note_step(applied=False)
         return result
 
-    _before(Trainer, "_step", row_begins)
+    _before(Trainer, "_take_step", row_begins)
     _after(ShardedOptimizer, "step", updated)
     TrainStep.run = run  # type: ignore[method-assign]
     _after(StepResult, "skipped", left_out)

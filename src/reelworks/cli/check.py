@@ -32,9 +32,9 @@ def check(
     loaded, table = _with_buckets(load_recipe(recipe, overrides, data_path), quiet=json)
     from reelworks.train.preflight import check as checking
 
-    told = checking.check(loaded, table, world)
-    show.json(told) if json else show_check.result(told)
-    if told["violations"]:
+    report = checking.check(loaded, table, world)
+    show.json(report.to_json()) if json else show_check.report(report)
+    if report.violations:
         raise typer.Exit(EXIT_VIOLATIONS)
 
 

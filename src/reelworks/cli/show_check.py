@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -10,60 +10,62 @@ from rich.table import Table
 
 from reelworks.cli.show import line
 
-_DTYPES = ("storage", "compute", "master", "reduction", "output")
+if TYPE_CHECKING:
+    from reelworks.train.preflight.check import CheckReport, ComponentReport
+
 _console = Console(highlight=False)
 
 
-def result(told: dict[str, Any]) -> None:
-    """Dtypes, casts, memory and violations."""
-    _dtypes(told["components"])
-    for component in told["components"]:
+def report(report: CheckReport) -> None:
+    """Print dtypes, casts, memory and violations."""
+    _dtypes(report.components)
+    for component in report.components:
         _casts(component)
-    _memory(told)
-    line(f"{told['shapes']} shapes tried without numbers")
-    for one in told["rehearsed"]:
+    _memory(report)
+    line(f"{report.shapes} shapes tried without numbers")
+    for one in report.rehearsed:
         line(
-            f"{one['bucket']}, batch size {one['batch_size']}: forward and backward in {one['seconds']:.1f} s on "
-            f"{told['device']}, {_size(one['activations_bytes'])} of activations"
+            f"{one.bucket}, batch size {one.batch_size}: forward and backward in {one.seconds:.1f} s on "
+            f"{report.device}, {_size(one.activations_bytes)} of activations"
         )
-    for fault in told["violations"]:
-        line(f"violation: {fault['module']}: {fault['problem']}\n  remedy: {fault['remedy']}")
-    count = len(told["violations"])
+    for fault in report.violations:
+        line(f"violation: {fault.field}: {fault.problem}\n  remedy: {fault.remedy}")
+    count = len(report.violations)
     line(f"{count} violation{'s' if count > 1 else ''}" if count else "no violation")
 
 
-def _dtypes(components: list[dict[str, Any]]) -> None:
+def _dtypes(components: list[ComponentReport]) -> None:
     """A column for each component: so many dtypes beside one another would not fit into 80 signs."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column()
     for one in components:
-        table.add_column(f"{one['component']}\n{one['name']}")
-    for key in (*_DTYPES, "device"):
-        table.add_row(key, *(one[key] or "–" for one in components))
-    table.add_row("parameters", *(f"{one['parameters']:,}" for one in components))
+        table.add_column(f"{one.kind}\n{one.name}")
+    columns = [one.dtypes | {"device": one.device} for one in components]
+    for key in columns[0]:
+        table.add_row(key, *(column[key] or "–" for column in columns))
+    table.add_row("parameters", *(f"{one.parameters:,}" for one in components))
     _console.print(table)
 
 
-def _casts(component: dict[str, Any]) -> None:
+def _casts(component: ComponentReport) -> None:
     """How a frozen base lies there, and inputs with the same cast in one line."""
-    if component["base"]:
-        line(f"{component['component']}: weights of the frozen base: {component['base']}")
+    if component.contract.base:
+        line(f"{component.kind}: weights of the frozen base: {component.contract.base}")
     inputs: dict[str, list[str]] = {}
-    for cast in component["casts"]:
-        same = cast["from"] == cast["to"]
-        words = f"stay {cast['to']}" if same else f"{cast['from']} → {cast['to']}"
-        inputs.setdefault(words, []).append(cast["input"])
+    for cast in component.casts:
+        same = cast.arrives_in == cast.cast_to
+        words = f"stay {cast.cast_to}" if same else f"{cast.arrives_in} → {cast.cast_to}"
+        inputs.setdefault(words, []).append(cast.input)
     for words, names in inputs.items():
-        line(f"{component['component']}: {', '.join(names)}: {words}")
+        line(f"{component.kind}: {', '.join(names)}: {words}")
 
 
-def _memory(told: dict[str, Any]) -> None:
-    sizes = dict(told["memory"])
-    total, host = sizes.pop("total"), sizes.pop("host")
-    parts = [f"{name} {_size(size)}" for name, size in sizes.items() if size]
-    beside = f"; {_size(host)} of CPU memory" if host else ""
-    each = f" of each of {told['world']} processes" if told["world"] > 1 else ""
-    line(f"\nmemory{each}, estimated: {_size(total)} ({', '.join(parts)}){beside}")
+def _memory(report: CheckReport) -> None:
+    memory = report.memory
+    parts = [f"{name} {_size(size)}" for name, size in memory.parts.items() if size]
+    beside = f"; {_size(memory.host)} of CPU memory" if memory.host else ""
+    each = f" of each of {report.world} processes" if report.world > 1 else ""
+    line(f"\nmemory{each}, estimated: {_size(memory.total)} ({', '.join(parts)}){beside}")
 
 
 def _size(count_bytes: int) -> str:

@@ -16,6 +16,11 @@ def last_step(train: TrainConfig, position: DataPosition) -> int:
     return last if train.max_steps is None else min(last, train.max_steps)
 
 
+def total_steps(train: TrainConfig, position: DataPosition) -> int | None:
+    """Step with which training ends, as far as it is known: what is left of an epoch tells nothing of the length of others."""
+    return train.max_steps if position.segment else last_step(train, position)
+
+
 def is_done(train: TrainConfig, position: DataPosition) -> bool:
     """Tell whether training ends here."""
     if train.max_steps is not None and position.global_step >= train.max_steps:

@@ -27,7 +27,7 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
 from reelworks.run.records import Failure
-from reelworks.schedule.plan import EpochPlan
+from reelworks.schedule.plan import EpochPlan, PlanSpec
 from reelworks.train.segment_records import RecordKeeper
 from reelworks.train.step import StepResult
 from reelworks.train.validation import Validation
@@ -51,7 +51,7 @@ class RunLogger:
         data: RecipeData,
         world: World,
         *,
-        recipe_file: str,
+        recipe_name: str,
         first_step: int,
         total_steps: int | None,
         debug: bool = False,
@@ -62,13 +62,14 @@ class RunLogger:
             run: The run folder.
             data: What is trained on.
             world: This process among the others.
-            recipe_file: File of this start's recipe, below `recipes/`.
+            recipe_name: File of this start's recipe, below `recipes/`.
             first_step: Optimizer steps done.
             total_steps: With which training ends, as far as it is known.
             debug: Also log the clips of every step, a file for each rank.
         """
-        self.records = RecordKeeper(run, data, recipe_file)
+        self.records = RecordKeeper(run, data, recipe_name)
         self._run, self._data, self._world, self._debug = run, data, world, debug
+        self._recipe_name, self._first_step = recipe_name, first_step
         self._events = log.EventHandler(EventLog(run.events_file).write)
         # What a resume repeats must not stand in the curves twice.
         board = SummaryWriter(run.tensorboard_folder, purge_step=first_step + 1) if world.is_main else None
@@ -96,6 +97,26 @@ class RunLogger:
         self._events.handle(record)
         if log.event_logger.isEnabledFor(logging.DEBUG):
             log.event_logger.handle(record)
+
+    def start(self, spec: PlanSpec, *, threads: int, resumed_from: int | None) -> None:
+        """Tell that training starts; the events of later steps are void from here on.
+
+        Args:
+            spec: What shapes the plans.
+            threads: Of this process.
+            resumed_from: Step of the checkpoint; None for a fresh start.
+        """
+        self.event(
+            "start",
+            step=self._first_step,
+            world_size=self._world.size,
+            micro_batches_per_step=spec.micro_batches_per_step,
+            slot_width=spec.slot_width,
+            threads=threads,
+            device=str(self._world.device),
+            recipe=self._recipe_name,
+            resumed_from=resumed_from,
+        )
 
     def epoch_begins(self, position: DataPosition) -> None:
         """Tell the plan of an epoch, or of the rest of one."""

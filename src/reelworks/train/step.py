@@ -121,7 +121,7 @@ class StepSums:
         return self._unpacked(world.sum(self._packed()))
 
     def read(self, grad_norm: Tensor) -> tuple[StepSums, float]:
-        """Bring the sums and the norm of the gradient to the host: the one time in a step that it waits."""
+        """Bring the sums and the norm of the gradient to the host, in one transfer that waits for the device."""
         norm = grad_norm.to(self.loss.device).double()
         values = torch.cat([self._packed(), norm.reshape(1)]).cpu()
         return self._unpacked(values[:-1]), float(values[-1])
@@ -222,9 +222,12 @@ class TrainStep:
             flags: What this rank asks of all.
         """
         state, world, train = self.state, self.world, self.recipe.train
-        planned_weight = self.planned_weight(plan, row)
-        objective = self._objective(plan, row, step)
         rate = self.set_rate(step)
+        # A step of a model with two experts trains one of them, by its part of the timesteps.
+        objective = self._objective(plan, row, step)
+        # The loss is a weighted mean over all ranks, so every backward pass needs the sum of the weights, which only
+        # the plan knows yet. Gradients are scaled to the real sum below.
+        planned_weight = self.planned_weight(plan, row)
         sums = StepSums.begin(flags, len(self.table.buckets), world.device)
         candidates = NonFiniteCandidates()
 
@@ -240,12 +243,13 @@ class TrainStep:
             sums.add(batch, loss.detach(), weights_B.sum())
             candidates.keep(batch, losses_B, example.counts)
 
-        sums = sums.over_ranks(world)
+        totals = sums.over_ranks(world)
         parameters = [p for p in state.module.parameters() if p.grad is not None]
         # Clips that failed, and frames that are given, were planned and do not count.
-        _scale_gradients(parameters, planned_weight / sums.weight)
+        _scale_gradients(parameters, planned_weight / totals.weight)
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        totals, grad_norm = sums.read(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        # Here the host waits for the device, once, and from here on it knows the numbers.
+        totals, grad_norm = totals.read(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
         loss_sum, weight = float(totals.loss), float(totals.weight)
         finite = math.isfinite(loss_sum) and (weight == 0 or math.isfinite(grad_norm))
@@ -340,4 +344,4 @@ def _scale_gradients(parameters: list[nn.Parameter], scale: Tensor) -> None:
     """Multiply gradients in place by a number that the device alone knows."""
     gradients = [mesh.local(p.grad) for p in parameters if p.grad is not None]
     if gradients:
-        torch._foreach_mul_(gradients, scale.to(gradients[0].device, gradients[0].dtype))
+        torch._foreach_mul_(gradients, scale.to(gradients[0].dtype).to(gradients[0].device))

@@ -1,4 +1,8 @@
-"""Train a recipe, the same on one process and on many: `run` opens what is needed, `Trainer` loops over steps."""
+"""Train a recipe, the same on one process and on many: `run` opens what is needed, `Trainer` loops over steps.
+
+An epoch is planned as rows. A row is an optimizer step: the micro-batches of all ranks in it. Where the data change in
+the middle of an epoch, the rest is planned anew, as another segment of it. A position is the row to train next.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,7 @@ from reelworks.train import (
 from reelworks.train.checkpointing import CheckpointManager
 from reelworks.train.open_run import OpenRun
 from reelworks.train.preflight import dry_run
-from reelworks.train.progress import is_done, last_step
+from reelworks.train.progress import is_done, total_steps
 from reelworks.train.resume import RunOptions
 from reelworks.train.run_logger import RunLogger
 from reelworks.train.sample_logging import Previewer
@@ -110,61 +114,52 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
         optimizer_names.require(recipe.train.optimizer, recipe.parallel.strategy, world.size)
         threads = resume.set_threads(recipe)
 
-        # The run folder and the data: held, scanned, assigned to buckets, and planned.
+        # Open the run folder, in which no other process writes as long as this one trains.
         hold = stack.enter_context(open_run.hold(recipe, options.resume, world))
+        # Open the data. The recipe has its buckets from here on, where it left them open.
         data = _open_data(recipe, world, on_scan)
-        recipe = data.recipe  # with the buckets that were chosen
-        opened = open_run.open_run(recipe, hold, world)
-        spec = open_run.plan_spec(data, opened)
+        recipe = data.recipe
+        this_run = open_run.open_run(recipe, hold, world)
+        spec = open_run.plan_spec(data, this_run)
         if recipe.train.lacks_end:
             raise lr_schedule.no_end(recipe.train, data.plan(spec, 0).steps)
         previews = sample_logging.options(data)
 
-        # The model, and where it goes on.
-        resumed_from = pick_checkpoint.pick(opened, recipe, options.resume)
-        model = TrainedModel.build(data, world, resumed=resumed_from is not None)
+        # Build the model.
+        resumed_from = pick_checkpoint.pick(this_run, recipe, options.resume)
+        resumed = resumed_from is not None
+        model = TrainedModel.build(data, world, resumed=resumed)
+
+        # Resume: the weights of the checkpoint, if there is one, and the place in the data that belongs to them.
         position = resume.find_position(
-            opened, data, spec, options, step=resumed_from, state=model.state, base=model.base
+            this_run, data, spec, options, step=resumed_from, state=model.state, base=model.base
         )
         resume.require_same_plan(world, position)
-        largest = dry_run.largest(data.table, set(position.plan.bucket.tolist()) or {0})
-        dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, largest)
-        opened.step_shape.log_change()
+        _rehearse(model, data, position)
+        this_run.step_shape.log_change()
         for line in data.chosen.lines() if data.chosen else []:
             logger.info(line)
-        checkpointing.try_disk(opened, recipe, model.state, position)
-        kept_recipe = ""
+        checkpointing.try_disk(this_run, recipe, model.state, position)
+        recipe_name = ""
         if world.is_main:
-            resumed = resumed_from is not None
-            kept_recipe = resume.prepare_folder(opened, data, position, threads=threads, resumed=resumed)
+            recipe_name = resume.prepare_folder(this_run, data, position, threads=threads, resumed=resumed)
 
-        # The loop.
+        # Loop over steps.
         run_log = stack.enter_context(
             RunLogger(
-                opened.folder,
+                this_run.folder,
                 data,
                 world,
-                recipe_file=kept_recipe,
+                recipe_name=recipe_name,
                 first_step=position.global_step,
-                # The plan of what an epoch has left tells nothing of the length of others.
-                total_steps=recipe.train.max_steps if position.segment else last_step(recipe.train, position),
+                total_steps=total_steps(recipe.train, position),
                 debug=options.debug,
             )
         )
-        run_log.event(
-            "start",
-            step=position.global_step,
-            world_size=world.size,
-            micro_batches_per_step=spec.micro_batches_per_step,
-            slot_width=spec.slot_width,
-            threads=threads,
-            device=str(world.device),
-            recipe=kept_recipe,
-            resumed_from=resumed_from,
-        )
-        mirror = stack.enter_context(checkpointing.mirroring(opened, recipe, run_log, resumed_from))
+        run_log.start(spec, threads=threads, resumed_from=resumed_from)
+        mirror = stack.enter_context(checkpointing.mirroring(this_run, recipe, run_log, resumed_from))
         checkpoints = CheckpointManager(
-            run=opened,
+            run=this_run,
             data=data,
             state=model.state,
             base=model.base,
@@ -173,9 +168,9 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
             resumed_from=resumed_from,
         )
         trainer = Trainer(
-            run=opened, data=data, model=model, previews=previews, checkpoints=checkpoints, log=run_log
+            run=this_run, data=data, model=model, previews=previews, checkpoints=checkpoints, log=run_log
         )
-        ended = trainer.train(position, resumed=resumed_from is not None)
+        ended = trainer.train(position, resumed=resumed)
     return EXIT_REQUEUE if ended == "signal" else 0
 
 
@@ -217,6 +212,13 @@ class TrainedModel:
         return cls(DtypeBoundary(denoiser), encoder, state, denoiser.base)
 
 
+def _rehearse(model: TrainedModel, data: RecipeData, position: DataPosition) -> None:
+    """Run the largest bucket that is planned, so that memory suffices before the first step or never."""
+    planned = set(position.plan.bucket.tolist()) or {0}  # a plan is empty where nothing is left of the epoch
+    bucket = dry_run.largest(data.table, planned)
+    dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket)
+
+
 class Trainer:
     """Loops over steps: each is taken, told and counted, and at its edge what is due is done.
 
@@ -244,25 +246,42 @@ class Trainer:
             checkpoints: Saves the model.
             log: Told of all that happens.
         """
-        recipe, world, train = data.recipe, run.world, data.recipe.train
-        parts = model.boundary, model.encoder, model.state
+        recipe, world = data.recipe, run.world
+        boundary, encoder, state = model.boundary, model.encoder, model.state
         self.data = data
         self._recipe, self._run, self._world = recipe, run, world
         self._checkpoints, self._log = checkpoints, log
         self._source = StepSource(
-            data, world.rank, world.size, train.max_steps, train.max_epochs, train.skips
+            data,
+            rank=world.rank,
+            world=world.size,
+            max_steps=recipe.train.max_steps,
+            max_epochs=recipe.train.max_epochs,
+            skips=recipe.train.skips,
         )
-        self._train_step = TrainStep(*parts, data.table, world, recipe)
+        self._train_step = TrainStep(
+            boundary=boundary, encoder=encoder, state=state, table=data.table, world=world, recipe=recipe
+        )
         self._validator = Validator(
-            *parts,
-            world,
-            self._source,
-            data.held_out(),
-            recipe.validation.times,
-            recipe.objective,
-            recipe.seed,
+            boundary=boundary,
+            encoder=encoder,
+            state=state,
+            world=world,
+            source=self._source,
+            held_out=data.held_out(),
+            times=recipe.validation.times,
+            objective=recipe.objective,
+            seed=recipe.seed,
         )
-        self._previewer = Previewer(recipe, *parts, world, run.folder, previews)
+        self._previewer = Previewer(
+            recipe=recipe,
+            boundary=boundary,
+            encoder=encoder,
+            state=state,
+            world=world,
+            run_folder=run.folder,
+            options=previews,
+        )
         self._non_finite_in_a_row = 0
 
     def train(self, position: DataPosition, *, resumed: bool) -> str:
@@ -284,30 +303,31 @@ class Trainer:
                 return self._stop(position, "finished")
 
             if not resumed:
-                self._validate(position, pool)
+                self._validate(position, pool)  # of untrained weights, for comparison
             batches = loader.read_ahead(self._source.rows(position), pool, config.prefetch_micro_batches)
             self._begin_segment(position)
             while not self._is_done(position):
                 if position.at_end:
                     position = self._next_epoch(position)
                     if self._is_done(position):  # the epochs that were left draw no clip
-                        self._at_edge(position, pool, None)
+                        self._after_step(position, pool, None)
                     continue
-                taken = self._step(position, batches, stop=bool(signals.name))
+                taken = self._take_step(position, batches, stop=bool(signals.name))
                 position = taken.position
-                metrics = self._at_edge(position, pool, taken)
+                metrics = self._after_step(position, pool, taken)
+                # A signal to any rank stops all of them, behind the same step.
                 if taken.result.flags.stop and not self._is_done(position):
                     self._end_record(position)
                     self._checkpoints.save_last(position, metrics)
                     return self._stop(position, "signal")
             self._end_record(position)
-        return self._stop(position, "finished")
+            return self._stop(position, "finished")
 
     def _is_done(self, position: DataPosition) -> bool:
         return is_done(self._recipe.train, position)
 
-    def _step(self, position: DataPosition, batches: Iterator[MicroBatch], *, stop: bool) -> _TakenStep:
-        """Take the step at a position, tell and count it, and refuse to go on where that is hopeless.
+    def _take_step(self, position: DataPosition, batches: Iterator[MicroBatch], *, stop: bool) -> _TakenStep:
+        """Take the step at a position, log and count it, and refuse to go on where that is hopeless.
 
         Args:
             position: Of the row that is trained.
@@ -315,28 +335,29 @@ class Trainer:
             stop: True if this rank was asked to save and leave.
         """
         began = time.monotonic()
-        step, clips = position.global_step, list[MicroBatch]()
+        step = position.global_step
+        noted: list[MicroBatch] = []
         if self._recipe.train.skips(step + 1):
             result = StepResult.skipped(self._train_step.set_rate(step))
         else:
             result = self._train_step.run(
-                run_logger.note(loader.one_step(batches), clips),
+                run_logger.note(loader.one_step(batches), noted),
                 plan=position.plan,
                 row=position.row,
                 step=step,
                 flags=self._checkpoints.flags(stop=stop),
             )
         seconds = time.monotonic() - began
-        self._log.step(position, result, clips, seconds)
-        position = _after_step(position, result)
+        self._log.step(position, result, noted, seconds)
+        position = _advance(position, result)
         self._require_few_failures(position)
         self._require_finite(position.global_step, result)
         return _TakenStep(position, result, seconds)
 
-    def _at_edge(
+    def _after_step(
         self, position: DataPosition, pool: DecodePool, taken: _TakenStep | None
     ) -> dict[str, float]:
-        """Do what is due at a step's edge: the epoch's account, validation, checkpoint, preview.
+        """Do what is due between two steps: the epoch's account, validation, checkpoint, preview.
 
         Args:
             position: Where to go on.
@@ -442,7 +463,7 @@ class _TakenStep(NamedTuple):
     seconds: float
 
 
-def _after_step(position: DataPosition, result: StepResult) -> DataPosition:
+def _advance(position: DataPosition, result: StepResult) -> DataPosition:
     """Return the position behind a step, with its clips counted."""
     # Counted, not derived: a clip that got lost on the way must not balance the account.
     trained, repeated, skipped = result.clips, result.repeats, 0

@@ -46,7 +46,7 @@ class Validator:
     encoder: LiveEncoder
     state: TrainState
     world: World
-    feed: StepSource
+    source: StepSource
     held_out: Entries
     times: list[float]
     objective: ObjectiveConfig
@@ -81,6 +81,6 @@ class Validator:
         for i in range(rounds):
             own = i * self.world.size + self.world.rank
             one = self.held_out.take(torch.tensor([min(own, len(self.held_out) - 1)]).numpy())
-            yield self.feed.work(
+            yield self.source.work(
                 one.uid, one.copy, one.ordinal, int(one.bucket[0]), epoch=0, filler=own >= len(self.held_out)
             )

@@ -131,7 +131,7 @@ def test_previews_beyond_memory_end_no_training(
     parts = (DtypeBoundary(denoiser), build.encoder(recipe, CPU), TrainState.start(denoiser, recipe.train))
     run = RunFolder(tmp_path / "run")
     alone = World(0, 1, CPU)
-    with to_terminal(), RunLogger(run, fits, alone, recipe_file="", first_step=0, total_steps=1) as log:
+    with to_terminal(), RunLogger(run, fits, alone, recipe_name="", first_step=0, total_steps=1) as log:
         for data in (too_large, fits):
             previewer = Previewer(data.recipe, *parts, alone, run, sample_logging.options(data))
             previewer.run(1, log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -25,17 +26,143 @@ from reelworks.train.preflight.dry_run import Encoder
 from reelworks.train.preflight.memory import size
 from reelworks.train.state import TrainState
 
+_DTYPES = ("storage", "compute", "master", "reduction", "output")
 
-def check(recipe: Recipe, table: BucketTable, world: int = 1) -> dict[str, Any]:
+
+@dataclass(frozen=True)
+class Cast:
+    """Dtype that an input of a component arrives in, and that it is cast to."""
+
+    input: str
+    role: str
+    arrives_in: str
+    cast_to: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"input": self.input, "role": self.role, "from": self.arrives_in, "to": self.cast_to}
+
+
+@dataclass(frozen=True)
+class ComponentReport:
+    """A model's dtypes, size and place.
+
+    Attributes:
+        kind: Of component: "denoiser", "autoencoder", ...
+        name: In the recipe.
+        contract: Its dtypes.
+        parameters: Numbers in it.
+        trained: Of those.
+        casts: Of each input.
+        device: Where it lies.
+    """
+
+    kind: str
+    name: str
+    contract: Contract
+    parameters: int
+    trained: int
+    casts: list[Cast]
+    device: str
+
+    @property
+    def dtypes(self) -> dict[str, str | None]:
+        """Declared dtypes by purpose; None where the component has no use for one."""
+        declared = {key: getattr(self.contract, key) for key in _DTYPES}
+        return {key: None if dtype is None else name_of(dtype) for key, dtype in declared.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "component": self.kind,
+            "name": self.name,
+            **self.dtypes,
+            "base": self.contract.base,
+            "parameters": self.parameters,
+            "trained": self.trained,
+            "casts": [cast.to_json() for cast in self.casts],
+            "device": self.device,
+        }
+
+
+@dataclass(frozen=True)
+class RehearsedBucket:
+    """A bucket that was run for real, forward and backward.
+
+    Attributes:
+        activations_bytes: Most that the pass held at a time.
+    """
+
+    bucket: str
+    batch_size: int
+    activations_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes of one process.
+
+    Attributes:
+        parts: On its device, by purpose.
+        host: In CPU memory.
+    """
+
+    parts: dict[str, int]
+    host: int
+
+    @property
+    def total(self) -> int:
+        """All parts on the device."""
+        return sum(self.parts.values())
+
+    def to_json(self) -> dict[str, int]:
+        """Plain values."""
+        return {**self.parts, "total": self.total, "host": self.host}
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Findings about a recipe.
+
+    Attributes:
+        device: Where it was tried.
+        world: Processes that memory is estimated for.
+        shapes: Shapes that were tried without numbers.
+        components: The network first.
+        rehearsed: Buckets that were run for real; none where there are violations.
+        memory: Of each process.
+        violations: Dtypes that meet and must not.
+    """
+
+    device: str
+    world: int
+    shapes: int
+    components: list[ComponentReport]
+    rehearsed: list[RehearsedBucket]
+    memory: MemoryReport
+    violations: list[DtypeError]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; sizes are bytes of one process."""
+        return {
+            "device": self.device,
+            "world": self.world,
+            "shapes": self.shapes,
+            "components": [component.to_json() for component in self.components],
+            "rehearsed": [asdict(one) for one in self.rehearsed],
+            "memory": self.memory.to_json(),
+            "violations": [_violation(fault) for fault in self.violations],
+        }
+
+
+def check(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckReport:
     """Try every bucket's shape without numbers, and the largest of each resolution for real.
 
     Args:
         recipe: What would be trained.
         table: Its buckets.
         world: Processes to audit and to estimate memory for; nothing is started but this one.
-
-    Returns:
-        A JSON value; sizes are bytes of one process.
 
     Raises:
         UserError: Weights cannot be loaded, a contract or the optimizer cannot train, or memory does not suffice.
@@ -47,7 +174,7 @@ def check(recipe: Recipe, table: BucketTable, world: int = 1) -> dict[str, Any]:
         return _check(recipe, table, alone, world)
 
 
-def _check(recipe: Recipe, table: BucketTable, alone: World, world: int) -> dict[str, Any]:
+def _check(recipe: Recipe, table: BucketTable, alone: World, world: int) -> CheckReport:
     build.require_sources(recipe)
     denoiser, encoder = build.denoiser(recipe, alone.home), build.encoder(recipe, alone.device)
     shapes = dry_run.examples(denoiser, encoder, table)
@@ -57,22 +184,23 @@ def _check(recipe: Recipe, table: BucketTable, alone: World, world: int) -> dict
     if not found:
         mesh.shard(denoiser.module, units, denoiser.contract, alone, recipe.parallel.strategy)
     state = TrainState.start(denoiser, recipe.train)
-    rehearsed: list[dict[str, Any]] = []
+    rehearsed: list[RehearsedBucket] = []
     if not found:
         try:
             rehearsed += _rehearse(recipe, denoiser, encoder, state, table)
         except DtypeError as fault:
             found.append(fault)
     shards = world if recipe.parallel.strategy == "fsdp" else 1
-    return {
-        "device": str(alone.device),
-        "world": world,
-        "shapes": len(shapes),
-        "components": _components(recipe, denoiser, encoder, alone),
-        "rehearsed": rehearsed,
-        "memory": _memory(recipe, state, encoder, rehearsed, shards, units),
-        "violations": [_violation(fault) for fault in found],
-    }
+    activations = max((one.activations_bytes for one in rehearsed), default=0)
+    return CheckReport(
+        device=str(alone.device),
+        world=world,
+        shapes=len(shapes),
+        components=_components(recipe, denoiser, encoder, alone),
+        rehearsed=rehearsed,
+        memory=_memory(recipe, state, encoder, units, activations=activations, shards=shards),
+        violations=found,
+    )
 
 
 def largest_of_each(table: BucketTable) -> list[Bucket]:
@@ -86,7 +214,7 @@ def largest_of_each(table: BucketTable) -> list[Bucket]:
 
 def _rehearse(
     recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder, state: TrainState, table: BucketTable
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[RehearsedBucket]:
     """Run buckets for real, and count memory where no weights that come and go are among it: without numbers."""
     shadow = estimate.network(recipe) if denoiser.runs_on_meta else None
     for bucket in largest_of_each(table):
@@ -99,12 +227,7 @@ def _rehearse(
             dry_run.rehearse(denoiser, encoder, state, bucket)
             blank = dry_run.blank(encoder, bucket, bucket.batch_size, torch.device("meta"))
             peak = meter.measure_few_blocks(shadow, blank).peak_bytes
-        yield {
-            "bucket": bucket.name,
-            "batch_size": bucket.batch_size,
-            "activations_bytes": peak,
-            "seconds": time.monotonic() - began,
-        }
+        yield RehearsedBucket(bucket.name, bucket.batch_size, peak, time.monotonic() - began)
 
 
 def _of_encoders(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError]:
@@ -137,44 +260,42 @@ def _of_encoders(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError]:
 
 def _components(
     recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder, world: World
-) -> list[dict[str, Any]]:
-    autoencoder, text = encoder.autoencoder, encoder.text_encoder
+) -> list[ComponentReport]:
     device = str(world.device)
-    of_text = device if recipe.text.device == "auto" else "cpu"
-    told = [
-        _component("denoiser", recipe.model.name, denoiser.contract, [denoiser.module]),
-        _component(
-            "autoencoder", recipe.autoencoder.name, autoencoder.contract, dry_run.networks(autoencoder)
+    autoencoder, text, image = encoder.autoencoder, encoder.text_encoder, encoder.image_encoder
+    reports = [
+        _component("denoiser", recipe.model.name, denoiser.contract, [denoiser.module], device),
+        _component_of_encoder("autoencoder", recipe.autoencoder.name, autoencoder, device),
+        _component_of_encoder(
+            "text encoder", recipe.text.name, text, device if recipe.text.device == "auto" else "cpu"
         ),
-        _component("text encoder", recipe.text.name, text.contract, dry_run.networks(text)),
     ]
-    places = [device, device, of_text]
-    if (image := encoder.image_encoder) is not None:
-        kind = str(encoder.conditioning.image_encoder)
-        told.append(_component("image encoder", kind, image.contract, dry_run.networks(image)))
-        places.append(device)
-    return [one | {"device": place} for one, place in zip(told, places, strict=True)]
+    if image is not None:
+        name = str(encoder.conditioning.image_encoder)
+        reports.append(_component_of_encoder("image encoder", name, image, device))
+    return reports
 
 
-def _component(kind: str, name: str, contract: Contract, modules: list[nn.Module]) -> dict[str, Any]:
+def _component_of_encoder(kind: str, name: str, encoder: Encoder, device: str) -> ComponentReport:
+    return _component(kind, name, encoder.contract, dry_run.networks(encoder), device)
+
+
+def _component(
+    kind: str, name: str, contract: Contract, modules: list[nn.Module], device: str
+) -> ComponentReport:
     parameters = [p for module in modules for p in module.parameters()]
-    dtypes = {
-        key: None if (dtype := getattr(contract, key)) is None else name_of(dtype)
-        for key in ("storage", "compute", "master", "reduction", "output")
-    }
-    casts = [
-        {"input": key, "role": str(role), "from": _arrives(role), "to": name_of(contract.dtype_of(role))}
-        for key, role in contract.roles.items()
-    ]
-    return {
-        "component": kind,
-        "name": name,
-        **dtypes,
-        "base": contract.base,
-        "parameters": sum(p.numel() for p in parameters) + sum(map(frozen.count, modules)),
-        "trained": sum(p.numel() for p in parameters if p.requires_grad) if contract.master else 0,
-        "casts": casts,
-    }
+    return ComponentReport(
+        kind=kind,
+        name=name,
+        contract=contract,
+        parameters=sum(p.numel() for p in parameters) + sum(map(frozen.count, modules)),
+        trained=sum(p.numel() for p in parameters if p.requires_grad) if contract.master else 0,
+        casts=[
+            Cast(key, str(role), _arrives(role), name_of(contract.dtype_of(role)))
+            for key, role in contract.roles.items()
+        ],
+        device=device,
+    )
 
 
 def _arrives(role: Role) -> str:
@@ -186,19 +307,20 @@ def _memory(
     recipe: Recipe,
     state: TrainState,
     encoder: LiveEncoder,
-    rehearsed: list[dict[str, Any]],
-    shards: int,
     units: Sequence[nn.Module],
-) -> dict[str, int]:
-    """Memory of the device by purpose, their sum, and beside it that of the host.
+    *,
+    activations: int,
+    shards: int,
+) -> MemoryReport:
+    """Count memory by purpose.
 
     Args:
         recipe: What would be trained; says what lies in CPU memory.
         state: What is trained.
         encoder: What stands beside it.
-        rehearsed: As told.
-        shards: Processes that share the network; each has all of a quantised base.
         units: Of the network, as they come from CPU memory where they do.
+        activations: Bytes that a pass of the largest bucket holds.
+        shards: Processes that share the network; each has all of a quantised base.
     """
     parameters = list(state.module.parameters())
     trained = [p for p in parameters if p.requires_grad]
@@ -214,7 +336,7 @@ def _memory(
         "optimizer": size(list(state.optimizer.tensors().values())) // shards,
         "ema": size(list(state.ema.values())) // shards,
         "encoders": _weights(encoder.autoencoder),
-        "activations": max((one["activations_bytes"] for one in rehearsed), default=0),
+        "activations": activations,
     }
     if encoder.image_encoder is not None:
         parts["encoders"] += _weights(encoder.image_encoder)
@@ -227,7 +349,7 @@ def _memory(
         lying = ("weights", "gradients", "optimizer", "ema")
         host += sum(parts.pop(name) for name in lying)
         parts = {"weights": memory.in_use(state.module, units), **parts}
-    return {**parts, "total": sum(parts.values()), "host": host}
+    return MemoryReport(parts, host)
 
 
 def _weights(component: Encoder) -> int:
