@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from PIL import Image
 from reelworks.analysis import plan_report
 from reelworks.core import files
 from reelworks.core.errors import UserError
-from reelworks.core.log import to_terminal
+from reelworks.core.log import event_logger, to_terminal
 from reelworks.core.shape import Shape
 from reelworks.distributed.mesh import World
 from reelworks.generate import defaults, writers
@@ -140,6 +141,27 @@ def test_previews_beyond_memory_end_no_training(
     assert "making previews: 1 clip of 1×48×32, 2 steps, guidance scale 7\n" in said
     (told,) = events.read(run.events_file, "preview")
     assert (told["num_inference_steps"], told["guidance_scale"]) == (2, 7.0)
+
+
+def test_events_are_written_whatever_is_configured_and_read_along_by_who_asks(
+    data_of: Any, tmp_path: Path
+) -> None:
+    """The run's file has them all; the logger of events has them from DEBUG on, and only on the main rank."""
+    data, run, heard = data_of(), RunFolder(tmp_path / "told"), []
+    listener = logging.Handler()
+    listener.emit = lambda record: heard.append((record.kind, record.fields))
+    event_logger.addHandler(listener)
+    try:
+        for rank, level in ((0, logging.WARNING), (0, logging.DEBUG), (1, logging.DEBUG)):
+            event_logger.setLevel(level)
+            world = World(rank, 2, CPU)
+            with RunLogger(run, data, world, recipe_name="", first_step=0, total_steps=1) as log:
+                log.event("stop", step=rank, reason=str(level))
+    finally:
+        event_logger.removeHandler(listener)
+        event_logger.setLevel(logging.NOTSET)
+    assert heard == [("stop", {"step": 0, "reason": "10"})]
+    assert [event["reason"] for event in events.read(run.events_file)] == ["30", "10"]
 
 
 def test_weights_that_are_not_there_are_told_before_a_network_is_built(
