@@ -79,7 +79,7 @@ def restore(checkpoint: Path, state: TrainState, base: Base | None) -> SavedPosi
 
 
 def try_disk(run: OpenRun, recipe: Recipe, state: TrainState, position: DataPosition) -> None:
-    """Try out the disk before training, and tell what checkpoints will take of it. Collective.
+    """Try out the disk before training, and log what checkpoints will take of it. Collective.
 
     Raises:
         UserError: The main rank cannot save there.

@@ -1,4 +1,4 @@
-"""Begin a run or resume it: find where to train on, bring the run folder in line with that, and tell both."""
+"""Begin a run or resume it: find where to train on, and bring the run folder in line with that."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def prepare_folder(
 ) -> str:
     """Bring the run folder in line with a start, on the main rank: what is behind it goes, what it plans is written.
 
-    Before the start is told, which voids the events of later steps: a kill in between would leave a checkpoint whose
+    To be called before the event of the start, which voids the events of later steps: a kill in between would leave a checkpoint whose
     steps no event tells.
 
     Returns:
@@ -226,7 +226,7 @@ def _warn_of_threads(folder: RunFolder, threads: int) -> None:
 
 
 def _write_plan(run: OpenRun, data: RecipeData, position: DataPosition) -> None:
-    """Write the plan's summary and what it leaves out, and tell the plan in a line."""
+    """Write the plan's summary and what it leaves out, and log the plan in a line."""
     spec, epoch = position.spec, position.epoch
     # The rest of an epoch says little about it; the whole one is planned for the summary alone.
     plan = position.plan if position.segment == 0 else replace(data, run=None).plan(spec, epoch)

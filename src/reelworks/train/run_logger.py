@@ -258,7 +258,7 @@ class RunLogger:
                 logger.info("a clip could not be decoded: %s: %s", failure["path"], failure["reason"])
                 if self._world.is_main:
                     path = self._run.coverage_folder / f"epoch-{position.epoch:06d}.jsonl"
-                    with suppress(OSError):  # told above; a full disk ends no training
+                    with suppress(OSError):  # logged above; a full disk ends no training
                         files.append_json_line(path, {"step": step, "became": "failed", **failure})
                 if not failure["showing"]:
                     consumed.append(

@@ -220,7 +220,7 @@ def _rehearse(model: TrainedModel, data: RecipeData, position: DataPosition) -> 
 
 
 class Trainer:
-    """Loops over steps: each is taken, told and counted, and at its edge what is due is done.
+    """Loops over steps: takes each, logs and counts it, and then validates, saves and previews where it is time to.
 
     Attributes:
         data: What is trained on.
@@ -391,7 +391,7 @@ class Trainer:
         return {"validation/loss": result.loss}
 
     def _begin_segment(self, position: DataPosition) -> None:
-        """Record and tell the plan of an epoch, or of the rest of one."""
+        """Record and log the plan of an epoch, or of the rest of one."""
         if self._world.is_main:
             self._log.records.begin(position, self._checkpoints.epochs_in_use())
         self._log.epoch_begins(position)
