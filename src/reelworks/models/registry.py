@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from reelworks.core.errors import UserError, nearest
-from reelworks.models import families
+from reelworks.models import families as folders
 from reelworks.models.family import Family, Preset, PublishedAutoencoder, PublishedText, Release
 
 if TYPE_CHECKING:
@@ -27,21 +28,28 @@ def register(family: Family) -> None:
     Raises:
         UserError: A name of it is taken.
     """
-    for table, names in (
+    tables: list[tuple[dict[str, Any], Mapping[str, Any]]] = [
         (_FAMILIES, {family.name: family}),
         (PRESETS, family.presets),
         (AUTOENCODERS, family.autoencoders),
         (TEXT_ENCODERS, family.text_encoders),
         (SHORT_NAMES, family.short_names),
-    ):
-        if taken := table.keys() & names.keys():
+    ]
+    for known, names in tables:
+        if taken := known.keys() & names.keys():
             raise UserError(
                 f"two model families use the name {sorted(taken)[0]!r}",
                 field="family",
                 value=family.name,
                 remedy="choose another name",
             )
-        table.update(names)  # type: ignore[arg-type]  # of one kind each
+    for known, names in tables:
+        known.update(names)
+
+
+def families() -> tuple[Family, ...]:
+    """Return all families that are known."""
+    return tuple(_FAMILIES.values())
 
 
 def family_of(preset: str) -> Family:
@@ -82,5 +90,5 @@ def release_of(preset: str) -> Release:
     return PRESETS[preset].release or _TINY
 
 
-for _found in pkgutil.iter_modules(families.__path__):
-    register(importlib.import_module(f"{families.__name__}.{_found.name}.spec").FAMILY)
+for _found in pkgutil.iter_modules(folders.__path__):
+    register(importlib.import_module(f"{folders.__name__}.{_found.name}.spec").FAMILY)

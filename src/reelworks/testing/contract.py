@@ -120,6 +120,25 @@ def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tens
     return found
 
 
+def check_family(name: str) -> None:
+    """Run all checks of a family on its tiny network.
+
+    Args:
+        name: Its preset that ends in `-tiny`.
+
+    Raises:
+        AssertionError: Says what does not hold.
+    """
+    check_shapes_and_gradients(name)
+    check_dtypes(name)
+    check_state(name)
+    check_lora(name)
+    check_lora(name, "blocks")
+    check_gradient_checkpointing(name)
+    check_bases(name)
+    check_overfits(name)
+
+
 def check_shapes_and_gradients(name: str) -> None:
     """Every shape goes forward and backward; every trained parameter is reached by a shape at least."""
     denoiser = build(name)
