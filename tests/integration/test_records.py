@@ -197,7 +197,7 @@ def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: 
     (bad := tmp_path / "bad.txt").write_text("data/5.png\n")
     recipe = made(
         train={"max_steps": 4},
-        quarantine=str(bad),
+        exclude_file=str(bad),
         catalog=str(tmp_path / "catalog"),
         data={"crop": "random"},
     )

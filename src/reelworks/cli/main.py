@@ -12,6 +12,7 @@ import typer
 from reelworks.cli import (
     check,
     checkpoints,
+    contact_sheet,
     coverage,
     demo,
     demo_data,
@@ -20,7 +21,6 @@ from reelworks.cli import (
     inspect,
     new,
     plan,
-    preview,
     replay,
     report,
     scan,
@@ -45,7 +45,7 @@ app.command("demo")(demo.demo)
 app.command("demo-data")(demo_data.demo_data)
 app.command("scan")(scan.scan)
 app.command("inspect")(inspect.inspect)
-app.command("preview")(preview.preview)
+app.command("contact-sheet")(contact_sheet.contact_sheet)
 app.command("plan")(plan.plan)
 app.command("check")(check.check)
 app.command("train")(train.train)

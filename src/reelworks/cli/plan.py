@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def plan(
     recipes: Annotated[
         list[Path],
-        typer.Argument(metavar="RECIPE", help="A recipe, or two with --diff; or a run, with --left-out."),
+        typer.Argument(metavar="RECIPE", help="A recipe, or two with --diff; or a run, with --rejected."),
     ],
     world: Annotated[int, typer.Option(min=1, help="GPUs to plan for.")] = 1,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to look ahead.")] = 1,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it as one HTML file.")] = None,
-    left_out: Annotated[
+    rejected: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also list all clips left out, as .csv or .parquet."),
     ] = None,
@@ -38,14 +38,14 @@ def plan(
     from reelworks.analysis import compare
     from reelworks.cli import show, show_plan
 
-    _check_options(recipes, diff, {"--html": html, "--left-out": left_out})
-    if left_out is not None and recipes[0].is_dir():
+    _check_options(recipes, diff, {"--html": html, "--rejected": rejected})
+    if rejected is not None and recipes[0].is_dir():
         from reelworks.analysis import rejections
         from reelworks.run.folder import RunFolder
 
-        segment = rejections.write_recorded(left_out, RunFolder(recipes[0]))
-        show.json({"left_out": str(left_out), "segment": segment}) if json else show.line(
-            f"{left_out}: what {segment} left out, by its record"
+        segment = rejections.write_recorded(rejected, RunFolder(recipes[0]))
+        show.json({"rejected": str(rejected), "segment": segment}) if json else show.line(
+            f"{rejected}: what {segment} left out, by its record"
         )
         return
     told = [_forecast(load_recipe(path, overrides, data_path), world, epochs, json) for path in recipes]
@@ -54,11 +54,11 @@ def plan(
         show.json(compared) if json else show_plan.difference(compared, (str(recipes[0]), str(recipes[1])))
         return
     (recipe, forecast), (path,) = told[0], recipes
-    if left_out is not None:
+    if rejected is not None:
         from reelworks.analysis import rejections
         from reelworks.recipe.dataset import RecipeData
 
-        rejections.write(left_out, RecipeData.open(recipe), 0)
+        rejections.write(rejected, RecipeData.open(recipe), 0)
     if html is not None:
         from reelworks.report import plan as page
 

@@ -35,8 +35,8 @@ def train(
     weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Of --load, the weights alone.")
     ] = False,
-    start_from_scratch: Annotated[
-        bool, typer.Option("--start-from-scratch", help="Begin the data again; keep weights and step count.")
+    restart_data: Annotated[
+        bool, typer.Option("--restart-data", help="Begin the data again; keep weights and step count.")
     ] = False,
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
     overrides: Overrides = None,
@@ -79,7 +79,7 @@ def train(
                 resume=resume,
                 load=load,
                 weights_only=weights_only,
-                start_from_scratch=start_from_scratch,
+                restart_data=restart_data,
                 debug=debug,
             ),
             on_scan,

@@ -25,6 +25,24 @@ _TYPE_WORDS = {
     "dict_type": "a table",
     "model_type": "a table",
 }
+# Keys as earlier versions had them, and what to write today.
+_RENAMED = {
+    "buckets.compat": "buckets.opensora_drop_exact_length",
+    "data.first_frame": "data.clip_start",
+    "data.locality_clips": "data.shuffle_window",
+    "data.max_failure_share": "data.max_decode_failures",
+    "dataset.prior_preservation": "dataset.prior_prediction",
+    "dataset.weight": "dataset.repeats, which takes any number above 0: the product of both",
+    "exports.every_saves": "exports.every_n_saves",
+    "objective.compat": "objective.opensora_frame_quantization",
+    "preview": "[samples]",
+    "quarantine": "exclude_file",
+    "text": "[text_encoder]",
+    "train.clip_norm": "train.max_grad_norm",
+    "train.loss_weight": "train.loss_reduction",
+    "train.slot_width": "train.same_bucket_run",
+    "validation.times": "validation.timesteps",
+}
 
 
 def explain(error: ValidationError) -> UserError:
@@ -47,6 +65,8 @@ def _problem(error: Any) -> UserError:
     if isinstance(told, UserError):
         return told
     if kind == "extra_forbidden":
+        if (now := _RENAMED.get(".".join(str(part) for part in path if isinstance(part, str)))) is not None:
+            return UserError("this key has another name now", field=field, value=value, remedy=f"write {now}")
         remedy = nearest(str(path[-1]), _keys_beside(path))
         return UserError("there is no such key", field=field, value=value, remedy=remedy)
     if kind == "missing":

@@ -63,19 +63,19 @@ def _too_long(name: str, cost_us: float, config: CostConfig) -> UserError:
     )
 
 
-LossWeight = Literal["token", "sample", "micro_batch"]
+LossReduction = Literal["token", "sample", "micro_batch"]
 I64 = NDArray[np.int64]
 
 
-def of_clip(loss_weight: LossWeight, tokens: I64 | int, clips: I64 | int) -> NDArray[np.float64]:
+def of_clip(loss_reduction: LossReduction, tokens: I64 | int, clips: I64 | int) -> NDArray[np.float64]:
     """Weigh a clip of a micro-batch, or of each of several; the mean over a step does not depend on the unit.
 
     Args:
-        loss_weight: What counts alike: `train.loss_weight`.
+        loss_reduction: What counts alike: `train.loss_reduction`.
         tokens: Of one clip of the micro-batch's bucket.
         clips: Clips that the micro-batch trains.
     """
-    match loss_weight:
+    match loss_reduction:
         case "token":
             return np.asarray(tokens, dtype=np.float64)
         case "sample":

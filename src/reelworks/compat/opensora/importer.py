@@ -124,7 +124,7 @@ def _meaning(values: dict[str, Any]) -> parse.Meaning:
 
 def _stride(table: Any, meaning: parse.Meaning) -> int:
     """The largest stride that divides all sizes of the table: the pixel autoencoder pads nothing."""
-    entries = parse.parse(table, meaning, compat=False).entries
+    entries = parse.parse(table, meaning, drop_exact_length=False).entries
     sides = [side for entry in entries for size in entry.resolution.sizes for side in size]
     return next(stride for stride in (8, 4, 2, 1) if all(side % stride == 0 for side in sides))
 

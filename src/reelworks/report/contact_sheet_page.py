@@ -56,7 +56,7 @@ def write(recipe: Recipe, folder: Path, clips: int) -> Json:
             {one["kind"] for b in buckets for look in b["shown"] for one in look["beside"]}
         )
         told["short_clips"] = discarded.short_clips(data, entries)
-        text = page.render("preview.html", figures=[], name=Path(recipe.output).name, told=told)
+        text = page.render("contact_sheet.html", figures=[], name=Path(recipe.output).name, told=told)
         files.write_bytes(folder / "index.html", text.encode())
     except OSError as error:
         raise sheet.unwritable(folder, error) from error

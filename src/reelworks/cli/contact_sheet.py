@@ -1,4 +1,4 @@
-"""`reelworks preview`: what each bucket will see."""
+"""`reelworks contact-sheet`: what each bucket will see."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import typer
 from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
 
 
-def preview(
+def contact_sheet(
     recipe: RecipeArgument,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Default: preview/ in the run folder."),
+        typer.Option("--output", "-o", metavar="DIR", help="Default: contact-sheet/ in the run folder."),
     ] = None,
     clips: Annotated[int, typer.Option(min=1, help="Clips shown of each bucket.")] = 6,
     data_path: DataPath = None,
@@ -27,13 +27,13 @@ def preview(
     """
     from reelworks.cli import show, show_data
     from reelworks.recipe import dataset
-    from reelworks.report import preview as previewing
+    from reelworks.report import contact_sheet_page
 
     loaded = load_recipe(recipe, overrides, data_path)
     with show.scan_progress(quiet=json) as on_progress:
         dataset.scan_recipe(loaded, on_progress)
-    told = previewing.write(loaded, output or Path(loaded.output) / "preview", clips)
+    told = contact_sheet_page.write(loaded, output or Path(loaded.output) / "contact-sheet", clips)
     if json:
         show.json(told)
     else:
-        show_data.preview(told)
+        show_data.contact_sheet(told)
