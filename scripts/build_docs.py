@@ -4,7 +4,7 @@ python scripts/build_docs.py [ROOT]
 
 The generator refuses links to pages and anchors that are not there, and names of the API that cannot be found. Checked
 here: every page has one place in the navigation and is named by docs/index.md; every link and picture of the built site
-leads to a file of the site, and loads nothing from a network; links of the Markdown files beside docs/, and files that
+leads to a file of the site; nothing is loaded from a network; no list has become text; links of the Markdown files beside docs/, and files that
 pages name, such as `examples/own_loop.py`, are there.
 """
 
@@ -24,6 +24,8 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parent.parent
 _MARKDOWN_LINK = re.compile(r"\]\(([^)\s]+)\)")
 _NAMED_FILE = re.compile(r"`((?:benchmarks|docs|examples|recipes|scripts|src|tests)/[a-z0-9_./-]+\.[a-z]+)`")
+# Other readers of Markdown take a list without an empty line above it, or with a smaller indent.
+_LOST_LIST = re.compile(r"(?:^|\n)\s*((?:[-*+]|\d+\.)\s+[^<\n]+)")
 _LOADING = {"img", "script", "source", "iframe", "video"}  # tags whose address is fetched with the page
 
 
@@ -37,7 +39,7 @@ def main() -> None:
     if built.returncode:
         faults.append("zensical build --strict: failed, see above")
     else:
-        faults += broken_links(root / "site")
+        faults += [*broken_links(root / "site"), *lost_lists(root / "site")]
     for fault in faults:
         print(f"error: {fault}", file=sys.stderr)
     sys.exit(bool(faults))
@@ -136,6 +138,16 @@ def broken_links(site: Path) -> list[str]:
         elsewhere = [link for link in _page(file).loaded if urlsplit(link).netloc]
         faults += [f"{where}: {link} is loaded from a network" for link in elsewhere]
     return faults
+
+
+def lost_lists(site: Path) -> list[str]:
+    """Find lists that the generator took for text of a paragraph."""
+    return [
+        f"{file.relative_to(site)}: {lost[1].strip()!r} stands in a paragraph; give the list an empty line above"
+        for file in sorted(site.rglob("*.html"))
+        for paragraph in re.findall(r"<p>(.*?)</p>", file.read_text(encoding="utf-8"), flags=re.DOTALL)
+        if (lost := _LOST_LIST.search(paragraph))
+    ]
 
 
 def _has(file: Path, fragment: str) -> bool:

@@ -104,6 +104,17 @@ def test_a_link_of_the_built_site_that_leads_nowhere_is_found(tmp_path: Path) ->
     ]
 
 
+def test_a_list_that_became_text_is_found(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("<p>a - b\n1.5 of 2.</p><ul><li><p>one</p></li></ul>")
+    assert build_docs.lost_lists(tmp_path) == []
+    (tmp_path / "page.html").write_text("<p>Steps:\n- one\n- two</p><p>3.  Train</p>")
+    found = build_docs.lost_lists(tmp_path)
+    assert [fault.partition(" stands")[0] for fault in found] == [
+        "page.html: '- one'",
+        "page.html: '3.  Train'",
+    ]
+
+
 def test_the_strict_build_refuses_what_is_planted(small: Path) -> None:
     built = build(small)
     assert built.returncode == 0, built.stderr
