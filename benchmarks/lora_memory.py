@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from reelworks.distributed import mesh
-from reelworks.models import published, registry
+from reelworks.models import factory, registry
 from reelworks.models.api import DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.models.lora.config import LoraConfig
@@ -46,7 +46,7 @@ def main() -> None:
 def measure(args: argparse.Namespace, base: Any, offload: bool) -> tuple[str, float, float]:
     """Peak of GPU memory, MB kept for the backward pass, and seconds of a step."""
     with mesh.join(offload=offload) as world:
-        denoiser = registry.build_denoiser(
+        denoiser = factory.build_denoiser(
             ModelConfig(name=args.model, gradient_checkpointing=True),
             **beside(args.model),
             device=world.home,
@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace, base: Any, offload: bool) -> tuple[str, fl
 
 
 def beside(model: str) -> dict[str, Any]:
-    parts = published.parts(model)
+    parts = registry.PRESETS[model].parts
     return {
         "autoencoder": AutoencoderConfig(name=parts.autoencoder, weights="-"),
         "text": TextConfig(name=parts.text, weights="-"),

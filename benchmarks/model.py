@@ -28,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from reelworks.core.shape import Shape
 from reelworks.diffusion import objectives
 from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.models import config, registry
+from reelworks.models import config, factory
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.testing import contract
@@ -72,7 +72,7 @@ class Case:
     def build(self, device: str) -> Denoiser:
         """With fresh weights."""
         model = ModelConfig(name=self.model, gradient_checkpointing=True)
-        return registry.build_denoiser(
+        return factory.build_denoiser(
             model,
             autoencoder=self.autoencoder,
             text=self.text,

@@ -89,19 +89,19 @@ def lora(
 
 def _require(data: list[Path], model: str) -> None:
     """Refuse a model or a folder that is not there before torch is imported, which takes seconds."""
-    from reelworks.models import wellknown
+    from reelworks.models import registry
     from reelworks.quickstart import kohya_folders
 
-    wellknown.preset(model)
+    registry.preset_name(model)
     kohya_folders.require(data)
 
 
 def default_path(data: list[Path], model: str) -> Path:
     """Name a recipe that nobody named, after the first folder and the model."""
-    from reelworks.models import wellknown
+    from reelworks.models import registry
 
     folder = data[0].resolve().name if data else "lora"
-    return Path(f"{folder}-{wellknown.preset(model)}.toml")
+    return Path(f"{folder}-{registry.preset_name(model)}.toml")
 
 
 def recipe_for(

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from reelworks.checkpoint import load
 from reelworks.checkpoint.config import LoraFormat
 from reelworks.core import toml_none
-from reelworks.models.config import ADAPTED
-from reelworks.models.experts import config as experts
+from reelworks.models import registry
+from reelworks.models.expert_pair.config import PARTS
 from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import LoraConfig
 
@@ -53,8 +53,8 @@ def of_recipe(recipe: Path, format: LoraFormat, base: Base | None = None) -> Lor
     config = LoraConfig.model_validate(toml_none.from_toml(values["lora"], LoraConfig))
     config.require_writable(format, "--format")
     name = values["model"]["name"]
-    part = ADAPTED[name].network.part if name in ADAPTED else "transformer"
-    trained = tuple(experts.PARTS.values()) if values["model"].get("experts") == "both" else ()
+    part = registry.PRESETS[name].config.network.part if name in registry.PRESETS else "transformer"
+    trained = tuple(PARTS.values()) if values["model"].get("experts") == "both" else ()
     return LoraFile(format, config.exact_alpha, name, part, base, trained)
 
 

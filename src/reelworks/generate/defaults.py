@@ -10,8 +10,8 @@ import numpy as np
 
 from reelworks.core.shape import Shape
 from reelworks.models import config as models
-from reelworks.models import sampling
-from reelworks.models.sampling import SamplingDefaults
+from reelworks.models import registry
+from reelworks.models.family import SamplingDefaults
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
@@ -26,7 +26,7 @@ class _Trained(NamedTuple):
 
 def sampled(recipe: Recipe) -> SamplingDefaults:
     """Guidance and steps: as the recipe says it of previews, or as is usual for its model."""
-    said, usual = recipe.preview, sampling.usual(recipe.model.name)
+    said, usual = recipe.preview, registry.PRESETS[recipe.model.name].sampling
     return SamplingDefaults(
         said.guidance_scale or usual.guidance_scale, said.num_inference_steps or usual.num_inference_steps
     )

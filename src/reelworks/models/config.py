@@ -11,51 +11,18 @@ from pydantic import Field, field_validator, model_validator
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError, nearest
 from reelworks.core.shape import Geometry
-from reelworks.models import published
-from reelworks.models.family import LEARNED, ComponentShapes, Conditioning, FamilyConfig
-from reelworks.models.flux import config as flux
-from reelworks.models.flux2 import config as flux2
-from reelworks.models.hunyuan_video15 import config as hunyuan_video15
-from reelworks.models.ltx import config as ltx
-from reelworks.models.ltx2 import config as ltx2
-from reelworks.models.qwen_image import config as qwen_image
-from reelworks.models.sd3 import config as sd3
-from reelworks.models.sdxl import config as sdxl
-from reelworks.models.stdit2 import config as stdit2
-from reelworks.models.stdit2.config import STDiT2Config
-from reelworks.models.stdit3 import config as stdit3
-from reelworks.models.stdit3.config import STDiT3Config
-from reelworks.models.wan import config as wan
-from reelworks.models.z_image import config as z_image
+from reelworks.models import registry
+from reelworks.models.family import ComponentShapes, Conditioning, FamilyConfig
 
-# Networks of diffusers, in the order of their families' names.
-ADAPTED: dict[str, FamilyConfig] = {
-    **flux.PRESETS,
-    **flux2.PRESETS,
-    **hunyuan_video15.PRESETS,
-    **ltx.PRESETS,
-    **ltx2.PRESETS,
-    **qwen_image.PRESETS,
-    **sd3.PRESETS,
-    **sdxl.PRESETS,
-    **wan.PRESETS,
-    **z_image.PRESETS,
-}
-PRESETS: dict[str, STDiT2Config | STDiT3Config | FamilyConfig] = {
-    **stdit3.PRESETS,
-    **stdit2.PRESETS,
-    **ADAPTED,
-}
-AUTOENCODERS = ("pixel", "opensora-1.1", "opensora-1.2", *published.AUTOENCODERS)
-TEXT_ENCODERS = ("hashed", "t5", *published.TEXT_ENCODERS)
+# Autoencoders and text encoders that belong to no family, the first of each without weights.
+OWN_AUTOENCODERS = ("pixel", "opensora-1.1", "opensora-1.2")
+OWN_TEXT_ENCODERS = ("hashed", "t5")
 CHUNK_FRAMES = 17  # that the autoencoder of Open-Sora v1.2 takes at a time
-_TEXT_SIZES = {
-    "t5": {"dim": 4096, "max_length": 300, "pooled_dim": 0},  # of T5-v1.1-XXL, and the tokens that v1.2 keeps
-    **{
-        name: {"dim": text.dim, "max_length": text.max_length, "pooled_dim": text.pooled_dim}
-        for name, text in published.TEXT_ENCODERS.items()
-    },
-}
+_T5_SIZES = {
+    "dim": 4096,
+    "max_length": 300,
+    "pooled_dim": 0,
+}  # of T5-v1.1-XXL, and the tokens that v1.2 keeps
 
 
 class ModelConfig(Config):
@@ -121,7 +88,7 @@ class AutoencoderConfig(Config):
 
     @model_validator(mode="after")
     def _published_ones_have_weights(self) -> Self:
-        _check_weights("autoencoder", self.name, AUTOENCODERS, self.weights)
+        _check_weights("autoencoder", self.name, autoencoder_names(), self.weights)
         if self.name == "pixel" and self.dtype != "float32":
             raise UserError(
                 '"pixel" moves numbers and loses none',
@@ -155,13 +122,32 @@ class TextConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _published_sizes(cls, values: Any) -> Any:
-        known = _TEXT_SIZES.get(values.get("name", "")) if isinstance(values, dict) else None
-        return known | values if known else values
+        return _text_sizes(values.get("name", "")) | values if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _published_ones_have_weights(self) -> Self:
-        _check_weights("text", self.name, TEXT_ENCODERS, self.weights)
+        _check_weights("text", self.name, text_encoder_names(), self.weights)
         return self
+
+
+def _text_sizes(name: str) -> dict[str, Any]:
+    """Return the sizes of published text encoders; of "hashed", whose own are the defaults, none."""
+    if name == "t5":
+        return _T5_SIZES
+    if name not in registry.TEXT_ENCODERS:
+        return {}
+    text = registry.TEXT_ENCODERS[name]
+    return {"dim": text.dim, "max_length": text.max_length, "pooled_dim": text.pooled_dim}
+
+
+def autoencoder_names() -> tuple[str, ...]:
+    """Names that `autoencoder.name` takes."""
+    return (*OWN_AUTOENCODERS, *registry.AUTOENCODERS)
+
+
+def text_encoder_names() -> tuple[str, ...]:
+    """Names that `text.name` takes."""
+    return (*OWN_TEXT_ENCODERS, *registry.TEXT_ENCODERS)
 
 
 def _check_weights(table: str, name: str, known: tuple[str, ...], weights: str | None) -> None:
@@ -187,11 +173,21 @@ def require_known(field: str, name: str, known: Collection[str]) -> None:
         )
 
 
+def family_config(model: ModelConfig) -> FamilyConfig:
+    """Return the sizes of a model's preset.
+
+    Raises:
+        UserError: If its name is unknown.
+    """
+    require_known("model.name", model.name, registry.PRESETS)
+    return registry.PRESETS[model.name].config
+
+
 def latent_channels(autoencoder: AutoencoderConfig) -> int:
     """Channels of the latents that an autoencoder makes."""
-    require_known("autoencoder.name", autoencoder.name, AUTOENCODERS)
-    if autoencoder.name in published.AUTOENCODERS:
-        return published.AUTOENCODERS[autoencoder.name].channels
+    require_known("autoencoder.name", autoencoder.name, autoencoder_names())
+    if autoencoder.name in registry.AUTOENCODERS:
+        return registry.AUTOENCODERS[autoencoder.name].channels
     return 3 * autoencoder.stride**2 if autoencoder.name == "pixel" else 4
 
 
@@ -201,9 +197,9 @@ def autoencoder_geometry(config: AutoencoderConfig) -> Geometry:
     Raises:
         UserError: If its name is unknown.
     """
-    require_known("autoencoder.name", config.name, AUTOENCODERS)
-    if config.name in published.AUTOENCODERS:
-        known = published.AUTOENCODERS[config.name]
+    require_known("autoencoder.name", config.name, autoencoder_names())
+    if config.name in registry.AUTOENCODERS:
+        known = registry.AUTOENCODERS[config.name]
         return Geometry(stride=known.stride, patch=(1, 1, 1), frame_rule=known.frame_rule)
     if config.name == "pixel":
         return Geometry(stride=(1, config.stride, config.stride), patch=(1, 1, 1))
@@ -213,78 +209,61 @@ def autoencoder_geometry(config: AutoencoderConfig) -> Geometry:
 
 
 def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
-    """Say what the autoencoder and the denoiser together do to a shape.
+    """Return the effect of the autoencoder and the denoiser together on a shape.
 
     Raises:
         UserError: If a name is unknown.
     """
-    require_known("model.name", model.name, PRESETS)
+    config = family_config(model)
     alone = autoencoder_geometry(autoencoder)
-    pictures_only = model.name in ADAPTED and ADAPTED[model.name].pictures_only
-    rule = (0, 1) if pictures_only else alone.frame_rule
-    return dataclasses.replace(alone, patch=PRESETS[model.name].patch_size, frame_rule=rule)
+    rule = (0, 1) if config.pictures_only else alone.frame_rule
+    return dataclasses.replace(alone, patch=config.patch_size, frame_rule=rule)
 
 
 def whole_patches(model: ModelConfig) -> bool:
-    """Whether sizes must fill patches: networks of diffusers do not pad, as STDiT does."""
-    return model.name in ADAPTED
+    """Whether sizes must fill patches, since the network does not pad them."""
+    return not registry.family_of(model.name).pads_patches
 
 
 def conditioning(model: ModelConfig) -> Conditioning:
-    """Say how a denoiser takes texts and given frames.
+    """Return how a denoiser takes texts and given frames.
 
     Raises:
         UserError: If its name is unknown.
     """
-    require_known("model.name", model.name, PRESETS)
-    return ADAPTED[model.name].conditioning if model.name in ADAPTED else LEARNED
+    return family_config(model).conditioning
 
 
-def published_text(model: ModelConfig) -> str:
-    """Name of the text encoders that a denoiser was published with."""
-    return published.parts(model.name).text
-
-
-def of_other_latents(model: ModelConfig, autoencoder: AutoencoderConfig) -> str | None:
+def other_latents(model: ModelConfig, autoencoder: AutoencoderConfig) -> str | None:
     """Name of the autoencoder that a denoiser was published with, if another makes other latents of as many channels."""
-    theirs, *also = published.autoencoders(model.name)
-    channels = latent_channels(AutoencoderConfig(name=theirs, weights="-"))
-    known = ("pixel", theirs, *also)
-    return theirs if autoencoder.name not in known and latent_channels(autoencoder) == channels else None
+    parts = registry.PRESETS[model.name].parts
+    channels = latent_channels(AutoencoderConfig(name=parts.autoencoder, weights="-"))
+    known = ("pixel", parts.autoencoder, *parts.same_latents)
+    differs = autoencoder.name not in known and latent_channels(autoencoder) == channels
+    return parts.autoencoder if differs else None
 
 
 def resolve_denoiser(
-    model: ModelConfig, *, autoencoder: AutoencoderConfig, text: TextConfig, pred_sigma: bool
-) -> STDiT2Config | STDiT3Config | FamilyConfig:
+    model: ModelConfig, *, autoencoder: AutoencoderConfig, text: TextConfig, learns_variance: bool
+) -> FamilyConfig:
     """Turn a preset and its overrides into the sizes of one network.
 
-    Widths that the neighbours fix (latent channels, caption width and length) come from them.
+    Widths that the other components fix (latent channels, caption width and length) come from them.
 
     Raises:
         UserError: If a name is unknown or the sizes do not fit together.
     """
-    require_known("model.name", model.name, PRESETS)
-    require_known("text.name", text.name, TEXT_ENCODERS)
-    preset = PRESETS[model.name]
-    overrides = {"hidden_size": model.hidden_size, "depth": model.depth, "num_heads": model.num_heads}
-    overrides = {name: value for name, value in overrides.items() if value is not None}
-    if not isinstance(preset, STDiT2Config | STDiT3Config):
-        _refuse_overrides(overrides)
-        return preset.fit(ComponentShapes(latent_channels(autoencoder), text.dim, text.pooled_dim))
-    sizes: dict[str, Any] = {
-        "in_channels": latent_channels(autoencoder),
-        "caption_channels": text.dim,
-        "model_max_length": text.max_length,
-        "pred_sigma": pred_sigma,
-    }
-    resolved = preset.model_copy(update=sizes | overrides)
-    return stdit2.check(resolved) if isinstance(resolved, STDiT2Config) else stdit3.check(resolved)
-
-
-def _refuse_overrides(overrides: Collection[str]) -> None:
-    for name in overrides:
+    preset = family_config(model)
+    require_known("text.name", text.name, text_encoder_names())
+    sizes = {"hidden_size": model.hidden_size, "depth": model.depth, "num_heads": model.num_heads}
+    sizes = {name: value for name, value in sizes.items() if value is not None}
+    for name in sizes.keys() - set(registry.family_of(model.name).recipe_sizes):
         raise UserError(
             "the sizes of this model are those of its preset",
             field=f"model.{name}",
             remedy="leave it out, or choose another preset",
         )
+    components = ComponentShapes(
+        latent_channels(autoencoder), text.dim, text.pooled_dim, text.max_length, learns_variance
+    )
+    return preset.model_copy(update=sizes).fit(components)

@@ -16,7 +16,7 @@ from reelworks.core import toml_none
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.models import config as models
-from reelworks.models.experts import config as experts
+from reelworks.models.expert_pair.config import timestep_range
 from reelworks.recipe import validation
 from reelworks.recipe.errors import explain
 from reelworks.recipe.recipe import Recipe
@@ -65,7 +65,7 @@ def parse(values: dict[str, Any]) -> Recipe:
         recipe = Recipe.model_validate(toml_none.from_toml(values, Recipe))
     except ValidationError as error:
         raise explain(error) from None
-    models.require_known("text.name", recipe.text.name, models.TEXT_ENCODERS)
+    models.require_known("text.name", recipe.text.name, models.text_encoder_names())
     geometry = models.geometry(recipe.model, recipe.autoencoder)
     validation.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
     validation.require_text_encoder(recipe.model, recipe.text)
@@ -121,7 +121,7 @@ def _of_experts(recipe: Recipe) -> Recipe:
             value=lora.weights,
             remedy='leave it out, or train one: model.experts = "high" or "low"',
         )
-    trained = experts.timestep_range(recipe.model, objective.name, objective.timestep_range)
+    trained = timestep_range(recipe.model, objective.name, objective.timestep_range)
     return recipe.model_copy(update={"objective": objective.model_copy(update={"timestep_range": trained})})
 
 

@@ -7,14 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from safetensors import SafetensorError, safe_open
 
 from reelworks.core.errors import UserError
+from reelworks.models import registry
 from reelworks.models.config import (
-    ADAPTED,
     AutoencoderConfig,
     ModelConfig,
     TextConfig,
     conditioning,
-    of_other_latents,
-    published_text,
+    other_latents,
 )
 
 COMPANIONS = ("control", "source")  # that a network may be shown whole
@@ -49,7 +48,7 @@ def require_text_encoder(model: ModelConfig, text: TextConfig) -> None:
     Raises:
         UserError: Names `text.name`.
     """
-    theirs = published_text(model)
+    theirs = registry.PRESETS[model.name].parts.text
     if text.name not in ("hashed", theirs) and _trained_elsewhere(model.weights, "text", text.name):
         raise UserError(
             f"weights of {model.name} were trained with other text encoders",
@@ -67,7 +66,7 @@ def require_autoencoder(model: ModelConfig, autoencoder: AutoencoderConfig) -> N
     Raises:
         UserError: Names `autoencoder.name`.
     """
-    theirs = of_other_latents(model, autoencoder)
+    theirs = other_latents(model, autoencoder)
     if theirs is not None and _trained_elsewhere(model.weights, "autoencoder", autoencoder.name):
         raise UserError(
             f"weights of {model.name} were trained on other latents, which have as many channels",
@@ -104,8 +103,8 @@ def require_companions(model: ModelConfig, given: Sequence[Collection[str]], pre
         with_it = sum(name in names for names in given)
         takers = [
             preset
-            for preset, config in ADAPTED.items()
-            if name in config.conditioning.takes and not preset.endswith("-tiny")
+            for preset, known in registry.PRESETS.items()
+            if name in known.config.conditioning.takes and not preset.endswith("-tiny")
         ]
         if with_it and name not in wants.takes:
             problem = f"{model.name} is not shown a {name}"

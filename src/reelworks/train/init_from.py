@@ -16,7 +16,7 @@ from reelworks.distributed.mesh import World
 from reelworks.export import lora
 from reelworks.models import identify
 from reelworks.models import weights as weight_files
-from reelworks.models.config import ADAPTED
+from reelworks.models.config import family_config
 from reelworks.models.lora import reading
 from reelworks.models.lora.base_model import Base, require_same
 from reelworks.recipe import recipe_file
@@ -90,7 +90,7 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
     """Copy a file's tensors into a model's, sharded or not; each rank reads what it needs."""
     file, field = str(source), "--load"
     if recipe.lora is not None:
-        weights = reading.read(file, field, model, recipe.lora, ADAPTED.get(recipe.model.name))
+        weights = reading.read(file, field, model, recipe.lora, family_config(recipe.model))
     else:
         weights = weight_files.read(file, field)
         try:

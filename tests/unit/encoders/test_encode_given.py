@@ -10,16 +10,17 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from presets import config_of
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models import config, registry
+from reelworks.models import config, factory
 from reelworks.models.config import AutoencoderConfig, ModelConfig
-from reelworks.models.flux import adapter as flux
+from reelworks.models.families.flux import network as flux
+from reelworks.models.families.wan import network as wan
 from reelworks.models.vision import VisionEncoder
-from reelworks.models.wan import adapter as wan
 from reelworks.testing import contract
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
@@ -67,8 +68,8 @@ def parts(tmp_path_factory):
 def encoder_of(model, autoencoder, place, image=None, companions=()):
     wants = config.conditioning(ModelConfig(name=model))
     return LiveEncoder(
-        registry.build_autoencoder(AutoencoderConfig(name=autoencoder, weights=str(place))),
-        registry.build_text_encoder(contract.TEXT),
+        factory.build_autoencoder(AutoencoderConfig(name=autoencoder, weights=str(place))),
+        factory.build_text_encoder(contract.TEXT),
         torch.device("cpu"),
         wants,
         None if image is None else VisionEncoder(wants.image_encoder, str(image)),
@@ -121,7 +122,7 @@ def test_wan_is_shown_the_first_frame_as_its_pipeline_does(parts):
     inputs = contract.example(Shape(9, 4, 6), "wan-i2v-tiny", batch=1)
     inputs = dataclasses.replace(inputs, latent=noise, **made)
     called = {}
-    wan.predict(Watch(called), inputs, config.ADAPTED["wan-i2v-tiny"])
+    wan.predict(Watch(called), inputs, config_of("wan-i2v-tiny"))
     torch.testing.assert_close(called["hidden_states"], torch.cat([noise, condition], dim=1))
     tokens = pipeline.encode_image(picture, torch.device("cpu"))
     torch.testing.assert_close(called["encoder_hidden_states_image"], tokens)
@@ -162,7 +163,7 @@ def test_flux_is_shown_companions_as_its_pipelines_do(parts, name):
     inputs = contract.example(Shape(1, 4, 6), "flux-tiny", batch=1)
     called = {}
     inputs = dataclasses.replace(inputs, latent=latent, **made)
-    flux.predict(Watch(called), inputs, config.ADAPTED[name])
+    flux.predict(Watch(called), inputs, config_of(name))
     pixels = beside[:, 0].permute(0, 3, 1, 2).float() / 127.5 - 1
     pipeline = diffusers.FluxKontextPipeline(
         diffusers.FlowMatchEulerDiscreteScheduler(), vae["flux"], None, None, None, None, None

@@ -16,8 +16,7 @@ from reelworks.core.shape import Shape
 from reelworks.generate import diffusers_pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import published, sampling
-from reelworks.models.config import ADAPTED
+from reelworks.models import registry
 from reelworks.models.text import encoders
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
@@ -69,7 +68,7 @@ def made_by(recipe, options):
 
 
 def by_hand(name, place, **settings):
-    kind = getattr(diffusers, published.TEXT_ENCODERS[published.parts(name).text].pipeline)
+    kind = getattr(diffusers, registry.TEXT_ENCODERS[registry.PRESETS[name].parts.text].pipeline)
     pipeline = kind.from_pretrained(place, **settings)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
@@ -235,9 +234,9 @@ def test_sizes_that_a_pipeline_would_round_are_refused(places):
 def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
     """What is known of released models is what diffusers takes where nobody says it."""
     released = ("flux-schnell", "hunyuan-video-1.5")  # whose releases say it otherwise
-    for name in (name for name in ADAPTED if not name.startswith(released)):
-        kind = getattr(diffusers, published.TEXT_ENCODERS[published.parts(name).text].pipeline)
+    for name in (name for name in registry.PRESETS if not name.startswith((*released, "stdit"))):
+        kind = getattr(diffusers, registry.TEXT_ENCODERS[registry.PRESETS[name].parts.text].pipeline)
         defaults = inspect.signature(kind.__call__).parameters
         guidance = "true_cfg_scale" if name.startswith("qwen-image") else "guidance_scale"
         theirs = (defaults[guidance].default, defaults["num_inference_steps"].default)
-        assert sampling.usual(name) == theirs, name
+        assert registry.PRESETS[name].sampling == theirs, name

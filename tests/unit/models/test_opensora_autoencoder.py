@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
-from reelworks.models import registry
+from reelworks.models import factory
 from reelworks.models.autoencoders.opensora import video
 from reelworks.models.autoencoders.opensora.temporal import TemporalAutoencoder, TemporalSizes
 from reelworks.models.autoencoders.opensora.video import Sizes
@@ -141,7 +141,7 @@ def test_frame_by_frame_it_is_the_2d_half_alone(autoencoder, tmp_path):
 def test_the_registry_builds_it_and_float16_is_declared_to_overflow(monkeypatch):
     """A recipe's name and weights make it; its contract refuses the dtype that becomes infinite."""
     monkeypatch.setattr(video.build, "__defaults__", (SIZES,))
-    built = registry.build_autoencoder(AutoencoderConfig(name="opensora-1.2", weights=WEIGHTS))
+    built = factory.build_autoencoder(AutoencoderConfig(name="opensora-1.2", weights=WEIGHTS))
     assert built.latent_channels == 4
     check_contract(built.contract)
     with pytest.raises(UserError, match="become infinite"):

@@ -8,7 +8,7 @@ from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from reelworks.core.errors import UserError
-from reelworks.models import registry
+from reelworks.models import factory
 from reelworks.models.api import DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
 from reelworks.precision.boundary import DtypeBoundary
@@ -19,7 +19,7 @@ TEXT = TextConfig(dim=8, max_length=4)
 
 
 def build(model=TINY, **kwargs):
-    return registry.build_denoiser(
+    return factory.build_denoiser(
         model, autoencoder=PIXEL, text=TEXT, device=kwargs.pop("device", "cpu"), seed=3, **kwargs
     )
 

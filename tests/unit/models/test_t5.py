@@ -5,7 +5,7 @@ import torch
 from pydantic import ValidationError
 
 from reelworks.core.errors import UserError
-from reelworks.models import registry
+from reelworks.models import factory
 from reelworks.models.config import TextConfig
 
 LINES = ["a red circle moves right before a dark background", "two cats sit on a wall in the sun", "waves"]
@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def encoder(folder):
-    return registry.build_text_encoder(TextConfig(name="t5", weights=folder, dim=32, max_length=64))
+    return factory.build_text_encoder(TextConfig(name="t5", weights=folder, dim=32, max_length=64))
 
 
 def test_the_sizes_of_the_published_one_are_the_defaults(folder):
@@ -60,7 +60,7 @@ def test_captions_are_padded_masked_and_do_not_feel_their_padding(folder, encode
     assert counts[2] == 1
     assert counts[0] > counts[1] > 1
     assert all(row[:count].all() for row, count in zip(mask, counts, strict=True))
-    narrow = registry.build_text_encoder(TextConfig(name="t5", weights=folder, dim=32, max_length=12))
+    narrow = factory.build_text_encoder(TextConfig(name="t5", weights=folder, dim=32, max_length=12))
     alone, kept, _ = narrow.encode(["waves"])
     torch.testing.assert_close(alone[kept], text[1][mask[1]], rtol=0, atol=0.05)
     assert not torch.allclose(text[0, 0], text[1, 0])
@@ -70,7 +70,7 @@ def test_captions_are_padded_masked_and_do_not_feel_their_padding(folder, encode
 def test_words_that_are_cut_off_are_counted(folder, encoder):
     """What `unseen` counts is the end of a caption that changes nothing, and the word before it does."""
     assert encoder.unseen(LINES[0]) == 0
-    short = registry.build_text_encoder(TextConfig(name="t5", weights=folder, dim=32, max_length=6))
+    short = factory.build_text_encoder(TextConfig(name="t5", weights=folder, dim=32, max_length=6))
     unseen = short.unseen(LINES[0])
     words = LINES[0].split()
     assert 1 < unseen < len(words)
@@ -85,8 +85,8 @@ def test_words_that_are_cut_off_are_counted(folder, encoder):
 def test_what_cannot_be_loaded_and_another_width_are_refused(folder, tmp_path):
     """No folder, an empty one and a wrong width are told with the recipe's keys."""
     with pytest.raises(UserError, match=r"text\.dim = 64.*\n.*set it to 32"):
-        registry.build_text_encoder(TextConfig(name="t5", weights=folder, dim=64))
+        factory.build_text_encoder(TextConfig(name="t5", weights=folder, dim=64))
     with pytest.raises(UserError, match=r"text\.weights"):
-        registry.build_text_encoder(TextConfig(name="t5", weights=str(tmp_path)))
+        factory.build_text_encoder(TextConfig(name="t5", weights=str(tmp_path)))
     with pytest.raises(ValidationError, match=r"text\.weights"):
         TextConfig(name="t5")

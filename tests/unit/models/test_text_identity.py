@@ -9,13 +9,14 @@ from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
 from reelworks.export import export
-from reelworks.models import published, registry
+from reelworks.models import factory, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.family import T5
 from reelworks.models.text import identity
 from reelworks.recipe import validation
 
-KNOWN = {name: (one.networks, one.dim) for name, one in published.TEXT_ENCODERS.items()}
-KNOWN["t5"] = ((published.T5,), 4096)
+KNOWN = {name: (one.networks, one.dim) for name, one in registry.TEXT_ENCODERS.items()}
+KNOWN["t5"] = ((T5,), 4096)
 # What a release saves, by the kind of its half that reads texts.
 WHOLE = {
     "gemma3_text": lambda size: transformers.Gemma3Config(text_config={"vocab_size": size}),
@@ -84,7 +85,7 @@ def test_equal_kinds_are_told_apart_by_their_vocabulary(tmp_path):
 def test_builders_ask_before_they_load(name, place, found, folders):
     """The folders hold no weights, and the error is about what they are."""
     with pytest.raises(UserError, match=rf"text\.weights.*{found}"):
-        registry.build_text_encoder(told(name, folders / place))
+        factory.build_text_encoder(told(name, folders / place))
 
 
 def test_weights_go_with_the_text_encoders_that_they_were_trained_with():

@@ -12,7 +12,7 @@ import transformers
 from typer.testing import CliRunner
 
 from reelworks.cli.main import app
-from reelworks.models import registry
+from reelworks.models import factory
 from reelworks.models.api import Denoiser
 from reelworks.precision.boundary import DtypeError
 from reelworks.recipe import recipe_file
@@ -127,7 +127,7 @@ def test_the_place_of_every_part_is_told(check) -> None:
 
 
 def _denoiser(recipe: recipe_file.Recipe) -> Denoiser:
-    return registry.build_denoiser(
+    return factory.build_denoiser(
         recipe.model, autoencoder=recipe.autoencoder, text=recipe.text, device="cpu", seed=0
     )
 
@@ -146,14 +146,14 @@ def test_shards_divide_what_is_sharded(check) -> None:
 
 def test_a_violation_is_printed_with_its_remedy_and_ends_in_1(check, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that was left in another dtype: module path, both dtypes, what to do; nothing is run for real."""
-    build = registry.build_denoiser
+    build = factory.build_denoiser
 
     def planted(*arguments, **options):
         denoiser = build(*arguments, **options)
         denoiser.module.spatial_blocks[0].mlp.fc2.half()
         return denoiser
 
-    monkeypatch.setattr(registry, "build_denoiser", planted)
+    monkeypatch.setattr(factory, "build_denoiser", planted)
     code, printed = check()
     assert code == 1
     assert (
@@ -172,7 +172,7 @@ def test_a_violation_is_printed_with_its_remedy_and_ends_in_1(check, monkeypatch
 
 def test_a_violation_that_only_a_real_pass_shows_is_told_too(check, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what was found without numbers being nothing."""
-    build = registry.build_denoiser
+    build = factory.build_denoiser
 
     def planted(*arguments, **options):
         denoiser = build(*arguments, **options)
@@ -180,7 +180,7 @@ def test_a_violation_that_only_a_real_pass_shows_is_told_too(check, monkeypatch:
         block.mlp.register_forward_hook(lambda _m, _a, out: out if out.is_meta else out.double())
         return denoiser
 
-    monkeypatch.setattr(registry, "build_denoiser", planted)
+    monkeypatch.setattr(factory, "build_denoiser", planted)
     code, printed = check()
     assert code == 1
     assert "violation: spatial_blocks.0.mlp: MLP returns float64" in printed

@@ -16,9 +16,8 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.distributed.mesh import World
 from reelworks.generate import defaults, writers
-from reelworks.models import registry
-from reelworks.models.config import PRESETS
-from reelworks.models.sampling import SamplingDefaults
+from reelworks.models import factory, registry
+from reelworks.models.family import SamplingDefaults
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
@@ -112,12 +111,12 @@ def test_sizes_fill_whole_patches_where_a_network_does_not_pad(data_of: Any, tmp
 
 
 def test_every_model_is_sampled_in_some_usual_way() -> None:
-    for name in PRESETS:
-        found = defaults.sampling.usual(name)
+    for name, preset in registry.PRESETS.items():
+        found = preset.sampling
         assert found.guidance_scale >= 1, name
         assert found.num_inference_steps >= 1, name
-    assert defaults.sampling.usual("flux-schnell") == SamplingDefaults(1.0, 4)
-    assert defaults.sampling.usual("flux2-tiny") == SamplingDefaults(4.0, 50)
+    assert registry.PRESETS["flux-schnell"].sampling == SamplingDefaults(1.0, 4)
+    assert registry.PRESETS["flux2-tiny"].sampling == SamplingDefaults(4.0, 50)
 
 
 def test_previews_beyond_memory_end_no_training(
@@ -145,7 +144,7 @@ def test_weights_that_are_not_there_are_told_before_a_network_is_built(
 ) -> None:
     """A missing text encoder is not told after minutes of reading the model."""
     data = data_of()
-    monkeypatch.delattr(registry, "build_denoiser")
+    monkeypatch.delattr(factory, "build_denoiser")
     named = {"name": "t5", "weights": str(tmp_path / "nowhere")}
     recipe = recipe_file.parse(data.recipe.model_dump() | {"text": named})
     with pytest.raises(UserError, match=r"text\.weights = .*nowhere'"):

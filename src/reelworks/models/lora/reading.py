@@ -13,8 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import identify, weights
-from reelworks.models.config import ADAPTED, PRESETS
+from reelworks.models import identify, registry, weights
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject, key_mapping
 from reelworks.models.lora.base_model import Base
@@ -156,7 +155,7 @@ def _of_other_layers(
 
 def closest_base(shapes: weights.Shapes) -> str:
     """Name the known base that most of a LoRA's tensors fit, as the end of a sentence."""
-    scores = {name: _fitting(name, shapes) for name in PRESETS}
+    scores = {name: _fitting(name, shapes) for name in registry.PRESETS}
     best = max(scores.values())
     names = " or ".join(name for name, score in scores.items() if score == best)
     total = sum(key_mapping.split(key) is not None and not key.endswith(".alpha") for key in shapes)
@@ -169,7 +168,7 @@ def _fitting(name: str, shapes: weights.Shapes) -> int:
         for layer, child in identify.network(name).named_modules()
         if isinstance(child, nn.Linear)
     }
-    spelt, count = key_mapping.homes(linear, ADAPTED.get(name)), 0
+    spelt, count = key_mapping.homes(linear, registry.PRESETS[name].config), 0
     for key, shape in shapes.items():
         where = key_mapping.split(key)
         there = spelt.get(where[0], []) if where else []

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reelworks.core.errors import UserError
-from reelworks.models import optional_imports, published, weights
+from reelworks.models import optional_imports, registry, weights
 from reelworks.models.config import TextConfig
-from reelworks.models.published import TextNetwork
+from reelworks.models.family import T5, TextNetwork
 
 _VOCABULARY_TOLERANCE = 0.01  # words that somebody added, and rows that fill up a matrix
 
@@ -61,7 +61,7 @@ def _words(network: TextNetwork) -> str:
 def _others(source: str) -> str:
     """Names of the families that a folder may be of."""
     parts = {part: _find(source, part) for part in ("", "text_encoder", "text_encoder_2", "text_encoder_3")}
-    known = {name: one.networks for name, one in published.TEXT_ENCODERS.items()} | {"t5": (published.T5,)}
+    known = {name: one.networks for name, one in registry.TEXT_ENCODERS.items()} | {"t5": (T5,)}
     names = [
         f'"{name}"'
         for name, networks in known.items()

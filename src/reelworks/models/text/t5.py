@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from reelworks.core.errors import UserError
-from reelworks.models import optional_imports, published
+from reelworks.models import optional_imports
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextConfig
+from reelworks.models.family import T5
 from reelworks.models.text import identity
 from reelworks.models.text.encoders import words_cut_off
 from reelworks.precision.contract import Contract
@@ -44,7 +45,7 @@ class T5TextEncoder:
         assert config.weights is not None, "the recipe was checked"
         self.dim, self.pooled_dim, self.max_length = config.dim, 0, config.max_length
         self._device = torch.device("cpu")
-        identity.require(config, (published.T5,), _WIDTH)
+        identity.require(config, (T5,), _WIDTH)
         self._tokenizer, self._model = _load(config.weights)
         if self._model.config.d_model != config.dim:
             raise UserError(

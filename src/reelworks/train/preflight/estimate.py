@@ -14,8 +14,8 @@ from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.core.shape import Geometry
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models import config as models
-from reelworks.models import published
 from reelworks.models.api import Denoiser
+from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.models.lora import frozen
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import build
@@ -154,7 +154,7 @@ def _sizes(recipe: Recipe) -> LiveEncoder:
     text: Any = recipe.text
     image: Any = None
     if (kind := conditioning.image_encoder) is not None:
-        image = _Image(published.IMAGE_ENCODERS[kind].tokens, conditioning.image_dim)
+        image = _Image(IMAGE_ENCODERS[kind].tokens, conditioning.image_dim)
     return LiveEncoder(latents, text, torch.device("meta"), conditioning, image, build.given(recipe))
 
 

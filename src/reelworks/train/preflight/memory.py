@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.models import config as models
-from reelworks.models import published
+from reelworks.models import registry
 from reelworks.models.api import Denoiser
+from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.models.lora import frozen as quantized
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import optimizers
@@ -126,10 +127,10 @@ def size(tensors: Sequence[Tensor]) -> int:
 
 def _encoders(recipe: Recipe) -> tuple[int, int]:
     """Bytes of the autoencoder and image encoder, and of the text encoders."""
-    autoencoders = _PARAMETERS | {name: one.parameters for name, one in published.AUTOENCODERS.items()}
-    texts = _PARAMETERS | {name: one.parameters for name, one in published.TEXT_ENCODERS.items()}
+    autoencoders = _PARAMETERS | {name: one.parameters for name, one in registry.AUTOENCODERS.items()}
+    texts = _PARAMETERS | {name: one.parameters for name, one in registry.TEXT_ENCODERS.items()}
     wide = 4 if recipe.autoencoder.dtype == "float32" else 2
     pictures = wide * autoencoders[recipe.autoencoder.name]
     if (kind := models.conditioning(recipe.model).image_encoder) is not None:
-        pictures += 4 * published.IMAGE_ENCODERS[kind].parameters
+        pictures += 4 * IMAGE_ENCODERS[kind].parameters
     return pictures, 2 * texts[recipe.text.name]
