@@ -4,13 +4,14 @@ python scripts/build_docs.py [ROOT]
 
 The generator refuses links to pages and anchors that are not there, and names of the API that cannot be found. Checked
 here: every page has one place in the navigation and is named by docs/index.md; every link and picture of the built site
-leads to a file of the site; nothing is loaded from a network; no list has become text; links of the Markdown files beside docs/, and files that
-pages name, such as `examples/own_loop.py`, are there.
+leads to a file of the site; nothing is loaded from a network; no list has become text; links of the Markdown files
+beside docs/, and files that pages name, such as `examples/own_loop.py`, are there.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -33,6 +34,7 @@ def main() -> None:
     """Build and check; end with code 1 where something is wrong."""
     root = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT
     faults = [*misplaced(root), *broken_names(root)]
+    shutil.rmtree(root / "site", ignore_errors=True)  # pages that are no more would stay
     built = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=root, check=False
     )
