@@ -15,7 +15,7 @@ import torch
 from reelworks.distributed import mesh
 from reelworks.models import factory, registry
 from reelworks.models.api import DenoiserInputs, nothing_given
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.lora.config import LoraConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
@@ -76,13 +76,13 @@ def beside(model: str) -> dict[str, Any]:
     parts = registry.PRESETS[model].parts
     return {
         "autoencoder": AutoencoderConfig(name=parts.autoencoder, weights="-"),
-        "text": TextConfig(name=parts.text, weights="-"),
+        "text": TextEncoderConfig(name=parts.text, weights="-"),
     }
 
 
 def inputs(args: argparse.Namespace, device: torch.device, channels: int) -> DenoiserInputs:
     """One clip of zeros."""
-    text: TextConfig = beside(args.model)["text"]
+    text: TextEncoderConfig = beside(args.model)["text"]
     T, H, W = args.latent
     one = torch.ones(1, device=device)
     latent = torch.zeros(1, channels, T, H, W, device=device)

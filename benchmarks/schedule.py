@@ -81,7 +81,7 @@ def wastes(made: EpochPlan, table: BucketTable) -> Json:
 def grouped(bucket: NDArray[np.int64], costs: Any, ranks: int, epoch: int) -> NDArray[np.int64]:
     """Rows of one slot for each rank."""
     return micro_batches.rows(
-        bucket, costs, micro_batches_per_step=ranks, slot_width=ranks, seed=_seek.SEED, epoch=epoch
+        bucket, costs, micro_batches_per_step=ranks, same_bucket_run=ranks, seed=_seek.SEED, epoch=epoch
     )
 
 
@@ -122,7 +122,7 @@ def seeks(clips: Clips, spec: PlanSpec) -> Json:
     made = _seek.segment(clips, live, spec, Excluded.none())
     begun = _seek.State(clips, live, spec, Excluded.none(), made, made.steps // 2)
     once = _seek.change(begun, spec=replace(spec, batch_sizes=tuple(2 * n for n in spec.batch_sizes)))
-    twice = _seek.change(once, spec=replace(once.spec, micro_batches_per_step=64, slot_width=64))
+    twice = _seek.change(once, spec=replace(once.spec, micro_batches_per_step=64, same_bucket_run=64))
     edited, alive = _seek.edit(twice)
     thrice = _seek.change(twice, clips=edited, live=alive)
     states = {

@@ -295,7 +295,7 @@ def _names() -> str:
             "",
             f"Of diffusers: {_listed(of_diffusers)}; what they take: [models.md](models.md).",
             "",
-            f"`autoencoder.name`: {_listed(autoencoder_names())}. `text.name`: {_listed(text_encoder_names())}.",
+            f"`autoencoder.name`: {_listed(autoencoder_names())}. `text_encoder.name`: {_listed(text_encoder_names())}.",
             "",
             f"Keys of `objective.mask_ratios`: {_listed(list(frame_masks.STRATEGIES))}.",
             "",

@@ -233,7 +233,7 @@ def do_accumulation(world: World, chance: random.Random) -> str:
 @change(2)
 def do_step_shape(world: World, chance: random.Random) -> str:
     shape = chance.choice([(None, None), (4, 2), (4, 4), (2, 1)])
-    _put(world, "train", "slot_width", shape[1])
+    _put(world, "train", "same_bucket_run", shape[1])
     return _put(world, "train", "micro_batches_per_step", shape[0])
 
 
@@ -248,15 +248,15 @@ def do_repeats(
 ) -> str:
     chosen = _dataset(world, chance, dataset)
     if repeats is None and chance.random() < 0.2:
-        chosen.settings["weight"] = chance.choice([0.5, 1.5, 1.0])
-        return f"{chosen.name}: weight {chosen.settings['weight']}"
+        chosen.settings["repeats"] = chance.choice([0.5, 1.5, 1.0])
+        return f"{chosen.name}: {chosen.settings['repeats']}"
     chosen.settings["repeats"] = _one_of(chance, 1, 2, 3, given=repeats)
     return f"{chosen.name}: {chosen.settings['repeats']}"
 
 
 @change(3)
 def do_locality(world: World, chance: random.Random) -> str:
-    _put(world, "data", "locality_clips", chance.choice([4, 10]))
+    _put(world, "data", "shuffle_window", chance.choice([4, 10]))
     return _put(world, "data", "locality", _one_of(chance, None, "folder", "file"))
 
 

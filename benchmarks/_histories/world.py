@@ -101,7 +101,7 @@ class World:
         self.disk.write_lists()
         recipe: Json = {**self.recipe, "output": str(self.run), "dataset": self.disk.entries()}
         recipe["bucket"] = self._buckets()
-        recipe["quarantine"] = str(self._write_quarantine())
+        recipe["exclude_file"] = str(self._write_quarantine())
         if self.catalog is not None:
             recipe["catalog"] = str(self.catalog)
         if self.costs is not None:
@@ -142,16 +142,16 @@ def _recipe(chance: random.Random) -> Json:
         "version": 1,
         "seed": 7,
         "buckets": {"upscale": True, "max_crop": 0.7, "aspect_ratios": ["3:2", "1:1", "2:3"]},
-        "data": {"num_workers": 0, "max_failure_share": 1.0},
+        "data": {"num_workers": 0, "max_decode_failures": 1.0},
         "model": {"name": "stdit3-tiny", "hidden_size": 16, "depth": 1, "num_heads": 2},
         "autoencoder": {"stride": 8},
-        "text": {"dim": 8, "max_length": 4},
+        "text_encoder": {"dim": 8, "max_length": 4},
         "precision": {"compute": "float32"},
         "train": {
             "learning_rate": 1e-3,
             "threads": 1,
             "gradient_accumulation_steps": chance.choice([1, 1, 2, 2, 4]),
         },
-        "validation": {"split": chance.choice([0.0, 0.0, 0.1]), "times": [500.0], "max_clips": 2},
+        "validation": {"split": chance.choice([0.0, 0.0, 0.1]), "timesteps": [500.0], "max_clips": 2},
         "checkpoints": {"every_steps": chance.choice([1, 2, 2, 3]), "keep_last": chance.choice([1, 2, 4])},
     }

@@ -20,7 +20,7 @@ from reelworks.generate import pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import config, factory, registry, vision
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 
@@ -167,7 +167,7 @@ def test_full_sizes_are_those_published(name, count):
     module = factory.build_denoiser(
         ModelConfig(name=name),
         autoencoder=AutoencoderConfig(name=parts.autoencoder, weights="-"),
-        text=TextConfig(name=parts.text, weights="-"),
+        text=TextEncoderConfig(name=parts.text, weights="-"),
         device="meta",
         seed=0,
         learns_variance=name.startswith("stdit"),

@@ -163,7 +163,7 @@ def test_data_that_began_again_have_epochs_of_their_own(tiny, tmp_path):
     assert children.train(named, debug=True) == [0]
     assert "warning: quarantine names footage/no such clip.mp4" in children.output(named)
     first = logged(tmp_path / "run")
-    assert children.train(tiny(train={"max_steps": 3}), debug=True, start_from_scratch=True) == [0]
+    assert children.train(tiny(train={"max_steps": 3}), debug=True, restart_data=True) == [0]
     told = clip_history.cover(RunFolder(tmp_path / "run"))
     assert [(one.generation, one.epoch, one.counts["trained"]) for one in told.epochs] == [
         (0, 0, len(first)),

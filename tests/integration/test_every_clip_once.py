@@ -137,7 +137,7 @@ def _train_with_sigterm(recipe: dict) -> None:
 def test_every_switch_of_the_trainer_trains(tiny, tmp_path, loss_weight, num_workers):
     """bfloat16, recomputation, conditioning frames, accumulation, worker processes: all at once."""
     recipe = tiny(
-        train={"max_steps": 3, "gradient_accumulation_steps": 2, "loss_weight": loss_weight},
+        train={"max_steps": 3, "gradient_accumulation_steps": 2, "loss_reduction": loss_reduction},
         precision={"compute": "bfloat16"},
         model={"gradient_checkpointing": True},
         objective={"mask_ratios": {"image_head": 0.4, "random": 0.4}, "timestep_shift": "auto"},

@@ -48,10 +48,10 @@ def experts(tiny_in, family, runs):
         values["model"] |= {"experts": which}
         # Large enough that some third of the steps has much noise.
         values["objective"] = {"timestep_shift": 6.0}
-        values["validation"] |= {"times": [200.0, 950.0]}  # in one batch
+        values["validation"] |= {"timesteps": [200.0, 950.0]}  # in one batch
         values["train"] |= {"max_steps": 6, "ema_decay": 0.5, "learning_rate": 0.05}
         values["checkpoints"] = {"every_steps": 1, "keep_last": 6}
-        values["train"] |= {"micro_batches_per_step": 2, "slot_width": 2}
+        values["train"] |= {"micro_batches_per_step": 2, "same_bucket_run": 2}
         return values
 
     return make

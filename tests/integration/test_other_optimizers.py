@@ -91,7 +91,7 @@ def test_a_killed_run_ends_as_the_uninterrupted_one(bare, tmp_path, name):
 
 def test_one_process_goes_on_from_two_with_copies(bare, tmp_path):
     """What the optimizer found of all weights together comes along."""
-    division = {"micro_batches_per_step": 2, "slot_width": 1}
+    division = {"micro_batches_per_step": 2, "same_bucket_run": 1}
     assert children.train(bare("one", "prodigy", 2, **division)) == [0]
     assert children.train(bare("two", "prodigy", 1, **division), world=2) == [0] * 2
     assert children.train(bare("two", "prodigy", 2, **division)) == [0]

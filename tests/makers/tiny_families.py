@@ -6,7 +6,7 @@ import transformers
 from diffusers.pipelines import ltx2
 
 from reelworks.models import factory, registry
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 
 LINES = ["a red circle moves right before a dark background", "two cats sit on a wall in the sun", "waves"]
 CHAT = (
@@ -225,7 +225,7 @@ def recipe_of(name, place):
     return {
         "model": {"name": name, "weights": weights},
         "autoencoder": {"name": parts.autoencoder, "weights": weights},
-        "text": {"name": parts.text, "weights": weights} | TEXTS[parts.text],
+        "text_encoder": {"name": parts.text, "weights": weights} | TEXTS[parts.text],
     }
 
 
@@ -235,7 +235,7 @@ def network(name, seed=1, **changes):
     module = factory.build_denoiser(
         ModelConfig(name=name, **changes),
         autoencoder=AutoencoderConfig(name=parts.autoencoder, weights="-"),
-        text=TextConfig(name=parts.text, weights="-", **TEXTS[parts.text]),
+        text=TextEncoderConfig(name=parts.text, weights="-", **TEXTS[parts.text]),
         device="cpu",
         seed=seed,
     ).module

@@ -68,7 +68,7 @@ class SampleView:
 
 def choose(data: RecipeData, entries: Entries, lost: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """Places of clips to show: the one that loses most, then others by chance, always the same ones."""
-    order = np.argsort(hash64(data.recipe.seed, entries.uid, entries.copy, Purpose.PREVIEW), kind="stable")
+    order = np.argsort(hash64(data.recipe.seed, entries.uid, entries.copy, Purpose.SAMPLES), kind="stable")
     worst = int(np.argmax(lost))
     chosen: NDArray[np.int64] = np.r_[worst, order[order != worst]][:count]
     return chosen

@@ -113,7 +113,7 @@ def micro_batches(plan: EpochPlan) -> tuple[I64, I64]:
 def gradient_weight(plan: EpochPlan, tokens: I64, loss_weight: LossWeight) -> F64:
     """Return each bucket's share of an epoch's gradients, in steps: the sum is the number of steps.
 
-    Every step counts alike, and within a step its micro-batches do by the weight that `train.loss_weight`
+    Every step counts alike, and within a step its micro-batches do by the weight that `train.loss_reduction`
     gives their clips.
 
     Args:
@@ -145,7 +145,7 @@ def of_buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> F64:
     count = np.bincount(bucket, clips, minlength=len(tokens))
     time = np.bincount(bucket, plan.costs_us(spec), minlength=len(tokens))
     return np.stack(
-        [count, count * tokens, time, gradient_weight(plan, tokens, data.recipe.train.loss_weight)]
+        [count, count * tokens, time, gradient_weight(plan, tokens, data.recipe.train.loss_reduction)]
     )
 
 

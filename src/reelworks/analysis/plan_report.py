@@ -51,7 +51,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         "held_out": sum(len(one.row) for one in left_out if one.reason == Reason.HELD_OUT),
         "left_out": rejections.counts(data, left_out),
         "reasons": rejections.named(data, left_out),
-        "quarantine_unmatched": data.quarantine.unmatched(data.rows),
+        "exclude_list_unmatched": data.exclude_list.unmatched(data.rows),
         "shared_files": data_advice.shared_files(data.recipe.dataset, data.rows),
         "buckets": [bucket for bucket in buckets if bucket["clips"]],
         "empty_buckets": [bucket["name"] for bucket in buckets if not bucket["clips"]],
@@ -60,7 +60,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         "incomplete_batch": spec.incomplete_batch,
         "incomplete": sum(int(bucket["incomplete"]) for bucket in buckets),
         "micro_batches_per_step": spec.micro_batches_per_step,
-        "slot_width": spec.slot_width,
+        "same_bucket_run": spec.same_bucket_run,
         "world": world,
         "imbalance": ranks.waste(plan, spec, world),
         "padding": 1 - int(plan.real.sum()) / places if places else 0.0,
@@ -96,9 +96,9 @@ def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[Json]:
 
 def warnings(told: Json) -> list[str]:
     """List warnings that a person should read before training."""
-    unmatched = told["quarantine_unmatched"]
+    unmatched = told["exclude_list_unmatched"]
     lines = [
-        f"warning: quarantine names {line}, which is no clip of the recipe"
+        f"warning: exclude_file names {line}, which is no clip of the recipe"
         for line in unmatched[:_LINES_SHOWN]
     ]
     more = len(unmatched) - _LINES_SHOWN
@@ -210,7 +210,7 @@ def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
     train = recipe.train
     if train.micro_batches_per_step is not None and train.micro_batches_per_step < world:
         raise too_many_ranks(train.micro_batches_per_step, world)
-    width = train.slot_width or world
+    width = train.same_bucket_run or world
     steps = train.micro_batches_per_step or world * train.gradient_accumulation_steps
     if steps > _MOST_MICRO_BATCHES:
         raise UserError(
@@ -222,9 +222,9 @@ def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
     if steps % width:
         raise UserError(
             f"it must divide micro_batches_per_step, which is {steps}",
-            field="train.slot_width",
+            field="train.same_bucket_run",
             value=width,
-            remedy=f"set train.slot_width to a divisor of {steps}",
+            remedy=f"set train.same_bucket_run to a divisor of {steps}",
         )
     return steps, width
 
@@ -262,7 +262,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> dict[str, Any]:
     smaller = smaller_worlds(data, partial(_spec, data), world)
     train = recipe.train
     to_set = (train.max_epochs or 0) * position.plan.steps if train.lacks_end else None
-    further |= {"smaller_worlds": smaller, "loss_weight": train.loss_weight, "max_steps_to_set": to_set}
+    further |= {"smaller_worlds": smaller, "loss_weight": train.loss_reduction, "max_steps_to_set": to_set}
     return told | further | cures
 
 

@@ -109,7 +109,7 @@ def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[s
     if reason == Reason.UNREADABLE:
         detail = str(rows.error[row].as_py())
     elif reason == Reason.QUARANTINED:
-        detail = f"named in {data.recipe.quarantine}"
+        detail = f"named in {data.recipe.exclude_file}"
     elif reason == Reason.FILTERED:
         dataset = rows.dataset[row].as_py()
         text = next(d.filter for d in data.recipe.dataset if d.filter and d.dataset_name == dataset)
@@ -203,13 +203,13 @@ def _write(path: Path, table: Any) -> None:
     if writer is None:
         raise UserError(
             "neither .parquet nor .csv",
-            field="--left-out",
+            field="--rejected",
             value=str(path),
             remedy="end the name in one of them",
         )
     buffer = pa.BufferOutputStream()
     writer(table, buffer)
-    files.write_for("--left-out", path, buffer.getvalue())
+    files.write_for("--rejected", path, buffer.getvalue())
 
 
 def _table(

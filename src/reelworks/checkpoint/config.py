@@ -182,12 +182,12 @@ class ExportsConfig(Config):
         weights: The average ("ema") or the trained weights ("model"); None writes none.
         dtype: Of what is written; numbers that are not floating point stay as they are.
         formats: Conventions that a LoRA is written in, a file each: "diffusers", "comfyui", "kohya".
-        every_saves: Written with each so many-th save.
+        every_n_saves: Written with each so many-th save.
         keep_last: How many stay; None for all. Other files in the folder are never touched.
     """
 
     weights: Weights | None = None
     dtype: Dtype = "bfloat16"
     formats: list[LoraFormat] = Field(["diffusers"], min_length=1)
-    every_saves: int = Field(1, ge=1)
+    every_n_saves: int = Field(1, ge=1)
     keep_last: int | None = Field(3, ge=1)

@@ -42,13 +42,13 @@ def generate(
         float | None,
         typer.Option(
             min=1,
-            help="1 is no guidance; default: preview.guidance_scale of the recipe, or what is usual for the model.",
+            help="1 is no guidance; default: samples.guidance_scale of the recipe, or what is usual for the model.",
         ),
     ] = None,
     num_inference_steps: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Default: preview.num_inference_steps of the recipe, or what is usual for the model."
+            min=1, help="Default: samples.num_inference_steps of the recipe, or what is usual for the model."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the noise.")] = 0,

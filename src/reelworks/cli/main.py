@@ -20,7 +20,7 @@ from reelworks.cli import (
     inspect,
     new,
     plan,
-    preview,
+    contact_sheet,
     replay,
     report,
     scan,
@@ -44,7 +44,7 @@ app.command("demo")(demo.demo)
 app.command("demo-data")(demo_data.demo_data)
 app.command("scan")(scan.scan)
 app.command("inspect")(inspect.inspect)
-app.command("preview")(preview.preview)
+app.command("contact-sheet")(contact_sheet.contact_sheet)
 app.command("plan")(plan.plan)
 app.command("check")(check.check)
 app.command("train")(train.train)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def plan(
     recipes: Annotated[
         list[Path],
-        typer.Argument(metavar="RECIPE", help="A recipe, or two with --diff; or a run, with --left-out."),
+        typer.Argument(metavar="RECIPE", help="A recipe, or two with --diff; or a run, with --rejected."),
     ],
     world: Annotated[int, typer.Option(min=1, help="GPUs to plan for.")] = 1,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to look ahead.")] = 1,
@@ -51,14 +51,14 @@ def plan(
     it, and what the plan is then.
 
     With --diff it prints the keys that differ, and of both recipes steps, imbalance, padding, and clips by bucket and
-    by reason. With a run in place of the recipe, --left-out lists what its latest segment left out, by its record.
+    by reason. With a run in place of the recipe, --rejected lists what its latest segment left out, by its record.
 
     Scans the data, loads no model.
     """
     from reelworks.analysis import compare
     from reelworks.cli import show, show_plan
 
-    _check_options(recipes, diff, {"--html": html, "--left-out": left_out})
+    _check_options(recipes, diff, {"--html": html, "--rejected": left_out})
     if left_out is not None and recipes[0].is_dir():
         from reelworks.analysis import rejections
         from reelworks.run.folder import RunFolder

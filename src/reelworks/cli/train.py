@@ -46,10 +46,10 @@ def train(
     weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Take only the weights of --load.")
     ] = False,
-    start_from_scratch: Annotated[
+    restart_data: Annotated[
         bool,
         typer.Option(
-            "--start-from-scratch",
+            "--restart-data",
             help="Begin the data again at epoch 0; keep weights, optimizer and step count. Given again before these data are finished, it goes on with them.",
         ),
     ] = False,
@@ -103,7 +103,7 @@ def train(
                 resume=resume,
                 load=load,
                 weights_only=weights_only,
-                start_from_scratch=start_from_scratch,
+                restart_data=restart_data,
                 debug=debug,
             ),
             on_scan,

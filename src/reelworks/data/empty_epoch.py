@@ -31,7 +31,7 @@ def no_steps(data: Dataset, epoch: int = 0) -> UserError:
     return UserError(
         f"{problem}, so an epoch would have no step ({'; '.join(lines)}; {', '.join(reasons)})",
         field="bucket",
-        remedy=("raise bucket.keep_prob or dataset.weight, " if fits else "")
+        remedy=("raise bucket.keep_prob or dataset.repeats, " if fits else "")
         + "lower bucket.num_frames or bucket.resolution to what the clips have, or set buckets.upscale = true",
     )
 
@@ -66,7 +66,7 @@ def _told(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
             "lack a companion that fits them",
             "dataset",
             [dataset.companions for dataset in spec.datasets],
-            "`reelworks plan RECIPE --left-out FILE.csv` names each with what is wrong",
+            "`reelworks plan RECIPE --rejected FILE.csv` names each with what is wrong",
         ),
         Reason.FILTERED: (
             "do not pass their dataset's filter",
@@ -75,9 +75,9 @@ def _told(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
             "loosen it; `reelworks inspect CATALOG` shows what the clips have",
         ),
         Reason.QUARANTINED: (
-            "are quarantined",
-            "quarantine",
-            spec.quarantine,
+            "are excluded by a list",
+            "exclude_file",
+            spec.exclude_file,
             "take lines out of that file",
         ),
         Reason.HELD_OUT: ("are held out for validation", "validation.split", spec.split, lower),

@@ -109,7 +109,7 @@ def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -
             field="resume",
             value=str(records.path(run, key)),
             remedy="restore that folder from a backup of the run, undo the changes, or begin the data again with "
-            "--start-from-scratch",
+            "--restart-data",
         ) from None
     for segment in range(cursor.segment - 1, -1, -1):
         try:

@@ -16,7 +16,7 @@ _OF_RECTIFIED_FLOW = (
     "logit_std",
     "timestep_shift",
     "timestep_range",
-    "compat",
+    "opensora_frame_quantization",
     "prediction",
 )
 
@@ -35,7 +35,7 @@ class ObjectiveConfig(Config):
             a number is a fixed ratio r in t' = r·t / (1 + (r − 1)·t).
         timestep_range: Lowest and highest timestep that is trained, after the shift; the density between them stays
             what it is. Those of Wan 2.2's experts follow from `model.experts`.
-        compat: Measure a clip's length as Open-Sora 1.2 did, `(num_frames // 17) · 5`. It is 0 for 2 to 16
+        opensora_frame_quantization: Measure a clip's length as Open-Sora 1.2 did, `(num_frames // 17) · 5`. It is 0 for 2 to 16
             frames, which then train at timestep 0 only.
         mask_ratios: Share of clips by conditioning strategy; `identity` (no condition) takes the rest.
         prediction: What the network's output means: the velocity, or the clean sample, from which the
@@ -50,7 +50,7 @@ class ObjectiveConfig(Config):
     logit_std: float = Field(default=1.0, gt=0, le=10)
     timestep_shift: float | Literal["auto", "none"] = "auto"
     timestep_range: list[float] = Field(default=[0.0, 1000.0], min_length=2, max_length=2)
-    compat: bool = False
+    opensora_frame_quantization: bool = False
     mask_ratios: dict[str, float] = Field(default_factory=dict)
     prediction: Literal["velocity", "sample"] = "velocity"
     caption_dropout: float = Field(default=0.1, ge=0, le=1)

@@ -80,7 +80,7 @@ def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int) -> dict
     there = [done for done in _ours(folder, config.weights) if done < step]
     history = CheckpointStore(run.checkpoints_folder).history()
     saves = {step, *(event["step"] for event in history if event["event"] == "saved")}
-    if there and sum(saved > max(there) for saved in saves) < config.every_saves:
+    if there and sum(saved > max(there) for saved in saves) < config.every_n_saves:
         return None
     told = export.about(run_id=run.info()["id"], recipe=run.recipe_file, step=step, epoch=epoch)
     return {**told, **dict([_KEPT_BY])}

@@ -26,7 +26,7 @@ class _Trained(NamedTuple):
 
 def sampled(recipe: Recipe) -> SamplingDefaults:
     """Guidance and steps: as the recipe says it of previews, or as is usual for its model."""
-    said, usual = recipe.preview, registry.PRESETS[recipe.model.name].sampling
+    said, usual = recipe.samples, registry.PRESETS[recipe.model.name].sampling
     return SamplingDefaults(
         said.guidance_scale or usual.guidance_scale, said.num_inference_steps or usual.num_inference_steps
     )

@@ -91,7 +91,7 @@ def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: Ge
     published = registry.PRESETS[recipe.model.name].parts
     if not isinstance(family, DiffusersNetwork):
         return f"{recipe.model.name} has no pipeline"
-    if (recipe.autoencoder.name, recipe.text.name) != (published.autoencoder, published.text):
+    if (recipe.autoencoder.name, recipe.text_encoder.name) != (published.autoencoder, published.text):
         return "pipelines go with the autoencoder and the text encoder of the family"
     if recipe.objective.name not in models.conditioning(recipe.model).objectives:
         return f"pipelines of the family do not know the objective {recipe.objective.name}"
@@ -122,7 +122,7 @@ def _build(
     denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
     assert isinstance(denoiser, DiffusersDenoiser | ExpertPairDenoiser)
     assert isinstance(autoencoder, DiffusersAutoencoder)
-    kind = getattr(optional_imports.diffusers(), registry.TEXT_ENCODERS[recipe.text.name].pipeline)
+    kind = getattr(optional_imports.diffusers(), registry.TEXT_ENCODERS[recipe.text_encoder.name].pipeline)
     scheduler, whose = _scheduler(recipe, encoder, options)
     parts = dict.fromkeys(kind._get_signature_keys(kind)[0]) | {
         **_networks(denoiser),

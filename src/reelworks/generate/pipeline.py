@@ -129,7 +129,7 @@ def enough_memory(shape: Shape) -> Iterator[None]:
 
 def generator_of(prompt: str, options: GenerateOptions, device: torch.device) -> torch.Generator:
     """All that is drawn for a prompt comes from here."""
-    word = hash_rng.hash_int(options.seed, prompt, Purpose.PREVIEW) >> 1
+    word = hash_rng.hash_int(options.seed, prompt, Purpose.SAMPLES) >> 1
     return torch.Generator(device).manual_seed(word)
 
 

@@ -99,7 +99,7 @@ class AutoencoderConfig(Config):
         return self
 
 
-class TextConfig(Config):
+class TextEncoderConfig(Config):
     """Captions to embeddings.
 
     Attributes:
@@ -146,7 +146,7 @@ def autoencoder_names() -> tuple[str, ...]:
 
 
 def text_encoder_names() -> tuple[str, ...]:
-    """Names that `text.name` takes."""
+    """Names that `text_encoder.name` takes."""
     return (*OWN_TEXT_ENCODERS, *registry.TEXT_ENCODERS)
 
 
@@ -244,7 +244,7 @@ def other_latents(model: ModelConfig, autoencoder: AutoencoderConfig) -> str | N
 
 
 def resolve_denoiser(
-    model: ModelConfig, *, autoencoder: AutoencoderConfig, text: TextConfig, learns_variance: bool
+    model: ModelConfig, *, autoencoder: AutoencoderConfig, text: TextEncoderConfig, learns_variance: bool
 ) -> FamilyConfig:
     """Turn a preset and its overrides into the sizes of one network.
 
@@ -254,7 +254,7 @@ def resolve_denoiser(
         UserError: If a name is unknown or the sizes do not fit together.
     """
     preset = family_config(model)
-    require_known("text.name", text.name, text_encoder_names())
+    require_known("text_encoder.name", text.name, text_encoder_names())
     sizes = {"hidden_size": model.hidden_size, "depth": model.depth, "num_heads": model.num_heads}
     sizes = {name: value for name, value in sizes.items() if value is not None}
     for name in sizes.keys() - set(registry.family_of(model.name).recipe_sizes):

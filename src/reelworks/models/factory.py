@@ -16,7 +16,7 @@ from reelworks.models.autoencoders.pixel import PixelAutoencoder
 from reelworks.models.config import (
     AutoencoderConfig,
     ModelConfig,
-    TextConfig,
+    TextEncoderConfig,
     autoencoder_names,
     family_config,
     latent_channels,
@@ -57,7 +57,7 @@ def build_denoiser(
     model: ModelConfig,
     *,
     autoencoder: AutoencoderConfig,
-    text: TextConfig,
+    text: TextEncoderConfig,
     device: torch.device | str,
     seed: int,
     compute: torch.dtype = torch.float32,
@@ -204,13 +204,13 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
         raise identify.explained(misfit) from misfit
 
 
-def build_text_encoder(config: TextConfig) -> TextEncoder:
+def build_text_encoder(config: TextEncoderConfig) -> TextEncoder:
     """Build a text encoder.
 
     Raises:
         UserError: If its name is unknown.
     """
-    require_known("text.name", config.name, text_encoder_names())
+    require_known("text_encoder.name", config.name, text_encoder_names())
     if config.name in registry.TEXT_ENCODERS:
         return FamilyTextEncoder(config)
     return HashedTextEncoder(config) if config.name == "hashed" else T5TextEncoder(config)

@@ -151,7 +151,7 @@ class Parts(NamedTuple):
 
     Attributes:
         autoencoder: For `autoencoder.name`.
-        text: For `text.name`.
+        text: For `text_encoder.name`.
         same_latents: Other autoencoders whose latents the published weights know too.
     """
 
@@ -335,7 +335,7 @@ class Family:
         network: Module whose `NETWORK` builds, loads and calls its networks (`models.api.FamilyNetwork`).
         presets: Its models, by the names that `model.name` takes; one ends in `-tiny` and runs in milliseconds.
         autoencoders: Autoencoders that came with it, by the names that `autoencoder.name` takes.
-        text_encoders: Text encoders that came with it, by the names that `text.name` takes.
+        text_encoders: Text encoders that came with it, by the names that `text_encoder.name` takes.
         short_names: What people call it, and the preset that they mean.
         recipe_sizes: Fields of its config that keys of `[model]` may change.
         pads_patches: Sizes need not fill patches, since the network pads them.
@@ -360,7 +360,7 @@ def require_pooled(components: ComponentShapes) -> int:
     if components.pooled_dim == 0:
         raise UserError(
             "this model takes a summary of the whole caption too, and this text encoder makes none",
-            field="text.name",
+            field="text_encoder.name",
             value=None,
             remedy="choose the text encoder that the model was trained with",
         )

@@ -74,12 +74,12 @@ def what(shapes: Shapes, for_field: str, name: str = "") -> tuple[str, str]:
             parts = registry.PRESETS[name].parts
             return (
                 told,
-                f'set autoencoder.name = "{parts.autoencoder}" and text.name = "{parts.text}" as published',
+                f'set autoencoder.name = "{parts.autoencoder}" and text_encoder.name = "{parts.text}" as published',
             )
         also = "" if for_field in ("model.weights", "--load") else ", and name them in model.weights"
         return told, f'set model.name = "{found.names[0]}"{also}'
     if any(part in name for name in shapes for part in _TEXT_ENCODERS):
-        return "these are the weights of a text encoder", "name them in text.weights"
+        return "these are the weights of a text encoder", "name them in text_encoder.weights"
     if all(any(name.startswith(part) for name in shapes) for part in ("encoder.", "decoder.")):
         remedy = "name them in autoencoder.weights, or another autoencoder.name"
         return "these are the weights of an autoencoder", remedy

@@ -48,7 +48,7 @@ TIERS = (
         passing=True,
     ),
     MemoryPreset(
-        "text",
+        "text_encoder",
         "device",
         "cpu",
         "text encoders in CPU memory, where embedding a caption for the first time takes seconds",

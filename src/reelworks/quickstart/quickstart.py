@@ -221,7 +221,10 @@ def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
         lines += [Line("[model]", "image_encoder", whole, "tells the network of a clip's first frame")]
     lines += [Line("[autoencoder]", "name", parts.autoencoder, "the one that the model was trained with")]
     lines += [Line("[autoencoder]", "weights", known.autoencoder or whole)]
-    lines += [Line("[text]", "name", parts.text), Line("[text]", "weights", known.text or whole)]
+    lines += [
+        Line("[text_encoder]", "name", parts.text),
+        Line("[text_encoder]", "weights", known.text or whole),
+    ]
     return lines
 
 

@@ -96,7 +96,7 @@ def spec_of(recipe: Recipe) -> DataSpec:
         recipe.validation.split,
         recipe.validation.group,
         recipe.validation.max_clips,
-        recipe.quarantine,
+        recipe.exclude_file,
         recipe.cost,
     )
 

@@ -65,10 +65,10 @@ def parse(values: dict[str, Any]) -> Recipe:
         recipe = Recipe.model_validate(toml_none.from_toml(values, Recipe))
     except ValidationError as error:
         raise explain(error) from None
-    models.require_known("text.name", recipe.text.name, models.text_encoder_names())
+    models.require_known("text_encoder.name", recipe.text_encoder.name, models.text_encoder_names())
     geometry = models.geometry(recipe.model, recipe.autoencoder)
     validation.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
-    validation.require_text_encoder(recipe.model, recipe.text)
+    validation.require_text_encoder(recipe.model, recipe.text_encoder)
     validation.require_autoencoder(recipe.model, recipe.autoencoder)
     _require_base(recipe)
     _require_lora(recipe)
@@ -79,21 +79,21 @@ def parse(values: dict[str, Any]) -> Recipe:
         _refuse_given(recipe)
     else:
         table.build(recipe.bucket, recipe.buckets, geometry)
-    if recipe.preview.prompts:
+    if recipe.samples.prompts:
         _require_preview(recipe, geometry)
     return recipe
 
 
 def _require_preview(recipe: Recipe, geometry: Geometry) -> None:
     """Refuse previews that the model cannot make; sizes that are left out are those of a bucket."""
-    preview, (height, width) = recipe.preview, geometry.multiple
-    shape = Shape(preview.num_frames or 1, preview.height or height, preview.width or width)
-    fields = ("preview.num_frames", "preview.height", "preview.width")
+    samples, (height, width) = recipe.samples, geometry.multiple
+    shape = Shape(samples.num_frames or 1, samples.height or height, samples.width or width)
+    fields = ("samples.num_frames", "samples.height", "samples.width")
     geometry.require(shape, fields, whole_patches=models.whole_patches(recipe.model))
-    validation.require_companions(recipe.model, [preview.companions], "preview.")
-    if preview.num_frames is not None:
+    validation.require_companions(recipe.model, [preview.companions], "samples.")
+    if samples.num_frames is not None:
         validation.require_first_frame(
-            recipe.model, preview.reference, "preview.reference", preview.num_frames
+            recipe.model, samples.reference, "samples.reference", samples.num_frames
         )
 
 
@@ -127,14 +127,14 @@ def _of_experts(recipe: Recipe) -> Recipe:
 
 def _require_lora(recipe: Recipe) -> None:
     """Refuse clips that are to keep a base as it is where none is kept, and a run that would learn nothing."""
-    preserved = [d.prior_preservation for d in recipe.dataset]
+    preserved = [d.prior_prediction for d in recipe.dataset]
     if any(preserved) and recipe.lora is None:
         problem, remedy = "all weights are trained, so that there is no base to compare with", "add [lora]"
     elif all(preserved):
         problem, remedy = "no dataset is left to learn from", "leave it out of one dataset, or add another"
     else:
         return
-    raise UserError(problem, field="dataset.prior_preservation", value=True, remedy=remedy)
+    raise UserError(problem, field="dataset.prior_prediction", value=True, remedy=remedy)
 
 
 def _refuse_given(recipe: Recipe) -> None:
@@ -145,7 +145,7 @@ def _refuse_given(recipe: Recipe) -> None:
                 f"entries are to be proposed, and the recipe gives {name} too",
                 field="buckets.entries",
                 value=recipe.buckets.entries,
-                remedy=f'remove {name}, or write buckets.entries = "given"',
+                remedy=f'remove {name}, or write buckets.entries = "recipe"',
             )
 
 

@@ -11,7 +11,7 @@ from reelworks.models import registry
 from reelworks.models.config import (
     AutoencoderConfig,
     ModelConfig,
-    TextConfig,
+    TextEncoderConfig,
     conditioning,
     other_latents,
 )
@@ -42,17 +42,17 @@ def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[s
         )
 
 
-def require_text_encoder(model: ModelConfig, text: TextConfig) -> None:
+def require_text_encoder(model: ModelConfig, text: TextEncoderConfig) -> None:
     """Refuse weights beside text encoders of another family, which may be as wide as those that they were trained with.
 
     Raises:
-        UserError: Names `text.name`.
+        UserError: Names `text_encoder.name`.
     """
     theirs = registry.PRESETS[model.name].parts.text
     if text.name not in ("hashed", theirs) and _trained_elsewhere(model.weights, "text", text.name):
         raise UserError(
             f"weights of {model.name} were trained with other text encoders",
-            field="text.name",
+            field="text_encoder.name",
             value=text.name,
             remedy=f'write "{theirs}"',
         )

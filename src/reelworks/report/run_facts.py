@@ -18,7 +18,7 @@ REASONS: dict[str, tuple[str, str]] = {
     "unreadable": ("unreadable", "The file cannot be decoded; replace or remove it."),
     "quarantined": (
         "quarantined",
-        "The recipe's quarantine names it; take its line out once the file is mended.",
+        "The recipe's exclude_file names it; take its line out once the file is mended.",
     ),
     "no_companion": (
         "no companion",

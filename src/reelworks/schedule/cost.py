@@ -71,7 +71,7 @@ def of_clip(loss_weight: LossWeight, tokens: I64 | int, clips: I64 | int) -> NDA
     """Weigh a clip of a micro-batch, or of each of several; the mean over a step does not depend on the unit.
 
     Args:
-        loss_weight: What counts alike: `train.loss_weight`.
+        loss_weight: What counts alike: `train.loss_reduction`.
         tokens: Of one clip of the micro-batch's bucket.
         clips: Clips that the micro-batch trains.
     """

@@ -137,7 +137,7 @@ def rows(
     costs: I64,
     *,
     micro_batches_per_step: int,
-    slot_width: int,
+    same_bucket_run: int,
     seed: int,
     epoch: int,
     window: I64 | None = None,
@@ -151,21 +151,21 @@ def rows(
         micro_bucket: Bucket of each micro-batch.
         costs: What each micro-batch costs.
         micro_batches_per_step: `G`.
-        slot_width: `L`.
+        same_bucket_run: `L`.
         seed: The recipe's.
         epoch: From 0.
         window: Of each micro-batch. Rows then follow window after window, and are shuffled inside of them.
     """
-    per_row = micro_batches_per_step // slot_width
-    slots = _slots(micro_bucket, costs, slot_width)
+    per_row = micro_batches_per_step // same_bucket_run
+    slots = _slots(micro_bucket, costs, same_bucket_run)
     if not len(slots):
         return np.zeros((0, micro_batches_per_step), dtype=np.int64)
     n_rows = -(-len(slots) // per_row)
-    grid: I64 = np.full((n_rows * per_row, slot_width), -1, dtype=np.int64)
+    grid: I64 = np.full((n_rows * per_row, same_bucket_run), -1, dtype=np.int64)
     grid[: len(slots)] = slots
     if window is None:
         # Slots lie bucket by bucket; dealt out like cards, a row gets slots that are n_rows apart.
-        dealt: I64 = grid.reshape(per_row, n_rows, slot_width).transpose(1, 0, 2)
+        dealt: I64 = grid.reshape(per_row, n_rows, same_bucket_run).transpose(1, 0, 2)
         order = np.argsort(hash_rng.hash64(seed, epoch, np.arange(n_rows), Purpose.STEP_ORDER), kind="stable")
     else:
         hashed = hash_rng.hash64(seed, epoch, np.arange(len(slots)), Purpose.SLOT_ORDER)

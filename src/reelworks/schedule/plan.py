@@ -64,7 +64,7 @@ class PlanSpec:
     Attributes:
         seed: The recipe's seed.
         micro_batches_per_step: `G`.
-        slot_width: `L`, a divisor of `G`.
+        same_bucket_run: `L`, a divisor of `G`.
         incomplete_batch: "partial", "pad", "merge" or "repeat".
         batch_sizes: Per bucket.
         costs_us: Whole microseconds that one clip of each bucket takes.
@@ -76,7 +76,7 @@ class PlanSpec:
 
     seed: int
     micro_batches_per_step: int
-    slot_width: int
+    same_bucket_run: int
     incomplete_batch: str
     batch_sizes: tuple[int, ...]
     costs_us: tuple[int, ...]
@@ -226,7 +226,7 @@ def plan(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:
         cuts.bucket,
         costs,
         micro_batches_per_step=spec.micro_batches_per_step,
-        slot_width=spec.slot_width,
+        same_bucket_run=spec.same_bucket_run,
         seed=spec.seed,
         epoch=epoch,
         window=None if windows is None else windows[order[cuts.offsets[:-1]]],

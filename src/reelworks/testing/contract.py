@@ -18,7 +18,7 @@ from reelworks.core.shape import Shape
 from reelworks.diffusion.objectives import Objective
 from reelworks.models import config, factory, registry
 from reelworks.models.api import Denoiser, DenoiserInputs, nothing_given
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.lora import frozen, inject
 from reelworks.models.lora.config import BaseStorage, LoraConfig, Targets
@@ -51,7 +51,7 @@ def counted() -> Iterator[Kept]:
 
 
 AUTOENCODER = AutoencoderConfig(stride=1)
-TEXT = TextConfig(dim=32, max_length=6, pooled_dim=8)
+TEXT = TextEncoderConfig(dim=32, max_length=6, pooled_dim=8)
 IMAGE_DIM = 16  # of the tokens that tiny networks take of a picture
 _IMAGE_TOKENS = 5
 # One tiny network for each family, one for each way in which a family is shown companions, and two that share timesteps.
@@ -88,7 +88,7 @@ def example(
     batch: int = 2,
     seed: int = 0,
     autoencoder: AutoencoderConfig = AUTOENCODER,
-    text: TextConfig = TEXT,
+    text: TextEncoderConfig = TEXT,
 ) -> DenoiserInputs:
     """Random inputs of a shape, with texts of different lengths, and all companions that a family takes."""
     g = torch.Generator().manual_seed(seed)

@@ -37,7 +37,7 @@ def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:
         "model.weights": recipe.model.weights,
         "lora.weights": lora,
         "autoencoder.weights": recipe.autoencoder.weights,
-        "text.weights": recipe.text.weights,
+        "text_encoder.weights": recipe.text_encoder.weights,
         "model.image_encoder": recipe.model.image_encoder,
     }
     found: set[str] = set()
@@ -61,7 +61,7 @@ def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False) -> 
     return factory.build_denoiser(
         recipe.model,
         autoencoder=recipe.autoencoder,
-        text=recipe.text,
+        text=recipe.text_encoder,
         device=device,
         seed=recipe.seed,
         compute=DTYPES[recipe.precision.compute],
@@ -98,12 +98,12 @@ def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
     conditioning, image = models.conditioning(recipe.model), recipe.model.image_encoder
     kind = conditioning.image_encoder
     autoencoder = factory.build_autoencoder(recipe.autoencoder)
-    text = factory.build_text_encoder(recipe.text)
+    text = factory.build_text_encoder(recipe.text_encoder)
     check_contract(autoencoder.contract, "autoencoder")
     check_contract(text.contract, "text")
     return LiveEncoder(
         autoencoder.to(device),
-        text.to(device if recipe.text.device == "auto" else torch.device("cpu")),
+        text.to(device if recipe.text_encoder.device == "auto" else torch.device("cpu")),
         device,
         conditioning,
         None if kind is None or image is None else VisionEncoder(kind, image).to(device),

@@ -38,14 +38,14 @@ class RunOptions:
         resume: "auto", "never", or a step.
         load: Another run, or a checkpoint, to begin with; without effect once this run has its own.
         weights_only: Take only the weights of `load`.
-        start_from_scratch: Begin the data again at epoch 0, and keep weights, optimizer and step count.
+        restart_data: Begin the data again at epoch 0, and keep weights, optimizer and step count.
         debug: Log the clips of every step, on every rank.
     """
 
     resume: str = "auto"
     load: Path | None = None
     weights_only: bool = False
-    start_from_scratch: bool = False
+    restart_data: bool = False
     debug: bool = False
 
 
@@ -78,7 +78,7 @@ def find(
     changes = diff.of_recipes(folder, step, data.recipe) if keeper.world.is_main else []
     if options.load is not None:
         changes.append("--load is without effect: the run goes on from its own checkpoint")
-    if options.start_from_scratch:
+    if options.restart_data:
         # The main rank decides: what others see of the events may be older.
         why_not = keeper.world.broadcast(
             _why_not_again(data, folder, cursor, options) if keeper.world.is_main else None
@@ -86,7 +86,7 @@ def find(
         if why_not is None:
             begun, found = resume.start_again(data, spec, folder, cursor, aliases)
             return begun, [f"weights of step {step}; the data begin again at epoch 0", *found, *changes]
-        changes.append(f"--start-from-scratch is without effect: {why_not}")
+        changes.append(f"--restart-data is without effect: {why_not}")
     position, found = resume.resume(data, spec, folder, cursor, excluded, aliases)
     return position, [
         f"resumed from step {step}, epoch {position.epoch}, row {position.row}",
@@ -109,7 +109,7 @@ def _why_not_again(data: RecipeData, folder: RunFolder, cursor: Cursor, options:
         return None
     return (
         "the data began again at an earlier start and are not finished, so training goes on with them; "
-        f"--resume {cursor.global_step} --start-from-scratch begins them again"
+        f"--resume {cursor.global_step} --restart-data begins them again"
     )
 
 
@@ -129,13 +129,13 @@ def open_folder(recipe: Recipe, folder: RunFolder, world: World) -> tuple[dict[s
     """
     said: list[str] = []
     train = recipe.train
-    asked = [train.gradient_accumulation_steps, train.micro_batches_per_step, train.slot_width]
+    asked = [train.gradient_accumulation_steps, train.micro_batches_per_step, train.same_bucket_run]
     if world.is_main:
         former = folder.info() if folder.exists else {}
         begun = bool(CheckpointStore(folder.checkpoints_folder).steps())
         if not begun or former.get("asked") != asked:
             steps, width = plan_report.step_shape(recipe, world.size)
-            frozen = {"micro_batches_per_step": steps, "slot_width": width, "asked": asked}
+            frozen = {"micro_batches_per_step": steps, "same_bucket_run": width, "asked": asked}
             folder.refreeze(frozen) if former else folder.create(frozen)
             if begun:
                 then = former.get("micro_batches_per_step")
@@ -152,7 +152,7 @@ def spec_of(data: RecipeData, info: dict[str, Any], world: World) -> PlanSpec:
     """
     if world.size > info["micro_batches_per_step"]:
         raise plan_report.too_many_ranks(info["micro_batches_per_step"], world.size)
-    return data.plan_spec(info["micro_batches_per_step"], info["slot_width"])
+    return data.plan_spec(info["micro_batches_per_step"], info["same_bucket_run"])
 
 
 def write(

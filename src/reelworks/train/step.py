@@ -160,7 +160,7 @@ class TrainStep:
 
     def _clip_weight(self, bucket: int, clips: int) -> float:
         """Return the loss weight of one clip of this bucket."""
-        return float(cost.of_clip(self.train.loss_weight, self.table.buckets[bucket].tokens, clips))
+        return float(cost.of_clip(self.train.loss_reduction, self.table.buckets[bucket].tokens, clips))
 
     def _objective(self, plan: EpochPlan, row: int, step: int) -> ObjectiveConfig:
         geometry = self.encoder.autoencoder.geometry
@@ -186,7 +186,7 @@ class TrainStep:
         work, example = batch.work, self._example(batch, step, objective)
         losses = self._losses(work, example, objective)
         weight = torch.full_like(losses, self._clip_weight(work.bucket, int(work.real.sum())))
-        if self.train.loss_weight == "token":
+        if self.train.loss_reduction == "token":
             weight = weight * example.generated
         zero = losses.new_zeros(())
         weight = torch.where(example.counts, weight, zero)
@@ -208,7 +208,7 @@ class TrainStep:
         """Loss of every clip: how far it is from what is there, or from what the base says."""
         base = None
         # On all ranks together: weights in shards are gathered by all or none.
-        if any(d.prior_preservation for d in self.recipe.dataset):
+        if any(d.prior_prediction for d in self.recipe.dataset):
             with torch.no_grad(), inject.without(self.state.module):
                 base = self.boundary(example.inputs)
         output = self.boundary(example.inputs)
@@ -273,6 +273,6 @@ class TrainStep:
                 parameter.grad.mul_(scale)
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-        if self.train.clip_norm is not None and math.isfinite(value):
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.train.clip_norm, norm)
+        if self.train.max_grad_norm is not None and math.isfinite(value):
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.train.max_grad_norm, norm)
         return value

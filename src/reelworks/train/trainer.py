@@ -177,11 +177,11 @@ class Loop:
 
     def _check(self, position: DataPosition, result: StepResult) -> None:
         counts = position.counts
-        if counts.failed > self.recipe.data.max_failure_share * counts.planned:
+        if counts.failed > self.recipe.data.max_decode_failures * counts.planned:
             raise UserError(
                 f"{counts.failed} of the epoch's {counts.planned} clips could not be decoded",
-                field="data.max_failure_share",
-                value=self.recipe.data.max_failure_share,
+                field="data.max_decode_failures",
+                value=self.recipe.data.max_decode_failures,
                 remedy=f"see {self.run.coverage_folder} for files and reasons; mend them or raise the limit",
             )
         self._refuse_non_finite(position.global_step, result)
@@ -215,7 +215,7 @@ class Loop:
             self.saver.last(position, self._metrics_of(position))
         elif votes is not None:
             self.saver.after_step(position, self._metrics_of(position), votes, self._seconds)
-        if done or _due(self.recipe.preview.every_steps, step):
+        if done or _due(self.recipe.samples.every_steps, step):
             self.previewer.run(step, self.tell)
 
     def _validate(self, position: DataPosition, pool: DecodePool) -> dict[str, float]:
@@ -246,7 +246,7 @@ def train(
     *,
     overrides: Sequence[str] = (),
     resume: str = "auto",
-    start_from_scratch: bool = False,
+    restart_data: bool = False,
 ) -> int:
     """Train a recipe; the same call again resumes.
 
@@ -256,7 +256,7 @@ def train(
         recipe: The recipe, or its TOML file.
         overrides: Texts `a.b=value` that change what the file says.
         resume: "auto" (the newest good checkpoint), "never", or a step.
-        start_from_scratch: Begin the data again, and keep weights and step count.
+        restart_data: Begin the data again, and keep weights and step count.
 
     Returns:
         0 when finished, `EXIT_REQUEUE` when saved on a signal.
@@ -266,7 +266,7 @@ def train(
     """
     if not isinstance(recipe, Recipe):
         recipe = recipe_file.load(Path(recipe), overrides)
-    return run(recipe, RunOptions(resume=resume, start_from_scratch=start_from_scratch))
+    return run(recipe, RunOptions(resume=resume, restart_data=restart_data))
 
 
 def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], None] | None = None) -> int:
@@ -380,7 +380,7 @@ def _train(start: _Start) -> int:
             step=position.global_step,
             world_size=world.size,
             micro_batches_per_step=start.spec.micro_batches_per_step,
-            slot_width=start.spec.slot_width,
+            same_bucket_run=start.spec.same_bucket_run,
             threads=start.threads,
             device=str(world.device),
             recipe=kept,
@@ -451,7 +451,15 @@ def _loop(
         feed,
         TrainStep(boundary, encoder, state, data.table, world, recipe),
         Validator(
-            boundary, encoder, state, world, feed, data.held_out(), recipe.validation.times, objective, seed
+            boundary,
+            encoder,
+            state,
+            world,
+            feed,
+            data.held_out(),
+            recipe.validation.timesteps,
+            objective,
+            seed,
         ),
         Previewer(recipe, boundary, encoder, state, world, folder, previews),
         keeper,

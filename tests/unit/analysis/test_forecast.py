@@ -98,7 +98,7 @@ def naive_gradient(plan: EpochPlan, tokens: np.ndarray, loss_weight: str) -> dic
 
 @pytest.mark.parametrize("loss_weight", ["token", "sample", "micro_batch"])
 def test_shares_are_those_of_clips_tokens_and_gradients(folder: Path, loss_weight: str) -> None:
-    made = recipe(folder, train={"max_epochs": 1, "loss_weight": loss_weight})
+    made = recipe(folder, train={"max_epochs": 1, "loss_reduction": loss_reduction})
     told = plan_report.forecast(made, 2)
     data = RecipeData.open(made)
     plan, tokens = data.plan(data.plan_spec(2, 2), 0), data.table.tokens()
@@ -110,7 +110,7 @@ def test_shares_are_those_of_clips_tokens_and_gradients(folder: Path, loss_weigh
         assert one["share_of_gradient"] == pytest.approx(share)
         assert one["share_of_clips"] == pytest.approx(clips / plan.planned)
         assert one["share_of_tokens"] == pytest.approx(clips * tokens[i] / tokens[plan.bucket].sum())
-    assert gradient_weight(plan, tokens, made.train.loss_weight).sum() == pytest.approx(plan.steps)
+    assert gradient_weight(plan, tokens, made.train.loss_reduction).sum() == pytest.approx(plan.steps)
 
 
 def test_clips_that_no_epoch_sees_are_named(folder: Path) -> None:
@@ -151,7 +151,7 @@ def test_too_many_ranks_for_the_clips_are_told_how_many_are_not(folder: Path) ->
     again = plan_report.forecast(made, fewer["world"], 2)
     assert {"world": fewer["world"]} | again["sum"] == pytest.approx(fewer)
     assert plan_report.forecast(made, 2 * fewer["world"], 2)["sum"]["imbalance"] > 0.1
-    fixed = recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 32, "slot_width": 32})
+    fixed = recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 32, "same_bucket_run": 32})
     assert plan_report.forecast(fixed, 32)["fewer_ranks"]["world"] >= 1
 
 

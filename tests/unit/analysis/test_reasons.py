@@ -77,7 +77,7 @@ def test_what_is_more_than_named_is_told_as_a_number(folder, monkeypatch, capsys
     monkeypatch.setattr(show, "_FILES_SHOWN", 1)
     show.plan(plan_report.forecast(recipe(folder), 1))
     assert f"too_small: {SMALL}\n" in (told := capsys.readouterr().out)
-    assert f"and {SMALL - 1} more; --left-out FILE lists all" in told
+    assert f"and {SMALL - 1} more; --rejected FILE lists all" in told
 
 
 @settings(max_examples=50, deadline=None)
@@ -96,7 +96,7 @@ def test_copies_that_share_a_reason_count_once_and_not_where_one_of_them_is_trai
 
 def test_a_clip_shown_once_though_it_may_be_shown_twice_is_not_left_out(folder, tmp_path):
     """With a weight of 1.5 each good clip is trained, so none is `not_drawn`."""
-    sources = [{"path": str(folder / name), "weight": 1.5} for name in ("more", "data")]
+    sources = [{"path": str(folder / name), "repeats": 1.5} for name in ("more", "data")]
     told = plan_report.forecast(files.recipe(folder, dataset=sources), 1)
     assert 6 < told["planned"] < 12
     assert {name: one["clips"] for name, one in told["left_out"].items()} == LEFT_OUT
@@ -147,14 +147,14 @@ def test_the_verb_writes_the_list_and_refuses_other_names(folder, tmp_path, monk
         said = capsys.readouterr()
         return said.out + said.err, left.value.code or 0
 
-    told, code = typed(made, "--left-out", tmp_path / "a.csv")
+    told, code = typed(made, "--rejected", tmp_path / "a.csv")
     assert code == 0, told
     assert csv.read_csv(tmp_path / "a.csv").num_rows == sum(LEFT_OUT.values())
     (tmp_path / "no").write_text("a file")
     for name, problem in (("a.txt", "neither"), ("no/a.csv", "cannot be written")):
-        told, code = typed(made, "--left-out", tmp_path / name)
-        assert (code, problem in told, "--left-out" in told) == (2, True, True)
-    told, code = typed(made, made, "--diff", "--left-out", tmp_path / "b.csv")
+        told, code = typed(made, "--rejected", tmp_path / name)
+        assert (code, problem in told, "--rejected" in told) == (2, True, True)
+    told, code = typed(made, made, "--diff", "--rejected", tmp_path / "b.csv")
     assert (code, "of one plan" in told) == (2, True)
 
 

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(folder: Path, weight: float = 1.0, repeats: int = 1, **changes: object):
-    few = {"path": str(folder / "few"), "weight": weight, "repeats": repeats}
+    few = {"path": str(folder / "few"), "repeats": weight * repeats}
     return files.recipe(folder, dataset=[{"path": str(folder / "data")}, few], **changes)
 
 
@@ -120,7 +120,7 @@ def test_a_run_that_tells_no_costs_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_locality_reads_a_folder_s_clips_one_after_the_other(folder: Path) -> None:
-    near = {"locality": "folder", "locality_clips": 4}
+    near = {"locality": "folder", "shuffle_window": 4}
     recipe = made(folder, bucket=[{"resolution": "48px", "num_frames": 1, "batch_size": 2}], data=near)
     data = RecipeData.open(recipe)
     places = {}

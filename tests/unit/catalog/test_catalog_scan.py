@@ -263,11 +263,11 @@ def test_two_files_of_one_uid(data: Path, target: Path, monkeypatch) -> None:
 
 def test_a_run_folder_inside_the_dataset_is_no_footage(data: Path, target: Path) -> None:
     run_folder = RunFolder(data / "sub" / "run")
-    preview = run_folder.previews_folder / "step-000000002"
+    preview = run_folder.samples_folder / "step-000000002"
     preview.mkdir(parents=True)
     media.write_picture(preview / "00.png", 3)
     before = run(data, target)
-    assert "sub/run/previews/step-000000002/00.png" in paths(target)
+    assert "sub/run/samples/step-000000002/00.png" in paths(target)
     run_folder.create({})
     after = run(data, target)
     assert (after.found, after.removed) == (before.found - 1, 1)

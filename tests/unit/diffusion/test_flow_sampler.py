@@ -10,7 +10,7 @@ from reelworks.diffusion.samplers import flow
 
 GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "rflow.safetensors")
 SHIFT = timesteps.shift_ratio(
-    ObjectiveConfig(compat=True), height=360, width=640, num_frames=51, latent_frames=15
+    ObjectiveConfig(opensora_frame_quantization=True), height=360, width=640, num_frames=51, latent_frames=15
 )
 
 

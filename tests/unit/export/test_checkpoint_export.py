@@ -271,7 +271,7 @@ def test_products_of_shards_go_as_a_whole(run: RunFolder, monkeypatch: pytest.Mo
 
 def test_products_come_with_each_so_many_th_save(run: RunFolder) -> None:
     """Whatever the steps of the saves are, and counted on through a restart."""
-    config = ExportsConfig(weights="model", every_saves=3, keep_last=None)
+    config = ExportsConfig(weights="model", every_n_saves=3, keep_last=None)
     written = [step for step in (10, 20, 27, 30, 40, 50, 60) if save(run, step, config)]
     assert written == [10, 30, 60]
     assert save(run, 70, ExportsConfig()) is None

@@ -204,7 +204,7 @@ def test_where_no_pipeline_can_our_sampler_does_and_says_why(places):
     assert diffusers_pipeline.why_not(recipe, boundary, given) == "frames are given"
     sample = recipe_for("wan-tiny", place, objective={"prediction": "sample"})
     assert "velocity" in diffusers_pipeline.why_not(sample, boundary, options)
-    hashed = recipe_file.parse(recipe.model_dump() | {"text": {"name": "hashed", "dim": 32}})
+    hashed = recipe_file.parse(recipe.model_dump() | {"text_encoder": {"name": "hashed", "dim": 32}})
     assert "of the family" in diffusers_pipeline.why_not(hashed, boundary, options)
     own = recipe_file.parse(hashed.model_dump() | {"model": {"name": "stdit3-tiny"}})
     assert diffusers_pipeline.why_not(own, boundary, options) == "stdit3-tiny has no pipeline"

@@ -11,7 +11,7 @@ from reelworks.core.shape import Shape
 from reelworks.diffusion.samplers import flow
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models import config, factory
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.testing import contract
 
 LINES = tiny_families.LINES
@@ -31,7 +31,7 @@ def wan(tmp_path_factory):
 
 def text_of(name, place, **sizes):
     return factory.build_text_encoder(
-        TextConfig(name=name, weights=str(place), dim=32, max_length=12, **sizes)
+        TextEncoderConfig(name=name, weights=str(place), dim=32, max_length=12, **sizes)
     )
 
 
@@ -48,7 +48,7 @@ def test_captions_become_what_the_pipelines_make_of_them(flux, wan):
     assert torch.equal(made.tokens, tokens.float())
     assert torch.equal(made.pooled, pooled.float())
     assert made.mask.all()
-    with pytest.raises(UserError, match=r"text\.pooled_dim = 768"):
+    with pytest.raises(UserError, match=r"text_encoder\.pooled_dim = 768"):
         text_of("flux", flux)
 
     encoder = text_of("wan", wan)
@@ -67,7 +67,7 @@ def test_generating_is_what_the_pipeline_does(flux):
     denoiser = factory.build_denoiser(
         ModelConfig(name="flux-tiny", weights=str(flux)),
         autoencoder=autoencoder_of("flux", flux),
-        text=TextConfig(name="flux", weights=str(flux), dim=32, pooled_dim=16),
+        text=TextEncoderConfig(name="flux", weights=str(flux), dim=32, pooled_dim=16),
         device="cpu",
         seed=0,
     )
@@ -104,7 +104,7 @@ def load(name, source, **neighbours):
     return factory.build_denoiser(
         ModelConfig(name=MODEL_OF[name], weights=source and str(source)),
         autoencoder=AutoencoderConfig(name=AUTOENCODER_OF[name], weights="-"),
-        text=TextConfig(name=name, weights="-", dim=32, **neighbours),
+        text=TextEncoderConfig(name=name, weights="-", dim=32, **neighbours),
         device="cpu",
         seed=0,
     ).module.state_dict()
@@ -143,7 +143,7 @@ def test_files_in_the_names_of_the_release_are_read(tmp_path):
 def test_a_prefix_alone_is_taken_off(tmp_path):
     """A file with ComfyUI's prefix before the names of diffusers loads too."""
     name = ModelConfig(name="qwen-image-tiny")
-    parts = {"autoencoder": AutoencoderConfig(stride=2), "text": TextConfig(dim=32), "device": "cpu"}
+    parts = {"autoencoder": AutoencoderConfig(stride=2), "text": TextEncoderConfig(dim=32), "device": "cpu"}
     reference = factory.build_denoiser(name, **parts, seed=1).module.state_dict()
     save_file({f"model.diffusion_model.{k}": v for k, v in reference.items()}, tmp_path / "q.safetensors")
     weights = name.model_copy(update={"weights": str(tmp_path / "q.safetensors")})
@@ -189,7 +189,7 @@ def test_weights_of_another_model_are_refused(flux, wan):
         load("wan", flux)
     with pytest.raises(UserError, match=r"model\.weights.*(missing|unexpected)"):
         load("flux", wan, pooled_dim=16)
-    with pytest.raises(UserError, match=r"text\.weights"):
+    with pytest.raises(UserError, match=r"text_encoder\.weights"):
         text_of("flux", wan)
 
 
@@ -200,7 +200,7 @@ def test_what_a_family_needs_is_asked_for():
     model = ModelConfig(name="wan-tiny", depth=3)
     with pytest.raises(UserError, match=r"model\.depth"):
         config.resolve_denoiser(
-            model, autoencoder=AutoencoderConfig(), text=TextConfig(), learns_variance=False
+            model, autoencoder=AutoencoderConfig(), text=TextEncoderConfig(), learns_variance=False
         )
 
 

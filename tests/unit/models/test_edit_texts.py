@@ -9,7 +9,7 @@ import transformers
 from PIL import Image
 
 from reelworks.models import factory
-from reelworks.models.config import TextConfig
+from reelworks.models.config import TextEncoderConfig
 from reelworks.models.families.qwen_image import network
 
 TEXT = {
@@ -63,7 +63,7 @@ def place(tmp_path_factory):
 def test_tokens_are_the_pipelines_and_feel_the_picture(place, monkeypatch):
     """The tokens that count are the pipeline's of picture and caption; another picture makes others of one caption."""
     monkeypatch.setattr(network, "_PICTURE_PX", 128 * 128)
-    config = TextConfig(name="qwen-image-edit", weights=str(place), dim=32, max_length=512)
+    config = TextEncoderConfig(name="qwen-image-edit", weights=str(place), dim=32, max_length=512)
     encoder = factory.build_text_encoder(config)
     pictures = torch.zeros(2, 32, 64, 3, dtype=torch.uint8)
     pictures[1, :, 32:] = 255

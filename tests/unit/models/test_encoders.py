@@ -9,7 +9,7 @@ import torch
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
 from reelworks.models import factory
-from reelworks.models.config import AutoencoderConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, TextEncoderConfig
 from reelworks.models.text import hashed
 
 
@@ -43,7 +43,7 @@ def test_sizes_that_the_stride_does_not_divide_are_refused():
 
 
 def encode(*captions, dim=16, max_length=4):
-    return factory.build_text_encoder(TextConfig(dim=dim, max_length=max_length)).encode(captions)
+    return factory.build_text_encoder(TextEncoderConfig(dim=dim, max_length=max_length)).encode(captions)
 
 
 def test_equal_words_have_equal_vectors_whatever_their_case_and_neighbours():
@@ -57,7 +57,7 @@ def test_equal_words_have_equal_vectors_whatever_their_case_and_neighbours():
 
 def test_a_summary_is_the_scaled_sum_of_the_words_that_are_kept():
     """A caption's summary is its words' sum over the square root of their number, in a width of its own."""
-    config = TextConfig(dim=16, max_length=4, pooled_dim=16)
+    config = TextEncoderConfig(dim=16, max_length=4, pooled_dim=16)
     text, mask, pooled = factory.build_text_encoder(config).encode(["a red kite", "one two three four five"])
     torch.testing.assert_close(pooled, text.sum(1) / mask.sum(1, keepdim=True).sqrt())
     narrow = factory.build_text_encoder(config.model_copy(update={"pooled_dim": 0})).encode(["a"])
@@ -76,7 +76,7 @@ def test_long_captions_keep_their_first_words_and_empty_ones_have_a_token():
     ("caption", "unseen"), [("", 0), ("one two three four", 0), ("One, two-three: four FIVE six!", 2)]
 )
 def test_words_beyond_the_end_are_counted(caption, unseen):
-    encoder = factory.build_text_encoder(TextConfig(dim=16, max_length=4))
+    encoder = factory.build_text_encoder(TextEncoderConfig(dim=16, max_length=4))
     assert encoder.unseen(caption) == unseen
     seen = " ".join(hashed.split_words(caption)[: len(hashed.split_words(caption)) - unseen])
     assert torch.equal(encoder.encode([caption])[0], encoder.encode([seen])[0])

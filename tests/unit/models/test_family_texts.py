@@ -8,7 +8,7 @@ import torch
 from reelworks.core.errors import UserError
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models import factory, registry
-from reelworks.models.config import AutoencoderConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, TextEncoderConfig
 from reelworks.models.family import Conditioning
 
 LINES = tiny_families.LINES
@@ -19,7 +19,7 @@ SIZES = {name: sizes for name, sizes in tiny_families.TEXTS.items() if name not 
 def family(request, tmp_path_factory):
     name = request.param
     place = tiny_families.write(tiny_families.network_of(name), tmp_path_factory.mktemp(name))
-    config = TextConfig(name=name, weights=str(place), **SIZES[name])
+    config = TextEncoderConfig(name=name, weights=str(place), **SIZES[name])
     return name, place, factory.build_text_encoder(config)
 
 
@@ -91,8 +91,10 @@ def test_tokens_are_the_pipelines(family):
 @pytest.mark.parametrize("family", ["ltx-2"], indirect=True)
 def test_a_length_that_learnt_tokens_do_not_fill_is_refused(family):
     """LTX-2's captions are a whole number of rows of learnt tokens long."""
-    with pytest.raises(UserError, match=r"(?s)text\.max_length = 10.*multiple of 4"):
-        factory.build_text_encoder(TextConfig(name="ltx-2", weights=str(family[1]), dim=32, max_length=10))
+    with pytest.raises(UserError, match=r"(?s)text_encoder\.max_length = 10.*multiple of 4"):
+        factory.build_text_encoder(
+            TextEncoderConfig(name="ltx-2", weights=str(family[1]), dim=32, max_length=10)
+        )
 
 
 @pytest.mark.parametrize("family", ["sdxl"], indirect=True)

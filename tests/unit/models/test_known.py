@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
 from reelworks.models import factory, identify, registry, weights
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.lora import files, inject, reading
 from reelworks.models.lora.config import LoraConfig
 from reelworks.testing import contract
@@ -114,7 +114,7 @@ def test_the_right_model_with_other_neighbours_is_told_from_another_model(tmp_pa
     """The widths of the text encoder and the autoencoder differ, not the model."""
     error = refused(of("wan-tiny", tmp_path), "wan-tiny")
     assert "of another shape" in error.problem
-    assert error.remedy == 'set autoencoder.name = "wan-2.1" and text.name = "wan" as published'
+    assert error.remedy == 'set autoencoder.name = "wan-2.1" and text_encoder.name = "wan" as published'
 
 
 def test_a_few_differences_name_the_closest_model(tmp_path):
@@ -156,7 +156,11 @@ def encoder_file(tmp_path, name):
     ("make", "said", "remedy"),
     [
         (lora_file, "this is a LoRA", "lora.weights"),
-        (lambda path: encoder_file(path, "text encoder"), "weights of a text encoder", "text.weights"),
+        (
+            lambda path: encoder_file(path, "text encoder"),
+            "weights of a text encoder",
+            "text_encoder.weights",
+        ),
         (lambda path: encoder_file(path, "autoencoder"), "weights of an autoencoder", "autoencoder.weights"),
     ],
 )
@@ -187,7 +191,7 @@ def build(name, settings):
     return factory.build_denoiser(
         ModelConfig(name=name),
         autoencoder=contract.AUTOENCODER,
-        text=TextConfig(dim=32, max_length=6, pooled_dim=8),
+        text=TextEncoderConfig(dim=32, max_length=6, pooled_dim=8),
         device="cpu",
         seed=0,
         lora=settings,

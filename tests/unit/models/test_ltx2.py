@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.models import factory
-from reelworks.models.config import ModelConfig, TextConfig
+from reelworks.models.config import ModelConfig, TextEncoderConfig
 from reelworks.models.diffusers_denoiser import DiffusersDenoiser
 from reelworks.models.families.ltx2 import network
 from reelworks.models.lora import key_mapping
@@ -141,11 +141,11 @@ def test_a_whole_checkpoint_of_the_release_is_read(name, tmp_path):
 
 def test_texts_of_another_width_are_refused():
     """LTX-2.3 takes texts as they are."""
-    with pytest.raises(UserError, match=r"text\.dim = 32.*its own width, 4096"):
+    with pytest.raises(UserError, match=r"text_encoder\.dim = 32.*its own width, 4096"):
         factory.build_denoiser(
             ModelConfig(name="ltx-2.3"),
             autoencoder=contract.AUTOENCODER,
-            text=TextConfig(dim=32),
+            text=TextEncoderConfig(dim=32),
             device="meta",
             seed=0,
         )

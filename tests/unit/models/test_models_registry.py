@@ -9,12 +9,12 @@ import torch
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.models import config, factory
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.registry import PRESETS
 
 SMALL = ModelConfig(name="stdit3-tiny", hidden_size=32, depth=1, num_heads=2)
 PIXEL = AutoencoderConfig(stride=2)
-TEXT = TextConfig(dim=8, max_length=4)
+TEXT = TextEncoderConfig(dim=8, max_length=4)
 
 
 def build(model=SMALL, seed=0, device="cpu", **kwargs):
@@ -73,7 +73,7 @@ def test_geometry():
             r"(?s)model.name = 'stdit3-xs'.*stdit3-tiny.*did you mean",
         ),
         (SMALL, AutoencoderConfig(name="pixels"), TEXT, r"autoencoder.name = 'pixels'.*known: pixel"),
-        (SMALL, PIXEL, TextConfig(name="t6"), r"text.name = 't6'.*known: hashed"),
+        (SMALL, PIXEL, TextEncoderConfig(name="t6"), r"text_encoder.name = 't6'.*known: hashed"),
         (SMALL.model_copy(update={"num_heads": 3}), PIXEL, TEXT, r"3 heads do not divide"),
         (SMALL.model_copy(update={"hidden_size": 6, "num_heads": 3}), PIXEL, TEXT, r"multiple of 4"),
     ],
@@ -87,7 +87,7 @@ def test_unknown_autoencoders_and_text_encoders_are_refused():
     with pytest.raises(UserError, match="known: pixel"):
         factory.build_autoencoder(AutoencoderConfig(name="vae"))
     with pytest.raises(UserError, match="known: hashed"):
-        factory.build_text_encoder(TextConfig(name="clip"))
+        factory.build_text_encoder(TextEncoderConfig(name="clip"))
 
 
 def test_configs_do_not_import_torch():

@@ -8,7 +8,7 @@ from test_stdit3_network import inputs, stir
 
 from reelworks.core.errors import UserError
 from reelworks.models import factory
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.precision import audit
 from reelworks.precision.boundary import DtypeBoundary
 
@@ -20,7 +20,7 @@ def build(model=TINY, **options):
     return factory.build_denoiser(
         model,
         autoencoder=AutoencoderConfig(stride=2),
-        text=TextConfig(dim=8, max_length=4),
+        text=TextEncoderConfig(dim=8, max_length=4),
         seed=3,
         **options,
     )

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
 from reelworks.models import factory
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.families.stdit3 import weights
 from reelworks.models.families.stdit3.model import STDiT3
 from reelworks.models.families.stdit3.spec import STDiT3Config
@@ -88,7 +88,7 @@ def test_the_registry_reads_from_the_weights_whether_variance_is_predicted(tmp_p
         denoiser = factory.build_denoiser(
             model.model_copy(update={"weights": str(path)}),
             autoencoder=AutoencoderConfig(stride=2),
-            text=TextConfig(dim=8, max_length=4),
+            text=TextEncoderConfig(dim=8, max_length=4),
             device="cpu",
             seed=0,
         )

@@ -4,7 +4,7 @@ import pytest
 
 from reelworks.core.errors import UserError
 from reelworks.models import config, registry
-from reelworks.models.config import ModelConfig, TextConfig
+from reelworks.models.config import ModelConfig, TextEncoderConfig
 from reelworks.recipe import validation
 
 
@@ -32,7 +32,7 @@ def test_every_preset_has_its_parts_and_they_fit():
         if name.endswith("-tiny") or name.startswith("stdit"):
             continue
         parts = registry.PRESETS[name].parts
-        text = TextConfig(name=parts.text, weights="-")
+        text = TextEncoderConfig(name=parts.text, weights="-")
         autoencoder = config.AutoencoderConfig(name=parts.autoencoder, weights="-")
         neighbours = config.ComponentShapes(config.latent_channels(autoencoder), text.dim, text.pooled_dim)
         assert preset.config.fit(neighbours) == preset.config, name
@@ -90,6 +90,6 @@ def test_a_first_frame_is_asked_for_and_refused():
         ("wan-2.1-14b", "a.png", 5, "cannot be told"),
     ):
         with pytest.raises(UserError, match=match):
-            validation.require_first_frame(ModelConfig(name=name), reference, "preview.reference", frames)
-    validation.require_first_frame(ModelConfig(name="wan-2.2-i2v-14b"), "a.png", "preview.reference", 5)
-    validation.require_first_frame(ModelConfig(name="wan-2.2-5b"), "a.png", "preview.reference", 5)
+            validation.require_first_frame(ModelConfig(name=name), reference, "samples.reference", frames)
+    validation.require_first_frame(ModelConfig(name="wan-2.2-i2v-14b"), "a.png", "samples.reference", 5)
+    validation.require_first_frame(ModelConfig(name="wan-2.2-5b"), "a.png", "samples.reference", 5)

@@ -169,7 +169,7 @@ def test_ranks_share_a_row_evenly(case: tuple[Entries, PlanSpec], world: int) ->
 def test_rows_are_full_and_slots_of_one_bucket(case: tuple[Entries, PlanSpec]) -> None:
     entries, spec = case
     made = plan(entries, spec, 0)
-    bucket, width = micro_buckets(made), spec.slot_width
+    bucket, width = micro_buckets(made), spec.same_bucket_run
     left = sum(n % width for n in np.bincount(bucket, minlength=1)) if len(bucket) else 0
     slots = [row[i : i + width] for row in made.rows for i in range(0, len(row), width)]
     assert not ((made.rows[:, :-1] < 0) & (made.rows[:, 1:] >= 0)).any()  # empty columns come last
@@ -186,9 +186,9 @@ def test_ranks_never_wait_where_the_slot_width_is_a_multiple_of_them(
     case: tuple[Entries, PlanSpec], multiple: int
 ) -> None:
     _, spec = case
-    counts = [size * spec.slot_width * multiple for size in spec.batch_sizes]
+    counts = [size * spec.same_bucket_run * multiple for size in spec.batch_sizes]
     made = plan(make_entries(counts), spec, 0)
-    for world in (w for w in range(1, 17) if spec.slot_width % w == 0):
+    for world in (w for w in range(1, 17) if spec.same_bucket_run % w == 0):
         assert ranks.waste(made, spec, world) == 0
     assert ranks.waste(made, spec, 2 * spec.micro_batches_per_step) >= (0.49 if made.steps else 0)
 
@@ -246,7 +246,7 @@ def test_with_locality_groups_are_read_together_in_windows_of_another_order_each
     windows = max(round(len(entries) / 20), 1)
     hashed = {g: int(hash_rng.hash64(spec.seed, epoch, g, hash_rng.Purpose.WINDOW)) for g in group.values()}
     # The slots of a row, and rows one after the other, begin in windows that never go back.
-    slots = made.rows.reshape(-1, spec.slot_width)
+    slots = made.rows.reshape(-1, spec.same_bucket_run)
     first = [identities(made)[made.offsets[slot[0]]] for slot in slots if (slot >= 0).all()]
     begun = [hashed[group[key]] * windows >> 64 for key in first]
     assert begun == sorted(begun)

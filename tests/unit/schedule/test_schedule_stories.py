@@ -134,7 +134,12 @@ def web_like(n: int) -> Clips:
 def test_a_thousand_clips_in_the_buckets_of_1_2_are_trained_or_named(way: str) -> None:
     """Where incomplete batches are dropped, most of so few clips fill no batch of these buckets."""
     stage_1 = json.loads(GOLDEN.read_text())["bucket_configs"]["stage1"]
-    config = {"opensora": stage_1, "probability": "opensora-1.2", "compat": True, "incomplete_batch": way}
+    config = {
+        "opensora": stage_1,
+        "probability": "opensora-1.2",
+        "opensora_drop_exact_length": True,
+        "incomplete_batch": way,
+    }
     built = table.build([], BucketsConfig.model_validate(config), ANY_SIZE)
     clips = web_like(1000)
     for epoch in range(3):

@@ -30,7 +30,7 @@ RECIPE = {
     ],
     "buckets": {"aspect_ratios": ["3:2", "1:1"]},
     "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
-    "text": {"dim": 16, "max_length": 6},
+    "text_encoder": {"dim": 16, "max_length": 6},
     "train": {"max_steps": 1},
 }
 
@@ -119,16 +119,16 @@ def test_what_lies_in_cpu_memory_is_counted_there(check) -> None:
 
 def test_the_place_of_every_part_is_told(check) -> None:
     """In a column of its own."""
-    code, printed = check("--set", "text.device=cpu")
+    code, printed = check("--set", "text_encoder.device=cpu")
     assert code == 0
     assert "device" in printed
-    told = json.loads(check("--json", "--set", "text.device=cpu")[1])
+    told = json.loads(check("--json", "--set", "text_encoder.device=cpu")[1])
     assert told["components"][2]["device"] == "cpu"
 
 
 def _denoiser(recipe: recipe_file.Recipe) -> Denoiser:
     return factory.build_denoiser(
-        recipe.model, autoencoder=recipe.autoencoder, text=recipe.text, device="cpu", seed=0
+        recipe.model, autoencoder=recipe.autoencoder, text=recipe.text_encoder, device="cpu", seed=0
     )
 
 
@@ -236,7 +236,7 @@ def test_encoders_in_another_dtype_than_they_declare_stop_a_start(tmp_path: Path
     transformers.T5EncoderModel(transformers.T5Config(**sizes)).save_pretrained(tmp_path)
     tiny_families.tokenizer().save_pretrained(tmp_path)
     text = {"name": "t5", "weights": str(tmp_path), "dim": 16, "max_length": 6}
-    encoder = build.encoder(recipe_file.parse(RECIPE | {"text": text}), torch.device("cpu"))
+    encoder = build.encoder(recipe_file.parse(RECIPE | {"text_encoder": text}), torch.device("cpu"))
     dry_run.require_encoders(encoder)
     (network,) = dry_run.networks(encoder.text_encoder)
     network.half()

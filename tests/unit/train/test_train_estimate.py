@@ -126,14 +126,14 @@ def test_sizes_of_published_models_are_those_of_their_networks() -> None:
     """A full-size network is counted without a byte of it; encoders have the parameters that their classes have."""
     parts = {
         "autoencoder": {"name": "wan-2.1", "weights": "unused"},
-        "text": {"name": "wan", "weights": "unused"},
+        "text_encoder": {"name": "wan", "weights": "unused"},
     }
     made, _ = recipe("wan-2.1-1.3b", **parts)
     held = memory.held(made, estimate.network(made))
     assert held.base == 4 * 1_418_996_800
     autoencoder, text = registry.AUTOENCODERS["wan-2.1"], registry.TEXT_ENCODERS["wan"]
     assert (held.encoders, held.host) == (4 * autoencoder.parameters + 2 * text.parameters, 0)
-    low = made.model_copy(update={"text": made.text.model_copy(update={"device": "cpu"})})
+    low = made.model_copy(update={"text_encoder": made.text_encoder.model_copy(update={"device": "cpu"})})
     held = memory.held(low, estimate.network(made))
     assert (held.encoders, held.host) == (4 * autoencoder.parameters, 2 * text.parameters)
     for name in ("wan-2.1", "qwen-image", "flux2"):

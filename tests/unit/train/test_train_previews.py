@@ -47,7 +47,7 @@ def footage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data_of(footage: Path, tmp_path: Path) -> Any:
-    """Data of a tiny recipe whose `[preview]` is given."""
+    """Data of a tiny recipe whose `[samples]` is given."""
 
     def make(model: str = "stdit3-tiny", frames: tuple[int, ...] = (1, 5), **said: Any) -> RecipeData:
         values = {
@@ -57,10 +57,10 @@ def data_of(footage: Path, tmp_path: Path) -> Any:
             "bucket": [{"resolution": "40px", "num_frames": list(frames), "batch_size": 2}],
             "buckets": {"upscale": True},
             "model": {"name": model},
-            "text": {"dim": 16, "max_length": 6},
+            "text_encoder": {"dim": 16, "max_length": 6},
             "train": {"max_steps": 1},
             "validation": {"split": 0.0},
-            "preview": {"prompts": ["a kite"]} | said,
+            "samples": {"prompts": ["a kite"]} | said,
         }
         recipe = recipe_file.parse(values)
         dataset.scan_recipe(recipe)
@@ -105,7 +105,7 @@ def test_sizes_fill_whole_patches_where_a_network_does_not_pad(data_of: Any, tmp
     files.write_json(run.plan_folder / "summary.json", {"buckets": [one]})
     assert defaults.shape(run, data_of().recipe, picture=True) == Shape(1, 40, 72)
     assert defaults.shape(run, data_of("wan-tiny").recipe, picture=True) == Shape(1, 32, 64)
-    assert data_of(height=40).recipe.preview.height == 40
+    assert data_of(height=40).recipe.samples.height == 40
     with pytest.raises(UserError, match=r"preview\.height = 40: this model takes multiples of 16"):
         data_of("wan-tiny", height=40)
 
@@ -135,7 +135,7 @@ def test_previews_beyond_memory_end_no_training(
     said = capsys.readouterr().out
     assert "warning: previews are lost: this does not fit into memory" in said
     assert "making previews: 1 clip of 1×48×32, 2 steps, guidance scale 7\n" in said
-    (told,) = events.read(run.events_file, "preview")
+    (told,) = events.read(run.events_file, "samples")
     assert (told["num_inference_steps"], told["guidance_scale"]) == (2, 7.0)
 
 
@@ -146,6 +146,6 @@ def test_weights_that_are_not_there_are_told_before_a_network_is_built(
     data = data_of()
     monkeypatch.delattr(factory, "build_denoiser")
     named = {"name": "t5", "weights": str(tmp_path / "nowhere")}
-    recipe = recipe_file.parse(data.recipe.model_dump() | {"text": named})
-    with pytest.raises(UserError, match=r"text\.weights = .*nowhere'"):
+    recipe = recipe_file.parse(data.recipe.model_dump() | {"text_encoder": named})
+    with pytest.raises(UserError, match=r"text_encoder\.weights = .*nowhere'"):
         check.check(recipe, data.table)

@@ -42,9 +42,9 @@ def stepper():
                 "objective": {"caption_dropout": 0.3},
                 "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
                 "model": MODEL.model_dump(exclude_none=True),
-                "text": {"dim": 16, "max_length": 6},
+                "text_encoder": {"dim": 16, "max_length": 6},
                 "precision": {"compute": "float32"},
-                "train": {"max_steps": 1, "clip_norm": "none", "learning_rate": 1e-3, **train},
+                "train": {"max_steps": 1, "max_grad_norm": "none", "learning_rate": 1e-3, **train},
             }
         )
         torch.manual_seed(3)
@@ -239,10 +239,10 @@ def test_the_module_that_makes_numbers_infinite_is_named(stepper):
     assert "first in the activation of spatial_blocks.0.mlp; the loss of 3.mp4" in result.why_not
 
 
-@pytest.mark.parametrize("clip_norm", [1.0, "none"])
-def test_the_module_whose_gradient_breaks_is_named(stepper, clip_norm):
+@pytest.mark.parametrize("max_grad_norm", [1.0, "none"])
+def test_the_module_whose_gradient_breaks_is_named(stepper, max_grad_norm):
     """Where every loss is finite, the first in the order of the backward pass, whatever is clipped."""
-    s = stepper(clip_norm=clip_norm)
+    s = stepper(max_grad_norm=max_grad_norm)
     path = "spatial_blocks.0.attn.proj"
 
     def break_gradient(_module, _args, out):
@@ -300,7 +300,7 @@ def test_a_step_without_a_clip_is_skipped(stepper):
 
 
 def test_gradients_are_clipped_to_the_norm(stepper, monkeypatch):
-    s = stepper(clip_norm=0.01)
+    s = stepper(max_grad_norm=0.01)
     result, gradients = take(s, [micro_batch(s, 0, [1, 2])], monkeypatch)
     norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
     assert result.grad_norm > 0.02

@@ -71,13 +71,13 @@ def normal_form(value: Any) -> Any:
     return NO_BATCH if value is None else value
 
 
-def parse(table: Table, meaning: Meaning, *, compat: bool) -> Dialect:
+def parse(table: Table, meaning: Meaning, *, drop_exact_length: bool) -> Dialect:
     """Read a table.
 
     Args:
         table: By resolution and number of frames.
         meaning: What the probabilities mean.
-        compat: Lose the clips of exactly an entry's length, as 1.1 and 1.2 do; 2.0 loses none.
+        drop_exact_length: Lose the clips of exactly an entry's length, as 1.1 and 1.2 do; 2.0 loses none.
 
     Raises:
         UserError: The meaning is not said; a name, length, probability or batch size is not possible.
@@ -101,7 +101,7 @@ def parse(table: Table, meaning: Meaning, *, compat: bool) -> Dialect:
         result += sorted(entries, key=lambda entry: -entry.num_frames)
     if not result:
         raise UserError("the table is empty", field=FIELD, remedy='add e.g. "256" = { 1 = [1.0, 24] }')
-    spare = 1 if compat and meaning == "opensora-1.2" else 0
+    spare = 1 if drop_exact_length and meaning == "opensora-1.2" else 0
     return Dialect(tuple(result), meaning == "downgrade", spare)
 
 

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from reelworks.core.errors import UserError
 from reelworks.models import optional_imports, registry
 from reelworks.models.api import TextEmbedding, TextEncoder
-from reelworks.models.config import TextConfig
+from reelworks.models.config import TextEncoderConfig
 from reelworks.models.diffusers_denoiser import DiffusersNetwork
 from reelworks.models.family import PublishedText
 from reelworks.models.text import identity
@@ -53,7 +53,7 @@ class FamilyTextEncoder:
 
     contract = CONTRACT
 
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: TextEncoderConfig) -> None:
         """Load from a local folder in diffusers' layout or from the hub.
 
         Raises:
@@ -118,7 +118,7 @@ def _load(known: PublishedText, source: str, load_processor: Callable[[Any, str]
     except Exception as error:  # damage leads the readers into errors of any kind
         raise UserError(
             f"no text encoders of {known.pipeline} can be loaded ({str(error).partition(chr(10))[0]})",
-            field="text.weights",
+            field="text_encoder.weights",
             value=source,
             remedy="name a folder in diffusers' layout or a hub id of this family",
         ) from error

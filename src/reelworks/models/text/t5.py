@@ -11,7 +11,7 @@ from torch import Tensor
 from reelworks.core.errors import UserError
 from reelworks.models import optional_imports
 from reelworks.models.api import TextEmbedding, TextEncoder
-from reelworks.models.config import TextConfig
+from reelworks.models.config import TextEncoderConfig
 from reelworks.models.family import T5
 from reelworks.models.text import identity
 from reelworks.models.text.encoders import words_cut_off
@@ -36,11 +36,11 @@ class T5TextEncoder:
     contract = CONTRACT
     sees_pictures = False
 
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: TextEncoderConfig) -> None:
         """Load from a local folder or from the hub.
 
         Raises:
-            UserError: Nothing that can be loaded is found, it is no T5, or its width is not `text.dim`.
+            UserError: Nothing that can be loaded is found, it is no T5, or its width is not `text_encoder.dim`.
         """
         assert config.weights is not None, "the recipe was checked"
         self.dim, self.pooled_dim, self.max_length = config.dim, 0, config.max_length
@@ -50,7 +50,7 @@ class T5TextEncoder:
         if self._model.config.d_model != config.dim:
             raise UserError(
                 f"this T5 is {self._model.config.d_model} wide",
-                field="text.dim",
+                field="text_encoder.dim",
                 value=config.dim,
                 remedy=f"set it to {self._model.config.d_model}",
             )
@@ -91,7 +91,7 @@ def _load(source: str) -> tuple[Any, Any]:
     except Exception as error:  # damage leads the readers into errors of any kind
         raise UserError(
             f"no T5 with its tokenizer can be loaded ({str(error).partition(chr(10))[0]})",
-            field="text.weights",
+            field="text_encoder.weights",
             value=source,
             remedy="name a folder that holds both, or a hub id such as DeepFloyd/t5-v1_1-xxl",
         ) from error

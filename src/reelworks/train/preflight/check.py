@@ -140,13 +140,13 @@ def _components(
 ) -> list[dict[str, Any]]:
     autoencoder, text = encoder.autoencoder, encoder.text_encoder
     device = str(world.device)
-    of_text = device if recipe.text.device == "auto" else "cpu"
+    of_text = device if recipe.text_encoder.device == "auto" else "cpu"
     told = [
         _component("denoiser", recipe.model.name, denoiser.contract, [denoiser.module]),
         _component(
             "autoencoder", recipe.autoencoder.name, autoencoder.contract, dry_run.networks(autoencoder)
         ),
-        _component("text encoder", recipe.text.name, text.contract, dry_run.networks(text)),
+        _component("text encoder", recipe.text_encoder.name, text.contract, dry_run.networks(text)),
     ]
     places = [device, device, of_text]
     if (image := encoder.image_encoder) is not None:
@@ -219,7 +219,7 @@ def _memory(
     if encoder.image_encoder is not None:
         parts["encoders"] += _weights(encoder.image_encoder)
     host, text = 0, _weights(encoder.text_encoder)
-    if recipe.text.device == "auto":
+    if recipe.text_encoder.device == "auto":
         parts["encoders"] += text
     else:
         host += text

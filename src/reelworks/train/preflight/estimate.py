@@ -151,7 +151,7 @@ def _sizes(recipe: Recipe) -> LiveEncoder:
     latents: Any = _Latents(
         models.autoencoder_geometry(recipe.autoencoder), models.latent_channels(recipe.autoencoder)
     )
-    text: Any = recipe.text
+    text: Any = recipe.text_encoder
     image: Any = None
     if (kind := conditioning.image_encoder) is not None:
         image = _Image(IMAGE_ENCODERS[kind].tokens, conditioning.image_dim)

@@ -86,7 +86,7 @@ def held(recipe: Recipe, denoiser: Denoiser) -> Memory:
         host = sum(sizes.values())
         sizes = dict.fromkeys(sizes, 0) | {"base": in_use(module, denoiser.sharding().blocks)}
     pictures, text = _encoders(recipe)
-    if recipe.text.device == "cpu":
+    if recipe.text_encoder.device == "cpu":
         host, text = host + text, 0
     return Memory(**sizes, encoders=pictures + text, activations=0, host=host)
 
@@ -133,4 +133,4 @@ def _encoders(recipe: Recipe) -> tuple[int, int]:
     pictures = wide * autoencoders[recipe.autoencoder.name]
     if (kind := models.conditioning(recipe.model).image_encoder) is not None:
         pictures += 4 * IMAGE_ENCODERS[kind].parameters
-    return pictures, 2 * texts[recipe.text.name]
+    return pictures, 2 * texts[recipe.text_encoder.name]

@@ -1,4 +1,4 @@
-"""`reelworks preview`: what each bucket will see."""
+"""`reelworks contact-sheet`: what each bucket will see."""
 
 from __future__ import annotations
 
