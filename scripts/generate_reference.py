@@ -1,8 +1,8 @@
-"""Write docs/reference/recipe.md and recipe.schema.json from the config classes, dtypes.md from contracts.
+"""Write docs/reference/: recipe.md and recipe.schema.json from the config classes, dtypes.md from contracts, cli.md.
 
 The classes are the only source: what a key means stands in its `Field(description=...)`, or under
-"Attributes:" in its class's docstring. What a component's dtypes are stands in
-its `CONTRACT`. A test compares the files with what this script would write.
+"Attributes:" in its class's docstring. What a component's dtypes are stands in its `CONTRACT`. The command line is
+described by its own help texts (`cli_page.py`). A test compares the files with what this script would write.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
+import cli_page
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -109,7 +110,12 @@ def contents() -> dict[str, str]:
         off = f'`{table.key} = "{toml_none.WORD}"` switches it off.' if table.optional else ""
         parts.append(_section(f"`{table.header}`", table.model, off))
     parts.append(_names())
-    return {"recipe.md": "\n".join(parts), "recipe.schema.json": _schema(), "dtypes.md": _dtypes()}
+    return {
+        "recipe.md": "\n".join(parts),
+        "recipe.schema.json": _schema(),
+        "dtypes.md": _dtypes(),
+        "cli.md": cli_page.page(),
+    }
 
 
 def _dtypes() -> str:

@@ -6,26 +6,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
 
 if TYPE_CHECKING:
     from reelworks.buckets.table import BucketTable
     from reelworks.recipe.recipe import Recipe
 
-EXIT_VIOLATIONS = 1
-
 
 def check(
     recipe: RecipeArgument,
-    world: Annotated[int, typer.Option(min=1, help="Processes to audit and estimate memory for.")] = 1,
+    world: Annotated[int, typer.Option(min=1, help="Processes to check and to estimate memory for.")] = 1,
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
     """Check dtypes and memory, without training.
 
-    Loads the model, tries the shape of every bucket without numbers, and the largest bucket of each
-    resolution for real, forward and backward. Leaves with 1 if two dtypes meet that must not.
+    Loads the model, tries the shape of every bucket without numbers, and runs the largest bucket of each
+    resolution for real, forward and backward. Reads no data, unless buckets are to be proposed from them.
+
+    Prints the dtypes of each component, the casts of its inputs, parameters, and the estimated memory of one
+    process: weights, gradients, optimizer, average, encoders, and the most that a pass holds at a time beside
+    these, recomputation included.
+
+    A violation is named by the path of its module, with both dtypes and what to do, and the exit code is 1.
+    `train` checks the largest bucket alone at each start.
     """
     from reelworks.cli import show, show_check
 
@@ -35,7 +41,7 @@ def check(
     told = checking.check(loaded, table, world)
     show.json(told) if json else show_check.result(told)
     if told["violations"]:
-        raise typer.Exit(EXIT_VIOLATIONS)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _with_buckets(recipe: Recipe, quiet: bool) -> tuple[Recipe, BucketTable]:

@@ -16,14 +16,21 @@ def contact_sheet(
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="Default: contact-sheet/ in the run folder."),
     ] = None,
-    clips: Annotated[int, typer.Option(min=1, help="Clips shown of each bucket.")] = 6,
+    clips: Annotated[
+        int, typer.Option(min=1, help="Clips shown of each bucket, the one that loses most first.")
+    ] = 6,
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
     """Draw what each bucket will see, and what is cut away.
 
-    One contact sheet for each bucket of the first epoch, an index page, and the clips of which most is cut.
+    Draws a contact sheet for each bucket of the first epoch, with the frames that training will read and the whole
+    first frame, on which what the crop cuts away is dark. Below them stand the same moments and the same part of
+    each companion, and the first frame where the model is shown it. Writes an index page too, and names the clips of
+    which most is cut away.
+
+    Scans the data, loads no model.
     """
     from reelworks.cli import show, show_data
     from reelworks.recipe import dataset

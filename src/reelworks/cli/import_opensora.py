@@ -24,7 +24,12 @@ class Meaning(StrEnum):
 
 def import_opensora(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A training config, a Python file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="RECIPE", help="The recipe to write.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="RECIPE", help="The recipe to write, a file that is not there yet."
+        ),
+    ],
     data_path: Annotated[
         str | None, typer.Option(help="The list or folder of clips, if not the config's.")
     ] = None,

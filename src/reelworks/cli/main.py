@@ -26,10 +26,9 @@ from reelworks.cli import (
     scan,
     train,
 )
+from reelworks.cli.exit_codes import ExitCode
 from reelworks.core.errors import UserError
 
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 _PATIENCE_SECONDS = 5.0
 
 app = typer.Typer(
@@ -73,9 +72,9 @@ def main() -> None:
         _let_the_first_rank_speak()
         print(f"error: {error}", file=sys.stderr, flush=True)
         # Other ranks of a distributed run may be waiting: leaving at once lets the launcher end them.
-        os._exit(EXIT_BAD_INPUT) if "RANK" in os.environ else sys.exit(EXIT_BAD_INPUT)
+        os._exit(ExitCode.BAD_INPUT) if "RANK" in os.environ else sys.exit(ExitCode.BAD_INPUT)
     except KeyboardInterrupt:  # before or after the verb, which turns its own into this code
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
     except Exception:
         _let_the_first_rank_speak()
         raise

@@ -12,20 +12,30 @@ from reelworks.cli.options import Json
 if TYPE_CHECKING:
     from reelworks.quickstart.quickstart import QuickstartOptions, QuickstartResult
 
-app = typer.Typer(
-    help="Write a recipe to begin with.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 MODEL = typer.Option(metavar="NAME", help="A model, such as flux-dev, or a family, such as wan.")
 Data = Annotated[
     list[Path] | None,
-    typer.Option(metavar="DIR", help="A folder of pictures and clips; may be given several times."),
+    typer.Option(
+        metavar="DIR", help="A folder of pictures and clips, or a list of them; may be given several times."
+    ),
 ]
 Vram = Annotated[
     float | None,
-    typer.Option(metavar="GB", min=1, max=100_000, help="Memory of the GPU; default: of the one here."),
+    typer.Option(
+        metavar="GB",
+        min=1,
+        max=100_000,
+        help="Memory of the GPU, which settings are chosen to fit; default: of the one here.",
+    ),
 ]
-Trigger = Annotated[str | None, typer.Option(metavar="WORD", help="A rare word to call what is learnt by.")]
+Trigger = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WORD", help="A rare word, put before every caption and the caption of what has none."
+    ),
+]
 Weights = Annotated[
     str | None, typer.Option(metavar="PATH|HUB", help="Weights in place of the published ones.")
 ]
@@ -44,7 +54,8 @@ def lora(
     trigger: Trigger = None,
     weights: Weights = None,
     tflops: Annotated[
-        float | None, typer.Option(min=0.1, help="What the GPU computes in bfloat16, to estimate seconds.")
+        float | None,
+        typer.Option(min=0.1, help="What the GPU computes in bfloat16, to estimate seconds; default: 165."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="RECIPE", help="Default: DIR-MODEL.toml here.")
@@ -54,7 +65,9 @@ def lora(
 ) -> None:
     """Write a recipe for a LoRA of what some folders hold, and say what it will take.
 
-    Nothing is downloaded, and no weights are read.
+    Writes the reason of each value beside it, and says how many parameters it has, what memory by part, whether that
+    fits, and how many seconds. Writes nothing if no settings fit. Without --data it writes a placeholder, for 20
+    pictures. Downloads nothing and reads no weights.
     """
     from reelworks.core.errors import UserError
 

@@ -20,20 +20,40 @@ def plan(
     ],
     world: Annotated[int, typer.Option(min=1, help="GPUs to plan for.")] = 1,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to look ahead.")] = 1,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it as one HTML file.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Also draw it as one HTML file that needs neither network nor server."
+        ),
+    ] = None,
     rejected: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also list all clips left out, as .csv or .parquet."),
+        typer.Option(
+            metavar="FILE",
+            help="Also list all clips that the first epoch leaves out, with reasons, as .csv or .parquet.",
+        ),
     ] = None,
-    diff: Annotated[bool, typer.Option("--diff", help="Compare two recipes and their plans.")] = False,
+    diff: Annotated[
+        bool,
+        typer.Option(
+            "--diff", help="Compare two recipes and their plans; --set and --data-path hold for both."
+        ),
+    ] = False,
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
     """Say what training would do.
 
-    Prints buckets, counts, reasons, steps per epoch, global batches and imbalance of the first epoch; then
-    what all epochs asked for come to, and what would cure imbalance or padding above 10 %.
+    Prints buckets, counts, reasons, steps per epoch, global batches and imbalance of the first epoch; the share
+    that each bucket and each dataset has of clips, tokens, time and gradients; what all epochs asked for come to,
+    and the clips that none of them sees. Where imbalance or padding is above 10 %, it says which --set would cure
+    it, and what the plan is then.
+
+    With --diff it prints the keys that differ, and of both recipes steps, imbalance, padding, and clips by bucket and
+    by reason. With a run in place of the recipe, --rejected lists what its latest segment left out, by its record.
+
+    Scans the data, loads no model.
     """
     from reelworks.analysis import compare
     from reelworks.cli import show, show_plan

@@ -17,7 +17,7 @@ def report(
         typer.Option(help="Also write what a clip of each bucket cost, for a recipe's cost.measured."),
     ] = None,
 ) -> None:
-    """Draw a run as one HTML file."""
+    """Draw a run as one HTML file, RUN/report.html, that needs neither network nor server."""
     from reelworks.analysis import costs as measuring
     from reelworks.cli import show
     from reelworks.report import html

@@ -19,7 +19,10 @@ def scan(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="CATALOG", help="The catalog's folder.")],
-    workers: Annotated[int | None, typer.Option(min=1, help="Default: one for each core.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads, or processes from 2000 files on; default: one for each core."),
+    ] = None,
     root: Annotated[
         Path | None,
         typer.Option(
@@ -28,7 +31,7 @@ def scan(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Look at clips and pictures and write a catalog.
+    """Probe clips and pictures and write what was found to a catalog.
 
     A bad file becomes a row with its reason and never stops the scan. Running it again opens only what
     changed.
