@@ -1,4 +1,4 @@
-"""Write docs/reference/: recipe.md and recipe.schema.json from the config classes, dtypes.md from contracts, cli.md.
+"""Write docs/reference/: recipe.md and recipe.schema.json from the config classes, dtypes.md from contracts, cli.md and errors.md.
 
 The classes are the only source: what a key means stands in its `Field(description=...)`, or under
 "Attributes:" in its class's docstring. What a component's dtypes are stands in its `CONTRACT`. The command line is
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
 import cli_page
+import errors_page
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -115,6 +116,7 @@ def contents() -> dict[str, str]:
         "recipe.schema.json": _schema(),
         "dtypes.md": _dtypes(),
         "cli.md": cli_page.page(),
+        "errors.md": errors_page.page(),
     }
 
 

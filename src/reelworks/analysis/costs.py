@@ -35,6 +35,7 @@ def measure(run: RunFolder) -> dict[str, float]:
     if not seconds:
         raise UserError(
             "no step of the run tells the cost of a bucket",
+            code="no-measured-cost",
             field="RUN",
             value=str(run.path),
             remedy="train some more steps; only those of a single bucket count, without each start's first one",

@@ -215,6 +215,7 @@ def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
     if steps > _MOST_MICRO_BATCHES:
         raise UserError(
             "no step has so many micro-batches",
+            code="unknown-micro-batch-count",
             field="train.micro_batches_per_step",
             value=steps,
             remedy="it is GPUs × train.gradient_accumulation_steps where the recipe does not name it; use fewer of both",
@@ -222,6 +223,7 @@ def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
     if steps % width:
         raise UserError(
             f"it must divide micro_batches_per_step, which is {steps}",
+            code="run-length-must-divide",
             field="train.same_bucket_run",
             value=width,
             remedy=f"set train.same_bucket_run to a divisor of {steps}",
@@ -233,6 +235,7 @@ def too_many_ranks(micro_batches_per_step: int, world: int) -> UserError:
     """The error for a world in which some ranks would never work."""
     return UserError(
         f"a step has {micro_batches_per_step} micro-batches, so some of {world} ranks would never work",
+        code="too-many-ranks",
         field="train.micro_batches_per_step",
         value=micro_batches_per_step,
         remedy=f"use at most {micro_batches_per_step} ranks, or raise it (the rest of the epoch is then "

@@ -183,6 +183,7 @@ def write_recorded(path: Path, run: RunFolder) -> str:
     except RecordError as missing:
         raise UserError(
             f"the run has no record of what it left out: {missing}",
+            code="record-missing",
             field="RUN",
             value=str(run.path),
             remedy="give the recipe instead of the run, to see what its next start would leave out",
@@ -203,6 +204,7 @@ def _write(path: Path, table: Any) -> None:
     if writer is None:
         raise UserError(
             "neither .parquet nor .csv",
+            code="unknown-table-format",
             field="--rejected",
             value=str(path),
             remedy="end the name in one of them",

@@ -76,7 +76,7 @@ def _check_each(name: str, values: Sequence[float], sound: list[bool], remedy: s
 
 
 def _bad_entry(name: str, value: object, problem: str, remedy: str) -> UserError:
-    return UserError(problem, field=f"bucket.{name}", value=value, remedy=remedy)
+    return UserError(problem, code="bucket-entry-invalid", field=f"bucket.{name}", value=value, remedy=remedy)
 
 
 class BucketsConfig(Config):
@@ -150,6 +150,7 @@ class BucketsConfig(Config):
         if self.probability != "native" or self.opensora_drop_exact_length:
             raise UserError(
                 "there is no table of Open-Sora",
+                code="opensora-table-missing",
                 field="buckets.probability"
                 if self.probability != "native"
                 else "buckets.opensora_drop_exact_length",
@@ -198,4 +199,10 @@ def parse_ratio(text: str) -> float:
 
 
 def _bad_ratio(text: str, problem: str) -> UserError:
-    return UserError(problem, field="buckets.aspect_ratios", value=text, remedy='give e.g. "16:9"')
+    return UserError(
+        problem,
+        code="aspect-ratio-invalid",
+        field="buckets.aspect_ratios",
+        value=text,
+        remedy='give e.g. "16:9"',
+    )

@@ -304,6 +304,7 @@ def _fit(ladder: Ladder, size: int, num_frames: int, config: BucketsConfig) -> i
     least = ladder.tokens(0, num_frames)
     raise UserError(
         f"one clip of {ladder.names[0]} × {num_frames} frames has {least} latent tokens",
+        code="token-limit-too-low",
         field="buckets.max_tokens",
         value=config.max_tokens,
         remedy=f"give at least {least}",

@@ -94,6 +94,7 @@ class DatasetConfig(Config):
         if value is not None and not _is_list(info):
             raise UserError(
                 "a folder's files lie in it",
+                code="root-without-list",
                 field="dataset.root",
                 value=value,
                 remedy="leave it out, or name a list as path",

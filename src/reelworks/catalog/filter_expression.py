@@ -142,7 +142,13 @@ def parse(
             tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         told = error.msg if isinstance(error, SyntaxError) else "too long or not text"
-        raise UserError(f"not an expression: {told}", field=field, value=text, remedy=_FORMS) from None
+        raise UserError(
+            f"not an expression: {told}",
+            code="filter-not-an-expression",
+            field=field,
+            value=text,
+            remedy=_FORMS,
+        ) from None
     reader = _Reader(text, field, scores)
     whole = reader.truth(tree.body)
     return Expression(text, tuple(dict.fromkeys(reader.names)), whole.value)
@@ -326,7 +332,9 @@ class _Reader:
 
     def _refuse(self, node: ast.expr, problem: str, remedy: str) -> NoReturn:
         part = ast.unparse(node) if self.depth <= _DEEPEST else "a part"
-        raise UserError(f"`{part}` {problem}", field=self.field, value=self.text, remedy=remedy)
+        raise UserError(
+            f"`{part}` {problem}", code="filter-invalid", field=self.field, value=self.text, remedy=remedy
+        )
 
 
 def _of_two(function: Callable[[Any, Any], Any], one: Part, other: Part) -> Callable[[Columns], Any]:

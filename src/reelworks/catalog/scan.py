@@ -300,7 +300,11 @@ def _refuse_collision(uid: NDArray[np.uint64], entries: list[SourceFile]) -> Non
     twice = np.flatnonzero(uid[order][1:] == uid[order][:-1])
     if len(twice):
         first, second = (entries[order[twice[0] + i]].path for i in (0, 1))
-        raise UserError(f"{first} and {second} have the same uid", remedy="rename one of the two files")
+        raise UserError(
+            f"{first} and {second} have the same uid",
+            code="duplicate-uid",
+            remedy="rename one of the two files",
+        )
 
 
 def _identity(task: Task) -> dict[str, Any]:
@@ -448,6 +452,7 @@ def _check_names(sources: Sequence[Source]) -> None:
             folders = ", ".join(str(s.root) for s in sources if s.name == source.name)
             raise UserError(
                 f"two datasets have this name: {folders}",
+                code="duplicate-dataset-name",
                 field="dataset.name",
                 value=source.name,
                 remedy="give each [[dataset]] a name of its own: clips are identified by it",

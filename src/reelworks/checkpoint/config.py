@@ -65,6 +65,7 @@ class MirrorConfig(Config):
         if secret:
             raise UserError(
                 "a recipe must not hold credentials",
+                code="credentials-in-recipe",
                 field=f"checkpoints.mirror.{secret[0]}",
                 remedy="leave them out and set them in the environment, such as AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY",
@@ -157,6 +158,7 @@ class CheckpointsConfig(Retention):
         if self.at_best and self.keep_best is None:
             raise UserError(
                 "there is no metric to be the best by",
+                code="no-metric",
                 field="checkpoints.at_best",
                 value=True,
                 remedy='give keep_best, as in keep_best = { metric = "validation/loss", n = 1 }',
@@ -168,6 +170,7 @@ class CheckpointsConfig(Retention):
         if self.keep_every and self.every_steps and self.keep_every % self.every_steps:
             raise UserError(
                 f"no checkpoint falls on each multiple of it: they are saved every {self.every_steps} steps",
+                code="keep-every-never-met",
                 field="checkpoints.keep_every",
                 value=self.keep_every,
                 remedy=f"give a multiple of {self.every_steps}, or change every_steps",

@@ -115,6 +115,7 @@ def best(store: CheckpointStore, policy: Retention) -> Row:
         metric = policy.keep_best and policy.keep_best.metric
         raise UserError(
             f"no checkpoint has a finite {metric}" if metric else "the recipe does not say by what",
+            code="no-metric",
             field="checkpoints.keep_best",
             value=metric or "none",
             remedy="validate more often with validation.every_steps, or name another metric"
@@ -154,6 +155,7 @@ def explain(store: CheckpointStore, policy: Retention, step: int) -> Row:
         known = sorted({*store.steps(), *(event["step"] for event in history if "step" in event)})
         raise UserError(
             "nothing is known of a checkpoint of this step",
+            code="unknown-checkpoint",
             field="STEP",
             value=step,
             remedy=f"known are: {', '.join(map(str, known)) or 'none'}",

@@ -71,6 +71,7 @@ def _changing(store: CheckpointStore) -> Iterator[None]:
     except OSError as error:
         raise UserError(
             f"the folder of checkpoints cannot be changed ({error.strerror or error})",
+            code="checkpoints-unwritable",
             field="RUN",
             value=str(store.root),
             remedy="mend its permissions or its disk, or free disk space",

@@ -50,6 +50,7 @@ def coverage(
         more = f", and {len(told.problems) - 1} more" if len(told.problems) > 1 else ""
         raise UserError(
             f"the records contradict each other: {told.problems[0]}{more}",
+            code="records-contradict",
             field="RUN",
             value=str(run),
             remedy="bring back coverage/ and events.jsonl from a backup of the run, if somebody changed them; otherwise "

@@ -51,7 +51,11 @@ def import_opensora(
 
     if output.exists():
         raise UserError(
-            "there is such a file", field="--output", value=str(output), remedy="remove it or name another"
+            "there is such a file",
+            code="file-exists",
+            field="--output",
+            value=str(output),
+            remedy="remove it or name another",
         )
     meaning: parse.Meaning | None = None if probability is None else probability.value
     made = importer.convert(config, name=output.stem, data_path=data_path, probability=meaning)

@@ -76,6 +76,7 @@ def lora(
     if path.exists() and not force:
         raise UserError(
             "there is such a recipe",
+            code="file-exists",
             field="--output",
             value=str(path),
             remedy="give --force to write over it, or another name with -o",
@@ -116,6 +117,7 @@ def recipe_for(
     if not data or model is None:
         raise UserError(
             "nothing says what to train",
+            code="nothing-to-train",
             field="RECIPE",
             remedy="name a recipe, or give --data DIR and --model NAME",
         )
@@ -126,6 +128,7 @@ def recipe_for(
     elif "LOCAL_RANK" in os.environ:
         raise UserError(
             "several processes would write one recipe",
+            code="recipe-made-by-several-processes",
             field="--data",
             value=str(data[0]),
             remedy="give `reelworks new lora` first and train its recipe, or use --nproc-per-node",

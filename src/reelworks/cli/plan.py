@@ -106,6 +106,7 @@ def _check_options(recipes: list[Path], diff: bool, files: dict[str, Path | None
         if diff and path is not None:
             raise UserError(
                 "the file is of one plan",
+                code="one-plan-only",
                 field=option,
                 value=str(path),
                 remedy=f"leave out --diff or {option}",
@@ -113,6 +114,7 @@ def _check_options(recipes: list[Path], diff: bool, files: dict[str, Path | None
     if len(recipes) != (2 if diff else 1):
         raise UserError(
             "--diff compares two recipes" if diff else "one recipe is planned at a time",
+            code="wrong-number-of-recipes",
             field="RECIPE",
             value=[str(path) for path in recipes],
             remedy="give two, as in --diff a.toml b.toml" if diff else "add --diff to compare two",

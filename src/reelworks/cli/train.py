@@ -114,6 +114,7 @@ def train(
 def _both(recipe: Path) -> UserError:
     return UserError(
         "--data, --model, --vram, --trigger and --weights make a recipe, and there is one",
+        code="recipe-and-quickstart-options",
         field="RECIPE",
         value=str(recipe),
         remedy="leave out the recipe or these options; --data-path and --set change what a recipe says",

@@ -137,13 +137,18 @@ def read_exclude_list(path: str | None) -> ExcludeList:
     except OSError as error:
         raise UserError(
             f"the list cannot be read ({error.strerror})",
+            code="file-unreadable",
             field="exclude_file",
             value=path,
             remedy="check the path; relative ones start at the folder in which the command is given",
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(
-            f"not UTF-8: byte {error.start}", field="exclude_file", value=path, remedy="save it as UTF-8"
+            f"not UTF-8: byte {error.start}",
+            code="not-utf-8",
+            field="exclude_file",
+            value=path,
+            remedy="save it as UTF-8",
         ) from error
     lines = (line.strip() for line in text.split("\n"))  # a name may hold what else ends a line
     return ExcludeList(tuple(dict.fromkeys(line for line in lines if line and not line.startswith("#"))))

@@ -30,6 +30,7 @@ def no_steps(data: Dataset, epoch: int = 0) -> UserError:
     problem = "no clip that fits a bucket is drawn" if fits else "no clip fits any bucket"
     return UserError(
         f"{problem}, so an epoch would have no step ({'; '.join(lines)}; {', '.join(reasons)})",
+        code="empty-epoch",
         field="bucket",
         remedy=("raise bucket.keep_prob or dataset.repeats, " if fits else "")
         + "lower bucket.num_frames or bucket.resolution to what the clips have, or set buckets.upscale = true",
@@ -47,7 +48,7 @@ def _mostly(spec: DataSpec, reason: NDArray[np.int8]) -> UserError | None:
         count = int((reason == kind).sum())
         if 2 * count > len(reason):
             problem = f"{count} of {len(reason)} clips {problem} (reason {kind.label}), so an epoch would have no step"
-            return UserError(problem, field=field, value=value, remedy=remedy)
+            return UserError(problem, code="empty-epoch", field=field, value=value, remedy=remedy)
     return None
 
 

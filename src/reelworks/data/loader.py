@@ -431,6 +431,7 @@ class Loader:
             raise UserError(
                 "the data, the buckets or micro_batches_per_step changed since the state was taken, and nothing tells "
                 "which clips were trained",
+                code="data-changed",
                 field="record_to",
                 remedy="undo the change, or keep a record from the beginning: Loader(..., record_to=FOLDER)",
             )
@@ -493,6 +494,7 @@ def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise UserError(
             f"there are {world_size} ranks",
+            code="rank-outside-world",
             field="rank",
             value=rank,
             remedy=f"give a rank from 0 to {world_size - 1}, or leave rank and world_size out",

@@ -40,6 +40,7 @@ def copies(
     if (total := int(times.sum())) > _MOST:
         raise UserError(
             f"an epoch would have {total} showings of {len(times)} clips",
+            code="too-many-repeats",
             field="dataset.repeats",
             value=[d.repeats for d in datasets],
             remedy="lower it",

@@ -106,6 +106,7 @@ def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -
     except RecordError as missing:
         raise UserError(
             f"the data changed since the checkpoint, and the record of what was trained before is lost: {missing}",
+            code="record-missing",
             field="resume",
             value=str(records.path(run, key)),
             remedy="restore that folder from a backup of the run, undo the changes, or begin the data again with "

@@ -95,6 +95,7 @@ def from_checkpoint(
         except BadCheckpoint as error:
             raise UserError(
                 f"the checkpoint is bad: {error.reason}",
+                code="checkpoint-bad",
                 field="checkpoint",
                 value=str(path),
                 remedy="name another one",
@@ -132,6 +133,7 @@ def require_free(target: Path) -> None:
     there = target.suffix == ".safetensors"
     raise UserError(
         "there is a file of this name" if there else "weights are written as .safetensors",
+        code="output-file-invalid",
         field="--output",
         value=str(target),
         remedy="remove it, or name another file" if there else f"name it {target.stem}.safetensors",
@@ -184,6 +186,7 @@ def told_as_failed(target: Path) -> Iterator[None]:
         errnos = {error.errno} if isinstance(error, OSError) else error.errnos
         raise ExportFailed(
             f"no weights were written ({error})",
+            code="export-failed",
             field="exports",
             value=str(target),
             remedy="free disk space" if errnos & disk_space.FULL else "mend what the message names",
@@ -239,6 +242,7 @@ def _cast(entries: Sequence[TensorRange], tensors: Iterable[Tensor]) -> Iterator
         if cast.is_floating_point() and bool((cast.isinf() & ~tensor.isinf()).any()):
             raise UserError(
                 f"{entry.name} has values up to {float(tensor.abs().max()):.3g}, too large for it",
+                code="dtype-too-narrow",
                 field="dtype",
                 value=str(entry.dtype).removeprefix("torch."),
                 remedy="take bfloat16 or float32",

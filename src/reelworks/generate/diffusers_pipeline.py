@@ -71,7 +71,13 @@ def generate(
     """
     reason = why_not(recipe, boundary, options)
     if options.sampler == "pipeline" and reason is not None:
-        raise UserError(reason, field="--sampler", value="pipeline", remedy='leave it out, or say "own"')
+        raise UserError(
+            reason,
+            code="no-pipeline",
+            field="--sampler",
+            value="pipeline",
+            remedy='leave it out, or say "own"',
+        )
     if reason is not None or options.sampler == "own":
         clips = pipeline.generate(boundary, encoder, recipe.objective, prompts, options)
         return PipelineOutput(

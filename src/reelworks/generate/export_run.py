@@ -66,6 +66,7 @@ def export(
     if lora is None and format is not None:
         raise UserError(
             "the run trained whole weights, and only a LoRA has several conventions",
+            code="lora-format-without-lora",
             field="--format",
             value=format,
             remedy="leave it out",
@@ -73,6 +74,7 @@ def export(
     if merge and (lora is None or format is not None):
         raise UserError(
             "the run trained whole weights" if lora is None else "merged weights have the base's own names",
+            code="merge-without-lora",
             field="--merge",
             remedy="leave it out" if lora is None else "leave --format out",
         )

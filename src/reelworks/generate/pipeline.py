@@ -64,11 +64,16 @@ class GenerateOptions:
         """Refuse what the model would turn into noise, or the writer into a broken file."""
         if not 0 < self.fps <= MAX_FPS:
             raise UserError(
-                f"not in (0, {MAX_FPS}]", field="--fps", value=self.fps, remedy="use the footage's, e.g. 24"
+                f"not in (0, {MAX_FPS}]",
+                code="fps-out-of-range",
+                field="--fps",
+                value=self.fps,
+                remedy="use the footage's, e.g. 24",
             )
         if not math.isfinite(self.guidance_scale):
             raise UserError(
                 "not a number to multiply by",
+                code="guidance-scale-invalid",
                 field="--guidance-scale",
                 value=self.guidance_scale,
                 remedy="use 1 (no guidance) to some 10",
@@ -121,6 +126,7 @@ def enough_memory(shape: Shape) -> Iterator[None]:
         reason = str(error).partition("\n")[0][:200]
         raise UserError(
             f"this does not fit into memory ({reason or 'the host has no more'})",
+            code="out-of-memory",
             field="--num-frames, --height, --width",
             value=str(shape),
             remedy="lower one of them",

@@ -80,6 +80,7 @@ class AutoencoderConfig(Config):
         if str(value).lower() in ("float16", "fp16", "half"):
             raise UserError(
                 "numbers inside autoencoders pass the largest that float16 has, and become infinite",
+                code="dtype-overflows",
                 field="autoencoder.dtype",
                 value=value,
                 remedy='say "bfloat16" or "float32"',
@@ -92,6 +93,7 @@ class AutoencoderConfig(Config):
         if self.name == "pixel" and self.dtype != "float32":
             raise UserError(
                 '"pixel" moves numbers and loses none',
+                code="dtype-without-use",
                 field="autoencoder.dtype",
                 value=self.dtype,
                 remedy="leave it out",
@@ -158,7 +160,9 @@ def _check_weights(table: str, name: str, known: tuple[str, ...], weights: str |
         problem, remedy = f'"{name}" has no weights', f"leave it out, or set {table}.name"
     else:
         return
-    raise UserError(problem, field=f"{table}.weights", value=weights, remedy=remedy)
+    raise UserError(
+        problem, code="encoder-weights-missing", field=f"{table}.weights", value=weights, remedy=remedy
+    )
 
 
 def require_known(field: str, name: str, known: Collection[str]) -> None:
@@ -169,7 +173,11 @@ def require_known(field: str, name: str, known: Collection[str]) -> None:
     """
     if name not in known:
         raise UserError(
-            f"unknown name; known: {', '.join(known)}", field=field, value=name, remedy=nearest(name, known)
+            f"unknown name; known: {', '.join(known)}",
+            code="unknown-name",
+            field=field,
+            value=name,
+            remedy=nearest(name, known),
         )
 
 
@@ -260,6 +268,7 @@ def resolve_denoiser(
     for name in sizes.keys() - set(registry.family_of(model.name).recipe_sizes):
         raise UserError(
             "the sizes of this model are those of its preset",
+            code="sizes-are-fixed",
             field=f"model.{name}",
             remedy="leave it out, or choose another preset",
         )

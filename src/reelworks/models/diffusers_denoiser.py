@@ -86,11 +86,18 @@ class DiffusersDenoiser:
 def _check(latent_BCTHW: Tensor, config: FamilyConfig) -> None:
     sizes = latent_BCTHW.shape[2:]
     if config.pictures_only and sizes[0] != 1:
-        raise UserError("this model makes pictures alone", field="num_frames", value=sizes[0], remedy="use 1")
+        raise UserError(
+            "this model makes pictures alone",
+            code="model-takes-images-only",
+            field="num_frames",
+            value=sizes[0],
+            remedy="use 1",
+        )
     for key, size, patch in zip(("num_frames", "height", "width"), sizes, config.patch_size, strict=True):
         if size % patch:
             raise UserError(
                 f"{size} latent elements, and this model takes multiples of {patch}",
+                code="size-not-a-multiple",
                 field=key,
                 remedy=f"choose a size in pixels that has {max(size - size % patch, patch)} of them",
             )

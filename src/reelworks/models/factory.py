@@ -182,6 +182,7 @@ def _load(family: FamilyNetwork, module: nn.Module, config: FamilyConfig, model:
     if model.weights is not None and all(torch.equal(high, low) for high, low in pairs):
         raise UserError(
             "one network was found, and both experts would be it",
+            code="expert-missing",
             field="model.weights",
             value=model.weights,
             remedy="name the folder or the hub id that holds transformer and transformer_2",

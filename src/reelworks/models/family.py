@@ -360,6 +360,7 @@ def require_pooled(components: ComponentShapes) -> int:
     if components.pooled_dim == 0:
         raise UserError(
             "this model takes a summary of the whole caption too, and this text encoder makes none",
+            code="text-summary-missing",
             field="text_encoder.name",
             value=None,
             remedy="choose the text encoder that the model was trained with",

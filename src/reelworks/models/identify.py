@@ -47,6 +47,7 @@ def explained(misfit: ShapeMismatch, name: str = "") -> UserError:
     problem, remedy = what(misfit.shapes, for_field=str(misfit.field), name=name)
     return UserError(
         f"{misfit.problem}\n    {problem}" if problem else misfit.problem,
+        code=misfit.code,
         field=misfit.field,
         value=misfit.value,
         remedy=remedy or misfit.remedy,

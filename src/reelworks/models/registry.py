@@ -39,6 +39,7 @@ def register(family: Family) -> None:
         if taken := known.keys() & names.keys():
             raise UserError(
                 f"two model families use the name {sorted(taken)[0]!r}",
+                code="duplicate-family-name",
                 field="family",
                 value=family.name,
                 remedy="choose another name",
@@ -78,6 +79,7 @@ def preset_name(name: str) -> str:
     if found not in PRESETS:
         raise UserError(
             "there is no such model",
+            code="unknown-model",
             field="--model",
             value=name,
             remedy=nearest(name, {*PRESETS, *SHORT_NAMES}),

@@ -102,6 +102,7 @@ def _captions(dataset: DatasetConfig, found: FolderSurvey, trigger: str | None) 
     if trigger is None and missing is None and found.uncaptioned == found.clips:
         raise UserError(
             f"of {found.to_text()} none has a caption",
+            code="no-caption",
             field="--data",
             value=dataset.path,
             remedy="give --trigger WORD, which then is the caption of all, or write what each shows into a text file "
@@ -160,6 +161,7 @@ def _require_clips(preset: str, known: Release, clips: int) -> None:
     if models.geometry(ModelConfig(name=preset), AutoencoderConfig()).frame_rule == (0, 1) or not known.lines:
         raise UserError(
             f"this model makes pictures alone, and there are {clips} clips",
+            code="model-takes-images-only",
             field="--model",
             value=preset,
             remedy=f"choose one for clips ({', '.join(_for_clips())}), or take the clips out of the folders",
@@ -190,6 +192,7 @@ def _lengths(frames: NDArray[np.int64], geometry: Geometry, most: int) -> list[i
     if not chosen:
         raise UserError(
             f"the longest clip has {frames.max()} frames, and this model takes {counts[0]} and more",
+            code="clips-too-short",
             field="--data",
             remedy="add longer clips, or train on pictures",
         )
@@ -210,6 +213,7 @@ def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
     if source is None:
         raise UserError(
             f"no published weights of {preset} are known",
+            code="no-published-weights",
             field="--model",
             value=preset,
             remedy="give --weights PATH|HUB, a folder, file or hub id",
@@ -386,7 +390,12 @@ def lora(
     """
     preset = registry.preset_name(wishes.model)
     if wishes.trigger is not None and not wishes.trigger.strip():
-        raise UserError("the word is empty", field="--trigger", remedy="give a rare word, or leave it out")
+        raise UserError(
+            "the word is empty",
+            code="empty-trigger",
+            field="--trigger",
+            remedy="give a rare word, or leave it out",
+        )
     datasets, remarks = kohya_folders.datasets(wishes.folders or (Path(PLACEHOLDER),))
     found = survey.PLACEHOLDER
     if wishes.folders:
@@ -471,6 +480,7 @@ def _too_small(preset: str, wishes: QuickstartOptions, choice: MemoryPlan) -> Us
     return UserError(
         f"{preset} needs {need:.1f} GB with everything that saves memory ({settings}), by part: {memory.to_text()}"
         + (f"; and {host:.1f} GB of CPU memory" if host >= 0.05 else ""),
+        code="gpu-too-small",
         field="--vram",
         value=wishes.vram_gb,
         remedy=f"take a GPU of at least {math.ceil(need)} GB, or a smaller model",

@@ -63,6 +63,7 @@ def survey(rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | 
     if not len(good):
         raise UserError(
             f"none of the {int((shown > 0).sum())} files can be read",
+            code="no-readable-media",
             field="--data",
             remedy="`reelworks scan DIR -o CATALOG` says why of each",
         )

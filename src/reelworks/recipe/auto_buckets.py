@@ -113,6 +113,7 @@ def _nothing(clips: Clips) -> UserError:
     told = ", ".join(f"{count} {name}" for name, count in named.items())
     return UserError(
         f"there is no clip to propose entries for ({told or 'the datasets are empty'})",
+        code="no-clip-to-propose-from",
         field="buckets",
         value="auto",
         remedy="mend the clips, or choose other datasets or a smaller autoencoder.stride",

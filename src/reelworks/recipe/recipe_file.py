@@ -37,17 +37,22 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     except OSError as error:
         raise UserError(
             f"the recipe cannot be read ({error.strerror})",
+            code="file-unreadable",
             field="RECIPE",
             value=str(path),
             remedy="check the path; complete recipes lie in the project's recipes/ folder",
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(
-            f"not TOML: {error}", field="RECIPE", value=str(path), remedy="mend that line"
+            f"not TOML: {error}", code="not-toml", field="RECIPE", value=str(path), remedy="mend that line"
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(
-            f"not UTF-8: byte {error.start}", field="RECIPE", value=str(path), remedy="save it as UTF-8"
+            f"not UTF-8: byte {error.start}",
+            code="not-utf-8",
+            field="RECIPE",
+            value=str(path),
+            remedy="save it as UTF-8",
         ) from error
     values.setdefault("output", f"runs/{path.stem}")
     for text in overrides:
@@ -105,6 +110,7 @@ def _require_base(recipe: Recipe) -> None:
     if recipe.parallel.offload and base not in ("float32", "bfloat16"):
         raise UserError(
             f"a base of {base} stays on the GPU, since blocks are fetched from CPU memory as plain weights",
+            code="offload-of-packed-base",
             field="parallel.offload",
             value=True,
             remedy='say lora.base = "bfloat16", or leave offload out',
@@ -117,6 +123,7 @@ def _of_experts(recipe: Recipe) -> Recipe:
     if recipe.model.experts == "both" and lora is not None and lora.weights is not None:
         raise UserError(
             "a file holds the LoRA of one expert",
+            code="lora-of-one-expert",
             field="lora.weights",
             value=lora.weights,
             remedy='leave it out, or train one: model.experts = "high" or "low"',
@@ -134,7 +141,9 @@ def _require_lora(recipe: Recipe) -> None:
         problem, remedy = "no dataset is left to learn from", "leave it out of one dataset, or add another"
     else:
         return
-    raise UserError(problem, field="dataset.prior_prediction", value=True, remedy=remedy)
+    raise UserError(
+        problem, code="base-target-without-lora", field="dataset.prior_prediction", value=True, remedy=remedy
+    )
 
 
 def _refuse_given(recipe: Recipe) -> None:
@@ -143,6 +152,7 @@ def _refuse_given(recipe: Recipe) -> None:
         if given:
             raise UserError(
                 f"entries are to be proposed, and the recipe gives {name} too",
+                code="entries-given-and-proposed",
                 field="buckets.entries",
                 value=recipe.buckets.entries,
                 remedy=f'remove {name}, or write buckets.entries = "recipe"',
@@ -159,7 +169,11 @@ def _override(values: dict[str, Any], text: str) -> None:
     *parents, last = (part.strip() for part in key.split("."))
     if not sign or not all((*parents, last)):
         raise UserError(
-            "not of the form a.b=value", field="--set", value=text, remedy="e.g. --set train.max_steps=100"
+            "not of the form a.b=value",
+            code="override-invalid",
+            field="--set",
+            value=text,
+            remedy="e.g. --set train.max_steps=100",
         )
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
@@ -189,6 +203,7 @@ def _index(here: list[Any], part: str, text: str) -> int:
     if not part.isdecimal() or int(part) >= len(here):
         raise UserError(
             f'"{part}" is not one of the {len(here)} entries',
+            code="override-index-out-of-range",
             field="--set",
             value=text,
             remedy="count from 0, as in --set bucket.0.batch_size=4",
@@ -198,5 +213,9 @@ def _index(here: list[Any], part: str, text: str) -> int:
 
 def _no_such_place(text: str) -> UserError:
     return UserError(
-        "there is no table of that name", field="--set", value=text, remedy="see docs/reference/recipe.md"
+        "there is no table of that name",
+        code="unknown-table",
+        field="--set",
+        value=text,
+        remedy="see docs/reference/recipe.md",
     )

@@ -29,6 +29,7 @@ def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[s
     if model.weights is not None and objective not in wants.objectives:
         raise UserError(
             f"weights of {model.name} were trained with another objective",
+            code="other-objective",
             field="objective.name",
             value=objective,
             remedy=f'write "{wants.objectives[0]}"',
@@ -36,6 +37,7 @@ def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[s
     if not wants.frames and any(ratio for name, ratio in mask_ratios.items() if name != "identity"):
         raise UserError(
             f"{model.name} is not told which frames are given",
+            code="conditions-not-taken",
             field="objective.mask_ratios",
             value=dict(mask_ratios),
             remedy="leave it out, or choose a model that is told (docs/reference/models.md)",
@@ -52,6 +54,7 @@ def require_text_encoder(model: ModelConfig, text: TextEncoderConfig) -> None:
     if text.name not in ("hashed", theirs) and _trained_elsewhere(model.weights, "text", text.name):
         raise UserError(
             f"weights of {model.name} were trained with other text encoders",
+            code="other-text-encoder",
             field="text_encoder.name",
             value=text.name,
             remedy=f'write "{theirs}"',
@@ -70,6 +73,7 @@ def require_autoencoder(model: ModelConfig, autoencoder: AutoencoderConfig) -> N
     if theirs is not None and _trained_elsewhere(model.weights, "autoencoder", autoencoder.name):
         raise UserError(
             f"weights of {model.name} were trained on other latents, which have as many channels",
+            code="other-autoencoder",
             field="autoencoder.name",
             value=autoencoder.name,
             remedy=f'write "{theirs}"',
@@ -118,7 +122,7 @@ def require_companions(model: ModelConfig, given: Sequence[Collection[str]], pre
             problem, remedy = f"{model.name} cannot do without a {name}", "name one"
         else:
             continue
-        raise UserError(problem, field=f"{prefix}{name}", remedy=remedy)
+        raise UserError(problem, code="companion-mismatch", field=f"{prefix}{name}", remedy=remedy)
 
 
 def require_first_frame(model: ModelConfig, reference: str | None, field: str, num_frames: int) -> None:
@@ -135,7 +139,7 @@ def require_first_frame(model: ModelConfig, reference: str | None, field: str, n
         problem, remedy = f"{model.name} cannot be told which frames are given", "leave it out"
     else:
         return
-    raise UserError(problem, field=field, value=reference, remedy=remedy)
+    raise UserError(problem, code="first-frame-missing", field=field, value=reference, remedy=remedy)
 
 
 def require_image_encoder(model: ModelConfig) -> None:
@@ -150,6 +154,7 @@ def require_image_encoder(model: ModelConfig) -> None:
             f"{model.name} has no image encoder"
             if kind is None
             else f"{model.name} is told of its first frame by a {kind}",
+            code="image-encoder-mismatch",
             field="model.image_encoder",
             value=model.image_encoder,
             remedy="leave it out" if kind is None else "name the folder or hub id of the model's release",

@@ -114,6 +114,7 @@ class RunFolder:
         except OSError as error:
             raise UserError(
                 f"the run folder cannot be written ({error.strerror})",
+                code="file-unwritable",
                 field="output",
                 value=str(self.path),
                 remedy="choose a folder you may write to with --output DIR, or mend its permissions",
@@ -164,6 +165,7 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 "there is no run in this folder",
+                code="no-run",
                 field="RUN",
                 value=str(self.path),
                 remedy='give the folder that a recipe names as "output"',
@@ -171,6 +173,7 @@ class RunFolder:
         if newer:
             raise UserError(
                 f"the run has format {info['format']}, this version reads up to {FORMAT_VERSION}",
+                code="run-too-new",
                 field="RUN",
                 value=str(self.path),
                 remedy="update Reelworks",

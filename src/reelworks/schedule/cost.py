@@ -57,6 +57,7 @@ def costs_us(
 def _too_long(name: str, cost_us: float, config: CostConfig) -> UserError:
     return UserError(
         f"one clip of {name} would take longer than a day",
+        code="cost-too-large",
         field="cost.measured" if config.measured else "cost",
         value=f"{cost_us / 1e6:.3g} seconds",
         remedy="lower the numbers: the formula is in microseconds, what was measured in milliseconds",
@@ -163,6 +164,7 @@ def read_measured(path: str | None, names: Sequence[str]) -> dict[str, float]:
 def _bad(path: str, problem: str) -> UserError:
     return UserError(
         problem,
+        code="cost-table-invalid",
         field="cost.measured",
         value=path,
         remedy="write it anew with `reelworks report RUN --costs FILE`, or remove the key",

@@ -454,6 +454,7 @@ class Saver:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             raise SaveFailed(
                 f"not finite, so no checkpoint was saved: {', '.join(names[:_NAMED])}{more}",
+                code="save-failed",
                 field="checkpoints",
                 value=str(self.keeper.store.root),
                 remedy="go on from the last checkpoint, which is sound: the same command resumes from it; lower "

@@ -85,6 +85,7 @@ class TrainConfig(Config):
         if self.optimizer == "prodigy" and self.learning_rate < _LEAST_OF_PRODIGY:
             raise UserError(
                 "prodigy multiplies the rate that it finds by this number, and would train next to nothing",
+                code="learning-rate-too-low",
                 field="train.learning_rate",
                 value=self.learning_rate,
                 remedy="leave it out, or set it to 1.0",
@@ -93,6 +94,7 @@ class TrainConfig(Config):
             if self.final_learning_rate:
                 raise UserError(
                     "a constant rate does not fall",
+                    code="constant-rate-does-not-fall",
                     field="train.final_learning_rate",
                     value=self.final_learning_rate,
                     remedy='leave it out, or set train.learning_rate_schedule to "linear" or "cosine"',
@@ -101,6 +103,7 @@ class TrainConfig(Config):
         if self.final_learning_rate > self.learning_rate:
             raise UserError(
                 f"it is above the rate to begin with, {self.learning_rate:g}",
+                code="final-rate-above-rate",
                 field="train.final_learning_rate",
                 value=self.final_learning_rate,
                 remedy="lower it",
@@ -114,6 +117,7 @@ class TrainConfig(Config):
             if len(pair) != 2 or not 1 <= pair[0] <= pair[1]:
                 raise UserError(
                     "not a first and a last step, counted from 1",
+                    code="step-range-invalid",
                     field="train.skip_steps",
                     value=pair,
                     remedy="give pairs such as [[12001, 12300]]; one step is [[7, 7]]",
@@ -150,6 +154,7 @@ class ValidationConfig(Config):
                 "a timestep must lie in (0, 1000], 1000 being pure noise"
                 if wrong
                 else "no time to validate at",
+                code="validation-timesteps-invalid",
                 field="validation.timesteps",
                 value=wrong[0] if wrong else value,
                 remedy="give times such as [100.0, 500.0, 900.0]",

@@ -52,6 +52,7 @@ def take_over(
         if not weights_only:
             raise UserError(
                 "a file holds weights alone, no optimizer",
+                code="file-without-optimizer",
                 field="--load",
                 value=str(source),
                 remedy="add --weights-only, or name a run or one of its checkpoints",
@@ -128,6 +129,7 @@ def require_same_lora(run: RunFolder, step: int, recipe: Recipe) -> None:
         if there != asked:
             raise UserError(
                 f"the LoRA to begin with has {name} {there:g}",
+                code="lora-settings-differ",
                 field=f"lora.{name}",
                 value=asked,
                 remedy=f"set it to {there:g}, or train another LoRA in a run of its own",
@@ -151,6 +153,7 @@ def require_optimizer(run: RunFolder, step: int, recipe: Recipe, without: str) -
         return
     raise UserError(
         f"the checkpoint of step {step} holds the state of {then}, which is of no use to {now}",
+        code="optimizer-state-differs",
         field="train.optimizer",
         value=now,
         remedy=f'set it to "{then}", or {without}: weights alone, with {now} from its first step',
@@ -166,6 +169,7 @@ def locate(source: Path) -> tuple[RunFolder, int]:
     if source.is_file():
         raise UserError(
             "this is a file, not a run",
+            code="not-a-run",
             field="RUN",
             value=str(source),
             remedy="name a run's folder or a checkpoint's; a new run begins with a file of weights by model.weights, "
@@ -203,6 +207,7 @@ def _newest(store: CheckpointStore, source: Path) -> int:
         except OSError as error:  # no verdict: an older one would pass for the newest
             raise UserError(
                 f"the checkpoint cannot be read now ({error.strerror or error})",
+                code="checkpoint-unreadable",
                 field="checkpoint",
                 value=str(store.path(step)),
                 remedy="try again when storage answers, or name another checkpoint",
@@ -212,12 +217,14 @@ def _newest(store: CheckpointStore, source: Path) -> int:
     if damage:
         raise UserError(
             f"no checkpoint of the run can be read:{''.join(damage)}",
+            code="no-good-checkpoint",
             field="RUN",
             value=str(source),
             remedy="put back the files that are missing, or name another run",
         )
     raise UserError(
         "the run has no checkpoint yet",
+        code="run-without-checkpoint",
         field="RUN",
         value=str(source),
         remedy="train it first, or wait for its first save",

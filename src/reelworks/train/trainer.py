@@ -180,6 +180,7 @@ class Loop:
         if counts.failed > self.recipe.data.max_decode_failures * counts.planned:
             raise UserError(
                 f"{counts.failed} of the epoch's {counts.planned} clips could not be decoded",
+                code="too-many-decode-failures",
                 field="data.max_decode_failures",
                 value=self.recipe.data.max_decode_failures,
                 remedy=f"see {self.run.coverage_folder} for files and reasons; mend them or raise the limit",
@@ -196,6 +197,7 @@ class Loop:
         many = f"{limit} steps in a row, the last being {step}," if limit > 1 else f"step {step}"
         raise UserError(
             f"{many} had a loss or gradient that is not finite, {result.blame}",
+            code="non-finite",
             field="train.learning_rate",
             value=train.learning_rate,
             remedy="lower it or lengthen train.warmup_steps, then resume from an earlier checkpoint "
@@ -286,6 +288,7 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
     if options.weights_only and options.load is None:
         raise UserError(
             "there is nothing to take weights from",
+            code="nothing-to-load",
             field="--weights-only",
             remedy="add --load RUN|CHECKPOINT",
         )
@@ -484,6 +487,7 @@ def _agree(world: World, position: DataPosition) -> None:
     if others:
         raise UserError(
             f"rank {', '.join(others)} planned another epoch than rank 0",
+            code="ranks-planned-differently",
             field="catalog",
             remedy="let all machines read the same catalog and the same files that the recipe names, with the same "
             "version of reelworks",

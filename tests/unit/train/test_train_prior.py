@@ -78,7 +78,7 @@ def test_running_the_base_leaves_what_is_trained_marked(adapted):
     with inject.without(module):
         assert {name for name, p in module.named_parameters() if p.requires_grad} == trained
     with pytest.raises(UserError, match="inside"), inject.without(module):
-        raise UserError("inside", remedy="none")
+        raise UserError("inside", code="x", remedy="none")
     assert {name for name, p in module.named_parameters() if p.requires_grad} == trained
     module.requires_grad_(False)
     with inject.without(module):

@@ -61,6 +61,7 @@ def bucket_table(value: Any) -> Any:
     if not isinstance(table, dict) or not all(isinstance(lengths, dict) for lengths in table.values()):
         raise UserError(
             "it is no dict of dicts",
+            code="opensora-bucket-config-invalid",
             field="bucket_config",
             value=value,
             remedy='as in {"256": {1: (1.0, 24)}}',
@@ -70,6 +71,7 @@ def bucket_table(value: Any) -> Any:
             if not isinstance(entry, list):
                 raise UserError(
                     "a pair of probability and batch size is needed",
+                    code="opensora-bucket-config-invalid",
                     field=f'bucket_config."{name}".{frames}',
                     value=entry,
                     remedy="write (1.0, batch_size)",

@@ -52,6 +52,7 @@ def sample(
     if not 2 <= num_steps <= iddpm.NUM_STEPS:
         raise UserError(
             f"not in [2, {iddpm.NUM_STEPS}]",
+            code="steps-out-of-range",
             field="num_inference_steps",
             value=num_steps,
             remedy="use some 50 to 250",

@@ -138,6 +138,7 @@ def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
     else:
         raise UserError(
             f"no {facts.network} can be loaded: there is no config of it",
+            code="autoencoder-config-missing",
             field=field,
             value=source,
             remedy="name a folder in diffusers' layout, or a hub id of this family",
@@ -159,6 +160,7 @@ def _from_file(kind: Any, config: AutoencoderConfig) -> Any:
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise UserError(
                 f"no {kind.__name__} can be loaded ({str(error).partition(chr(10))[0]})",
+                code="autoencoder-unloadable",
                 field="autoencoder.weights",
                 value=config.weights,
                 remedy="name a folder in diffusers' layout, a single file, or a hub id of this family",

@@ -100,6 +100,7 @@ def _other(config: AutoencoderConfig, found: str, wanted: str, names: list[str])
     also = "; this goes with autoencoder.name = " + " or ".join(f'"{name}"' for name in names)
     return UserError(
         f'this is an {found}, and autoencoder.name = "{config.name}" is for an {wanted}',
+        code="other-autoencoder",
         field="autoencoder.weights",
         value=config.weights,
         remedy="name the autoencoder that the model was trained with" + (also if names else ""),

@@ -48,6 +48,7 @@ class PixelAutoencoder:
         if H % s or W % s:
             raise UserError(
                 f"frames of {H}×{W} pixels do not divide into squares",
+                code="size-not-a-multiple",
                 field="autoencoder.stride",
                 value=s,
                 remedy=f"crop or resize to multiples of {s}",

@@ -58,6 +58,7 @@ def timestep_range(model: ModelConfig, objective: str, asked: list[float]) -> li
     if asked not in (_ALL, trained):
         raise UserError(
             "the experts decide which timesteps are trained",
+            code="experts-decide-timesteps",
             field="objective.timestep_range",
             value=asked,
             remedy=f"leave it out; model.experts = {model.experts!r} is trained on {trained}",
@@ -67,4 +68,6 @@ def timestep_range(model: ModelConfig, objective: str, asked: list[float]) -> li
 
 def _refuse(wrong: bool, problem: str, key: str, value: Any, remedy: str) -> None:
     if wrong:
-        raise UserError(problem, field=f"model.{key}", value=value, remedy=remedy)
+        raise UserError(
+            problem, code="experts-setting-invalid", field=f"model.{key}", value=value, remedy=remedy
+        )

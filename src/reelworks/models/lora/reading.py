@@ -78,7 +78,9 @@ def read(
     except UserError as error:
         field = error.field or field
         value = source if error.value is None else error.value
-        raise UserError(error.problem, field=field, value=value, remedy=error.remedy) from error
+        raise UserError(
+            error.problem, code=error.code, field=field, value=value, remedy=error.remedy
+        ) from error
     return {names[where]: value for where, value in given.items()}
 
 
@@ -105,7 +107,7 @@ def header(source: str) -> dict[str, str]:
             if not rules:
                 return told
             problem, remedy = f"its header has {rules[0]}, which is not supported", "name another file"
-    raise UserError(problem, remedy=remedy)
+    raise UserError(problem, code="lora-unreadable", remedy=remedy)
 
 
 def of_another_base(source: str, here: Base) -> str | None:
@@ -126,6 +128,7 @@ def _require_rank_and_alpha(config: LoraConfig, found: key_mapping.Layers) -> No
             shown = ", ".join(f"{value:g}" for value in sorted(there))
             raise UserError(
                 f"the LoRA that it begins with has {name} {shown}",
+                code="lora-settings-differ",
                 field=f"lora.{name}",
                 value=asked,
                 remedy=f"set it to {shown}"
@@ -142,6 +145,7 @@ def _of_other_layers(
         problem, remedy = identify.what(shapes, for_field="lora.weights")
         return UserError(
             f"not a LoRA{': ' + problem if problem else ''}",
+            code="not-a-lora",
             remedy=remedy or "name a LoRA file; whole weights belong in model.weights",
         )
     base = closest_base(shapes) if strange else ""
@@ -149,6 +153,7 @@ def _of_other_layers(
     return UserError(
         f"a LoRA of another base or of other layers: {len(strange):,} of its {len(tensors):,} tensors fit no layer "
         f"that is adapted here, and {len(missing):,} of {own:,} here are not in it, such as {shown}{base}",
+        code="lora-does-not-fit",
         remedy="name a LoRA of this model, and set lora.targets and lora.dora as it was trained with",
     )
 

@@ -74,6 +74,7 @@ class FamilyTextEncoder:
             if found != getattr(config, field):
                 raise UserError(
                     f"these text encoders have {found}",
+                    code="text-width-differs",
                     field=f"text.{field}",
                     value=getattr(config, field),
                     remedy=f"set it to {found}",
@@ -118,6 +119,7 @@ def _load(known: PublishedText, source: str, load_processor: Callable[[Any, str]
     except Exception as error:  # damage leads the readers into errors of any kind
         raise UserError(
             f"no text encoders of {known.pipeline} can be loaded ({str(error).partition(chr(10))[0]})",
+            code="text-encoder-unloadable",
             field="text_encoder.weights",
             value=source,
             remedy="name a folder in diffusers' layout or a hub id of this family",

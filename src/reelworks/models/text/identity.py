@@ -33,6 +33,7 @@ def require(config: TextEncoderConfig, wanted: Sequence[TextNetwork], width: int
         if found is not None and not _alike(found, want, vocabulary=config.dim == width):
             raise UserError(
                 f'{want.part or "this"} is a {_words(found)}, and text_encoder.name = "{config.name}" is for a {_words(want)}',
+                code="other-text-encoder",
                 field="text_encoder.weights",
                 value=config.weights,
                 remedy="name the text encoders that the model was trained with" + _others(config.weights),

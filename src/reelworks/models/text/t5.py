@@ -50,6 +50,7 @@ class T5TextEncoder:
         if self._model.config.d_model != config.dim:
             raise UserError(
                 f"this T5 is {self._model.config.d_model} wide",
+                code="text-width-differs",
                 field="text_encoder.dim",
                 value=config.dim,
                 remedy=f"set it to {self._model.config.d_model}",
@@ -91,6 +92,7 @@ def _load(source: str) -> tuple[Any, Any]:
     except Exception as error:  # damage leads the readers into errors of any kind
         raise UserError(
             f"no T5 with its tokenizer can be loaded ({str(error).partition(chr(10))[0]})",
+            code="text-encoder-unloadable",
             field="text_encoder.weights",
             value=source,
             remedy="name a folder that holds both, or a hub id such as DeepFloyd/t5-v1_1-xxl",

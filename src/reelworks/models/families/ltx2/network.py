@@ -59,6 +59,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tens
     if length % learnt:
         raise UserError(
             f"captions are filled up with {learnt} learnt tokens",
+            code="text-length-not-a-multiple",
             field="text_encoder.max_length",
             value=length,
             remedy=f"use a multiple of {learnt}",

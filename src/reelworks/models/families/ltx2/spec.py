@@ -98,6 +98,7 @@ class LTX2Config(Config):
         if not self.use_prompt_embeddings and components.text_dim != width:
             raise UserError(
                 f"this model takes texts of its own width, {width}",
+                code="text-width-differs",
                 field="text_encoder.dim",
                 value=components.text_dim,
                 remedy="choose the text encoder that the model was trained with",

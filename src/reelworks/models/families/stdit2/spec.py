@@ -34,6 +34,7 @@ class STDiT2Config(STDiT3Config):
         if fitted.hidden_size % 3:
             raise UserError(
                 "height, width and aspect ratio share the width in three equal parts",
+                code="sizes-do-not-divide",
                 field="model.hidden_size",
                 value=fitted.hidden_size,
                 remedy="choose a multiple of 12",

@@ -168,6 +168,7 @@ class CaptionEmbedding(nn.Module):
         if text_BLK.shape[1] > self.y_embedding.shape[0]:
             raise UserError(
                 f"captions have {text_BLK.shape[1]} tokens, the model takes {self.y_embedding.shape[0]}",
+                code="caption-too-long",
                 field="text_encoder.max_length",
                 value=text_BLK.shape[1],
                 remedy=f"set it to {self.y_embedding.shape[0]}",

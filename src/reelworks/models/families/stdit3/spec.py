@@ -96,6 +96,7 @@ def check(config: _Config) -> _Config:
     if config.hidden_size % config.num_heads or config.head_dim % 2:
         raise UserError(
             f"{config.num_heads} heads do not divide the width into even parts",
+            code="sizes-do-not-divide",
             field="model.hidden_size",
             value=config.hidden_size,
             remedy=f"choose a multiple of {2 * config.num_heads}, or other num_heads",
@@ -103,6 +104,7 @@ def check(config: _Config) -> _Config:
     if config.hidden_size % 4:
         raise UserError(
             "positions need sines and cosines for two axes, four numbers each",
+            code="sizes-do-not-divide",
             field="model.hidden_size",
             value=config.hidden_size,
             remedy="choose a multiple of 4",
