@@ -28,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from reelworks.core.shape import Shape
 from reelworks.diffusion import objectives
 from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.models import config, factory
+from reelworks.models import components, factory
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.testing import contract
@@ -62,11 +62,11 @@ class Case:
 
     def latent(self) -> tuple[int, int, int]:
         """Frames, height and width of its latents."""
-        return config.autoencoder_geometry(self.autoencoder).latent(self.shape)
+        return components.autoencoder_geometry(self.autoencoder).latent(self.shape)
 
     def tokens(self) -> int:
         """Of a step."""
-        geometry = config.geometry(ModelConfig(name=self.model), self.autoencoder)
+        geometry = components.geometry(ModelConfig(name=self.model), self.autoencoder)
         return self.batch_size * geometry.tokens(self.shape)
 
     def build(self, device: str) -> Denoiser:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reelworks.models import config, identify, registry
+from reelworks.models import components, identify, registry
 from reelworks.models.config import ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import Conditioning
@@ -81,7 +81,7 @@ def page() -> str:
     rows = []
     for name in (name for name in contract.FAMILIES if not switch_timestep(ModelConfig(name=name))):
         found, presets = features(name), _presets(name)
-        wants = {preset: config.conditioning(ModelConfig(name=preset)) for preset in presets}
+        wants = {preset: components.conditioning(ModelConfig(name=preset)) for preset in presets}
         cells = (
             _listed(presets),
             ", ".join(_shown(parameters(preset)) for preset in presets if preset not in contract.FAMILIES),
@@ -112,7 +112,7 @@ def _presets(name: str) -> list[str]:
 
 
 def _kind(name: str) -> tuple[type, object, object]:
-    wants = config.conditioning(ModelConfig(name=name))
+    wants = components.conditioning(ModelConfig(name=name))
     return type(registry.PRESETS[name].config), wants.takes, wants.first_frame
 
 

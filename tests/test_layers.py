@@ -65,6 +65,7 @@ TORCH_FREE_MODULES = (
     "checkpoint.retention",
     "checkpoint.store",
     "checkpoint.verify",
+    "models.components",
     "models.family",
     "models.registry",
 )

@@ -19,7 +19,7 @@ from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import config, factory, registry, vision
+from reelworks.models import components, factory, registry, vision
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
@@ -115,7 +115,7 @@ def test_the_loss_is_that_of_a_plain_training_script(name):
 
 
 def encoder_of(name):
-    wants = config.conditioning(ModelConfig(name=name))
+    wants = components.conditioning(ModelConfig(name=name))
     return LiveEncoder(
         factory.build_autoencoder(contract.AUTOENCODER),
         factory.build_text_encoder(contract.TEXT),
@@ -142,7 +142,7 @@ class Shades:
 @every_family
 def test_generates(name):
     """A few steps make a picture or a clip of the shape asked for, from what is shown, the same from the same seed."""
-    shape, wants = contract.shapes(name)[-1], config.conditioning(ModelConfig(name=name))
+    shape, wants = contract.shapes(name)[-1], components.conditioning(ModelConfig(name=name))
     boundary, encoder = DtypeBoundary(contract.build(name)), encoder_of(name)
 
     def make(shade):

@@ -48,7 +48,7 @@ def _with_buckets(recipe: Recipe, quiet: bool) -> tuple[Recipe, BucketTable]:
     """The bucket table; only where entries are to be proposed it takes a scan."""
     from reelworks.buckets import table
     from reelworks.cli import show
-    from reelworks.models.config import geometry
+    from reelworks.models.components import geometry
     from reelworks.recipe import dataset
     from reelworks.recipe.dataset import RecipeData
 

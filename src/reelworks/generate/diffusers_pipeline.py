@@ -23,8 +23,7 @@ from reelworks.diffusion.objectives import PREDICTIONS
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import pipeline
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import config as models
-from reelworks.models import optional_imports, registry
+from reelworks.models import components, optional_imports, registry
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.diffusers_denoiser import DiffusersDenoiser, DiffusersNetwork
@@ -84,7 +83,7 @@ def generate(
             clips, "the own sampler" + (f" ({reason})" if reason else "") + _alone(recipe, boundary)
         )
     # A pipeline would round them.
-    geometry = models.geometry(recipe.model, recipe.autoencoder)
+    geometry = components.geometry(recipe.model, recipe.autoencoder)
     geometry.require(options.shape, ("--num-frames", "--height", "--width"), whole_patches=True)
     made, by = _build(recipe, boundary, encoder, options)
     with pipeline.enough_memory(options.shape), _in_contract(boundary, encoder):
@@ -99,11 +98,11 @@ def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: Ge
         return f"{recipe.model.name} has no pipeline"
     if (recipe.autoencoder.name, recipe.text_encoder.name) != (published.autoencoder, published.text):
         return "pipelines go with the autoencoder and the text encoder of the family"
-    if recipe.objective.name not in models.conditioning(recipe.model).objectives:
+    if recipe.objective.name not in components.conditioning(recipe.model).objectives:
         return f"pipelines of the family do not know the objective {recipe.objective.name}"
     if recipe.objective.prediction != "velocity":
         return "pipelines take the network's output for a velocity"
-    wants = models.conditioning(recipe.model)
+    wants = components.conditioning(recipe.model)
     if wants.first_frame is not None or wants.needs or options.companions:
         return "the model is shown more than words"
     if options.conditions.reference is not None or options.conditions.loop > 1:
@@ -190,7 +189,7 @@ def _published_scheduler(source: str | None) -> _Values | None:
 def _one(
     made: Any, recipe: Recipe, encoder: LiveEncoder, prompt: str, options: GenerateOptions
 ) -> NDArray[np.uint8]:
-    shape, config = options.shape, models.family_config(recipe.model)
+    shape, config = options.shape, components.family_config(recipe.model)
     text = encoder.texts([prompt, ""], [False, True])
     arguments = _family(recipe).pipeline_arguments
     assert arguments is not None, "why_not was asked"

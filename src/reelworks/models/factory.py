@@ -13,15 +13,13 @@ from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, FamilyNetwo
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.autoencoders.opensora import video
 from reelworks.models.autoencoders.pixel import PixelAutoencoder
+from reelworks.models.components import family_config, latent_channels, resolve_denoiser
 from reelworks.models.config import (
     AutoencoderConfig,
     ModelConfig,
     TextEncoderConfig,
     autoencoder_names,
-    family_config,
-    latent_channels,
     require_known,
-    resolve_denoiser,
     text_encoder_names,
 )
 from reelworks.models.diffusers_denoiser import DiffusersDenoiser

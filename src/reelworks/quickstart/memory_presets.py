@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from reelworks.buckets import table
 from reelworks.buckets.table import BucketTable
 from reelworks.models.api import Denoiser
-from reelworks.models.config import geometry
+from reelworks.models.components import geometry
 from reelworks.recipe.recipe import Recipe
 from reelworks.train.preflight import estimate, memory
 from reelworks.train.preflight.estimate import Estimate

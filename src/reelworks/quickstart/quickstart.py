@@ -24,9 +24,9 @@ from reelworks.catalog.store import Catalog
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
-from reelworks.models import config as models
-from reelworks.models import registry
-from reelworks.models.config import AutoencoderConfig, ModelConfig, geometry
+from reelworks.models import components, registry
+from reelworks.models.components import geometry
+from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import Release
 from reelworks.quickstart import kohya_folders, memory_presets, survey
@@ -154,11 +154,14 @@ def _geometry(preset: str) -> Geometry:
     autoencoder = AutoencoderConfig()
     if registry.PRESETS[preset].release:
         autoencoder = AutoencoderConfig(name=registry.PRESETS[preset].parts.autoencoder, weights=preset)
-    return models.geometry(ModelConfig(name=preset), autoencoder)
+    return components.geometry(ModelConfig(name=preset), autoencoder)
 
 
 def _require_clips(preset: str, known: Release, clips: int) -> None:
-    if models.geometry(ModelConfig(name=preset), AutoencoderConfig()).frame_rule == (0, 1) or not known.lines:
+    if (
+        components.geometry(ModelConfig(name=preset), AutoencoderConfig()).frame_rule == (0, 1)
+        or not known.lines
+    ):
         raise UserError(
             f"this model makes pictures alone, and there are {clips} clips",
             code="model-takes-images-only",
@@ -221,7 +224,7 @@ def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
     parts = registry.PRESETS[preset].parts
     lines += [Line("[model]", "weights", source), Line("[model]", "gradient_checkpointing", False)]
     whole = source if not source.endswith(".safetensors") else str(known.weights)
-    if models.conditioning(ModelConfig(name=preset)).image_encoder is not None:
+    if components.conditioning(ModelConfig(name=preset)).image_encoder is not None:
         lines += [Line("[model]", "image_encoder", whole, "tells the network of a clip's first frame")]
     lines += [Line("[autoencoder]", "name", parts.autoencoder, "the one that the model was trained with")]
     lines += [Line("[autoencoder]", "weights", known.autoencoder or whole)]
@@ -238,7 +241,7 @@ def _objective(preset: str, known: Release) -> list[Line]:
     shift = known.timestep_shift
     why = "above 1: more training at much noise, where large pictures are decided" if shift != 1.0 else "none"
     lines = [Line("[objective]", "timestep_shift", shift, why)]
-    if models.conditioning(ModelConfig(name=preset)).guidance == "embedded":
+    if components.conditioning(ModelConfig(name=preset)).guidance == "embedded":
         why = "guidance is an input of this network: it needs no pictures without caption"
         lines += [Line("[objective]", "caption_dropout", 0.0, why)]
     return lines

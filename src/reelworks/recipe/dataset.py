@@ -17,7 +17,7 @@ from reelworks.catalog.store import Catalog
 from reelworks.core.shape import Geometry
 from reelworks.data import eligibility
 from reelworks.data.dataset import Dataset, DataSpec, clip_sources, companion_sources, rows_of
-from reelworks.models.config import geometry
+from reelworks.models.components import geometry
 from reelworks.recipe import auto_buckets
 from reelworks.recipe.auto_buckets import Chosen
 from reelworks.recipe.recipe import Recipe

@@ -15,7 +15,8 @@ from reelworks.buckets.config import as_table
 from reelworks.core import toml_none
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
-from reelworks.models import config as models
+from reelworks.models import components
+from reelworks.models.config import require_known, text_encoder_names
 from reelworks.models.expert_pair.config import timestep_range
 from reelworks.recipe import validation
 from reelworks.recipe.errors import explain
@@ -70,8 +71,8 @@ def parse(values: dict[str, Any]) -> Recipe:
         recipe = Recipe.model_validate(toml_none.from_toml(values, Recipe))
     except ValidationError as error:
         raise explain(error) from None
-    models.require_known("text_encoder.name", recipe.text_encoder.name, models.text_encoder_names())
-    geometry = models.geometry(recipe.model, recipe.autoencoder)
+    require_known("text_encoder.name", recipe.text_encoder.name, text_encoder_names())
+    geometry = components.geometry(recipe.model, recipe.autoencoder)
     validation.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
     validation.require_text_encoder(recipe.model, recipe.text_encoder)
     validation.require_autoencoder(recipe.model, recipe.autoencoder)
@@ -94,7 +95,7 @@ def _require_samples(recipe: Recipe, geometry: Geometry) -> None:
     samples, (height, width) = recipe.samples, geometry.multiple
     shape = Shape(samples.num_frames or 1, samples.height or height, samples.width or width)
     fields = ("samples.num_frames", "samples.height", "samples.width")
-    geometry.require(shape, fields, whole_patches=models.whole_patches(recipe.model))
+    geometry.require(shape, fields, whole_patches=components.whole_patches(recipe.model))
     validation.require_companions(recipe.model, [samples.companions], "samples.")
     if samples.num_frames is not None:
         validation.require_first_frame(

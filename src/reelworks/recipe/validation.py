@@ -8,13 +8,8 @@ from safetensors import SafetensorError, safe_open
 
 from reelworks.core.errors import UserError
 from reelworks.models import registry
-from reelworks.models.config import (
-    AutoencoderConfig,
-    ModelConfig,
-    TextEncoderConfig,
-    conditioning,
-    other_latents,
-)
+from reelworks.models.components import conditioning, other_latents
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 
 COMPANIONS = ("control", "source")  # that a network may be shown whole
 

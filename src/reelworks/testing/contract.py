@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from reelworks.core.shape import Shape
 from reelworks.diffusion.objectives import Objective
-from reelworks.models import config, factory, registry
+from reelworks.models import components, factory, registry
 from reelworks.models.api import Denoiser, DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.expert_pair.config import switch_timestep
@@ -61,7 +61,7 @@ _CLIPS = (Shape(1, 8, 8), Shape(1, 4, 12), Shape(5, 4, 4))
 
 def shapes(name: str) -> list[Shape]:
     """A small bucket table that a family takes."""
-    geometry = config.geometry(ModelConfig(name=name), AUTOENCODER)
+    geometry = components.geometry(ModelConfig(name=name), AUTOENCODER)
     return [shape for shape in _CLIPS if geometry.accepts_frames(shape.num_frames)]
 
 
@@ -94,7 +94,7 @@ def example(
     g = torch.Generator().manual_seed(seed)
     T, H, W = shape.num_frames, shape.height, shape.width
     length = torch.arange(text.max_length, text.max_length - batch, -1)
-    latent = torch.randn(batch, config.latent_channels(autoencoder), T, H, W, generator=g)
+    latent = torch.randn(batch, components.latent_channels(autoencoder), T, H, W, generator=g)
     return DenoiserInputs(
         latent=latent,
         time=torch.linspace(900.0, 300.0, batch),
@@ -112,7 +112,7 @@ def example(
 
 
 def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tensor]:
-    wants = config.conditioning(ModelConfig(name=name))
+    wants = components.conditioning(ModelConfig(name=name))
     given = [*wants.takes, *(["first_frame"] if wants.first_frame else [])]
     found = nothing_given(latent) | {key: torch.randn(latent.shape, generator=g) for key in given}
     if wants.image_encoder:

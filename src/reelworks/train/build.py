@@ -9,8 +9,7 @@ import torch
 
 from reelworks.diffusion import objectives
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models import config as models
-from reelworks.models import factory, weights
+from reelworks.models import components, factory, weights
 from reelworks.models.api import Denoiser
 from reelworks.models.diffusers_denoiser import DiffusersDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
@@ -95,7 +94,7 @@ def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -
 
 def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
     """The recipe's autoencoder, text encoder and, where the model is told of pictures by one, image encoder."""
-    conditioning, image = models.conditioning(recipe.model), recipe.model.image_encoder
+    conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
     kind = conditioning.image_encoder
     autoencoder = factory.build_autoencoder(recipe.autoencoder)
     text = factory.build_text_encoder(recipe.text_encoder)
@@ -113,5 +112,5 @@ def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
 
 def given(recipe: Recipe) -> tuple[str, ...]:
     """Names of the companions that the model is shown; all datasets have the same."""
-    takes = models.conditioning(recipe.model).takes
+    takes = components.conditioning(recipe.model).takes
     return tuple(name for name in takes if name in recipe.dataset[0].companions)

@@ -16,7 +16,7 @@ from reelworks.distributed.mesh import World
 from reelworks.export import lora
 from reelworks.models import identify
 from reelworks.models import weights as weight_files
-from reelworks.models.config import family_config
+from reelworks.models.components import family_config
 from reelworks.models.lora import reading
 from reelworks.models.lora.base_model import Base, require_same
 from reelworks.recipe import recipe_file

@@ -16,7 +16,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models import config, factory
+from reelworks.models import components, factory
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.families.flux import network as flux
 from reelworks.models.families.wan import network as wan
@@ -66,7 +66,7 @@ def parts(tmp_path_factory):
 
 
 def encoder_of(model, autoencoder, place, image=None, companions=()):
-    wants = config.conditioning(ModelConfig(name=model))
+    wants = components.conditioning(ModelConfig(name=model))
     return LiveEncoder(
         factory.build_autoencoder(AutoencoderConfig(name=autoencoder, weights=str(place))),
         factory.build_text_encoder(contract.TEXT),

@@ -12,7 +12,7 @@ from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import config, factory
+from reelworks.models import components, factory
 from reelworks.models.config import ModelConfig
 from reelworks.testing import contract
 
@@ -22,7 +22,7 @@ def encoder_for(name):
         factory.build_autoencoder(contract.AUTOENCODER),
         factory.build_text_encoder(contract.TEXT),
         torch.device("cpu"),
-        config.conditioning(ModelConfig(name=name)),
+        components.conditioning(ModelConfig(name=name)),
     )
 
 

@@ -10,7 +10,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.diffusion.samplers import flow
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models import config, factory
+from reelworks.models import components, factory
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.testing import contract
 
@@ -199,7 +199,7 @@ def test_what_a_family_needs_is_asked_for():
         load("flux", None, pooled_dim=0)
     model = ModelConfig(name="wan-tiny", depth=3)
     with pytest.raises(UserError, match=r"model\.depth"):
-        config.resolve_denoiser(
+        components.resolve_denoiser(
             model, autoencoder=AutoencoderConfig(), text=TextEncoderConfig(), learns_variance=False
         )
 

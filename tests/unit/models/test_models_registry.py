@@ -8,7 +8,7 @@ import torch
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
-from reelworks.models import config, factory
+from reelworks.models import components, factory
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.registry import PRESETS
 
@@ -58,7 +58,7 @@ def test_gradient_checkpointing_reaches_the_module():
 
 
 def test_geometry():
-    found = config.geometry(ModelConfig(name="stdit3-tiny"), AutoencoderConfig())
+    found = components.geometry(ModelConfig(name="stdit3-tiny"), AutoencoderConfig())
     assert found == Geometry(stride=(1, 8, 8), patch=(1, 2, 2), frame_rule=(1, 0))
     assert found.tokens(Shape(5, 64, 32)) == 5 * 4 * 2
 

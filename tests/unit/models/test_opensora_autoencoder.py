@@ -15,7 +15,8 @@ from reelworks.models import factory
 from reelworks.models.autoencoders.opensora import video
 from reelworks.models.autoencoders.opensora.temporal import TemporalAutoencoder, TemporalSizes
 from reelworks.models.autoencoders.opensora.video import Sizes
-from reelworks.models.config import AutoencoderConfig, autoencoder_geometry
+from reelworks.models.components import autoencoder_geometry
+from reelworks.models.config import AutoencoderConfig
 from reelworks.precision.boundary import check_contract
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "opensora_autoencoder"

@@ -3,7 +3,7 @@
 import pytest
 
 from reelworks.core.errors import UserError
-from reelworks.models import config, registry
+from reelworks.models import components, config, registry
 from reelworks.models.config import ModelConfig, TextEncoderConfig
 from reelworks.recipe import validation
 
@@ -34,7 +34,9 @@ def test_every_preset_has_its_parts_and_they_fit():
         parts = registry.PRESETS[name].parts
         text = TextEncoderConfig(name=parts.text, weights="-")
         autoencoder = config.AutoencoderConfig(name=parts.autoencoder, weights="-")
-        neighbours = config.ComponentShapes(config.latent_channels(autoencoder), text.dim, text.pooled_dim)
+        neighbours = config.ComponentShapes(
+            components.latent_channels(autoencoder), text.dim, text.pooled_dim
+        )
         assert preset.config.fit(neighbours) == preset.config, name
 
 

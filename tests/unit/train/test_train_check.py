@@ -190,7 +190,7 @@ def test_a_violation_that_only_a_real_pass_shows_is_told_too(check, monkeypatch:
 def test_the_largest_micro_batch_of_each_resolution_counts() -> None:
     """By tokens of the whole micro-batch, whatever the frames."""
     from reelworks.buckets import table
-    from reelworks.models.config import geometry
+    from reelworks.models.components import geometry
     from reelworks.train.preflight import check as checking
 
     recipe = recipe_file.parse(RECIPE)

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from reelworks.buckets import table
 from reelworks.buckets.table import BucketTable
 from reelworks.models import registry
-from reelworks.models.config import geometry
+from reelworks.models.components import geometry
 from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.quickstart import memory_presets

@@ -13,7 +13,8 @@ from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.data.loader import MicroBatch, MicroBatchRequest
 from reelworks.distributed.mesh import World
 from reelworks.media.decode import Request
-from reelworks.models.config import AutoencoderConfig, ModelConfig, geometry
+from reelworks.models.components import geometry
+from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
 from reelworks.schedule.plan import EpochPlan

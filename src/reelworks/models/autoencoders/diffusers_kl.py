@@ -17,7 +17,8 @@ from reelworks.core.errors import UserError
 from reelworks.models import optional_imports, registry, weights
 from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders import identity
-from reelworks.models.config import AutoencoderConfig, autoencoder_geometry
+from reelworks.models.components import autoencoder_geometry
+from reelworks.models.config import AutoencoderConfig
 from reelworks.models.family import PublishedAutoencoder
 from reelworks.precision.contract import Contract, Role
 

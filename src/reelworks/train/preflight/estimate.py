@@ -13,7 +13,7 @@ import torch
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.core.shape import Geometry
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models import config as models
+from reelworks.models import components
 from reelworks.models.api import Denoiser
 from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.models.lora import frozen
@@ -147,9 +147,9 @@ class _Image(NamedTuple):
 
 def _sizes(recipe: Recipe) -> LiveEncoder:
     """The encoders as their sizes alone."""
-    conditioning = models.conditioning(recipe.model)
+    conditioning = components.conditioning(recipe.model)
     latents: Any = _Latents(
-        models.autoencoder_geometry(recipe.autoencoder), models.latent_channels(recipe.autoencoder)
+        components.autoencoder_geometry(recipe.autoencoder), components.latent_channels(recipe.autoencoder)
     )
     text: Any = recipe.text_encoder
     image: Any = None

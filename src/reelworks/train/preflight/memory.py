@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from reelworks.models import config as models
-from reelworks.models import registry
+from reelworks.models import components, registry
 from reelworks.models.api import Denoiser
 from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.models.lora import frozen as quantized
@@ -131,6 +130,6 @@ def _encoders(recipe: Recipe) -> tuple[int, int]:
     texts = _PARAMETERS | {name: one.parameters for name, one in registry.TEXT_ENCODERS.items()}
     wide = 4 if recipe.autoencoder.dtype == "float32" else 2
     pictures = wide * autoencoders[recipe.autoencoder.name]
-    if (kind := models.conditioning(recipe.model).image_encoder) is not None:
+    if (kind := components.conditioning(recipe.model).image_encoder) is not None:
         pictures += 4 * IMAGE_ENCODERS[kind].parameters
     return pictures, 2 * texts[recipe.text_encoder.name]
