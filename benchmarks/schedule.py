@@ -33,7 +33,7 @@ from reelworks.buckets.table import BucketTable
 from reelworks.schedule import cost as waste
 from reelworks.schedule import micro_batches
 from reelworks.schedule.cursor import Excluded
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
 
 Json = dict[str, Any]
 RANKS = (8, 64, 512)
@@ -60,7 +60,7 @@ def assign_and_plan(clips: Clips, table: BucketTable, spec: PlanSpec) -> tuple[E
     result = assign.assign(clips, table, seed=spec.seed, epoch=0)
     where = np.flatnonzero(result.reason == Reason.NONE)
     chosen = Entries(clips.uid[where], clips.copy[where], where, result.bucket[where].astype(np.int64))
-    return plan(chosen, spec, 0), result.reason
+    return plan_epoch(chosen, spec, 0), result.reason
 
 
 def wastes(made: EpochPlan, table: BucketTable) -> Json:
@@ -80,7 +80,7 @@ def wastes(made: EpochPlan, table: BucketTable) -> Json:
 
 def grouped(bucket: NDArray[np.int64], costs: Any, ranks: int, epoch: int) -> NDArray[np.int64]:
     """Rows of one slot for each rank."""
-    return micro_batches.rows(
+    return micro_batches.group_into_steps(
         bucket, costs, micro_batches_per_step=ranks, same_bucket_run=ranks, seed=_seek.SEED, epoch=epoch
     )
 

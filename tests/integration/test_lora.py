@@ -205,8 +205,8 @@ def test_files_hold_what_the_checkpoint_does(lora, tmp_path):
         assert all(torch.equal(value, other[name]) for name, value in one.items())
         live = tmp_path / f"live-{format}.safetensors"
         state = {"model": wanted, "ema": {}}
-        how = lora_file.of_recipe(run / "recipe.toml", format)
-        export.weights_only(state, live, weights="ema", dtype="float32", about={}, lora=how)
+        how = lora_file.lora_file_of(run / "recipe.toml", format)
+        export.export_weights(state, live, weights="ema", dtype="float32", about={}, lora=how)
         assert all(torch.equal(value, one[name]) for name, value in load_file(live).items())
         begun = recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"weights": str(by_run)})})
         found = inject.weights(build.denoiser(begun, torch.device("cpu")).module)
@@ -349,7 +349,7 @@ def test_the_familys_pipeline_draws_what_we_do_with_the_file(lora, name, tmp_pat
 
     def drawn():
         embedded = encoded(pipeline)
-        seed = hash_rng.hash_int(0, PROMPT, Purpose.PREVIEW) >> 1
+        seed = hash_rng.hash_int(0, PROMPT, Purpose.SAMPLES) >> 1
         frames = pipeline(
             **embedded,
             height=32,

@@ -174,5 +174,5 @@ def test_a_rate_that_lacks_its_end_is_refused_with_the_steps_of_all_epochs(bare,
     assert len(told(tmp_path / "run", "loss")) == steps
     parsed = recipe_file.parse(bare("run", "adamw", None, max_epochs=2, learning_rate_schedule="linear"))
     with pytest.raises(UserError, match="`reelworks plan RECIPE` tells") as caught:
-        check.check(parsed, table.EMPTY)
+        check.check_recipe(parsed, table.EMPTY)
     assert caught.value.field == "train.learning_rate_schedule"

@@ -15,7 +15,7 @@ from reelworks.run.folder import RunFolder
 _WARM_UP_STEPS = 1
 
 
-def measure(run: RunFolder) -> dict[str, float]:
+def measure_costs(run: RunFolder) -> dict[str, float]:
     """Milliseconds that a rank spent on one clip of each bucket: the median over steps of that bucket alone.
 
     Raises:
@@ -43,7 +43,7 @@ def measure(run: RunFolder) -> dict[str, float]:
     return {name: float(np.median(values)) * 1000 for name, values in sorted(seconds.items())}
 
 
-def write(path: Path, measured_ms: dict[str, float]) -> None:
+def write_costs(path: Path, measured_ms: dict[str, float]) -> None:
     """Write what `measure` found, as `read` reads it.
 
     Raises:

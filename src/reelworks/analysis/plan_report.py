@@ -13,12 +13,11 @@ from reelworks.analysis import data_advice, discarded, epoch_stats, plan_fixes, 
 from reelworks.analysis.epoch_stats import Figures, figures
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
-from reelworks.data import position as positions
+from reelworks.data.position import begin_epoch
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
-from reelworks.schedule import plan as planning
 from reelworks.schedule import ranks
-from reelworks.schedule.plan import EpochPlan, PlanSpec
+from reelworks.schedule.plan import EpochPlan, PlanSpec, plan_epoch
 
 Json = dict[str, Any]
 _LINES_SHOWN = 20
@@ -171,7 +170,7 @@ def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world:
             spec = spec_for(size)
         except UserError:  # the recipe's slot width
             continue
-        plan = planning.plan(entries, spec, 0)
+        plan = plan_epoch(entries, spec, 0)
         told.append({"world": size} | figures(plan, spec, data.table.tokens(), size).to_json())
     return told
 
@@ -258,7 +257,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> dict[str, Any]:
     """
     data = RecipeData.open(recipe)
     spec = _spec(data, world)
-    position = positions.begin_epoch(data, spec, epoch=0)
+    position = begin_epoch(data, spec, epoch=0)
     told = summarise(data, spec, position.plan, world=world)
     further, total = look_ahead(data, spec, world=world, epochs=epochs)
     cures = _cures(data, spec, total, world=world, epochs=epochs)

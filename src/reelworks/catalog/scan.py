@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.catalog import listing, lists, probe, probe_pool
-from reelworks.catalog import listing as walk
-from reelworks.catalog.listing import Listing, SourceFile
+from reelworks.catalog.listing import Listing, SourceFile, list_folder
 from reelworks.catalog.probe import kind_of
 from reelworks.catalog.rows import SCORE, schema
 from reelworks.catalog.source import Source
@@ -368,7 +367,7 @@ class ScanResult:
         return len(self.bad_files)
 
 
-def scan(
+def scan_sources(
     sources: Sequence[Source],
     catalog_path: Path,
     *,
@@ -405,7 +404,7 @@ def scan(
 def _listing(source: Source) -> Listing:
     if source.list_file is not None:
         return lists.read(source)
-    return walk.list_folder(source.name, source.root.resolve())
+    return list_folder(source.name, source.root.resolve())
 
 
 def _look_at_all(

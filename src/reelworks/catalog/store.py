@@ -97,7 +97,7 @@ class Catalog:
 
         named = folders if isinstance(folders, Mapping) else {None: folders}
         sources = [DatasetConfig(path=str(path), name=name).place for name, path in named.items()]
-        scan.scan(sources, Path(to), workers=workers or os.cpu_count() or 1)
+        scan.scan_sources(sources, Path(to), workers=workers or os.cpu_count() or 1)
         return cls.open(to)
 
     @classmethod

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from reelworks.checkpoint import names, retention
-from reelworks.checkpoint import policy as policies
 from reelworks.checkpoint.config import Retention
 from reelworks.checkpoint.manifest import BadCheckpoint
-from reelworks.checkpoint.policy import Decision
+from reelworks.checkpoint.policy import Decision, rank_best
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core.errors import UserError
@@ -110,7 +109,7 @@ def best(store: CheckpointStore, policy: Retention) -> Row:
     Raises:
         UserError: There is no rule, or none of the checkpoints was measured.
     """
-    ranked = policies.rank_best(retention.whole(store), policy.keep_best)
+    ranked = rank_best(retention.whole(store), policy.keep_best)
     if not ranked:
         metric = policy.keep_best and policy.keep_best.metric
         raise UserError(

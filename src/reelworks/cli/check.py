@@ -36,9 +36,9 @@ def check(
     from reelworks.cli import show, show_check
 
     loaded, table = _with_buckets(load_recipe(recipe, overrides, data_path), quiet=json)
-    from reelworks.train.preflight import check as checking
+    from reelworks.train.preflight.check import check_recipe
 
-    told = checking.check(loaded, table, world)
+    told = check_recipe(loaded, table, world)
     show.json(told) if json else show_check.result(told)
     if told["violations"]:
         raise typer.Exit(ExitCode.FAILED)

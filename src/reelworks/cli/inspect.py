@@ -31,12 +31,12 @@ def inspect(
     from reelworks.catalog import companions
     from reelworks.catalog.store import Catalog
     from reelworks.cli import show, show_data
-    from reelworks.report import inspect as inspecting
+    from reelworks.report.inspect import inspect_rows, write_inspection
 
     rows = companions.without(Catalog.open(catalog).live())
-    found = inspecting.inspect(rows)
+    found = inspect_rows(rows)
     if html is not None:
-        inspecting.write(found, catalog, html)
+        write_inspection(found, catalog, html)
     if json:
         show.json(found.to_json())
     else:

@@ -80,9 +80,9 @@ def plan(
 
         rejections.write(rejected, RecipeData.open(recipe), 0)
     if html is not None:
-        from reelworks.report import plan as page
+        from reelworks.report.plan import write_plan_page
 
-        page.write(forecast, path.stem, html)
+        write_plan_page(forecast, path.stem, html)
     show.json(forecast) if json else show_plan.forecast(forecast, html)
 
 

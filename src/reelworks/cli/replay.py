@@ -44,15 +44,15 @@ def replay(
     were edited or removed since are told as they were planned, and marked.
     """
     from reelworks.cli import show
-    from reelworks.report import replay as sheets
+    from reelworks.report.replay import write_sheets
     from reelworks.run.folder import RunFolder
-    from reelworks.train import replay as replaying
+    from reelworks.train.replay import replay_step
 
-    told = replaying.replay(RunFolder(run), step)
+    told = replay_step(RunFolder(run), step)
     value = told.to_json()
     if pictures:
         folder = output or run / "replay" / f"step-{step:09d}"
-        value["sheets"] = [str(path) for path in sheets.write(told, folder)]
+        value["sheets"] = [str(path) for path in write_sheets(told, folder)]
     if json:
         show.json(value)
     else:

@@ -38,7 +38,7 @@ def scan(
     """
     import os
 
-    from reelworks.catalog import scan as scanning
+    from reelworks.catalog.scan import scan_sources
     from reelworks.catalog.source import Source
     from reelworks.catalog.store import Catalog
     from reelworks.catalog.summary import summarise
@@ -46,7 +46,7 @@ def scan(
 
     sources = [Source.from_path(path, root=root) for path in paths]
     with show.scan_progress(quiet=json) as on_progress:
-        result = scanning.scan(
+        result = scan_sources(
             sources, output, workers=workers or os.cpu_count() or 1, on_progress=on_progress
         )
     summary = summarise(Catalog.open(output).live())

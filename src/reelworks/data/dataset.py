@@ -32,7 +32,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.schedule import cost, cursor
 from reelworks.schedule.config import CostConfig
 from reelworks.schedule.cursor import Excluded
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
 
 I64 = NDArray[np.int64]
 _HOW_FOUND = {"entries", "max_tokens", "max_batch_size"}  # of buckets; what they found counts
@@ -317,7 +317,7 @@ class Dataset:
             out |= excluded.holds(ordinal, clips.copy)
         others = Unplanned(ordinal[out], clips.copy[out], result.reason[out], result.nearest[out])
         del clips, row, result, ordinal, out  # of millions, they would lie beside the plan in its making
-        return Planned(plan(entries, spec, epoch), others)
+        return Planned(plan_epoch(entries, spec, epoch), others)
 
 
 def rows_of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:

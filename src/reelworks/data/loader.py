@@ -19,9 +19,8 @@ from torch import Tensor
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data import decode_requests, resume, segment_record
-from reelworks.data import position as positions
 from reelworks.data.dataset import Dataset
-from reelworks.data.position import DataPosition
+from reelworks.data.position import DataPosition, next_epoch
 from reelworks.media import masks
 from reelworks.media.decode import Frames, Request
 from reelworks.media.decode_pool import DecodePool, Failure, Job
@@ -227,7 +226,7 @@ class StepSource:
             last_epoch = max_epochs is not None and position.epoch + 1 >= max_epochs
             if last_epoch or (max_steps is not None and done.global_step >= max_steps):
                 return
-            position, _ = positions.next_epoch(self.data, position.spec, done)
+            position, _ = next_epoch(self.data, position.spec, done)
 
     def row(self, plan: EpochPlan, epoch: int, row: int) -> Iterator[MicroBatchRequest]:
         """Yield this rank's micro-batches of one step."""
@@ -372,7 +371,7 @@ class Loader:
         self._pool: DecodePool | None = None
         self.changes: list[str] = []
         self._spec = self._spec_of(self.world_size)
-        self._position, _ = positions.next_epoch(dataset, self._spec, None)
+        self._position, _ = next_epoch(dataset, self._spec, None)
 
     @property
     def epoch(self) -> int:
@@ -390,7 +389,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Step]:
         if self._position.at_end:
-            self._position, _ = positions.next_epoch(self.dataset, self._spec, self._position)
+            self._position, _ = next_epoch(self.dataset, self._spec, self._position)
         begun = self._position
         self._record(begun)
         if self._pool is None:

@@ -41,7 +41,7 @@ class LoraFile(NamedTuple):
         return [target.with_stem(f"{target.stem}-{name}") for name in self.experts] or [target]
 
 
-def of_recipe(recipe: Path, format: LoraFormat, base: Base | None = None) -> LoraFile | None:
+def lora_file_of(recipe: Path, format: LoraFormat, base: Base | None = None) -> LoraFile | None:
     """Say how the weights of a resolved recipe are written if they are a LoRA; None for whole weights.
 
     Raises:
@@ -58,6 +58,6 @@ def of_recipe(recipe: Path, format: LoraFormat, base: Base | None = None) -> Lor
     return LoraFile(format, config.exact_alpha, name, part, base, trained)
 
 
-def base_of(path: Path) -> Base | None:
+def lora_base_of(path: Path) -> Base | None:
     """Read the base that the LoRA in a checkpoint was trained on; None of whole weights."""
     return Base.from_json(load.read_extra(path, BASE)) if load.has_extra(path, BASE) else None

@@ -23,7 +23,7 @@ from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.diffusion.objectives import PREDICTIONS
 from reelworks.diffusion.samplers import ddim, flow, iddpm
 from reelworks.diffusion.samplers.flow import Edit
-from reelworks.encoders import conditioning as giving
+from reelworks.encoders.conditioning import encode_conditioning
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import conditions
 from reelworks.generate.conditions import Conditions
@@ -186,7 +186,7 @@ def _one(
         start, edit = fresh(), None
         first = np.zeros((1, shape.height, shape.width, 3), np.uint8) if given is None else given
         frame = torch.from_numpy(np.array(first[:1]))
-        shown.update(giving.encode(encoder, start, companions, frame, shape.num_frames))
+        shown.update(encode_conditioning(encoder, start, companions, frame, shape.num_frames))
         if given is not None and encoder.conditioning.first_frame is None:
             start, ratio = conditions.begin(encoder, start, given)
             edit = Edit(ratio, lambda step: fresh())
@@ -207,7 +207,7 @@ def _sample(
     """Go from noise to latents in the way that the objective has learnt."""
     steps, scale = options.num_inference_steps, options.guidance_scale
     if objective.name == "iddpm":
-        return iddpm.sample(
+        return iddpm.sample_iddpm(
             network,
             start,
             num_steps=steps,
@@ -218,7 +218,9 @@ def _sample(
 
     if objective.name in PREDICTIONS:
         assert edit is None, "families of this objective make pictures alone"
-        return ddim.sample(network, start, PREDICTIONS[objective.name], num_steps=steps, guidance_scale=scale)
+        return ddim.sample_ddim(
+            network, start, PREDICTIONS[objective.name], num_steps=steps, guidance_scale=scale
+        )
 
     def velocity(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
         output = network(z_2B, t_2B, frame_mask_2B)
@@ -231,4 +233,4 @@ def _sample(
         num_frames=options.shape.num_frames,
         latent_frames=start.shape[2],
     )
-    return flow.sample(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)
+    return flow.sample_flow(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)

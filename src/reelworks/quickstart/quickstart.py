@@ -445,7 +445,7 @@ def _look(
     on_progress: Callable[[ScanProgress], None] | None,
 ) -> FolderSurvey:
     sources = [dataset.place for dataset in datasets]
-    scan.scan(sources, catalog, workers=os.cpu_count() or 1, on_progress=on_progress)
+    scan.scan_sources(sources, catalog, workers=os.cpu_count() or 1, on_progress=on_progress)
     return survey.survey(Catalog.open(catalog).live(), datasets, trigger)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reelworks.buckets import table
 from reelworks.buckets.table import BucketTable
-from reelworks.catalog.scan import ScanProgress, ScanResult, scan
+from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
 from reelworks.core.shape import Geometry
 from reelworks.data import eligibility
@@ -109,4 +109,4 @@ def scan_recipe(recipe: Recipe, on_progress: Callable[[ScanProgress], None] | No
     """
     every = clip_sources(recipe.dataset) + companion_sources(recipe.dataset)
     workers = os.cpu_count() or 1
-    return scan(every, Path(recipe.catalog_folder), workers=workers, on_progress=on_progress)
+    return scan_sources(every, Path(recipe.catalog_folder), workers=workers, on_progress=on_progress)

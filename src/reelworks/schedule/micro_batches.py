@@ -79,7 +79,7 @@ def runs(bucket: I64) -> tuple[I64, I64]:
     return starts, np.diff(np.append(starts, len(bucket)))
 
 
-def cut(bucket: I64, batch_sizes: tuple[int, ...], *, whole: bool) -> Cut:
+def cut_micro_batches(bucket: I64, batch_sizes: tuple[int, ...], *, whole: bool) -> Cut:
     """Cut into micro-batches; only the last of a bucket may have fewer clips than the batch size.
 
     Args:
@@ -96,7 +96,9 @@ def cut(bucket: I64, batch_sizes: tuple[int, ...], *, whole: bool) -> Cut:
     return Cut(bucket[starts][run], clips, size[run] if whole else clips)
 
 
-def merge(bucket: I64, batch_sizes: tuple[int, ...], merge_to: tuple[int, ...]) -> tuple[I64, I64]:
+def merge_into_larger(
+    bucket: I64, batch_sizes: tuple[int, ...], merge_to: tuple[int, ...]
+) -> tuple[I64, I64]:
     """Move what buckets have beyond whole micro-batches to the buckets named for it, where that saves any.
 
     A bucket takes what all its givers have left over, or none of it where there would be as many
@@ -132,7 +134,7 @@ def merge(bucket: I64, batch_sizes: tuple[int, ...], merge_to: tuple[int, ...]) 
     return np.concatenate(clips), np.repeat(np.arange(len(clips)), lengths)
 
 
-def rows(
+def group_into_steps(
     micro_bucket: I64,
     costs: I64,
     *,

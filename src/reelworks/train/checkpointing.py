@@ -25,7 +25,7 @@ from reelworks.data.position import DataPosition
 from reelworks.distributed import collectives
 from reelworks.distributed.mesh import World
 from reelworks.export import export, exports_folder
-from reelworks.export import lora as lora_file
+from reelworks.export.lora import BASE, lora_file_of
 from reelworks.models.lora.base_model import Base
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -148,7 +148,7 @@ class Keeper:
         if position.aliases:
             extra[_ALIASES] = position.aliases.to_bytes()
         if self.base is not None:
-            extra[lora_file.BASE] = self.base.to_json().encode()
+            extra[BASE] = self.base.to_json().encode()
         return {"extra": extra, "metrics": metrics, "run_id": self.run_id}
 
     def save(
@@ -198,18 +198,18 @@ class Keeper:
 
     def save_weights_only(self, position: DataPosition, state: TrainState, tell: Recorder) -> None:
         """On a disk too full for a checkpoint: the averaged weights alone. Collective."""
-        lora = lora_file.of_recipe(self.run.recipe_file, "diffusers", self.base)
+        lora = lora_file_of(self.run.recipe_file, "diffusers", self.base)
         target = exports_folder.path_of(self.run, position.global_step, "ema", lora.format if lora else None)
-        about = export.about(
+        about = export.describe_run(
             run_id=self.run_id,
             recipe=self.run.recipe_file,
             step=position.global_step,
             epoch=position.epoch,
         )
         try:
-            with export.told_as_failed(target):
+            with export.raising_export_failed(target):
                 collectives.on_first(lambda: storage.mkdirs(target.parent))
-            export.weights_only(
+            export.export_weights(
                 state.state_dict(),
                 target,
                 weights="ema",

@@ -15,10 +15,10 @@ from reelworks.core.errors import UserError
 from reelworks.distributed.mesh import World
 from reelworks.export import lora
 from reelworks.models import identify
-from reelworks.models import weights as weight_files
 from reelworks.models.components import family_config
 from reelworks.models.lora import reading
 from reelworks.models.lora.base_model import Base, require_same
+from reelworks.models.weights import ShapeMismatch, read, require_fit, shapes_of
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import history
@@ -81,7 +81,7 @@ def require_base(checkpoint: Path, here: Base | None) -> None:
     Raises:
         UserError: Names both.
     """
-    trained_on = lora.base_of(checkpoint)
+    trained_on = lora.lora_base_of(checkpoint)
     if trained_on is not None and here is not None:
         require_same(trained_on, here, "checkpoint", str(checkpoint))
 
@@ -93,11 +93,11 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
     if recipe.lora is not None:
         weights = reading.read(file, field, model, recipe.lora, family_config(recipe.model))
     else:
-        weights = weight_files.read(file, field)
+        weights = read(file, field)
         try:
-            own, given = weight_files.shapes_of(model), weight_files.shapes_of(weights)
-            weight_files.require_fit(own, given, file, field)
-        except weight_files.ShapeMismatch as misfit:
+            own, given = shapes_of(model), shapes_of(weights)
+            require_fit(own, given, file, field)
+        except ShapeMismatch as misfit:
             raise identify.explained(misfit, recipe.model.name) from misfit
     for name, tensor in model.items():
         value = weights[name].to(tensor.dtype)

@@ -135,7 +135,7 @@ class Replay:
         }
 
 
-def replay(run: RunFolder, number: int) -> Replay:
+def replay_step(run: RunFolder, number: int) -> Replay:
     """Say what a step of a run was fed.
 
     Args:

@@ -14,9 +14,8 @@ import reelworks
 from reelworks.analysis import plan_report, rejections
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files
-from reelworks.data import position as positions
 from reelworks.data import resume
-from reelworks.data.position import DataPosition
+from reelworks.data.position import DataPosition, next_epoch
 from reelworks.distributed.mesh import World
 from reelworks.recipe import diff
 from reelworks.recipe.dataset import RecipeData
@@ -60,7 +59,7 @@ def find(
 ) -> tuple[DataPosition, list[str]]:
     """Find where to train on, with the weights for it in place; also what to tell of it."""
     if step is None:
-        begun, empty = positions.next_epoch(data, spec, None)
+        begun, empty = next_epoch(data, spec, None)
         said = ["starting fresh", *(f"epoch {epoch}: no clip was drawn" for epoch in empty)]
         if options.load is not None:
             said.append(

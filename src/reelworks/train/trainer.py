@@ -17,9 +17,8 @@ from reelworks.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
 from reelworks.data import empty_epoch, loader
-from reelworks.data import position as positions
 from reelworks.data.loader import MicroBatch, StepSource
-from reelworks.data.position import DataPosition
+from reelworks.data.position import DataPosition, next_epoch
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
@@ -143,7 +142,7 @@ class Loop:
             self.journal.epoch_ends(position)
 
     def _next_epoch(self, position: DataPosition) -> DataPosition:
-        position, empty = positions.next_epoch(self.data, position.spec, position)
+        position, empty = next_epoch(self.data, position.spec, position)
         for epoch in empty:
             self.tell.say(f"epoch {epoch}: no clip was drawn")
         if not self._is_done(position):

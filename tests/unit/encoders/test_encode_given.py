@@ -109,7 +109,7 @@ def test_wan_is_shown_the_first_frame_as_its_pipeline_does(parts):
     frames = frames_of(shape)
     encoder = encoder_of("wan-i2v-tiny", "wan-2.1", root / "wan", root / "wan")
     latent = encoder.latents(frames)
-    made = conditioning.encode(encoder, latent, {}, frames[:, 0], shape.num_frames)
+    made = conditioning.encode_conditioning(encoder, latent, {}, frames[:, 0], shape.num_frames)
     pipeline = diffusers.WanImageToVideoPipeline(
         None, None, vae["wan"], diffusers.UniPCMultistepScheduler(), processors["wan"], seers["wan"]
     )
@@ -138,7 +138,7 @@ def test_hunyuan_is_shown_the_first_frame_as_its_pipeline_does(parts):
         "hunyuan-video-1.5-i2v-tiny", "hunyuan-video-1.5", root / "hunyuan", root / "hunyuan"
     )
     latent = encoder.latents(frames)
-    made = conditioning.encode(encoder, latent, {}, frames[:, 0], shape.num_frames)
+    made = conditioning.encode_conditioning(encoder, latent, {}, frames[:, 0], shape.num_frames)
     pipeline = diffusers.HunyuanVideo15ImageToVideoPipeline
     picture = Image.fromarray(frames[0, 0].numpy())
     pixels = frames[0, :1].permute(3, 0, 1, 2)[None].float() / 127.5 - 1
@@ -159,7 +159,9 @@ def test_flux_is_shown_companions_as_its_pipelines_do(parts, name):
     frames, beside = frames_of(Shape(1, 32, 48)), frames_of(Shape(1, 32, 48), seed=1)
     encoder = encoder_of(name, "flux", root / "flux", companions=(kind,))
     latent = encoder.latents(frames)
-    made = conditioning.encode(encoder, latent, {kind: beside, "loss_mask": beside}, frames[:, 0], 1)
+    made = conditioning.encode_conditioning(
+        encoder, latent, {kind: beside, "loss_mask": beside}, frames[:, 0], 1
+    )
     inputs = contract.example(Shape(1, 4, 6), "flux-tiny", batch=1)
     called = {}
     inputs = dataclasses.replace(inputs, latent=latent, **made)
@@ -193,7 +195,7 @@ def test_of_a_picture_nothing_is_given(parts, name):
     for seed in (0, 1):
         frames = frames_of(Shape(1, 32, 32), seed)
         latent = encoder.latents(frames)
-        made.append(conditioning.encode(encoder, latent, {}, frames[:, 0], 1))
+        made.append(conditioning.encode_conditioning(encoder, latent, {}, frames[:, 0], 1))
         blank = conditioning.blank(encoder, latent)
         assert {k: v.shape for k, v in blank.items()} == {k: v.shape for k, v in made[-1].items()}
     for key, value in made[0].items():

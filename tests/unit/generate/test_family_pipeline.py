@@ -77,7 +77,7 @@ def by_hand(name, place, **settings):
 def call(name, pipeline):
     if "guider" in pipeline.components:
         pipeline.guider = pipeline.guider.new(guidance_scale=3.0)
-    seed = hash_rng.hash_int(5, PROMPT, Purpose.PREVIEW) >> 1
+    seed = hash_rng.hash_int(5, PROMPT, Purpose.SAMPLES) >> 1
     frames = pipeline(
         prompt=PROMPT,
         height=32,

@@ -82,7 +82,7 @@ def test_generating_is_what_the_pipeline_does(flux):
         return denoiser.predict(type(base)(**values))
 
     with torch.no_grad():
-        ours = flow.sample(velocity, noise, num_steps=3, guidance_scale=1.0)
+        ours = flow.sample_flow(velocity, noise, num_steps=3, guidance_scale=1.0)
     plain = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0)
     pipeline = diffusers.FluxPipeline.from_pretrained(flux, scheduler=plain)
     pipeline.set_progress_bar_config(disable=True)

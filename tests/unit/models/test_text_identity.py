@@ -105,7 +105,7 @@ def test_weights_that_a_run_of_ours_exported_go_with_what_it_trained_them_beside
     recipe.write_text(
         '[model]\nname = "wan-2.1-14b"\n[autoencoder]\nname = "flux"\n[text_encoder]\nname = "ltx-video"\n'
     )
-    save_file({"w": torch.zeros(1)}, path, export.about(run_id="a", recipe=recipe, step=1, epoch=0))
+    save_file({"w": torch.zeros(1)}, path, export.describe_run(run_id="a", recipe=recipe, step=1, epoch=0))
     model = ModelConfig(name="wan-2.1-14b", weights=str(path))
     validation.require_text_encoder(model, told("ltx-video", "x"))
     validation.require_autoencoder(model, AutoencoderConfig(name="flux", weights="x"))

@@ -31,13 +31,13 @@ def folder(tmp_path_factory):
     writers.write_video(data / "clip.mp4", generator.integers(0, 256, (30, 48, 64, 3), dtype=np.uint8), 24.0)
     (data / "clip.txt").write_text("")
     (data / "bad.mp4").write_text("no video")
-    scan.scan([Source("data", data)], path / "catalog", workers=1)
+    scan.scan_sources([Source("data", data)], path / "catalog", workers=1)
     return path
 
 
 @pytest.fixture(scope="module")
 def found(folder):
-    return inspect.inspect(Catalog.open(folder / "catalog").live())
+    return inspect.inspect_rows(Catalog.open(folder / "catalog").live())
 
 
 def test_distributions_count_what_is_there(found):
@@ -57,7 +57,7 @@ def test_an_inspection_is_json(found):
 
 def test_an_inspection_as_a_page_of_one_file(found, folder, tmp_path):
     page = tmp_path / "new" / "page.html"
-    inspect.write(found, folder / "catalog", page)
+    inspect.write_inspection(found, folder / "catalog", page)
     text = page.read_text()
     plots = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.S)[1])
     assert len(plots) == len(found.histograms) + 1
@@ -70,7 +70,7 @@ def test_an_inspection_as_a_page_of_one_file(found, folder, tmp_path):
 def test_a_page_that_cannot_be_written_is_an_error_with_a_remedy(found, folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--html"):
-        inspect.write(found, folder / "catalog", tmp_path / "file" / "page.html")
+        inspect.write_inspection(found, folder / "catalog", tmp_path / "file" / "page.html")
 
 
 def recipe(folder, **changes):

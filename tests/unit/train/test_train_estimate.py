@@ -98,7 +98,7 @@ def test_figures_of_check_are_what_a_real_pass_takes(name: str, checkpointing: b
         lora=None,
         precision={"compute": "bfloat16"},
     )
-    told = check.check(made, buckets)["memory"]
+    told = check.check_recipe(made, buckets)["memory"]
     cpu = torch.device("cpu")
     denoiser, encoder = build.denoiser(made, cpu), build.encoder(made, cpu)
 

@@ -148,4 +148,4 @@ def test_weights_that_are_not_there_are_told_before_a_network_is_built(
     named = {"name": "t5", "weights": str(tmp_path / "nowhere")}
     recipe = recipe_file.parse(data.recipe.model_dump() | {"text_encoder": named})
     with pytest.raises(UserError, match=r"text_encoder\.weights = .*nowhere'"):
-        check.check(recipe, data.table)
+        check.check_recipe(recipe, data.table)

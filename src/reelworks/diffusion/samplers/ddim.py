@@ -16,7 +16,7 @@ from reelworks.diffusion.samplers.iddpm import Network
 
 
 @torch.no_grad()
-def sample(
+def sample_ddim(
     network: Network,
     noise_BCTHW: Tensor,
     prediction: ddpm.Prediction,

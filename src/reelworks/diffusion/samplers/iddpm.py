@@ -20,7 +20,7 @@ Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 @torch.no_grad()
-def sample(
+def sample_iddpm(
     network: Network,
     noise_BCTHW: Tensor,
     *,

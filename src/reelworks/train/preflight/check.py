@@ -26,7 +26,7 @@ from reelworks.train.preflight.memory import size
 from reelworks.train.state import TrainState
 
 
-def check(recipe: Recipe, table: BucketTable, world: int = 1) -> dict[str, Any]:
+def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> dict[str, Any]:
     """Try every bucket's shape without numbers, and the largest of each resolution for real.
 
     Args:
@@ -202,7 +202,7 @@ def _memory(
     """
     parameters = list(state.module.parameters())
     trained = [p for p in parameters if p.requires_grad]
-    codes = [value for layer in frozen.layers(state.module) for value in layer.buffers()]
+    codes = [value for layer in frozen.quantized_layers(state.module) for value in layer.buffers()]
     known = set(map(id, codes))
     buffers = [value for value in state.module.buffers() if id(value) not in known]
     parts = {

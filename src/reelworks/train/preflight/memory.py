@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from reelworks.models import components, registry
 from reelworks.models.api import Denoiser
 from reelworks.models.family import IMAGE_ENCODERS
-from reelworks.models.lora import frozen as quantized
+from reelworks.models.lora.frozen import quantized_layers
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import optimizers
 
@@ -77,7 +77,7 @@ def held(recipe: Recipe, denoiser: Denoiser) -> Memory:
     module = denoiser.module
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     frozen: list[Tensor] = [p for p in module.parameters() if not p.requires_grad]
-    frozen += [codes for layer in quantized.layers(module) for codes in layer.buffers()]
+    frozen += [codes for layer in quantized_layers(module) for codes in layer.buffers()]
     sizes = {"base": size(frozen), "trained": 4 * trained, "gradients": 4 * trained}
     sizes |= {"optimizer": size(_optimizer_state(recipe, denoiser)), "ema": 4 * trained}
     host = 0

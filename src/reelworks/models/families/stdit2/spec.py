@@ -9,8 +9,7 @@ from typing import ClassVar, Self
 from pydantic import Field
 
 from reelworks.core.errors import UserError
-from reelworks.models.families.stdit3 import spec as stdit3
-from reelworks.models.families.stdit3.spec import STDiT3Config
+from reelworks.models.families.stdit3.spec import RECIPE_SIZES, RELEASE, STDiT3Config, check, taken_from
 from reelworks.models.family import ComponentShapes, Family, Network, Parts, Preset, SamplingDefaults
 
 
@@ -30,7 +29,7 @@ class STDiT2Config(STDiT3Config):
         Raises:
             UserError: If heads do not divide the width, or height, width and aspect ratio cannot share it.
         """
-        fitted = stdit3.check(self.model_copy(update=stdit3.taken_from(components)))
+        fitted = check(self.model_copy(update=taken_from(components)))
         if fitted.hidden_size % 3:
             raise UserError(
                 "height, width and aspect ratio share the width in three equal parts",
@@ -48,7 +47,7 @@ _preset = partial(
     sampling=SamplingDefaults(7.0, 100),  # of Open-Sora's configs
 )
 _RELEASE = replace(
-    stdit3.RELEASE,
+    RELEASE,
     weights="hpcai-tech/OpenSora-STDiT-v2-stage3",
     autoencoder="stabilityai/sd-vae-ft-ema",
     objective="iddpm",
@@ -61,6 +60,6 @@ FAMILY = Family(
         "stdit2-tiny": _preset(STDiT2Config(hidden_size=96, depth=4, num_heads=4)),
     },
     short_names={"stdit2": "stdit2-xl"},
-    recipe_sizes=stdit3.RECIPE_SIZES,
+    recipe_sizes=RECIPE_SIZES,
     pads_patches=True,
 )
