@@ -72,20 +72,23 @@ class WorkerPool:
         return result
 
     def close(self, patience_seconds: float = 5.0) -> None:
-        """End all processes; those whose calls last longer than the patience are killed, and the calls fail."""
-        atexit.unregister(self.close)
+        """End all processes; those whose calls last longer than the patience are killed, and the calls fail.
+
+        Where it is interrupted, it may be called again.
+        """
         with self._changed:
             self._closed = True
-            idle, self._idle = self._idle, []
             self._changed.wait_for(lambda: not self._busy, patience_seconds)
             for worker in self._busy:
                 worker.process.kill()
-        for worker in idle:
+        for worker in self._idle:
             worker.connection.close()
         deadline = time.monotonic() + patience_seconds
-        for worker in idle:
+        for worker in self._idle:
             worker.process.join(max(deadline - time.monotonic(), 0))
             worker.end()
+        self._idle.clear()
+        atexit.unregister(self.close)
 
     def _take(self) -> _Worker:
         with self._changed:

@@ -74,10 +74,10 @@ def test_a_process_that_is_killed_between_calls_costs_one_call(pool: WorkerPool)
     assert pool.call(worker_calls.double, 1) == 2
 
 
-def test_a_call_that_takes_too_long_is_ended(pool: WorkerPool) -> None:
+def test_a_call_that_takes_too_long_is_ended(pool: WorkerPool, tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(WorkerHung):
-        pool.call(worker_calls.hang, 0, timeout_seconds=0.3)
+        pool.call(worker_calls.hang, tmp_path / "begun", timeout_seconds=0.3)
     assert time.monotonic() - began < 30
 
 
@@ -90,6 +90,30 @@ def test_a_closed_pool_takes_no_calls() -> None:
     pool.close()
     with pytest.raises(WorkerDied):
         pool.call(worker_calls.double, 1)
+
+
+def test_a_pool_whose_closing_is_interrupted_can_be_closed_again(pool: WorkerPool, tmp_path: Path) -> None:
+    """As by a second Ctrl-C: a process that were left would be waited for when the program ends."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda i: pool.call(worker_calls.double, i), range(50)))[-1] == 98
+        hangs = threads.submit(pool.call, worker_calls.hang, tmp_path / "begun")
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.02)
+        former = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                pool.close(patience_seconds=30)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, former)
+        pool.close(patience_seconds=0.1)
+        with pytest.raises(WorkerDied):
+            hangs.result()
 
 
 def test_a_program_that_forgets_to_close_its_pool_ends(tmp_path: Path) -> None:

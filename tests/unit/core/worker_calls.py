@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,9 @@ def die_while_sending(seconds: float) -> NDArray[np.uint8]:
     return np.ones(BYTES_THAT_TAKE_A_WHILE, dtype=np.uint8)
 
 
-def hang(_: int) -> None:
+def hang(begun: Path) -> None:
+    """Make a file, and then nothing for long."""
+    begun.touch()
     time.sleep(60)
 
 
