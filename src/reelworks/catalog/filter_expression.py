@@ -77,7 +77,13 @@ def parse(
             tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         told = error.msg if isinstance(error, SyntaxError) else "too long or not text"
-        raise UserError(f"not an expression: {told}", field=field, value=text, remedy=_FORMS) from None
+        raise UserError(
+            f"not an expression: {told}",
+            code="filter-not-an-expression",
+            field=field,
+            value=text,
+            remedy=_FORMS,
+        ) from None
     checker = _Checker(text, field, scores)
     checker.expect(tree.body, Kind.TRUTH)
     return Expression(text, tuple(dict.fromkeys(checker.names)), tree.body)
@@ -225,4 +231,6 @@ class _Checker:
 
     def _refuse(self, node: ast.expr, problem: str, remedy: str) -> NoReturn:
         part = ast.unparse(node) if self.depth <= _DEEPEST else "a part"
-        raise UserError(f"`{part}` {problem}", field=self.field, value=self.text, remedy=remedy)
+        raise UserError(
+            f"`{part}` {problem}", code="filter-invalid", field=self.field, value=self.text, remedy=remedy
+        )

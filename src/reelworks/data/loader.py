@@ -254,7 +254,7 @@ class StepSource:
             )
 
     def _preserved(self, rows: NDArray[np.int64]) -> tuple[bool, ...]:
-        names = {d.dataset_name for d in self.data.spec.datasets if d.prior_preservation}
+        names = {d.dataset_name for d in self.data.spec.datasets if d.prior_prediction}
         return tuple(self.data.rows.dataset[row].as_py() in names for row in rows.tolist())
 
     def work(
@@ -418,7 +418,7 @@ class Loader:
         position = self._position
         return {
             "cursor": position.to_cursor(self.dataset).to_json(),
-            "slot_width": self._spec.slot_width,
+            "same_bucket_run": self._spec.same_bucket_run,
             "excluded": _to_text(position.excluded.to_bytes()),
             "aliases": _to_text(position.aliases.to_bytes()),
         }
@@ -430,11 +430,12 @@ class Loader:
             UserError: The data or the settings changed, and there is no record of what was trained.
         """
         cursor = Cursor(**state["cursor"])
-        spec = self._spec_of(state["slot_width"])
+        spec = self._spec_of(state["same_bucket_run"])
         if self._run is None and (cursor.catalog, cursor.spec) != (self.dataset.digest, spec.digest()):
             raise UserError(
                 "the data, the buckets or micro_batches_per_step changed since the state was taken, and nothing tells "
                 "which clips were trained",
+                code="data-changed",
                 field="record_to",
                 remedy="undo the change, or keep a record from the beginning: Loader(..., record_to=FOLDER)",
             )
@@ -450,9 +451,9 @@ class Loader:
             self._pool.close()
             self._pool = None
 
-    def _spec_of(self, slot_width: int) -> PlanSpec:
+    def _spec_of(self, same_bucket_run: int) -> PlanSpec:
         per_step = self.micro_batches_per_step
-        return self.dataset.plan_spec(per_step, slot_width if per_step % slot_width == 0 else 1)
+        return self.dataset.plan_spec(per_step, same_bucket_run if per_step % same_bucket_run == 0 else 1)
 
     def _record(self, position: DataPosition) -> None:
         if self._run is not None and self.rank == 0 and self._recorded != position.key:
@@ -497,6 +498,7 @@ def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise UserError(
             f"there are {world_size} ranks",
+            code="rank-outside-world",
             field="rank",
             value=rank,
             remedy=f"give a rank from 0 to {world_size - 1}, or leave rank and world_size out",
