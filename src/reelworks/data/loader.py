@@ -7,6 +7,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from reelworks.data.dataset import Dataset
 from reelworks.data.position import DataPosition, next_epoch
 from reelworks.media import masks
 from reelworks.media.decode import Frames, Request
-from reelworks.media.decode_pool import DecodePool, Failure, Job
+from reelworks.media.decode_pool import DecodePool, Failure
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import plan as planning
 from reelworks.schedule import ranks
@@ -31,7 +32,8 @@ from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 _CLIPS = "clips"
-_Jobs = dict[str, list[Job | None]]  # by kind of companion, those of the clips themselves under `_CLIPS`
+# By kind of companion, those of the clips themselves under `_CLIPS`.
+_Jobs = dict[str, list[Future[Frames | Failure] | None]]
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def read_ahead(work: Iterable[MicroBatchRequest], pool: DecodePool, depth: int) 
         if not queue:
             return
         item, jobs = queue.popleft()
-        yield _collect(item, jobs, pool)
+        yield _collect(item, jobs)
 
 
 def _submit(work: MicroBatchRequest, pool: DecodePool) -> _Jobs:
@@ -162,7 +164,7 @@ def _submit(work: MicroBatchRequest, pool: DecodePool) -> _Jobs:
     return jobs
 
 
-def _collect(work: MicroBatchRequest, jobs: _Jobs, pool: DecodePool) -> MicroBatch:
+def _collect(work: MicroBatchRequest, jobs: _Jobs) -> MicroBatch:
     size = (len(work.requests), work.shape.num_frames, work.shape.height, work.shape.width, 3)
     frames = {kind: np.full(size, 0 if kind == _CLIPS else 255, dtype=np.uint8) for kind in jobs}
     failures: dict[int, str] = {}
@@ -170,13 +172,15 @@ def _collect(work: MicroBatchRequest, jobs: _Jobs, pool: DecodePool) -> MicroBat
         for place, job in enumerate(queued):
             if job is None:
                 continue
-            result = _useful(kind, pool.result(job))
+            result = _useful(kind, job.result())
             if not isinstance(result, Failure):
                 frames[kind][place] = result
             elif kind == _CLIPS:
                 failures[place] = result.reason
             else:
-                failures.setdefault(place, f"{kind} {job.request.path}: {result.reason}")
+                beside = work.companions[kind][place]
+                assert beside is not None  # it was submitted
+                failures.setdefault(place, f"{kind} {beside.path}: {result.reason}")
     real = work.real & (not work.filler)
     counts = real.copy()
     counts[list(failures)] = False
