@@ -8,14 +8,18 @@ STAMP := $(VENV)/.installed
 # Test processes share the cores; more threads in each would only wait for one another.
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
+# Strict: no broken link, no page without a place.
+DOCS := $(VENV)/bin/python scripts/build_docs.py
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check dist format reference bench
+.PHONY: help install demo test test-all check dist format reference docs bench
 
 help:
 	@echo "make demo       make footage, train on it, interrupt, resume, generate, report"
 	@echo "make test       all quick tests"
 	@echo "make test-all   slow ones too"
-	@echo "make check      format, lint, types, layers"
+	@echo "make check      format, lint, types, layers, documentation"
+	@echo "make docs       build the documentation as a site, and say how to read it"
 	@echo "make dist       wheel and sdist in dist/, checked"
 	@echo "make format     format, and mend what the linter can mend"
 	@echo "make reference  write the generated pages of docs/reference/ again"
@@ -55,6 +59,7 @@ check: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(PYTEST) tests/test_layers.py tests/test_prose.py
+	$(DOCS)
 
 # A wheel and an sdist in dist/, as they would be uploaded.
 dist: $(STAMP)
@@ -69,6 +74,10 @@ format: $(STAMP)
 reference: $(STAMP)
 	$(VENV)/bin/python scripts/generate_reference.py
 	$(VENV)/bin/python scripts/models_page.py > docs/reference/models.md
+
+docs: $(STAMP)
+	$(DOCS)
+	@echo "open site/index.html in a browser; while writing, $(VENV)/bin/zensical serve shows each change at once"
 
 bench: $(STAMP)
 	@set -e; for file in benchmarks/[!_]*.py; do \

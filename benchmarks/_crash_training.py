@@ -141,7 +141,7 @@ def _recipe(folder: Path, output: str, max_steps: int = STEPS) -> Json:
         "data": {"num_workers": 0},
         "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
         "autoencoder": {"stride": 8},
-        "text": {"dim": 16, "max_length": 6},
+        "text_encoder": {"dim": 16, "max_length": 6},
         "precision": {"compute": "float32"},
         "train": {"max_steps": max_steps, "learning_rate": 1e-3, "threads": 1},
         "checkpoints": {"every_steps": 1, "keep_last": 2, "asynchronous": True},

@@ -23,7 +23,7 @@ from reelworks.buckets.assign import Clips, Reason
 from reelworks.core import hash_rng
 from reelworks.schedule import cursor as cursors
 from reelworks.schedule.cursor import Cursor, Excluded
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
 
 SEED = 42
 
@@ -55,7 +55,9 @@ def entries(clips: Clips, live: NDArray[np.bool_]) -> Entries:
 def segment(clips: Clips, live: NDArray[np.bool_], spec: PlanSpec, excluded: Excluded) -> EpochPlan:
     """Plan what is left of the epoch."""
     left = entries(clips, live)
-    return plan(cursors.remaining_after(left, excluded, clips.uid) if len(excluded.bits) else left, spec, 0)
+    return plan_epoch(
+        cursors.remaining_after(left, excluded, clips.uid) if len(excluded.bits) else left, spec, 0
+    )
 
 
 def change(

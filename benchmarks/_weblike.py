@@ -80,5 +80,5 @@ def _uids(n: int) -> NDArray[np.uint64]:
 
 def buckets() -> BucketTable:
     """Stage 1's table, with its aspect tables, its probabilities and its strict test of lengths."""
-    config = {"opensora": STAGE_1, "probability": "opensora-1.2", "compat": True}
+    config = {"opensora": STAGE_1, "probability": "opensora-1.2", "opensora_drop_exact_length": True}
     return table.build([], BucketsConfig.model_validate(config), GEOMETRY)

@@ -82,14 +82,18 @@ def begin(root: Path) -> tuple[RunFolder, RecipeData, DataPosition]:
             "output": str(root / "run"),
             "catalog": str(root / "catalog"),
             "dataset": [{"path": str(root / "web"), "name": "web"}],
-            "buckets": {"opensora": _weblike.STAGE_1, "probability": "opensora-1.2", "compat": True},
+            "buckets": {
+                "opensora": _weblike.STAGE_1,
+                "probability": "opensora-1.2",
+                "opensora_drop_exact_length": True,
+            },
             "model": {"name": "stdit3-xl"},
             "autoencoder": {"name": "opensora-1.2", "weights": "not-read"},
             "train": {"max_epochs": 1},
         }
     )
     run = RunFolder(root / "run")
-    run.create({"micro_batches_per_step": RANKS, "slot_width": RANKS})
+    run.create({"micro_batches_per_step": RANKS, "same_bucket_run": RANKS})
     run.keep_recipe(recipe_file.dump(recipe))
     data = RecipeData.open(recipe)
     return run, data, positions.begin_epoch(data, data.plan_spec(RANKS, RANKS), epoch=0)
@@ -102,7 +106,7 @@ def tell(run: RunFolder, position: DataPosition) -> int:
     per_row = own[plan.rows].sum(axis=1)
     half = plan.steps // 2
     common = {"v": 1, "time": now}
-    shape = {"micro_batches_per_step": RANKS, "slot_width": RANKS, "recipe": run.recipe_file.name}
+    shape = {"micro_batches_per_step": RANKS, "same_bucket_run": RANKS, "recipe": run.recipe_file.name}
     epoch = {
         "generation": 0,
         "epoch": 0,

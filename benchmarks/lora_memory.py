@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from reelworks.distributed import mesh
-from reelworks.models import published, registry
+from reelworks.models import factory, registry
 from reelworks.models.api import DenoiserInputs, nothing_given
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.lora.config import LoraConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
@@ -46,7 +46,7 @@ def main() -> None:
 def measure(args: argparse.Namespace, base: Any, offload: bool) -> tuple[str, float, float]:
     """Peak of GPU memory, MB kept for the backward pass, and seconds of a step."""
     with mesh.join(offload=offload) as world:
-        denoiser = registry.build_denoiser(
+        denoiser = factory.build_denoiser(
             ModelConfig(name=args.model, gradient_checkpointing=True),
             **beside(args.model),
             device=world.home,
@@ -73,16 +73,16 @@ def measure(args: argparse.Namespace, base: Any, offload: bool) -> tuple[str, fl
 
 
 def beside(model: str) -> dict[str, Any]:
-    parts = published.parts(model)
+    parts = registry.PRESETS[model].parts
     return {
         "autoencoder": AutoencoderConfig(name=parts.autoencoder, weights="-"),
-        "text": TextConfig(name=parts.text, weights="-"),
+        "text": TextEncoderConfig(name=parts.text, weights="-"),
     }
 
 
 def inputs(args: argparse.Namespace, device: torch.device, channels: int) -> DenoiserInputs:
     """One clip of zeros."""
-    text: TextConfig = beside(args.model)["text"]
+    text: TextEncoderConfig = beside(args.model)["text"]
     T, H, W = args.latent
     one = torch.ones(1, device=device)
     latent = torch.zeros(1, channels, T, H, W, device=device)

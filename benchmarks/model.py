@@ -28,9 +28,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from reelworks.core.shape import Shape
 from reelworks.diffusion import objectives
 from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.models import config, registry
+from reelworks.models import components, factory
 from reelworks.models.api import Denoiser, DenoiserInputs
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.testing import contract
 from reelworks.train.config import TrainConfig
 from reelworks.train.state import TrainState
@@ -52,7 +52,7 @@ class Case:
     shape: Shape
     batch_size: int
     autoencoder: AutoencoderConfig
-    text: TextConfig
+    text: TextEncoderConfig
     plain: bool = False
 
     @property
@@ -62,17 +62,17 @@ class Case:
 
     def latent(self) -> tuple[int, int, int]:
         """Frames, height and width of its latents."""
-        return config.autoencoder_geometry(self.autoencoder).latent(self.shape)
+        return components.autoencoder_geometry(self.autoencoder).latent(self.shape)
 
     def tokens(self) -> int:
         """Of a step."""
-        geometry = config.geometry(ModelConfig(name=self.model), self.autoencoder)
+        geometry = components.geometry(ModelConfig(name=self.model), self.autoencoder)
         return self.batch_size * geometry.tokens(self.shape)
 
     def build(self, device: str) -> Denoiser:
         """With fresh weights."""
         model = ModelConfig(name=self.model, gradient_checkpointing=True)
-        return registry.build_denoiser(
+        return factory.build_denoiser(
             model,
             autoencoder=self.autoencoder,
             text=self.text,
@@ -103,16 +103,16 @@ def cases(tiny: bool) -> Iterator[Case]:
     if tiny:
         for model in ("stdit3-tiny", "wan-tiny"):
             plain = model == "wan-tiny"
-            yield Case(model, Shape(5, 32, 32), 2, AutoencoderConfig(stride=4), TextConfig(), plain)
+            yield Case(model, Shape(5, 32, 32), 2, AutoencoderConfig(stride=4), TextEncoderConfig(), plain)
         return
-    autoencoder, text = _published(AutoencoderConfig, "opensora-1.2"), _published(TextConfig, "t5")
+    autoencoder, text = _published(AutoencoderConfig, "opensora-1.2"), _published(TextEncoderConfig, "t5")
     for shape, batch_size in (
         (Shape(1, 1024, 1024), 16),
         (Shape(51, 480, 848), 2),
         (Shape(102, 720, 1280), 1),
     ):
         yield Case("stdit3-xl", shape, batch_size, autoencoder, text)
-    autoencoder, text = _published(AutoencoderConfig, "wan-2.1"), _published(TextConfig, "wan")
+    autoencoder, text = _published(AutoencoderConfig, "wan-2.1"), _published(TextEncoderConfig, "wan")
     yield Case("wan-2.1-1.3b", Shape(49, 480, 832), 1, autoencoder, text, plain=True)
 
 
@@ -157,7 +157,7 @@ def ours(case: Case, device: str, compiled: bool) -> Callable[[], None]:
 
     def step() -> None:
         torch.autograd.backward(contract.loss(denoiser, OBJECTIVE, clean, noise))
-        torch.nn.utils.clip_grad_norm_(denoiser.module.parameters(), TRAIN.clip_norm or 1.0)
+        torch.nn.utils.clip_grad_norm_(denoiser.module.parameters(), TRAIN.max_grad_norm or 1.0)
         state.optimizer.step()
         state.optimizer.zero_grad()
         state.update_ema(10**6, TRAIN.ema_decay)

@@ -33,7 +33,7 @@ from reelworks.buckets.table import BucketTable
 from reelworks.schedule import cost as waste
 from reelworks.schedule import micro_batches
 from reelworks.schedule.cursor import Excluded
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
 
 Json = dict[str, Any]
 RANKS = (8, 64, 512)
@@ -60,7 +60,7 @@ def assign_and_plan(clips: Clips, table: BucketTable, spec: PlanSpec) -> tuple[E
     result = assign.assign(clips, table, seed=spec.seed, epoch=0)
     where = np.flatnonzero(result.reason == Reason.NONE)
     chosen = Entries(clips.uid[where], clips.copy[where], where, result.bucket[where].astype(np.int64))
-    return plan(chosen, spec, 0), result.reason
+    return plan_epoch(chosen, spec, 0), result.reason
 
 
 def wastes(made: EpochPlan, table: BucketTable) -> Json:
@@ -80,8 +80,8 @@ def wastes(made: EpochPlan, table: BucketTable) -> Json:
 
 def grouped(bucket: NDArray[np.int64], costs: Any, ranks: int, epoch: int) -> NDArray[np.int64]:
     """Rows of one slot for each rank."""
-    return micro_batches.rows(
-        bucket, costs, micro_batches_per_step=ranks, slot_width=ranks, seed=_seek.SEED, epoch=epoch
+    return micro_batches.group_into_steps(
+        bucket, costs, micro_batches_per_step=ranks, same_bucket_run=ranks, seed=_seek.SEED, epoch=epoch
     )
 
 
@@ -122,7 +122,7 @@ def seeks(clips: Clips, spec: PlanSpec) -> Json:
     made = _seek.segment(clips, live, spec, Excluded.none())
     begun = _seek.State(clips, live, spec, Excluded.none(), made, made.steps // 2)
     once = _seek.change(begun, spec=replace(spec, batch_sizes=tuple(2 * n for n in spec.batch_sizes)))
-    twice = _seek.change(once, spec=replace(once.spec, micro_batches_per_step=64, slot_width=64))
+    twice = _seek.change(once, spec=replace(once.spec, micro_batches_per_step=64, same_bucket_run=64))
     edited, alive = _seek.edit(twice)
     thrice = _seek.change(twice, clips=edited, live=alive)
     states = {

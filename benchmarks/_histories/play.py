@@ -166,15 +166,13 @@ class _Life:
         world, end = self.world, orders["end"]
         options: Json = {}
         if orders.get("scratch") or self.begin_again:
-            options["start_from_scratch"] = True
+            options["restart_data"] = True
         if "resume" in orders and (steps := world.checkpoints()):
             options["resume"] = str(steps[orders["resume"] % len(steps)])
         recipe = world.whole_recipe()
         train = recipe["train"]
         if end["by"] == "epochs":
-            train["max_epochs"] = (
-                (0 if options.get("start_from_scratch") else world.epoch) + 1 + end["epochs"]
-            )
+            train["max_epochs"] = (0 if options.get("restart_data") else world.epoch) + 1 + end["epochs"]
         else:
             train["max_steps"] = world.step + end.get("steps", _SPARE_STEPS)
         watched = {
@@ -221,7 +219,7 @@ class _Life:
         if ended.refused is not None:
             self.verdict.refusals[number] = ended.refused
             self.say(f"   refused: {ended.refused}")
-        self.begin_again = "--start-from-scratch" in (ended.refused or "")
+        self.begin_again = "--restart-data" in (ended.refused or "")
         if ended.crashed is not None:
             self._wrong(TRAINING, number, [f"crashed: {ended.crashed}"])
             self.say(ended.output[-3000:])
@@ -269,15 +267,15 @@ class _Life:
             if file is None or file.state == CUT:
                 continue
             unreadable = file.state in (DAMAGED, LOST)
-            named = identity in self.world.quarantined
+            named = identity in self.world.in_exclude_file
             right = (
                 reason == Reason.UNREADABLE
                 if unreadable
-                else reason == Reason.QUARANTINED
+                else reason == Reason.IN_EXCLUDE_FILE
                 if named
                 else reason == Reason.NO_CAPTION
                 if file.caption is None
-                else reason not in (Reason.UNREADABLE, Reason.QUARANTINED, Reason.NO_CAPTION)
+                else reason not in (Reason.UNREADABLE, Reason.IN_EXCLUDE_FILE, Reason.NO_CAPTION)
             )
             if not right:
                 wrong.append(f"wrong reason: {identity} {file.state} is {reason.label}")

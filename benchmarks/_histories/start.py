@@ -207,8 +207,8 @@ def _typed(start: Start, log: Path) -> list[int]:
     (start.folder / "sitecustomize.py").write_text(_SITE)
     command = [sys.executable, "-m", "reelworks", "train", str(recipe)]
     command += ["--resume", start.options.get("resume", "auto"), "--nproc-per-node", str(start.world)]
-    if start.options.get("start_from_scratch"):
-        command.append("--start-from-scratch")
+    if start.options.get("restart_data"):
+        command.append("--restart-data")
     path = os.pathsep.join([str(start.folder), str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "HISTORY_ORDERS": str(orders), "OMP_NUM_THREADS": "1"}
     with log.open("w") as stream:

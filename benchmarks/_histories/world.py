@@ -34,8 +34,8 @@ class World:
         recipe: Tables of the recipe, without datasets, buckets and folders.
         table: Name of the bucket entries in `TABLES`.
         batch_sizes, keep_probs: One for each entry and frame count, repeated from the first on.
-        quarantined: Ids that the quarantine names.
-        foreign: Lines of the quarantine that name no clip.
+        in_exclude_file: Ids that the exclude list names.
+        foreign: Lines of the exclude list that name no clip.
         costs: Milliseconds that the measured table has, or None where the recipe names none.
         catalog: Folder of the catalog, or None for the run's own.
         step: Newest step that holds.
@@ -49,7 +49,7 @@ class World:
     table: str = "one"
     batch_sizes: list[int] = field(default_factory=lambda: [4, 2, 2])
     keep_probs: list[float] = field(default_factory=lambda: [1.0])
-    quarantined: list[str] = field(default_factory=list)
+    in_exclude_file: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     costs: float | None = None
     catalog: Path | None = None
@@ -101,7 +101,7 @@ class World:
         self.disk.write_lists()
         recipe: Json = {**self.recipe, "output": str(self.run), "dataset": self.disk.entries()}
         recipe["bucket"] = self._buckets()
-        recipe["quarantine"] = str(self._write_quarantine())
+        recipe["exclude_file"] = str(self._write_exclude_list())
         if self.catalog is not None:
             recipe["catalog"] = str(self.catalog)
         if self.costs is not None:
@@ -117,10 +117,10 @@ class World:
             entries.append({**entry, "batch_size": sizes, "keep_prob": chances})
         return entries
 
-    def _write_quarantine(self) -> Path:
+    def _write_exclude_list(self) -> Path:
         names = {identity: name for name, identity in self.disk.by_name().items()}
-        lines = [names[identity] for identity in self.quarantined if identity in names]
-        path = self.root / "quarantine.txt"
+        lines = [names[identity] for identity in self.in_exclude_file if identity in names]
+        path = self.root / "exclude.txt"
         path.write_text("".join(f"{line}\n" for line in ["# not to be trained", *lines, *self.foreign]))
         return path
 
@@ -142,16 +142,16 @@ def _recipe(chance: random.Random) -> Json:
         "version": 1,
         "seed": 7,
         "buckets": {"upscale": True, "max_crop": 0.7, "aspect_ratios": ["3:2", "1:1", "2:3"]},
-        "data": {"num_workers": 0, "max_failure_share": 1.0},
+        "data": {"num_workers": 0, "max_decode_failures": 1.0},
         "model": {"name": "stdit3-tiny", "hidden_size": 16, "depth": 1, "num_heads": 2},
         "autoencoder": {"stride": 8},
-        "text": {"dim": 8, "max_length": 4},
+        "text_encoder": {"dim": 8, "max_length": 4},
         "precision": {"compute": "float32"},
         "train": {
             "learning_rate": 1e-3,
             "threads": 1,
             "gradient_accumulation_steps": chance.choice([1, 1, 2, 2, 4]),
         },
-        "validation": {"split": chance.choice([0.0, 0.0, 0.1]), "times": [500.0], "max_clips": 2},
+        "validation": {"split": chance.choice([0.0, 0.0, 0.1]), "timesteps": [500.0], "max_clips": 2},
         "checkpoints": {"every_steps": chance.choice([1, 2, 2, 3]), "keep_last": chance.choice([1, 2, 4])},
     }

@@ -19,8 +19,8 @@ from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import config, published, registry, vision
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models import components, factory, registry, vision
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 
@@ -115,10 +115,10 @@ def test_the_loss_is_that_of_a_plain_training_script(name):
 
 
 def encoder_of(name):
-    wants = config.conditioning(ModelConfig(name=name))
+    wants = components.conditioning(ModelConfig(name=name))
     return LiveEncoder(
-        registry.build_autoencoder(contract.AUTOENCODER),
-        registry.build_text_encoder(contract.TEXT),
+        factory.build_autoencoder(contract.AUTOENCODER),
+        factory.build_text_encoder(contract.TEXT),
         torch.device("cpu"),
         wants,
         Shades() if wants.image_encoder else None,
@@ -142,7 +142,7 @@ class Shades:
 @every_family
 def test_generates(name):
     """A few steps make a picture or a clip of the shape asked for, from what is shown, the same from the same seed."""
-    shape, wants = contract.shapes(name)[-1], config.conditioning(ModelConfig(name=name))
+    shape, wants = contract.shapes(name)[-1], components.conditioning(ModelConfig(name=name))
     boundary, encoder = DtypeBoundary(contract.build(name)), encoder_of(name)
 
     def make(shade):
@@ -163,11 +163,11 @@ def test_generates(name):
 @pytest.mark.parametrize(("name", "count"), SIZES.items())
 def test_full_sizes_are_those_published(name, count):
     """A preset beside the parts that it was published with has as many parameters as the release, to the last one."""
-    parts = published.parts(name)
-    module = registry.build_denoiser(
+    parts = registry.PRESETS[name].parts
+    module = factory.build_denoiser(
         ModelConfig(name=name),
         autoencoder=AutoencoderConfig(name=parts.autoencoder, weights="-"),
-        text=TextConfig(name=parts.text, weights="-"),
+        text=TextEncoderConfig(name=parts.text, weights="-"),
         device="meta",
         seed=0,
         learns_variance=name.startswith("stdit"),

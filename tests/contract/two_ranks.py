@@ -13,7 +13,7 @@ import torch
 
 from reelworks.distributed import mesh
 from reelworks.models.config import ModelConfig
-from reelworks.models.experts import config as experts
+from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.lora.config import LoraConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
@@ -32,7 +32,7 @@ def gradients(denoiser, inputs):
 
 def check(name, world, strategy="fsdp", **kinds):
     inputs = contract.example(contract.shapes(name)[-1], name)
-    if experts.boundary(ModelConfig(name=name)):  # all clips of a step are one expert's
+    if switch_timestep(ModelConfig(name=name)):  # all clips of a step are one expert's
         inputs = dataclasses.replace(inputs, time=torch.full_like(inputs.time, 900.0))
     wanted = gradients(contract.build(name, **kinds), inputs)
     sharded = contract.build(name, **kinds)

@@ -61,10 +61,10 @@ def _tiny(footage: Path, folder: Path, output: str = "run", **changes: Any) -> R
         "data": {"num_workers": 0},
         "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
         "autoencoder": {"stride": 8},
-        "text": {"dim": 16, "max_length": 6},
+        "text_encoder": {"dim": 16, "max_length": 6},
         "precision": {"compute": "float32"},
         "train": {"max_steps": 6, "learning_rate": 1e-3, "threads": 1},
-        "validation": {"split": 0.15, "every_steps": 4, "times": [200.0, 800.0]},
+        "validation": {"split": 0.15, "every_steps": 4, "timesteps": [200.0, 800.0]},
         "checkpoints": {"every_steps": 2, "keep_last": 2},
     }
     for key, value in changes.items():

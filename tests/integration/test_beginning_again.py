@@ -1,4 +1,4 @@
-"""--load, --weights-only, --start-from-scratch and --resume, in every combination: none ends in an index error."""
+"""--load, --weights-only, --restart-data and --resume, in every combination: none ends in an index error."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_another_run_brings_its_weights_and_not_its_place(tiny, tmp_path, pretra
 def test_the_data_begin_again_and_the_steps_count_on(tiny, tmp_path):
     assert children.train(tiny(train={"max_steps": 3}), debug=True) == [0]
     again = tiny(train={"max_steps": 6, "learning_rate": 5e-4})
-    assert children.train(again, debug=True, start_from_scratch=True) == [0]
+    assert children.train(again, debug=True, restart_data=True) == [0]
     run = tmp_path / "run"
     assert steps(run) == [1, 2, 3, 4, 5, 6]
     lines = {line["step"]: line for line in children.debug_lines(run)}
@@ -101,12 +101,12 @@ def test_a_command_that_is_given_again_after_a_kill_begins_the_data_once(tiny, t
     run = tmp_path / "run"
     assert children.train(tiny(train={"max_steps": 2})) == [0]
     command = tiny(train={"max_steps": 6})
-    again = {"start_from_scratch": True}
+    again = {"restart_data": True}
     assert children.train(command, fault=("after the optimizer stepped", 1), **again) != [0]
     assert children.in_child(_preempted, command) == 75
     assert generations(run) == [0, 1, 1]
     assert children.train(command, **again) == [0]
-    assert "--start-from-scratch is without effect: the data began again" in children.output(command)
+    assert "--restart-data is without effect: the data began again" in children.output(command)
     assert generations(run) == [0, 1, 1, 1]
     assert steps(run) == [1, 2, 3, 4, 5, 6]
 
@@ -135,7 +135,7 @@ def _preempted(recipe: dict) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     TrainState.update_ema = update_ema
-    sys.exit(run(recipe_file.parse(recipe), RunOptions(start_from_scratch=True)))
+    sys.exit(run(recipe_file.parse(recipe), RunOptions(restart_data=True)))
 
 
 def test_keys_are_compared_with_those_that_the_checkpoint_was_trained_by(tiny, tmp_path):
@@ -161,7 +161,7 @@ def _train_each(recipe: dict, source: str, begun: bool) -> None:
             shutil.copytree(source, output)
         one = recipe_file.parse({**recipe, "output": output})
         options = RunOptions(
-            resume, load=Path(taken) if taken else None, weights_only=weights_only, start_from_scratch=scratch
+            resume, load=Path(taken) if taken else None, weights_only=weights_only, restart_data=scratch
         )
         try:
             told = "" if run(one, options) == 0 else "no error"

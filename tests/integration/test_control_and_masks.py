@@ -73,14 +73,14 @@ def control(pictures, tmp_path):
             "seed": 3,
             "dataset": [data | {"loss_mask": str(pictures / "masks")}],
             "bucket": [{"resolution": "32x48", "num_frames": 1, "batch_size": 3}],
-            "data": {"num_workers": 0, "max_failure_share": 0.5},
+            "data": {"num_workers": 0, "max_decode_failures": 0.5},
             "model": {"name": "flux-control-tiny"},
             "autoencoder": {"stride": 4},
-            "text": {"dim": 16, "max_length": 6, "pooled_dim": 8},
+            "text_encoder": {"dim": 16, "max_length": 6, "pooled_dim": 8},
             "precision": {"compute": "float32"},
             "train": {"max_epochs": 2, "learning_rate": 1e-3, "threads": 1},
-            "validation": {"split": 0.2, "every_steps": 2, "times": [500.0]},
-            "preview": {
+            "validation": {"split": 0.2, "every_steps": 2, "timesteps": [500.0]},
+            "samples": {
                 "prompts": ["a"], "num_frames": 1, "height": 32, "width": 48, "num_inference_steps": 2,
                 "control": str(pictures / "edges/6.jpg"),
             },
@@ -135,11 +135,11 @@ def test_a_control_model_trains_and_every_clip_is_accounted_for(control, picture
 
 
 def test_left_out_files_say_what_is_wrong(control, tmp_path):
-    """`plan --left-out` names the clips without a companion, with the problem in two words."""
+    """`plan --rejected` names the clips without a companion, with the problem in two words."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(recipe_file.dump(recipe_file.parse(control())))
     table = tmp_path / "left.csv"
-    done = CliRunner().invoke(app, ["plan", str(recipe), "--left-out", str(table)])
+    done = CliRunner().invoke(app, ["plan", str(recipe), "--rejected", str(table)])
     assert done.exit_code == 0, done.output
     assert "no_companion: 2" in done.output
     rows = pyarrow.csv.read_csv(table).to_pylist()
@@ -222,19 +222,19 @@ def test_clips_are_trained_from_their_first_frame_and_made_from_a_picture(clip_m
         "data": {"num_workers": 0},
         "model": {"name": "wan-i2v-tiny", "image_encoder": str(clip_model)},
         "autoencoder": {"stride": 4},
-        "text": {"dim": 16, "max_length": 6},
+        "text_encoder": {"dim": 16, "max_length": 6},
         "precision": {"compute": "float32"},
         "train": {"max_steps": 2, "threads": 1},
         "validation": {"split": 0.0},
     }
     small = {"prompts": ["a"], "num_frames": 5, "height": 32, "width": 32, "num_inference_steps": 2}
     with pytest.raises(UserError, match=r"preview\.reference: .*from their first frame"):
-        recipe_file.parse(values | {"preview": small})
+        recipe_file.parse(values | {"samples": small})
     left_out = {"prompts": ["a"], "num_inference_steps": 2}  # sizes, which then are those of the bucket
     begun = left_out | {"reference": str(tmp_path / "begin.png")}
-    assert children.train(values | {"preview": left_out}) == [1]
-    assert "preview.reference" in children.output(values)
-    assert children.train(values | {"preview": begun}) == [0]
+    assert children.train(values | {"samples": left_out}) == [1]
+    assert "samples.reference" in children.output(values)
+    assert children.train(values | {"samples": begun}) == [0]
     run = tmp_path / "run"
     (preview,) = (run / "previews").rglob("*.mp4")
     probed = probe.probe(preview)

@@ -159,11 +159,11 @@ def test_two_ranks_and_other_buckets_in_mid_epoch(tiny, tmp_path):
 def test_data_that_began_again_have_epochs_of_their_own(tiny, tmp_path):
     """What the first generation trained is not taken for what the second one did."""
     (tmp_path / "bad.txt").write_text("footage/no such clip.mp4\n")
-    named = tiny(train={"max_steps": 2}, quarantine=str(tmp_path / "bad.txt"))
+    named = tiny(train={"max_steps": 2}, exclude_file=str(tmp_path / "bad.txt"))
     assert children.train(named, debug=True) == [0]
-    assert "warning: quarantine names footage/no such clip.mp4" in children.output(named)
+    assert "warning: exclude_file names footage/no such clip.mp4" in children.output(named)
     first = logged(tmp_path / "run")
-    assert children.train(tiny(train={"max_steps": 3}), debug=True, start_from_scratch=True) == [0]
+    assert children.train(tiny(train={"max_steps": 3}), debug=True, restart_data=True) == [0]
     told = clip_history.cover(RunFolder(tmp_path / "run"))
     assert [(one.generation, one.epoch, one.counts["trained"]) for one in told.epochs] == [
         (0, 0, len(first)),

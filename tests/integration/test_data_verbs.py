@@ -54,12 +54,12 @@ def test_the_three_verbs_after_a_training(tiny, tmp_path, typed):
     assert (tmp_path / "page.html").stat().st_size > 100_000
     assert json.loads(typed("inspect", tmp_path / "run" / "catalog", "--json")[0])["summary"]["clips"] == 19
 
-    told, code = typed("preview", recipe, "-o", tmp_path / "sheets", "--clips", 2)
+    told, code = typed("contact-sheet", recipe, "-o", tmp_path / "sheets", "--clips", 2)
     assert code == 0
     assert "cut most" in told
     assert (tmp_path / "sheets" / "index.html").is_file()
-    value = json.loads(typed("preview", recipe, "--json")[0])
-    assert value["index"] == str(tmp_path / "run" / "preview" / "index.html")
+    value = json.loads(typed("contact-sheet", recipe, "--json")[0])
+    assert value["index"] == str(tmp_path / "run" / "contact-sheet" / "index.html")
 
 
 def test_a_model_or_folder_that_is_not_there_is_refused_before_torch_is_loaded(tmp_path):
@@ -105,10 +105,10 @@ def typed(*words):
     except SystemExit as left:
         assert not left.code, left.code
 run = {str(tmp_path / "run")!r}
-typed("preview", {str(recipe)!r}, "--json")
+typed("contact-sheet", {str(recipe)!r}, "--json")
 typed("inspect", run + "/catalog")
 from pathlib import Path
-RunFolder(Path(run)).create({{"micro_batches_per_step": 1, "slot_width": 1}})
+RunFolder(Path(run)).create({{"micro_batches_per_step": 1, "same_bucket_run": 1}})
 Path(run, "recipe.toml").write_text(Path({str(recipe)!r}).read_text())
 typed("coverage", run)
 assert "torch" not in sys.modules
@@ -145,7 +145,7 @@ def test_a_plan_tells_what_becomes_of_incomplete_batches_and_of_auto_buckets(tin
     assert children.train(made) == [0]
     frozen = recipe_file.load(tmp_path / "run" / "recipe.toml")
     assert frozen.bucket
-    assert frozen.buckets.entries == "frozen"
+    assert frozen.buckets.entries == "keep"
     made["train"]["max_steps"] = 5
     assert children.train(made) == [0]
     assert recipe_file.load(tmp_path / "run" / "recipe.toml").bucket == frozen.bucket

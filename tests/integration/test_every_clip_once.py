@@ -133,11 +133,11 @@ def _train_with_sigterm(recipe: dict) -> None:
     os._exit(run(recipe_file.parse(recipe), RunOptions()))
 
 
-@pytest.mark.parametrize(("loss_weight", "num_workers"), [("token", 1), ("sample", 0), ("micro_batch", 0)])
-def test_every_switch_of_the_trainer_trains(tiny, tmp_path, loss_weight, num_workers):
+@pytest.mark.parametrize(("loss_reduction", "num_workers"), [("token", 1), ("sample", 0), ("micro_batch", 0)])
+def test_every_switch_of_the_trainer_trains(tiny, tmp_path, loss_reduction, num_workers):
     """bfloat16, recomputation, conditioning frames, accumulation, worker processes: all at once."""
     recipe = tiny(
-        train={"max_steps": 3, "gradient_accumulation_steps": 2, "loss_weight": loss_weight},
+        train={"max_steps": 3, "gradient_accumulation_steps": 2, "loss_reduction": loss_reduction},
         precision={"compute": "bfloat16"},
         model={"gradient_checkpointing": True},
         objective={"mask_ratios": {"image_head": 0.4, "random": 0.4}, "timestep_shift": "auto"},

@@ -48,10 +48,10 @@ def experts(tiny_in, family, runs):
         values["model"] |= {"experts": which}
         # Large enough that some third of the steps has much noise.
         values["objective"] = {"timestep_shift": 6.0}
-        values["validation"] |= {"times": [200.0, 950.0]}  # in one batch
+        values["validation"] |= {"timesteps": [200.0, 950.0]}  # in one batch
         values["train"] |= {"max_steps": 6, "ema_decay": 0.5, "learning_rate": 0.05}
         values["checkpoints"] = {"every_steps": 1, "keep_last": 6}
-        values["train"] |= {"micro_batches_per_step": 2, "slot_width": 2}
+        values["train"] |= {"micro_batches_per_step": 2, "same_bucket_run": 2}
         return values
 
     return make
@@ -76,7 +76,7 @@ def sides(run):
     """The steps of each side, as a replay tells them: True for the expert for much noise."""
     found = []
     for step in range(1, 7):
-        told = replay.replay(RunFolder(run), step)
+        told = replay.replay_step(RunFolder(run), step)
         times = [clip["timestep"] for batch in told.to_json()["micro_batches"] for clip in batch["clips"]]
         assert len({time >= 875 for time in times}) == 1
         found.append(times[0] >= 875)
@@ -119,7 +119,7 @@ def by_hand(family, files):
     for file, second in files:
         pipeline.load_lora_weights(file, load_into_transformer_2=second)
     prompt, none = pipeline.encode_prompt(PROMPT, "", max_sequence_length=12)
-    seed = hash_rng.hash_int(0, PROMPT, Purpose.PREVIEW) >> 1
+    seed = hash_rng.hash_int(0, PROMPT, Purpose.SAMPLES) >> 1
     frames = pipeline(
         prompt_embeds=prompt.float(),
         negative_prompt_embeds=none.float(),

@@ -1,4 +1,4 @@
-"""Clips that fail end a run once they are more than `data.max_failure_share` of its epoch's, and not before."""
+"""Clips that fail end a run once they are more than `data.max_decode_failures` of its epoch's, and not before."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def _type_train(recipe: dict[str, Any], *victims: str) -> None:
 def without_two(tiny, footage, tmp_path):
     """Train one epoch of which a video and a picture fail, in steps of their own; returns exit code, output and run."""
 
-    def train(max_failure_share: float) -> tuple[int, str, RunFolder]:
+    def train(max_decode_failures: float) -> tuple[int, str, RunFolder]:
         folder = Path(shutil.copytree(footage, tmp_path / "footage"))
         recipe = tiny(
             dataset=[{"path": str(folder)}],
-            data={"max_failure_share": max_failure_share},
+            data={"max_decode_failures": max_decode_failures},
             train={"max_epochs": 1},
             validation={"split": 0.0},
         )
@@ -59,7 +59,7 @@ def test_more_failures_than_the_share_end_the_training(without_two):
     """One of 17 is not more than a 17th; the second one is, though it is alone in its step."""
     code, printed, run = without_two(1 / PLANNED)
     assert code == 2, printed
-    assert f"error: data.max_failure_share = {1 / PLANNED!r}: 2 of the epoch's 17 clips" in printed
+    assert f"error: data.max_decode_failures = {1 / PLANNED!r}: 2 of the epoch's 17 clips" in printed
     assert "remedy: " in printed
     assert "Traceback" not in printed
     assert failures(run).keys() == {"clip-3.mp4", "picture-4.png"}

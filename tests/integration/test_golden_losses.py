@@ -27,7 +27,7 @@ LIKE_THE_DEMO = {
     "model": {"name": "stdit3-tiny"},
     "autoencoder": {"name": "pixel", "mean": -0.55, "std": 0.45},
     "objective": {"timestep_shift": 10.0, "prediction": "sample"},
-    "text": {"name": "hashed"},
+    "text_encoder": {"name": "hashed"},
 }
 
 

@@ -16,13 +16,14 @@ def start(*changes, steps=2, **orders):
 
 
 STORIES = {
-    "quarantine, filter and split changed, run and data moved": [
+    "exclude list, filter and split changed, run and data moved": [
         start(steps=3),
         start(
-            ("quarantine", {"files": ["f001", "f015"]}), ("filter", {"text": "height >= 24", "dataset": "a"})
+            ("exclude_list", {"files": ["f001", "f015"]}),
+            ("filter", {"text": "height >= 24", "dataset": "a"}),
         ),
         start(
-            ("split", {"share": 0.25}), ("run_moved", {}), ("data_moved", {}), ("quarantine", {"files": []})
+            ("split", {"share": 0.25}), ("run_moved", {}), ("data_moved", {}), ("exclude_list", {"files": []})
         ),
     ],
     "plans deleted, repeats changed": [

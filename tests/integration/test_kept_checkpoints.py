@@ -101,16 +101,16 @@ def test_the_last_checkpoint_knows_its_loss_and_what_a_kill_left_undone_is_done(
     recipe = tiny(
         train={"max_steps": 4},
         validation={"every_steps": 3},
-        preview={"prompts": ["a clip"], "height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 2},
+        samples={"prompts": ["a clip"], "height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 2},
     )
     assert children.train(recipe, fault=("after the commit's rename", 2)) == [-signal.SIGKILL]
     run = RunFolder(tmp_path / "run")
     (last,) = [info for info in CheckpointStore(run.checkpoints_folder).list() if info.step == 4]
     assert last.metrics.keys() == {"validation/loss"}
-    assert not list(run.previews_folder.iterdir())
+    assert not list(run.samples_folder.iterdir())
     assert children.train(recipe) == [0]
     assert "nothing left to train at step 4" in children.output(recipe)
-    assert [path.name for path in run.previews_folder.rglob("*.png")] == ["00.png"]
+    assert [path.name for path in run.samples_folder.rglob("*.png")] == ["00.png"]
 
 
 def test_another_shape_of_the_step_is_taken_over_in_mid_epoch(tiny, tmp_path):

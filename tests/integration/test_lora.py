@@ -76,7 +76,7 @@ def lora(pictures, tmp_path):
             "model": {"name": name},
             "lora": {"rank": 4, "alpha": 6.5, "dropout": 0.1, "targets": ["to_q", "to_out.0", "proj_out"]},
             "autoencoder": {"stride": 4},
-            "text": {"dim": 16, "max_length": 6, "pooled_dim": 8},
+            "text_encoder": {"dim": 16, "max_length": 6, "pooled_dim": 8},
             "precision": {"compute": "float32"},
             "train": {"max_epochs": 6, "learning_rate": 0.02, "threads": 1, "ema_decay": 0.9} | train,
             "checkpoints": {"every_steps": 5, "keep_last": 2},
@@ -105,9 +105,9 @@ def test_every_picture_is_trained_each_epoch_and_the_loss_falls(lora, pictures, 
 def test_clips_that_preserve_the_base_are_trained_on_one_process_and_on_two(lora, pictures, tmp_path):
     """With ranks that have such clips beside ranks that have none: all are trained, and losses agree."""
     values = lora(max_steps=3)
-    values["dataset"].append({"path": str(pictures), "name": "class", "prior_preservation": True})
+    values["dataset"].append({"path": str(pictures), "name": "class", "prior_prediction": True})
     values["buckets"]["batch_size"] = 2
-    values["train"] |= {"gradient_accumulation_steps": 1, "micro_batches_per_step": 4, "slot_width": 2}
+    values["train"] |= {"gradient_accumulation_steps": 1, "micro_batches_per_step": 4, "same_bucket_run": 2}
     for world in (1, 2):
         assert children.train(values | {"output": str(tmp_path / f"w{world}")}, world=world) == [0] * world
     one, two = ({k: float.fromhex(v) for k, v in losses(tmp_path / f"w{w}").items()} for w in (1, 2))
@@ -205,8 +205,8 @@ def test_files_hold_what_the_checkpoint_does(lora, tmp_path):
         assert all(torch.equal(value, other[name]) for name, value in one.items())
         live = tmp_path / f"live-{format}.safetensors"
         state = {"model": wanted, "ema": {}}
-        how = lora_file.of_recipe(run / "recipe.toml", format)
-        export.weights_only(state, live, weights="ema", dtype="float32", about={}, lora=how)
+        how = lora_file.lora_file_of(run / "recipe.toml", format)
+        export.export_weights(state, live, weights="ema", dtype="float32", about={}, lora=how)
         assert all(torch.equal(value, one[name]) for name, value in load_file(live).items())
         begun = recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"weights": str(by_run)})})
         found = inject.weights(build.denoiser(begun, torch.device("cpu")).module)
@@ -340,16 +340,16 @@ def test_the_familys_pipeline_draws_what_we_do_with_the_file(lora, name, tmp_pat
     place = tiny_families.write(name, tmp_path / "family", **settings)
     recipe = lora(max_epochs=2) | tiny_families.recipe_of(name, place)
     recipe["lora"] = {"rank": 4, "alpha": 6.5}
-    recipe["preview"] = {"prompts": [PROMPT], "height": 32, "width": 32, "num_frames": 1}
+    recipe["samples"] = {"prompts": [PROMPT], "height": 32, "width": 32, "num_frames": 1}
     assert children.train(recipe) == [0]
     run = tmp_path / "run"
-    (preview,) = (e for e in events.read(run / "events.jsonl") if e["kind"] == "preview")
+    (preview,) = (e for e in events.read(run / "events.jsonl") if e["kind"] == "samples")
     pipeline = getattr(diffusers, preview["by"].split()[0]).from_pretrained(place, dtype=TEXT_IN_BFLOAT16)
     pipeline.set_progress_bar_config(disable=True)
 
     def drawn():
         embedded = encoded(pipeline)
-        seed = hash_rng.hash_int(0, PROMPT, Purpose.PREVIEW) >> 1
+        seed = hash_rng.hash_int(0, PROMPT, Purpose.SAMPLES) >> 1
         frames = pipeline(
             **embedded,
             height=32,

@@ -8,12 +8,11 @@ from pathlib import Path
 import children
 import pytest
 import torch
+from presets import config_of, network_of
 from safetensors.torch import save_file
 
 from reelworks.cli import main
 from reelworks.core import files
-from reelworks.models import networks
-from reelworks.models.config import PRESETS
 from reelworks.recipe import recipe_file
 from reelworks.run import lock
 from reelworks.run.folder import RunFolder
@@ -130,7 +129,7 @@ def test_an_unknown_model(reelworks, tiny, written):
 
 def test_weights_of_another_model(reelworks, tiny, written, tmp_path):
     torch.manual_seed(0)
-    module = networks.build(PRESETS["wan-tiny"])
+    module = network_of(config_of("wan-tiny"))
     file = tmp_path / "wan.safetensors"
     save_file({name: value.contiguous() for name, value in module.state_dict().items()}, file)
     recipe = written(tiny(model={"weights": str(file)}))

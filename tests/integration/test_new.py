@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from reelworks.catalog.config import DatasetConfig
 from reelworks.cli.main import app
 from reelworks.core.errors import UserError
-from reelworks.models import wellknown
-from reelworks.models.config import PRESETS
+from reelworks.models import registry
 from reelworks.quickstart import memory_presets, quickstart
 from reelworks.quickstart.survey import PLACEHOLDER, FolderSurvey
 from reelworks.recipe import recipe_file, toml_writer
@@ -175,16 +174,16 @@ def test_a_mistake_is_told_with_a_way_out_and_leaves_no_recipe(arguments, said):
     assert not list(Path().glob("*.toml"))
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESETS if wellknown.known(name).weights])
+@pytest.mark.parametrize("preset", [name for name in registry.PRESETS if registry.release_of(name).weights])
 def test_the_recipe_of_every_published_model_is_sound(preset):
     """Names, sizes, objective and buckets fit together for pictures, and where it takes them for clips."""
     found = PLACEHOLDER
-    clips = wellknown.known(preset).lines > 0
+    clips = registry.release_of(preset).lines > 0
     if clips:
         found = FolderSurvey(found.pictures, np.array([[130, 720, 1280], [40, 480, 854]]), showings=22)
     lines = quickstart.lora_table(preset, [DatasetConfig(path="p")], found)
     made = recipe_file.parse({"output": "r", **tomllib.loads(toml_writer.write("", lines))})
-    assert made.model.weights == wellknown.known(preset).weights
+    assert made.model.weights == registry.release_of(preset).weights
     assert len(made.bucket) == 1 + clips
 
 

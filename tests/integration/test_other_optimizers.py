@@ -91,7 +91,7 @@ def test_a_killed_run_ends_as_the_uninterrupted_one(bare, tmp_path, name):
 
 def test_one_process_goes_on_from_two_with_copies(bare, tmp_path):
     """What the optimizer found of all weights together comes along."""
-    division = {"micro_batches_per_step": 2, "slot_width": 1}
+    division = {"micro_batches_per_step": 2, "same_bucket_run": 1}
     assert children.train(bare("one", "prodigy", 2, **division)) == [0]
     assert children.train(bare("two", "prodigy", 1, **division), world=2) == [0] * 2
     assert children.train(bare("two", "prodigy", 2, **division)) == [0]
@@ -174,5 +174,5 @@ def test_a_rate_that_lacks_its_end_is_refused_with_the_steps_of_all_epochs(bare,
     assert len(told(tmp_path / "run", "loss")) == steps
     parsed = recipe_file.parse(bare("run", "adamw", None, max_epochs=2, learning_rate_schedule="linear"))
     with pytest.raises(UserError, match="`reelworks plan RECIPE` tells") as caught:
-        check.check(parsed, table.EMPTY)
+        check.check_recipe(parsed, table.EMPTY)
     assert caught.value.field == "train.learning_rate_schedule"

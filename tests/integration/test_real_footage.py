@@ -31,7 +31,7 @@ def test_real_footage_is_scanned_planned_trained_and_generated_from(tmp_path, mo
         "train.threads=1",
         "data.num_workers=0",
         "validation.every_steps=100",
-        "preview.prompts=[]",
+        "samples.prompts=[]",
     ]
     recipe = recipe_file.load(RECIPE, changes)
     scanned = dataset.scan_recipe(recipe)

@@ -22,7 +22,7 @@ from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import files
 from reelworks.run import events, records
 from reelworks.run.folder import RunFolder
-from reelworks.train.replay import replay
+from reelworks.train.replay import replay_step
 
 Make = Callable[..., dict[str, Any]]
 PICTURES = 6
@@ -197,7 +197,7 @@ def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: 
     (bad := tmp_path / "bad.txt").write_text("data/5.png\n")
     recipe = made(
         train={"max_steps": 4},
-        quarantine=str(bad),
+        exclude_file=str(bad),
         catalog=str(tmp_path / "catalog"),
         data={"crop": "random"},
     )
@@ -208,7 +208,7 @@ def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: 
 
     def told() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         found = clip_history.cover(run)
-        replays = [replay(run, step).to_json() for step in steps]
+        replays = [replay_step(run, step).to_json() for step in steps]
         for clip in (clip for one in replays for batch in one["micro_batches"] for clip in batch["clips"]):
             del clip["since"]  # which tells what became of it later
         return found.to_json(found.places()), replays

@@ -18,7 +18,7 @@ from reelworks.core.errors import UserError
 from reelworks.media import decode
 from reelworks.report import replay as sheets
 from reelworks.run.folder import RunFolder
-from reelworks.train.replay import Replay, replay
+from reelworks.train.replay import Replay, replay_step
 
 BUSY = {
     "bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [4, 3]}],
@@ -75,7 +75,7 @@ def trained(told: Replay, rank: int) -> list[dict]:
 def check(run: Path, world: int) -> list[Replay]:
     """Every step of a run against the log of every rank."""
     steps = logged(run, 0)
-    replays = [replay(RunFolder(run), number) for number in steps]
+    replays = [replay_step(RunFolder(run), number) for number in steps]
     for told, number in zip(replays, steps, strict=True):
         assert len(told.ranks) == world
         for rank in range(world):
@@ -117,18 +117,18 @@ def test_two_ranks_then_killed_then_one(tiny, tmp_path):
     assert children.train(recipe, world=2, debug=True) == [0, 0]
     run = tmp_path / RUN
     assert any(told.to_json()["fillers"] for told in check(run, 2))
-    before = replay(RunFolder(run), 2).to_json()
+    before = replay_step(RunFolder(run), 2).to_json()
     recipe["train"]["max_steps"] = 7
     assert children.train(recipe, fault=("after the optimizer stepped", 2), debug=True) != [0]
     assert children.train(recipe, debug=True) == [0]
-    after = replay(RunFolder(run), 2).to_json()
+    after = replay_step(RunFolder(run), 2).to_json()
     assert after == before
     for number in range(5, 8):
-        told = replay(RunFolder(run), number)
+        told = replay_step(RunFolder(run), number)
         assert trained(told, 0) == logged(run, 0)[number]["trained"]
         assert len(told.ranks) == 1
     with pytest.raises(UserError, match="from 1 to 7"):
-        replay(RunFolder(run), 8)
+        replay_step(RunFolder(run), 8)
 
 
 def test_clips_that_changed_since_are_told_as_they_were(tiny, footage, tmp_path):
@@ -136,7 +136,7 @@ def test_clips_that_changed_since_are_told_as_they_were(tiny, footage, tmp_path)
     changes = {"dataset": [{"path": str(folder)}], "validation": {"split": 0.0}, **BUSY}
     assert children.train(tiny(train={"max_steps": 2}, **changes), debug=True) == [0]
     run = RunFolder(tmp_path / RUN)
-    before = {clip["file"]: clip for clip in trained_files(replay(run, 1))}
+    before = {clip["file"]: clip for clip in trained_files(replay_step(run, 1))}
     gone, edited, *_ = before
     Path(gone).unlink()
     Path(edited).with_suffix(".txt").write_text("another caption")
@@ -156,11 +156,11 @@ def test_a_step_is_told_by_the_recipe_that_it_was_trained_by(tiny, tmp_path):
     first = tiny(train={"max_steps": 2}, **common, bucket=BUSY["bucket"], objective=BUSY["objective"])
     assert children.train(first, debug=True) == [0]
     run = RunFolder(tmp_path / RUN)
-    before = [replay(run, number).to_json() for number in (1, 2)]
+    before = [replay_step(run, number).to_json() for number in (1, 2)]
     other_draws = tiny(train={"max_steps": 3}, **common, bucket=BUSY["bucket"])
     assert children.train(other_draws, debug=True) == [0]
-    (recipe,) = {told.step.recipe for told in (replay(run, 1), replay(run, 2))}
-    assert replay(run, 3).step.recipe != recipe
+    (recipe,) = {told.step.recipe for told in (replay_step(run, 1), replay_step(run, 2))}
+    assert replay_step(run, 3).step.recipe != recipe
     assert children.train(tiny(train={"max_steps": 5}, **common), debug=True) == [0]
     assert [one.to_json() for one in check(run.path, 1)[:2]] == before
     generated = {told.step.step: generated_of(told) for told in check(run.path, 1)}
@@ -177,7 +177,7 @@ def test_buckets_that_are_not_those_of_the_step_are_an_error(tiny, tmp_path):
     (kept,) = run.recipes_folder.iterdir()
     kept.write_text(kept.read_text().replace('"32px"', '"64px"'))
     with pytest.raises(UserError, match="buckets that the recipe gives are not those"):
-        replay(run, 1)
+        replay_step(run, 1)
 
 
 @pytest.mark.parametrize("lost", ["segment-000-000000-000", "catalog-000"])
@@ -186,7 +186,7 @@ def test_a_step_whose_record_is_lost_is_an_error(tiny, tmp_path, lost):
     run = RunFolder(tmp_path / RUN)
     shutil.rmtree(run.coverage_folder / lost)
     with pytest.raises(UserError, match=f"(?s)not known any more: {lost}.*bring back .*coverage"):
-        replay(run, 1)
+        replay_step(run, 1)
 
 
 def generated_of(told: Replay) -> list[bool]:
@@ -212,7 +212,7 @@ def test_the_verb_prints_a_step_and_draws_it(tiny, tmp_path, monkeypatch, capsys
     told, code = typed(run, "--step", 1, "--pictures", "--json")
     assert code == 0
     value = json.loads(told)
-    assert value == {**replay(RunFolder(run), 1).to_json(), "sheets": value["sheets"]}
+    assert value == {**replay_step(RunFolder(run), 1).to_json(), "sheets": value["sheets"]}
     assert len(value["sheets"]) == len(value["micro_batches"])
     for path in value["sheets"]:
         assert Path(path).parent == run / "replay" / "step-000000001"
@@ -221,7 +221,7 @@ def test_the_verb_prints_a_step_and_draws_it(tiny, tmp_path, monkeypatch, capsys
     told, code = typed(run, "--step", 1)
     assert code == 0
     assert "step 1: epoch 0, segment 0" in told
-    for clip in trained_files(replay(RunFolder(run), 1)):
+    for clip in trained_files(replay_step(RunFolder(run), 1)):
         assert clip["path"] in told
     told, code = typed(run, "--step", 9)
     assert code == 2

@@ -12,7 +12,7 @@ import pytest
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
-TRAIN = {"max_steps": 6, "micro_batches_per_step": 4, "slot_width": 2}
+TRAIN = {"max_steps": 6, "micro_batches_per_step": 4, "same_bucket_run": 2}
 
 
 def global_batches(run: Path) -> dict[int, list[tuple[int, int]]]:
@@ -57,7 +57,7 @@ def test_global_batches_do_not_depend_on_the_number_of_processes(tiny, tmp_path)
 @pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
 def test_ranks_without_work_keep_the_others_company(tiny, tmp_path, strategy):
     """Three micro-batches on two ranks: one rank runs a filler, and nothing of it counts."""
-    train = {"max_steps": 4, "micro_batches_per_step": 3, "slot_width": 1}
+    train = {"max_steps": 4, "micro_batches_per_step": 3, "same_bucket_run": 1}
     changes = {"train": train, "parallel": {"strategy": strategy}, "validation": {"every_steps": 2}}
     assert children.train(tiny("one", **changes), debug=True) == [0]
     assert children.train(tiny("two", **changes), debug=True, world=2) == [0] * 2

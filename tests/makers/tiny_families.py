@@ -5,8 +5,8 @@ import torch
 import transformers
 from diffusers.pipelines import ltx2
 
-from reelworks.models import config, published, registry
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models import factory, registry
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 
 LINES = ["a red circle moves right before a dark background", "two cats sit on a wall in the sun", "waves"]
 CHAT = (
@@ -216,26 +216,26 @@ def _scheduler(text):
 
 def network_of(text):
     """Name of the tiny network that goes with text encoders."""
-    return next(n for n in config.PRESETS if n.endswith("-tiny") and published.parts(n).text == text)
+    return next(n for n in registry.PRESETS if n.endswith("-tiny") and registry.PRESETS[n].parts.text == text)
 
 
 def recipe_of(name, place):
     """The tables of a recipe that load a family from where it lies."""
-    parts, weights = published.parts(name), str(place)
+    parts, weights = registry.PRESETS[name].parts, str(place)
     return {
         "model": {"name": name, "weights": weights},
         "autoencoder": {"name": parts.autoencoder, "weights": weights},
-        "text": {"name": parts.text, "weights": weights} | TEXTS[parts.text],
+        "text_encoder": {"name": parts.text, "weights": weights} | TEXTS[parts.text],
     }
 
 
 def network(name, seed=1, **changes):
     """A tiny network with widths of its family's tiny neighbours; where fresh weights are zero they get a value."""
-    parts = published.parts(name)
-    module = registry.build_denoiser(
+    parts = registry.PRESETS[name].parts
+    module = factory.build_denoiser(
         ModelConfig(name=name, **changes),
         autoencoder=AutoencoderConfig(name=parts.autoencoder, weights="-"),
-        text=TextConfig(name=parts.text, weights="-", **TEXTS[parts.text]),
+        text=TextEncoderConfig(name=parts.text, weights="-", **TEXTS[parts.text]),
         device="cpu",
         seed=seed,
     ).module
@@ -250,9 +250,9 @@ def network(name, seed=1, **changes):
 def write(name, place, *, without=(), **settings):
     """Write a family around the tiny network `name`, such as "wan-tiny", in diffusers' layout; returns the folder."""
     torch.manual_seed(0)
-    parts = published.parts(name)
-    kind = getattr(diffusers, published.TEXT_ENCODERS[parts.text].pipeline)
-    autoencoder = getattr(diffusers, published.AUTOENCODERS[parts.autoencoder].network)
+    parts = registry.PRESETS[name].parts
+    kind = getattr(diffusers, registry.TEXT_ENCODERS[parts.text].pipeline)
+    autoencoder = getattr(diffusers, registry.AUTOENCODERS[parts.autoencoder].network)
     made = _encoders(parts.text) | {
         "scheduler": _scheduler(parts.text),
         "vae": autoencoder(**AUTOENCODERS[parts.autoencoder]),

@@ -13,7 +13,7 @@ from reelworks.core.shape import Shape
 from reelworks.data import decode_requests
 from reelworks.media import decode, masks
 from reelworks.media.decode import Frames, MediaError, Request, load
-from reelworks.models import config as models
+from reelworks.models import components
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.plan import Entries
 
@@ -68,7 +68,7 @@ class SampleView:
 
 def choose(data: RecipeData, entries: Entries, lost: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """Places of clips to show: the one that loses most, then others by chance, always the same ones."""
-    order = np.argsort(hash64(data.recipe.seed, entries.uid, entries.copy, Purpose.PREVIEW), kind="stable")
+    order = np.argsort(hash64(data.recipe.seed, entries.uid, entries.copy, Purpose.SAMPLES), kind="stable")
     worst = int(np.argmax(lost))
     chosen: NDArray[np.int64] = np.r_[worst, order[order != worst]][:count]
     return chosen
@@ -126,7 +126,7 @@ def _look(
 
 def _first_frame(data: RecipeData, frames: Frames) -> list[CompanionFrames]:
     """The frame that an i2v model is shown of a clip; of a picture nothing is given."""
-    shown = models.conditioning(data.recipe.model).first_frame is not None and len(frames) > 1
+    shown = components.conditioning(data.recipe.model).first_frame is not None and len(frames) > 1
     return [CompanionFrames("first_frame", "", frames[:1])] if shown else []
 
 

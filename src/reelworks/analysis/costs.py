@@ -15,7 +15,7 @@ from reelworks.run.folder import RunFolder
 _WARM_UP_STEPS = 1
 
 
-def measure(run: RunFolder) -> dict[str, float]:
+def measure_costs(run: RunFolder) -> dict[str, float]:
     """Milliseconds that a rank spent on one clip of each bucket: the median over steps of that bucket alone.
 
     Raises:
@@ -35,6 +35,7 @@ def measure(run: RunFolder) -> dict[str, float]:
     if not seconds:
         raise UserError(
             "no step of the run tells the cost of a bucket",
+            code="no-measured-cost",
             field="RUN",
             value=str(run.path),
             remedy="train some more steps; only those of a single bucket count, without each start's first one",
@@ -42,7 +43,7 @@ def measure(run: RunFolder) -> dict[str, float]:
     return {name: float(np.median(values)) * 1000 for name, values in sorted(seconds.items())}
 
 
-def write(path: Path, measured_ms: dict[str, float]) -> None:
+def write_costs(path: Path, measured_ms: dict[str, float]) -> None:
     """Write what `measure` found, as `read` reads it.
 
     Raises:

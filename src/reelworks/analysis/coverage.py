@@ -241,6 +241,7 @@ class Coverage:
         if not called.any():
             raise UserError(
                 "the run has no such clip",
+                code="unknown-clip",
                 field="--clip",
                 value=clip,
                 remedy="give its path below the dataset's folder; `reelworks coverage RUN --json` lists all",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule import cost, ranks
-from reelworks.schedule.cost import LossWeight
+from reelworks.schedule.cost import LossReduction
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 Json = dict[str, Any]
@@ -110,19 +110,19 @@ def micro_batches(plan: EpochPlan) -> tuple[I64, I64]:
     return plan.bucket[plan.offsets[:-1]].astype(np.int64), plan.counted(plan.real)
 
 
-def gradient_weight(plan: EpochPlan, tokens: I64, loss_weight: LossWeight) -> F64:
+def gradient_weight(plan: EpochPlan, tokens: I64, loss_reduction: LossReduction) -> F64:
     """Return each bucket's share of an epoch's gradients, in steps: the sum is the number of steps.
 
-    Every step counts alike, and within a step its micro-batches do by the weight that `train.loss_weight`
+    Every step counts alike, and within a step its micro-batches do by the weight that `train.loss_reduction`
     gives their clips.
 
     Args:
         plan: The epoch's plan.
         tokens: Per bucket, of one clip.
-        loss_weight: What counts alike.
+        loss_reduction: What counts alike.
     """
     bucket, clips = micro_batches(plan)
-    weight = clips * cost.of_clip(loss_weight, tokens[bucket], clips)
+    weight = clips * cost.of_clip(loss_reduction, tokens[bucket], clips)
     of_row = np.append(weight, 0.0)[plan.rows].sum(axis=1)
     there = plan.rows >= 0
     share = weight[plan.rows[there]] / np.repeat(of_row, there.sum(axis=1))
@@ -145,7 +145,7 @@ def of_buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> F64:
     count = np.bincount(bucket, clips, minlength=len(tokens))
     time = np.bincount(bucket, plan.costs_us(spec), minlength=len(tokens))
     return np.stack(
-        [count, count * tokens, time, gradient_weight(plan, tokens, data.recipe.train.loss_weight)]
+        [count, count * tokens, time, gradient_weight(plan, tokens, data.recipe.train.loss_reduction)]
     )
 
 

@@ -13,8 +13,7 @@ from reelworks.buckets import merge_targets
 from reelworks.core.errors import UserError
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
-from reelworks.schedule import plan as planning
-from reelworks.schedule.plan import PlanSpec
+from reelworks.schedule.plan import PlanSpec, plan_epoch
 
 Json = dict[str, Any]
 WASTE_ALLOWED = 0.10
@@ -140,7 +139,7 @@ def _totals(data: RecipeData, spec: PlanSpec, cures: list[PlanFix], world: int, 
     for epoch in range(epochs):
         entries = data.entries(epoch)
         for i, changed in enumerate(specs):
-            plan = planning.plan(entries, changed, epoch)
+            plan = plan_epoch(entries, changed, epoch)
             totals[i] += figures(plan, changed, data.table.tokens(), world)
     return totals
 

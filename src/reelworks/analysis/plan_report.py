@@ -13,12 +13,11 @@ from reelworks.analysis import data_advice, discarded, epoch_stats, plan_fixes, 
 from reelworks.analysis.epoch_stats import Figures, figures
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
-from reelworks.data import position as positions
+from reelworks.data.position import begin_epoch
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
-from reelworks.schedule import plan as planning
 from reelworks.schedule import ranks
-from reelworks.schedule.plan import EpochPlan, PlanSpec
+from reelworks.schedule.plan import EpochPlan, PlanSpec, plan_epoch
 
 Json = dict[str, Any]
 _LINES_SHOWN = 20
@@ -51,7 +50,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         "held_out": sum(len(one.row) for one in left_out if one.reason == Reason.HELD_OUT),
         "left_out": rejections.counts(data, left_out),
         "reasons": rejections.named(data, left_out),
-        "quarantine_unmatched": data.quarantine.unmatched(data.rows),
+        "exclude_list_unmatched": data.exclude_list.unmatched(data.rows),
         "shared_files": data_advice.shared_files(data.recipe.dataset, data.rows),
         "buckets": [bucket for bucket in buckets if bucket["clips"]],
         "empty_buckets": [bucket["name"] for bucket in buckets if not bucket["clips"]],
@@ -60,7 +59,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         "incomplete_batch": spec.incomplete_batch,
         "incomplete": sum(int(bucket["incomplete"]) for bucket in buckets),
         "micro_batches_per_step": spec.micro_batches_per_step,
-        "slot_width": spec.slot_width,
+        "same_bucket_run": spec.same_bucket_run,
         "world": world,
         "imbalance": ranks.waste(plan, spec, world),
         "padding": 1 - int(plan.real.sum()) / places if places else 0.0,
@@ -96,8 +95,10 @@ def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[Json]:
 
 def warnings(told: Json) -> list[str]:
     """List warnings that a person should read before training."""
-    unmatched = told["quarantine_unmatched"]
-    lines = [f"quarantine names {line}, which is no clip of the recipe" for line in unmatched[:_LINES_SHOWN]]
+    unmatched = told["exclude_list_unmatched"]
+    lines = [
+        f"exclude_file names {line}, which is no clip of the recipe" for line in unmatched[:_LINES_SHOWN]
+    ]
     more = len(unmatched) - _LINES_SHOWN
     lines += [f"and {more} more lines of it that name no clip"] if more > 0 else []
     for one in told["shared_files"]:
@@ -168,7 +169,7 @@ def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world:
             spec = spec_for(size)
         except UserError:  # the recipe's slot width
             continue
-        plan = planning.plan(entries, spec, 0)
+        plan = plan_epoch(entries, spec, 0)
         told.append({"world": size} | figures(plan, spec, data.table.tokens(), size).to_json())
     return told
 
@@ -207,11 +208,12 @@ def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
     train = recipe.train
     if train.micro_batches_per_step is not None and train.micro_batches_per_step < world:
         raise too_many_ranks(train.micro_batches_per_step, world)
-    width = train.slot_width or world
+    width = train.same_bucket_run or world
     steps = train.micro_batches_per_step or world * train.gradient_accumulation_steps
     if steps > _MOST_MICRO_BATCHES:
         raise UserError(
             "no step has so many micro-batches",
+            code="unknown-micro-batch-count",
             field="train.micro_batches_per_step",
             value=steps,
             remedy="it is GPUs × train.gradient_accumulation_steps where the recipe does not name it; use fewer of both",
@@ -219,9 +221,10 @@ def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
     if steps % width:
         raise UserError(
             f"it must divide micro_batches_per_step, which is {steps}",
-            field="train.slot_width",
+            code="run-length-must-divide",
+            field="train.same_bucket_run",
             value=width,
-            remedy=f"set train.slot_width to a divisor of {steps}",
+            remedy=f"set train.same_bucket_run to a divisor of {steps}",
         )
     return steps, width
 
@@ -230,6 +233,7 @@ def too_many_ranks(micro_batches_per_step: int, world: int) -> UserError:
     """The error for a world in which some ranks would never work."""
     return UserError(
         f"a step has {micro_batches_per_step} micro-batches, so some of {world} ranks would never work",
+        code="too-many-ranks",
         field="train.micro_batches_per_step",
         value=micro_batches_per_step,
         remedy=f"use at most {micro_batches_per_step} ranks, or raise it (the rest of the epoch is then "
@@ -252,14 +256,14 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> dict[str, Any]:
     """
     data = RecipeData.open(recipe)
     spec = _spec(data, world)
-    position = positions.begin_epoch(data, spec, epoch=0)
+    position = begin_epoch(data, spec, epoch=0)
     told = summarise(data, spec, position.plan, world=world)
     further, total = look_ahead(data, spec, world=world, epochs=epochs)
     cures = _cures(data, spec, total, world=world, epochs=epochs)
     smaller = smaller_worlds(data, partial(_spec, data), world)
     train = recipe.train
     to_set = (train.max_epochs or 0) * position.plan.steps if train.lacks_end else None
-    further |= {"smaller_worlds": smaller, "loss_weight": train.loss_weight, "max_steps_to_set": to_set}
+    further |= {"smaller_worlds": smaller, "loss_reduction": train.loss_reduction, "max_steps_to_set": to_set}
     return told | further | cures
 
 

@@ -108,8 +108,8 @@ def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[s
     detail = ""
     if reason == Reason.UNREADABLE:
         detail = str(rows.error[row].as_py())
-    elif reason == Reason.QUARANTINED:
-        detail = f"named in {data.recipe.quarantine}"
+    elif reason == Reason.IN_EXCLUDE_FILE:
+        detail = f"named in {data.recipe.exclude_file}"
     elif reason == Reason.FILTERED:
         dataset = rows.dataset[row].as_py()
         text = next(d.filter for d in data.recipe.dataset if d.filter and d.dataset_name == dataset)
@@ -183,6 +183,7 @@ def write_recorded(path: Path, run: RunFolder) -> str:
     except RecordError as missing:
         raise UserError(
             f"the run has no record of what it left out: {missing}",
+            code="record-missing",
             field="RUN",
             value=str(run.path),
             remedy="give the recipe instead of the run, to see what its next start would leave out",
@@ -203,13 +204,14 @@ def _write(path: Path, table: Any) -> None:
     if writer is None:
         raise UserError(
             "neither .parquet nor .csv",
-            field="--left-out",
+            code="unknown-table-format",
+            field="--rejected",
             value=str(path),
             remedy="end the name in one of them",
         )
     buffer = pa.BufferOutputStream()
     writer(table, buffer)
-    files.write_for("--left-out", path, buffer.getvalue())
+    files.write_for("--rejected", path, buffer.getvalue())
 
 
 def _table(

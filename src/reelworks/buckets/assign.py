@@ -32,7 +32,7 @@ class Reason(IntEnum):
 
     NONE = 0
     UNREADABLE = 1
-    QUARANTINED = 2
+    IN_EXCLUDE_FILE = 2
     NO_CAPTION = 3
     FILTERED = 4
     TOO_SHORT = 5

@@ -76,17 +76,17 @@ def _check_each(name: str, values: Sequence[float], sound: list[bool], remedy: s
 
 
 def _bad_entry(name: str, value: object, problem: str, remedy: str) -> UserError:
-    return UserError(problem, field=f"bucket.{name}", value=value, remedy=remedy)
+    return UserError(problem, code="bucket-entry-invalid", field=f"bucket.{name}", value=value, remedy=remedy)
 
 
 class BucketsConfig(Config):
     """`[buckets]`: what holds for all entries. `buckets = "auto"` is short for `entries = "auto"` in it."""
 
-    entries: Literal["given", "auto", "again", "frozen"] = Field(
-        "given",
-        description='"given": those of the recipe. "auto": proposed from what the datasets hold, what the model takes '
-        'and what fits max_tokens; a run keeps those that it began with. "again": proposed anew, also where the run '
-        'has some. "frozen" stands in the recipe that a run writes, beside the `[[bucket]]` entries that it keeps',
+    entries: Literal["recipe", "auto", "refresh", "keep"] = Field(
+        "recipe",
+        description='"recipe": those of the recipe. "auto": proposed from what the datasets hold, what the model takes '
+        'and what fits max_tokens; a run keeps those that it began with. "refresh": proposed anew, also where the run '
+        'has some. "keep" stands in the recipe that a run writes, beside the `[[bucket]]` entries that it keeps',
     )
     max_tokens: int = Field(
         36_864,
@@ -112,7 +112,7 @@ class BucketsConfig(Config):
         '"opensora-2.0" chance to stay, then to be shortened, "downgrade" chance to be moved to a lower '
         "resolution, else to be shortened",
     )
-    compat: bool = Field(
+    opensora_drop_exact_length: bool = Field(
         False, description="lose the clips of exactly an entry's length, as Open-Sora 1.1 and 1.2 do"
     )
     opensora: dict[str, dict[str, parse.Value]] | None = Field(
@@ -125,7 +125,7 @@ class BucketsConfig(Config):
     @property
     def proposes(self) -> bool:
         """True where the entries are still to be found."""
-        return self.entries in ("auto", "again")
+        return self.entries in ("auto", "refresh")
 
     @field_validator("opensora", mode="before")
     @classmethod
@@ -144,12 +144,17 @@ class BucketsConfig(Config):
             UserError: A name or value in it is not possible, or what its probabilities mean is not said.
         """
         if self.opensora is not None:
-            return parse.parse(self.opensora, self.probability, compat=self.compat)
-        if self.probability != "native" or self.compat:
+            return parse.parse(
+                self.opensora, self.probability, drop_exact_length=self.opensora_drop_exact_length
+            )
+        if self.probability != "native" or self.opensora_drop_exact_length:
             raise UserError(
                 "there is no table of Open-Sora",
-                field="buckets.probability" if self.probability != "native" else "buckets.compat",
-                value=self.probability if self.probability != "native" else self.compat,
+                code="opensora-table-missing",
+                field="buckets.probability"
+                if self.probability != "native"
+                else "buckets.opensora_drop_exact_length",
+                value=self.probability if self.probability != "native" else self.opensora_drop_exact_length,
                 remedy="add [buckets.opensora], or remove this key",
             )
         return None
@@ -194,4 +199,10 @@ def parse_ratio(text: str) -> float:
 
 
 def _bad_ratio(text: str, problem: str) -> UserError:
-    return UserError(problem, field="buckets.aspect_ratios", value=text, remedy='give e.g. "16:9"')
+    return UserError(
+        problem,
+        code="aspect-ratio-invalid",
+        field="buckets.aspect_ratios",
+        value=text,
+        remedy='give e.g. "16:9"',
+    )

@@ -49,7 +49,7 @@ class Ladder:
         multiple = max(geometry.multiple)
         names = [f"{step}px" if isinstance(step, int) else step for step in (multiple, *steps)]
         by_pixels = {_pixels(name): name for name in names if _pixels(name) >= multiple**2}
-        rules = config.model_copy(update={"entries": "given", "upscale": False})
+        rules = config.model_copy(update={"entries": "recipe", "upscale": False})
         shapes: dict[tuple[Shape, ...], str] = {}
         for _, name in sorted(by_pixels.items()):
             one = table.build([BucketEntryConfig(resolution=name, num_frames=1)], rules, geometry)
@@ -304,6 +304,7 @@ def _fit(ladder: Ladder, size: int, num_frames: int, config: BucketsConfig) -> i
     least = ladder.tokens(0, num_frames)
     raise UserError(
         f"one clip of {ladder.names[0]} × {num_frames} frames has {least} latent tokens",
+        code="token-limit-too-low",
         field="buckets.max_tokens",
         value=config.max_tokens,
         remedy=f"give at least {least}",

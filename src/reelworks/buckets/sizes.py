@@ -24,6 +24,7 @@ def pixel_budget(resolution: str) -> int | tuple[int, int]:
     if pixels > _MOST_SIDE_PX**2:
         raise UserError(
             f"more pixels than {_MOST_SIDE_PX} × {_MOST_SIDE_PX}",
+            code="resolution-too-large",
             field="bucket.resolution",
             value=resolution,
             remedy='"480p" is 480 lines at 16:9, "512px" is 512 × 512 pixels in all',
@@ -40,6 +41,7 @@ def _read(resolution: str) -> int | tuple[int, int]:
         return int(match[1]), int(match[2])
     raise UserError(
         "not a resolution",
+        code="unknown-resolution",
         field="bucket.resolution",
         value=resolution,
         remedy='write "480p" (480 lines at 16:9), "512px" (512 × 512 pixels in all) or "480x854" (one size)',

@@ -192,6 +192,7 @@ def build(
     if not entries:
         raise UserError(
             "the recipe has no bucket",
+            code="no-bucket",
             field="bucket",
             remedy='add e.g. [[bucket]] resolution = "256px", num_frames = [1, 17], or a table of Open-Sora as '
             '[buckets.opensora], or write buckets = "auto"',
@@ -218,6 +219,7 @@ def _refuse_both(entries: Sequence[BucketEntryConfig]) -> None:
     if entries:
         raise UserError(
             "the recipe has a table of Open-Sora too",
+            code="two-bucket-tables",
             field="bucket",
             value=[entry.resolution for entry in entries],
             remedy="keep the [[bucket]] entries or [buckets.opensora], and remove the other",
@@ -265,6 +267,7 @@ def _check_strides(resolution: Resolution, geometry: Geometry) -> None:
         raise UserError(
             f"this autoencoder takes multiples of {down} × {across} pixels, and {len(wrong)} of the "
             f"{len(resolution.sizes)} sizes are none, such as {wrong[0][0]} × {wrong[0][1]}",
+            code="size-not-a-multiple",
             field="buckets.opensora",
             value=resolution.name,
             remedy=f'write "{side}px" in its place, which has as many pixels at multiples of '
@@ -278,6 +281,7 @@ def _refuse_equal(first: Entry, second: Entry) -> None:
     if alike and (first.pixels, first.num_frames) == (second.pixels, second.num_frames):
         raise UserError(
             "two entries have the same resolution and number of frames",
+            code="duplicate-bucket",
             field="bucket",
             value=f"{first} and {second}",
             remedy="remove one of them",
@@ -301,6 +305,7 @@ def _check_frames(frames: int, geometry: Geometry, field: str) -> None:
         below = (frames - b) // max(a, 1) * a + b
         raise UserError(
             geometry.frame_words,
+            code="frame-count-not-taken",
             field=field,
             value=frames,
             remedy=f"use {max(below, 1)} or {below + a}" if a else "use 1",
@@ -331,6 +336,7 @@ def _check_multiple(entry: Entry, size: tuple[int, int], geometry: Geometry) -> 
         height, width = sizes.nearest_size(size[0] * size[1], ratio, geometry.multiple)
         raise UserError(
             f"this model takes multiples of {geometry.multiple[0]} × {geometry.multiple[1]} pixels",
+            code="size-not-a-multiple",
             field="bucket.resolution",
             value=entry.resolution,
             remedy=f'use "{height}x{width}"',

@@ -93,6 +93,7 @@ def sources(clips: Source, folders: Mapping[str, str]) -> list[Source]:
         if inside and clips.list_file is None:
             raise UserError(
                 f"it lies in the dataset's own folder {clips.root}, so that its files would be trained as clips",
+                code="companion-inside-dataset",
                 field=f"dataset.{kind}",
                 value=folder,
                 remedy="move it beside that folder",

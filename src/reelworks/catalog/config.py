@@ -32,13 +32,11 @@ class DatasetConfig(Config):
         description="Folder that a list's paths are relative to, and that absolute ones lie in; "
         "the list's own folder unless given.",
     )
-    repeats: int = Field(default=1, ge=1, description="How often each clip is shown in one epoch.")
-    weight: float = Field(
-        default=1.0,
+    repeats: int | float = Field(
+        default=1,
         gt=0,
-        le=1000,
-        description="Showings of each clip in an epoch on average: 0.25 shows a quarter of the clips, other "
-        "ones each epoch; 2.5 shows all twice and half of them a third time. Multiplies repeats.",
+        description="How often each clip is shown in one epoch, on average: 0.25 shows a quarter of the clips, other "
+        "ones each epoch; 2.5 shows all twice and half of them a third time.",
     )
     filter: str | None = Field(
         default=None,
@@ -84,7 +82,7 @@ class DatasetConfig(Config):
         "For all models.",
     )
 
-    prior_preservation: bool = Field(
+    prior_prediction: bool = Field(
         default=False,
         description="Of these clips a LoRA is taught what the base says of them without it, instead of what they are, so "
         "that other things of their kind stay as they were.",
@@ -96,6 +94,7 @@ class DatasetConfig(Config):
         if value is not None and not _is_list(info):
             raise UserError(
                 "a folder's files lie in it",
+                code="root-without-list",
                 field="dataset.root",
                 value=value,
                 remedy="leave it out, or name a list as path",

@@ -1,10 +1,15 @@
-"""Filters applied to a catalog's rows; numpy and Arrow do the work, no row becomes a Python object."""
+"""Filters applied to a catalog's rows by Arrow: no row becomes a Python object.
+
+A number that is not there (a score that a row lacks, 0 / 0) is null, and a comparison with it neither true nor false:
+`and`, `or` and `not` are those of Kleene's logic, and a filter keeps the rows of which it is true.
+"""
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -12,13 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.catalog.filter_expression import NUMBERS, TEXTS, Truth, parse
+from reelworks.catalog.filter_expression import NUMBERS, TEXTS, constant, parse
 from reelworks.catalog.rows import CatalogRows
 
 _TEXT = pa.large_string()
+_NUMBER = pa.float64()
 
 
-def keeps(rows: CatalogRows, text: str) -> Truth:
+def keeps(rows: CatalogRows, text: str) -> NDArray[np.bool_]:
     """True for the rows that a filter keeps; the measures of unreadable files count as 0.
 
     A name that is no column is a score that no row has; `scores_named` tells such names.
@@ -26,7 +32,11 @@ def keeps(rows: CatalogRows, text: str) -> Truth:
     Raises:
         UserError: The text is not a filter.
     """
-    return parse(text, scores=None).evaluate(_RowColumns(rows), len(rows))
+    expression = parse(text, scores=None)
+    kept = _value(expression.tree, {name: _column(rows, name) for name in expression.names})
+    if isinstance(kept, pa.Scalar):  # no column is named
+        return np.full(len(rows), bool(kept.as_py()))
+    return np.asarray(kept.fill_null(False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def values(rows: CatalogRows, row: int, text: str) -> dict[str, Any]:
@@ -54,39 +64,70 @@ def _score(rows: CatalogRows, name: str) -> NDArray[np.float64]:
     return rows.scores[name] if name in rows.scores else np.full(len(rows), np.nan)
 
 
-@dataclass(frozen=True)
-class _RowColumns:
-    """Columns of rows, as expressions ask for them."""
-
-    rows: CatalogRows
-
-    def numbers(self, name: str) -> NDArray[np.float64]:
-        if name == "caption_length":
-            lengths = pc.utf8_length(self.rows.caption.fill_null(""))
-            return np.asarray(lengths.to_numpy(zero_copy_only=False), dtype=np.float64)
-        if name not in NUMBERS:
-            return _score(self.rows, name)
-        return np.asarray(getattr(self.rows, name), dtype=np.float64)
-
-    def texts(self, name: str) -> _Texts:
-        return _Texts(getattr(self.rows, name).cast(_TEXT).fill_null(""))
+def _column(rows: CatalogRows, name: str) -> Any:
+    if name in TEXTS:
+        return getattr(rows, name).cast(_TEXT).fill_null("")
+    if name == "caption_length":
+        return pc.utf8_length(rows.caption.fill_null("")).cast(_NUMBER)
+    if name in NUMBERS:
+        return pa.array(getattr(rows, name).astype(np.float64))
+    score = _score(rows, name)
+    return pa.array(score, mask=np.isnan(score))
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """A text column without nulls."""
+_ARITHMETIC: dict[type[ast.operator], Any] = {
+    ast.Add: pc.add,
+    ast.Sub: pc.subtract,
+    ast.Mult: pc.multiply,
+    ast.Div: pc.divide,
+}
+_COMPARISONS: dict[type[ast.cmpop], Any] = {
+    ast.Lt: pc.less,
+    ast.LtE: pc.less_equal,
+    ast.Gt: pc.greater,
+    ast.GtE: pc.greater_equal,
+    ast.Eq: pc.equal,
+    ast.NotEq: pc.not_equal,
+}
+_SIGNS: dict[type[ast.unaryop], float] = {ast.UAdd: 1.0, ast.USub: -1.0}
+_SEARCHES = {"startswith": pc.starts_with, "contains": pc.match_substring}
 
-    column: Any
 
-    def is_in(self, texts: Sequence[str]) -> Truth:
-        return _mask(pc.is_in(self.column, value_set=pa.array(texts, type=_TEXT)))
+def _value(node: ast.expr, columns: Mapping[str, Any]) -> Any:
+    """Return what a part of a checked syntax tree is of each row: an Arrow array, or a scalar."""
+    if (written := constant(node)) is not None:
+        return pa.scalar(written)
+    match node:
+        case ast.Name(id=name):
+            return columns[name]
+        case ast.BoolOp(op=op, values=parts):
+            joined = pc.and_kleene if isinstance(op, ast.And) else pc.or_kleene
+            return reduce(joined, (_value(part, columns) for part in parts))
+        case ast.UnaryOp(op=op, operand=operand):
+            inner = _value(operand, columns)
+            return pc.invert(inner) if isinstance(op, ast.Not) else pc.multiply(inner, _SIGNS[type(op)])
+        case ast.BinOp(left=left, op=op, right=right):
+            result = _ARITHMETIC[type(op)](_value(left, columns), _value(right, columns))
+            return pc.if_else(pc.is_nan(result), pa.scalar(None, _NUMBER), result)
+        case ast.Compare(left=left, ops=ops, comparators=comparators):
+            links = zip([left, *comparators], ops, comparators, strict=False)
+            return reduce(pc.and_kleene, (_link(*link, columns) for link in links))
+        case ast.Call(func=ast.Name(id=name), args=[column, word]):
+            return _SEARCHES[name](_value(column, columns), pattern=constant(word))
+    raise AssertionError(ast.dump(node))
 
-    def startswith(self, text: str) -> Truth:
-        return _mask(pc.starts_with(self.column, pattern=text))
 
-    def contains(self, text: str) -> Truth:
-        return _mask(pc.match_substring(self.column, pattern=text))
-
-
-def _mask(column: Any) -> Truth:
-    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.bool_)
+def _link(left: ast.expr, op: ast.cmpop, right: ast.expr, columns: Mapping[str, Any]) -> Any:
+    """Return of which rows one comparison of a chain is true."""
+    one = _value(left, columns)
+    if not isinstance(op, ast.In | ast.NotIn):
+        return _COMPARISONS[type(op)](one, _value(right, columns))
+    assert isinstance(right, ast.List | ast.Tuple)
+    values = [constant(item) for item in right.elts]
+    if isinstance(values[0], str):
+        inside = pc.is_in(one, value_set=pa.array(values, type=_TEXT))
+    else:
+        # Of numbers, is_in takes -0.0 and 0.0 for two, and says of null that it is not there.
+        inside = pc.is_in(pc.add(one, 0.0), value_set=pc.add(pa.array(values, type=_NUMBER), 0.0))
+        inside = pc.if_else(pc.is_null(one), pa.scalar(None, pa.bool_()), inside)
+    return pc.invert(inside) if isinstance(op, ast.NotIn) else inside

@@ -33,6 +33,7 @@ def damaged(path: Path, problem: str) -> UserError:
     """Error for a catalog that cannot be trusted."""
     return UserError(
         f"the catalog is damaged: {problem}",
+        code="catalog-damaged",
         field="catalog",
         value=str(path),
         remedy="restore the folder from a backup, or scan the data into a new catalog with -o DIR",

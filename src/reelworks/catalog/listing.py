@@ -95,6 +95,7 @@ def list_folder(name: str, root: Path) -> Listing:
     if not root.is_dir():
         raise UserError(
             "this is a file, not a folder" if root.exists() else "there is no such folder",
+            code="no-such-folder",
             field=f"dataset {name!r}",
             value=str(root),
             remedy="give the folder that holds the videos and pictures",
@@ -111,6 +112,7 @@ def list_folder(name: str, root: Path) -> Listing:
 def _no_media(name: str, root: Path, found: str) -> UserError:
     return UserError(
         f"the folder holds no video and no picture; found: {found or 'nothing'}",
+        code="no-media",
         field=f"dataset {name!r}",
         value=str(root),
         remedy=f"give a folder with files named {' '.join(sorted(probe.EXTENSIONS))}",
@@ -127,6 +129,7 @@ def _walk(
     except OSError as error:
         raise UserError(
             f"the folder {folder} cannot be read ({error.strerror})",
+            code="folder-unreadable",
             field=f"dataset {name!r}",
             remedy="mend its permissions, or move it out of the dataset",
         ) from error

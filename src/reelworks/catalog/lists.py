@@ -89,6 +89,7 @@ def _refuse_twice(paths: Any, source: Source) -> None:
         rows = (np.flatnonzero(pc.equal(paths, one).to_numpy(zero_copy_only=False)) + 1).tolist()
         raise UserError(
             f"{len(twice)} files stand in several rows; the first is {one} in rows {', '.join(map(str, rows[:5]))}",
+            code="duplicate-path",
             field=f"dataset {source.name!r}",
             value=str(source.list_file),
             remedy="leave one row for each file; dataset.repeats shows clips more than once",
@@ -101,6 +102,7 @@ def _refuse_at(wrong: Any, paths: Any, source: Source, problem: str, remedy: str
         path = paths[row].as_py()
         raise UserError(
             f"row {row + 1}{'' if not path else f', {path},'} {problem}",
+            code="list-row-invalid",
             field=f"dataset {source.name!r}",
             value=str(source.list_file),
             remedy=remedy,
@@ -119,6 +121,7 @@ def entries(paths: Any, source: Source) -> list[SourceFile]:
         first = f"; the first is {source.root}/{found[0].path}: {found[0].problem}" if found else ""
         raise UserError(
             f"of the {len(found)} files of the list, none is a video or picture that is there{first}",
+            code="no-media",
             field=f"dataset {source.name!r}",
             value=str(source.list_file),
             remedy="check that the disk is mounted, and name the files' folder with root (--root of scan)",
@@ -186,11 +189,16 @@ def read(source: Source) -> Listing:
     for name in (PATH, *CAPTIONS):
         if table.column_names.count(name) > 1:
             raise UserError(
-                f"two columns are named {name}", field=field, value=value, remedy="leave one of them"
+                f"two columns are named {name}",
+                code="duplicate-column",
+                field=field,
+                value=value,
+                remedy="leave one of them",
             )
     if PATH not in table.column_names:
         raise UserError(
             f"the list has no column named {PATH}; it has {', '.join(table.column_names)}",
+            code="list-without-paths",
             field=field,
             value=value,
             remedy=_without_paths(table.column_names),
@@ -218,6 +226,7 @@ def _table(file: Path) -> Any:
         problem = "there is no such list" if not file.exists() else f"the list cannot be read: {error}"
         raise UserError(
             problem,
+            code="list-unreadable",
             field="dataset.path",
             value=str(file),
             remedy="give a CSV with a line of column names and texts with commas in double quotes, a Parquet file or "

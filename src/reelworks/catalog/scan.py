@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.catalog import listing, lists, probe, probe_pool
-from reelworks.catalog import listing as walk
-from reelworks.catalog.listing import Listing, SourceFile
+from reelworks.catalog.listing import Listing, SourceFile, list_folder
 from reelworks.catalog.probe import kind_of
 from reelworks.catalog.rows import SCORE, schema
 from reelworks.catalog.source import Source
@@ -300,7 +299,11 @@ def _refuse_collision(uid: NDArray[np.uint64], entries: list[SourceFile]) -> Non
     twice = np.flatnonzero(uid[order][1:] == uid[order][:-1])
     if len(twice):
         first, second = (entries[order[twice[0] + i]].path for i in (0, 1))
-        raise UserError(f"{first} and {second} have the same uid", remedy="rename one of the two files")
+        raise UserError(
+            f"{first} and {second} have the same uid",
+            code="duplicate-uid",
+            remedy="rename one of the two files",
+        )
 
 
 def _identity(task: Task) -> dict[str, Any]:
@@ -364,7 +367,7 @@ class ScanResult:
         return len(self.bad_files)
 
 
-def scan(
+def scan_sources(
     sources: Sequence[Source],
     catalog_path: Path,
     *,
@@ -401,7 +404,7 @@ def scan(
 def _listing(source: Source) -> Listing:
     if source.list_file is not None:
         return lists.read(source)
-    return walk.list_folder(source.name, source.root.resolve())
+    return list_folder(source.name, source.root.resolve())
 
 
 def _look_at_all(
@@ -448,6 +451,7 @@ def _check_names(sources: Sequence[Source]) -> None:
             folders = ", ".join(str(s.root) for s in sources if s.name == source.name)
             raise UserError(
                 f"two datasets have this name: {folders}",
+                code="duplicate-dataset-name",
                 field="dataset.name",
                 value=source.name,
                 remedy="give each [[dataset]] a name of its own: clips are identified by it",

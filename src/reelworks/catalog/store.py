@@ -97,7 +97,7 @@ class Catalog:
 
         named = folders if isinstance(folders, Mapping) else {None: folders}
         sources = [DatasetConfig(path=str(path), name=name).place for name, path in named.items()]
-        scan.scan(sources, Path(to), workers=workers or os.cpu_count() or 1)
+        scan.scan_sources(sources, Path(to), workers=workers or os.cpu_count() or 1)
         return cls.open(to)
 
     @classmethod
@@ -112,6 +112,7 @@ class Catalog:
         if not (path / "catalog.json").is_file():
             raise UserError(
                 "there is no catalog in this folder",
+                code="no-catalog",
                 field="catalog",
                 value=str(path),
                 remedy=f"make one with: reelworks scan DIR -o {path}",
@@ -120,6 +121,7 @@ class Catalog:
         if version is not None and not 0 <= version <= len(parts):
             raise UserError(
                 f"the catalog {path} has no such version, its newest is {len(parts)}",
+                code="no-such-catalog-version",
                 field="version",
                 value=version,
                 remedy=f"give a number from 0 to {len(parts)}, or leave it out for the newest",
@@ -270,6 +272,7 @@ def _read_parts(path: Path) -> tuple[Part, ...]:
     if newer:
         raise UserError(
             f"the catalog has format {stored['format']}, this version reads up to {FORMAT_VERSION}",
+            code="catalog-too-new",
             field="catalog",
             value=str(path),
             remedy="update Reelworks",

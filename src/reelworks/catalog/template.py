@@ -74,6 +74,7 @@ def parse(template: str, scores: frozenset[str] | None = frozenset()) -> tuple[P
     except (ValueError, IndexError, AttributeError) as error:
         raise UserError(
             f"this is no template ({error})",
+            code="template-invalid",
             field=FIELD,
             value=template,
             remedy="write it as in {text} frame rate: {fps:.0f}.",
@@ -119,5 +120,9 @@ def _check_name(name: str, template: str, scores: frozenset[str] | None) -> None
     known = (TEXT, *NUMBERS, *(scores or ()))
     if name not in known and not (scores is None and name.isidentifier()):
         raise UserError(
-            f'the catalog has no column "{name}"', field=FIELD, value=template, remedy=nearest(name, known)
+            f'the catalog has no column "{name}"',
+            code="unknown-column",
+            field=FIELD,
+            value=template,
+            remedy=nearest(name, known),
         )

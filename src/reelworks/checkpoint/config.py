@@ -65,6 +65,7 @@ class MirrorConfig(Config):
         if secret:
             raise UserError(
                 "a recipe must not hold credentials",
+                code="credentials-in-recipe",
                 field=f"checkpoints.mirror.{secret[0]}",
                 remedy="leave them out and set them in the environment, such as AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY",
@@ -157,6 +158,7 @@ class CheckpointsConfig(Retention):
         if self.at_best and self.keep_best is None:
             raise UserError(
                 "there is no metric to be the best by",
+                code="no-metric",
                 field="checkpoints.at_best",
                 value=True,
                 remedy='give keep_best, as in keep_best = { metric = "validation/loss", n = 1 }',
@@ -168,6 +170,7 @@ class CheckpointsConfig(Retention):
         if self.keep_every and self.every_steps and self.keep_every % self.every_steps:
             raise UserError(
                 f"no checkpoint falls on each multiple of it: they are saved every {self.every_steps} steps",
+                code="keep-every-never-met",
                 field="checkpoints.keep_every",
                 value=self.keep_every,
                 remedy=f"give a multiple of {self.every_steps}, or change every_steps",
@@ -182,12 +185,12 @@ class ExportsConfig(Config):
         weights: The average ("ema") or the trained weights ("model"); None writes none.
         dtype: Of what is written; numbers that are not floating point stay as they are.
         formats: Conventions that a LoRA is written in, a file each: "diffusers", "comfyui", "kohya".
-        every_saves: Written with each so many-th save.
+        every_n_saves: Written with each so many-th save.
         keep_last: How many stay; None for all. Other files in the folder are never touched.
     """
 
     weights: Weights | None = None
     dtype: Dtype = "bfloat16"
     formats: list[LoraFormat] = Field(["diffusers"], min_length=1)
-    every_saves: int = Field(1, ge=1)
+    every_n_saves: int = Field(1, ge=1)
     keep_last: int | None = Field(3, ge=1)

@@ -80,6 +80,7 @@ def _useless(folder: Path, doing: str, error: OSError) -> UserError:
     full = error.errno in FULL
     return UserError(
         f"the folder of checkpoints cannot {doing} ({error.strerror or error})",
+        code="checkpoints-unwritable",
         field="checkpoints",
         value=str(folder),
         remedy="free disk space or raise the quota, or choose another --output"

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from reelworks.checkpoint import names, retention
-from reelworks.checkpoint import policy as policies
 from reelworks.checkpoint.config import Retention
 from reelworks.checkpoint.manifest import BadCheckpoint
-from reelworks.checkpoint.policy import Decision
+from reelworks.checkpoint.policy import Decision, rank_best
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core.errors import UserError
@@ -110,11 +109,12 @@ def best(store: CheckpointStore, policy: Retention) -> Row:
     Raises:
         UserError: There is no rule, or none of the checkpoints was measured.
     """
-    ranked = policies.rank_best(retention.whole(store), policy.keep_best)
+    ranked = rank_best(retention.whole(store), policy.keep_best)
     if not ranked:
         metric = policy.keep_best and policy.keep_best.metric
         raise UserError(
             f"no checkpoint has a finite {metric}" if metric else "the recipe does not say by what",
+            code="no-metric",
             field="checkpoints.keep_best",
             value=metric or "none",
             remedy="validate more often with validation.every_steps, or name another metric"
@@ -154,6 +154,7 @@ def explain(store: CheckpointStore, policy: Retention, step: int) -> Row:
         known = sorted({*store.steps(), *(event["step"] for event in history if "step" in event)})
         raise UserError(
             "nothing is known of a checkpoint of this step",
+            code="unknown-checkpoint",
             field="STEP",
             value=step,
             remedy=f"known are: {', '.join(map(str, known)) or 'none'}",

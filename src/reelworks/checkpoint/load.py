@@ -48,7 +48,9 @@ def load(path: Path, state: dict[str, Any]) -> None:
             (p for p in collectives.on_all(lambda: _compare(path, state)) if p[0]), ("", "")
         )
     if problem:
-        raise UserError(problem, field="checkpoint", value=str(path), remedy=remedy)
+        raise UserError(
+            problem, code="checkpoint-state-differs", field="checkpoint", value=str(path), remedy=remedy
+        )
     with quiet():
         load_shards(
             state, storage_reader=FileSystemReader(path / names.DCP), no_dist=not collectives.is_distributed()
@@ -76,6 +78,7 @@ def _find(path: Path, name: str) -> FileEntry:
     if name not in entries:
         raise UserError(
             f"the checkpoint has no {name}",
+            code="checkpoint-part-missing",
             field="checkpoint",
             value=str(path),
             remedy="it holds " + ", ".join(sorted(entries)),

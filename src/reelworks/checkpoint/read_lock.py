@@ -50,6 +50,7 @@ def is_read(path: Path) -> bool:
 def _gone(path: Path) -> UserError:
     return UserError(
         "the checkpoint is not there any more",
+        code="no-such-checkpoint",
         field="checkpoint",
         value=str(path),
         remedy="name another one; `reelworks checkpoints explain` says why it went",

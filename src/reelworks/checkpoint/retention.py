@@ -10,10 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from reelworks.checkpoint import names, read_lock
-from reelworks.checkpoint import policy as policies
 from reelworks.checkpoint.config import Retention
 from reelworks.checkpoint.manifest import BadCheckpoint
-from reelworks.checkpoint.policy import Decision, PolicyTime
+from reelworks.checkpoint.policy import Decision, PolicyTime, plan_retention
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core.errors import UserError
@@ -28,7 +27,7 @@ def plan(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()
         in_use: Steps to keep besides those that a process reads through `lease.reading`.
     """
     infos = whole(store)
-    return policies.plan_retention(infos, policy, _moment(store, infos, policy, in_use))
+    return plan_retention(infos, policy, _moment(store, infos, policy, in_use))
 
 
 def apply_retention(

@@ -282,6 +282,7 @@ def _told_as_save_failed(store: CheckpointStore) -> Iterator[None]:
         full = bool(error.errnos & disk_space.FULL)
         raise (DiskFull if full else SaveFailed)(
             f"no checkpoint was saved, earlier ones are as they were ({error})",
+            code="disk-full" if full else "save-failed",
             field="checkpoints",
             value=str(store.root),
             remedy="free disk space, or keep fewer with [checkpoints] save_total_limit"

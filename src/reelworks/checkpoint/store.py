@@ -193,7 +193,11 @@ class CheckpointStore:
         """Make the error for a step that has no checkpoint."""
         there = ", ".join(map(str, self.steps())) or "none"
         return UserError(
-            "there is no checkpoint of this step", field="step", value=step, remedy=f"there are: {there}"
+            "there is no checkpoint of this step",
+            code="no-such-checkpoint",
+            field="step",
+            value=step,
+            remedy=f"there are: {there}",
         )
 
     def publish(self, temporary: Path, step: int) -> None:
@@ -249,10 +253,20 @@ class CheckpointStore:
 
     def _refuse_if_wanted(self, step: int, path: Path) -> None:
         if self.is_pinned(step):
-            raise UserError("the checkpoint is pinned", field="step", value=step, remedy="unpin it first")
+            raise UserError(
+                "the checkpoint is pinned",
+                code="checkpoint-pinned",
+                field="step",
+                value=step,
+                remedy="unpin it first",
+            )
         if read_lock.is_read(path):
             raise UserError(
-                "the checkpoint is being read", field="step", value=step, remedy="wait until that is done"
+                "the checkpoint is being read",
+                code="checkpoint-in-use",
+                field="step",
+                value=step,
+                remedy="wait until that is done",
             )
 
     def quarantine(self, step: int, reason: str) -> Path:

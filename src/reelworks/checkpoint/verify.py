@@ -73,6 +73,7 @@ def newest_valid(store: CheckpointStore, full: bool) -> tuple[CheckpointInfo, Sk
         reasons = "".join(f"\n    step {step}: {reason}" for step, reason in skipped)
         raise UserError(
             f"no checkpoint can be trusted:{reasons}",
+            code="no-good-checkpoint",
             field="checkpoints",
             value=str(store.root),
             remedy="mend them, or train into another folder with --output",
@@ -94,6 +95,7 @@ def named(store: CheckpointStore, step: int, full: bool) -> CheckpointInfo:
     except BadCheckpoint as error:
         raise UserError(
             f"the checkpoint is bad: {error.reason}",
+            code="checkpoint-bad",
             field="step",
             value=step,
             remedy="name another step, or --resume auto for the newest good one",
@@ -106,11 +108,16 @@ def _verify_answering(store: CheckpointStore, step: int, full: bool) -> None:
         verify(store.path(step), full)
     except NewerFormat as error:
         raise UserError(
-            error.reason, field="checkpoint", value=str(store.path(step)), remedy="update Reelworks"
+            error.reason,
+            code="checkpoint-bad",
+            field="checkpoint",
+            value=str(store.path(step)),
+            remedy="update Reelworks",
         ) from error
     except OSError as error:
         raise UserError(
             f"the checkpoint cannot be read now ({error.strerror or error})",
+            code="checkpoint-unreadable",
             field="checkpoint",
             value=str(store.path(step)),
             remedy="try again when storage answers, or name another with --resume STEP",

@@ -2,6 +2,6 @@
 
 Heavy imports happen inside the verbs, so that `--help` answers at once.
 
-Exit codes: 0 done; 1 failed; 2 bad input, with a remedy printed; 75 saved on a signal, requeue the same
-command; 130 interrupted.
+`exit_codes` holds the codes that commands end with. `docs/reference/cli.md` is written from the help texts here
+(`make reference`), so what they leave out stands in no reference.
 """

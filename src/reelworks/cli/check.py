@@ -6,43 +6,49 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
 
 if TYPE_CHECKING:
     from reelworks.buckets.table import BucketTable
     from reelworks.recipe.recipe import Recipe
 
-EXIT_VIOLATIONS = 1
-
 
 def check(
     recipe: RecipeArgument,
-    world: Annotated[int, typer.Option(min=1, help="Processes to audit and estimate memory for.")] = 1,
+    world: Annotated[int, typer.Option(min=1, help="Processes to check and to estimate memory for.")] = 1,
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
     """Check dtypes and memory, without training.
 
-    Loads the model, tries the shape of every bucket without numbers, and the largest bucket of each
-    resolution for real, forward and backward. Leaves with 1 if two dtypes meet that must not.
+    Loads the model, tries the shape of every bucket without numbers, and runs the largest bucket of each
+    resolution for real, forward and backward. Reads no data, unless buckets are to be proposed from them.
+
+    Prints the dtypes of each component, the casts of its inputs, parameters, and the estimated memory of one
+    process: weights, gradients, optimizer, average, encoders, and the most that a pass holds at a time beside
+    these, recomputation included.
+
+    A violation is named by the path of its module, with both dtypes and what to do, and the exit code is 1.
+    `train` checks the largest bucket alone at each start.
     """
     from reelworks.cli import show, show_check
 
     loaded, table = _with_buckets(load_recipe(recipe, overrides, data_path), quiet=json)
-    from reelworks.train.preflight import check as checking
+    from reelworks.train.preflight.check import check_recipe
 
-    report = checking.check(loaded, table, world)
+    report = check_recipe(loaded, table, world)
     show.json(report.to_json()) if json else show_check.report(report)
     if report.violations:
-        raise typer.Exit(EXIT_VIOLATIONS)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _with_buckets(recipe: Recipe, quiet: bool) -> tuple[Recipe, BucketTable]:
     """The bucket table; only where entries are to be proposed it takes a scan."""
     from reelworks.buckets import table
     from reelworks.cli import show
-    from reelworks.models.config import geometry
+    from reelworks.models.components import geometry
     from reelworks.recipe import dataset
     from reelworks.recipe.dataset import RecipeData
 

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import Json, Overrides, RunArgument
 
 if TYPE_CHECKING:
     from reelworks.checkpoint.config import CheckpointsConfig
     from reelworks.checkpoint.store import CheckpointStore
 
-EXIT_BAD = 1
-
 app = typer.Typer(
-    help="Look at the checkpoints of a run, keep them, let them go.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -45,7 +43,10 @@ class Dtype(enum.StrEnum):
 
 @app.callback()
 def checkpoints() -> None:
-    """Look at the checkpoints of a run, keep them, let them go."""
+    """Look at the checkpoints of a run, keep them, let them go.
+
+    None of these but `export` loads torch, so they answer at once.
+    """
 
 
 def _open(run: Path, overrides: list[str] | None = None) -> tuple[CheckpointStore, CheckpointsConfig]:
@@ -70,6 +71,7 @@ def _changing(store: CheckpointStore) -> Iterator[None]:
     except OSError as error:
         raise UserError(
             f"the folder of checkpoints cannot be changed ({error.strerror or error})",
+            code="checkpoints-unwritable",
             field="RUN",
             value=str(store.root),
             remedy="mend its permissions or its disk, or free disk space",
@@ -78,7 +80,10 @@ def _changing(store: CheckpointStore) -> Iterator[None]:
 
 @app.command("ls")
 def ls(run: RunArgument, json: Json = False) -> None:
-    """List checkpoints, with why each is kept."""
+    """List checkpoints: step, epoch, size, age and metrics of each.
+
+    Says of each why it is kept, that it would go at the next save, or what is damaged.
+    """
     import shutil
 
     from reelworks.checkpoint import listing
@@ -93,7 +98,7 @@ def ls(run: RunArgument, json: Json = False) -> None:
 
 @app.command("show")
 def show_one(run: RunArgument, step: OptionalStep = None, json: Json = False) -> None:
-    """Show what one checkpoint consists of; the newest, if no step is given."""
+    """Show files, metrics and versions of one checkpoint; of the newest, if no step is given."""
     from reelworks.checkpoint import listing
     from reelworks.cli import show, show_checkpoints
 
@@ -110,7 +115,10 @@ def verify(
     full: Annotated[bool, typer.Option("--full", help="Read everything and compare digests.")] = False,
     json: Json = False,
 ) -> None:
-    """Check checkpoints against their manifests; exit code 1 if one is bad."""
+    """Check checkpoints against their manifests; exit code 1 if one is bad.
+
+    Compares the sizes of files, with --full also their digests. Changes nothing.
+    """
     from reelworks.checkpoint import listing
     from reelworks.cli import show, show_checkpoints
 
@@ -120,7 +128,7 @@ def verify(
     rows = listing.verified(store, store.steps() if step is None else [step], full)
     show.json(rows) if json else show_checkpoints.verified(rows, full)
     if not all(row["good"] for row in rows):
-        raise typer.Exit(EXIT_BAD)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command("prune")
@@ -130,7 +138,11 @@ def prune(
     json: Json = False,
     overrides: Overrides = None,
 ) -> None:
-    """Delete now what the policy would delete at the next save; refused while the run trains."""
+    """Delete now what the policy would delete at the next save, and say why.
+
+    Also removes what killed processes left. Refused while the run trains. Another policy is asked with --set, as in
+    --set checkpoints.keep_last=1.
+    """
     from contextlib import nullcontext
 
     from reelworks.checkpoint import retention
@@ -155,7 +167,7 @@ def prune(
 
 @app.command("explain")
 def explain(run: RunArgument, step: StepArgument, json: Json = False) -> None:
-    """Say why a checkpoint is there, or why it went."""
+    """Say why a checkpoint is there, or when and why it went; also long after."""
     from reelworks.checkpoint import listing
     from reelworks.cli import show, show_checkpoints
 
@@ -202,7 +214,12 @@ def export(
         Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="A .safetensors file that is not there yet.")
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="A .safetensors file that is not there yet; above 10 GB, shards and an index.",
+        ),
     ],
     ema: Annotated[bool, typer.Option("--ema/--weights", help="The average, or the trained weights.")] = True,
     dtype: Annotated[Dtype, typer.Option(help="Of floating-point tensors.")] = Dtype.bfloat16,
@@ -215,7 +232,11 @@ def export(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write the weights of a run's newest checkpoint, or of the one named, as .safetensors; of a LoRA run, the LoRA."""
+    """Write the weights of a run's newest checkpoint, or of the one named, as .safetensors; of a LoRA run, the LoRA.
+
+    Reads all of the checkpoint first to compare digests, and a few tensors at a time after that. The run may train
+    meanwhile.
+    """
     from reelworks.cli import show
     from reelworks.generate import export_run
 

@@ -6,9 +6,10 @@ import typer
 
 
 def demo() -> None:
-    """Make footage, train on it, interrupt, resume, generate and report, in a folder demo/; takes some minutes.
+    """Make footage, train on it, interrupt, resume, generate and report, in a folder demo/.
 
-    Downloads nothing. Ends with the facts, and with code 1 if the model did not learn.
+    Downloads nothing; takes some minutes on two cores. Ends with the facts, and with code 1 if the model did not
+    learn.
     """
     from reelworks.demo import walkthrough
 

@@ -9,7 +9,9 @@ import typer
 
 
 def demo_data(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="An empty folder, or one that is not there yet.")
+    ],
     seed: Annotated[int, typer.Option(help="Another seed makes other footage.")] = 0,
 ) -> None:
     """Make sample footage: some 120 captioned clips and pictures, good and bad ones."""

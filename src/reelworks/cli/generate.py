@@ -24,23 +24,34 @@ def generate(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help=".mp4 or .webm; .png for one frame; several clips need {index} in it."
+            "--output",
+            "-o",
+            help="A .mp4 or .webm; a .png for one frame. {index} in its name becomes 00, 01, ...; several clips need it.",
         ),
     ],
     height: Annotated[
-        int | None, typer.Option(min=1, help="Pixels; default: of the bucket that the run trained most.")
+        int | None,
+        typer.Option(min=1, help="Pixels; default: of the bucket of which the run trained most tokens."),
     ] = None,
-    width: Annotated[int | None, typer.Option(min=1, help="Pixels; likewise.")] = None,
-    num_frames: Annotated[int | None, typer.Option(min=1, help="Likewise; 1 where FILE is a .png.")] = None,
-    fps: Annotated[float, typer.Option(min=1, max=240)] = 24.0,
+    width: Annotated[int | None, typer.Option(min=1, help="Pixels; default: of that bucket.")] = None,
+    num_frames: Annotated[
+        int | None, typer.Option(min=1, help="Default: 1 where the file is a .png, else of that bucket.")
+    ] = None,
+    fps: Annotated[float, typer.Option(min=1, max=240, help="Frames per second.")] = 24.0,
     guidance_scale: Annotated[
         float | None,
         typer.Option(
-            min=1, help="1 is no guidance; default: of the recipe's previews, or what is usual for the model."
+            min=1,
+            help="1 is no guidance; default: samples.guidance_scale of the recipe, or what is usual for the model.",
         ),
     ] = None,
-    num_inference_steps: Annotated[int | None, typer.Option(min=1, help="Default: likewise.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
+    num_inference_steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Default: samples.num_inference_steps of the recipe, or what is usual for the model."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the noise.")] = 0,
     reference: Annotated[
         Path | None,
         typer.Option(
@@ -71,11 +82,15 @@ def generate(
             show_default=False,
         ),
     ] = None,
-    raw_weights: Annotated[bool, typer.Option("--raw-weights", help="Not their average.")] = False,
+    raw_weights: Annotated[
+        bool, typer.Option("--raw-weights", help="Take the trained weights, not their average.")
+    ] = False,
 ) -> None:
     """Generate clips or pictures from prompts.
 
-    Uses the averaged weights of a run's newest checkpoint, or of the one named.
+    Uses the averaged weights of a run's newest checkpoint, or of the one named, and the recipe that it was trained by.
+    If a prompt has more words than the text encoder takes, a line says how many are not seen. The line printed for
+    each file says what drew it, with steps and guidance scale.
     """
     from reelworks.checkpoint.store import CheckpointStore
     from reelworks.cli import show

@@ -24,7 +24,12 @@ class Meaning(StrEnum):
 
 def import_opensora(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A training config, a Python file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="RECIPE", help="The recipe to write.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="RECIPE", help="The recipe to write, a file that is not there yet."
+        ),
+    ],
     data_path: Annotated[
         str | None, typer.Option(help="The list or folder of clips, if not the config's.")
     ] = None,
@@ -46,7 +51,11 @@ def import_opensora(
 
     if output.exists():
         raise UserError(
-            "there is such a file", field="--output", value=str(output), remedy="remove it or name another"
+            "there is such a file",
+            code="file-exists",
+            field="--output",
+            value=str(output),
+            remedy="remove it or name another",
         )
     meaning: parse.Meaning | None = None if probability is None else probability.value
     made = importer.convert(config, name=output.stem, data_path=data_path, probability=meaning)

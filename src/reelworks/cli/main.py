@@ -12,6 +12,7 @@ import typer
 from reelworks.cli import (
     check,
     checkpoints,
+    contact_sheet,
     coverage,
     demo,
     demo_data,
@@ -20,16 +21,14 @@ from reelworks.cli import (
     inspect,
     new,
     plan,
-    preview,
     replay,
     report,
     scan,
     train,
 )
+from reelworks.cli.exit_codes import ExitCode
 from reelworks.core.errors import UserError
 
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 _PATIENCE_SECONDS = 5.0
 
 app = typer.Typer(
@@ -45,7 +44,7 @@ app.command("demo")(demo.demo)
 app.command("demo-data")(demo_data.demo_data)
 app.command("scan")(scan.scan)
 app.command("inspect")(inspect.inspect)
-app.command("preview")(preview.preview)
+app.command("contact-sheet")(contact_sheet.contact_sheet)
 app.command("plan")(plan.plan)
 app.command("check")(check.check)
 app.command("train")(train.train)
@@ -73,9 +72,9 @@ def main() -> None:
         _let_the_first_rank_speak()
         print(f"error: {error}", file=sys.stderr, flush=True)
         # Other ranks of a distributed run may be waiting: leaving at once lets the launcher end them.
-        os._exit(EXIT_BAD_INPUT) if "RANK" in os.environ else sys.exit(EXIT_BAD_INPUT)
+        os._exit(ExitCode.BAD_INPUT) if "RANK" in os.environ else sys.exit(ExitCode.BAD_INPUT)
     except KeyboardInterrupt:  # before or after the verb, which turns its own into this code
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
     except Exception:
         _let_the_first_rank_speak()
         raise

@@ -12,20 +12,30 @@ from reelworks.cli.options import Json
 if TYPE_CHECKING:
     from reelworks.quickstart.quickstart import QuickstartOptions, QuickstartResult
 
-app = typer.Typer(
-    help="Write a recipe to begin with.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 MODEL = typer.Option(metavar="NAME", help="A model, such as flux-dev, or a family, such as wan.")
 Data = Annotated[
     list[Path] | None,
-    typer.Option(metavar="DIR", help="A folder of pictures and clips; may be given several times."),
+    typer.Option(
+        metavar="DIR", help="A folder of pictures and clips, or a list of them; may be given several times."
+    ),
 ]
 Vram = Annotated[
     float | None,
-    typer.Option(metavar="GB", min=1, max=100_000, help="Memory of the GPU; default: of the one here."),
+    typer.Option(
+        metavar="GB",
+        min=1,
+        max=100_000,
+        help="Memory of the GPU, which settings are chosen to fit; default: of the one here.",
+    ),
 ]
-Trigger = Annotated[str | None, typer.Option(metavar="WORD", help="A rare word to call what is learnt by.")]
+Trigger = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WORD", help="A rare word, put before every caption and the caption of what has none."
+    ),
+]
 Weights = Annotated[
     str | None, typer.Option(metavar="PATH|HUB", help="Weights in place of the published ones.")
 ]
@@ -44,7 +54,8 @@ def lora(
     trigger: Trigger = None,
     weights: Weights = None,
     tflops: Annotated[
-        float | None, typer.Option(min=0.1, help="What the GPU computes in bfloat16, to estimate seconds.")
+        float | None,
+        typer.Option(min=0.1, help="What the GPU computes in bfloat16, to estimate seconds; default: 165."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="RECIPE", help="Default: DIR-MODEL.toml here.")
@@ -54,7 +65,9 @@ def lora(
 ) -> None:
     """Write a recipe for a LoRA of what some folders hold, and say what it will take.
 
-    Nothing is downloaded, and no weights are read.
+    Writes the reason of each value beside it, and says how many parameters it has, what memory by part, whether that
+    fits, and how many seconds. Writes nothing if no settings fit. Without --data it writes a placeholder, for 20
+    pictures. Downloads nothing and reads no weights.
     """
     from reelworks.core.errors import UserError
 
@@ -63,6 +76,7 @@ def lora(
     if path.exists() and not force:
         raise UserError(
             "there is such a recipe",
+            code="file-exists",
             field="--output",
             value=str(path),
             remedy="give --force to write over it, or another name with -o",
@@ -76,19 +90,19 @@ def lora(
 
 def _require(data: list[Path], model: str) -> None:
     """Refuse a model or a folder that is not there before torch is imported, which takes seconds."""
-    from reelworks.models import wellknown
+    from reelworks.models import registry
     from reelworks.quickstart import kohya_folders
 
-    wellknown.preset(model)
+    registry.preset_name(model)
     kohya_folders.require(data)
 
 
 def default_path(data: list[Path], model: str) -> Path:
     """Name a recipe that nobody named, after the first folder and the model."""
-    from reelworks.models import wellknown
+    from reelworks.models import registry
 
     folder = data[0].resolve().name if data else "lora"
-    return Path(f"{folder}-{wellknown.preset(model)}.toml")
+    return Path(f"{folder}-{registry.preset_name(model)}.toml")
 
 
 def recipe_for(
@@ -103,6 +117,7 @@ def recipe_for(
     if not data or model is None:
         raise UserError(
             "nothing says what to train",
+            code="nothing-to-train",
             field="RECIPE",
             remedy="name a recipe, or give --data DIR and --model NAME",
         )
@@ -113,6 +128,7 @@ def recipe_for(
     elif "LOCAL_RANK" in os.environ:
         raise UserError(
             "several processes would write one recipe",
+            code="recipe-made-by-several-processes",
             field="--data",
             value=str(data[0]),
             remedy="give `reelworks new lora` first and train its recipe, or use --nproc-per-node",

@@ -15,10 +15,17 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder."
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of tables.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="A.B=V", help="Override a recipe key; may be given several times."),
+    typer.Option(
+        "--set",
+        metavar="A.B=V",
+        help="Override a recipe key, as often as you like; the value is TOML, or plain text where it is not.",
+    ),
 ]
 DataPath = Annotated[
-    Path | None, typer.Option(help="Use this folder or list in the first dataset's place, and no other.")
+    Path | None,
+    typer.Option(
+        help="Use this folder or list in the first dataset's place, and no other; wins over what --set says of datasets."
+    ),
 ]
 
 

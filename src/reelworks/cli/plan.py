@@ -16,36 +16,56 @@ if TYPE_CHECKING:
 def plan(
     recipes: Annotated[
         list[Path],
-        typer.Argument(metavar="RECIPE", help="A recipe, or two with --diff; or a run, with --left-out."),
+        typer.Argument(metavar="RECIPE", help="A recipe, or two with --diff; or a run, with --rejected."),
     ],
     world: Annotated[int, typer.Option(min=1, help="GPUs to plan for.")] = 1,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to look ahead.")] = 1,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it as one HTML file.")] = None,
-    left_out: Annotated[
+    html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also list all clips left out, as .csv or .parquet."),
+        typer.Option(
+            metavar="FILE", help="Also draw it as one HTML file that needs neither network nor server."
+        ),
     ] = None,
-    diff: Annotated[bool, typer.Option("--diff", help="Compare two recipes and their plans.")] = False,
+    rejected: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also list all clips that the first epoch leaves out, with reasons, as .csv or .parquet.",
+        ),
+    ] = None,
+    diff: Annotated[
+        bool,
+        typer.Option(
+            "--diff", help="Compare two recipes and their plans; --set and --data-path hold for both."
+        ),
+    ] = False,
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
     """Say what training would do.
 
-    Prints buckets, counts, reasons, steps per epoch, global batches and imbalance of the first epoch; then
-    what all epochs asked for come to, and what would cure imbalance or padding above 10 %.
+    Prints buckets, counts, reasons, steps per epoch, global batches and imbalance of the first epoch; the share
+    that each bucket and each dataset has of clips, tokens, time and gradients; what all epochs asked for come to,
+    and the clips that none of them sees. Where imbalance or padding is above 10 %, it says which --set would cure
+    it, and what the plan is then.
+
+    With --diff it prints the keys that differ, and of both recipes steps, imbalance, padding, and clips by bucket and
+    by reason. With a run in place of the recipe, --rejected lists what its latest segment left out, by its record.
+
+    Scans the data, loads no model.
     """
     from reelworks.analysis import compare
     from reelworks.cli import show, show_plan
 
-    _check_options(recipes, diff, {"--html": html, "--left-out": left_out})
-    if left_out is not None and recipes[0].is_dir():
+    _check_options(recipes, diff, {"--html": html, "--rejected": rejected})
+    if rejected is not None and recipes[0].is_dir():
         from reelworks.analysis import rejections
         from reelworks.run.folder import RunFolder
 
-        segment = rejections.write_recorded(left_out, RunFolder(recipes[0]))
-        show.json({"left_out": str(left_out), "segment": segment}) if json else show.line(
-            f"{left_out}: what {segment} left out, by its record"
+        segment = rejections.write_recorded(rejected, RunFolder(recipes[0]))
+        show.json({"rejected": str(rejected), "segment": segment}) if json else show.line(
+            f"{rejected}: what {segment} left out, by its record"
         )
         return
     told = [_forecast(load_recipe(path, overrides, data_path), world, epochs, json) for path in recipes]
@@ -54,15 +74,15 @@ def plan(
         show.json(compared) if json else show_plan.difference(compared, (str(recipes[0]), str(recipes[1])))
         return
     (recipe, forecast), (path,) = told[0], recipes
-    if left_out is not None:
+    if rejected is not None:
         from reelworks.analysis import rejections
         from reelworks.recipe.dataset import RecipeData
 
-        rejections.write(left_out, RecipeData.open(recipe), 0)
+        rejections.write(rejected, RecipeData.open(recipe), 0)
     if html is not None:
-        from reelworks.report import plan as page
+        from reelworks.report.plan import write_plan_page
 
-        page.write(forecast, path.stem, html)
+        write_plan_page(forecast, path.stem, html)
     show.json(forecast) if json else show_plan.forecast(forecast, html)
 
 
@@ -86,6 +106,7 @@ def _check_options(recipes: list[Path], diff: bool, files: dict[str, Path | None
         if diff and path is not None:
             raise UserError(
                 "the file is of one plan",
+                code="one-plan-only",
                 field=option,
                 value=str(path),
                 remedy=f"leave out --diff or {option}",
@@ -93,6 +114,7 @@ def _check_options(recipes: list[Path], diff: bool, files: dict[str, Path | None
     if len(recipes) != (2 if diff else 1):
         raise UserError(
             "--diff compares two recipes" if diff else "one recipe is planned at a time",
+            code="wrong-number-of-recipes",
             field="RECIPE",
             value=[str(path) for path in recipes],
             remedy="give two, as in --diff a.toml b.toml" if diff else "add --diff to compare two",

@@ -7,37 +7,52 @@ from typing import Annotated, Any
 
 import typer
 
-from reelworks.cli.options import Json, RunArgument
+from reelworks.cli.options import RunArgument
 
 
 def replay(
     run: RunArgument,
     step: Annotated[int, typer.Option(min=1, help="The step, counted from 1.")],
     pictures: Annotated[
-        bool, typer.Option("--pictures", help="Also draw its frames as contact sheets.")
+        bool,
+        typer.Option(
+            "--pictures",
+            help="Also draw the frames, a contact sheet for each micro-batch; reads the files as they are now.",
+        ),
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="DIR", help="Of the sheets; default: replay/ in the run folder."
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Folder of the sheets; default: replay/step-N in the run folder.",
         ),
     ] = None,
-    json: Json = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON value, the raw draws included.")
+    ] = False,
 ) -> None:
     """Say what one step was fed: clips, shapes, ranks and every draw.
 
-    Works for any step that holds, by the record of its segment.
+    Says which clips, in which bucket and shape, on which rank; and of each clip its first frame and crop, the timestep
+    before and after the shift, the latent frames that were given, whether its caption was dropped, and whether it
+    failed. Clips are read from the record of the step's segment; draws are made again with the functions that training
+    uses, by the recipe that the step was trained by.
+
+    Any step that still holds can be asked for; what a resume repeated is told as it went the last time. Clips that
+    were edited or removed since are told as they were planned, and marked.
     """
     from reelworks.cli import show
-    from reelworks.report import replay as sheets
+    from reelworks.report.replay import write_sheets
     from reelworks.run.folder import RunFolder
-    from reelworks.train import replay as replaying
+    from reelworks.train.replay import replay_step
 
-    told = replaying.replay(RunFolder(run), step)
+    told = replay_step(RunFolder(run), step)
     value = told.to_json()
     if pictures:
         folder = output or run / "replay" / f"step-{step:09d}"
-        value["sheets"] = [str(path) for path in sheets.write(told, folder)]
+        value["sheets"] = [str(path) for path in write_sheets(told, folder)]
     if json:
         show.json(value)
     else:

@@ -17,14 +17,14 @@ def report(
         typer.Option(help="Also write what a clip of each bucket cost, for a recipe's cost.measured."),
     ] = None,
 ) -> None:
-    """Draw a run as one HTML file."""
-    from reelworks.analysis import costs as measuring
+    """Draw a run as one HTML file, RUN/report.html, that needs neither network nor server."""
+    from reelworks.analysis.costs import measure_costs, write_costs
     from reelworks.cli import show
     from reelworks.report import html
     from reelworks.run.folder import RunFolder
 
     if costs is not None:
-        measured = measuring.measure(RunFolder(run))
-        measuring.write(costs, measured)
+        measured = measure_costs(RunFolder(run))
+        write_costs(costs, measured)
         show.line(f"{costs}: {len(measured)} buckets")
     show.line(str(html.write(RunFolder(run))))

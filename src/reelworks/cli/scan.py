@@ -19,7 +19,10 @@ def scan(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="CATALOG", help="The catalog's folder.")],
-    workers: Annotated[int | None, typer.Option(min=1, help="Default: one for each core.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads, or processes from 2000 files on; default: one for each core."),
+    ] = None,
     root: Annotated[
         Path | None,
         typer.Option(
@@ -28,14 +31,14 @@ def scan(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Look at clips and pictures and write a catalog.
+    """Probe clips and pictures and write what was found to a catalog.
 
     A bad file becomes a row with its reason and never stops the scan. Running it again opens only what
     changed.
     """
     import os
 
-    from reelworks.catalog import scan as scanning
+    from reelworks.catalog.scan import scan_sources
     from reelworks.catalog.source import Source
     from reelworks.catalog.store import Catalog
     from reelworks.catalog.summary import summarise
@@ -43,7 +46,7 @@ def scan(
 
     sources = [Source.from_path(path, root=root) for path in paths]
     with show.scan_progress(quiet=json) as on_progress:
-        result = scanning.scan(
+        result = scan_sources(
             sources, output, workers=workers or os.cpu_count() or 1, on_progress=on_progress
         )
     summary = summarise(Catalog.open(output).live())

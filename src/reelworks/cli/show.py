@@ -105,7 +105,7 @@ def plan(told: dict[str, Any]) -> None:
         line(f"warning: {warning}")
     line(
         f"{told['steps_per_epoch']} steps per epoch of {told['micro_batches_per_step']} micro-batches "
-        f"(slots of {told['slot_width']}); {told['micro_batches']} micro-batches, "
+        f"(slots of {told['same_bucket_run']}); {told['micro_batches']} micro-batches, "
         f"{told['incomplete']} not full ({_incomplete(told)}), {told['rows_not_full']} steps not full"
     )
     line(
@@ -132,4 +132,4 @@ def _reasons(told: dict[str, Any]) -> None:
         for entry in entries[:_FILES_SHOWN]:
             line(f"  {entry['path']}" + (f": {entry['detail']}" if entry["detail"] else ""))
         if clips > _FILES_SHOWN:
-            line(f"  and {clips - _FILES_SHOWN} more; --left-out FILE lists all")
+            line(f"  and {clips - _FILES_SHOWN} more; --rejected FILE lists all")

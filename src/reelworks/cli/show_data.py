@@ -1,4 +1,4 @@
-"""How coverage, inspections and previews look on a terminal."""
+"""How coverage, inspections and contact sheets look on a terminal."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def inspection(found: Inspection, html: Path | None) -> None:
         show.line(str(html))
 
 
-def preview(told: dict[str, Any]) -> None:
+def contact_sheet(told: dict[str, Any]) -> None:
     """Crop losses by bucket, the clips that lose most, and where the sheets are."""
     for bucket in told["buckets"]:
         show.line(

@@ -25,18 +25,33 @@ def train(
     trigger: new.Trigger = None,
     weights: new.Weights = None,
     data_path: DataPath = None,
-    output: Annotated[Path | None, typer.Option(help="The run folder.")] = None,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps in all.")] = None,
-    resume: Annotated[str, typer.Option(metavar="auto|never|STEP", help="Where to go on.")] = "auto",
+    output: Annotated[Path | None, typer.Option(help="The run folder, in place of the recipe's.")] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Optimizer steps in all, counted from the run's start.")
+    ] = None,
+    resume: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|never|STEP",
+            help="From the newest good checkpoint; only in a folder without checkpoints; or from that step or not at all, and later checkpoints are set aside.",
+        ),
+    ] = "auto",
     load: Annotated[
         Path | None,
-        typer.Option(metavar="RUN|CHECKPOINT", help="Begin with another run's weights and optimizer."),
+        typer.Option(
+            metavar="RUN|CHECKPOINT",
+            help="Begin with another run's weights, average and optimizer; without effect once this run has a checkpoint.",
+        ),
     ] = None,
     weights_only: Annotated[
-        bool, typer.Option("--weights-only", help="Of --load, the weights alone.")
+        bool, typer.Option("--weights-only", help="Take only the weights of --load.")
     ] = False,
-    start_from_scratch: Annotated[
-        bool, typer.Option("--start-from-scratch", help="Begin the data again; keep weights and step count.")
+    restart_data: Annotated[
+        bool,
+        typer.Option(
+            "--restart-data",
+            help="Begin the data again at epoch 0; keep weights, optimizer and step count. Given again before these data are finished, it goes on with them.",
+        ),
     ] = False,
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
     overrides: Overrides = None,
@@ -45,7 +60,16 @@ def train(
     """Train; the same command again resumes.
 
     Scans the data by itself. Under torchrun each process joins the others. With --data and --model it writes a recipe
-    for a LoRA first, as `reelworks new lora` does, and trains that.
+    for a LoRA first, as `reelworks new lora` does, and trains that; a recipe that is there already is trained as it is.
+
+    At the start it says where it resumes from, what changed since (clips added, removed and edited; keys of the
+    recipe then and now), and how many clips are planned or not, by reason. Epochs for which keep_prob draws no clip
+    are named and passed over.
+
+    SIGTERM and SIGUSR1 save after the step under way and one more, and end with code 75; a second signal changes
+    nothing. A save that fails on the way
+    is a warning; one that fails at the end or on a signal is an error. A preview that cannot be written is a warning,
+    and so is one that does not fit into memory, unless several processes train.
     """
     if recipe is None:
         recipe = new.recipe_for(data or [], model, vram, trigger, weights)
@@ -79,7 +103,7 @@ def train(
                 resume=resume,
                 load=load,
                 weights_only=weights_only,
-                start_from_scratch=start_from_scratch,
+                restart_data=restart_data,
                 debug=debug,
             ),
             on_scan,
@@ -90,6 +114,7 @@ def train(
 def _both(recipe: Path) -> UserError:
     return UserError(
         "--data, --model, --vram, --trigger and --weights make a recipe, and there is one",
+        code="recipe-and-quickstart-options",
         field="RECIPE",
         value=str(recipe),
         remedy="leave out the recipe or these options; --data-path and --set change what a recipe says",

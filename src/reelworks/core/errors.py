@@ -15,13 +15,17 @@ class UserError(ValueError):
 
     Args:
         problem: What is wrong, in one sentence.
+        code: Stable name of the mistake, as docs/reference/errors.md lists it; the sentence may change.
         field: The recipe key, option or file that holds the value.
         value: The offending value as the user wrote it.
         remedy: What to type, change or look at next.
     """
 
-    def __init__(self, problem: str, *, field: str | None = None, value: object = None, remedy: str) -> None:
-        self.problem, self.field, self.value, self.remedy = problem, field, value, remedy
+    def __init__(
+        self, problem: str, *, code: str, field: str | None = None, value: object = None, remedy: str
+    ) -> None:
+        self.problem, self.code, self.remedy = problem, code, remedy
+        self.field, self.value = field, value
         where = "" if field is None else f"{field} = {value!r}: " if value is not None else f"{field}: "
         super().__init__(f"{where}{problem}\n  remedy: {remedy}")
 

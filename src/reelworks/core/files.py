@@ -42,6 +42,7 @@ def write_for(option: str, path: Path, data: bytes) -> None:
     except OSError as error:
         raise UserError(
             f"the file cannot be written ({error.strerror})",
+            code="file-unwritable",
             field=option,
             value=str(path),
             remedy="name a file in a folder that you may write to and that has space left",

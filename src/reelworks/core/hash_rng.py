@@ -33,7 +33,7 @@ class Purpose(IntEnum):
     TIMESTEP = 9
     NOISE = 10
     MODEL = 11
-    PREVIEW = 12
+    SAMPLES = 12
     SLOT_ORDER = 13
     WINDOW = 14
     SHARE = 15

@@ -84,6 +84,7 @@ class Geometry:
                 near = max(round(size / multiple), 1) * multiple
                 raise UserError(
                     f"this {'model' if whole_patches else 'autoencoder'} takes multiples of {multiple}",
+                    code="size-not-a-multiple",
                     field=field,
                     value=size,
                     remedy=f"use {near}",
@@ -91,6 +92,7 @@ class Geometry:
         if not self.accepts_frames(shape.num_frames):
             raise UserError(
                 self.frame_words,
+                code="frame-count-not-taken",
                 field=frames,
                 value=shape.num_frames,
                 remedy=f"use {self.nearest_frames(shape.num_frames)}",

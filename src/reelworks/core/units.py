@@ -39,7 +39,7 @@ def _read(text: str, field: str, units: dict[str, int], remedy: str) -> float:
     match = _QUANTITY.fullmatch(text.strip())
     value = float(match[1]) * units.get(match[2], 0) if match else 0.0
     if not value:
-        raise UserError("not understood", field=field, value=text, remedy=remedy)
+        raise UserError("not understood", code="quantity-invalid", field=field, value=text, remedy=remedy)
     return value
 
 

@@ -24,7 +24,7 @@ from reelworks.catalog.store import Catalog
 from reelworks.core import digests
 from reelworks.core.hash_rng import Purpose, hash64, passes
 from reelworks.data import eligibility, repeats
-from reelworks.data.eligibility import Quarantine
+from reelworks.data.eligibility import ExcludeList
 from reelworks.data.plan_cache import PlanCache, Planned, Unplanned
 from reelworks.media import decode
 from reelworks.media.config import DataConfig
@@ -32,7 +32,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.schedule import cost, cursor
 from reelworks.schedule.config import CostConfig
 from reelworks.schedule.cursor import Excluded
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
 
 I64 = NDArray[np.int64]
 _HOW_FOUND = {"entries", "max_tokens", "max_batch_size"}  # of buckets; what they found counts
@@ -51,7 +51,7 @@ class DataSpec:
         split: Share of files, or of folders, held out for validation.
         group: What is held out as a whole.
         max_held_out: Held-out clips that validation looks at.
-        quarantine: A text file of clips that are not trained, or None.
+        exclude_file: A text file of clips that are not trained, or None.
         cost: What a clip costs, by which the plan balances ranks.
     """
 
@@ -61,7 +61,7 @@ class DataSpec:
     split: float = 0.0
     group: Literal["file", "folder"] = "file"
     max_held_out: int = 64
-    quarantine: str | None = None
+    exclude_file: str | None = None
     cost: CostConfig = field(default_factory=CostConfig)
 
 
@@ -122,18 +122,18 @@ class Dataset:
         return rows
 
     @cached_property
-    def quarantine(self) -> Quarantine:
+    def exclude_list(self) -> ExcludeList:
         """The recipe's list of clips not to train.
 
         Raises:
             UserError: Its file cannot be read.
         """
-        return eligibility.read_quarantine(self.spec.quarantine)
+        return eligibility.read_exclude_list(self.spec.exclude_file)
 
     @cached_property
-    def quarantined(self) -> NDArray[np.bool_]:
-        """True for rows that the quarantine names."""
-        return self.quarantine.rows(self.rows)
+    def in_exclude_file(self) -> NDArray[np.bool_]:
+        """True for rows that the exclude list names."""
+        return self.exclude_list.rows(self.rows)
 
     @cached_property
     def companions(self) -> dict[str, Found]:
@@ -152,7 +152,7 @@ class Dataset:
             self.rows,
             self.spec.datasets,
             companions=self.companions.values(),
-            quarantined=self.quarantined,
+            in_exclude_file=self.in_exclude_file,
         )
 
     @cached_property
@@ -234,12 +234,12 @@ class Dataset:
         """Milliseconds per clip by bucket, where `cost.measured` tells them."""
         return cost.read_measured(self.spec.cost.measured, [b.name for b in self.table.buckets])
 
-    def plan_spec(self, micro_batches_per_step: int, slot_width: int) -> PlanSpec:
+    def plan_spec(self, micro_batches_per_step: int, same_bucket_run: int) -> PlanSpec:
         """All that shapes a plan besides the entries.
 
         Args:
             micro_batches_per_step: Of all ranks together.
-            slot_width: Micro-batches of a slot.
+            same_bucket_run: Micro-batches of a slot.
         """
         names = [bucket.name for bucket in self.table.buckets]
         buckets = self.table.config
@@ -247,13 +247,13 @@ class Dataset:
         return PlanSpec(
             seed=self.spec.seed,
             micro_batches_per_step=micro_batches_per_step,
-            slot_width=slot_width,
+            same_bucket_run=same_bucket_run,
             incomplete_batch=buckets.incomplete_batch,
             batch_sizes=tuple(int(n) for n in self.table.batch_sizes()),
             costs_us=cost.costs_us(names, self.table.tokens(), self.spec.cost, self.measured_ms),
             buckets_digest=self._buckets_digest(),
             merge_to=tuple(int(n) for n in merge_targets.targets(self.table)) if merges else (),
-            window_clips=self.spec.data.locality_clips if self.spec.data.locality else 0,
+            window_clips=self.spec.data.shuffle_window if self.spec.data.locality else 0,
         )
 
     def _buckets_digest(self) -> str:
@@ -270,7 +270,7 @@ class Dataset:
                 spec.split,
                 spec.group,
                 spec.data.locality,
-                self.quarantine.digest(),
+                self.exclude_list.digest(),
             ]
         )
 
@@ -317,7 +317,7 @@ class Dataset:
             out |= excluded.holds(ordinal, clips.copy)
         others = Unplanned(ordinal[out], clips.copy[out], result.reason[out], result.nearest[out])
         del clips, row, result, ordinal, out  # of millions, they would lie beside the plan in its making
-        return Planned(plan(entries, spec, epoch), others)
+        return Planned(plan_epoch(entries, spec, epoch), others)
 
 
 def rows_of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:

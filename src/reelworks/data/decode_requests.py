@@ -86,7 +86,7 @@ def _draws(
     """Draw where each clip begins, and where it is cropped along height and width; in [0, 1)."""
     seed, config = data.spec.seed, data.spec.data
     first, down, across = np.zeros(len(uids)), np.full(len(uids), 0.5), np.full(len(uids), 0.5)
-    if config.first_frame == "random":
+    if config.clip_start == "random":
         first = hash_rng.uniform(hash_rng.hash64(seed, epoch, uids, copies, Purpose.FIRST_FRAME))
     if config.crop == "random":
         down, across = (

@@ -1,4 +1,4 @@
-"""Decide which clips may be trained, before shapes are looked at: filters, captions, companions, the quarantine."""
+"""Decide which clips may be trained, before shapes are looked at: filters, captions, companions, the exclude list."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def exclusion_reasons(
     datasets: Sequence[DatasetConfig],
     *,
     companions: Iterable[Found],
-    quarantined: NDArray[np.bool_],
+    in_exclude_file: NDArray[np.bool_],
 ) -> NDArray[np.int8]:
     """Reason of each row, or `Reason.NONE`; of several the last one here.
 
@@ -34,7 +34,7 @@ def exclusion_reasons(
         rows: Rows of the catalog.
         datasets: The recipe's.
         companions: Those of the rows, of each kind that some dataset has.
-        quarantined: True for rows that the quarantine names.
+        in_exclude_file: True for rows that the exclude list names.
     """
     excluded = np.full(len(rows), Reason.NONE, dtype=np.int8)
     for text in {d.filter for d in datasets if d.filter is not None}:
@@ -44,7 +44,7 @@ def exclusion_reasons(
         excluded[found.problem != Problem.NONE] = Reason.NO_COMPANION
     filled = rows.of_datasets([d.dataset_name for d in datasets if d.missing_caption is not None])
     excluded[~rows.captioned & ~filled] = Reason.NO_CAPTION
-    excluded[quarantined] = Reason.QUARANTINED
+    excluded[in_exclude_file] = Reason.IN_EXCLUDE_FILE
     excluded[~rows.readable] = Reason.UNREADABLE
     return excluded
 
@@ -71,7 +71,7 @@ def require_scores(datasets: list[DatasetConfig], rows: CatalogRows) -> None:
 
 
 @dataclass(frozen=True)
-class Quarantine:
+class ExcludeList:
     """Clips by dataset and path.
 
     Attributes:
@@ -124,26 +124,31 @@ def _named(rows: CatalogRows, clips: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def read_quarantine(path: str | None) -> Quarantine:
-    """Read a quarantine file; None is one without a line.
+def read_exclude_list(path: str | None) -> ExcludeList:
+    """Read an exclude list; None is one without a line.
 
     Raises:
         UserError: It cannot be read, or is not UTF-8.
     """
     if path is None:
-        return Quarantine()
+        return ExcludeList()
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(
             f"the list cannot be read ({error.strerror})",
-            field="quarantine",
+            code="file-unreadable",
+            field="exclude_file",
             value=path,
             remedy="check the path; relative ones start at the folder in which the command is given",
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(
-            f"not UTF-8: byte {error.start}", field="quarantine", value=path, remedy="save it as UTF-8"
+            f"not UTF-8: byte {error.start}",
+            code="not-utf-8",
+            field="exclude_file",
+            value=path,
+            remedy="save it as UTF-8",
         ) from error
     lines = (line.strip() for line in text.split("\n"))  # a name may hold what else ends a line
-    return Quarantine(tuple(dict.fromkeys(line for line in lines if line and not line.startswith("#"))))
+    return ExcludeList(tuple(dict.fromkeys(line for line in lines if line and not line.startswith("#"))))

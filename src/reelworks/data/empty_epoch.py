@@ -30,8 +30,9 @@ def no_steps(data: Dataset, epoch: int = 0) -> UserError:
     problem = "no clip that fits a bucket is drawn" if fits else "no clip fits any bucket"
     return UserError(
         f"{problem}, so an epoch would have no step ({'; '.join(lines)}; {', '.join(reasons)})",
+        code="empty-epoch",
         field="bucket",
-        remedy=("raise bucket.keep_prob or dataset.weight, " if fits else "")
+        remedy=("raise bucket.keep_prob or dataset.repeats, " if fits else "")
         + "lower bucket.num_frames or bucket.resolution to what the clips have, or set buckets.upscale = true",
     )
 
@@ -47,7 +48,7 @@ def _mostly(spec: DataSpec, reason: NDArray[np.int8]) -> UserError | None:
         count = int((reason == kind).sum())
         if 2 * count > len(reason):
             problem = f"{count} of {len(reason)} clips {problem} (reason {kind.label}), so an epoch would have no step"
-            return UserError(problem, field=field, value=value, remedy=remedy)
+            return UserError(problem, code="empty-epoch", field=field, value=value, remedy=remedy)
     return None
 
 
@@ -66,7 +67,7 @@ def _told(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
             "lack a companion that fits them",
             "dataset",
             [dataset.companions for dataset in spec.datasets],
-            "`reelworks plan RECIPE --left-out FILE.csv` names each with what is wrong",
+            "`reelworks plan RECIPE --rejected FILE.csv` names each with what is wrong",
         ),
         Reason.FILTERED: (
             "do not pass their dataset's filter",
@@ -74,10 +75,10 @@ def _told(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
             [dataset.filter for dataset in spec.datasets],
             "loosen it; `reelworks inspect CATALOG` shows what the clips have",
         ),
-        Reason.QUARANTINED: (
-            "are quarantined",
-            "quarantine",
-            spec.quarantine,
+        Reason.IN_EXCLUDE_FILE: (
+            "are excluded by a list",
+            "exclude_file",
+            spec.exclude_file,
             "take lines out of that file",
         ),
         Reason.HELD_OUT: ("are held out for validation", "validation.split", spec.split, lower),

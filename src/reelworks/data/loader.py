@@ -7,6 +7,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,11 @@ from torch import Tensor
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data import decode_requests, resume, segment_record
-from reelworks.data import position as positions
 from reelworks.data.dataset import Dataset
-from reelworks.data.position import DataPosition
+from reelworks.data.position import DataPosition, next_epoch
 from reelworks.media import masks
 from reelworks.media.decode import Frames, Request
-from reelworks.media.decode_pool import DecodePool, Failure, Job
+from reelworks.media.decode_pool import DecodePool, Failure
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import plan as planning
 from reelworks.schedule import ranks
@@ -32,7 +32,8 @@ from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 _CLIPS = "clips"
-_Jobs = dict[str, list[Job | None]]  # by kind of companion, those of the clips themselves under `_CLIPS`
+# By kind of companion, those of the clips themselves under `_CLIPS`.
+_Jobs = dict[str, list[Future[Frames | Failure] | None]]
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def read_ahead(work: Iterable[MicroBatchRequest], pool: DecodePool, depth: int) 
         if not queue:
             return
         item, jobs = queue.popleft()
-        yield _collect(item, jobs, pool)
+        yield _collect(item, jobs)
 
 
 def _submit(work: MicroBatchRequest, pool: DecodePool) -> _Jobs:
@@ -163,7 +164,7 @@ def _submit(work: MicroBatchRequest, pool: DecodePool) -> _Jobs:
     return jobs
 
 
-def _collect(work: MicroBatchRequest, jobs: _Jobs, pool: DecodePool) -> MicroBatch:
+def _collect(work: MicroBatchRequest, jobs: _Jobs) -> MicroBatch:
     size = (len(work.requests), work.shape.num_frames, work.shape.height, work.shape.width, 3)
     frames = {kind: np.full(size, 0 if kind == _CLIPS else 255, dtype=np.uint8) for kind in jobs}
     failures: dict[int, str] = {}
@@ -171,13 +172,15 @@ def _collect(work: MicroBatchRequest, jobs: _Jobs, pool: DecodePool) -> MicroBat
         for place, job in enumerate(queued):
             if job is None:
                 continue
-            result = _useful(kind, pool.result(job))
+            result = _useful(kind, job.result())
             if not isinstance(result, Failure):
                 frames[kind][place] = result
             elif kind == _CLIPS:
                 failures[place] = result.reason
             else:
-                failures.setdefault(place, f"{kind} {job.request.path}: {result.reason}")
+                beside = work.companions[kind][place]
+                assert beside is not None  # it was submitted
+                failures.setdefault(place, f"{kind} {beside.path}: {result.reason}")
     real = work.real & (not work.filler)
     counts = real.copy()
     counts[list(failures)] = False
@@ -227,7 +230,7 @@ class StepSource:
             last_epoch = max_epochs is not None and position.epoch + 1 >= max_epochs
             if last_epoch or (max_steps is not None and done.global_step >= max_steps):
                 return
-            position, _ = positions.next_epoch(self.data, position.spec, done)
+            position, _ = next_epoch(self.data, position.spec, done)
 
     def row(self, plan: EpochPlan, epoch: int, row: int) -> Iterator[MicroBatchRequest]:
         """Yield this rank's micro-batches of one step."""
@@ -250,7 +253,7 @@ class StepSource:
             )
 
     def _preserved(self, rows: NDArray[np.int64]) -> tuple[bool, ...]:
-        names = {d.dataset_name for d in self.data.spec.datasets if d.prior_preservation}
+        names = {d.dataset_name for d in self.data.spec.datasets if d.prior_prediction}
         return tuple(self.data.rows.dataset[row].as_py() in names for row in rows.tolist())
 
     def work(
@@ -372,7 +375,7 @@ class Loader:
         self._pool: DecodePool | None = None
         self.changes: list[str] = []
         self._spec = self._spec_of(self.world_size)
-        self._position, _ = positions.next_epoch(dataset, self._spec, None)
+        self._position, _ = next_epoch(dataset, self._spec, None)
 
     @property
     def epoch(self) -> int:
@@ -390,7 +393,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Step]:
         if self._position.at_end:
-            self._position, _ = positions.next_epoch(self.dataset, self._spec, self._position)
+            self._position, _ = next_epoch(self.dataset, self._spec, self._position)
         begun = self._position
         self._record(begun)
         if self._pool is None:
@@ -414,7 +417,7 @@ class Loader:
         position = self._position
         return {
             "cursor": position.to_cursor(self.dataset).to_json(),
-            "slot_width": self._spec.slot_width,
+            "same_bucket_run": self._spec.same_bucket_run,
             "excluded": _to_text(position.excluded.to_bytes()),
             "aliases": _to_text(position.aliases.to_bytes()),
         }
@@ -426,11 +429,12 @@ class Loader:
             UserError: The data or the settings changed, and there is no record of what was trained.
         """
         cursor = Cursor(**state["cursor"])
-        spec = self._spec_of(state["slot_width"])
+        spec = self._spec_of(state["same_bucket_run"])
         if self._run is None and (cursor.catalog, cursor.spec) != (self.dataset.digest, spec.digest()):
             raise UserError(
                 "the data, the buckets or micro_batches_per_step changed since the state was taken, and nothing tells "
                 "which clips were trained",
+                code="data-changed",
                 field="record_to",
                 remedy="undo the change, or keep a record from the beginning: Loader(..., record_to=FOLDER)",
             )
@@ -447,9 +451,9 @@ class Loader:
             self._pool.close()
             self._pool = None
 
-    def _spec_of(self, slot_width: int) -> PlanSpec:
+    def _spec_of(self, same_bucket_run: int) -> PlanSpec:
         per_step = self.micro_batches_per_step
-        return self.dataset.plan_spec(per_step, slot_width if per_step % slot_width == 0 else 1)
+        return self.dataset.plan_spec(per_step, same_bucket_run if per_step % same_bucket_run == 0 else 1)
 
     def _record(self, position: DataPosition) -> None:
         if self._run is not None and self.rank == 0 and self._recorded != position.key:
@@ -495,6 +499,7 @@ def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise UserError(
             f"there are {world_size} ranks",
+            code="rank-outside-world",
             field="rank",
             value=rank,
             remedy=f"give a rank from 0 to {world_size - 1}, or leave rank and world_size out",

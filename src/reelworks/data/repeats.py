@@ -1,4 +1,4 @@
-"""Copies of clips in an epoch (`repeats` times `weight`), and which clips belong together."""
+"""Copies of clips in an epoch (`dataset.repeats`), and which clips belong together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST = 1 << 30  # more would not fit into memory
 
 def showings_per_epoch(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> NDArray[np.float64]:
     """Showings of each row in an epoch, on average."""
-    of = {d.dataset_name: round(d.repeats * d.weight, 9) for d in datasets}
+    of = {d.dataset_name: d.repeats for d in datasets}
     names = rows.dataset.dictionary.to_pylist()  # it may hold datasets that no row is of
     shown: NDArray[np.float64] = np.array([of.get(name, 0) for name in names], dtype=np.float64)[
         rows.dataset.indices.to_numpy(zero_copy_only=False)
@@ -40,9 +40,10 @@ def copies(
     if (total := int(times.sum())) > _MOST:
         raise UserError(
             f"an epoch would have {total} showings of {len(times)} clips",
+            code="too-many-repeats",
             field="dataset.repeats",
-            value=[d.repeats * d.weight for d in datasets],
-            remedy="lower repeats, or weight, which multiplies it",
+            value=[d.repeats for d in datasets],
+            remedy="lower it",
         )
     row = np.repeat(np.arange(len(times)), times)
     return row, np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)

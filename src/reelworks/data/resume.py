@@ -8,16 +8,14 @@ import numpy as np
 
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
-from reelworks.data import identity as identities
 from reelworks.data import position, segment_record
 from reelworks.data.dataset import Dataset
-from reelworks.data.identity import Identity, Known
+from reelworks.data.identity import Identity, Known, carry_over, identify
 from reelworks.data.position import Counts, DataPosition
 from reelworks.run import records
 from reelworks.run.folder import RunFolder
 from reelworks.run.records import Record, RecordError
-from reelworks.schedule import cursor as cursors
-from reelworks.schedule.cursor import Aliases, Cursor, Excluded
+from reelworks.schedule.cursor import Aliases, Cursor, Excluded, check_same
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 
@@ -52,7 +50,7 @@ def resume(
         former, identity = _identify(data, run, cursor, aliases)
         ordinal, copy = former.before(cursor.row)
         earlier = excluded.places()
-        excluded = identities.carry_over(
+        excluded = carry_over(
             identity,
             _known(run, former),
             np.concatenate([ordinal, earlier[0]]),
@@ -64,7 +62,7 @@ def resume(
     plan = data.plan(spec, cursor.epoch, generation=cursor.generation, segment=segment, excluded=excluded)
     done = counts.trained + counts.failed + counts.skipped
     if identity is None:
-        cursors.check_same(cursor, plan)
+        check_same(cursor, plan)
     else:
         counts = replace(counts, planned=done + plan.planned)
     found = DataPosition(
@@ -110,17 +108,18 @@ def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -
     except RecordError as missing:
         raise UserError(
             f"the data changed since the checkpoint, and the record of what was trained before is lost: {missing}",
+            code="record-missing",
             field="resume",
             value=str(records.path(run, key)),
             remedy="restore that folder from a backup of the run, undo the changes, or begin the data again with "
-            "--start-from-scratch",
+            "--restart-data",
         ) from None
     for segment in range(cursor.segment - 1, -1, -1):
         try:
             known.append(_known(run, records.read(run, (*key[:2], segment))))
         except RecordError:
             continue  # what its clips became is in the cursor; only a clip that left since is not known again
-    identity = identities.identify(data.rows, data.catalog, known, data.spec.data.renamed_clips)
+    identity = identify(data.rows, data.catalog, known, data.spec.data.renamed_clips)
     return former, identity
 
 

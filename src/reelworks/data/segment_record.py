@@ -56,7 +56,7 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
         spec_digest=position.spec.digest(),
         spec={k: list(v) if isinstance(v, tuple) else v for k, v in asdict(position.spec).items()},
         recipe=recipe_file,
-        quarantine=_kept_quarantine(run, data),
+        exclude_list=_kept_exclude_list(run, data),
         costs=_kept_costs(run, data),
         catalog=place.name,
         catalog_version=data.catalog.version,
@@ -84,10 +84,10 @@ def uids_digest(catalog: Catalog) -> str:
     return digests.digest_arrays(uid=catalog.columns("uid").column("uid").to_numpy())
 
 
-def _kept_quarantine(run: RunFolder, data: Dataset) -> str | None:
-    """Keep what the recipe's quarantine said: the file may say something else tomorrow."""
-    lines = "".join(f"{line}\n" for line in data.quarantine.lines)
-    return run.keep_input("quarantine.txt", lines) if data.spec.quarantine else None
+def _kept_exclude_list(run: RunFolder, data: Dataset) -> str | None:
+    """Keep a copy of the recipe's exclude list, since the file may change."""
+    lines = "".join(f"{line}\n" for line in data.exclude_list.lines)
+    return run.keep_input("exclude.txt", lines) if data.spec.exclude_file else None
 
 
 def _kept_costs(run: RunFolder, data: Dataset) -> str | None:

@@ -65,6 +65,7 @@ def make(folder: Path, *, seed: int = 0, on_file: Callable[[str], None] | None =
     except OSError as error:
         raise UserError(
             f"the demo data cannot be written ({error.strerror or error})",
+            code="file-unwritable",
             field="DIR",
             value=str(folder),
             remedy="choose a folder you may write to, on a disk with 20 MB free",
@@ -98,6 +99,7 @@ def _prepare(folder: Path, jobs: list[_Job]) -> None:
 def _refusal(folder: Path, problem: str) -> UserError:
     return UserError(
         problem,
+        code="demo-folder-in-use",
         field="DIR",
         value=str(folder),
         remedy="choose an empty folder or one that does not exist yet, or delete this one first",

@@ -55,6 +55,7 @@ def check_encoders(names: Iterable[str] = tuple(_ENCODER_OPTIONS)) -> None:
     if missing:
         raise UserError(
             f"this build of PyAV has no encoder {', '.join(missing)}",
+            code="encoder-missing",
             field="av",
             value=av.__version__,
             remedy="install the wheel from PyPI: pip install --force-reinstall --only-binary=av av",

@@ -16,7 +16,7 @@ _OF_RECTIFIED_FLOW = (
     "logit_std",
     "timestep_shift",
     "timestep_range",
-    "compat",
+    "opensora_frame_quantization",
     "prediction",
 )
 
@@ -35,7 +35,7 @@ class ObjectiveConfig(Config):
             a number is a fixed ratio r in t' = r·t / (1 + (r − 1)·t).
         timestep_range: Lowest and highest timestep that is trained, after the shift; the density between them stays
             what it is. Those of Wan 2.2's experts follow from `model.experts`.
-        compat: Measure a clip's length as Open-Sora 1.2 did, `(num_frames // 17) · 5`. It is 0 for 2 to 16
+        opensora_frame_quantization: Measure a clip's length as Open-Sora 1.2 did, `(num_frames // 17) · 5`. It is 0 for 2 to 16
             frames, which then train at timestep 0 only.
         mask_ratios: Share of clips by conditioning strategy; `identity` (no condition) takes the rest.
         prediction: What the network's output means: the velocity, or the clean sample, from which the
@@ -50,7 +50,7 @@ class ObjectiveConfig(Config):
     logit_std: float = Field(default=1.0, gt=0, le=10)
     timestep_shift: float | Literal["auto", "none"] = "auto"
     timestep_range: list[float] = Field(default=[0.0, 1000.0], min_length=2, max_length=2)
-    compat: bool = False
+    opensora_frame_quantization: bool = False
     mask_ratios: dict[str, float] = Field(default_factory=dict)
     prediction: Literal["velocity", "sample"] = "velocity"
     caption_dropout: float = Field(default=0.1, ge=0, le=1)
@@ -62,6 +62,7 @@ class ObjectiveConfig(Config):
             return value
         raise UserError(
             "a fixed shift is a ratio above 0",
+            code="timestep-shift-invalid",
             field="objective.timestep_shift",
             value=value,
             remedy='write 1.0 or "none" for no shift, more than 1 for more noise, or "auto"',
@@ -75,6 +76,7 @@ class ObjectiveConfig(Config):
             return value
         raise UserError(
             "not a range within [0, 1000]",
+            code="timestep-range-invalid",
             field="objective.timestep_range",
             value=value,
             remedy="write the lower timestep first, as in [875, 1000]",
@@ -87,10 +89,22 @@ class ObjectiveConfig(Config):
             key = f"objective.mask_ratios.{name}"
             if name not in frame_masks.STRATEGIES:
                 known = nearest(name, frame_masks.STRATEGIES)
-                raise UserError("there is no such mask strategy", field=key, value=ratio, remedy=known)
+                raise UserError(
+                    "there is no such mask strategy",
+                    code="unknown-mask-strategy",
+                    field=key,
+                    value=ratio,
+                    remedy=known,
+                )
             if not 0 <= ratio <= 1:
                 remedy = "write a share of the clips between 0 and 1"
-                raise UserError("a ratio lies between 0 and 1", field=key, value=ratio, remedy=remedy)
+                raise UserError(
+                    "a ratio lies between 0 and 1",
+                    code="mask-ratio-invalid",
+                    field=key,
+                    value=ratio,
+                    remedy=remedy,
+                )
         _check_total(ratios)
         return ratios
 
@@ -101,6 +115,7 @@ class ObjectiveConfig(Config):
             if value != default:
                 raise UserError(
                     f"this key is of rectified flow, and {self.name} has nothing like it",
+                    code="key-of-another-objective",
                     field=f"objective.{key}",
                     value=value,
                     remedy='leave it out, or set objective.name = "rectified-flow"',
@@ -115,6 +130,7 @@ def _check_total(ratios: dict[str, float]) -> None:
     if exceeds or falls_short:
         raise UserError(
             f"the ratios sum to {total:g}, not to 1",
+            code="mask-ratios-sum",
             field="objective.mask_ratios",
             value=ratios,
             remedy='leave "identity" out (it takes the rest) and keep the sum of the others at or below 1',

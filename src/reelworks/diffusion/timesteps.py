@@ -47,7 +47,7 @@ def share_below(
         return float(t >= NUM_TIMESTEPS)
     share = t / NUM_TIMESTEPS
     before = share / (ratio - (ratio - 1) * share)
-    if kind == "uniform" or before >= 1:  # r = 0 (compat alone)
+    if kind == "uniform" or before >= 1:  # r = 0 (opensora_frame_quantization alone)
         return before
     return 0.5 * (1 + math.erf((math.log(before / (1 - before)) - mean) / (std * math.sqrt(2))))
 
@@ -79,10 +79,10 @@ def shift_ratio(
     training belongs at later times: r = √(height · width / 512²) · √(latent_frames).
 
     Args:
-        config: Its `timestep_shift` and `compat` decide.
+        config: Its `timestep_shift` and `opensora_frame_quantization` decide.
         height: Pixels.
         width: Pixels.
-        num_frames: Pixel frames; used by `compat` alone.
+        num_frames: Pixel frames; used by `opensora_frame_quantization` alone.
         latent_frames: True number of latent frames.
 
     Returns:
@@ -92,7 +92,7 @@ def shift_ratio(
         return 1.0
     if config.timestep_shift != "auto":
         return config.timestep_shift
-    if config.compat:
+    if config.opensora_frame_quantization:
         sizes = (torch.tensor([size], dtype=torch.float32) for size in (height, width, num_frames))
         return compat_ratio(*sizes).item()
     return math.sqrt(height * width * latent_frames) / _BASE_SIZE_PX
@@ -110,5 +110,5 @@ def shift(t_B: Tensor, ratio: float | Tensor) -> Tensor:
     """
     share_B = t_B / NUM_TIMESTEPS
     shifted_B = ratio * share_B / (1 + (ratio - 1) * share_B)
-    # r = 0 (compat alone) is 0/0 at pure noise.
+    # r = 0 (opensora_frame_quantization alone) is 0/0 at pure noise.
     return torch.where(share_B == 1, share_B, shifted_B) * NUM_TIMESTEPS

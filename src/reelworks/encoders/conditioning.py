@@ -17,7 +17,7 @@ from reelworks.models.api import nothing_given
 _GREY = 127.5  # 0 in [-1, 1]
 
 
-def encode(
+def encode_conditioning(
     encoder: LiveEncoder,
     latent_BCTHW: Tensor,
     companions: Mapping[str, Tensor],

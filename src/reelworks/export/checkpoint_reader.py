@@ -68,6 +68,7 @@ def _keys(path: Path, known: Iterable[str], weights: Weights) -> dict[str, str]:
     if missing:
         raise UserError(
             "the checkpoint has no " + ("averaged weights" if missing == "ema" else "weights"),
+            code="checkpoint-part-missing",
             field="checkpoint",
             value=str(path),
             remedy="take the trained ones with --weights" if missing == "ema" else "name another one",

@@ -21,8 +21,7 @@ from reelworks.core import digests, storage
 from reelworks.core.errors import UserError
 from reelworks.distributed import collectives
 from reelworks.export import checkpoint_reader, safetensors_file
-from reelworks.export import lora as lora_file
-from reelworks.export.lora import LoraFile
+from reelworks.export.lora import LoraFile, lora_base_of
 from reelworks.export.safetensors_file import TensorRange
 from reelworks.models.lora import files
 
@@ -33,7 +32,7 @@ class ExportFailed(UserError):  # noqa: N818
     """No weights were written. Equal on all ranks."""
 
 
-def about(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> dict[str, str]:
+def describe_run(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> dict[str, str]:
     """Say where weights come from, for a file's header.
 
     Args:
@@ -61,7 +60,7 @@ def about(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> dict[st
     return {key: str(value) for key, value in told.items() if value is not None}
 
 
-def from_checkpoint(
+def export_checkpoint(
     path: Path,
     target: Path,
     *,
@@ -95,6 +94,7 @@ def from_checkpoint(
         except BadCheckpoint as error:
             raise UserError(
                 f"the checkpoint is bad: {error.reason}",
+                code="checkpoint-bad",
                 field="checkpoint",
                 value=str(path),
                 remedy="name another one",
@@ -103,22 +103,22 @@ def from_checkpoint(
         entries = _entries({name: one.kind for name, one in found.items()}, dtype)
         read = checkpoint_reader.read(path, [found[entry.name] for entry in entries])
         if lora is not None:
-            lora = lora._replace(base=lora_file.base_of(path))
-        with told_as_failed(target):
+            lora = lora._replace(base=lora_base_of(path))
+        with raising_export_failed(target):
             return _write(target, entries, read, _told(about, weights, dtype), lora)
 
 
-def whole(
+def export_state_dict(
     state: Mapping[str, Tensor], target: Path, *, weights: Weights, dtype: Dtype, about: Mapping[str, str]
 ) -> list[Path]:
     """Write whole weights that are in memory; see `from_checkpoint`."""
     entries = _entries({name: (v.dtype, tuple(v.shape)) for name, v in state.items()}, dtype)
-    with told_as_failed(target):
+    with raising_export_failed(target):
         tensors = (state[entry.name].cpu() for entry in entries)
         return _write(target, entries, tensors, _told(about, weights, dtype), None)
 
 
-def require_free(target: Path) -> None:
+def require_free_file(target: Path) -> None:
     """Refuse a target that `from_checkpoint` should not write to, before anything is read; its folder is made.
 
     Raises:
@@ -126,19 +126,20 @@ def require_free(target: Path) -> None:
     """
     index = target.with_name(target.name + safetensors_file.INDEX_SUFFIX)
     if target.suffix == ".safetensors" and not (target.exists() or index.exists()):
-        with told_as_failed(target):
+        with raising_export_failed(target):
             storage.mkdirs(target.parent)
         return
     there = target.suffix == ".safetensors"
     raise UserError(
         "there is a file of this name" if there else "weights are written as .safetensors",
+        code="output-file-invalid",
         field="--output",
         value=str(target),
         remedy="remove it, or name another file" if there else f"name it {target.stem}.safetensors",
     )
 
 
-def weights_only(
+def export_weights(
     state: Mapping[str, Any],
     target: Path,
     *,
@@ -171,12 +172,12 @@ def weights_only(
             for _ in whole:
                 pass
 
-    with told_as_failed(target):
+    with raising_export_failed(target):
         return collectives.on_all(work)[0]
 
 
 @contextmanager
-def told_as_failed(target: Path) -> Iterator[None]:
+def raising_export_failed(target: Path) -> Iterator[None]:
     """Turn a failure of any rank, or of storage, into `ExportFailed`."""
     try:
         yield
@@ -184,6 +185,7 @@ def told_as_failed(target: Path) -> Iterator[None]:
         errnos = {error.errno} if isinstance(error, OSError) else error.errnos
         raise ExportFailed(
             f"no weights were written ({error})",
+            code="export-failed",
             field="exports",
             value=str(target),
             remedy="free disk space" if errnos & disk_space.FULL else "mend what the message names",
@@ -239,6 +241,7 @@ def _cast(entries: Sequence[TensorRange], tensors: Iterable[Tensor]) -> Iterator
         if cast.is_floating_point() and bool((cast.isinf() & ~tensor.isinf()).any()):
             raise UserError(
                 f"{entry.name} has values up to {float(tensor.abs().max()):.3g}, too large for it",
+                code="dtype-too-narrow",
                 field="dtype",
                 value=str(entry.dtype).removeprefix("torch."),
                 remedy="take bfloat16 or float32",

@@ -16,7 +16,7 @@ from reelworks.checkpoint.config import ExportsConfig, LoraFormat, Weights
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import storage
 from reelworks.export import export
-from reelworks.export import lora as lora_file
+from reelworks.export.lora import lora_file_of
 from reelworks.export.safetensors_file import INDEX_SUFFIX
 from reelworks.run.folder import RunFolder
 
@@ -54,14 +54,14 @@ def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int,
     if weights is None:
         return []
     written = []
-    with export.told_as_failed(run.exports_folder):
+    with export.raising_export_failed(run.exports_folder):
         told = _about(run, config, step, epoch)
         if told is None:
             return []
         # Whole weights are the same None in every convention, and are written once.
-        for lora in dict.fromkeys(lora_file.of_recipe(run.recipe_file, format) for format in config.formats):
+        for lora in dict.fromkeys(lora_file_of(run.recipe_file, format) for format in config.formats):
             target = path_of(run, step, weights, lora.format if lora else None)
-            export.from_checkpoint(
+            export.export_checkpoint(
                 checkpoint, target, weights=weights, dtype=config.dtype, about=told, lora=lora, verified=True
             )
             written += lora.files(target) if lora else [target]
@@ -80,9 +80,9 @@ def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int) -> dict
     there = [done for done in _ours(folder, config.weights) if done < step]
     history = CheckpointStore(run.checkpoints_folder).history()
     saves = {step, *(event["step"] for event in history if event["event"] == "saved")}
-    if there and sum(saved > max(there) for saved in saves) < config.every_saves:
+    if there and sum(saved > max(there) for saved in saves) < config.every_n_saves:
         return None
-    told = export.about(run_id=run.info()["id"], recipe=run.recipe_file, step=step, epoch=epoch)
+    told = export.describe_run(run_id=run.info()["id"], recipe=run.recipe_file, step=step, epoch=epoch)
     return {**told, **dict([_KEPT_BY])}
 
 

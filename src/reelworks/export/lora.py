@@ -9,8 +9,8 @@ from typing import NamedTuple
 from reelworks.checkpoint import load
 from reelworks.checkpoint.config import LoraFormat
 from reelworks.core import toml_none
-from reelworks.models.config import ADAPTED
-from reelworks.models.experts import config as experts
+from reelworks.models import registry
+from reelworks.models.expert_pair.config import PARTS
 from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import LoraConfig
 
@@ -41,7 +41,7 @@ class LoraFile(NamedTuple):
         return [target.with_stem(f"{target.stem}-{name}") for name in self.experts] or [target]
 
 
-def of_recipe(recipe: Path, format: LoraFormat, base: Base | None = None) -> LoraFile | None:
+def lora_file_of(recipe: Path, format: LoraFormat, base: Base | None = None) -> LoraFile | None:
     """Say how the weights of a resolved recipe are written if they are a LoRA; None for whole weights.
 
     Raises:
@@ -53,11 +53,11 @@ def of_recipe(recipe: Path, format: LoraFormat, base: Base | None = None) -> Lor
     config = LoraConfig.model_validate(toml_none.from_toml(values["lora"], LoraConfig))
     config.require_writable(format, "--format")
     name = values["model"]["name"]
-    part = ADAPTED[name].network.part if name in ADAPTED else "transformer"
-    trained = tuple(experts.PARTS.values()) if values["model"].get("experts") == "both" else ()
+    part = registry.PRESETS[name].config.network.part if name in registry.PRESETS else "transformer"
+    trained = tuple(PARTS.values()) if values["model"].get("experts") == "both" else ()
     return LoraFile(format, config.exact_alpha, name, part, base, trained)
 
 
-def base_of(path: Path) -> Base | None:
+def lora_base_of(path: Path) -> Base | None:
     """Read the base that the LoRA in a checkpoint was trained on; None of whole weights."""
     return Base.from_json(load.read_extra(path, BASE)) if load.has_extra(path, BASE) else None

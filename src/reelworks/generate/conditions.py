@@ -60,6 +60,7 @@ class Conditions:
         if not told and (self.loop > 1 or self.reference is not None):
             raise UserError(
                 "this model cannot be told which frames are given",
+                code="conditions-not-taken",
                 field="--reference, --loop",
                 remedy="leave them out, or take a model that was trained with conditions, such as stdit3",
             )
@@ -75,7 +76,7 @@ class Conditions:
             problem, remedy = "this model takes one frame to begin with", "add --condition-frames 1"
         else:
             return
-        raise UserError(problem, field="--reference", remedy=remedy)
+        raise UserError(problem, code="condition-invalid", field="--reference", remedy=remedy)
 
 
 def _check(given: int, geometry: Geometry, shape: Shape, field: str) -> None:
@@ -87,7 +88,7 @@ def _check(given: int, geometry: Geometry, shape: Shape, field: str) -> None:
         problem, remedy = f"this autoencoder encodes {chunk} frames together", f"use 1 or {chunk}"
     else:
         return
-    raise UserError(problem, field=field, value=given, remedy=remedy)
+    raise UserError(problem, code="condition-invalid", field=field, value=given, remedy=remedy)
 
 
 def read(path: Path, shape: Shape, condition_frames: int, option: str = "--reference") -> Frames:
@@ -103,6 +104,7 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
     except MediaError as error:
         raise UserError(
             str(error),
+            code="condition-unreadable",
             field=option,
             value=str(path),
             remedy=f"name a picture, or a clip of at least {condition_frames} frames (--condition-frames)"
@@ -124,6 +126,7 @@ def companion(path: Path, shape: Shape, option: str) -> Frames:
     except MediaError as error:
         raise UserError(
             str(error),
+            code="condition-unreadable",
             field=option,
             value=str(path),
             remedy="name a picture"

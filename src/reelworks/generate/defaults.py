@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from reelworks.core.shape import Shape
-from reelworks.models import config as models
-from reelworks.models import sampling
-from reelworks.models.sampling import SamplingDefaults
+from reelworks.models import components, registry
+from reelworks.models.family import SamplingDefaults
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
@@ -26,7 +25,7 @@ class _Trained(NamedTuple):
 
 def sampled(recipe: Recipe) -> SamplingDefaults:
     """Guidance and steps: as the recipe says it of previews, or as is usual for its model."""
-    said, usual = recipe.preview, sampling.usual(recipe.model.name)
+    said, usual = recipe.samples, registry.PRESETS[recipe.model.name].sampling
     return SamplingDefaults(
         said.guidance_scale or usual.guidance_scale, said.num_inference_steps or usual.num_inference_steps
     )
@@ -34,7 +33,7 @@ def sampled(recipe: Recipe) -> SamplingDefaults:
 
 def condition_frames(recipe: Recipe) -> int:
     """Frames that a clip begins with, where it is given some: models that are shown a first frame take no more."""
-    return 1 if models.conditioning(recipe.model).first_frame is not None else 17
+    return 1 if components.conditioning(recipe.model).first_frame is not None else 17
 
 
 def shape(run: RunFolder, recipe: Recipe, *, picture: bool) -> Shape:
@@ -70,8 +69,8 @@ def _most(buckets: Iterable[_Trained], recipe: Recipe, *, picture: bool) -> Shap
     trained = [bucket for bucket in buckets if bucket.tokens]
     wanted = [bucket for bucket in trained if (bucket.shape.num_frames == 1) == picture]
     most = max(wanted or trained, key=lambda bucket: bucket.tokens, default=_Trained(_UNKNOWN, 0)).shape
-    rules = models.geometry(recipe.model, recipe.autoencoder)
-    multiples = rules.multiple if models.whole_patches(recipe.model) else rules.stride[1:]
+    rules = components.geometry(recipe.model, recipe.autoencoder)
+    multiples = rules.multiple if components.whole_patches(recipe.model) else rules.stride[1:]
     height, width = (
         max(side // multiple, 1) * multiple
         for side, multiple in zip((most.height, most.width), multiples, strict=True)

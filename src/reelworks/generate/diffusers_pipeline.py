@@ -23,103 +23,14 @@ from reelworks.diffusion.objectives import PREDICTIONS
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import pipeline
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import config as models
-from reelworks.models import optional_imports, published
-from reelworks.models.api import DenoiserInputs, TextEmbedding
+from reelworks.models import components, optional_imports, registry
+from reelworks.models.api import DenoiserInputs
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
-from reelworks.models.diffusers_denoiser import DiffusersDenoiser
-from reelworks.models.experts import config as experts
-from reelworks.models.experts.denoiser import ExpertsDenoiser
-from reelworks.models.family import FamilyConfig
-from reelworks.models.hunyuan_video15 import config as hunyuan_video15
-from reelworks.models.hunyuan_video15.config import HunyuanVideo15Config
-from reelworks.models.ltx2 import config as ltx2
-from reelworks.models.published import Parts
-from reelworks.models.sdxl.config import SDXLConfig
-from reelworks.models.wan.config import WanConfig
+from reelworks.models.diffusers_denoiser import DiffusersDenoiser, DiffusersNetwork
+from reelworks.models.expert_pair.config import PARTS
+from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
 from reelworks.precision.boundary import DtypeBoundary, is_sharded
 from reelworks.recipe.recipe import Recipe
-
-
-def _guided(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
-    return {
-        "prompt_embeds": text.tokens[:1],
-        "negative_prompt_embeds": text.tokens[1:],
-        "guidance_scale": options.guidance_scale,
-    }
-
-
-def _summarised(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
-    return _guided(text, options, family) | {
-        "pooled_prompt_embeds": text.pooled[:1],
-        "negative_pooled_prompt_embeds": text.pooled[1:],
-    }
-
-
-def _flux(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
-    values = _summarised(text, options, family)
-    if family.conditioning.guidance == "embedded":
-        return values
-    return values | {"true_cfg_scale": values.pop("guidance_scale")}
-
-
-def _flux2(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
-    return {"prompt_embeds": text.tokens[:1], "guidance_scale": options.guidance_scale}
-
-
-def _qwen_image(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
-    values = _guided(text, options, family)
-    return values | {
-        "true_cfg_scale": values.pop("guidance_scale"),
-        "prompt_embeds_mask": text.mask[:1],
-        "negative_prompt_embeds_mask": text.mask[1:],
-    }
-
-
-def _z_image(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
-    prompt, none = ([tokens[mask]] for tokens, mask in zip(text.tokens, text.mask, strict=True))
-    return {
-        "prompt_embeds": prompt,
-        "negative_prompt_embeds": none,
-        "guidance_scale": options.guidance_scale,
-    }
-
-
-def _ltx(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
-    return _guided(text, options, family) | {
-        "prompt_attention_mask": text.mask[:1],
-        "negative_prompt_attention_mask": text.mask[1:],
-        "frame_rate": options.fps,
-    }
-
-
-def _hunyuan_video15(text: TextEmbedding, options: GenerateOptions, family: FamilyConfig) -> _Values:
-    """Text to be written in the picture is none, as in training."""
-    assert isinstance(family, HunyuanVideo15Config)
-    values: _Values = {}
-    for row, sign in enumerate(("", "negative_")):
-        values |= {
-            f"{sign}prompt_embeds": text.tokens[row : row + 1],
-            f"{sign}prompt_embeds_mask": text.mask[row : row + 1],
-            f"{sign}prompt_embeds_2": text.tokens.new_zeros(1, 1, family.text_embed_2_dim),
-            f"{sign}prompt_embeds_mask_2": text.mask.new_zeros(1, 1),
-        }
-    return values
-
-
-# By the text encoders, whose pipelines they are.
-ARGUMENTS: dict[str, Callable[[TextEmbedding, GenerateOptions, FamilyConfig], _Values]] = {
-    "wan": _guided,
-    "flux": _flux,
-    "flux2": _flux2,
-    "qwen-image": _qwen_image,
-    "z-image": _z_image,
-    "ltx-video": _ltx,
-    "hunyuan-video-1.5": _hunyuan_video15,
-    "sdxl": _summarised,
-    "sd3": _summarised,
-}
-
 
 _PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction"}  # as schedulers call them
 _Values = dict[str, Any]
@@ -159,14 +70,20 @@ def generate(
     """
     reason = why_not(recipe, boundary, options)
     if options.sampler == "pipeline" and reason is not None:
-        raise UserError(reason, field="--sampler", value="pipeline", remedy='leave it out, or say "own"')
+        raise UserError(
+            reason,
+            code="no-pipeline",
+            field="--sampler",
+            value="pipeline",
+            remedy='leave it out, or say "own"',
+        )
     if reason is not None or options.sampler == "own":
         clips = pipeline.generate(boundary, encoder, recipe.objective, prompts, options)
         return PipelineOutput(
             clips, "the own sampler" + (f" ({reason})" if reason else "") + _alone(recipe, boundary)
         )
     # A pipeline would round them.
-    geometry = models.geometry(recipe.model, recipe.autoencoder)
+    geometry = components.geometry(recipe.model, recipe.autoencoder)
     geometry.require(options.shape, ("--num-frames", "--height", "--width"), whole_patches=True)
     made, by = _build(recipe, boundary, encoder, options)
     with pipeline.enough_memory(options.shape), _in_contract(boundary, encoder):
@@ -175,31 +92,32 @@ def generate(
 
 def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: GenerateOptions) -> str | None:
     """Say why no pipeline can generate; None if one can."""
-    parts = Parts(recipe.autoencoder.name, recipe.text.name)
-    if recipe.model.name not in models.ADAPTED:
+    family = registry.load_network(registry.family_of(recipe.model.name))
+    published = registry.PRESETS[recipe.model.name].parts
+    if not isinstance(family, DiffusersNetwork):
         return f"{recipe.model.name} has no pipeline"
-    if parts != published.parts(recipe.model.name):
+    if (recipe.autoencoder.name, recipe.text_encoder.name) != (published.autoencoder, published.text):
         return "pipelines go with the autoencoder and the text encoder of the family"
-    if recipe.objective.name not in models.conditioning(recipe.model).objectives:
+    if recipe.objective.name not in components.conditioning(recipe.model).objectives:
         return f"pipelines of the family do not know the objective {recipe.objective.name}"
     if recipe.objective.prediction != "velocity":
         return "pipelines take the network's output for a velocity"
-    wants = models.conditioning(recipe.model)
+    wants = components.conditioning(recipe.model)
     if wants.first_frame is not None or wants.needs or options.companions:
         return "the model is shown more than words"
     if options.conditions.reference is not None or options.conditions.loop > 1:
         return "frames are given"
-    if recipe.model.name in ltx2.PRESETS:
-        return "the family's pipeline makes sound too, which is not trained"
-    if recipe.model.name in hunyuan_video15.PRESETS and _narrow(boundary.denoiser.module):
-        return "the family's pipeline would round latents as the base is stored"
+    if (reason := family.no_pipeline(boundary.denoiser.module)) is not None:
+        return reason
     if is_sharded(boundary.denoiser.module):
         return "the weights are in shards"
     return None
 
 
-def _narrow(module: nn.Module) -> bool:
-    return any(p.is_floating_point() and p.dtype != torch.float32 for p in module.parameters())
+def _family(recipe: Recipe) -> DiffusersNetwork:
+    family = registry.load_network(registry.family_of(recipe.model.name))
+    assert isinstance(family, DiffusersNetwork), "why_not was asked"
+    return family
 
 
 def _build(
@@ -207,29 +125,29 @@ def _build(
 ) -> tuple[Any, str]:
     """Put the pipeline together; texts come to it embedded."""
     denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
-    assert isinstance(denoiser, DiffusersDenoiser | ExpertsDenoiser)
+    assert isinstance(denoiser, DiffusersDenoiser | ExpertPairDenoiser)
     assert isinstance(autoencoder, DiffusersAutoencoder)
-    kind = getattr(optional_imports.diffusers(), published.TEXT_ENCODERS[recipe.text.name].pipeline)
+    kind = getattr(optional_imports.diffusers(), registry.TEXT_ENCODERS[recipe.text_encoder.name].pipeline)
     scheduler, whose = _scheduler(recipe, encoder, options)
     parts = dict.fromkeys(kind._get_signature_keys(kind)[0]) | {
         **_networks(denoiser),
         "vae": autoencoder.module,
         "scheduler": scheduler,
     }
-    made = kind(**parts | _settings(denoiser, options))
+    made = kind(**parts | _settings(recipe, denoiser, options))
     made.set_progress_bar_config(disable=True)
     return made, f"{kind.__name__} with {type(scheduler).__name__} of {whose}" + _alone(recipe, boundary)
 
 
 def _alone(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs]) -> str:
     """Tell where one of two experts does the work of both."""
-    one = recipe.model.experts in experts.PARTS and isinstance(boundary.denoiser, DiffusersDenoiser)
+    one = recipe.model.experts in PARTS and isinstance(boundary.denoiser, DiffusersDenoiser)
     return f", with the expert for {recipe.model.experts} noise alone" if one else ""
 
 
-def _networks(denoiser: DiffusersDenoiser | ExpertsDenoiser) -> dict[str, nn.Module]:
+def _networks(denoiser: DiffusersDenoiser | ExpertPairDenoiser) -> dict[str, nn.Module]:
     """The networks that are called, by their names in a pipeline."""
-    if isinstance(denoiser, ExpertsDenoiser):
+    if isinstance(denoiser, ExpertPairDenoiser):
         return dict(denoiser.module.named_children())
     return {denoiser.config.network.part: denoiser.module}
 
@@ -271,12 +189,13 @@ def _published_scheduler(source: str | None) -> _Values | None:
 def _one(
     made: Any, recipe: Recipe, encoder: LiveEncoder, prompt: str, options: GenerateOptions
 ) -> NDArray[np.uint8]:
-    shape, family = options.shape, models.ADAPTED[recipe.model.name]
+    shape, config = options.shape, components.family_config(recipe.model)
     text = encoder.texts([prompt, ""], [False, True])
-    values = ARGUMENTS[recipe.text.name](text, options, family)
+    arguments = _family(recipe).pipeline_arguments
+    assert arguments is not None, "why_not was asked"
     frames = made(
-        **values,
-        **({} if family.pictures_only else {"num_frames": shape.num_frames}),
+        **arguments(text, options.guidance_scale, options.fps, config),
+        **({} if config.pictures_only else {"num_frames": shape.num_frames}),
         height=shape.height,
         width=shape.width,
         num_inference_steps=options.num_inference_steps,
@@ -297,7 +216,7 @@ def _in_contract(boundary: DtypeBoundary[DenoiserInputs], encoder: LiveEncoder) 
     if the network answered in bfloat16.
     """
     denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
-    assert isinstance(denoiser, DiffusersDenoiser | ExpertsDenoiser)
+    assert isinstance(denoiser, DiffusersDenoiser | ExpertPairDenoiser)
     assert isinstance(autoencoder, DiffusersAutoencoder)
     output, modules = denoiser.contract.output, list(_networks(denoiser).values())
 
@@ -326,14 +245,10 @@ def _cast(values: Any, dtype: torch.dtype) -> Any:
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(dtype), values)
 
 
-def _settings(denoiser: DiffusersDenoiser | ExpertsDenoiser, options: GenerateOptions) -> _Values:
-    """Arguments of a pipeline's constructor beside its parts."""
-    config = denoiser.config
-    if isinstance(denoiser, ExpertsDenoiser):
-        return {"boundary_ratio": denoiser.boundary / timesteps.NUM_TIMESTEPS}
-    if isinstance(config, WanConfig):
-        return {"expand_timesteps": config.expand_timesteps}
-    if isinstance(config, HunyuanVideo15Config):
-        guider = optional_imports.diffusers().ClassifierFreeGuidance(guidance_scale=options.guidance_scale)
-        return {"guider": guider}
-    return {"add_watermarker": False} if isinstance(config, SDXLConfig) else {}
+def _settings(
+    recipe: Recipe, denoiser: DiffusersDenoiser | ExpertPairDenoiser, options: GenerateOptions
+) -> _Values:
+    """Return arguments of the pipeline's constructor beside its parts."""
+    if isinstance(denoiser, ExpertPairDenoiser):
+        return {"boundary_ratio": denoiser.switch_timestep / timesteps.NUM_TIMESTEPS}
+    return _family(recipe).pipeline_settings(denoiser.config, options.guidance_scale)

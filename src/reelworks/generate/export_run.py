@@ -9,8 +9,8 @@ from reelworks.checkpoint import listing
 from reelworks.checkpoint.config import Dtype, LoraFormat, Weights
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
-from reelworks.export import export as exporting
-from reelworks.export import lora as lora_file
+from reelworks.export.export import describe_run, export_checkpoint, export_state_dict, require_free_file
+from reelworks.export.lora import lora_file_of
 from reelworks.run import history
 from reelworks.train import init_from
 
@@ -56,16 +56,17 @@ def export(
         ExportFailed: Storage fails or has too little room.
     """
     source, target = Path(source), Path(target)
-    exporting.require_free(target)
+    require_free_file(target)
     run, step = init_from.locate(source)
     info = CheckpointStore(run.checkpoints_folder).info(step)
     recipe = history.recipe_of(run, step)
-    about = exporting.about(run_id=run.info()["id"], recipe=recipe, step=step, epoch=listing.epoch(info))
+    about = describe_run(run_id=run.info()["id"], recipe=recipe, step=step, epoch=listing.epoch(info))
     weights: Weights = "ema" if ema else "model"
-    lora = lora_file.of_recipe(recipe, format or "diffusers")
+    lora = lora_file_of(recipe, format or "diffusers")
     if lora is None and format is not None:
         raise UserError(
             "the run trained whole weights, and only a LoRA has several conventions",
+            code="lora-format-without-lora",
             field="--format",
             value=format,
             remedy="leave it out",
@@ -73,6 +74,7 @@ def export(
     if merge and (lora is None or format is not None):
         raise UserError(
             "the run trained whole weights" if lora is None else "merged weights have the base's own names",
+            code="merge-without-lora",
             field="--merge",
             remedy="leave it out" if lora is None else "leave --format out",
         )
@@ -81,11 +83,12 @@ def export(
 
         state = LoadedModel.load(source, averaged=ema, to_merge=True).merge()
         return Exported(
-            step, weights, dtype, exporting.whole(state, target, weights=weights, dtype=dtype, about=about)
+            step,
+            weights,
+            dtype,
+            export_state_dict(state, target, weights=weights, dtype=dtype, about=about),
         )
     for file in [] if lora is None else lora.files(target):
-        exporting.require_free(file)
-    written = exporting.from_checkpoint(
-        info.path, target, weights=weights, dtype=dtype, about=about, lora=lora
-    )
+        require_free_file(file)
+    written = export_checkpoint(info.path, target, weights=weights, dtype=dtype, about=about, lora=lora)
     return Exported(step, weights, dtype, written)

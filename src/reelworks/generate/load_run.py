@@ -16,7 +16,7 @@ from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import diffusers_pipeline
 from reelworks.generate.diffusers_pipeline import PipelineOutput
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import config as models
+from reelworks.models import components
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.lora import inject
 from reelworks.precision.boundary import DtypeBoundary
@@ -46,9 +46,9 @@ def require(recipe: Recipe, options: GenerateOptions) -> None:
         UserError: Names the option.
     """
     model, shape = recipe.model, options.shape
-    geometry, wants = models.geometry(model, recipe.autoencoder), models.conditioning(model)
+    geometry, wants = components.geometry(model, recipe.autoencoder), components.conditioning(model)
     geometry.require(
-        shape, ("--num-frames", "--height", "--width"), whole_patches=models.whole_patches(model)
+        shape, ("--num-frames", "--height", "--width"), whole_patches=components.whole_patches(model)
     )
     first_frame = wants.first_frame is not None and shape.num_frames > 1
     options.conditions.check(geometry, shape, told=wants.frames, first_frame=first_frame)

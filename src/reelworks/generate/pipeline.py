@@ -23,7 +23,7 @@ from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.diffusion.objectives import PREDICTIONS
 from reelworks.diffusion.samplers import ddim, flow, iddpm
 from reelworks.diffusion.samplers.flow import Edit
-from reelworks.encoders import conditioning as giving
+from reelworks.encoders.conditioning import encode_conditioning
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import conditions
 from reelworks.generate.conditions import Conditions
@@ -64,11 +64,16 @@ class GenerateOptions:
         """Refuse what the model would turn into noise, or the writer into a broken file."""
         if not 0 < self.fps <= MAX_FPS:
             raise UserError(
-                f"not in (0, {MAX_FPS}]", field="--fps", value=self.fps, remedy="use the footage's, e.g. 24"
+                f"not in (0, {MAX_FPS}]",
+                code="fps-out-of-range",
+                field="--fps",
+                value=self.fps,
+                remedy="use the footage's, e.g. 24",
             )
         if not math.isfinite(self.guidance_scale):
             raise UserError(
                 "not a number to multiply by",
+                code="guidance-scale-invalid",
                 field="--guidance-scale",
                 value=self.guidance_scale,
                 remedy="use 1 (no guidance) to some 10",
@@ -121,6 +126,7 @@ def enough_memory(shape: Shape) -> Iterator[None]:
         reason = str(error).partition("\n")[0][:200]
         raise UserError(
             f"this does not fit into memory ({reason or 'the host has no more'})",
+            code="out-of-memory",
             field="--num-frames, --height, --width",
             value=str(shape),
             remedy="lower one of them",
@@ -129,7 +135,7 @@ def enough_memory(shape: Shape) -> Iterator[None]:
 
 def generator_of(prompt: str, options: GenerateOptions, device: torch.device) -> torch.Generator:
     """All that is drawn for a prompt comes from here."""
-    word = hash_rng.hash_int(options.seed, prompt, Purpose.PREVIEW) >> 1
+    word = hash_rng.hash_int(options.seed, prompt, Purpose.SAMPLES) >> 1
     return torch.Generator(device).manual_seed(word)
 
 
@@ -180,7 +186,7 @@ def _one(
         start, edit = fresh(), None
         first = np.zeros((1, shape.height, shape.width, 3), np.uint8) if given is None else given
         frame = torch.from_numpy(np.array(first[:1]))
-        shown.update(giving.encode(encoder, start, companions, frame, shape.num_frames))
+        shown.update(encode_conditioning(encoder, start, companions, frame, shape.num_frames))
         if given is not None and encoder.conditioning.first_frame is None:
             start, ratio = conditions.begin(encoder, start, given)
             edit = Edit(ratio, lambda step: fresh())
@@ -201,7 +207,7 @@ def _sample(
     """Go from noise to latents in the way that the objective has learnt."""
     steps, scale = options.num_inference_steps, options.guidance_scale
     if objective.name == "iddpm":
-        return iddpm.sample(
+        return iddpm.sample_iddpm(
             network,
             start,
             num_steps=steps,
@@ -212,7 +218,9 @@ def _sample(
 
     if objective.name in PREDICTIONS:
         assert edit is None, "families of this objective make pictures alone"
-        return ddim.sample(network, start, PREDICTIONS[objective.name], num_steps=steps, guidance_scale=scale)
+        return ddim.sample_ddim(
+            network, start, PREDICTIONS[objective.name], num_steps=steps, guidance_scale=scale
+        )
 
     def velocity(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
         output = network(z_2B, t_2B, frame_mask_2B)
@@ -225,4 +233,4 @@ def _sample(
         num_frames=options.shape.num_frames,
         latent_frames=start.shape[2],
     )
-    return flow.sample(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)
+    return flow.sample_flow(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)

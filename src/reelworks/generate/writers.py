@@ -47,6 +47,7 @@ def _whole(path: Path, *, keep: bool = True) -> Iterator[Path]:
     except OSError as error:
         raise UserError(
             f"the file cannot be written ({error.strerror})",
+            code="file-unwritable",
             field="output",
             value=str(path),
             remedy="choose a folder that you may write to and that has space left",
@@ -105,6 +106,7 @@ def numbered(path: Path, count: int) -> list[Path]:
     if count > 1:
         raise UserError(
             f"{count} prompts cannot share one file",
+            code="several-prompts-one-file",
             field="--output",
             value=str(path),
             remedy=f'name it "{path.stem}-{{index}}{path.suffix}"',
@@ -130,6 +132,7 @@ def check(path: Path, num_frames: int) -> None:
     if is_picture(path) and num_frames != 1:
         raise UserError(
             f"a picture file cannot hold {num_frames} frames",
+            code="image-file-for-video",
             field="output",
             value=str(path),
             remedy="name it .mp4 or .webm, or generate one frame",
@@ -164,6 +167,7 @@ def _suffix(path: Path, *known: str) -> str:
     if suffix not in known:
         raise UserError(
             f'the suffix "{suffix}" names no format known here',
+            code="unknown-media-suffix",
             field="output",
             value=str(path),
             remedy=nearest(suffix, known),

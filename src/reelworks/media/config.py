@@ -17,7 +17,7 @@ class DataConfig(Config):
 
     frame_interval: int = Field(1, ge=1, description="read each n-th frame")
     fps: float | None = Field(None, gt=0, description="read at this rate instead; slower clips keep theirs")
-    first_frame: Literal["random", "start"] = Field("random", description="where in a longer clip to begin")
+    clip_start: Literal["random", "start"] = Field("random", description="where in a longer clip to begin")
     short_clips: ShortClips = Field(
         "reject",
         description='videos shorter than every entry whose size they fill: "reject" leaves them out (too_short), "hold" '
@@ -29,7 +29,7 @@ class DataConfig(Config):
         description="read clips of one folder, or those cut from one file, near one another in an epoch; for "
         "footage on slow or remote storage. Default: every clip may come anywhere",
     )
-    locality_clips: int = Field(
+    shuffle_window: int = Field(
         10_000,
         ge=1,
         description="with locality: about how many clips, of whole folders or files, are shuffled together",
@@ -47,7 +47,7 @@ class DataConfig(Config):
         "as failed. Threads (num_workers = 0) cannot be killed: a decoder that hangs there stops the run",
     )
     prefetch_micro_batches: int = Field(4, ge=1, description="micro-batches decoded ahead of training")
-    max_failure_share: float = Field(
+    max_decode_failures: float = Field(
         0.1, ge=0, le=1, description="stop when more than this share of an epoch's clips cannot be decoded"
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -136,6 +136,58 @@ class Denoiser(Protocol):
 
     def lora_targets(self, of: Targets = "default") -> Sequence[str]:
         """Names of linear layers for LoRA: by default those of all attentions, or all of the blocks."""
+        ...
+
+
+class FamilyNetwork(Protocol):
+    """How the networks of a family are built, loaded and called: `NETWORK` in the family's `network.py`."""
+
+    @property
+    def keeps_file_tensors(self) -> bool:
+        """Parameters may be the tensors of a file as they lie there, read when they are used."""
+        ...
+
+    def build(self, config: Any, *, gradient_checkpointing: bool = False) -> nn.Module:
+        """Build a network on the default device; on `meta` it has shapes alone."""
+        ...
+
+    def load(self, module: Any, config: Any, source: str | None, part: str | None = None) -> None:
+        """Load weights from a folder, a file or a hub id; without a source, draw fresh ones.
+
+        Args:
+            module: Network to fill.
+            config: Its sizes.
+            source: Where the weights lie.
+            part: Folder of the network in a pipeline, of several.
+
+        Raises:
+            UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
+        """
+        ...
+
+    def renamed(self, module: Any, config: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Give the tensors of a model's first release this network's names, as far as they are known."""
+        ...
+
+    def learns_variance(self, config: Any, source: str, channels: int) -> bool:
+        """Whether weights were trained with a second half of output channels.
+
+        Args:
+            config: Sizes of the network.
+            source: Where the weights lie.
+            channels: Channels of the latents.
+        """
+        ...
+
+    def denoiser(self, module: nn.Module, contract: Contract, config: Any, channels: int) -> Denoiser:
+        """Wrap a network as the trainer sees it.
+
+        Args:
+            module: The network.
+            contract: Its dtypes.
+            config: Its sizes.
+            channels: Channels of the latents that it takes.
+        """
         ...
 
 

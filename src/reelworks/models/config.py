@@ -1,8 +1,7 @@
-"""Recipe keys of models, and what follows from them without torch."""
+"""Recipe keys of the denoiser, the autoencoder and the text encoder."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any, Literal, Self
 
@@ -10,52 +9,16 @@ from pydantic import Field, field_validator, model_validator
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError, nearest
-from reelworks.core.shape import Geometry
-from reelworks.models import published
-from reelworks.models.family import LEARNED, ComponentShapes, Conditioning, FamilyConfig
-from reelworks.models.flux import config as flux
-from reelworks.models.flux2 import config as flux2
-from reelworks.models.hunyuan_video15 import config as hunyuan_video15
-from reelworks.models.ltx import config as ltx
-from reelworks.models.ltx2 import config as ltx2
-from reelworks.models.qwen_image import config as qwen_image
-from reelworks.models.sd3 import config as sd3
-from reelworks.models.sdxl import config as sdxl
-from reelworks.models.stdit2 import config as stdit2
-from reelworks.models.stdit2.config import STDiT2Config
-from reelworks.models.stdit3 import config as stdit3
-from reelworks.models.stdit3.config import STDiT3Config
-from reelworks.models.wan import config as wan
-from reelworks.models.z_image import config as z_image
+from reelworks.models import registry
 
-# Networks of diffusers, in the order of their families' names.
-ADAPTED: dict[str, FamilyConfig] = {
-    **flux.PRESETS,
-    **flux2.PRESETS,
-    **hunyuan_video15.PRESETS,
-    **ltx.PRESETS,
-    **ltx2.PRESETS,
-    **qwen_image.PRESETS,
-    **sd3.PRESETS,
-    **sdxl.PRESETS,
-    **wan.PRESETS,
-    **z_image.PRESETS,
-}
-PRESETS: dict[str, STDiT2Config | STDiT3Config | FamilyConfig] = {
-    **stdit3.PRESETS,
-    **stdit2.PRESETS,
-    **ADAPTED,
-}
-AUTOENCODERS = ("pixel", "opensora-1.1", "opensora-1.2", *published.AUTOENCODERS)
-TEXT_ENCODERS = ("hashed", "t5", *published.TEXT_ENCODERS)
-CHUNK_FRAMES = 17  # that the autoencoder of Open-Sora v1.2 takes at a time
-_TEXT_SIZES = {
-    "t5": {"dim": 4096, "max_length": 300, "pooled_dim": 0},  # of T5-v1.1-XXL, and the tokens that v1.2 keeps
-    **{
-        name: {"dim": text.dim, "max_length": text.max_length, "pooled_dim": text.pooled_dim}
-        for name, text in published.TEXT_ENCODERS.items()
-    },
-}
+# Autoencoders and text encoders that belong to no family, the first of each without weights.
+OWN_AUTOENCODERS = ("pixel", "opensora-1.1", "opensora-1.2")
+OWN_TEXT_ENCODERS = ("hashed", "t5")
+_T5_SIZES = {
+    "dim": 4096,
+    "max_length": 300,
+    "pooled_dim": 0,
+}  # of T5-v1.1-XXL, and the tokens that v1.2 keeps
 
 
 class ModelConfig(Config):
@@ -113,6 +76,7 @@ class AutoencoderConfig(Config):
         if str(value).lower() in ("float16", "fp16", "half"):
             raise UserError(
                 "numbers inside autoencoders pass the largest that float16 has, and become infinite",
+                code="dtype-overflows",
                 field="autoencoder.dtype",
                 value=value,
                 remedy='say "bfloat16" or "float32"',
@@ -121,10 +85,11 @@ class AutoencoderConfig(Config):
 
     @model_validator(mode="after")
     def _published_ones_have_weights(self) -> Self:
-        _check_weights("autoencoder", self.name, AUTOENCODERS, self.weights)
+        _check_weights("autoencoder", self.name, autoencoder_names(), self.weights)
         if self.name == "pixel" and self.dtype != "float32":
             raise UserError(
                 '"pixel" moves numbers and loses none',
+                code="dtype-without-use",
                 field="autoencoder.dtype",
                 value=self.dtype,
                 remedy="leave it out",
@@ -132,7 +97,7 @@ class AutoencoderConfig(Config):
         return self
 
 
-class TextConfig(Config):
+class TextEncoderConfig(Config):
     """Captions to embeddings.
 
     Attributes:
@@ -155,13 +120,32 @@ class TextConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _published_sizes(cls, values: Any) -> Any:
-        known = _TEXT_SIZES.get(values.get("name", "")) if isinstance(values, dict) else None
-        return known | values if known else values
+        return _text_sizes(values.get("name", "")) | values if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _published_ones_have_weights(self) -> Self:
-        _check_weights("text", self.name, TEXT_ENCODERS, self.weights)
+        _check_weights("text", self.name, text_encoder_names(), self.weights)
         return self
+
+
+def _text_sizes(name: str) -> dict[str, Any]:
+    """Return the sizes of published text encoders; of "hashed", whose own are the defaults, none."""
+    if name == "t5":
+        return _T5_SIZES
+    if name not in registry.TEXT_ENCODERS:
+        return {}
+    text = registry.TEXT_ENCODERS[name]
+    return {"dim": text.dim, "max_length": text.max_length, "pooled_dim": text.pooled_dim}
+
+
+def autoencoder_names() -> tuple[str, ...]:
+    """Names that `autoencoder.name` takes."""
+    return (*OWN_AUTOENCODERS, *registry.AUTOENCODERS)
+
+
+def text_encoder_names() -> tuple[str, ...]:
+    """Names that `text_encoder.name` takes."""
+    return (*OWN_TEXT_ENCODERS, *registry.TEXT_ENCODERS)
 
 
 def _check_weights(table: str, name: str, known: tuple[str, ...], weights: str | None) -> None:
@@ -172,7 +156,9 @@ def _check_weights(table: str, name: str, known: tuple[str, ...], weights: str |
         problem, remedy = f'"{name}" has no weights', f"leave it out, or set {table}.name"
     else:
         return
-    raise UserError(problem, field=f"{table}.weights", value=weights, remedy=remedy)
+    raise UserError(
+        problem, code="encoder-weights-missing", field=f"{table}.weights", value=weights, remedy=remedy
+    )
 
 
 def require_known(field: str, name: str, known: Collection[str]) -> None:
@@ -183,108 +169,9 @@ def require_known(field: str, name: str, known: Collection[str]) -> None:
     """
     if name not in known:
         raise UserError(
-            f"unknown name; known: {', '.join(known)}", field=field, value=name, remedy=nearest(name, known)
-        )
-
-
-def latent_channels(autoencoder: AutoencoderConfig) -> int:
-    """Channels of the latents that an autoencoder makes."""
-    require_known("autoencoder.name", autoencoder.name, AUTOENCODERS)
-    if autoencoder.name in published.AUTOENCODERS:
-        return published.AUTOENCODERS[autoencoder.name].channels
-    return 3 * autoencoder.stride**2 if autoencoder.name == "pixel" else 4
-
-
-def autoencoder_geometry(config: AutoencoderConfig) -> Geometry:
-    """Return the effect of an autoencoder alone on a shape.
-
-    Raises:
-        UserError: If its name is unknown.
-    """
-    require_known("autoencoder.name", config.name, AUTOENCODERS)
-    if config.name in published.AUTOENCODERS:
-        known = published.AUTOENCODERS[config.name]
-        return Geometry(stride=known.stride, patch=(1, 1, 1), frame_rule=known.frame_rule)
-    if config.name == "pixel":
-        return Geometry(stride=(1, config.stride, config.stride), patch=(1, 1, 1))
-    if config.name == "opensora-1.1":
-        return Geometry(stride=(1, 8, 8), patch=(1, 1, 1), drops_rest=True)
-    return Geometry(stride=(4, 8, 8), patch=(1, 1, 1), chunk_frames=CHUNK_FRAMES, drops_rest=True)
-
-
-def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
-    """Say what the autoencoder and the denoiser together do to a shape.
-
-    Raises:
-        UserError: If a name is unknown.
-    """
-    require_known("model.name", model.name, PRESETS)
-    alone = autoencoder_geometry(autoencoder)
-    pictures_only = model.name in ADAPTED and ADAPTED[model.name].pictures_only
-    rule = (0, 1) if pictures_only else alone.frame_rule
-    return dataclasses.replace(alone, patch=PRESETS[model.name].patch_size, frame_rule=rule)
-
-
-def whole_patches(model: ModelConfig) -> bool:
-    """Whether sizes must fill patches: networks of diffusers do not pad, as STDiT does."""
-    return model.name in ADAPTED
-
-
-def conditioning(model: ModelConfig) -> Conditioning:
-    """Say how a denoiser takes texts and given frames.
-
-    Raises:
-        UserError: If its name is unknown.
-    """
-    require_known("model.name", model.name, PRESETS)
-    return ADAPTED[model.name].conditioning if model.name in ADAPTED else LEARNED
-
-
-def published_text(model: ModelConfig) -> str:
-    """Name of the text encoders that a denoiser was published with."""
-    return published.parts(model.name).text
-
-
-def of_other_latents(model: ModelConfig, autoencoder: AutoencoderConfig) -> str | None:
-    """Name of the autoencoder that a denoiser was published with, if another makes other latents of as many channels."""
-    theirs, *also = published.autoencoders(model.name)
-    channels = latent_channels(AutoencoderConfig(name=theirs, weights="-"))
-    known = ("pixel", theirs, *also)
-    return theirs if autoencoder.name not in known and latent_channels(autoencoder) == channels else None
-
-
-def resolve_denoiser(
-    model: ModelConfig, *, autoencoder: AutoencoderConfig, text: TextConfig, pred_sigma: bool
-) -> STDiT2Config | STDiT3Config | FamilyConfig:
-    """Turn a preset and its overrides into the sizes of one network.
-
-    Widths that the neighbours fix (latent channels, caption width and length) come from them.
-
-    Raises:
-        UserError: If a name is unknown or the sizes do not fit together.
-    """
-    require_known("model.name", model.name, PRESETS)
-    require_known("text.name", text.name, TEXT_ENCODERS)
-    preset = PRESETS[model.name]
-    overrides = {"hidden_size": model.hidden_size, "depth": model.depth, "num_heads": model.num_heads}
-    overrides = {name: value for name, value in overrides.items() if value is not None}
-    if not isinstance(preset, STDiT2Config | STDiT3Config):
-        _refuse_overrides(overrides)
-        return preset.fit(ComponentShapes(latent_channels(autoencoder), text.dim, text.pooled_dim))
-    sizes: dict[str, Any] = {
-        "in_channels": latent_channels(autoencoder),
-        "caption_channels": text.dim,
-        "model_max_length": text.max_length,
-        "pred_sigma": pred_sigma,
-    }
-    resolved = preset.model_copy(update=sizes | overrides)
-    return stdit2.check(resolved) if isinstance(resolved, STDiT2Config) else stdit3.check(resolved)
-
-
-def _refuse_overrides(overrides: Collection[str]) -> None:
-    for name in overrides:
-        raise UserError(
-            "the sizes of this model are those of its preset",
-            field=f"model.{name}",
-            remedy="leave it out, or choose another preset",
+            f"unknown name; known: {', '.join(known)}",
+            code="unknown-name",
+            field=field,
+            value=name,
+            remedy=nearest(name, known),
         )

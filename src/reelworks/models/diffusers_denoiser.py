@@ -1,4 +1,4 @@
-"""Networks of diffusers as the trainer sees them: one class for all; what differs is a function.
+"""Networks of diffusers: how they are built, loaded, called, and seen by the trainer; families differ in functions.
 
 Legend: B clips, C channels, T latent frames, H height, W width.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.nn.functional import pad
 
 from reelworks.core.errors import UserError
 from reelworks.models import optional_imports, weights
-from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan
+from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan, TextEmbedding
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject
 from reelworks.models.lora.base_model import Base
@@ -85,12 +86,19 @@ class DiffusersDenoiser:
 def _check(latent_BCTHW: Tensor, config: FamilyConfig) -> None:
     sizes = latent_BCTHW.shape[2:]
     if config.pictures_only and sizes[0] != 1:
-        raise UserError("this model makes pictures alone", field="num_frames", value=sizes[0], remedy="use 1")
-    for field, size, patch in zip(("num_frames", "height", "width"), sizes, config.patch_size, strict=True):
+        raise UserError(
+            "this model makes pictures alone",
+            code="model-takes-images-only",
+            field="num_frames",
+            value=sizes[0],
+            remedy="use 1",
+        )
+    for key, size, patch in zip(("num_frames", "height", "width"), sizes, config.patch_size, strict=True):
         if size % patch:
             raise UserError(
                 f"{size} latent elements, and this model takes multiples of {patch}",
-                field=field,
+                code="size-not-a-multiple",
+                field=key,
                 remedy=f"choose a size in pixels that has {max(size - size % patch, patch)} of them",
             )
 
@@ -99,58 +107,120 @@ def _is_of_attention(name: str) -> bool:
     return any(part.startswith("att") for part in name.split(".")[:-1])
 
 
-def network(config: FamilyConfig, gradient_checkpointing: bool) -> nn.Module:
-    """Build a network with fresh weights from the global generator."""
-    # nn.RMSNorm says so under autocast: lower inputs, float32 weights. It is right, and slower.
-    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-    kind: Any = getattr(optional_imports.diffusers(), config.network.name)
-    module: Any = kind(**config.model_dump())
-    if gradient_checkpointing:
-        module.enable_gradient_checkpointing()
-    result: nn.Module = module.train()
-    return result
+class EncodedText(NamedTuple):
+    """Captions as a pipeline encodes them.
 
-
-def fill(module: nn.Module, config: FamilyConfig, source: str | None, part: str | None = None) -> None:
-    """Load the weights of a source; where there is none, fresh ones stay.
-
-    A source is a pipeline's folder, a network's folder, a single file, or a hub id, in the names of
-    diffusers or in those of the release (ComfyUI's). Values take the dtype of the module's parameters;
-    those stored as fp8 are multiplied by their scales first. Columns for companions that they lack are zeros. Of two
-    networks in one file, `part` is taken.
-
-    Raises:
-        UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
+    Attributes:
+        tokens: `[B, L, D]`; L may be less than asked for.
+        mask: `[B, L]`, nonzero where a token counts; None: all count.
+        pooled: `[B, P]`, one vector for a whole caption; None where there is none.
     """
-    if source is None:
-        return
-    part = part or config.network.part
-    state = _unscaled(weights.read(source, part=part))
-    own = {key.removeprefix(f"{part}."): value for key, value in state.items() if key.startswith(f"{part}.")}
-    state = own or state
-    if not module.state_dict().keys() & state.keys():
-        state = renamed(module, config, state)
-    if (name := config.network.widened) is not None and name in state:
-        missing = module.get_parameter(name).shape[1] - state[name].shape[1]
-        state[name] = pad(state[name], (0, max(missing, 0)))
-    weights.load_into(module, state, source)
+
+    tokens: Tensor
+    mask: Tensor | None = None
+    pooled: Tensor | None = None
 
 
-def renamed(module: Any, config: FamilyConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give the tensors of a release the names of diffusers, where diffusers knows how."""
-    single: Any = importlib.import_module("diffusers.loaders.single_file_model")
-    known = single.SINGLE_FILE_LOADABLE_CLASSES.get(config.network.name)
-    # Behind ComfyUI's prefix a file may hold other parts of the model too.
-    state = {key: value for key, value in state.items() if key.startswith(_COMFYUI)} or state
-    # Of LTX-2.3, which diffusers leaves as it is.
-    state = {key.replace("prompt_adaln_single", "prompt_adaln"): value for key, value in state.items()}
-    if known is not None:
-        # A file of another model ends in any of these; the comparison of names then says so.
-        with contextlib.suppress(KeyError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-            renamed = known["checkpoint_mapping_fn"](checkpoint=dict(state), config=module.config)
-            if renamed.keys() & module.state_dict().keys():
-                return dict(renamed)
-    return {key.removeprefix(_COMFYUI): value for key, value in state.items()}
+def _has_pipeline(_module: nn.Module) -> str | None:
+    return None
+
+
+def _no_settings(_config: Any, _guidance_scale: float) -> dict[str, Any]:
+    return {}
+
+
+@final
+@dataclass(frozen=True)
+class DiffusersNetwork:
+    """Builds, loads and calls the networks of a family of diffusers; satisfies `models.api.FamilyNetwork`.
+
+    Attributes:
+        predict: `predict(module, inputs, config)` calls the network; see `models.api.Denoiser.predict`.
+        encode_text: By the name of its text encoders, `encode(pipeline, captions, max_length, pictures)`.
+        pipeline_arguments: `arguments(text, guidance_scale, fps, config)`: what its pipeline is called with, beside
+            sizes and steps; `text` has a row for the caption and one for the empty caption.
+        pipeline_settings: `settings(config, guidance_scale)`: arguments of its pipeline's constructor beside the parts.
+        no_pipeline: Why its pipeline cannot generate with a network; None if it can.
+        load_processor: `load(tokenizer, source)`: what prepares pictures for the text encoders that see them.
+    """
+
+    predict: Predict
+    encode_text: Mapping[str, Callable[[Any, list[str], int, Tensor | None], EncodedText]] = field(
+        default_factory=dict
+    )
+    pipeline_arguments: Callable[[TextEmbedding, float, float, Any], dict[str, Any]] | None = None
+    pipeline_settings: Callable[[Any, float], dict[str, Any]] = _no_settings
+    no_pipeline: Callable[[nn.Module], str | None] = _has_pipeline
+    load_processor: Callable[[Any, str], Any] | None = None
+
+    keeps_file_tensors = True
+
+    def build(self, config: FamilyConfig, *, gradient_checkpointing: bool = False) -> nn.Module:
+        """Build a network with fresh weights from the global generator; on `meta` it has shapes alone."""
+        # nn.RMSNorm says so under autocast: lower inputs, float32 weights. It is right, and slower.
+        warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+        kind: Any = getattr(optional_imports.diffusers(), config.network.name)
+        module: Any = kind(**config.model_dump())
+        if gradient_checkpointing:
+            module.enable_gradient_checkpointing()
+        result: nn.Module = module.train()
+        return result
+
+    def load(
+        self, module: nn.Module, config: FamilyConfig, source: str | None, part: str | None = None
+    ) -> None:
+        """Load the weights of a source; where there is none, fresh ones stay.
+
+        A source is a pipeline's folder, a network's folder, a single file, or a hub id, in the names of
+        diffusers or in those of the release (ComfyUI's). Values take the dtype of the module's parameters;
+        those stored as fp8 are multiplied by their scales first. Columns for companions that they lack are zeros. Of two
+        networks in one file, `part` is taken.
+
+        Raises:
+            UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
+        """
+        if source is None:
+            return
+        part = part or config.network.part
+        state = _unscaled(weights.read(source, part=part))
+        own = {
+            key.removeprefix(f"{part}."): value for key, value in state.items() if key.startswith(f"{part}.")
+        }
+        state = own or state
+        if not module.state_dict().keys() & state.keys():
+            state = self.renamed(module, config, state)
+        if (name := config.network.widened) is not None and name in state:
+            missing = module.get_parameter(name).shape[1] - state[name].shape[1]
+            state[name] = pad(state[name], (0, max(missing, 0)))
+        weights.load_into(module, state, source)
+
+    def renamed(self, module: Any, config: FamilyConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Give the tensors of a release the names of diffusers, where diffusers knows how."""
+        single: Any = importlib.import_module("diffusers.loaders.single_file_model")
+        known = single.SINGLE_FILE_LOADABLE_CLASSES.get(config.network.name)
+        # Behind ComfyUI's prefix a file may hold other parts of the model too.
+        state = {key: value for key, value in state.items() if key.startswith(_COMFYUI)} or state
+        for old, new in config.network.renamed_keys.items():
+            state = {key.replace(old, new): value for key, value in state.items()}
+        if known is not None:
+            # A file of another model ends in any of these; the comparison of names then says so.
+            with contextlib.suppress(
+                KeyError, AttributeError, IndexError, RuntimeError, TypeError, ValueError
+            ):
+                renamed = known["checkpoint_mapping_fn"](checkpoint=dict(state), config=module.config)
+                if renamed.keys() & module.state_dict().keys():
+                    return dict(renamed)
+        return {key.removeprefix(_COMFYUI): value for key, value in state.items()}
+
+    def learns_variance(self, config: FamilyConfig, source: str, channels: int) -> bool:
+        """No network of diffusers that is trained here has a half for variance."""
+        return False
+
+    def denoiser(
+        self, module: nn.Module, contract: Contract, config: FamilyConfig, channels: int
+    ) -> DiffusersDenoiser:
+        """Wrap a network as the trainer sees it."""
+        return DiffusersDenoiser(module, contract, config, channels, self.predict)
 
 
 def _unscaled(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -202,3 +272,20 @@ def grid(*lengths: int, device: torch.device) -> Tensor:
     """Places of tokens, the last axis fastest: `[N, len(lengths)]` float32."""
     axes = (torch.arange(n, dtype=torch.float32, device=device) for n in lengths)
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
+
+
+def guided(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:
+    """Return embeddings of the caption and of the empty caption, and the scale between them."""
+    return {
+        "prompt_embeds": text.tokens[:1],
+        "negative_prompt_embeds": text.tokens[1:],
+        "guidance_scale": guidance_scale,
+    }
+
+
+def guided_and_pooled(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:
+    """Return those of `guided`, and the captions' summaries."""
+    return guided(text, guidance_scale, fps, config) | {
+        "pooled_prompt_embeds": text.pooled[:1],
+        "negative_pooled_prompt_embeds": text.pooled[1:],
+    }

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import diffusers_denoiser, networks, published, weights
-from reelworks.models.config import ADAPTED, PRESETS
+from reelworks.models import registry, weights
 from reelworks.models.weights import ShapeMismatch, Shapes
 
 _TEXT_ENCODERS = ("SelfAttention.q", "text_model.encoder.", "self_attn.q_proj.", "transformer.resblocks.")
@@ -48,6 +47,7 @@ def explained(misfit: ShapeMismatch, name: str = "") -> UserError:
     problem, remedy = what(misfit.shapes, for_field=str(misfit.field), name=name)
     return UserError(
         f"{misfit.problem}\n    {problem}" if problem else misfit.problem,
+        code=misfit.code,
         field=misfit.field,
         value=misfit.value,
         remedy=remedy or misfit.remedy,
@@ -72,15 +72,15 @@ def what(shapes: Shapes, for_field: str, name: str = "") -> tuple[str, str]:
         names = " or ".join(found.names)
         told = f"these are the weights of {names} (all {found.total:,} tensors fit)"
         if name in found.names:
-            parts = published.parts(name)
+            parts = registry.PRESETS[name].parts
             return (
                 told,
-                f'set autoencoder.name = "{parts.autoencoder}" and text.name = "{parts.text}" as published',
+                f'set autoencoder.name = "{parts.autoencoder}" and text_encoder.name = "{parts.text}" as published',
             )
         also = "" if for_field in ("model.weights", "--load") else ", and name them in model.weights"
         return told, f'set model.name = "{found.names[0]}"{also}'
     if any(part in name for name in shapes for part in _TEXT_ENCODERS):
-        return "these are the weights of a text encoder", "name them in text.weights"
+        return "these are the weights of a text encoder", "name them in text_encoder.weights"
     if all(any(name.startswith(part) for name in shapes) for part in ("encoder.", "decoder.")):
         remedy = "name them in autoencoder.weights, or another autoencoder.name"
         return "these are the weights of an autoencoder", remedy
@@ -99,11 +99,11 @@ def is_lora(names: Mapping[str, object]) -> bool:
 
 def closest(shapes: Shapes) -> BestMatch:
     """Compare weights with all presets, in the names of diffusers, of a release, or behind a prefix."""
-    scores = {name: _fitting(name, shapes) for name in PRESETS}
-    totals = {name: max(len(shapes), len(_own(name))) for name in PRESETS}
-    best = max(PRESETS, key=lambda name: scores[name] / totals[name])
+    scores = {name: _fitting(name, shapes) for name in registry.PRESETS}
+    totals = {name: max(len(shapes), len(_own(name))) for name in registry.PRESETS}
+    best = max(registry.PRESETS, key=lambda name: scores[name] / totals[name])
     alike = (scores[best], totals[best])
-    return BestMatch(tuple(n for n in PRESETS if (scores[n], totals[n]) == alike), *alike)
+    return BestMatch(tuple(n for n in registry.PRESETS if (scores[n], totals[n]) == alike), *alike)
 
 
 def _fitting(name: str, shapes: Shapes) -> int:
@@ -118,7 +118,7 @@ def _spellings(name: str, shapes: Shapes) -> list[Shapes]:
     for wrapper in _WRAPPERS:
         bare = {key.removeprefix(wrapper): shape for key, shape in bare.items()}
     fewer, more = sorted((len(shapes), len(_own(name))))
-    if name not in ADAPTED or 2 * fewer < more:  # a release has other names, and nearly as many
+    if 2 * fewer < more:  # a release has other names, and nearly as many
         return [bare]
     released = {f"model.diffusion_model.{key}": shape for key, shape in bare.items()}
     return [bare, *(weights.shapes_of(_renamed(name, one)) for one in (bare, released))]
@@ -126,14 +126,15 @@ def _spellings(name: str, shapes: Shapes) -> list[Shapes]:
 
 def _renamed(name: str, shapes: Shapes) -> dict[str, Tensor]:
     state = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
-    return diffusers_denoiser.renamed(network(name), ADAPTED[name], state)
+    family = registry.load_network(registry.family_of(name))
+    return family.renamed(network(name), registry.PRESETS[name].config, state)
 
 
 @functools.cache
 def network(name: str) -> nn.Module:
     """A preset's network at its published size, without numbers."""
     with torch.device("meta"):
-        return networks.build(PRESETS[name])
+        return registry.load_network(registry.family_of(name)).build(registry.PRESETS[name].config)
 
 
 @functools.cache

@@ -86,6 +86,7 @@ def _load(name: str, source: str, folder: str, **options: Any) -> Any:
     except Exception as error:  # damage leads the readers into errors of any kind
         raise UserError(
             f"no {name} can be loaded ({str(error).partition(chr(10))[0]})",
+            code="image-encoder-unloadable",
             field=field,
             value=source,
             remedy="name a folder in diffusers' layout or a hub id of this family",

@@ -43,7 +43,9 @@ def read(source: str, field: str = "model.weights", part: str | None = None) -> 
         for path in _files(place):
             state.update(_read_file(path))
     except UserError as error:
-        raise UserError(error.problem, field=field, value=source, remedy=error.remedy) from error
+        raise UserError(
+            error.problem, code=error.code, field=field, value=source, remedy=error.remedy
+        ) from error
     return state
 
 
@@ -65,7 +67,9 @@ def _configs(source: str, field: str) -> Path:
     try:
         return _locate(source, ["*.json"])
     except UserError as error:
-        raise UserError(error.problem, field=field, value=source, remedy=error.remedy) from error
+        raise UserError(
+            error.problem, code=error.code, field=field, value=source, remedy=error.remedy
+        ) from error
 
 
 def config(source: str, field: str, part: str) -> dict[str, Any] | None:
@@ -108,7 +112,9 @@ def shapes(source: str, field: str) -> dict[str, tuple[int, ...]]:
         except (OSError, ValueError, SafetensorError) as error:
             raise _unreadable(path, str(error).partition("\n")[0]) from error
     except UserError as error:
-        raise UserError(error.problem, field=field, value=source, remedy=error.remedy) from error
+        raise UserError(
+            error.problem, code=error.code, field=field, value=source, remedy=error.remedy
+        ) from error
 
 
 def _locate(source: str, patterns: list[str]) -> Path:
@@ -119,6 +125,7 @@ def _locate(source: str, patterns: list[str]) -> Path:
         return _download(source, patterns)
     raise UserError(
         "no such file or folder, and not a hub id (owner/name)",
+        code="weights-not-found",
         remedy="check the path",
     )
 
@@ -133,7 +140,9 @@ def _part(source: str, place: Path, part: str) -> Path:
         return place / part
     if (place / "model_index.json").is_file():
         raise UserError(
-            f"this pipeline has no folder {part}", remedy="name a folder or hub id that has it, or a file"
+            f"this pipeline has no folder {part}",
+            code="weights-part-missing",
+            remedy="name a folder or hub id that has it, or a file",
         )
     here = Path(source).expanduser().exists()
     return place if here else _download(source, _OF_WEIGHTS, without=["*/*"])
@@ -145,6 +154,7 @@ def _download(hub_id: str, patterns: list[str], without: list[str] | None = None
     except ImportError as error:
         raise UserError(
             "no such path here, and hub ids need a package that is not installed",
+            code="hub-package-missing",
             remedy="pip install huggingface_hub, or pass the path of a local copy",
         ) from error
     try:
@@ -152,6 +162,7 @@ def _download(hub_id: str, patterns: list[str], without: list[str] | None = None
     except (OSError, ValueError) as error:  # the hub's own errors, refused names and lost connections
         raise UserError(
             f"the hub did not answer with these weights ({str(error).partition(chr(10))[0]})",
+            code="hub-failed",
             remedy="check the name and the connection, or pass the path of a local copy",
         ) from error
 
@@ -171,6 +182,7 @@ def _files(path: Path) -> list[Path]:
         found = ", ".join(p.name for p in candidates[:_SHOWN]) or "none"
         raise UserError(
             f"a folder must hold one file of weights or an index; found: {found}",
+            code="weights-folder-ambiguous",
             remedy="name the file itself",
         )
     return candidates
@@ -187,6 +199,7 @@ def _shards(index: Path) -> list[Path]:
     if missing:
         raise UserError(
             f"{len(missing)} of the {len(shards)} files that {index.name} names are not there: {first_few(missing)}",
+            code="weights-shards-missing",
             remedy="download them too",
         )
     return shards
@@ -239,6 +252,7 @@ def _require_whole(path: Path) -> None:
 def _unreadable(path: Path, why: str) -> UserError:
     return UserError(
         f"{path.name} cannot be read: {why}",
+        code="weights-unreadable",
         remedy="download or export it again, as .safetensors or a plain state dict",
     )
 
@@ -258,6 +272,7 @@ class ShapeMismatch(UserError):  # noqa: N818
         self.shapes = given
         super().__init__(
             f"these weights do not fit the model: {_differences(own, given)}",
+            code="weights-do-not-fit",
             field=field,
             value=source,
             remedy="choose the model, autoencoder and text encoder that the weights were trained with",

@@ -40,7 +40,7 @@ class DtypeError(UserError):
         declared: torch.dtype | None = None,
     ) -> None:
         self.found, self.declared = found, declared
-        super().__init__(problem, field=field, remedy=remedy)
+        super().__init__(problem, code="dtype-mismatch", field=field, remedy=remedy)
 
 
 class TensorFields(Protocol):
@@ -78,6 +78,7 @@ def check_contract(contract: Contract, table: str = "precision") -> None:
         if getattr(contract, name) in contract.overflows:
             raise UserError(
                 "numbers inside this component pass the largest that the dtype has, and become infinite",
+                code="dtype-overflows",
                 field=f"{table}.{name}",
                 value=name_of(getattr(contract, name)),
                 remedy='say "bfloat16" or "float32"',
@@ -87,6 +88,7 @@ def check_contract(contract: Contract, table: str = "precision") -> None:
         if dtype not in _WIDTH and dtype is not None:
             raise UserError(
                 "not a dtype to train in; float16 would need a loss scaler, which bfloat16 does not",
+                code="dtype-not-trainable",
                 field=f"{table}.{name}",
                 value=name_of(dtype),
                 remedy='say "bfloat16" or "float32"',
@@ -95,6 +97,7 @@ def check_contract(contract: Contract, table: str = "precision") -> None:
         raise UserError(
             "master weights below float32 lose small updates, unless they are rounded stochastically, "
             "which they are not here",
+            code="master-too-narrow",
             field=f"{table}.master",
             value=name_of(contract.master),
             remedy="set master to float32",
@@ -111,6 +114,7 @@ def _require(contract: Contract, table: str, wide: str, narrow: str, why: str) -
     if wider is not None and _WIDTH[wider] < _WIDTH[narrower]:
         raise UserError(
             f"narrower than {narrow} ({name_of(narrower)}): {why}",
+            code="dtype-narrower",
             field=f"{table}.{wide}",
             value=name_of(wider),
             remedy=f"set {wide} to {name_of(narrower)} or wider",

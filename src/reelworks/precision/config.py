@@ -55,21 +55,29 @@ def _refuse(key: str, value: Any) -> None:
         raise UserError(
             "numbers of 8 bits and less can hold weights that are frozen, not those that are trained: nearly "
             "every update would be smaller than the step to the next number",
+            code="dtype-not-trainable",
             field=field,
             value=value,
             remedy='say "bfloat16" for precision.compute; under a LoRA, lora.base may be "float8", "int8" or "nf4"',
         )
     if fixed is not None:
         raise UserError(
-            fixed, field=field, value=value, remedy="remove the key; see docs/reference/dtypes.md"
+            fixed,
+            code="dtype-fixed",
+            field=field,
+            value=value,
+            remedy="remove the key; see docs/reference/dtypes.md",
         )
     if word in _HALF:
         raise UserError(
             "float16 needs a loss scaler, which there is none: small gradients would become 0 and large ones "
             "infinite; bfloat16 has the range of float32",
+            code="dtype-not-trainable",
             field=field,
             value=value,
             remedy='say "bfloat16", or "float32" where the device has none',
         )
     if word in _SHORT:
-        raise UserError("unknown name", field=field, value=value, remedy=f'say "{_SHORT[word]}"')
+        raise UserError(
+            "unknown name", code="unknown-name", field=field, value=value, remedy=f'say "{_SHORT[word]}"'
+        )

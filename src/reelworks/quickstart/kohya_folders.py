@@ -26,6 +26,7 @@ def require(folders: Sequence[Path]) -> None:
             continue
         raise UserError(
             "this is a file, not a folder" if folder.exists() else "there is no such folder",
+            code="no-such-folder",
             field="--data",
             value=str(folder),
             remedy="give the folder that holds the videos and pictures",
@@ -64,6 +65,7 @@ def _refuse_twice(folder: Path, others: Sequence[Path]) -> None:
         if here.is_relative_to(there) or there.is_relative_to(here):
             raise UserError(
                 "it is given twice" if here == there else f"one of this and {other} lies in the other",
+                code="folders-overlap",
                 field="--data",
                 value=str(folder),
                 remedy="give the outer one alone; `repeats` of a [[dataset]] in the recipe shows clips more often",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from reelworks.buckets import table
 from reelworks.buckets.table import BucketTable
 from reelworks.models.api import Denoiser
-from reelworks.models.config import geometry
+from reelworks.models.components import geometry
 from reelworks.recipe.recipe import Recipe
 from reelworks.train.preflight import estimate, memory
 from reelworks.train.preflight.estimate import Estimate
@@ -48,7 +48,7 @@ TIERS = (
         passing=True,
     ),
     MemoryPreset(
-        "text",
+        "text_encoder",
         "device",
         "cpu",
         "text encoders in CPU memory, where embedding a caption for the first time takes seconds",

@@ -24,11 +24,11 @@ from reelworks.catalog.store import Catalog
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
-from reelworks.models import config as models
-from reelworks.models import published, wellknown
-from reelworks.models.config import AutoencoderConfig, ModelConfig, geometry
-from reelworks.models.experts import config as experts
-from reelworks.models.wellknown import WellKnown
+from reelworks.models import components, registry
+from reelworks.models.components import geometry
+from reelworks.models.config import AutoencoderConfig, ModelConfig
+from reelworks.models.expert_pair.config import switch_timestep
+from reelworks.models.family import Release
 from reelworks.quickstart import kohya_folders, memory_presets, survey
 from reelworks.quickstart.memory_presets import MemoryPlan
 from reelworks.quickstart.survey import FolderSurvey
@@ -67,7 +67,7 @@ def lora_table(
     Raises:
         UserError: No weights are known, clips cannot be trained, or nothing has a caption.
     """
-    known = wellknown.known(preset)
+    known = registry.release_of(preset)
     parts = _parts(preset, known, weights)
     lines = [Line("", "version", 1), Line("", "seed", 42)]
     lines += _datasets(datasets, found, trigger)
@@ -102,6 +102,7 @@ def _captions(dataset: DatasetConfig, found: FolderSurvey, trigger: str | None) 
     if trigger is None and missing is None and found.uncaptioned == found.clips:
         raise UserError(
             f"of {found.to_text()} none has a caption",
+            code="no-caption",
             field="--data",
             value=dataset.path,
             remedy="give --trigger WORD, which then is the caption of all, or write what each shows into a text file "
@@ -122,7 +123,7 @@ def _captions(dataset: DatasetConfig, found: FolderSurvey, trigger: str | None) 
     return lines
 
 
-def _buckets(preset: str, known: WellKnown, found: FolderSurvey) -> list[Line]:
+def _buckets(preset: str, known: Release, found: FolderSurvey) -> list[Line]:
     size = min(_SMALL_CLIPS, found.clips)
     lines = [
         Line("[buckets]", "batch_size", size, "buckets of fewer are trained as smaller batches"),
@@ -151,19 +152,28 @@ def _buckets(preset: str, known: WellKnown, found: FolderSurvey) -> list[Line]:
 def _geometry(preset: str) -> Geometry:
     """Return the geometry of the model and the autoencoder that it comes with."""
     autoencoder = AutoencoderConfig()
-    if wellknown.published(preset):
-        autoencoder = AutoencoderConfig(name=published.parts(preset).autoencoder, weights=preset)
-    return models.geometry(ModelConfig(name=preset), autoencoder)
+    if registry.PRESETS[preset].release:
+        autoencoder = AutoencoderConfig(name=registry.PRESETS[preset].parts.autoencoder, weights=preset)
+    return components.geometry(ModelConfig(name=preset), autoencoder)
 
 
-def _require_clips(preset: str, known: WellKnown, clips: int) -> None:
-    if models.geometry(ModelConfig(name=preset), AutoencoderConfig()).frame_rule == (0, 1) or not known.lines:
+def _require_clips(preset: str, known: Release, clips: int) -> None:
+    if (
+        components.geometry(ModelConfig(name=preset), AutoencoderConfig()).frame_rule == (0, 1)
+        or not known.lines
+    ):
         raise UserError(
             f"this model makes pictures alone, and there are {clips} clips",
+            code="model-takes-images-only",
             field="--model",
             value=preset,
-            remedy="choose one for clips, such as wan, ltx or hunyuan, or take the clips out of the folders",
+            remedy=f"choose one for clips ({', '.join(_for_clips())}), or take the clips out of the folders",
         )
+
+
+def _for_clips() -> str:
+    """Return short names of models that are trained on clips."""
+    return ", ".join(short for short, name in registry.SHORT_NAMES.items() if registry.release_of(name).lines)
 
 
 def _resolution(steps: Ladder, sizes: NDArray[np.int64], noun: str) -> tuple[str, str]:
@@ -185,19 +195,20 @@ def _lengths(frames: NDArray[np.int64], geometry: Geometry, most: int) -> list[i
     if not chosen:
         raise UserError(
             f"the longest clip has {frames.max()} frames, and this model takes {counts[0]} and more",
+            code="clips-too-short",
             field="--data",
             remedy="add longer clips, or train on pictures",
         )
     return sorted({int(counts[i]) for i in (*chosen, longest[longest >= 0].min())})
 
 
-def _parts(preset: str, known: WellKnown, weights: str | None) -> list[Line]:
+def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
     """The network and what goes with it."""
     lines = [Line("[model]", "name", preset)]
-    if experts.boundary(ModelConfig(name=preset)) is not None:
+    if switch_timestep(ModelConfig(name=preset)) is not None:
         why = 'of its two networks the one for much noise; "low" is a run of its own, "both" trains them in turn'
         lines += [Line("[model]", "experts", "high", why)]
-    if not wellknown.published(preset):
+    if not registry.PRESETS[preset].release:
         lines += [Line("[model]", "weights", weights)] if weights else []
         lines += [Line("[model]", "gradient_checkpointing", False)]
         return lines
@@ -205,28 +216,32 @@ def _parts(preset: str, known: WellKnown, weights: str | None) -> list[Line]:
     if source is None:
         raise UserError(
             f"no published weights of {preset} are known",
+            code="no-published-weights",
             field="--model",
             value=preset,
             remedy="give --weights PATH|HUB, a folder, file or hub id",
         )
-    parts = published.parts(preset)
+    parts = registry.PRESETS[preset].parts
     lines += [Line("[model]", "weights", source), Line("[model]", "gradient_checkpointing", False)]
     whole = source if not source.endswith(".safetensors") else str(known.weights)
-    if models.conditioning(ModelConfig(name=preset)).image_encoder is not None:
+    if components.conditioning(ModelConfig(name=preset)).image_encoder is not None:
         lines += [Line("[model]", "image_encoder", whole, "tells the network of a clip's first frame")]
     lines += [Line("[autoencoder]", "name", parts.autoencoder, "the one that the model was trained with")]
     lines += [Line("[autoencoder]", "weights", known.autoencoder or whole)]
-    lines += [Line("[text]", "name", parts.text), Line("[text]", "weights", known.text or whole)]
+    lines += [
+        Line("[text_encoder]", "name", parts.text),
+        Line("[text_encoder]", "weights", known.text or whole),
+    ]
     return lines
 
 
-def _objective(preset: str, known: WellKnown) -> list[Line]:
+def _objective(preset: str, known: Release) -> list[Line]:
     if known.objective != "rectified-flow":
         return [Line("[objective]", "name", known.objective, "what the weights were trained with")]
     shift = known.timestep_shift
     why = "above 1: more training at much noise, where large pictures are decided" if shift != 1.0 else "none"
     lines = [Line("[objective]", "timestep_shift", shift, why)]
-    if models.conditioning(ModelConfig(name=preset)).guidance == "embedded":
+    if components.conditioning(ModelConfig(name=preset)).guidance == "embedded":
         why = "guidance is an input of this network: it needs no pictures without caption"
         lines += [Line("[objective]", "caption_dropout", 0.0, why)]
     return lines
@@ -248,7 +263,7 @@ def _training(found: FolderSurvey) -> list[Line]:
     ]
 
 
-def _files(known: WellKnown, found: FolderSurvey) -> list[Line]:
+def _files(known: Release, found: FolderSurvey) -> list[Line]:
     steps = _epochs(found) * math.ceil(found.showings / _SMALL_CLIPS)
     lines = []
     if found.clips < _HELD_OUT_FROM:
@@ -376,9 +391,14 @@ def lora(
         UserError: The model is unknown, the word is empty, the folders hold nothing to train, nothing fits into the GPU, or the
             recipe cannot be written.
     """
-    preset = wellknown.preset(wishes.model)
+    preset = registry.preset_name(wishes.model)
     if wishes.trigger is not None and not wishes.trigger.strip():
-        raise UserError("the word is empty", field="--trigger", remedy="give a rare word, or leave it out")
+        raise UserError(
+            "the word is empty",
+            code="empty-trigger",
+            field="--trigger",
+            remedy="give a rare word, or leave it out",
+        )
     datasets, remarks = kohya_folders.datasets(wishes.folders or (Path(PLACEHOLDER),))
     found = survey.PLACEHOLDER
     if wishes.folders:
@@ -397,7 +417,7 @@ def lora(
     recipe = _read(lines, path)
     remarks += (
         []
-        if wellknown.published(preset)
+        if registry.PRESETS[preset].release
         else [f"{preset} begins with random weights: it is there to try things"]
     )
     made = QuickstartResult(
@@ -425,7 +445,7 @@ def _look(
     on_progress: Callable[[ScanProgress], None] | None,
 ) -> FolderSurvey:
     sources = [dataset.place for dataset in datasets]
-    scan.scan(sources, catalog, workers=os.cpu_count() or 1, on_progress=on_progress)
+    scan.scan_sources(sources, catalog, workers=os.cpu_count() or 1, on_progress=on_progress)
     return survey.survey(Catalog.open(catalog).live(), datasets, trigger)
 
 
@@ -463,6 +483,7 @@ def _too_small(preset: str, wishes: QuickstartOptions, choice: MemoryPlan) -> Us
     return UserError(
         f"{preset} needs {need:.1f} GB with everything that saves memory ({settings}), by part: {memory.to_text()}"
         + (f"; and {host:.1f} GB of CPU memory" if host >= 0.05 else ""),
+        code="gpu-too-small",
         field="--vram",
         value=wishes.vram_gb,
         remedy=f"take a GPU of at least {math.ceil(need)} GB, or a smaller model",

@@ -55,7 +55,7 @@ def survey(rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | 
         UserError: There is none.
     """
     repeats = {dataset.dataset_name: dataset.repeats for dataset in datasets}
-    names = np.array([repeats.get(name, 0) for name in rows.dataset.dictionary.to_pylist()], dtype=np.int64)
+    names = np.array([repeats.get(name, 0) for name in rows.dataset.dictionary.to_pylist()], dtype=np.float64)
     shown = names[
         rows.dataset.indices.to_numpy(zero_copy_only=False)
     ]  # the catalog may hold other datasets too
@@ -63,6 +63,7 @@ def survey(rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | 
     if not len(good):
         raise UserError(
             f"none of the {int((shown > 0).sum())} files can be read",
+            code="no-readable-media",
             field="--data",
             remedy="`reelworks scan DIR -o CATALOG` says why of each",
         )
@@ -71,5 +72,5 @@ def survey(rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | 
     captions = good.caption.fill_null("")
     has = pc.sum(pc.match_substring(captions, trigger)).as_py() if trigger else 0
     blank = pc.sum(pc.equal(captions, "")).as_py()
-    showings = int(shown[rows.readable].sum())
+    showings = round(shown[rows.readable].sum())
     return FolderSurvey(sizes[~video][:, 1:], sizes[video], showings, int(blank or 0), int(has or 0))

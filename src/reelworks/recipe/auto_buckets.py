@@ -58,12 +58,12 @@ def choose(recipe: Recipe, geometry: Geometry, clips: Callable[[], Clips]) -> tu
     """Find the entries of a recipe that leaves them open.
 
     Args:
-        recipe: Its `buckets.entries` is "auto" or "again".
+        recipe: Its `buckets.entries` is "auto" or "refresh".
         geometry: What the model takes.
         clips: Gives the recipe's clips; asked only where entries are proposed.
 
     Returns:
-        The recipe with plain entries, marked "frozen"; and how they were found.
+        The recipe with plain entries, marked "keep"; and how they were found.
 
     Raises:
         UserError: No entry takes any clip, `max_tokens` is too small, or the run's recipe cannot be read.
@@ -78,7 +78,7 @@ def choose(recipe: Recipe, geometry: Geometry, clips: Callable[[], Clips]) -> tu
         chosen = Chosen(kept, None, recipe.output)
     update = {
         "bucket": [entry.config() for entry in chosen.entries],
-        "buckets": recipe.buckets.model_copy(update={"entries": "frozen"}),
+        "buckets": recipe.buckets.model_copy(update={"entries": "keep"}),
     }
     return recipe.model_copy(update=update), chosen
 
@@ -86,11 +86,11 @@ def choose(recipe: Recipe, geometry: Geometry, clips: Callable[[], Clips]) -> tu
 def _kept(recipe: Recipe) -> tuple[Suggestion, ...] | None:
     """Entries that the recipe's run was begun with; None where there is none, or others are asked for."""
     file = RunFolder(Path(recipe.output)).recipe_file
-    if recipe.buckets.entries == "again" or not file.exists():
+    if recipe.buckets.entries == "refresh" or not file.exists():
         return None
     then = recipe_file.load(file)
     limits = (then.buckets.max_tokens, then.buckets.max_batch_size)
-    if then.buckets.entries != "frozen" or limits != (
+    if then.buckets.entries != "keep" or limits != (
         recipe.buckets.max_tokens,
         recipe.buckets.max_batch_size,
     ):
@@ -113,6 +113,7 @@ def _nothing(clips: Clips) -> UserError:
     told = ", ".join(f"{count} {name}" for name, count in named.items())
     return UserError(
         f"there is no clip to propose entries for ({told or 'the datasets are empty'})",
+        code="no-clip-to-propose-from",
         field="buckets",
         value="auto",
         remedy="mend the clips, or choose other datasets or a smaller autoencoder.stride",

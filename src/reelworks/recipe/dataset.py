@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from reelworks.buckets import table
 from reelworks.buckets.table import BucketTable
-from reelworks.catalog.scan import ScanProgress, ScanResult, scan
+from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
 from reelworks.core.shape import Geometry
 from reelworks.data import eligibility
 from reelworks.data.dataset import Dataset, DataSpec, clip_sources, companion_sources, rows_of
-from reelworks.models.config import geometry
+from reelworks.models.components import geometry
 from reelworks.recipe import auto_buckets
 from reelworks.recipe.auto_buckets import Chosen
 from reelworks.recipe.recipe import Recipe
@@ -96,7 +96,7 @@ def spec_of(recipe: Recipe) -> DataSpec:
         recipe.validation.split,
         recipe.validation.group,
         recipe.validation.max_clips,
-        recipe.quarantine,
+        recipe.exclude_file,
         recipe.cost,
     )
 
@@ -109,4 +109,4 @@ def scan_recipe(recipe: Recipe, on_progress: Callable[[ScanProgress], None] | No
     """
     every = clip_sources(recipe.dataset) + companion_sources(recipe.dataset)
     workers = os.cpu_count() or 1
-    return scan(every, Path(recipe.catalog_folder), workers=workers, on_progress=on_progress)
+    return scan_sources(every, Path(recipe.catalog_folder), workers=workers, on_progress=on_progress)

@@ -25,6 +25,24 @@ _TYPE_WORDS = {
     "dict_type": "a table",
     "model_type": "a table",
 }
+# Keys as earlier versions had them, and what to write today.
+_RENAMED = {
+    "buckets.compat": "buckets.opensora_drop_exact_length",
+    "data.first_frame": "data.clip_start",
+    "data.locality_clips": "data.shuffle_window",
+    "data.max_failure_share": "data.max_decode_failures",
+    "dataset.prior_preservation": "dataset.prior_prediction",
+    "dataset.weight": "dataset.repeats, which takes any number above 0: the product of both",
+    "exports.every_saves": "exports.every_n_saves",
+    "objective.compat": "objective.opensora_frame_quantization",
+    "preview": "[samples]",
+    "quarantine": "exclude_file",
+    "text": "[text_encoder]",
+    "train.clip_norm": "train.max_grad_norm",
+    "train.loss_weight": "train.loss_reduction",
+    "train.slot_width": "train.same_bucket_run",
+    "validation.times": "validation.timesteps",
+}
 
 
 def explain(error: ValidationError) -> UserError:
@@ -35,7 +53,13 @@ def explain(error: ValidationError) -> UserError:
     meant = [e for e, path in zip(found, paths, strict=True) if not any(_is_part(p, path) for p in paths)]
     first, *others = [_problem(e) for e in meant]
     more = [f"\n  also {p.field} = {p.value!r}: {p.problem}; {p.remedy}" for p in others[: _SHOWN - 1]]
-    return UserError(first.problem, field=first.field, value=first.value, remedy=first.remedy + "".join(more))
+    return UserError(
+        first.problem,
+        code=first.code,
+        field=first.field,
+        value=first.value,
+        remedy=first.remedy + "".join(more),
+    )
 
 
 def _problem(error: Any) -> UserError:
@@ -47,23 +71,47 @@ def _problem(error: Any) -> UserError:
     if isinstance(told, UserError):
         return told
     if kind == "extra_forbidden":
+        if (now := _RENAMED.get(".".join(str(part) for part in path if isinstance(part, str)))) is not None:
+            return UserError(
+                "this key has another name now",
+                code="renamed-key",
+                field=field,
+                value=value,
+                remedy=f"write {now}",
+            )
         remedy = nearest(str(path[-1]), _keys_beside(path))
-        return UserError("there is no such key", field=field, value=value, remedy=remedy)
+        return UserError("there is no such key", code="unknown-key", field=field, value=value, remedy=remedy)
     if kind == "missing":
-        return UserError("this key is needed", field=field, remedy=f"add {field} to the recipe")
+        return UserError(
+            "this key is needed", code="key-missing", field=field, remedy=f"add {field} to the recipe"
+        )
     if kind in _TYPE_WORDS:
-        return UserError("wrong type", field=field, value=value, remedy=f"give {_TYPE_WORDS[kind]}")
+        return UserError(
+            "wrong type", code="wrong-type", field=field, value=value, remedy=f"give {_TYPE_WORDS[kind]}"
+        )
     if kind == "string_too_short":
-        return UserError("this is empty", field=field, value=value, remedy="give a text, or remove the key")
+        return UserError(
+            "this is empty",
+            code="empty-value",
+            field=field,
+            value=value,
+            remedy="give a text, or remove the key",
+        )
     if message.startswith("Input should be "):
         allowed = message.removeprefix("Input should be ")
         what = "a number " if allowed.startswith(("greater", "less")) else ""
         spelt = _spelt(value, allowed) if kind == "literal_error" and isinstance(value, str) else ""
         return UserError(
-            "this value is not allowed", field=field, value=value, remedy=f"{spelt}give {what}{allowed}"
+            "this value is not allowed",
+            code="value-not-allowed",
+            field=field,
+            value=value,
+            remedy=f"{spelt}give {what}{allowed}",
         )
     message = message.removeprefix("Value error, ")
-    return UserError(message[:1].lower() + message[1:], field=field, value=value, remedy=_REFERENCE)
+    return UserError(
+        message[:1].lower() + message[1:], code="value-invalid", field=field, value=value, remedy=_REFERENCE
+    )
 
 
 def _spelt(value: str, allowed: str) -> str:

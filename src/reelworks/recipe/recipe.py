@@ -13,12 +13,12 @@ from reelworks.core.config import Config
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed.config import ParallelConfig
 from reelworks.media.config import DataConfig
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.lora.config import LoraConfig
 from reelworks.precision.config import PrecisionConfig
 from reelworks.run.config import CoverageConfig
 from reelworks.schedule.config import CostConfig
-from reelworks.train.config import PreviewConfig, TrainConfig, ValidationConfig
+from reelworks.train.config import SamplesConfig, TrainConfig, ValidationConfig
 
 
 class Recipe(Config):
@@ -41,7 +41,7 @@ class Recipe(Config):
         None, min_length=1, description="folder of the catalog; default: <output>/catalog"
     )
     seed: int = Field(42, ge=0, lt=2**63, description="of every random choice")
-    quarantine: str | None = Field(
+    exclude_file: str | None = Field(
         None,
         min_length=1,
         description="a text file of clips not to train: a line for each, dataset/path as reports print it; "
@@ -57,13 +57,13 @@ class Recipe(Config):
     model: ModelConfig = ModelConfig()
     lora: LoraConfig | None = Field(None, description="left out: all weights of the model are trained")
     autoencoder: AutoencoderConfig = AutoencoderConfig()
-    text: TextConfig = TextConfig()
+    text_encoder: TextEncoderConfig = TextEncoderConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     precision: PrecisionConfig = PrecisionConfig()
     parallel: ParallelConfig = ParallelConfig()
     train: TrainConfig
     validation: ValidationConfig = ValidationConfig()
-    preview: PreviewConfig = PreviewConfig()
+    samples: SamplesConfig = SamplesConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     exports: ExportsConfig = ExportsConfig()
     coverage: CoverageConfig = CoverageConfig()

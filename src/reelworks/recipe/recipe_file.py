@@ -15,8 +15,9 @@ from reelworks.buckets.config import as_table
 from reelworks.core import toml_none
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
-from reelworks.models import config as models
-from reelworks.models.experts import config as experts
+from reelworks.models import components
+from reelworks.models.config import require_known, text_encoder_names
+from reelworks.models.expert_pair.config import timestep_range
 from reelworks.recipe import validation
 from reelworks.recipe.errors import explain
 from reelworks.recipe.recipe import Recipe
@@ -37,17 +38,22 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     except OSError as error:
         raise UserError(
             f"the recipe cannot be read ({error.strerror})",
+            code="file-unreadable",
             field="RECIPE",
             value=str(path),
             remedy="check the path; complete recipes lie in the project's recipes/ folder",
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(
-            f"not TOML: {error}", field="RECIPE", value=str(path), remedy="mend that line"
+            f"not TOML: {error}", code="not-toml", field="RECIPE", value=str(path), remedy="mend that line"
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(
-            f"not UTF-8: byte {error.start}", field="RECIPE", value=str(path), remedy="save it as UTF-8"
+            f"not UTF-8: byte {error.start}",
+            code="not-utf-8",
+            field="RECIPE",
+            value=str(path),
+            remedy="save it as UTF-8",
         ) from error
     values.setdefault("output", f"runs/{path.stem}")
     for text in overrides:
@@ -65,10 +71,10 @@ def parse(values: dict[str, Any]) -> Recipe:
         recipe = Recipe.model_validate(toml_none.from_toml(values, Recipe))
     except ValidationError as error:
         raise explain(error) from None
-    models.require_known("text.name", recipe.text.name, models.TEXT_ENCODERS)
-    geometry = models.geometry(recipe.model, recipe.autoencoder)
+    require_known("text_encoder.name", recipe.text_encoder.name, text_encoder_names())
+    geometry = components.geometry(recipe.model, recipe.autoencoder)
     validation.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
-    validation.require_text_encoder(recipe.model, recipe.text)
+    validation.require_text_encoder(recipe.model, recipe.text_encoder)
     validation.require_autoencoder(recipe.model, recipe.autoencoder)
     _require_base(recipe)
     _require_lora(recipe)
@@ -79,21 +85,21 @@ def parse(values: dict[str, Any]) -> Recipe:
         _refuse_given(recipe)
     else:
         table.build(recipe.bucket, recipe.buckets, geometry)
-    if recipe.preview.prompts:
-        _require_preview(recipe, geometry)
+    if recipe.samples.prompts:
+        _require_samples(recipe, geometry)
     return recipe
 
 
-def _require_preview(recipe: Recipe, geometry: Geometry) -> None:
-    """Refuse previews that the model cannot make; sizes that are left out are those of a bucket."""
-    preview, (height, width) = recipe.preview, geometry.multiple
-    shape = Shape(preview.num_frames or 1, preview.height or height, preview.width or width)
-    fields = ("preview.num_frames", "preview.height", "preview.width")
-    geometry.require(shape, fields, whole_patches=models.whole_patches(recipe.model))
-    validation.require_companions(recipe.model, [preview.companions], "preview.")
-    if preview.num_frames is not None:
+def _require_samples(recipe: Recipe, geometry: Geometry) -> None:
+    """Refuse samples that the model cannot make; sizes that are left out are those of a bucket."""
+    samples, (height, width) = recipe.samples, geometry.multiple
+    shape = Shape(samples.num_frames or 1, samples.height or height, samples.width or width)
+    fields = ("samples.num_frames", "samples.height", "samples.width")
+    geometry.require(shape, fields, whole_patches=components.whole_patches(recipe.model))
+    validation.require_companions(recipe.model, [samples.companions], "samples.")
+    if samples.num_frames is not None:
         validation.require_first_frame(
-            recipe.model, preview.reference, "preview.reference", preview.num_frames
+            recipe.model, samples.reference, "samples.reference", samples.num_frames
         )
 
 
@@ -105,6 +111,7 @@ def _require_base(recipe: Recipe) -> None:
     if recipe.parallel.offload and base not in ("float32", "bfloat16"):
         raise UserError(
             f"a base of {base} stays on the GPU, since blocks are fetched from CPU memory as plain weights",
+            code="offload-of-packed-base",
             field="parallel.offload",
             value=True,
             remedy='say lora.base = "bfloat16", or leave offload out',
@@ -117,24 +124,27 @@ def _of_experts(recipe: Recipe) -> Recipe:
     if recipe.model.experts == "both" and lora is not None and lora.weights is not None:
         raise UserError(
             "a file holds the LoRA of one expert",
+            code="lora-of-one-expert",
             field="lora.weights",
             value=lora.weights,
             remedy='leave it out, or train one: model.experts = "high" or "low"',
         )
-    trained = experts.timestep_range(recipe.model, objective.name, objective.timestep_range)
+    trained = timestep_range(recipe.model, objective.name, objective.timestep_range)
     return recipe.model_copy(update={"objective": objective.model_copy(update={"timestep_range": trained})})
 
 
 def _require_lora(recipe: Recipe) -> None:
     """Refuse clips that are to keep a base as it is where none is kept, and a run that would learn nothing."""
-    preserved = [d.prior_preservation for d in recipe.dataset]
+    preserved = [d.prior_prediction for d in recipe.dataset]
     if any(preserved) and recipe.lora is None:
         problem, remedy = "all weights are trained, so that there is no base to compare with", "add [lora]"
     elif all(preserved):
         problem, remedy = "no dataset is left to learn from", "leave it out of one dataset, or add another"
     else:
         return
-    raise UserError(problem, field="dataset.prior_preservation", value=True, remedy=remedy)
+    raise UserError(
+        problem, code="base-target-without-lora", field="dataset.prior_prediction", value=True, remedy=remedy
+    )
 
 
 def _refuse_given(recipe: Recipe) -> None:
@@ -143,9 +153,10 @@ def _refuse_given(recipe: Recipe) -> None:
         if given:
             raise UserError(
                 f"entries are to be proposed, and the recipe gives {name} too",
+                code="entries-given-and-proposed",
                 field="buckets.entries",
                 value=recipe.buckets.entries,
-                remedy=f'remove {name}, or write buckets.entries = "given"',
+                remedy=f'remove {name}, or write buckets.entries = "recipe"',
             )
 
 
@@ -159,7 +170,11 @@ def _override(values: dict[str, Any], text: str) -> None:
     *parents, last = (part.strip() for part in key.split("."))
     if not sign or not all((*parents, last)):
         raise UserError(
-            "not of the form a.b=value", field="--set", value=text, remedy="e.g. --set train.max_steps=100"
+            "not of the form a.b=value",
+            code="override-invalid",
+            field="--set",
+            value=text,
+            remedy="e.g. --set train.max_steps=100",
         )
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
@@ -189,6 +204,7 @@ def _index(here: list[Any], part: str, text: str) -> int:
     if not part.isdecimal() or int(part) >= len(here):
         raise UserError(
             f'"{part}" is not one of the {len(here)} entries',
+            code="override-index-out-of-range",
             field="--set",
             value=text,
             remedy="count from 0, as in --set bucket.0.batch_size=4",
@@ -198,5 +214,9 @@ def _index(here: list[Any], part: str, text: str) -> int:
 
 def _no_such_place(text: str) -> UserError:
     return UserError(
-        "there is no table of that name", field="--set", value=text, remedy="see docs/reference/recipe.md"
+        "there is no table of that name",
+        code="unknown-table",
+        field="--set",
+        value=text,
+        remedy="see docs/reference/recipe.md",
     )

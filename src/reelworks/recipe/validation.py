@@ -7,15 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from safetensors import SafetensorError, safe_open
 
 from reelworks.core.errors import UserError
-from reelworks.models.config import (
-    ADAPTED,
-    AutoencoderConfig,
-    ModelConfig,
-    TextConfig,
-    conditioning,
-    of_other_latents,
-    published_text,
-)
+from reelworks.models import registry
+from reelworks.models.components import conditioning, other_latents
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 
 COMPANIONS = ("control", "source")  # that a network may be shown whole
 
@@ -30,6 +24,7 @@ def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[s
     if model.weights is not None and objective not in wants.objectives:
         raise UserError(
             f"weights of {model.name} were trained with another objective",
+            code="other-objective",
             field="objective.name",
             value=objective,
             remedy=f'write "{wants.objectives[0]}"',
@@ -37,23 +32,25 @@ def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[s
     if not wants.frames and any(ratio for name, ratio in mask_ratios.items() if name != "identity"):
         raise UserError(
             f"{model.name} is not told which frames are given",
+            code="conditions-not-taken",
             field="objective.mask_ratios",
             value=dict(mask_ratios),
             remedy="leave it out, or choose a model that is told (docs/reference/models.md)",
         )
 
 
-def require_text_encoder(model: ModelConfig, text: TextConfig) -> None:
+def require_text_encoder(model: ModelConfig, text: TextEncoderConfig) -> None:
     """Refuse weights beside text encoders of another family, which may be as wide as those that they were trained with.
 
     Raises:
-        UserError: Names `text.name`.
+        UserError: Names `text_encoder.name`.
     """
-    theirs = published_text(model)
+    theirs = registry.PRESETS[model.name].parts.text
     if text.name not in ("hashed", theirs) and _trained_elsewhere(model.weights, "text", text.name):
         raise UserError(
             f"weights of {model.name} were trained with other text encoders",
-            field="text.name",
+            code="other-text-encoder",
+            field="text_encoder.name",
             value=text.name,
             remedy=f'write "{theirs}"',
         )
@@ -67,10 +64,11 @@ def require_autoencoder(model: ModelConfig, autoencoder: AutoencoderConfig) -> N
     Raises:
         UserError: Names `autoencoder.name`.
     """
-    theirs = of_other_latents(model, autoencoder)
+    theirs = other_latents(model, autoencoder)
     if theirs is not None and _trained_elsewhere(model.weights, "autoencoder", autoencoder.name):
         raise UserError(
             f"weights of {model.name} were trained on other latents, which have as many channels",
+            code="other-autoencoder",
             field="autoencoder.name",
             value=autoencoder.name,
             remedy=f'write "{theirs}"',
@@ -104,8 +102,8 @@ def require_companions(model: ModelConfig, given: Sequence[Collection[str]], pre
         with_it = sum(name in names for names in given)
         takers = [
             preset
-            for preset, config in ADAPTED.items()
-            if name in config.conditioning.takes and not preset.endswith("-tiny")
+            for preset, known in registry.PRESETS.items()
+            if name in known.config.conditioning.takes and not preset.endswith("-tiny")
         ]
         if with_it and name not in wants.takes:
             problem = f"{model.name} is not shown a {name}"
@@ -119,7 +117,7 @@ def require_companions(model: ModelConfig, given: Sequence[Collection[str]], pre
             problem, remedy = f"{model.name} cannot do without a {name}", "name one"
         else:
             continue
-        raise UserError(problem, field=f"{prefix}{name}", remedy=remedy)
+        raise UserError(problem, code="companion-mismatch", field=f"{prefix}{name}", remedy=remedy)
 
 
 def require_first_frame(model: ModelConfig, reference: str | None, field: str, num_frames: int) -> None:
@@ -136,7 +134,7 @@ def require_first_frame(model: ModelConfig, reference: str | None, field: str, n
         problem, remedy = f"{model.name} cannot be told which frames are given", "leave it out"
     else:
         return
-    raise UserError(problem, field=field, value=reference, remedy=remedy)
+    raise UserError(problem, code="first-frame-missing", field=field, value=reference, remedy=remedy)
 
 
 def require_image_encoder(model: ModelConfig) -> None:
@@ -151,6 +149,7 @@ def require_image_encoder(model: ModelConfig) -> None:
             f"{model.name} has no image encoder"
             if kind is None
             else f"{model.name} is told of its first frame by a {kind}",
+            code="image-encoder-mismatch",
             field="model.image_encoder",
             value=model.image_encoder,
             remedy="leave it out" if kind is None else "name the folder or hub id of the model's release",

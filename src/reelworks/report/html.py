@@ -51,12 +51,12 @@ def write(run: RunFolder) -> Path:
     Raises:
         UserError: There is no run in the folder, or a newer version wrote it.
     """
-    text = render(run_data.load(run), run.previews_folder)
+    text = render(run_data.load(run), run.samples_folder)
     files.write_bytes(run.report_file, text.encode())
     return run.report_file
 
 
-def render(data: RunData, previews_folder: Path) -> str:
+def render(data: RunData, samples_folder: Path) -> str:
     """Return the page; all that comes from files is escaped."""
     drawn = plots.all_of(data)
     checkpoints = status.checkpoints(data)
@@ -67,8 +67,8 @@ def render(data: RunData, previews_folder: Path) -> str:
         state=status.state(data),
         headline=run_facts.headline(data),
         figures=drawn,
-        previews=previews(data, previews_folder),
-        preview_steps=len(data.events_of("preview")),
+        previews=previews(data, samples_folder),
+        preview_steps=len(data.events_of("samples")),
         accounting=run_facts.accounting(data.summary),
         buckets=run_facts.buckets(data.summary),
         balance=run_facts.balance(data.summary),
@@ -83,7 +83,7 @@ def render(data: RunData, previews_folder: Path) -> str:
 
 def previews(data: RunData, folder: Path) -> list[PreviewStep]:
     """Previews by step, newest first: the newest, the first and as many between as the page can hold."""
-    events = _spread({event["step"]: event for event in data.events_of("preview")})
+    events = _spread({event["step"]: event for event in data.events_of("samples")})
     steps: list[PreviewStep] = []
     left_bytes = MAX_PREVIEW_BYTES
     for event in events:

@@ -73,7 +73,7 @@ class Inspection:
         return {**value, "proposal": self.proposal.to_json()}
 
 
-def inspect(rows: CatalogRows) -> Inspection:
+def inspect_rows(rows: CatalogRows) -> Inspection:
     """Look at rows, usually `Catalog.live()`; nothing but the rows is read."""
     good = rows.take(rows.readable)
     video = good.is_video
@@ -109,7 +109,7 @@ def _caption_tokens(rows: CatalogRows) -> NDArray[np.int64]:
     return np.repeat(np.array(lengths, dtype=np.int64), captions.field("counts").to_numpy())
 
 
-def write(found: Inspection, catalog: Path, file: Path) -> None:
+def write_inspection(found: Inspection, catalog: Path, file: Path) -> None:
     """Draw an inspection as one HTML file.
 
     Raises:

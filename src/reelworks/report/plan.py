@@ -20,7 +20,7 @@ _OTHERS = "muted"
 _WASTED = (("GPUs wait", "c8"), ("copies that pad", "c5"))
 
 
-def write(told: Json, name: str, file: Path) -> None:
+def write_plan_page(told: Json, name: str, file: Path) -> None:
     """Draw a forecast as one HTML file.
 
     Args:

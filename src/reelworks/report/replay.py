@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from reelworks.train.replay import Replay
 
 
-def write(replay: Replay, folder: Path) -> list[Path]:
+def write_sheets(replay: Replay, folder: Path) -> list[Path]:
     """Draw a sheet for each micro-batch of a step, `column-0000.png`, in the plan's order.
 
     Clips are read anew from their files; what cannot be read is told on the sheet.

@@ -16,9 +16,9 @@ MAX_NAMES = 500  # file names listed per reason: ten million would make a page t
 # How reports say each reason, and what to do about it.
 REASONS: dict[str, tuple[str, str]] = {
     "unreadable": ("unreadable", "The file cannot be decoded; replace or remove it."),
-    "quarantined": (
-        "quarantined",
-        "The recipe's quarantine names it; take its line out once the file is mended.",
+    "in_exclude_file": (
+        "in_exclude_file",
+        "The recipe's exclude_file names it; take its line out once the file is mended.",
     ),
     "no_companion": (
         "no companion",

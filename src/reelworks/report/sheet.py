@@ -141,6 +141,7 @@ def unwritable(folder: Path, error: OSError) -> UserError:
     """The error for a folder that takes no sheets."""
     return UserError(
         f"the sheets cannot be written ({error.strerror})",
+        code="file-unwritable",
         field="--output",
         value=str(folder),
         remedy="choose a folder that you may write to",

@@ -135,7 +135,7 @@ def _start(event: Event) -> Moment:
     keys = (
         ("world_size", "world size"),
         ("micro_batches_per_step", "micro-batches a step"),
-        ("slot_width", "slot width"),
+        ("same_bucket_run", "slot width"),
         ("device", "device"),
     )
     detail = ", ".join(f"{words_} {event[key]}" for key, words_ in keys if key in event)

@@ -3,7 +3,7 @@
 Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, except for the first few,
 `step` (optimizer steps done). Kinds and their fields:
 
-    start       world_size, micro_batches_per_step, slot_width, threads, device, recipe (file below recipes/),
+    start       world_size, micro_batches_per_step, same_bucket_run, threads, device, recipe (file below recipes/),
                 resumed_from (step or null)
     epoch       generation, epoch, segment, planned, rows, plan (digest): an epoch's plan begins
     step        epoch, row, loss, loss_by_bucket {name: loss}, learning_rate, grad_norm, clips, tokens,
@@ -15,7 +15,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     mirror_skipped    newer (step): it was not mirrored, because a newer one waited
     unmirrored  reason: it could not be mirrored; training went on
     mirror_retention  kept, deleted: as in retention
-    preview     files [path below previews/], prompts [text, ...], by (what made them), num_inference_steps, guidance_scale
+    samples     files [path below samples/], prompts [text, ...], by (what made them), num_inference_steps, guidance_scale
     failure     uid, copy, showing, path, reason: a clip became a filler
     epoch_end   epoch, planned, trained, failed, skipped
     unsaved     reason: a checkpoint could not be written; training went on

@@ -33,7 +33,7 @@ class RunFolder:
 
     @property
     def recipes_folder(self) -> Path:
-        """Every resolved recipe that a start went by, and what its quarantine and costs said, named by digests."""
+        """Every resolved recipe that a start went by, and what its exclude list and costs said, named by digests."""
         return self.path / "recipes"
 
     @property
@@ -62,9 +62,9 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
-    def previews_folder(self) -> Path:
+    def samples_folder(self) -> Path:
         """Clips and pictures generated on schedule, `step-000000100/00.mp4`."""
-        return self.path / "previews"
+        return self.path / "samples"
 
     @property
     def checkpoints_folder(self) -> Path:
@@ -107,13 +107,14 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for folder in (self.plan_folder, self.coverage_folder, self.previews_folder):
+            for folder in (self.plan_folder, self.coverage_folder, self.samples_folder):
                 folder.mkdir(exist_ok=True)
             info = {"format": FORMAT_VERSION, "id": uuid.uuid4().hex, "created": time.time(), **frozen}
             files.write_json(self.info_file, info)
         except OSError as error:
             raise UserError(
                 f"the run folder cannot be written ({error.strerror})",
+                code="file-unwritable",
                 field="output",
                 value=str(self.path),
                 remedy="choose a folder you may write to with --output DIR, or mend its permissions",
@@ -135,7 +136,7 @@ class RunFolder:
         """Keep what a file said that a recipe names, beside the recipes.
 
         Args:
-            name: Of the copy, such as "quarantine.txt"; a digest of the text is put before its suffix.
+            name: Of the copy, such as "exclude.txt"; a digest of the text is put before its suffix.
             text: What the file said.
 
         Returns:
@@ -164,6 +165,7 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 "there is no run in this folder",
+                code="no-run",
                 field="RUN",
                 value=str(self.path),
                 remedy='give the folder that a recipe names as "output"',
@@ -171,6 +173,7 @@ class RunFolder:
         if newer:
             raise UserError(
                 f"the run has format {info['format']}, this version reads up to {FORMAT_VERSION}",
+                code="run-too-new",
                 field="RUN",
                 value=str(self.path),
                 remedy="update Reelworks",

@@ -42,6 +42,7 @@ class LockHandle:
         if not self._is_ours():
             raise LockLost(
                 f"another {self._doing} has taken this folder over, so this one must not write into it any more",
+                code="lock-lost",
                 field=self._field,
                 value=str(self._folder),
                 remedy="let the other one go on; what was published before is as it was",
@@ -73,6 +74,7 @@ def hold(
         except LockedError as error:
             raise UserError(
                 f"another {doing} is running in this folder ({error})",
+                code="run-locked",
                 field=field,
                 value=str(path.parent),
                 remedy=remedy,
@@ -80,6 +82,7 @@ def hold(
         except OSError as error:
             raise UserError(
                 f"the folder cannot be written ({error.strerror})",
+                code="file-unwritable",
                 field=field,
                 value=str(path.parent),
                 remedy="choose a folder you may write to with --output DIR, or mend its permissions",

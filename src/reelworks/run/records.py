@@ -71,7 +71,7 @@ class About(Config):
         catalog_digest, spec_digest: Digests of what the plan follows from.
         spec: The plan's spec.
         recipe: File of the recipe, below `recipes/`.
-        quarantine, costs: Files with the contents of what the recipe names, below `recipes/`.
+        exclude_list, costs: Files with the contents of what the recipe names, below `recipes/`.
         catalog: Folder of the kept catalog, below `coverage/`.
         catalog_version: Its parts that the segment was planned on.
         catalog_uids: Digest of the uids of all rows of these parts.
@@ -94,7 +94,7 @@ class About(Config):
     spec_digest: str
     spec: dict[str, Any]
     recipe: str
-    quarantine: str | None
+    exclude_list: str | None
     costs: str | None
     catalog: str
     catalog_version: int

@@ -57,25 +57,26 @@ def costs_us(
 def _too_long(name: str, cost_us: float, config: CostConfig) -> UserError:
     return UserError(
         f"one clip of {name} would take longer than a day",
+        code="cost-too-large",
         field="cost.measured" if config.measured else "cost",
         value=f"{cost_us / 1e6:.3g} seconds",
         remedy="lower the numbers: the formula is in microseconds, what was measured in milliseconds",
     )
 
 
-LossWeight = Literal["token", "sample", "micro_batch"]
+LossReduction = Literal["token", "sample", "micro_batch"]
 I64 = NDArray[np.int64]
 
 
-def of_clip(loss_weight: LossWeight, tokens: I64 | int, clips: I64 | int) -> NDArray[np.float64]:
+def of_clip(loss_reduction: LossReduction, tokens: I64 | int, clips: I64 | int) -> NDArray[np.float64]:
     """Weigh a clip of a micro-batch, or of each of several; the mean over a step does not depend on the unit.
 
     Args:
-        loss_weight: What counts alike: `train.loss_weight`.
+        loss_reduction: What counts alike: `train.loss_reduction`.
         tokens: Of one clip of the micro-batch's bucket.
         clips: Clips that the micro-batch trains.
     """
-    match loss_weight:
+    match loss_reduction:
         case "token":
             return np.asarray(tokens, dtype=np.float64)
         case "sample":
@@ -163,6 +164,7 @@ def read_measured(path: str | None, names: Sequence[str]) -> dict[str, float]:
 def _bad(path: str, problem: str) -> UserError:
     return UserError(
         problem,
+        code="cost-table-invalid",
         field="cost.measured",
         value=path,
         remedy="write it anew with `reelworks report RUN --costs FILE`, or remove the key",

@@ -242,6 +242,7 @@ def check_same(cursor: Cursor, plan: EpochPlan) -> None:
     if (plan.digest(), plan.row_digest(cursor.row)) != (cursor.plan, cursor.next_row):
         raise UserError(
             "the plan differs from the checkpoint's although catalog and recipe are unchanged",
+            code="plan-differs",
             field="resume",
             value=f"epoch {cursor.epoch}, row {cursor.row}",
             remedy="the checkpoint was written by another planner version; go on with that version, or "

@@ -79,7 +79,7 @@ def runs(bucket: I64) -> tuple[I64, I64]:
     return starts, np.diff(np.append(starts, len(bucket)))
 
 
-def cut(bucket: I64, batch_sizes: tuple[int, ...], *, whole: bool) -> Cut:
+def cut_micro_batches(bucket: I64, batch_sizes: tuple[int, ...], *, whole: bool) -> Cut:
     """Cut into micro-batches; only the last of a bucket may have fewer clips than the batch size.
 
     Args:
@@ -96,7 +96,9 @@ def cut(bucket: I64, batch_sizes: tuple[int, ...], *, whole: bool) -> Cut:
     return Cut(bucket[starts][run], clips, size[run] if whole else clips)
 
 
-def merge(bucket: I64, batch_sizes: tuple[int, ...], merge_to: tuple[int, ...]) -> tuple[I64, I64]:
+def merge_into_larger(
+    bucket: I64, batch_sizes: tuple[int, ...], merge_to: tuple[int, ...]
+) -> tuple[I64, I64]:
     """Move what buckets have beyond whole micro-batches to the buckets named for it, where that saves any.
 
     A bucket takes what all its givers have left over, or none of it where there would be as many
@@ -132,12 +134,12 @@ def merge(bucket: I64, batch_sizes: tuple[int, ...], merge_to: tuple[int, ...]) 
     return np.concatenate(clips), np.repeat(np.arange(len(clips)), lengths)
 
 
-def rows(
+def group_into_steps(
     micro_bucket: I64,
     costs: I64,
     *,
     micro_batches_per_step: int,
-    slot_width: int,
+    same_bucket_run: int,
     seed: int,
     epoch: int,
     window: I64 | None = None,
@@ -151,21 +153,21 @@ def rows(
         micro_bucket: Bucket of each micro-batch.
         costs: What each micro-batch costs.
         micro_batches_per_step: `G`.
-        slot_width: `L`.
+        same_bucket_run: `L`.
         seed: The recipe's.
         epoch: From 0.
         window: Of each micro-batch. Rows then follow window after window, and are shuffled inside of them.
     """
-    per_row = micro_batches_per_step // slot_width
-    slots = _slots(micro_bucket, costs, slot_width)
+    per_row = micro_batches_per_step // same_bucket_run
+    slots = _slots(micro_bucket, costs, same_bucket_run)
     if not len(slots):
         return np.zeros((0, micro_batches_per_step), dtype=np.int64)
     n_rows = -(-len(slots) // per_row)
-    grid: I64 = np.full((n_rows * per_row, slot_width), -1, dtype=np.int64)
+    grid: I64 = np.full((n_rows * per_row, same_bucket_run), -1, dtype=np.int64)
     grid[: len(slots)] = slots
     if window is None:
         # Slots lie bucket by bucket; dealt out like cards, a row gets slots that are n_rows apart.
-        dealt: I64 = grid.reshape(per_row, n_rows, slot_width).transpose(1, 0, 2)
+        dealt: I64 = grid.reshape(per_row, n_rows, same_bucket_run).transpose(1, 0, 2)
         order = np.argsort(hash_rng.hash64(seed, epoch, np.arange(n_rows), Purpose.STEP_ORDER), kind="stable")
     else:
         hashed = hash_rng.hash64(seed, epoch, np.arange(len(slots)), Purpose.SLOT_ORDER)

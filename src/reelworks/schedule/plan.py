@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 
 from reelworks.core import digests, hash_rng
 from reelworks.core.hash_rng import Purpose
-from reelworks.schedule import micro_batches as cutting
-from reelworks.schedule import micro_batches as merging
-from reelworks.schedule import micro_batches as stepping
-from reelworks.schedule import order as ordering
+from reelworks.schedule.micro_batches import cut_micro_batches, group_into_steps, merge_into_larger
+from reelworks.schedule.order import by_bucket_and_hash
 
 PLANNER_VERSION = 1
 I64 = NDArray[np.int64]
@@ -64,7 +62,7 @@ class PlanSpec:
     Attributes:
         seed: The recipe's seed.
         micro_batches_per_step: `G`.
-        slot_width: `L`, a divisor of `G`.
+        same_bucket_run: `L`, a divisor of `G`.
         incomplete_batch: "partial", "pad", "merge" or "repeat".
         batch_sizes: Per bucket.
         costs_us: Whole microseconds that one clip of each bucket takes.
@@ -76,7 +74,7 @@ class PlanSpec:
 
     seed: int
     micro_batches_per_step: int
-    slot_width: int
+    same_bucket_run: int
     incomplete_batch: str
     batch_sizes: tuple[int, ...]
     costs_us: tuple[int, ...]
@@ -196,7 +194,7 @@ class EpochPlan:
         return np.diff(self.offsets) * costs[self.bucket[self.offsets[:-1]]]
 
 
-def plan(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:
+def plan_epoch(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:
     """Plan an epoch over the entries (those not yet consumed, if the epoch goes on).
 
     Args:
@@ -205,7 +203,7 @@ def plan(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:
         epoch: Number of the epoch, from 0.
     """
     windows = _windows(entries, spec, epoch)
-    order = ordering.by_bucket_and_hash(
+    order = by_bucket_and_hash(
         entries.uid,
         entries.copy,
         # Within a bucket, window after window.
@@ -215,18 +213,18 @@ def plan(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:
     )
     bucket = entries.bucket[order]
     if spec.incomplete_batch == "merge":
-        moved, bucket = merging.merge(bucket, spec.batch_sizes, spec.merge_to)
+        moved, bucket = merge_into_larger(bucket, spec.batch_sizes, spec.merge_to)
         order = order[moved]
-    cuts = cutting.cut(bucket, spec.batch_sizes, whole=spec.incomplete_batch in ("pad", "repeat"))
+    cuts = cut_micro_batches(bucket, spec.batch_sizes, whole=spec.incomplete_batch in ("pad", "repeat"))
     fill = cuts.fill(repeat=spec.incomplete_batch == "repeat")
     if len(fill.source) > len(order):
         order, bucket = order[fill.source], bucket[fill.source]
     costs = cuts.length * np.array(spec.costs_us, dtype=np.int64)[cuts.bucket]
-    rows = stepping.rows(
+    rows = group_into_steps(
         cuts.bucket,
         costs,
         micro_batches_per_step=spec.micro_batches_per_step,
-        slot_width=spec.slot_width,
+        same_bucket_run=spec.same_bucket_run,
         seed=spec.seed,
         epoch=epoch,
         window=None if windows is None else windows[order[cuts.offsets[:-1]]],

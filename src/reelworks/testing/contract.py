@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from reelworks.core.shape import Shape
 from reelworks.diffusion.objectives import Objective
-from reelworks.models import config, registry
+from reelworks.models import components, factory, registry
 from reelworks.models.api import Denoiser, DenoiserInputs, nothing_given
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
-from reelworks.models.experts import config as experts
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.lora import frozen, inject
 from reelworks.models.lora.config import BaseStorage, LoraConfig, Targets
 from reelworks.precision import audit
@@ -51,26 +51,26 @@ def counted() -> Iterator[Kept]:
 
 
 AUTOENCODER = AutoencoderConfig(stride=1)
-TEXT = TextConfig(dim=32, max_length=6, pooled_dim=8)
+TEXT = TextEncoderConfig(dim=32, max_length=6, pooled_dim=8)
 IMAGE_DIM = 16  # of the tokens that tiny networks take of a picture
 _IMAGE_TOKENS = 5
 # One tiny network for each family, one for each way in which a family is shown companions, and two that share timesteps.
-FAMILIES = tuple(name for name in config.PRESETS if name.endswith("-tiny"))
+FAMILIES = tuple(name for name in registry.PRESETS if name.endswith("-tiny"))
 _CLIPS = (Shape(1, 8, 8), Shape(1, 4, 12), Shape(5, 4, 4))
 
 
 def shapes(name: str) -> list[Shape]:
     """A small bucket table that a family takes."""
-    geometry = config.geometry(ModelConfig(name=name), AUTOENCODER)
+    geometry = components.geometry(ModelConfig(name=name), AUTOENCODER)
     return [shape for shape in _CLIPS if geometry.accepts_frames(shape.num_frames)]
 
 
 def build(name: str, *, gradient_checkpointing: bool = False, **dtypes: Any) -> Denoiser:
     """Build a family's tiny network; where fresh weights are zero they get a value, so that every path counts."""
     model = ModelConfig(name=name, gradient_checkpointing=gradient_checkpointing)
-    if experts.boundary(model) is not None:
+    if switch_timestep(model) is not None:
         model = model.model_copy(update={"experts": "both"})
-    denoiser = registry.build_denoiser(
+    denoiser = factory.build_denoiser(
         model, autoencoder=AUTOENCODER, text=TEXT, device="cpu", seed=0, **dtypes
     )
     generator = torch.Generator().manual_seed(1)
@@ -88,13 +88,13 @@ def example(
     batch: int = 2,
     seed: int = 0,
     autoencoder: AutoencoderConfig = AUTOENCODER,
-    text: TextConfig = TEXT,
+    text: TextEncoderConfig = TEXT,
 ) -> DenoiserInputs:
     """Random inputs of a shape, with texts of different lengths, and all companions that a family takes."""
     g = torch.Generator().manual_seed(seed)
     T, H, W = shape.num_frames, shape.height, shape.width
     length = torch.arange(text.max_length, text.max_length - batch, -1)
-    latent = torch.randn(batch, config.latent_channels(autoencoder), T, H, W, generator=g)
+    latent = torch.randn(batch, components.latent_channels(autoencoder), T, H, W, generator=g)
     return DenoiserInputs(
         latent=latent,
         time=torch.linspace(900.0, 300.0, batch),
@@ -112,12 +112,31 @@ def example(
 
 
 def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tensor]:
-    wants = config.conditioning(ModelConfig(name=name))
+    wants = components.conditioning(ModelConfig(name=name))
     given = [*wants.takes, *(["first_frame"] if wants.first_frame else [])]
     found = nothing_given(latent) | {key: torch.randn(latent.shape, generator=g) for key in given}
     if wants.image_encoder:
         found["image"] = torch.randn(len(latent), _IMAGE_TOKENS, IMAGE_DIM, generator=g)
     return found
+
+
+def check_family(name: str) -> None:
+    """Run all checks of a family on its tiny network.
+
+    Args:
+        name: Its preset that ends in `-tiny`.
+
+    Raises:
+        AssertionError: Says what does not hold.
+    """
+    check_shapes_and_gradients(name)
+    check_dtypes(name)
+    check_state(name)
+    check_lora(name)
+    check_lora(name, "blocks")
+    check_gradient_checkpointing(name)
+    check_bases(name)
+    check_overfits(name)
 
 
 def check_shapes_and_gradients(name: str) -> None:

@@ -183,7 +183,9 @@ def _example(
     companions, first = batch.companions, batch.frames[:, 0]
     seen = companions["source"][:, 0] if "source" in encoder.given else None
     text = encoder.texts(work.captions, drop_text[: len(work.captions)].tolist(), seen)
-    beside = conditioning.encode(encoder, x0[: len(first)], companions, first, work.shape.num_frames)
+    beside = conditioning.encode_conditioning(
+        encoder, x0[: len(first)], companions, first, work.shape.num_frames
+    )
     fps = torch.tensor(work.fps, dtype=torch.float32, device=encoder.device)
     inputs = DenoiserInputs(
         latent=objectives.from_config(config).noised(x0, noise, time, frame_mask),

@@ -9,12 +9,11 @@ import torch
 
 from reelworks.diffusion import objectives
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models import config as models
-from reelworks.models import registry, weights
+from reelworks.models import components, factory, weights
 from reelworks.models.api import Denoiser
 from reelworks.models.diffusers_denoiser import DiffusersDenoiser
-from reelworks.models.experts import config as experts
-from reelworks.models.experts.denoiser import ExpertsDenoiser
+from reelworks.models.expert_pair.config import PARTS, switch_timestep
+from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
 from reelworks.models.vision import VisionEncoder
 from reelworks.precision.boundary import check_contract
 from reelworks.recipe.recipe import Recipe
@@ -37,7 +36,7 @@ def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:
         "model.weights": recipe.model.weights,
         "lora.weights": lora,
         "autoencoder.weights": recipe.autoencoder.weights,
-        "text.weights": recipe.text.weights,
+        "text_encoder.weights": recipe.text_encoder.weights,
         "model.image_encoder": recipe.model.image_encoder,
     }
     found: set[str] = set()
@@ -58,10 +57,10 @@ def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False) -> 
     lora = recipe.lora
     if resumed and lora is not None:
         lora = lora.model_copy(update={"weights": None})
-    return registry.build_denoiser(
+    return factory.build_denoiser(
         recipe.model,
         autoencoder=recipe.autoencoder,
-        text=recipe.text,
+        text=recipe.text_encoder,
         device=device,
         seed=recipe.seed,
         compute=DTYPES[recipe.precision.compute],
@@ -77,11 +76,11 @@ def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -
     Returns:
         Both; `trained` itself where it is all of the model, or the other one is not among the weights.
     """
-    model, boundary = recipe.model, experts.boundary(recipe.model)
+    model, boundary = recipe.model, switch_timestep(recipe.model)
     if boundary is None or model.experts == "both" or model.weights is None:
         return trained
     other: Literal["high", "low"] = "low" if model.experts == "high" else "high"
-    if Path(model.weights).exists() and not (Path(model.weights) / experts.PARTS[other]).is_dir():
+    if Path(model.weights).exists() and not (Path(model.weights) / PARTS[other]).is_dir():
         return trained
     changed = {"model": model.model_copy(update={"experts": other})}
     # Its LoRA changes nothing; with it, it lies in memory as the trained one's base does.
@@ -90,20 +89,20 @@ def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -
     high, low = (trained, published) if other == "low" else (published, trained)
     assert isinstance(high, DiffusersDenoiser)
     assert isinstance(low, DiffusersDenoiser)
-    return ExpertsDenoiser(high, low, boundary)
+    return ExpertPairDenoiser(high, low, boundary)
 
 
 def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
     """The recipe's autoencoder, text encoder and, where the model is told of pictures by one, image encoder."""
-    conditioning, image = models.conditioning(recipe.model), recipe.model.image_encoder
+    conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
     kind = conditioning.image_encoder
-    autoencoder = registry.build_autoencoder(recipe.autoencoder)
-    text = registry.build_text_encoder(recipe.text)
+    autoencoder = factory.build_autoencoder(recipe.autoencoder)
+    text = factory.build_text_encoder(recipe.text_encoder)
     check_contract(autoencoder.contract, "autoencoder")
     check_contract(text.contract, "text")
     return LiveEncoder(
         autoencoder.to(device),
-        text.to(device if recipe.text.device == "auto" else torch.device("cpu")),
+        text.to(device if recipe.text_encoder.device == "auto" else torch.device("cpu")),
         device,
         conditioning,
         None if kind is None or image is None else VisionEncoder(kind, image).to(device),
@@ -113,5 +112,5 @@ def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
 
 def given(recipe: Recipe) -> tuple[str, ...]:
     """Names of the companions that the model is shown; all datasets have the same."""
-    takes = models.conditioning(recipe.model).takes
+    takes = components.conditioning(recipe.model).takes
     return tuple(name for name in takes if name in recipe.dataset[0].companions)

@@ -24,7 +24,7 @@ from reelworks.core.log import logger
 from reelworks.data.position import DataPosition
 from reelworks.distributed import collectives
 from reelworks.export import export, exports_folder
-from reelworks.export import lora as lora_file
+from reelworks.export.lora import BASE, lora_file_of
 from reelworks.models.lora.base_model import Base
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -310,7 +310,7 @@ class CheckpointManager:
         if position.aliases:
             extra[_ALIASES] = position.aliases.to_bytes()
         if self._base is not None:
-            extra[lora_file.BASE] = self._base.to_json().encode()
+            extra[BASE] = self._base.to_json().encode()
         return {"extra": extra, "metrics": metrics, "run_id": self._run.id}
 
     def _end_request(self) -> None:
@@ -395,13 +395,15 @@ class CheckpointManager:
     def _save_weights_only(self, position: DataPosition) -> None:
         """On a disk too full for a checkpoint: the averaged weights alone. Collective."""
         step, run = position.global_step, self._run.folder
-        lora = lora_file.of_recipe(run.recipe_file, "diffusers", self._base)
+        lora = lora_file_of(run.recipe_file, "diffusers", self._base)
         target = exports_folder.path_of(run, step, "ema", lora.format if lora else None)
-        about = export.about(run_id=self._run.id, recipe=run.recipe_file, step=step, epoch=position.epoch)
+        about = export.describe_run(
+            run_id=self._run.id, recipe=run.recipe_file, step=step, epoch=position.epoch
+        )
         try:
-            with export.told_as_failed(target):
+            with export.raising_export_failed(target):
                 collectives.on_first(lambda: storage.mkdirs(target.parent))
-            export.weights_only(
+            export.export_weights(
                 self._state.state_dict(),
                 target,
                 weights="ema",
@@ -428,6 +430,7 @@ class CheckpointManager:
             more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
             raise SaveFailed(
                 f"not finite, so no checkpoint was saved: {', '.join(bad[:_NAMED])}{more}",
+                code="save-failed",
                 field="checkpoints",
                 value=str(self._store.root),
                 remedy="go on from the last checkpoint, which is sound: the same command resumes from it; lower "

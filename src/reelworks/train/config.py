@@ -23,7 +23,7 @@ class TrainConfig(Config):
     micro_batches_per_step: int | None = Field(
         None, ge=1, description="G; default: ranks at the run's start x gradient_accumulation_steps"
     )
-    slot_width: int | None = Field(
+    same_bucket_run: int | None = Field(
         None, ge=1, description="L, consecutive micro-batches of one bucket; default: ranks at the start"
     )
     optimizer: Literal["adamw", "adamw8bit", "muon", "prodigy", "adafactor"] = Field(
@@ -46,9 +46,11 @@ class TrainConfig(Config):
     # As in v1.2: bfloat16 gradients are far below the usual 1e-8.
     eps: float | None = Field(1e-15, gt=0, description="of AdamW and Prodigy; Adafactor has its own")
     weight_decay: float = Field(0.0, ge=0, description="decoupled from the gradient")
-    clip_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient")
+    max_grad_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient")
     ema_decay: float = Field(0.9999, ge=0, lt=1, description="reached by way of (1 + step) / (10 + step)")
-    loss_weight: Literal["token", "sample", "micro_batch"] = Field("token", description="what counts alike")
+    loss_reduction: Literal["token", "sample", "micro_batch"] = Field(
+        "token", description="what counts alike"
+    )
     skip_steps: list[list[int]] = Field(
         [],
         description="steps that are counted but not trained, as [first, last]: their clips are passed over, for "
@@ -73,9 +75,9 @@ class TrainConfig(Config):
             raise ValueError("say when to stop: set max_steps or max_epochs")
         if self.betas is not None and (len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas)):
             raise ValueError("betas are two numbers in [0, 1)")
-        g, width = self.micro_batches_per_step, self.slot_width
+        g, width = self.micro_batches_per_step, self.same_bucket_run
         if g is not None and width is not None and g % width:
-            raise ValueError(f"slot_width {width} must divide micro_batches_per_step {g}")
+            raise ValueError(f"same_bucket_run {width} must divide micro_batches_per_step {g}")
         return self
 
     @model_validator(mode="after")
@@ -83,6 +85,7 @@ class TrainConfig(Config):
         if self.optimizer == "prodigy" and self.learning_rate < _LEAST_OF_PRODIGY:
             raise UserError(
                 "prodigy multiplies the rate that it finds by this number, and would train next to nothing",
+                code="learning-rate-too-low",
                 field="train.learning_rate",
                 value=self.learning_rate,
                 remedy="leave it out, or set it to 1.0",
@@ -91,6 +94,7 @@ class TrainConfig(Config):
             if self.final_learning_rate:
                 raise UserError(
                     "a constant rate does not fall",
+                    code="constant-rate-does-not-fall",
                     field="train.final_learning_rate",
                     value=self.final_learning_rate,
                     remedy='leave it out, or set train.learning_rate_schedule to "linear" or "cosine"',
@@ -99,6 +103,7 @@ class TrainConfig(Config):
         if self.final_learning_rate > self.learning_rate:
             raise UserError(
                 f"it is above the rate to begin with, {self.learning_rate:g}",
+                code="final-rate-above-rate",
                 field="train.final_learning_rate",
                 value=self.final_learning_rate,
                 remedy="lower it",
@@ -112,6 +117,7 @@ class TrainConfig(Config):
             if len(pair) != 2 or not 1 <= pair[0] <= pair[1]:
                 raise UserError(
                     "not a first and a last step, counted from 1",
+                    code="step-range-invalid",
                     field="train.skip_steps",
                     value=pair,
                     remedy="give pairs such as [[12001, 12300]]; one step is [[7, 7]]",
@@ -136,10 +142,10 @@ class ValidationConfig(Config):
         "file", description="what is held out as a whole: each file by itself, or all clips of a folder"
     )
     every_steps: int | None = Field(500, ge=1, description="steps from one validation to the next")
-    times: list[float] = Field([100.0, 300.0, 500.0, 700.0, 900.0], description="timesteps in (0, 1000]")
+    timesteps: list[float] = Field([100.0, 300.0, 500.0, 700.0, 900.0], description="timesteps in (0, 1000]")
     max_clips: int = Field(64, ge=1, description="held-out clips looked at, the same ones each time")
 
-    @field_validator("times")
+    @field_validator("timesteps")
     @classmethod
     def _times(cls, value: list[float]) -> list[float]:
         wrong = [t for t in value if not 0 < t <= 1000]
@@ -148,15 +154,16 @@ class ValidationConfig(Config):
                 "a timestep must lie in (0, 1000], 1000 being pure noise"
                 if wrong
                 else "no time to validate at",
-                field="validation.times",
+                code="validation-timesteps-invalid",
+                field="validation.timesteps",
                 value=wrong[0] if wrong else value,
                 remedy="give times such as [100.0, 500.0, 900.0]",
             )
         return value
 
 
-class PreviewConfig(Config):
-    """`[preview]`: clips generated on schedule into the run folder."""
+class SamplesConfig(Config):
+    """`[samples]`: clips generated on schedule into the run folder."""
 
     prompts: list[str] = Field([], description="one clip each")
     every_steps: int | None = Field(None, ge=1, description="default: only at the end")

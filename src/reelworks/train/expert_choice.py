@@ -8,7 +8,7 @@ from reelworks.core.hash_rng import Purpose
 from reelworks.core.shape import Geometry
 from reelworks.diffusion import timesteps
 from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.models.experts import config as experts
+from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import EpochPlan
 
@@ -29,7 +29,7 @@ def objective_of_step(
         row: Which row.
         step: Optimizer steps done before it.
     """
-    start = experts.boundary(recipe.model)
+    start = switch_timestep(recipe.model)
     if start is None or recipe.model.experts != "both":
         return recipe.objective
     low = clips = 0.0

@@ -16,10 +16,10 @@ from reelworks.core.log import logger
 from reelworks.distributed.mesh import World
 from reelworks.export import lora
 from reelworks.models import identify
-from reelworks.models import weights as weight_files
-from reelworks.models.config import ADAPTED
+from reelworks.models.components import family_config
 from reelworks.models.lora import reading
 from reelworks.models.lora.base_model import Base, require_same
+from reelworks.models.weights import ShapeMismatch, read, require_fit, shapes_of
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import history
@@ -50,6 +50,7 @@ def take_over(
         if not weights_only:
             raise UserError(
                 "a file holds weights alone, no optimizer",
+                code="file-without-optimizer",
                 field="--load",
                 value=str(source),
                 remedy="add --weights-only, or name a run or one of its checkpoints",
@@ -81,7 +82,7 @@ def require_base(checkpoint: Path, here: Base | None) -> None:
     Raises:
         UserError: Names both.
     """
-    trained_on = lora.base_of(checkpoint)
+    trained_on = lora.lora_base_of(checkpoint)
     if trained_on is not None and here is not None:
         require_same(trained_on, here, "checkpoint", str(checkpoint))
 
@@ -91,13 +92,13 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
     """Copy a file's tensors into a model's, sharded or not; each rank reads what it needs."""
     file, field = str(source), "--load"
     if recipe.lora is not None:
-        weights = reading.read(file, field, model, recipe.lora, ADAPTED.get(recipe.model.name))
+        weights = reading.read(file, field, model, recipe.lora, family_config(recipe.model))
     else:
-        weights = weight_files.read(file, field)
+        weights = read(file, field)
         try:
-            own, given = weight_files.shapes_of(model), weight_files.shapes_of(weights)
-            weight_files.require_fit(own, given, file, field)
-        except weight_files.ShapeMismatch as misfit:
+            own, given = shapes_of(model), shapes_of(weights)
+            require_fit(own, given, file, field)
+        except ShapeMismatch as misfit:
             raise identify.explained(misfit, recipe.model.name) from misfit
     for name, tensor in model.items():
         value = weights[name].to(tensor.dtype)
@@ -129,6 +130,7 @@ def require_same_lora(run: RunFolder, step: int, recipe: Recipe) -> None:
         if there != asked:
             raise UserError(
                 f"the LoRA to begin with has {name} {there:g}",
+                code="lora-settings-differ",
                 field=f"lora.{name}",
                 value=asked,
                 remedy=f"set it to {there:g}, or train another LoRA in a run of its own",
@@ -152,6 +154,7 @@ def require_optimizer(run: RunFolder, step: int, recipe: Recipe, without: str) -
         return
     raise UserError(
         f"the checkpoint of step {step} holds the state of {then}, which is of no use to {now}",
+        code="optimizer-state-differs",
         field="train.optimizer",
         value=now,
         remedy=f'set it to "{then}", or {without}: weights alone, with {now} from its first step',
@@ -167,6 +170,7 @@ def locate(source: Path) -> tuple[RunFolder, int]:
     if source.is_file():
         raise UserError(
             "this is a file, not a run",
+            code="not-a-run",
             field="RUN",
             value=str(source),
             remedy="name a run's folder or a checkpoint's; a new run begins with a file of weights by model.weights, "
@@ -204,6 +208,7 @@ def _newest(store: CheckpointStore, source: Path) -> int:
         except OSError as error:  # no verdict: an older one would pass for the newest
             raise UserError(
                 f"the checkpoint cannot be read now ({error.strerror or error})",
+                code="checkpoint-unreadable",
                 field="checkpoint",
                 value=str(store.path(step)),
                 remedy="try again when storage answers, or name another checkpoint",
@@ -213,12 +218,14 @@ def _newest(store: CheckpointStore, source: Path) -> int:
     if damage:
         raise UserError(
             f"no checkpoint of the run can be read:{''.join(damage)}",
+            code="no-good-checkpoint",
             field="RUN",
             value=str(source),
             remedy="put back the files that are missing, or name another run",
         )
     raise UserError(
         "the run has no checkpoint yet",
+        code="run-without-checkpoint",
         field="RUN",
         value=str(source),
         remedy="train it first, or wait for its first save",

@@ -22,6 +22,7 @@ def no_end(config: TrainConfig, steps_per_epoch: int | None = None) -> UserError
         of_epochs = f"{total}, as many as {config.max_epochs} epochs of {steps_per_epoch} steps have"
     return UserError(
         "the rate falls until train.max_steps, which is not set: how many steps epochs have changes with the data",
+        code="schedule-without-end",
         field="train.learning_rate_schedule",
         value=config.learning_rate_schedule,
         remedy=f"set train.max_steps to {of_epochs}",

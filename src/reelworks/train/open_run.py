@@ -39,12 +39,12 @@ class StepShape:
 
     Attributes:
         micro_batches_per_step: G, of all ranks.
-        slot_width: L, consecutive micro-batches of one bucket.
+        same_bucket_run: L, consecutive micro-batches of one bucket.
         former: On the main rank, what G was until the recipe asked for another shape now; else None.
     """
 
     micro_batches_per_step: int
-    slot_width: int
+    same_bucket_run: int
     former: int | None = None
 
     def log_change(self) -> None:
@@ -97,7 +97,7 @@ def open_run(recipe: Recipe, hold: Hold, world: World) -> OpenRun:
     former = _freeze_step_shape(recipe, folder, store, world) if world.is_main else None
     world.barrier()
     info = folder.info()
-    shape = StepShape(info["micro_batches_per_step"], info["slot_width"], former)
+    shape = StepShape(info["micro_batches_per_step"], info["same_bucket_run"], former)
     return OpenRun(folder, info["id"], store, shape, hold, world)
 
 
@@ -110,13 +110,13 @@ def _freeze_step_shape(recipe: Recipe, folder: RunFolder, store: CheckpointStore
         Micro-batches per step until now, where a run with checkpoints goes on with another shape.
     """
     train = recipe.train
-    asked = [train.gradient_accumulation_steps, train.micro_batches_per_step, train.slot_width]
+    asked = [train.gradient_accumulation_steps, train.micro_batches_per_step, train.same_bucket_run]
     former = folder.info() if folder.exists else {}
     has_checkpoints = bool(store.steps())
     if has_checkpoints and former.get("asked") == asked:
         return None
     micro_batches, width = plan_report.step_shape(recipe, world.size)
-    frozen = {"micro_batches_per_step": micro_batches, "slot_width": width, "asked": asked}
+    frozen = {"micro_batches_per_step": micro_batches, "same_bucket_run": width, "asked": asked}
     folder.refreeze(frozen) if former else folder.create(frozen)
     return former.get("micro_batches_per_step") if has_checkpoints else None
 
@@ -130,4 +130,4 @@ def plan_spec(data: Dataset, run: OpenRun) -> PlanSpec:
     shape, ranks = run.step_shape, run.world.size
     if ranks > shape.micro_batches_per_step:
         raise plan_report.too_many_ranks(shape.micro_batches_per_step, ranks)
-    return data.plan_spec(shape.micro_batches_per_step, shape.slot_width)
+    return data.plan_spec(shape.micro_batches_per_step, shape.same_bucket_run)

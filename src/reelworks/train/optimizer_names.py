@@ -60,7 +60,11 @@ def complete(values: dict[str, Any]) -> dict[str, Any]:
     for key in one.lacks:
         if values.get(key) is not None:
             raise UserError(
-                f"{name} has no such number", field=f"train.{key}", value=values[key], remedy="leave it out"
+                f"{name} has no such number",
+                code="unknown-optimizer-setting",
+                field=f"train.{key}",
+                value=values[key],
+                remedy="leave it out",
             )
     given = {key: value for key, value in values.items() if value is not None or key not in _LACKED_BY_SOME}
     return {**one.defaults, **given, **dict.fromkeys(one.lacks)}
@@ -76,6 +80,7 @@ def require_installed(name: str) -> None:
     if package is not None and importlib.util.find_spec(package) is None:
         raise UserError(
             f"it is in the package {package}, which is not installed",
+            code="optimizer-package-missing",
             field="train.optimizer",
             value=name,
             remedy=f"pip install {package}",
@@ -98,6 +103,7 @@ def require(name: str, strategy: str, world: int) -> None:
     if whole and strategy == "fsdp" and world > 1:
         raise UserError(
             f'{whole}, and with parallel.strategy = "fsdp" each of {world} processes has a shard of the weights',
+            code="optimizer-not-shardable",
             field="train.optimizer",
             value=name,
             remedy='set parallel.strategy = "replicated" where the weights fit onto each GPU, or '

@@ -179,6 +179,7 @@ def _muon(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parame
     if not inner:
         raise UserError(
             "nothing that is trained is a matrix of a linear layer within blocks, so AdamW would update all of it",
+            code="no-matrix-to-train",
             field="train.optimizer",
             value="muon",
             remedy='write "adamw"',

@@ -41,6 +41,7 @@ def _step_of(store: CheckpointStore, run: RunFolder, resume: str) -> int | None:
         if store.steps():
             raise UserError(
                 "the run folder already has checkpoints",
+                code="run-has-checkpoints",
                 field="--resume",
                 value=resume,
                 remedy="leave --resume out to go on from them, or choose another --output",
@@ -68,5 +69,11 @@ def _left_in_order(run: RunFolder) -> bool:
 
 def _step(text: str) -> int:
     if not text.isdecimal():
-        raise UserError("not a step", field="--resume", value=text, remedy="say auto, never, or a number")
+        raise UserError(
+            "not a step",
+            code="not-a-step",
+            field="--resume",
+            value=text,
+            remedy="say auto, never, or a number",
+        )
     return int(text)

@@ -135,7 +135,7 @@ class Replay:
         }
 
 
-def replay(run: RunFolder, number: int) -> Replay:
+def replay_step(run: RunFolder, number: int) -> Replay:
     """Say what a step of a run was fed.
 
     Args:
@@ -153,6 +153,7 @@ def replay(run: RunFolder, number: int) -> Replay:
     except RecordError as missing:
         raise UserError(
             f"the step's clips are not known any more: {missing}",
+            code="clips-unknown",
             field="--step",
             value=number,
             remedy=f"bring back {run.coverage_folder} from a backup of the run, or ask for a later step",
@@ -194,6 +195,7 @@ def _find(epochs: list[Epoch], number: int) -> tuple[Epoch, int, Step]:
     last = max((step.step for *_, step in done), default=0)
     raise UserError(
         "no such step of the run holds",
+        code="no-such-step",
         field="--step",
         value=number,
         remedy=f"name one from 1 to {last}" if last else "the run has trained no step yet; train first",
@@ -218,6 +220,7 @@ def _check_buckets(data: RecipeData, record: Record, step: Step) -> None:
     if now != then:
         raise UserError(
             "the buckets that the recipe gives are not those that this step was trained with",
+            code="buckets-differ",
             field="--step",
             value=step.step,
             remedy=f"bring back recipes/{step.recipe} in the run folder as it was, or replay it with the version of "

@@ -14,9 +14,8 @@ from reelworks.analysis import plan_report, rejections
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
-from reelworks.data import position as positions
 from reelworks.data import resume
-from reelworks.data.position import DataPosition
+from reelworks.data.position import DataPosition, next_epoch
 from reelworks.distributed.mesh import World
 from reelworks.models.lora import reading
 from reelworks.models.lora.base_model import Base
@@ -41,14 +40,14 @@ class RunOptions:
         resume: "auto", "never", or a step.
         load: Another run, or a checkpoint, to begin with; without effect once this run has its own.
         weights_only: Take only the weights of `load`.
-        start_from_scratch: Begin the data again at epoch 0, and keep weights, optimizer and step count.
+        restart_data: Begin the data again at epoch 0, and keep weights, optimizer and step count.
         debug: Log the clips of every step, on every rank.
     """
 
     resume: str = "auto"
     load: Path | None = None
     weights_only: bool = False
-    start_from_scratch: bool = False
+    restart_data: bool = False
     debug: bool = False
 
 
@@ -90,14 +89,14 @@ def find_position(
     changes = diff.of_recipes(run.folder, step, data.recipe) if run.world.is_main else []
     if options.load is not None:
         changes.append("--load is without effect: the run goes on from its own checkpoint")
-    again = options.start_from_scratch
+    again = options.restart_data
     if again:
         # The main rank decides: what others see of the events may be older.
         why_not = run.world.broadcast(
             _why_not_again(data, run.folder, saved.cursor, options) if run.world.is_main else None
         )
         if why_not is not None:
-            changes.append(f"--start-from-scratch is without effect: {why_not}")
+            changes.append(f"--restart-data is without effect: {why_not}")
             again = False
     if again:
         found = resume.start_again(data, spec, run.folder, saved.cursor, saved.aliases)
@@ -120,7 +119,7 @@ def _begin(
     state: TrainState,
     base: Base | None,
 ) -> DataPosition:
-    begun, empty = positions.next_epoch(data, spec, None)
+    begun, empty = next_epoch(data, spec, None)
     logger.info("starting fresh")
     log_empty(empty)
     recipe = data.recipe
@@ -153,7 +152,7 @@ def _why_not_again(data: RecipeData, folder: RunFolder, cursor: Cursor, options:
         return None
     return (
         "the data began again at an earlier start and are not finished, so training goes on with them; "
-        f"--resume {cursor.global_step} --start-from-scratch begins them again"
+        f"--resume {cursor.global_step} --restart-data begins them again"
     )
 
 
@@ -168,6 +167,7 @@ def require_same_plan(world: World, position: DataPosition) -> None:
     if others:
         raise UserError(
             f"rank {', '.join(others)} planned another epoch than rank 0",
+            code="ranks-planned-differently",
             field="catalog",
             remedy="let all machines read the same catalog and the same files that the recipe names, with the same "
             "version of reelworks",

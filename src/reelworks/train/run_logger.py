@@ -111,7 +111,7 @@ class RunLogger:
             step=self._first_step,
             world_size=self._world.size,
             micro_batches_per_step=spec.micro_batches_per_step,
-            slot_width=spec.slot_width,
+            same_bucket_run=spec.same_bucket_run,
             threads=threads,
             device=str(self._world.device),
             recipe=self._recipe_name,

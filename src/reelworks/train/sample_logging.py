@@ -32,14 +32,14 @@ def options(data: RecipeData) -> GenerateOptions | None:
     Raises:
         UserError: A file cannot be read, or a model of first frames has none to begin a clip with.
     """
-    recipe, c = data.recipe, data.recipe.preview
+    recipe, c = data.recipe, data.recipe.samples
     if not c.prompts:
         return None
     shape = _shape(data)
-    validation.require_first_frame(recipe.model, c.reference, "preview.reference", shape.num_frames)
+    validation.require_first_frame(recipe.model, c.reference, "samples.reference", shape.num_frames)
     sampled = defaults.sampled(recipe)
     reference = (
-        None if c.reference is None else conditions.read(Path(c.reference), shape, 1, "preview.reference")
+        None if c.reference is None else conditions.read(Path(c.reference), shape, 1, "samples.reference")
     )
     return GenerateOptions(
         shape,
@@ -49,7 +49,7 @@ def options(data: RecipeData) -> GenerateOptions | None:
         recipe.seed,
         Conditions(reference),
         {
-            name: conditions.companion(Path(file), shape, f"preview.{name}")
+            name: conditions.companion(Path(file), shape, f"samples.{name}")
             for name, file in c.companions.items()
         },
     )
@@ -57,7 +57,7 @@ def options(data: RecipeData) -> GenerateOptions | None:
 
 def _shape(data: RecipeData) -> Shape:
     """Return the recipe's shape; what it leaves out is of the bucket that is trained most."""
-    c = data.recipe.preview
+    c = data.recipe.samples
     if c.num_frames and c.height and c.width:
         return Shape(c.num_frames, c.height, c.width)
     most = defaults.shape_of(data, picture=c.num_frames == 1)
@@ -81,11 +81,11 @@ class Previewer:
         return bool(self.world.broadcast(self.world.is_main and self._folder(step).is_dir()))
 
     def _folder(self, step: int) -> Path:
-        return self.run_folder.previews_folder / f"step-{step:09d}"
+        return self.run_folder.samples_folder / f"step-{step:09d}"
 
     def run(self, step: int, log: RunLogger) -> None:
         """Generate a clip for every prompt, the same noise at every step."""
-        options, prompts = self.options, self.recipe.preview.prompts
+        options, prompts = self.options, self.recipe.samples.prompts
         if options is None:
             return
         clips = "1 clip" if len(prompts) == 1 else f"{len(prompts)} clips"
@@ -108,9 +108,9 @@ class Previewer:
             except UserError as error:
                 logger.warning("a preview is lost: %s", error.problem)
                 return
-            names.append(path.relative_to(self.run_folder.previews_folder).as_posix())
+            names.append(path.relative_to(self.run_folder.samples_folder).as_posix())
         log.event(
-            "preview",
+            "samples",
             step=step,
             files=names,
             prompts=prompts,

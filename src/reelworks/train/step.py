@@ -255,8 +255,8 @@ class TrainStep:
         finite = math.isfinite(loss_sum) and (weight == 0 or math.isfinite(grad_norm))
         applied = finite and weight > 0
         if applied:
-            if train.clip_norm is not None:
-                torch.nn.utils.clip_grads_with_norm_(parameters, train.clip_norm, norm)
+            if train.max_grad_norm is not None:
+                torch.nn.utils.clip_grads_with_norm_(parameters, train.max_grad_norm, norm)
             state.optimizer.step()
             state.update_ema(step, train.ema_decay)
         blame = None if finite else self._blame(candidates, objective, step)
@@ -291,13 +291,13 @@ class TrainStep:
 
     def _clip_weight(self, bucket: int, clips: int) -> float:
         """Return the loss weight of one clip of this bucket, in a micro-batch of so many."""
-        return float(cost.of_clip(self.recipe.train.loss_weight, self.table.buckets[bucket].tokens, clips))
+        return float(cost.of_clip(self.recipe.train.loss_reduction, self.table.buckets[bucket].tokens, clips))
 
     def _weights(self, work: MicroBatchRequest, example: Example) -> Tensor:
         """Return the loss weight of every clip, `[B]`; 0 where it does not count."""
         clip_weight = self._clip_weight(work.bucket, int(work.real.sum()))
         weights_B = torch.full_like(example.generated, clip_weight)
-        if self.recipe.train.loss_weight == "token":
+        if self.recipe.train.loss_reduction == "token":
             weights_B = weights_B * example.generated
         return torch.where(example.counts, weights_B, 0.0)
 
@@ -319,7 +319,7 @@ class TrainStep:
         """Loss of every clip, `[B]`: how far it is from what is there, or from what the base says."""
         base = None
         # On all ranks together: weights in shards are gathered by all or none.
-        if any(d.prior_preservation for d in self.recipe.dataset):
+        if any(d.prior_prediction for d in self.recipe.dataset):
             with torch.no_grad(), inject.without(self.state.module):
                 base = self.boundary(example.inputs)
         output = self.boundary(example.inputs)

@@ -18,9 +18,8 @@ from reelworks.core import log
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data import empty_epoch, loader
-from reelworks.data import position as positions
 from reelworks.data.loader import MicroBatch, StepSource
-from reelworks.data.position import DataPosition
+from reelworks.data.position import DataPosition, next_epoch
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
@@ -65,7 +64,7 @@ def train(
     *,
     overrides: Sequence[str] = (),
     resume: str = "auto",
-    start_from_scratch: bool = False,
+    restart_data: bool = False,
 ) -> int:
     """Train a recipe; the same call again resumes.
 
@@ -76,7 +75,7 @@ def train(
         recipe: The recipe, or its TOML file.
         overrides: Texts `a.b=value` that change what the file says.
         resume: "auto" (the newest good checkpoint), "never", or a step.
-        start_from_scratch: Begin the data again, and keep weights and step count.
+        restart_data: Begin the data again, and keep weights and step count.
 
     Returns:
         0 when finished, `EXIT_REQUEUE` when saved on a signal.
@@ -86,7 +85,7 @@ def train(
     """
     if not isinstance(recipe, Recipe):
         recipe = recipe_file.load(Path(recipe), overrides)
-    return run(recipe, RunOptions(resume=resume, start_from_scratch=start_from_scratch))
+    return run(recipe, RunOptions(resume=resume, restart_data=restart_data))
 
 
 def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], None] | None = None) -> int:
@@ -106,6 +105,7 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
     if options.weights_only and options.load is None:
         raise UserError(
             "there is nothing to take weights from",
+            code="nothing-to-load",
             field="--weights-only",
             remedy="add --load RUN|CHECKPOINT",
         )
@@ -269,7 +269,7 @@ class Trainer:
             world=world,
             source=self._source,
             held_out=data.held_out(),
-            times=recipe.validation.times,
+            times=recipe.validation.timesteps,
             objective=recipe.objective,
             seed=recipe.seed,
         )
@@ -378,7 +378,7 @@ class Trainer:
             self._checkpoints.save_last(position, metrics)
         elif taken is not None:
             self._checkpoints.after_step(position, metrics, taken.result.flags, taken.seconds)
-        if done or _is_due(self._recipe.preview.every_steps, step):
+        if done or _is_due(self._recipe.samples.every_steps, step):
             self._previewer.run(step, self._log)
         return metrics
 
@@ -399,7 +399,7 @@ class Trainer:
             self._log.epoch_ends(position)
 
     def _next_epoch(self, position: DataPosition) -> DataPosition:
-        position, empty = positions.next_epoch(self.data, position.spec, position)
+        position, empty = next_epoch(self.data, position.spec, position)
         resume.log_empty(empty)
         if not self._is_done(position):
             self._begin_segment(position)
@@ -428,11 +428,12 @@ class Trainer:
         return reason
 
     def _require_few_failures(self, position: DataPosition) -> None:
-        counts, limit = position.counts, self._recipe.data.max_failure_share
+        counts, limit = position.counts, self._recipe.data.max_decode_failures
         if counts.failed > limit * counts.planned:
             raise UserError(
                 f"{counts.failed} of the epoch's {counts.planned} clips could not be decoded",
-                field="data.max_failure_share",
+                code="too-many-decode-failures",
+                field="data.max_decode_failures",
                 value=limit,
                 remedy=f"see {self._run.folder.coverage_folder} for files and reasons; mend them or raise the limit",
             )
@@ -447,6 +448,7 @@ class Trainer:
         many = f"{limit} steps in a row, the last being {step}," if limit > 1 else f"step {step}"
         raise UserError(
             f"{many} had a loss or gradient that is not finite, {result.blame}",
+            code="non-finite",
             field="train.learning_rate",
             value=train.learning_rate,
             remedy="lower it or lengthen train.warmup_steps, then resume from an earlier checkpoint "

@@ -31,7 +31,7 @@ class Told:
         for i in range(7):
             made.picture(folder / "data" / f"{i}.png", grey=i)
         self.run = RunFolder(folder / "run")
-        self.run.create({"micro_batches_per_step": 1, "slot_width": 1})
+        self.run.create({"micro_batches_per_step": 1, "same_bucket_run": 1})
         self.log = EventLog(self.run.events_file)
         self.position, self.done = None, 0
         self.start()
@@ -179,11 +179,11 @@ def test_nothing_that_is_lost_changed_or_moved_later_changes_what_is_told(told, 
     """A start on other data, the catalog, the data, recipes, plans and the run folder itself."""
     (tmp_path / "bad.txt").write_text("data/5.png\n")
     made.picture(tmp_path / "data" / "speck.png", (8, 8))
-    told.start(quarantine=str(tmp_path / "bad.txt"))
+    told.start(exclude_file=str(tmp_path / "bad.txt"))
     told.epoch(0)
     told.step(0)
     before = _told(told.run)
-    assert before["epochs"][0]["counts"]["too_small"] == before["epochs"][0]["counts"]["quarantined"] == 1
+    assert before["epochs"][0]["counts"]["too_small"] == before["epochs"][0]["counts"]["in_exclude_file"] == 1
 
     def check(run):
         assert _told(run) == before
@@ -238,7 +238,7 @@ def test_a_clip_has_one_state_through_all_segments_of_an_epoch(told, tmp_path):
     made.picture(tmp_path / "data" / "late.png", grey=99)
     made.picture(tmp_path / "data" / "speck.png", (8, 8))
     (tmp_path / "bad.txt").write_text(open_[1] + "\n")
-    told.go_on(quarantine=str(tmp_path / "bad.txt"))
+    told.go_on(exclude_file=str(tmp_path / "bad.txt"))
     assert told.position.segment == 1
     for row in range(told.plan.steps):
         told.step(row)
@@ -248,7 +248,7 @@ def test_a_clip_has_one_state_through_all_segments_of_an_epoch(told, tmp_path):
         "trained": counts["trained"] + len(open_) - 1,
         "failed": 1,
         "removed": 1,
-        "quarantined": 1,
+        "in_exclude_file": 1,
         "too_small": 1,
     }
     assert epoch.ended

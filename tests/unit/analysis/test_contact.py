@@ -124,7 +124,7 @@ def beside_recipe(folder, kind):
         dataset=[dataset],
         model=model,
         autoencoder={"stride": 4},
-        text={"dim": 16, "max_length": 6, "pooled_dim": 8},
+        text_encoder={"dim": 16, "max_length": 6, "pooled_dim": 8},
         bucket=[{"resolution": "48x48", "num_frames": [1, 9] if kind == "clips" else 1, "batch_size": 5}],
         data={"crop": "random", "num_workers": 0},
     )

@@ -79,7 +79,7 @@ def test_epochs_and_their_sum_are_those_of_the_plans(folder: Path) -> None:
     assert total["imbalance"] == pytest.approx(1 - sum(busy for busy, _ in waiting) / spent)
 
 
-def naive_gradient(plan: EpochPlan, tokens: np.ndarray, loss_weight: str) -> dict[int, float]:
+def naive_gradient(plan: EpochPlan, tokens: np.ndarray, loss_reduction: str) -> dict[int, float]:
     """The mean over steps of each bucket's part of a step's weight, clip by clip."""
     shares: dict[int, float] = {}
     for row in range(plan.steps):
@@ -88,7 +88,7 @@ def naive_gradient(plan: EpochPlan, tokens: np.ndarray, loss_weight: str) -> dic
             where = plan.places(micro_batch)
             clips = int(plan.real[where].sum())
             bucket = int(plan.bucket[where.start])
-            each = {"token": float(tokens[bucket]), "sample": 1.0, "micro_batch": 1 / clips}[loss_weight]
+            each = {"token": float(tokens[bucket]), "sample": 1.0, "micro_batch": 1 / clips}[loss_reduction]
             weights += [(bucket, each)] * clips
         whole = sum(weight for _, weight in weights)
         for bucket, weight in weights:
@@ -96,13 +96,13 @@ def naive_gradient(plan: EpochPlan, tokens: np.ndarray, loss_weight: str) -> dic
     return shares
 
 
-@pytest.mark.parametrize("loss_weight", ["token", "sample", "micro_batch"])
-def test_shares_are_those_of_clips_tokens_and_gradients(folder: Path, loss_weight: str) -> None:
-    made = recipe(folder, train={"max_epochs": 1, "loss_weight": loss_weight})
+@pytest.mark.parametrize("loss_reduction", ["token", "sample", "micro_batch"])
+def test_shares_are_those_of_clips_tokens_and_gradients(folder: Path, loss_reduction: str) -> None:
+    made = recipe(folder, train={"max_epochs": 1, "loss_reduction": loss_reduction})
     told = plan_report.forecast(made, 2)
     data = RecipeData.open(made)
     plan, tokens = data.plan(data.plan_spec(2, 2), 0), data.table.tokens()
-    naive = naive_gradient(plan, tokens, loss_weight)
+    naive = naive_gradient(plan, tokens, loss_reduction)
     by_name = {one["name"]: one for one in told["shares"]}
     assert by_name.keys() == {data.table.buckets[i].name for i in naive}
     for i, share in naive.items():
@@ -110,7 +110,7 @@ def test_shares_are_those_of_clips_tokens_and_gradients(folder: Path, loss_weigh
         assert one["share_of_gradient"] == pytest.approx(share)
         assert one["share_of_clips"] == pytest.approx(clips / plan.planned)
         assert one["share_of_tokens"] == pytest.approx(clips * tokens[i] / tokens[plan.bucket].sum())
-    assert gradient_weight(plan, tokens, made.train.loss_weight).sum() == pytest.approx(plan.steps)
+    assert gradient_weight(plan, tokens, made.train.loss_reduction).sum() == pytest.approx(plan.steps)
 
 
 def test_clips_that_no_epoch_sees_are_named(folder: Path) -> None:
@@ -151,7 +151,7 @@ def test_too_many_ranks_for_the_clips_are_told_how_many_are_not(folder: Path) ->
     again = plan_report.forecast(made, fewer["world"], 2)
     assert {"world": fewer["world"]} | again["sum"] == pytest.approx(fewer)
     assert plan_report.forecast(made, 2 * fewer["world"], 2)["sum"]["imbalance"] > 0.1
-    fixed = recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 32, "slot_width": 32})
+    fixed = recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 32, "same_bucket_run": 32})
     assert plan_report.forecast(fixed, 32)["fewer_ranks"]["world"] >= 1
 
 

@@ -77,7 +77,7 @@ def test_what_is_more_than_named_is_told_as_a_number(folder, monkeypatch, capsys
     monkeypatch.setattr(show, "_FILES_SHOWN", 1)
     show.plan(plan_report.forecast(recipe(folder), 1))
     assert f"too_small: {SMALL}\n" in (told := capsys.readouterr().out)
-    assert f"and {SMALL - 1} more; --left-out FILE lists all" in told
+    assert f"and {SMALL - 1} more; --rejected FILE lists all" in told
 
 
 @settings(max_examples=50, deadline=None)
@@ -96,7 +96,7 @@ def test_copies_that_share_a_reason_count_once_and_not_where_one_of_them_is_trai
 
 def test_a_clip_shown_once_though_it_may_be_shown_twice_is_not_left_out(folder, tmp_path):
     """With a weight of 1.5 each good clip is trained, so none is `not_drawn`."""
-    sources = [{"path": str(folder / name), "weight": 1.5} for name in ("more", "data")]
+    sources = [{"path": str(folder / name), "repeats": 1.5} for name in ("more", "data")]
     told = plan_report.forecast(files.recipe(folder, dataset=sources), 1)
     assert 6 < told["planned"] < 12
     assert {name: one["clips"] for name, one in told["left_out"].items()} == LEFT_OUT
@@ -147,23 +147,23 @@ def test_the_verb_writes_the_list_and_refuses_other_names(folder, tmp_path, monk
         said = capsys.readouterr()
         return said.out + said.err, left.value.code or 0
 
-    told, code = typed(made, "--left-out", tmp_path / "a.csv")
+    told, code = typed(made, "--rejected", tmp_path / "a.csv")
     assert code == 0, told
     assert csv.read_csv(tmp_path / "a.csv").num_rows == sum(LEFT_OUT.values())
     (tmp_path / "no").write_text("a file")
     for name, problem in (("a.txt", "neither"), ("no/a.csv", "cannot be written")):
-        told, code = typed(made, "--left-out", tmp_path / name)
-        assert (code, problem in told, "--left-out" in told) == (2, True, True)
-    told, code = typed(made, made, "--diff", "--left-out", tmp_path / "b.csv")
+        told, code = typed(made, "--rejected", tmp_path / name)
+        assert (code, problem in told, "--rejected" in told) == (2, True, True)
+    told, code = typed(made, made, "--diff", "--rejected", tmp_path / "b.csv")
     assert (code, "of one plan" in told) == (2, True)
 
 
-def test_lines_of_the_quarantine_without_a_clip_are_told_and_many_are_counted():
-    told = {"quarantine_unmatched": [f"data/{i}.png" for i in range(30)], "shared_files": []}
+def test_lines_of_the_exclude_list_without_a_clip_are_told_and_many_are_counted():
+    told = {"exclude_list_unmatched": [f"data/{i}.png" for i in range(30)], "shared_files": []}
     lines = plan_report.warnings(told)
-    assert lines[0] == "quarantine names data/0.png, which is no clip of the recipe"
+    assert lines[0] == "exclude_file names data/0.png, which is no clip of the recipe"
     assert (len(lines), lines[-1]) == (21, "and 10 more lines of it that name no clip")
-    assert plan_report.warnings({"quarantine_unmatched": [], "shared_files": []}) == []
+    assert plan_report.warnings({"exclude_list_unmatched": [], "shared_files": []}) == []
 
 
 def test_clips_of_one_film_are_held_out_by_the_films_hash_and_others_by_their_own(folder):

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(folder: Path, weight: float = 1.0, repeats: int = 1, **changes: object):
-    few = {"path": str(folder / "few"), "weight": weight, "repeats": repeats}
+    few = {"path": str(folder / "few"), "repeats": weight * repeats}
     return files.recipe(folder, dataset=[{"path": str(folder / "data")}, few], **changes)
 
 
@@ -80,9 +80,9 @@ def test_measured_costs_come_from_a_run_and_shape_the_plan(folder: Path, tmp_pat
         [(9.0, [name]), (0.3, [name]), (0.3, [name]), (5.0, [name, "x"])]
     ):
         log.write("step", step=step + 1, clips=5, repeated=1, seconds=seconds, buckets=buckets)
-    measured = costs.measure(run)
+    measured = costs.measure_costs(run)
     assert measured == {name: pytest.approx(100.0)}  # 0.3 s of 2 ranks for 6 showings; a warm-up left out
-    costs.write(tmp_path / "costs.json", measured)
+    costs.write_costs(tmp_path / "costs.json", measured)
     data = RecipeData.open(made(folder, cost={"measured": str(tmp_path / "costs.json")}))
     spec = data.plan_spec(2, 1)
     assert spec.costs_us[0] == 100_000
@@ -116,11 +116,11 @@ def test_a_run_that_tells_no_costs_says_what_to_do(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.create({})
     with pytest.raises(UserError, match="train some more steps"):
-        costs.measure(run)
+        costs.measure_costs(run)
 
 
 def test_locality_reads_a_folder_s_clips_one_after_the_other(folder: Path) -> None:
-    near = {"locality": "folder", "locality_clips": 4}
+    near = {"locality": "folder", "shuffle_window": 4}
     recipe = made(folder, bucket=[{"resolution": "48px", "num_frames": 1, "batch_size": 2}], data=near)
     data = RecipeData.open(recipe)
     places = {}

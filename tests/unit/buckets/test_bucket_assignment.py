@@ -125,7 +125,7 @@ def test_a_kind_without_entries_has_no_bucket() -> None:
 
 def test_known_reasons_stay() -> None:
     excluded = np.array(
-        [Reason.UNREADABLE, Reason.NO_CAPTION, Reason.QUARANTINED, Reason.NONE], dtype=np.int8
+        [Reason.UNREADABLE, Reason.NO_CAPTION, Reason.IN_EXCLUDE_FILE, Reason.NONE], dtype=np.int8
     )
     result = run(many(4, excluded=excluded))
     assert result.reason.tolist() == excluded.tolist()

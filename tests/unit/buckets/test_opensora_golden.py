@@ -67,7 +67,9 @@ def certain(stage: str, *, zeros_kept: bool) -> dict[str, Any]:
 
 
 def build(entries: dict[str, Any], probability: str = "opensora-1.2", compat: bool = True) -> BucketTable:
-    config = BucketsConfig.model_validate({"opensora": entries, "probability": probability, "compat": compat})
+    config = BucketsConfig.model_validate(
+        {"opensora": entries, "probability": probability, "opensora_drop_exact_length": compat}
+    )
     return table.build([], config, ANY_SIZE)
 
 

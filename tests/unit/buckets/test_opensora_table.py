@@ -152,12 +152,15 @@ def test_a_kind_without_entries_has_no_bucket_and_known_reasons_stay() -> None:
 
 
 def test_a_short_clip_of_a_strict_table_is_named() -> None:
-    built = build({"256": {16: (1.0, 1)}}, compat=True)
+    built = build({"256": {16: (1.0, 1)}}, opensora_drop_exact_length=True)
     assert run(many(1, (16, 600, 600)), built).reason[0] == Reason.TOO_SHORT
     assert run(many(1, (17, 600, 600)), built).bucket[0] >= 0
     # 2.0 takes the clip; there is nothing to be compatible with.
     assert (
-        run(many(1, (16, 600, 600)), build({"256": {16: (1.0, 1)}}, "opensora-2.0", compat=True)).bucket[0]
+        run(
+            many(1, (16, 600, 600)),
+            build({"256": {16: (1.0, 1)}}, "opensora-2.0", opensora_drop_exact_length=True),
+        ).bucket[0]
         >= 0
     )
 
@@ -235,7 +238,7 @@ def test_the_nearest_ratio_is_the_first_of_the_least_distances(
 )
 def test_a_wrong_table_is_explained(entries: dict[str, Any], field: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
-        parse.parse(parse.normal_form(entries), "opensora-1.2", compat=False)
+        parse.parse(parse.normal_form(entries), "opensora-1.2", drop_exact_length=False)
     assert caught.value.field == field
     assert said in str(caught.value)
 
@@ -243,11 +246,11 @@ def test_a_wrong_table_is_explained(entries: dict[str, Any], field: str, said: s
 def test_the_meaning_of_the_probabilities_is_never_guessed() -> None:
     with pytest.raises(ValidationError, match="releases differ"):
         build({"256": {1: (1.0, 1)}}, "native")
-    for values in ({"probability": "opensora-1.2"}, {"compat": True}):
+    for values in ({"probability": "opensora-1.2"}, {"opensora_drop_exact_length": True}):
         with pytest.raises(ValidationError, match=r"add \[buckets.opensora\]"):
             BucketsConfig.model_validate(values)
     with pytest.raises(UserError, match=r"1\.0, to move all"):
-        parse.parse({"256": {"16": [0.0, "none"]}}, "downgrade", compat=False)
+        parse.parse({"256": {"16": [0.0, "none"]}}, "downgrade", drop_exact_length=False)
 
 
 def test_a_recipe_has_one_table() -> None:
@@ -290,12 +293,12 @@ def test_values_may_be_written_as_toml_or_as_python_has_them() -> None:
 
 
 def test_short_clips_are_extended_only_where_no_length_takes_them() -> None:
-    """Clips too short for the table go to its shortest used length; `compat` loses them as it does others."""
+    """Clips too short for the table go to its shortest used length; `opensora_drop_exact_length` loses them as it does others."""
     entries = {"256": {"17": [0.5, 2], "34": [[0.5, 0.5], 1]}, "144p": {"17": [0.0, "none"], "51": [1.0, 1]}}
     short, long = many(50, (9, 300, 300)), many(50, (40, 300, 300))
     for compat in (False, True):
         config = BucketsConfig.model_validate(
-            {"opensora": entries, "probability": "opensora-1.2", "compat": compat}
+            {"opensora": entries, "probability": "opensora-1.2", "opensora_drop_exact_length": compat}
         )
         plain, extended = (
             table.build([], config, ANY_SIZE, extends_short=extends) for extends in (False, True)

@@ -11,7 +11,7 @@ from media_makers import write_picture, write_video
 
 from reelworks.catalog import companions
 from reelworks.catalog.companions import Problem
-from reelworks.catalog.scan import scan
+from reelworks.catalog.scan import scan_sources
 from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
 
 def found(root, catalog):
     sources = [Source("shots", root / "clips"), Source("shots:control", root / "depth")]
-    scan(sources, catalog, workers=2)
+    scan_sources(sources, catalog, workers=2)
     live = Catalog.open(catalog).live()
     clips = companions.without(live)
     return clips, companions.find(clips, live, "control", {"shots": str(root / "depth")})
@@ -86,7 +86,7 @@ def test_what_fits_is_found_and_what_does_not_is_said(folder, tmp_path):
 def test_a_clip_keeps_its_identity(folder, tmp_path):
     """Rows of clips are the same with companions as without, but for their permanent numbers."""
     clips, _ = found(folder, tmp_path / "with")
-    scan([Source("shots", folder / "clips")], tmp_path / "without", workers=1)
+    scan_sources([Source("shots", folder / "clips")], tmp_path / "without", workers=1)
     alone = Catalog.open(tmp_path / "without").live()
     assert sorted(clips.uid.tolist()) == sorted(alone.uid.tolist())
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from reelworks.catalog.scan import scan
+from reelworks.catalog.scan import scan_sources
 from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 
@@ -68,9 +68,9 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def rescan(self) -> None:
         source = [Source("d", self.data)]
-        result = scan(source, self.catalog, workers=1)
+        result = scan_sources(source, self.catalog, workers=1)
         self.check_live(Catalog.open(self.catalog))
-        again = scan(source, self.catalog, workers=1)
+        again = scan_sources(source, self.catalog, workers=1)
         assert (again.unchanged, again.version) == (result.found, result.version)
         self.check_past(Catalog.open(self.catalog))
 

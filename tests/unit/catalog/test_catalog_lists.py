@@ -17,7 +17,7 @@ import pytest
 
 from reelworks.catalog import filters, lists, probe
 from reelworks.catalog.rows import CatalogRows
-from reelworks.catalog.scan import ScanResult, scan, uids_of
+from reelworks.catalog.scan import ScanResult, scan_sources, uids_of
 from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
@@ -50,7 +50,7 @@ def write(file: Path, rows: list[Row]) -> Path:
 
 
 def scanned(file: Path, root: Path | None = None) -> ScanResult:
-    return scan([Source.from_path(file, root=root)], file.parent / "catalog", workers=1)
+    return scan_sources([Source.from_path(file, root=root)], file.parent / "catalog", workers=1)
 
 
 def live(file: Path) -> CatalogRows:
@@ -221,7 +221,7 @@ def test_a_caption_of_the_list_and_its_rows_are_followed(folder: Path) -> None:
     write(file, rows_of(1, 2, text="other")[:1])
     result = scanned(file)
     assert (result.unchanged, result.removed, len(live(file))) == (1, 1, 1)
-    result = scan([Source("meta", folder)], folder / "catalog", workers=1)
+    result = scan_sources([Source("meta", folder)], folder / "catalog", workers=1)
     assert (result.new, result.changed) == (2, 1)
     assert by_path(file)["a.png"] == {"caption": "beside a", "error": None, "aes": None}
 
@@ -247,8 +247,8 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
     """A score that only one list has is missing elsewhere; a part knows only the scores of its time."""
     first = write(folder / "one.csv", rows_of(1, 2))
     second = write(folder / "two.parquet", [{"path": "a.png", "text": "x", "flow": 7}])
-    scan([Source.from_path(first)], folder / "catalog", workers=1)
-    scan([Source.from_path(second), Source("d", folder)], folder / "catalog", workers=1)
+    scan_sources([Source.from_path(first)], folder / "catalog", workers=1)
+    scan_sources([Source.from_path(second), Source("d", folder)], folder / "catalog", workers=1)
     rows = live(first)
     datasets = rows.dataset.to_pylist()
     told = sorted(zip(datasets, rows.scores["aes"].tolist(), rows.scores["flow"].tolist(), strict=True))
@@ -256,7 +256,9 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
     expected = [("d", nan, nan)] * 3 + [("one", 1, nan), ("one", 2, nan), ("two", nan, 7)]
     assert repr(told) == repr([(n, float(a), float(f)) for n, a, f in expected])
     assert (
-        scan([Source.from_path(first), Source.from_path(second)], folder / "catalog", workers=1).unchanged
+        scan_sources(
+            [Source.from_path(first), Source.from_path(second)], folder / "catalog", workers=1
+        ).unchanged
         == 3
     )
 

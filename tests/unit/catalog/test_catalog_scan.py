@@ -11,7 +11,7 @@ import pytest
 
 from reelworks.catalog import probe
 from reelworks.catalog import scan as scanning
-from reelworks.catalog.scan import ScanProgress, ScanResult, scan
+from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
@@ -53,7 +53,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def run(data: Path, target: Path, name: str = "d") -> ScanResult:
-    return scan([Source(name, data)], target, workers=2)
+    return scan_sources([Source(name, data)], target, workers=2)
 
 
 def counts(result: ScanResult) -> tuple[int, int, int, int]:
@@ -130,7 +130,7 @@ def test_a_mended_file_becomes_good_and_a_broken_one_bad(data: Path, target: Pat
 def test_other_datasets_stay(data: Path, target: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     media.write_picture(tmp_path / "other" / "x.png")
-    scan([Source("d", data), Source("o", tmp_path / "other")], target, workers=1)
+    scan_sources([Source("d", data), Source("o", tmp_path / "other")], target, workers=1)
     (tmp_path / "other" / "x.png").unlink()
     (data / "a.png").unlink()
     assert counts(run(data, target)) == (0, 0, 3, 1)
@@ -138,7 +138,7 @@ def test_other_datasets_stay(data: Path, target: Path, tmp_path: Path) -> None:
 
 
 def test_one_path_in_two_datasets_is_two_clips(data: Path, target: Path) -> None:
-    result = scan([Source("one", data), Source("two", data)], target, workers=1)
+    result = scan_sources([Source("one", data), Source("two", data)], target, workers=1)
     assert result.new == 8
     assert len(set(Catalog.open(target).live().uid.tolist())) == 8
 
@@ -193,7 +193,7 @@ def test_processes_find_what_threads_find(
 
 def test_progress_ends_at_the_total(data: Path, target: Path) -> None:
     seen: list[ScanProgress] = []
-    scan([Source("d", data)], target, workers=1, on_progress=seen.append)
+    scan_sources([Source("d", data)], target, workers=1, on_progress=seen.append)
     assert (seen[-1].done, seen[-1].total, seen[-1].eta_seconds) == (4, 4, 0.0)
     assert all(progress.rate > 0 for progress in seen)
     assert [progress.done for progress in seen] == sorted({progress.done for progress in seen})
@@ -252,7 +252,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(data: Path, target: Path, mo
 
 def test_two_sources_of_one_name(data: Path, target: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="two datasets have this name"):
-        scan([Source("d", data), Source("d", tmp_path)], target, workers=1)
+        scan_sources([Source("d", data), Source("d", tmp_path)], target, workers=1)
 
 
 def test_two_files_of_one_uid(data: Path, target: Path, monkeypatch) -> None:
@@ -263,11 +263,11 @@ def test_two_files_of_one_uid(data: Path, target: Path, monkeypatch) -> None:
 
 def test_a_run_folder_inside_the_dataset_is_no_footage(data: Path, target: Path) -> None:
     run_folder = RunFolder(data / "sub" / "run")
-    preview = run_folder.previews_folder / "step-000000002"
+    preview = run_folder.samples_folder / "step-000000002"
     preview.mkdir(parents=True)
     media.write_picture(preview / "00.png", 3)
     before = run(data, target)
-    assert "sub/run/previews/step-000000002/00.png" in paths(target)
+    assert "sub/run/samples/step-000000002/00.png" in paths(target)
     run_folder.create({})
     after = run(data, target)
     assert (after.found, after.removed) == (before.found - 1, 1)

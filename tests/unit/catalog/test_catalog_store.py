@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from reelworks.catalog.rows import SCHEMA
-from reelworks.catalog.scan import scan, uids_of
+from reelworks.catalog.scan import scan_sources, uids_of
 from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.core import hash_rng
@@ -31,10 +31,10 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def catalog(data: Path, tmp_path: Path) -> Path:
     """Two versions: three pictures; then one changed and one gone."""
-    scan([Source("d", data)], tmp_path / "catalog", workers=1)
+    scan_sources([Source("d", data)], tmp_path / "catalog", workers=1)
     media.write_picture(data / "a.png", 9, size=(7, 5))
     (data / "b.png").unlink()
-    scan([Source("d", data)], tmp_path / "catalog", workers=1)
+    scan_sources([Source("d", data)], tmp_path / "catalog", workers=1)
     return tmp_path / "catalog"
 
 
@@ -94,12 +94,12 @@ def test_what_a_crash_left_is_written_over(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "catalog"
     folder.mkdir()
     (folder / "part-000000.parquet").write_bytes(b"half a part")
-    scan([Source("d", data)], folder, workers=1)
+    scan_sources([Source("d", data)], folder, workers=1)
     assert len(Catalog.open(folder).live()) == 3
 
 
 def test_nothing_is_named_before_it_is_written(data: Path, tmp_path: Path, monkeypatch) -> None:
-    scan([Source("d", data)], tmp_path / "catalog", workers=1)
+    scan_sources([Source("d", data)], tmp_path / "catalog", workers=1)
     before = Catalog.open(tmp_path / "catalog").digest()
     media.write_picture(data / "new.png")
 
@@ -109,10 +109,10 @@ def test_nothing_is_named_before_it_is_written(data: Path, tmp_path: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr("reelworks.core.files.write_json", crash)
         with pytest.raises(KeyboardInterrupt):
-            scan([Source("d", data)], tmp_path / "catalog", workers=1)
+            scan_sources([Source("d", data)], tmp_path / "catalog", workers=1)
     assert (tmp_path / "catalog" / "part-000001.parquet").exists()
     assert Catalog.open(tmp_path / "catalog").digest() == before
-    assert scan([Source("d", data)], tmp_path / "catalog", workers=1).new == 1
+    assert scan_sources([Source("d", data)], tmp_path / "catalog", workers=1).new == 1
 
 
 def test_no_catalog_and_no_such_version(catalog: Path, tmp_path: Path) -> None:
@@ -124,11 +124,11 @@ def test_no_catalog_and_no_such_version(catalog: Path, tmp_path: Path) -> None:
 
 def test_only_one_scan_writes(catalog: Path, data: Path) -> None:
     with lock.hold(catalog / ".lock", doing="scan"), pytest.raises(UserError, match="another scan"):
-        scan([Source("d", data)], catalog, workers=1)
-    assert scan([Source("d", data)], catalog, workers=1).unchanged == 2
+        scan_sources([Source("d", data)], catalog, workers=1)
+    assert scan_sources([Source("d", data)], catalog, workers=1).unchanged == 2
 
 
 def test_a_folder_that_cannot_be_written(data: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        scan([Source("d", data)], tmp_path / "file", workers=1)
+        scan_sources([Source("d", data)], tmp_path / "file", workers=1)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reelworks.catalog.rows import SCHEMA, CatalogRows
-from reelworks.catalog.scan import scan
+from reelworks.catalog.scan import scan_sources
 from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.catalog.summary import summarise
@@ -31,7 +31,7 @@ def rows(tmp_path: Path) -> CatalogRows:
     (data / "empty.mp4").write_bytes(b"")
     for name in ("x.png", "y.png"):
         (data / name).write_bytes(b"x" * len(name))
-    scan([Source("data", data)], tmp_path / "catalog", workers=1)
+    scan_sources([Source("data", data)], tmp_path / "catalog", workers=1)
     return Catalog.open(tmp_path / "catalog").live()
 
 

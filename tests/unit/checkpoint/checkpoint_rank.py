@@ -67,10 +67,10 @@ def export_together(model: nn.Module, rank: int, folder: Path) -> None:
     given: dict[str, Any] = {"weights": "ema", "dtype": "float32", "about": {"rank": str(rank)}}
     try:
         with storage.guarded(full) if rank == 0 else nullcontext():
-            export.weights_only(state, target, **given)
+            export.export_weights(state, target, **given)
     except export.ExportFailed as error:
         (folder / f"unexported{rank}.txt").write_text(str(error))
-    export.weights_only(state, target, **given)
+    export.export_weights(state, target, **given)
 
 
 def main(rank: int, folder: Path) -> None:

@@ -93,7 +93,7 @@ def new_run(path: Path, *steps: int) -> RunFolder:
         "catalog/part-000000.parquet": "rows",
         "catalog/catalog.json": "[1]",
         "catalog/.lock": "",
-        "previews/step-000000100/00.png": "large",
+        "samples/step-000000100/00.png": "large",
         "checkpoints/pins/step-000000100": "",
         "tensorboard/events": "large",
     }.items():

@@ -9,10 +9,14 @@ from reelworks.core.shape import Geometry, Shape
 
 
 def test_an_error_names_field_value_and_remedy() -> None:
-    error = UserError("must be positive", field="train.max_steps", value=0, remedy="give 1 or more")
+    error = UserError(
+        "must be positive", code="too-small", field="train.max_steps", value=0, remedy="give 1 or more"
+    )
     assert str(error) == "train.max_steps = 0: must be positive\n  remedy: give 1 or more"
-    assert str(UserError("is needed", field="train", remedy="add it")).startswith("train: is needed")
-    assert str(UserError("no space", remedy="free some")) == "no space\n  remedy: free some"
+    assert str(UserError("is needed", code="key-missing", field="train", remedy="add it")).startswith(
+        "train: is needed"
+    )
+    assert str(UserError("no space", code="disk-full", remedy="free some")) == "no space\n  remedy: free some"
 
 
 def test_the_nearest_word_or_all_of_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from dataclasses import dataclass
@@ -43,7 +44,6 @@ def _die(log: Path, deaths: int, good: Path) -> Path:
 def start_workers_and_die(pids: Connection) -> None:
     """Be a trainer that tells its worker's process id and is killed."""
     pool = DecodePool(1, 60.0)
-    job = pool.submit(Request(Path("nowhere.png"), True, Shape(1, 8, 8)))
-    pool.result(job)
-    pids.send([place.pid for place in job.crew._places])
+    pool.submit(Request(Path("nowhere.png"), True, Shape(1, 8, 8))).result()
+    pids.send([process.pid for process in multiprocessing.active_children()])
     os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ from reelworks.buckets.assign import Reason
 from reelworks.cli import show
 from reelworks.core.errors import UserError
 from reelworks.data import eligibility
-from reelworks.data.eligibility import Quarantine
+from reelworks.data.eligibility import ExcludeList
 from reelworks.recipe import dataset as sources
 from reelworks.recipe.dataset import RecipeData
 
@@ -74,7 +74,7 @@ def test_a_filtered_clip_is_told_with_what_it_has(folder: Path) -> None:
     ]
 
 
-def test_a_quarantine_leaves_out_what_it_names_and_tells_what_it_does_not_find(
+def test_an_exclude_list_leaves_out_what_it_names_and_tells_what_it_does_not_find(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = folder / "bad.txt"
@@ -83,23 +83,26 @@ def test_a_quarantine_leaves_out_what_it_names_and_tells_what_it_does_not_find(
         "more/shot-2/2.png\nshot-2/2.png\n",
         encoding="utf-8",
     )
-    data = RecipeData.open(recipe(folder, quarantine=str(bad)))
+    data = RecipeData.open(recipe(folder, exclude_file=str(bad)))
     told = reasons(data)
-    assert {n for n, r in told.items() if r == "quarantined"} == {"data/shot-2/0.png", "data/shot-2/1.png"}
+    assert {n for n, r in told.items() if r == "in_exclude_file"} == {
+        "data/shot-2/0.png",
+        "data/shot-2/1.png",
+    }
     assert told["more/broken.png"] == "unreadable"
-    seen = plan_report.forecast(recipe(folder, quarantine=str(bad)), 1)
-    assert seen["quarantine_unmatched"] == ["data/shot-2/9.png", "more/shot-2/2.png", "shot-2/2.png"]
-    assert seen["reasons"]["quarantined"][0] == {"path": "data/shot-2/0.png", "detail": f"named in {bad}"}
+    seen = plan_report.forecast(recipe(folder, exclude_file=str(bad)), 1)
+    assert seen["exclude_list_unmatched"] == ["data/shot-2/9.png", "more/shot-2/2.png", "shot-2/2.png"]
+    assert seen["reasons"]["in_exclude_file"][0] == {"path": "data/shot-2/0.png", "detail": f"named in {bad}"}
     show.plan(seen)
     told_lines = capsys.readouterr().out
-    assert "warning: quarantine names data/shot-2/9.png, which is no clip" in told_lines
+    assert "warning: exclude_file names data/shot-2/9.png, which is no clip" in told_lines
     assert "names data/shot-2/0.png" not in told_lines
-    assert plan_report.forecast(recipe(folder), 1)["quarantine_unmatched"] == []
+    assert plan_report.forecast(recipe(folder), 1)["exclude_list_unmatched"] == []
 
 
 def test_a_name_that_holds_a_hash_is_meant_as_it_stands() -> None:
     clips = rows({"path": "a #1.mp4"}, {"path": "a"}, {"path": "b"})
-    named = Quarantine(("data/a #1.mp4", "data/b # torn", "data/c # gone"))
+    named = ExcludeList(("data/a #1.mp4", "data/b # torn", "data/c # gone"))
     assert named.rows(clips).tolist() == [True, False, True]
     assert named.unmatched(clips) == ["data/c # gone"]
 
@@ -108,18 +111,18 @@ def test_a_name_of_a_dataset_may_begin_like_another() -> None:
     clips = rows(
         {"dataset": "cats", "path": "x/a"}, {"dataset": "cats/x", "path": "a"}, {"dataset": "c", "path": "a"}
     )
-    assert Quarantine(("cats/x/a",)).rows(clips).any()
-    assert Quarantine(("c/a",)).rows(clips).tolist() == [False, False, True]
+    assert ExcludeList(("cats/x/a",)).rows(clips).any()
+    assert ExcludeList(("c/a",)).rows(clips).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_quarantine_that_cannot_be_read_is_an_error(tmp_path: Path, content: bytes | None) -> None:
+def test_an_exclude_list_that_cannot_be_read_is_an_error(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "bad.txt"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match="cannot be read" if content is None else "not UTF-8") as caught:
-        eligibility.read_quarantine(str(path))
-    assert (caught.value.field, caught.value.value) == ("quarantine", str(path))
+        eligibility.read_exclude_list(str(path))
+    assert (caught.value.field, caught.value.value) == ("exclude_file", str(path))
 
 
 def test_a_folder_is_held_out_as_a_whole(folder: Path) -> None:
@@ -145,11 +148,11 @@ def test_folders_of_two_datasets_are_two_groups(folder: Path) -> None:
     assert chosen == {(a, b) for a in (True, False) for b in (True, False)}
 
 
-def test_the_spec_sees_filter_quarantine_and_group(folder: Path, tmp_path: Path) -> None:
+def test_the_spec_sees_filter_exclude_list_and_group(folder: Path, tmp_path: Path) -> None:
     def digest(text: str | None = None, filters: dict[str, str] | None = None, **changes: Any) -> str:
         if text is not None:
             (tmp_path / "list.txt").write_text(text)
-            changes["quarantine"] = str(tmp_path / "list.txt")
+            changes["exclude_file"] = str(tmp_path / "list.txt")
         return RecipeData.open(recipe(folder, filters, **changes)).plan_spec(4, 1).digest()
 
     shaping = [
@@ -176,7 +179,11 @@ def test_an_epoch_that_choices_leave_empty_names_the_choice(folder: Path) -> Non
             "dataset.filter",
             "24 of 27 clips do not",
         ),
-        (recipe(folder, quarantine=str(everything), bucket=no_bucket), "quarantine", "24 of 27 clips are"),
+        (
+            recipe(folder, exclude_file=str(everything), bucket=no_bucket),
+            "exclude_file",
+            "24 of 27 clips are",
+        ),
         (recipe(folder, bucket=no_bucket), "bucket", "no clip fits any bucket"),
     ):
         with pytest.raises(UserError, match=problem) as caught:

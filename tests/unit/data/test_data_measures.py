@@ -149,5 +149,5 @@ def test_smaller_worlds_are_forecasts_of_their_own(folder: Path) -> None:
     (told,) = plan_report.forecast(recipe(folder), WORLD)["smaller_worlds"]
     (alone,) = plan_report.forecast(recipe(folder), 8)["epochs"]
     assert told | {"epoch": 0} == alone | {"world": 8}
-    wide = recipe(folder, train={"max_epochs": 1, "slot_width": 3})
+    wide = recipe(folder, train={"max_epochs": 1, "same_bucket_run": 3})
     assert plan_report.forecast(wide, WORLD)["smaller_worlds"] == []

@@ -301,7 +301,7 @@ def test_a_change_without_the_former_record_is_refused(training: Training, damag
     record = records.path(training.run, (0, 0, 0))
     damage(record)
     picture(training, "new.png")
-    with pytest.raises(UserError, match="begin the data again with --start-from-scratch") as caught:
+    with pytest.raises(UserError, match="begin the data again with --restart-data") as caught:
         training.resume(saved)
     assert (caught.value.field, caught.value.value) == ("resume", str(record))
 

@@ -194,13 +194,13 @@ def test_the_spec_sees_what_shapes_a_plan_and_nothing_else(folder: Path) -> None
 def test_a_forecast_is_for_any_number_of_ranks(folder: Path) -> None:
     made = files.recipe(folder, train={"max_epochs": 1, "gradient_accumulation_steps": 2})
     told = plan_report.forecast(made, 3)
-    assert (told["micro_batches_per_step"], told["slot_width"], told["world"]) == (6, 3, 3)
-    fixed = files.recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 8, "slot_width": 4})
+    assert (told["micro_batches_per_step"], told["same_bucket_run"], told["world"]) == (6, 3, 3)
+    fixed = files.recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 8, "same_bucket_run": 4})
     assert plan_report.step_shape(fixed, 3) == (8, 4)
     wrong = files.recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 8})
     with pytest.raises(UserError, match="must divide micro_batches_per_step, which is 8") as caught:
         plan_report.step_shape(wrong, 3)
-    assert (caught.value.field, caught.value.value) == ("train.slot_width", 3)
+    assert (caught.value.field, caught.value.value) == ("train.same_bucket_run", 3)
     with pytest.raises(UserError, match="no step has so many") as caught:
         plan_report.step_shape(files.recipe(folder, train={"max_epochs": 1}), 10**9)
     assert caught.value.field == "train.micro_batches_per_step"

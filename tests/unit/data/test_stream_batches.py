@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 
@@ -11,17 +13,22 @@ from PIL import Image
 from stream_works import LONG_SECONDS, greys, request, work
 
 from reelworks.data.loader import MicroBatchRequest, read_ahead
-from reelworks.media.decode import Request
-from reelworks.media.decode_pool import DecodePool, Failure, Job
+from reelworks.media.decode import Frames, Request
+from reelworks.media.decode_pool import DecodePool, Failure
 
 
 class Watched(DecodePool):
     """A pool that remembers in which order clips were finished."""
 
-    def submit(self, request: Request) -> Job:
+    def submit(self, request: Request) -> Future[Frames | Failure]:
+        number = next(self.numbers)
         job = super().submit(request)
-        job.future.add_done_callback(lambda _: self.finished.append(job.number))
+        job.add_done_callback(lambda _: self.finished.append(number))
         return job
+
+    @cached_property
+    def numbers(self) -> Iterator[int]:
+        return itertools.count()
 
     @cached_property
     def finished(self) -> list[int]:
@@ -103,13 +110,13 @@ def test_a_closed_pool_drops_what_is_queued(pictures: list[Path]) -> None:
     pool = DecodePool(0, LONG_SECONDS)
     jobs = [pool.submit(request(path)) for path in pictures * 10]
     pool.close()
-    assert all(job.future.done() for job in jobs)
-    assert any(job.future.cancelled() for job in jobs)
+    assert all(job.done() for job in jobs)
+    assert any(job.cancelled() for job in jobs)
 
 
 def test_a_failure_is_a_value() -> None:
     pool = DecodePool(0, LONG_SECONDS)
-    result = pool.result(pool.submit(request(Path("none.png"))))
+    result = pool.submit(request(Path("none.png"))).result()
     pool.close()
     assert isinstance(result, Failure)
     assert "No such file" in result.reason

@@ -10,7 +10,7 @@ from reelworks.diffusion.samplers import flow
 
 GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "rflow.safetensors")
 SHIFT = timesteps.shift_ratio(
-    ObjectiveConfig(compat=True), height=360, width=640, num_frames=51, latent_frames=15
+    ObjectiveConfig(opensora_frame_quantization=True), height=360, width=640, num_frames=51, latent_frames=15
 )
 
 
@@ -37,7 +37,7 @@ class LinearModel:
 
 
 def run(model, **options):
-    return flow.sample(model, case("sample")["z"], num_steps=10, guidance_scale=7.0, **options)
+    return flow.sample_flow(model, case("sample")["z"], num_steps=10, guidance_scale=7.0, **options)
 
 
 def assert_same(ours, golden):
@@ -84,12 +84,12 @@ def test_the_exact_velocity_leads_to_the_data_in_any_number_of_steps(shift):
         return torch.cat([data - noise, torch.full_like(noise, 1e3)])
 
     for num_steps in (1, 4, 30):
-        out = flow.sample(velocity, noise, num_steps=num_steps, guidance_scale=1.0, shift=shift)
+        out = flow.sample_flow(velocity, noise, num_steps=num_steps, guidance_scale=1.0, shift=shift)
         torch.testing.assert_close(out, data, rtol=0, atol=2e-3)
 
 
 def test_the_dtype_of_the_noise_is_kept():
     noise = torch.zeros(1, 2, 1, 2, 2, dtype=torch.bfloat16)
-    out = flow.sample(lambda z, t, m: z.float() + 1, noise, num_steps=3, guidance_scale=2.0)
+    out = flow.sample_flow(lambda z, t, m: z.float() + 1, noise, num_steps=3, guidance_scale=2.0)
     assert out.dtype == torch.bfloat16
     assert not out.requires_grad

@@ -30,7 +30,7 @@ def test_a_wrong_value_is_named_with_its_remedy(values, words):
     "values",
     [
         {},
-        {"timestep_shift": 2.5, "timestep_sampling": "uniform", "compat": True},
+        {"timestep_shift": 2.5, "timestep_sampling": "uniform", "opensora_frame_quantization": True},
         {"mask_ratios": {"identity": 0.7, "random": 0.1, "intepolate": 0.2}},
         {"mask_ratios": {"random": 0.1, "image_head": 0.2}},
     ],

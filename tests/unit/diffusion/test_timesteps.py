@@ -79,7 +79,7 @@ def test_the_density_equals_the_reference(name, uniform):
     t = timesteps.sample(uniform, kind)
     if shape != "None":
         height, width, num_frames = json.loads(shape)
-        config = ObjectiveConfig(compat=True)
+        config = ObjectiveConfig(opensora_frame_quantization=True)
         size = {"height": height, "width": width, "num_frames": num_frames}
         t = timesteps.shift(t, timesteps.shift_ratio(config, latent_frames=-1, **size))
     level = torch.tensor(TIMES["quantile_levels"], dtype=torch.float64)
@@ -101,7 +101,7 @@ def test_extreme_draws_stay_finite_and_inside():
 
 
 def test_the_shift_by_true_latent_frames_has_no_hole_for_short_clips():
-    auto, compat = ObjectiveConfig(), ObjectiveConfig(compat=True)
+    auto, compat = ObjectiveConfig(), ObjectiveConfig(opensora_frame_quantization=True)
     size = {"height": 512, "width": 512, "num_frames": 16, "latent_frames": 4}
     assert timesteps.shift_ratio(compat, **size) == 0
     assert timesteps.shift_ratio(auto, **size) == pytest.approx(2)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from reelworks.encoders.caption_cache import CaptionCache
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models import registry
+from reelworks.models import factory
 from reelworks.models.api import TextEmbedding
-from reelworks.models.config import AutoencoderConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, TextEncoderConfig
 from reelworks.models.family import Conditioning
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ class Looking:
 
 
 def live(text) -> LiveEncoder:
-    return LiveEncoder(registry.build_autoencoder(AutoencoderConfig()), text, CPU, Conditioning())
+    return LiveEncoder(factory.build_autoencoder(AutoencoderConfig()), text, CPU, Conditioning())
 
 
 def test_what_is_said_of_a_picture_is_not_kept_and_another_encoder_does_not_mind_pictures():
@@ -81,8 +81,8 @@ def test_what_is_said_of_a_picture_is_not_kept_and_another_encoder_does_not_mind
 
 
 def test_an_encoder_in_cpu_memory_gives_what_the_other_gives():
-    """`text.device` says where captions are embedded, and what is returned is on the training device."""
-    text = registry.build_text_encoder(TextConfig())
+    """`text_encoder.device` says where captions are embedded, and what is returned is on the training device."""
+    text = factory.build_text_encoder(TextEncoderConfig())
     made = live(text).texts(["a cup", ""], [False, False])
     plain = text.encode(["a cup", ""])
     assert all(torch.equal(a, b) for a, b in zip(made, plain, strict=True))

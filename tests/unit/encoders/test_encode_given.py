@@ -10,16 +10,17 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from presets import config_of
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models import config, registry
+from reelworks.models import components, factory
 from reelworks.models.config import AutoencoderConfig, ModelConfig
-from reelworks.models.flux import adapter as flux
+from reelworks.models.families.flux import network as flux
+from reelworks.models.families.wan import network as wan
 from reelworks.models.vision import VisionEncoder
-from reelworks.models.wan import adapter as wan
 from reelworks.testing import contract
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
@@ -65,10 +66,10 @@ def parts(tmp_path_factory):
 
 
 def encoder_of(model, autoencoder, place, image=None, companions=()):
-    wants = config.conditioning(ModelConfig(name=model))
+    wants = components.conditioning(ModelConfig(name=model))
     return LiveEncoder(
-        registry.build_autoencoder(AutoencoderConfig(name=autoencoder, weights=str(place))),
-        registry.build_text_encoder(contract.TEXT),
+        factory.build_autoencoder(AutoencoderConfig(name=autoencoder, weights=str(place))),
+        factory.build_text_encoder(contract.TEXT),
         torch.device("cpu"),
         wants,
         None if image is None else VisionEncoder(wants.image_encoder, str(image)),
@@ -108,7 +109,7 @@ def test_wan_is_shown_the_first_frame_as_its_pipeline_does(parts):
     frames = frames_of(shape)
     encoder = encoder_of("wan-i2v-tiny", "wan-2.1", root / "wan", root / "wan")
     latent = encoder.latents(frames)
-    made = conditioning.encode(encoder, latent, {}, frames[:, 0], shape.num_frames)
+    made = conditioning.encode_conditioning(encoder, latent, {}, frames[:, 0], shape.num_frames)
     pipeline = diffusers.WanImageToVideoPipeline(
         None, None, vae["wan"], diffusers.UniPCMultistepScheduler(), processors["wan"], seers["wan"]
     )
@@ -121,7 +122,7 @@ def test_wan_is_shown_the_first_frame_as_its_pipeline_does(parts):
     inputs = contract.example(Shape(9, 4, 6), "wan-i2v-tiny", batch=1)
     inputs = dataclasses.replace(inputs, latent=noise, **made)
     called = {}
-    wan.predict(Watch(called), inputs, config.ADAPTED["wan-i2v-tiny"])
+    wan.predict(Watch(called), inputs, config_of("wan-i2v-tiny"))
     torch.testing.assert_close(called["hidden_states"], torch.cat([noise, condition], dim=1))
     tokens = pipeline.encode_image(picture, torch.device("cpu"))
     torch.testing.assert_close(called["encoder_hidden_states_image"], tokens)
@@ -137,7 +138,7 @@ def test_hunyuan_is_shown_the_first_frame_as_its_pipeline_does(parts):
         "hunyuan-video-1.5-i2v-tiny", "hunyuan-video-1.5", root / "hunyuan", root / "hunyuan"
     )
     latent = encoder.latents(frames)
-    made = conditioning.encode(encoder, latent, {}, frames[:, 0], shape.num_frames)
+    made = conditioning.encode_conditioning(encoder, latent, {}, frames[:, 0], shape.num_frames)
     pipeline = diffusers.HunyuanVideo15ImageToVideoPipeline
     picture = Image.fromarray(frames[0, 0].numpy())
     pixels = frames[0, :1].permute(3, 0, 1, 2)[None].float() / 127.5 - 1
@@ -158,11 +159,13 @@ def test_flux_is_shown_companions_as_its_pipelines_do(parts, name):
     frames, beside = frames_of(Shape(1, 32, 48)), frames_of(Shape(1, 32, 48), seed=1)
     encoder = encoder_of(name, "flux", root / "flux", companions=(kind,))
     latent = encoder.latents(frames)
-    made = conditioning.encode(encoder, latent, {kind: beside, "loss_mask": beside}, frames[:, 0], 1)
+    made = conditioning.encode_conditioning(
+        encoder, latent, {kind: beside, "loss_mask": beside}, frames[:, 0], 1
+    )
     inputs = contract.example(Shape(1, 4, 6), "flux-tiny", batch=1)
     called = {}
     inputs = dataclasses.replace(inputs, latent=latent, **made)
-    flux.predict(Watch(called), inputs, config.ADAPTED[name])
+    flux.predict(Watch(called), inputs, config_of(name))
     pixels = beside[:, 0].permute(0, 3, 1, 2).float() / 127.5 - 1
     pipeline = diffusers.FluxKontextPipeline(
         diffusers.FlowMatchEulerDiscreteScheduler(), vae["flux"], None, None, None, None, None
@@ -192,7 +195,7 @@ def test_of_a_picture_nothing_is_given(parts, name):
     for seed in (0, 1):
         frames = frames_of(Shape(1, 32, 32), seed)
         latent = encoder.latents(frames)
-        made.append(conditioning.encode(encoder, latent, {}, frames[:, 0], 1))
+        made.append(conditioning.encode_conditioning(encoder, latent, {}, frames[:, 0], 1))
         blank = conditioning.blank(encoder, latent)
         assert {k: v.shape for k, v in blank.items()} == {k: v.shape for k, v in made[-1].items()}
     for key, value in made[0].items():

@@ -63,7 +63,7 @@ def metadata(path: Path) -> dict[str, str]:
 
 
 def about(run: RunFolder) -> dict[str, str]:
-    return export.about(run_id=run.info()["id"], recipe=run.recipe_file, step=40, epoch=3)
+    return export.describe_run(run_id=run.info()["id"], recipe=run.recipe_file, step=40, epoch=3)
 
 
 @pytest.mark.parametrize("weights", ["ema", "model"])
@@ -71,7 +71,7 @@ def test_an_export_loads_into_the_model_and_equals_it(
     run: RunFolder, checkpoint: Path, tmp_path: Path, weights: Any
 ) -> None:
     target = tmp_path / "out.safetensors"
-    written = export.from_checkpoint(checkpoint, target, weights=weights, dtype="float32", about=about(run))
+    written = export.export_checkpoint(checkpoint, target, weights=weights, dtype="float32", about=about(run))
     assert written == [target]
     loaded, saved = Model(seed=1), state(Model())
     loaded.load_state_dict(weight_files.read(str(target)), strict=True)
@@ -93,8 +93,8 @@ def test_a_live_state_gives_the_same_file_as_its_checkpoint(
     run: RunFolder, checkpoint: Path, tmp_path: Path, dtype: Any
 ) -> None:
     given = {"weights": "ema", "dtype": dtype, "about": about(run)}
-    export.from_checkpoint(checkpoint, tmp_path / "a.safetensors", **given)
-    export.weights_only(state(Model()), tmp_path / "b.safetensors", **given)
+    export.export_checkpoint(checkpoint, tmp_path / "a.safetensors", **given)
+    export.export_weights(state(Model()), tmp_path / "b.safetensors", **given)
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
     loaded = load_file(tmp_path / "a.safetensors")
     assert {v.dtype for v in loaded.values() if v.is_floating_point()} == {export.DTYPES[dtype]}
@@ -149,11 +149,11 @@ def test_float16_refuses_what_would_become_infinite(run: RunFolder, tmp_path: Pa
     target = tmp_path / "out.safetensors"
     given = {"weights": "model", "about": {}}
     with pytest.raises(UserError, match=r"blocks\.1\.weight has values up to 7e\+04"):
-        export.from_checkpoint(path, target, dtype="float16", **given)
+        export.export_checkpoint(path, target, dtype="float16", **given)
     with pytest.raises(export.ExportFailed, match=r"blocks\.1\.weight"):
-        export.weights_only(state(model), target, dtype="float16", **given)
+        export.export_weights(state(model), target, dtype="float16", **given)
     assert [p.name for p in tmp_path.iterdir()] == ["run"], "whole or absent"
-    export.from_checkpoint(path, target, dtype="bfloat16", **given)
+    export.export_checkpoint(path, target, dtype="bfloat16", **given)
     assert load_file(target)["scale"] == float("-inf")
 
 
@@ -170,7 +170,9 @@ def test_a_failing_disk_leaves_what_was_there(
             raise OSError(28, os.strerror(28))
 
     with storage.guarded(full), pytest.raises(export.ExportFailed, match="No space left") as error:
-        export.from_checkpoint(checkpoint, folder / "w.safetensors", weights="ema", dtype="float32", about={})
+        export.export_checkpoint(
+            checkpoint, folder / "w.safetensors", weights="ema", dtype="float32", about={}
+        )
     assert error.value.remedy == "free disk space"
     assert [p.name for p in folder.iterdir()] == ["w.safetensors"]
     assert (folder / "w.safetensors").read_text() == "former"
@@ -182,7 +184,7 @@ def test_a_damaged_checkpoint_is_not_exported(checkpoint: Path, tmp_path: Path) 
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
     with pytest.raises(UserError, match="has other content"):
-        export.from_checkpoint(
+        export.export_checkpoint(
             checkpoint, tmp_path / "w.safetensors", weights="ema", dtype="float32", about={}
         )
 
@@ -190,12 +192,12 @@ def test_a_damaged_checkpoint_is_not_exported(checkpoint: Path, tmp_path: Path) 
 def test_a_checkpoint_without_an_average_says_so(run: RunFolder, tmp_path: Path) -> None:
     path = commit.save(CheckpointStore(run.checkpoints_folder), 60, {"model": Model().state_dict()}).info.path
     with pytest.raises(UserError, match="no averaged weights") as error:
-        export.from_checkpoint(path, tmp_path / "w.safetensors", weights="ema", dtype="float32", about={})
+        export.export_checkpoint(path, tmp_path / "w.safetensors", weights="ema", dtype="float32", about={})
     assert "--weights" in error.value.remedy
 
 
 def test_targets_are_checked_before_anything_is_read(tmp_path: Path) -> None:
-    export.require_free(tmp_path / "new" / "w.safetensors")
+    export.require_free_file(tmp_path / "new" / "w.safetensors")
     (tmp_path / "w.safetensors").touch()
     (tmp_path / "v.safetensors.index.json").touch()
     for name, said in (
@@ -204,7 +206,7 @@ def test_targets_are_checked_before_anything_is_read(tmp_path: Path) -> None:
         ("w.pt", "as .safet"),
     ):
         with pytest.raises(UserError, match=said):
-            export.require_free(tmp_path / name)
+            export.require_free_file(tmp_path / name)
 
 
 def save(run: RunFolder, step: int, config: ExportsConfig) -> Path | None:
@@ -229,7 +231,7 @@ def test_products_are_kept_by_their_own_rule(run: RunFolder, tmp_path: Path) -> 
     for name in foreign:
         (run.exports_folder / name).write_text("mine")
     by_hand = run.exports_folder / "step-000000007-ema.safetensors"
-    export.weights_only(
+    export.export_weights(
         {"model": {"w": torch.zeros(1)}, "ema": {}}, by_hand, weights="ema", dtype="float32", about=about(run)
     )
     (run.exports_folder / ".step-000000009-ema.safetensors.0123abcd.tmp").touch()
@@ -271,7 +273,7 @@ def test_products_of_shards_go_as_a_whole(run: RunFolder, monkeypatch: pytest.Mo
 
 def test_products_come_with_each_so_many_th_save(run: RunFolder) -> None:
     """Whatever the steps of the saves are, and counted on through a restart."""
-    config = ExportsConfig(weights="model", every_saves=3, keep_last=None)
+    config = ExportsConfig(weights="model", every_n_saves=3, keep_last=None)
     written = [step for step in (10, 20, 27, 30, 40, 50, 60) if save(run, step, config)]
     assert written == [10, 30, 60]
     assert save(run, 70, ExportsConfig()) is None

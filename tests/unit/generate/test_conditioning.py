@@ -12,17 +12,17 @@ from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import config, registry
+from reelworks.models import components, factory
 from reelworks.models.config import ModelConfig
 from reelworks.testing import contract
 
 
 def encoder_for(name):
     return LiveEncoder(
-        registry.build_autoencoder(contract.AUTOENCODER),
-        registry.build_text_encoder(contract.TEXT),
+        factory.build_autoencoder(contract.AUTOENCODER),
+        factory.build_text_encoder(contract.TEXT),
         torch.device("cpu"),
-        config.conditioning(ModelConfig(name=name)),
+        components.conditioning(ModelConfig(name=name)),
     )
 
 
@@ -48,7 +48,7 @@ def test_a_distilled_network_is_told_the_scale_and_others_are_not():
 
 def test_the_empty_caption_is_encoded_unless_the_network_has_its_own():
     """Half of the batch has no caption: for Wan it holds the encoding of no words, for STDiT3 a flag alone."""
-    none = registry.build_text_encoder(contract.TEXT).encode([""])
+    none = factory.build_text_encoder(contract.TEXT).encode([""])
     wan, stdit3 = met("wan-tiny"), met("stdit3-tiny")
     assert wan.drop_text.tolist() == stdit3.drop_text.tolist() == [False, True]
     assert torch.equal(wan.text[1], none.tokens[0])

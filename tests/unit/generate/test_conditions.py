@@ -29,7 +29,7 @@ def made(model="stdit3-tiny", objective="rectified-flow"):
             "dataset": [{"path": "unused"}],
             "bucket": [{"resolution": "32x32", "num_frames": 1}],
             "model": {"name": model, "hidden_size": 48, "depth": 1, "num_heads": 2},
-            "text": {"dim": 16, "max_length": 6},
+            "text_encoder": {"dim": 16, "max_length": 6},
             "objective": {"name": objective},
             "precision": {"compute": "float32"},
             "train": {"max_steps": 1},

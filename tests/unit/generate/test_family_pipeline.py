@@ -16,8 +16,7 @@ from reelworks.core.shape import Shape
 from reelworks.generate import diffusers_pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import published, sampling
-from reelworks.models.config import ADAPTED
+from reelworks.models import registry
 from reelworks.models.text import encoders
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
@@ -69,7 +68,7 @@ def made_by(recipe, options):
 
 
 def by_hand(name, place, **settings):
-    kind = getattr(diffusers, published.TEXT_ENCODERS[published.parts(name).text].pipeline)
+    kind = getattr(diffusers, registry.TEXT_ENCODERS[registry.PRESETS[name].parts.text].pipeline)
     pipeline = kind.from_pretrained(place, **settings)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
@@ -78,7 +77,7 @@ def by_hand(name, place, **settings):
 def call(name, pipeline):
     if "guider" in pipeline.components:
         pipeline.guider = pipeline.guider.new(guidance_scale=3.0)
-    seed = hash_rng.hash_int(5, PROMPT, Purpose.PREVIEW) >> 1
+    seed = hash_rng.hash_int(5, PROMPT, Purpose.SAMPLES) >> 1
     frames = pipeline(
         prompt=PROMPT,
         height=32,
@@ -205,7 +204,7 @@ def test_where_no_pipeline_can_our_sampler_does_and_says_why(places):
     assert diffusers_pipeline.why_not(recipe, boundary, given) == "frames are given"
     sample = recipe_for("wan-tiny", place, objective={"prediction": "sample"})
     assert "velocity" in diffusers_pipeline.why_not(sample, boundary, options)
-    hashed = recipe_file.parse(recipe.model_dump() | {"text": {"name": "hashed", "dim": 32}})
+    hashed = recipe_file.parse(recipe.model_dump() | {"text_encoder": {"name": "hashed", "dim": 32}})
     assert "of the family" in diffusers_pipeline.why_not(hashed, boundary, options)
     own = recipe_file.parse(hashed.model_dump() | {"model": {"name": "stdit3-tiny"}})
     assert diffusers_pipeline.why_not(own, boundary, options) == "stdit3-tiny has no pipeline"
@@ -235,9 +234,9 @@ def test_sizes_that_a_pipeline_would_round_are_refused(places):
 def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
     """What is known of released models is what diffusers takes where nobody says it."""
     released = ("flux-schnell", "hunyuan-video-1.5")  # whose releases say it otherwise
-    for name in (name for name in ADAPTED if not name.startswith(released)):
-        kind = getattr(diffusers, published.TEXT_ENCODERS[published.parts(name).text].pipeline)
+    for name in (name for name in registry.PRESETS if not name.startswith((*released, "stdit"))):
+        kind = getattr(diffusers, registry.TEXT_ENCODERS[registry.PRESETS[name].parts.text].pipeline)
         defaults = inspect.signature(kind.__call__).parameters
         guidance = "true_cfg_scale" if name.startswith("qwen-image") else "guidance_scale"
         theirs = (defaults[guidance].default, defaults["num_inference_steps"].default)
-        assert sampling.usual(name) == theirs, name
+        assert registry.PRESETS[name].sampling == theirs, name

@@ -36,7 +36,7 @@ RECIPE = {
     "dataset": [{"path": "unused"}],
     "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
     "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
-    "text": {"dim": 16, "max_length": 6},
+    "text_encoder": {"dim": 16, "max_length": 6},
     "precision": {"compute": "float32"},
     "train": {"max_steps": 4},
 }

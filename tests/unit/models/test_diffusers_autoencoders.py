@@ -6,7 +6,7 @@ import tiny_families
 import torch
 
 from reelworks.core.shape import Shape
-from reelworks.models import published, registry
+from reelworks.models import factory, registry
 from reelworks.models.config import AutoencoderConfig
 
 
@@ -28,10 +28,10 @@ def plain_units(name, module, raw):
     return ((raw - (module.config.shift_factor or 0)) * module.config.scaling_factor)[:, :, None]
 
 
-@pytest.fixture(scope="module", params=published.AUTOENCODERS)
+@pytest.fixture(scope="module", params=registry.AUTOENCODERS)
 def saved(request, tmp_path_factory):
     torch.manual_seed(0)
-    module = getattr(diffusers, published.AUTOENCODERS[request.param].network)(
+    module = getattr(diffusers, registry.AUTOENCODERS[request.param].network)(
         **tiny_families.AUTOENCODERS[request.param]
     ).eval()
     for name, buffer in module.named_buffers():
@@ -46,7 +46,7 @@ def test_bfloat16_answers_as_float32(saved):
     """Weights are bfloat16, statistics and what comes out float32; latents and frames are nearly the same."""
     name, place, _ = saved
     exact, lowered = (
-        registry.build_autoencoder(AutoencoderConfig(name=name, weights=str(place), dtype=dtype))
+        factory.build_autoencoder(AutoencoderConfig(name=name, weights=str(place), dtype=dtype))
         for dtype in ("float32", "bfloat16")
     )
     geometry = exact.geometry
@@ -67,7 +67,7 @@ def test_bfloat16_answers_as_float32(saved):
 def test_latents_are_the_posteriors_means_in_the_familys_units(saved):
     """A folder's autoencoder gives the declared shape, what the pipeline would give, and as many frames back."""
     name, place, module = saved
-    autoencoder = registry.build_autoencoder(AutoencoderConfig(name=name, weights=str(place)))
+    autoencoder = factory.build_autoencoder(AutoencoderConfig(name=name, weights=str(place)))
     geometry = autoencoder.geometry
     frames = geometry.nearest_frames(9)
     shape = Shape(frames, 2 * geometry.stride[1], 3 * geometry.stride[2])
@@ -87,7 +87,7 @@ def test_latents_are_the_posteriors_means_in_the_familys_units(saved):
 def test_clips_of_a_batch_do_not_meet(saved):
     """Two clips together become what each becomes alone, there and back."""
     name, place, _ = saved
-    autoencoder = registry.build_autoencoder(AutoencoderConfig(name=name, weights=str(place)))
+    autoencoder = factory.build_autoencoder(AutoencoderConfig(name=name, weights=str(place)))
     geometry = autoencoder.geometry
     frames = geometry.nearest_frames(5)
     video = torch.rand(2, 3, frames, 2 * geometry.stride[1], 2 * geometry.stride[2]) * 2 - 1

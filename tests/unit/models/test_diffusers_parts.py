@@ -10,8 +10,8 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.diffusion.samplers import flow
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models import config, registry
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models import components, factory
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.testing import contract
 
 LINES = tiny_families.LINES
@@ -30,8 +30,8 @@ def wan(tmp_path_factory):
 
 
 def text_of(name, place, **sizes):
-    return registry.build_text_encoder(
-        TextConfig(name=name, weights=str(place), dim=32, max_length=12, **sizes)
+    return factory.build_text_encoder(
+        TextEncoderConfig(name=name, weights=str(place), dim=32, max_length=12, **sizes)
     )
 
 
@@ -48,7 +48,7 @@ def test_captions_become_what_the_pipelines_make_of_them(flux, wan):
     assert torch.equal(made.tokens, tokens.float())
     assert torch.equal(made.pooled, pooled.float())
     assert made.mask.all()
-    with pytest.raises(UserError, match=r"text\.pooled_dim = 768"):
+    with pytest.raises(UserError, match=r"text_encoder\.pooled_dim = 768"):
         text_of("flux", flux)
 
     encoder = text_of("wan", wan)
@@ -64,14 +64,14 @@ def test_captions_become_what_the_pipelines_make_of_them(flux, wan):
 def test_generating_is_what_the_pipeline_does(flux):
     """From the same noise, text and steps the same picture comes: signs, packing, times, guidance and units agree."""
     text = text_of("flux", flux, pooled_dim=16)
-    denoiser = registry.build_denoiser(
+    denoiser = factory.build_denoiser(
         ModelConfig(name="flux-tiny", weights=str(flux)),
         autoencoder=autoencoder_of("flux", flux),
-        text=TextConfig(name="flux", weights=str(flux), dim=32, pooled_dim=16),
+        text=TextEncoderConfig(name="flux", weights=str(flux), dim=32, pooled_dim=16),
         device="cpu",
         seed=0,
     )
-    encoder = LiveEncoder(registry.build_autoencoder(autoencoder_of("flux", flux)), text, torch.device("cpu"))
+    encoder = LiveEncoder(factory.build_autoencoder(autoencoder_of("flux", flux)), text, torch.device("cpu"))
     made = text.encode(LINES[:1])
     noise = torch.randn(1, 16, 1, 4, 6, generator=torch.Generator().manual_seed(0))
     base = contract.example(Shape(1, 4, 6), "flux-tiny", batch=2)
@@ -82,7 +82,7 @@ def test_generating_is_what_the_pipeline_does(flux):
         return denoiser.predict(type(base)(**values))
 
     with torch.no_grad():
-        ours = flow.sample(velocity, noise, num_steps=3, guidance_scale=1.0)
+        ours = flow.sample_flow(velocity, noise, num_steps=3, guidance_scale=1.0)
     plain = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0)
     pipeline = diffusers.FluxPipeline.from_pretrained(flux, scheduler=plain)
     pipeline.set_progress_bar_config(disable=True)
@@ -101,10 +101,10 @@ def test_generating_is_what_the_pipeline_does(flux):
 
 
 def load(name, source, **neighbours):
-    return registry.build_denoiser(
+    return factory.build_denoiser(
         ModelConfig(name=MODEL_OF[name], weights=source and str(source)),
         autoencoder=AutoencoderConfig(name=AUTOENCODER_OF[name], weights="-"),
-        text=TextConfig(name=name, weights="-", dim=32, **neighbours),
+        text=TextEncoderConfig(name=name, weights="-", dim=32, **neighbours),
         device="cpu",
         seed=0,
     ).module.state_dict()
@@ -143,11 +143,11 @@ def test_files_in_the_names_of_the_release_are_read(tmp_path):
 def test_a_prefix_alone_is_taken_off(tmp_path):
     """A file with ComfyUI's prefix before the names of diffusers loads too."""
     name = ModelConfig(name="qwen-image-tiny")
-    parts = {"autoencoder": AutoencoderConfig(stride=2), "text": TextConfig(dim=32), "device": "cpu"}
-    reference = registry.build_denoiser(name, **parts, seed=1).module.state_dict()
+    parts = {"autoencoder": AutoencoderConfig(stride=2), "text": TextEncoderConfig(dim=32), "device": "cpu"}
+    reference = factory.build_denoiser(name, **parts, seed=1).module.state_dict()
     save_file({f"model.diffusion_model.{k}": v for k, v in reference.items()}, tmp_path / "q.safetensors")
     weights = name.model_copy(update={"weights": str(tmp_path / "q.safetensors")})
-    found = registry.build_denoiser(weights, **parts, seed=0).module.state_dict()
+    found = factory.build_denoiser(weights, **parts, seed=0).module.state_dict()
     assert all(torch.equal(found[key], value) for key, value in reference.items())
 
 
@@ -189,7 +189,7 @@ def test_weights_of_another_model_are_refused(flux, wan):
         load("wan", flux)
     with pytest.raises(UserError, match=r"model\.weights.*(missing|unexpected)"):
         load("flux", wan, pooled_dim=16)
-    with pytest.raises(UserError, match=r"text\.weights"):
+    with pytest.raises(UserError, match=r"text_encoder\.weights"):
         text_of("flux", wan)
 
 
@@ -199,7 +199,9 @@ def test_what_a_family_needs_is_asked_for():
         load("flux", None, pooled_dim=0)
     model = ModelConfig(name="wan-tiny", depth=3)
     with pytest.raises(UserError, match=r"model\.depth"):
-        config.resolve_denoiser(model, autoencoder=AutoencoderConfig(), text=TextConfig(), pred_sigma=False)
+        components.resolve_denoiser(
+            model, autoencoder=AutoencoderConfig(), text=TextEncoderConfig(), learns_variance=False
+        )
 
 
 @torch.no_grad()
@@ -207,7 +209,7 @@ def test_a_control_begins_as_no_change(tmp_path):
     """Weights of the plain network give a control network that answers as they do, whatever the control."""
     plain, i = contract.build("flux-tiny"), contract.example(Shape(1, 4, 6), "flux-control-tiny")
     plain.module.save_pretrained(tmp_path)
-    control = registry.build_denoiser(
+    control = factory.build_denoiser(
         ModelConfig(name="flux-control-tiny", weights=str(tmp_path)),
         autoencoder=contract.AUTOENCODER,
         text=contract.TEXT,

@@ -8,9 +8,9 @@ import torch
 import transformers
 from PIL import Image
 
-from reelworks.models import registry
-from reelworks.models.config import TextConfig
-from reelworks.models.text import encoders
+from reelworks.models import factory
+from reelworks.models.config import TextEncoderConfig
+from reelworks.models.families.qwen_image import network
 
 TEXT = {
     "vocab_size": 90,
@@ -62,9 +62,9 @@ def place(tmp_path_factory):
 @torch.no_grad()
 def test_tokens_are_the_pipelines_and_feel_the_picture(place, monkeypatch):
     """The tokens that count are the pipeline's of picture and caption; another picture makes others of one caption."""
-    monkeypatch.setattr(encoders, "_PICTURE_PX", 128 * 128)
-    config = TextConfig(name="qwen-image-edit", weights=str(place), dim=32, max_length=512)
-    encoder = registry.build_text_encoder(config)
+    monkeypatch.setattr(network, "_PICTURE_PX", 128 * 128)
+    config = TextEncoderConfig(name="qwen-image-edit", weights=str(place), dim=32, max_length=512)
+    encoder = factory.build_text_encoder(config)
     pictures = torch.zeros(2, 32, 64, 3, dtype=torch.uint8)
     pictures[1, :, 32:] = 255
     made = encoder.encode(LINES, pictures)

@@ -8,14 +8,14 @@ import torch
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
-from reelworks.models import registry
-from reelworks.models.config import AutoencoderConfig, TextConfig
+from reelworks.models import factory
+from reelworks.models.config import AutoencoderConfig, TextEncoderConfig
 from reelworks.models.text import hashed
 
 
 @pytest.mark.parametrize(("stride", "mean", "std"), [(1, 0.0, 1.0), (2, -0.25, 0.3), (8, 0.0, 0.5)])
 def test_pixels_come_back(stride, mean, std):
-    autoencoder = registry.build_autoencoder(AutoencoderConfig(stride=stride, mean=mean, std=std))
+    autoencoder = factory.build_autoencoder(AutoencoderConfig(stride=stride, mean=mean, std=std))
     video = torch.rand(2, 3, 3, 16, 24, generator=torch.Generator().manual_seed(0)) * 2 - 1
     latent = autoencoder.encode(video)
     assert latent.shape == (2, autoencoder.latent_channels, 3, 16 // stride, 24 // stride)
@@ -24,7 +24,7 @@ def test_pixels_come_back(stride, mean, std):
 
 
 def test_channels_are_color_row_column():
-    autoencoder = registry.build_autoencoder(AutoencoderConfig(stride=2, mean=0.0, std=1.0))
+    autoencoder = factory.build_autoencoder(AutoencoderConfig(stride=2, mean=0.0, std=1.0))
     video = torch.arange(3 * 4 * 6, dtype=torch.float32).reshape(1, 3, 1, 4, 6)
     latent = autoencoder.encode(video)
     for color, row, column in [(0, 0, 0), (1, 0, 1), (2, 1, 0)]:
@@ -34,16 +34,16 @@ def test_channels_are_color_row_column():
 
 def test_default_scale_gives_about_unit_variance_to_uniform_pixels():
     video = torch.rand(1, 3, 2, 64, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    assert 0.8 < registry.build_autoencoder(AutoencoderConfig()).encode(video).std() < 1.3
+    assert 0.8 < factory.build_autoencoder(AutoencoderConfig()).encode(video).std() < 1.3
 
 
 def test_sizes_that_the_stride_does_not_divide_are_refused():
     with pytest.raises(UserError, match=r"12×16 pixels.*\n.*multiples of 8"):
-        registry.build_autoencoder(AutoencoderConfig()).encode(torch.zeros(1, 3, 1, 12, 16))
+        factory.build_autoencoder(AutoencoderConfig()).encode(torch.zeros(1, 3, 1, 12, 16))
 
 
 def encode(*captions, dim=16, max_length=4):
-    return registry.build_text_encoder(TextConfig(dim=dim, max_length=max_length)).encode(captions)
+    return factory.build_text_encoder(TextEncoderConfig(dim=dim, max_length=max_length)).encode(captions)
 
 
 def test_equal_words_have_equal_vectors_whatever_their_case_and_neighbours():
@@ -57,10 +57,10 @@ def test_equal_words_have_equal_vectors_whatever_their_case_and_neighbours():
 
 def test_a_summary_is_the_scaled_sum_of_the_words_that_are_kept():
     """A caption's summary is its words' sum over the square root of their number, in a width of its own."""
-    config = TextConfig(dim=16, max_length=4, pooled_dim=16)
-    text, mask, pooled = registry.build_text_encoder(config).encode(["a red kite", "one two three four five"])
+    config = TextEncoderConfig(dim=16, max_length=4, pooled_dim=16)
+    text, mask, pooled = factory.build_text_encoder(config).encode(["a red kite", "one two three four five"])
     torch.testing.assert_close(pooled, text.sum(1) / mask.sum(1, keepdim=True).sqrt())
-    narrow = registry.build_text_encoder(config.model_copy(update={"pooled_dim": 0})).encode(["a"])
+    narrow = factory.build_text_encoder(config.model_copy(update={"pooled_dim": 0})).encode(["a"])
     assert narrow.pooled.shape == (1, 0)
 
 
@@ -76,7 +76,7 @@ def test_long_captions_keep_their_first_words_and_empty_ones_have_a_token():
     ("caption", "unseen"), [("", 0), ("one two three four", 0), ("One, two-three: four FIVE six!", 2)]
 )
 def test_words_beyond_the_end_are_counted(caption, unseen):
-    encoder = registry.build_text_encoder(TextConfig(dim=16, max_length=4))
+    encoder = factory.build_text_encoder(TextEncoderConfig(dim=16, max_length=4))
     assert encoder.unseen(caption) == unseen
     seen = " ".join(hashed.split_words(caption)[: len(hashed.split_words(caption)) - unseen])
     assert torch.equal(encoder.encode([caption])[0], encoder.encode([seen])[0])

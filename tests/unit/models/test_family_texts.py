@@ -7,8 +7,8 @@ import torch
 
 from reelworks.core.errors import UserError
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models import published, registry
-from reelworks.models.config import AutoencoderConfig, TextConfig
+from reelworks.models import factory, registry
+from reelworks.models.config import AutoencoderConfig, TextEncoderConfig
 from reelworks.models.family import Conditioning
 
 LINES = tiny_families.LINES
@@ -19,8 +19,8 @@ SIZES = {name: sizes for name, sizes in tiny_families.TEXTS.items() if name not 
 def family(request, tmp_path_factory):
     name = request.param
     place = tiny_families.write(tiny_families.network_of(name), tmp_path_factory.mktemp(name))
-    config = TextConfig(name=name, weights=str(place), **SIZES[name])
-    return name, place, registry.build_text_encoder(config)
+    config = TextEncoderConfig(name=name, weights=str(place), **SIZES[name])
+    return name, place, factory.build_text_encoder(config)
 
 
 def test_shapes_are_fixed_and_captions_do_not_feel_their_neighbours(family):
@@ -48,7 +48,7 @@ def test_batches_and_repeats_change_no_bit_of_what_training_sees(family):
     """A caption's embedding is the one that it has alone, beside any others, the first time and later."""
     _, _, encoder = family
     live = LiveEncoder(
-        registry.build_autoencoder(AutoencoderConfig()), encoder, torch.device("cpu"), Conditioning()
+        factory.build_autoencoder(AutoencoderConfig()), encoder, torch.device("cpu"), Conditioning()
     )
     captions = [LINES[2], LINES[0], "", LINES[2]]
     first, again = (live.texts(captions, [False] * 4) for _ in range(2))
@@ -61,7 +61,7 @@ def test_batches_and_repeats_change_no_bit_of_what_training_sees(family):
 def test_tokens_are_the_pipelines(family):
     """The tokens that count are those that the family's pipeline hands to its network."""
     name, place, encoder = family
-    kind = getattr(diffusers, published.TEXT_ENCODERS[name].pipeline)
+    kind = getattr(diffusers, registry.TEXT_ENCODERS[name].pipeline)
     sound = dict.fromkeys({"audio_vae", "vocoder"} & set(kind._get_signature_keys(kind)[0]))
     pipeline = kind.from_pretrained(place, dtype=torch.bfloat16, **sound)
     made = encoder.encode(LINES[:1])
@@ -91,8 +91,10 @@ def test_tokens_are_the_pipelines(family):
 @pytest.mark.parametrize("family", ["ltx-2"], indirect=True)
 def test_a_length_that_learnt_tokens_do_not_fill_is_refused(family):
     """LTX-2's captions are a whole number of rows of learnt tokens long."""
-    with pytest.raises(UserError, match=r"(?s)text\.max_length = 10.*multiple of 4"):
-        registry.build_text_encoder(TextConfig(name="ltx-2", weights=str(family[1]), dim=32, max_length=10))
+    with pytest.raises(UserError, match=r"(?s)text_encoder\.max_length = 10.*multiple of 4"):
+        factory.build_text_encoder(
+            TextEncoderConfig(name="ltx-2", weights=str(family[1]), dim=32, max_length=10)
+        )
 
 
 @pytest.mark.parametrize("family", ["sdxl"], indirect=True)

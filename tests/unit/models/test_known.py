@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from presets import config_of, network_of
 from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models import identify, registry, weights
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models import factory, identify, registry, weights
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.lora import files, inject, reading
 from reelworks.models.lora.config import LoraConfig
 from reelworks.testing import contract
@@ -25,7 +26,7 @@ ALIKE = [
     ("hunyuan-video-1.5", "hunyuan-video-1.5-i2v"),
     ("qwen-image", "qwen-image-edit"),
 ]
-FULL = [(name, "") for name in identify.PRESETS if not name.endswith("-tiny")]
+FULL = [(name, "") for name in registry.PRESETS if not name.endswith("-tiny")]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_the_names_of_a_release_are_known():
 def of(name, tmp_path):
     """A real file of a tiny preset at its own widths."""
     torch.manual_seed(0)
-    module = identify.networks.build(identify.PRESETS[name])
+    module = network_of(config_of(name))
     path = tmp_path / f"{name}.safetensors"
     save_file({key: value.contiguous() for key, value in module.state_dict().items()}, path)
     return path
@@ -84,7 +85,7 @@ def of(name, tmp_path):
 
 def refused(source, name="flux-tiny"):
     with pytest.raises(UserError) as caught:
-        registry.build_denoiser(
+        factory.build_denoiser(
             ModelConfig(name=name, weights=str(source)),
             autoencoder=contract.AUTOENCODER,
             text=contract.TEXT,
@@ -113,13 +114,13 @@ def test_the_right_model_with_other_neighbours_is_told_from_another_model(tmp_pa
     """The widths of the text encoder and the autoencoder differ, not the model."""
     error = refused(of("wan-tiny", tmp_path), "wan-tiny")
     assert "of another shape" in error.problem
-    assert error.remedy == 'set autoencoder.name = "wan-2.1" and text.name = "wan" as published'
+    assert error.remedy == 'set autoencoder.name = "wan-2.1" and text_encoder.name = "wan" as published'
 
 
 def test_a_few_differences_name_the_closest_model(tmp_path):
     """Most tensors fit: which model it nearly is, and how nearly."""
     torch.manual_seed(0)
-    state = identify.networks.build(identify.PRESETS["wan-tiny"]).state_dict()
+    state = network_of(config_of("wan-tiny")).state_dict()
     state.pop("scale_shift_table")
     save_file({key: value.contiguous() for key, value in state.items()}, tmp_path / "cut.safetensors")
     error = refused(tmp_path / "cut.safetensors", "stdit3-tiny")
@@ -155,7 +156,11 @@ def encoder_file(tmp_path, name):
     ("make", "said", "remedy"),
     [
         (lora_file, "this is a LoRA", "lora.weights"),
-        (lambda path: encoder_file(path, "text encoder"), "weights of a text encoder", "text.weights"),
+        (
+            lambda path: encoder_file(path, "text encoder"),
+            "weights of a text encoder",
+            "text_encoder.weights",
+        ),
         (lambda path: encoder_file(path, "autoencoder"), "weights of an autoencoder", "autoencoder.weights"),
     ],
 )
@@ -170,7 +175,7 @@ def test_a_denoiser_given_as_autoencoder_is_named(tmp_path):
     """The same comparison serves autoencoder.weights."""
     config = AutoencoderConfig(name="opensora-1.2", weights=str(of("wan-tiny", tmp_path)))
     with pytest.raises(UserError, match=r"autoencoder.weights(?s:.*)these are the weights of wan-tiny"):
-        registry.build_autoencoder(config)
+        factory.build_autoencoder(config)
 
 
 def test_whole_weights_given_as_a_lora_are_named(tmp_path):
@@ -183,10 +188,10 @@ def test_whole_weights_given_as_a_lora_are_named(tmp_path):
 
 
 def build(name, settings):
-    return registry.build_denoiser(
+    return factory.build_denoiser(
         ModelConfig(name=name),
         autoencoder=contract.AUTOENCODER,
-        text=TextConfig(dim=32, max_length=6, pooled_dim=8),
+        text=TextEncoderConfig(dim=32, max_length=6, pooled_dim=8),
         device="cpu",
         seed=0,
         lora=settings,
@@ -227,7 +232,7 @@ def test_a_base_is_known_by_its_numbers_however_they_are_stored(tmp_path):
             state = {**state, key: state[key] + 0.5}
         save_file({k: v.contiguous() for k, v in state.items()}, tmp_path / f"{i}.safetensors")
         model = ModelConfig(name="wan-tiny", weights=str(tmp_path / f"{i}.safetensors"))
-        made = registry.build_denoiser(
+        made = factory.build_denoiser(
             model,
             autoencoder=contract.AUTOENCODER,
             text=contract.TEXT,

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from reelworks.models import registry
+from reelworks.models import factory
 from reelworks.models.config import ModelConfig
 from reelworks.models.lora import inject
 from reelworks.models.lora.config import LoraConfig
@@ -114,7 +114,7 @@ def test_a_base_from_a_file_is_the_one_that_was_written(tmp_path, base, dtype):
     state = {name: value.to(dtype) for name, value in written.module.state_dict().items()}
     save_file(state, tmp_path / "model.safetensors")
     written.module.load_state_dict(state)
-    read = registry.build_denoiser(
+    read = factory.build_denoiser(
         ModelConfig(name="wan-tiny", weights=str(tmp_path / "model.safetensors")),
         autoencoder=contract.AUTOENCODER,
         text=contract.TEXT,

@@ -9,11 +9,10 @@ import pytest
 import torch
 from diffusers.loaders import lora_conversion_utils as converters
 from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+from presets import config_of, network_of
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import networks
-from reelworks.models.config import ADAPTED
 from reelworks.models.lora import files, key_mapping, reading
 from reelworks.models.lora.config import LoraConfig
 from reelworks.recipe import recipe_file
@@ -36,12 +35,12 @@ SINGLE_FILES = [name for name in FEW if name not in ("hunyuan-video-1.5", "qwen-
 
 
 def small(name):
-    return ADAPTED[name].model_copy(update=FEW[name])
+    return config_of(name).model_copy(update=FEW[name])
 
 
 def linear(config) -> dict[str, nn.Linear]:
     with torch.device("meta"):
-        module = networks.build(config)
+        module = network_of(config)
     return {key: child for key, child in module.named_modules() if isinstance(child, nn.Linear)}
 
 
@@ -99,7 +98,7 @@ def test_every_linear_layer_lies_where_diffusers_finds_it_in_a_release(name):
 )
 def test_layers_of_hunyuan_video_lie_where_comfyui_has_them(layer, there):
     """No converter of diffusers reads these files; the names are those of ComfyUI's network."""
-    assert key_mapping.place(ADAPTED["hunyuan-video-1.5"], layer)[:2] == there
+    assert key_mapping.place(config_of("hunyuan-video-1.5"), layer)[:2] == there
 
 
 def state(config, targets, rank=2):
@@ -121,7 +120,7 @@ def updates(made, scale, ends):
 
 
 def of_unet(tensors):
-    config = diffusers.UNet2DConditionModel.from_config(ADAPTED["sdxl-tiny"].model_dump()).config
+    config = diffusers.UNet2DConditionModel.from_config(config_of("sdxl-tiny").model_dump()).config
     mapped = converters._maybe_map_sgm_blocks_to_diffusers(dict(tensors), _Like(config, layers_per_block=2))
     made, alphas = converters._convert_non_diffusers_lora_to_diffusers(mapped)
     (alpha,) = set(alphas.values())
@@ -225,7 +224,7 @@ def fused(tmp_path, B, A=None, alpha=None, targets=("to_q", "to_k", "to_v"), ran
     """Read a file of one fused layer into the query, key and value of a small Flux."""
     from safetensors.torch import save_file
 
-    config = ADAPTED["flux-tiny"]
+    config = config_of("flux-tiny")
     A = torch.randn(B.shape[1], 32) if A is None else A
     stem = "lora_unet_double_blocks_0_img_attn_qkv"
     tensors = {f"{stem}.lora_down.weight": A, f"{stem}.lora_up.weight": B}

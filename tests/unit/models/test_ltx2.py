@@ -4,20 +4,21 @@ import dataclasses
 
 import pytest
 import torch
+from presets import config_of, network_of
 from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.models import diffusers_denoiser, networks, registry
-from reelworks.models.config import ADAPTED, ModelConfig, TextConfig
+from reelworks.models import factory
+from reelworks.models.config import ModelConfig, TextEncoderConfig
 from reelworks.models.diffusers_denoiser import DiffusersDenoiser
+from reelworks.models.families.ltx2 import network
 from reelworks.models.lora import key_mapping
-from reelworks.models.ltx2 import adapter
 from reelworks.testing import contract
 
 SHAPE = Shape(3, 2, 4)
 SMALL = {
-    name: ADAPTED["ltx-2-tiny"].model_dump()[name]
+    name: config_of("ltx-2-tiny").model_dump()[name]
     for name in (
         "num_attention_heads",
         "attention_head_dim",
@@ -34,11 +35,11 @@ both_releases = pytest.mark.parametrize("name", ["ltx-2", "ltx-2.3"])
 def small(name):
     """A release with small widths, random numbers, and two blocks."""
     sizes = {"in_channels": 3, "out_channels": 3, "caption_channels": 32, "num_layers": 2}
-    config = ADAPTED[name].model_copy(update=SMALL | sizes)
+    config = config_of(name).model_copy(update=SMALL | sizes)
     torch.manual_seed(0)
     f32 = torch.float32
     return DiffusersDenoiser(
-        networks.build(config), registry.denoiser_contract(f32, f32, f32), config, 3, adapter.predict
+        network_of(config), factory.denoiser_contract(f32, f32, f32), config, 3, network.predict
     )
 
 
@@ -133,18 +134,18 @@ def test_a_whole_checkpoint_of_the_release_is_read(name, tmp_path):
     with torch.no_grad():
         for parameter in other.module.parameters():
             parameter.zero_()
-    diffusers_denoiser.fill(other.module, other.config, str(tmp_path / "whole.safetensors"))
+    network.NETWORK.load(other.module, other.config, str(tmp_path / "whole.safetensors"))
     found = other.module.state_dict()
     assert all(torch.equal(found[key], value) for key, value in wanted.items())
 
 
 def test_texts_of_another_width_are_refused():
     """LTX-2.3 takes texts as they are."""
-    with pytest.raises(UserError, match=r"text\.dim = 32.*its own width, 4096"):
-        registry.build_denoiser(
+    with pytest.raises(UserError, match=r"text_encoder\.dim = 32.*its own width, 4096"):
+        factory.build_denoiser(
             ModelConfig(name="ltx-2.3"),
             autoencoder=contract.AUTOENCODER,
-            text=TextConfig(dim=32),
+            text=TextEncoderConfig(dim=32),
             device="meta",
             seed=0,
         )

@@ -8,17 +8,17 @@ import torch
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
-from reelworks.models import config, registry
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
-from reelworks.models.stdit3.config import PRESETS
+from reelworks.models import components, factory
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.registry import PRESETS
 
 SMALL = ModelConfig(name="stdit3-tiny", hidden_size=32, depth=1, num_heads=2)
 PIXEL = AutoencoderConfig(stride=2)
-TEXT = TextConfig(dim=8, max_length=4)
+TEXT = TextEncoderConfig(dim=8, max_length=4)
 
 
 def build(model=SMALL, seed=0, device="cpu", **kwargs):
-    return registry.build_denoiser(model, autoencoder=PIXEL, text=TEXT, device=device, seed=seed, **kwargs)
+    return factory.build_denoiser(model, autoencoder=PIXEL, text=TEXT, device=device, seed=seed, **kwargs)
 
 
 def test_sizes_come_from_the_preset_the_overrides_and_the_neighbours():
@@ -26,7 +26,7 @@ def test_sizes_come_from_the_preset_the_overrides_and_the_neighbours():
     assert (sizes.hidden_size, sizes.depth, sizes.num_heads) == (32, 1, 2)
     assert (sizes.in_channels, sizes.caption_channels, sizes.model_max_length) == (12, 8, 4)
     assert not sizes.pred_sigma
-    assert PRESETS["stdit3-tiny"].hidden_size == 128
+    assert PRESETS["stdit3-tiny"].config.hidden_size == 128
 
 
 def test_weights_are_a_function_of_the_seed_and_leave_the_global_generator_alone():
@@ -58,7 +58,7 @@ def test_gradient_checkpointing_reaches_the_module():
 
 
 def test_geometry():
-    found = config.geometry(ModelConfig(name="stdit3-tiny"), AutoencoderConfig())
+    found = components.geometry(ModelConfig(name="stdit3-tiny"), AutoencoderConfig())
     assert found == Geometry(stride=(1, 8, 8), patch=(1, 2, 2), frame_rule=(1, 0))
     assert found.tokens(Shape(5, 64, 32)) == 5 * 4 * 2
 
@@ -73,21 +73,21 @@ def test_geometry():
             r"(?s)model.name = 'stdit3-xs'.*stdit3-tiny.*did you mean",
         ),
         (SMALL, AutoencoderConfig(name="pixels"), TEXT, r"autoencoder.name = 'pixels'.*known: pixel"),
-        (SMALL, PIXEL, TextConfig(name="t6"), r"text.name = 't6'.*known: hashed"),
+        (SMALL, PIXEL, TextEncoderConfig(name="t6"), r"text_encoder.name = 't6'.*known: hashed"),
         (SMALL.model_copy(update={"num_heads": 3}), PIXEL, TEXT, r"3 heads do not divide"),
         (SMALL.model_copy(update={"hidden_size": 6, "num_heads": 3}), PIXEL, TEXT, r"multiple of 4"),
     ],
 )
 def test_what_does_not_exist_or_fit_is_refused(model, autoencoder, text, message):
     with pytest.raises(UserError, match=message):
-        registry.build_denoiser(model, autoencoder=autoencoder, text=text, device="cpu", seed=0)
+        factory.build_denoiser(model, autoencoder=autoencoder, text=text, device="cpu", seed=0)
 
 
 def test_unknown_autoencoders_and_text_encoders_are_refused():
     with pytest.raises(UserError, match="known: pixel"):
-        registry.build_autoencoder(AutoencoderConfig(name="vae"))
+        factory.build_autoencoder(AutoencoderConfig(name="vae"))
     with pytest.raises(UserError, match="known: hashed"):
-        registry.build_text_encoder(TextConfig(name="clip"))
+        factory.build_text_encoder(TextEncoderConfig(name="clip"))
 
 
 def test_configs_do_not_import_torch():

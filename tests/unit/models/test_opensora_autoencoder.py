@@ -11,11 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
-from reelworks.models import registry
+from reelworks.models import factory
 from reelworks.models.autoencoders.opensora import video
 from reelworks.models.autoencoders.opensora.temporal import TemporalAutoencoder, TemporalSizes
 from reelworks.models.autoencoders.opensora.video import Sizes
-from reelworks.models.config import AutoencoderConfig, autoencoder_geometry
+from reelworks.models.components import autoencoder_geometry
+from reelworks.models.config import AutoencoderConfig
 from reelworks.precision.boundary import check_contract
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "opensora_autoencoder"
@@ -141,7 +142,7 @@ def test_frame_by_frame_it_is_the_2d_half_alone(autoencoder, tmp_path):
 def test_the_registry_builds_it_and_float16_is_declared_to_overflow(monkeypatch):
     """A recipe's name and weights make it; its contract refuses the dtype that becomes infinite."""
     monkeypatch.setattr(video.build, "__defaults__", (SIZES,))
-    built = registry.build_autoencoder(AutoencoderConfig(name="opensora-1.2", weights=WEIGHTS))
+    built = factory.build_autoencoder(AutoencoderConfig(name="opensora-1.2", weights=WEIGHTS))
     assert built.latent_channels == 4
     check_contract(built.contract)
     with pytest.raises(UserError, match="become infinite"):

@@ -15,14 +15,14 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models import registry, weights
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models import factory, weights
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.vision import VisionEncoder
 
 STATE = {"a.weight": torch.ones(2, 3)}
 BUILDERS = {
-    "autoencoder.weights": lambda s: registry.build_autoencoder(AutoencoderConfig(name="flux", weights=s)),
-    "text.weights": lambda s: registry.build_text_encoder(TextConfig(name="t5", weights=s)),
+    "autoencoder.weights": lambda s: factory.build_autoencoder(AutoencoderConfig(name="flux", weights=s)),
+    "text_encoder.weights": lambda s: factory.build_text_encoder(TextEncoderConfig(name="t5", weights=s)),
     "model.image_encoder": lambda s: VisionEncoder("clip", s),
     "model.weights": weights.read,
 }
@@ -86,10 +86,10 @@ def test_a_pipeline_without_a_part_is_told_by_the_part(experts, tmp_path, which)
     with pytest.raises(
         UserError, match=r"this pipeline has no folder transformer_2\n.*remedy: name a folder"
     ):
-        registry.build_denoiser(
+        factory.build_denoiser(
             ModelConfig(**tables["model"], experts=which),
             autoencoder=AutoencoderConfig(**tables["autoencoder"]),
-            text=TextConfig(**tables["text"]),
+            text=TextEncoderConfig(**tables["text_encoder"]),
             device="cpu",
             seed=0,
         )
@@ -102,8 +102,10 @@ def test_a_damaged_text_encoder_is_told_as_such(experts, tmp_path, damage):
     (file,) = (place / "text_encoder").glob("*.safetensors")
     file.write_bytes(damage and file.read_bytes()[:-50])
     with pytest.raises(UserError, match="no text encoders of WanPipeline can be loaded") as caught:
-        registry.build_text_encoder(TextConfig(**tiny_families.recipe_of("wan-2.2-tiny", place)["text"]))
-    assert (caught.value.field, caught.value.value) == ("text.weights", str(place))
+        factory.build_text_encoder(
+            TextEncoderConfig(**tiny_families.recipe_of("wan-2.2-tiny", place)["text_encoder"])
+        )
+    assert (caught.value.field, caught.value.value) == ("text_encoder.weights", str(place))
 
 
 def test_nobody_is_told_to_run_what_is_in_a_file(tmp_path):

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 from test_stdit3_golden import relative
 
-from reelworks.models.config import PRESETS
-from reelworks.models.stdit2 import weights
-from reelworks.models.stdit2.config import STDiT2Config
-from reelworks.models.stdit2.model import STDiT2
+from reelworks.models.families.stdit2 import weights
+from reelworks.models.families.stdit2.model import STDiT2
+from reelworks.models.families.stdit2.spec import STDiT2Config
+from reelworks.models.registry import PRESETS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "stdit2"
 SPEC = json.loads((GOLDEN / "stdit2_tiny.json").read_text())
@@ -70,7 +70,7 @@ def test_full_size_keys_and_shapes_equal_upstreams():
     """Published weights have a place for each of their tensors."""
     golden = json.loads((GOLDEN / "stdit2_xl_keys.json").read_text())
     with torch.device("meta"):
-        module = STDiT2(PRESETS["stdit2-xl"])
+        module = STDiT2(PRESETS["stdit2-xl"].config)
     assert {key: list(value.shape) for key, value in module.state_dict().items()} == dict(
         golden["state_dict"]
     )

@@ -7,8 +7,8 @@ import torch
 from test_stdit3_network import inputs, stir
 
 from reelworks.core.errors import UserError
-from reelworks.models import registry
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models import factory
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.precision import audit
 from reelworks.precision.boundary import DtypeBoundary
 
@@ -17,10 +17,10 @@ TINY = ModelConfig(name="stdit2-tiny", hidden_size=48, depth=2, num_heads=2)
 
 def build(model=TINY, **options):
     options = {"device": "cpu", "learns_variance": True, **options}
-    return registry.build_denoiser(
+    return factory.build_denoiser(
         model,
         autoencoder=AutoencoderConfig(stride=2),
-        text=TextConfig(dim=8, max_length=4),
+        text=TextEncoderConfig(dim=8, max_length=4),
         seed=3,
         **options,
     )

@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from reelworks.models.stdit3 import weights
-from reelworks.models.stdit3.config import PRESETS, STDiT3Config
-from reelworks.models.stdit3.model import STDiT3
+from reelworks.models.families.stdit3 import weights
+from reelworks.models.families.stdit3.model import STDiT3
+from reelworks.models.families.stdit3.spec import STDiT3Config
+from reelworks.models.registry import PRESETS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "stdit3"
 SPEC = json.loads((GOLDEN / "stdit3_tiny.json").read_text())
@@ -71,7 +72,7 @@ def test_gradients(model, tensors, checkpointed):
 def test_full_size_keys_and_shapes_equal_upstreams():
     golden = json.loads((GOLDEN / "stdit3_xl_keys.json").read_text())
     with torch.device("meta"):
-        module = STDiT3(PRESETS["stdit3-xl"])
+        module = STDiT3(PRESETS["stdit3-xl"].config)
     own = {key: list(value.shape) for key, value in module.state_dict().items()}
     assert own == dict(golden["state_dict"])
     # Upstream counts its fixed rotary frequencies as parameters; here they are a buffer.
@@ -80,5 +81,5 @@ def test_full_size_keys_and_shapes_equal_upstreams():
 
 def test_preset_sizes_of_the_larger_model():
     with torch.device("meta"):
-        module = STDiT3(PRESETS["stdit3-3b"])
+        module = STDiT3(PRESETS["stdit3-3b"].config)
     assert (module.config.hidden_size, module.config.head_dim, len(module.spatial_blocks)) == (1872, 72, 28)

@@ -8,18 +8,18 @@ from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from reelworks.core.errors import UserError
-from reelworks.models import registry
+from reelworks.models import factory
 from reelworks.models.api import DenoiserInputs, nothing_given
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.precision.boundary import DtypeBoundary
 
 TINY = ModelConfig(name="stdit3-tiny", hidden_size=32, depth=1, num_heads=2)
 PIXEL = AutoencoderConfig(stride=2)
-TEXT = TextConfig(dim=8, max_length=4)
+TEXT = TextEncoderConfig(dim=8, max_length=4)
 
 
 def build(model=TINY, **kwargs):
-    return registry.build_denoiser(
+    return factory.build_denoiser(
         model, autoencoder=PIXEL, text=TEXT, device=kwargs.pop("device", "cpu"), seed=3, **kwargs
     )
 

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models import registry
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
-from reelworks.models.stdit3 import weights
-from reelworks.models.stdit3.config import STDiT3Config
-from reelworks.models.stdit3.model import STDiT3
+from reelworks.models import factory
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.families.stdit3 import weights
+from reelworks.models.families.stdit3.model import STDiT3
+from reelworks.models.families.stdit3.spec import STDiT3Config
 
 SIZES = {"in_channels": 12, "caption_channels": 8, "model_max_length": 4}
 SIZES |= {"depth": 1, "hidden_size": 32, "num_heads": 2, "pred_sigma": False}
@@ -85,10 +85,10 @@ def test_the_registry_reads_from_the_weights_whether_variance_is_predicted(tmp_p
     model = ModelConfig(name="stdit3-tiny", hidden_size=32, depth=1, num_heads=2)
     for pred_sigma in (False, True):
         path = as_file(fresh(1, pred_sigma=pred_sigma).state_dict(), tmp_path)
-        denoiser = registry.build_denoiser(
+        denoiser = factory.build_denoiser(
             model.model_copy(update={"weights": str(path)}),
             autoencoder=AutoencoderConfig(stride=2),
-            text=TextConfig(dim=8, max_length=4),
+            text=TextEncoderConfig(dim=8, max_length=4),
             device="cpu",
             seed=0,
         )

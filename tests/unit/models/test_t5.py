@@ -5,8 +5,8 @@ import torch
 from pydantic import ValidationError
 
 from reelworks.core.errors import UserError
-from reelworks.models import registry
-from reelworks.models.config import TextConfig
+from reelworks.models import factory
+from reelworks.models.config import TextEncoderConfig
 
 LINES = ["a red circle moves right before a dark background", "two cats sit on a wall in the sun", "waves"]
 
@@ -40,15 +40,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def encoder(folder):
-    return registry.build_text_encoder(TextConfig(name="t5", weights=folder, dim=32, max_length=64))
+    return factory.build_text_encoder(TextEncoderConfig(name="t5", weights=folder, dim=32, max_length=64))
 
 
 def test_the_sizes_of_the_published_one_are_the_defaults(folder):
     """A recipe that names a T5 alone gets the width of T5-XXL and the 300 tokens of v1.2."""
-    config = TextConfig(name="t5", weights="DeepFloyd/t5-v1_1-xxl")
+    config = TextEncoderConfig(name="t5", weights="DeepFloyd/t5-v1_1-xxl")
     assert (config.dim, config.max_length) == (4096, 300)
-    assert TextConfig.model_validate(config.model_dump()) == config
-    assert TextConfig(name="t5", weights="x", max_length=200).max_length == 200
+    assert TextEncoderConfig.model_validate(config.model_dump()) == config
+    assert TextEncoderConfig(name="t5", weights="x", max_length=200).max_length == 200
 
 
 def test_captions_are_padded_masked_and_do_not_feel_their_padding(folder, encoder):
@@ -60,7 +60,7 @@ def test_captions_are_padded_masked_and_do_not_feel_their_padding(folder, encode
     assert counts[2] == 1
     assert counts[0] > counts[1] > 1
     assert all(row[:count].all() for row, count in zip(mask, counts, strict=True))
-    narrow = registry.build_text_encoder(TextConfig(name="t5", weights=folder, dim=32, max_length=12))
+    narrow = factory.build_text_encoder(TextEncoderConfig(name="t5", weights=folder, dim=32, max_length=12))
     alone, kept, _ = narrow.encode(["waves"])
     torch.testing.assert_close(alone[kept], text[1][mask[1]], rtol=0, atol=0.05)
     assert not torch.allclose(text[0, 0], text[1, 0])
@@ -70,7 +70,7 @@ def test_captions_are_padded_masked_and_do_not_feel_their_padding(folder, encode
 def test_words_that_are_cut_off_are_counted(folder, encoder):
     """What `unseen` counts is the end of a caption that changes nothing, and the word before it does."""
     assert encoder.unseen(LINES[0]) == 0
-    short = registry.build_text_encoder(TextConfig(name="t5", weights=folder, dim=32, max_length=6))
+    short = factory.build_text_encoder(TextEncoderConfig(name="t5", weights=folder, dim=32, max_length=6))
     unseen = short.unseen(LINES[0])
     words = LINES[0].split()
     assert 1 < unseen < len(words)
@@ -84,9 +84,9 @@ def test_words_that_are_cut_off_are_counted(folder, encoder):
 
 def test_what_cannot_be_loaded_and_another_width_are_refused(folder, tmp_path):
     """No folder, an empty one and a wrong width are told with the recipe's keys."""
-    with pytest.raises(UserError, match=r"text\.dim = 64.*\n.*set it to 32"):
-        registry.build_text_encoder(TextConfig(name="t5", weights=folder, dim=64))
-    with pytest.raises(UserError, match=r"text\.weights"):
-        registry.build_text_encoder(TextConfig(name="t5", weights=str(tmp_path)))
-    with pytest.raises(ValidationError, match=r"text\.weights"):
-        TextConfig(name="t5")
+    with pytest.raises(UserError, match=r"text_encoder\.dim = 64.*\n.*set it to 32"):
+        factory.build_text_encoder(TextEncoderConfig(name="t5", weights=folder, dim=64))
+    with pytest.raises(UserError, match=r"text_encoder\.weights"):
+        factory.build_text_encoder(TextEncoderConfig(name="t5", weights=str(tmp_path)))
+    with pytest.raises(ValidationError, match=r"text_encoder\.weights"):
+        TextEncoderConfig(name="t5")

@@ -9,13 +9,14 @@ from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
 from reelworks.export import export
-from reelworks.models import published, registry
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models import factory, registry
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.family import T5
 from reelworks.models.text import identity
 from reelworks.recipe import validation
 
-KNOWN = {name: (one.networks, one.dim) for name, one in published.TEXT_ENCODERS.items()}
-KNOWN["t5"] = ((published.T5,), 4096)
+KNOWN = {name: (one.networks, one.dim) for name, one in registry.TEXT_ENCODERS.items()}
+KNOWN["t5"] = ((T5,), 4096)
 # What a release saves, by the kind of its half that reads texts.
 WHOLE = {
     "gemma3_text": lambda size: transformers.Gemma3Config(text_config={"vocab_size": size}),
@@ -40,8 +41,8 @@ def folders(tmp_path_factory):
     return root
 
 
-def told(name: str, place, **sizes) -> TextConfig:
-    return TextConfig(name=name, weights=str(place), **sizes)
+def told(name: str, place, **sizes) -> TextEncoderConfig:
+    return TextEncoderConfig(name=name, weights=str(place), **sizes)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -58,7 +59,7 @@ def test_a_family_takes_its_own_and_no_other(name, folders):
             continue
         with pytest.raises(UserError) as caught:
             identity.require(config, networks, width)
-        assert caught.value.field == "text.weights"
+        assert caught.value.field == "text_encoder.weights"
         assert there[min(apart)] in caught.value.problem
         assert own[min(apart)] in caught.value.problem
         assert f'"{other}"' in caught.value.remedy
@@ -83,8 +84,8 @@ def test_equal_kinds_are_told_apart_by_their_vocabulary(tmp_path):
 )
 def test_builders_ask_before_they_load(name, place, found, folders):
     """The folders hold no weights, and the error is about what they are."""
-    with pytest.raises(UserError, match=rf"text\.weights.*{found}"):
-        registry.build_text_encoder(told(name, folders / place))
+    with pytest.raises(UserError, match=rf"text_encoder\.weights.*{found}"):
+        factory.build_text_encoder(told(name, folders / place))
 
 
 def test_weights_go_with_the_text_encoders_that_they_were_trained_with():
@@ -92,7 +93,7 @@ def test_weights_go_with_the_text_encoders_that_they_were_trained_with():
     trained = ModelConfig(name="wan-2.1-1.3b", weights="there")
     other, own = told("ltx-video", "x"), told("wan", "x")
     assert other.dim == own.dim
-    with pytest.raises(UserError, match=r'(?s)text\.name = .*other text encoders.*write "wan"'):
+    with pytest.raises(UserError, match=r'(?s)text_encoder\.name = .*other text encoders.*write "wan"'):
         validation.require_text_encoder(trained, other)
     validation.require_text_encoder(trained, own)
     validation.require_text_encoder(ModelConfig(name="wan-2.1-1.3b"), other)
@@ -102,9 +103,9 @@ def test_weights_that_a_run_of_ours_exported_go_with_what_it_trained_them_beside
     """Their header tells of it; another part than that is refused as beside any weights."""
     path, recipe = tmp_path / "own.safetensors", tmp_path / "recipe.toml"
     recipe.write_text(
-        '[model]\nname = "wan-2.1-14b"\n[autoencoder]\nname = "flux"\n[text]\nname = "ltx-video"\n'
+        '[model]\nname = "wan-2.1-14b"\n[autoencoder]\nname = "flux"\n[text_encoder]\nname = "ltx-video"\n'
     )
-    save_file({"w": torch.zeros(1)}, path, export.about(run_id="a", recipe=recipe, step=1, epoch=0))
+    save_file({"w": torch.zeros(1)}, path, export.describe_run(run_id="a", recipe=recipe, step=1, epoch=0))
     model = ModelConfig(name="wan-2.1-14b", weights=str(path))
     validation.require_text_encoder(model, told("ltx-video", "x"))
     validation.require_autoencoder(model, AutoencoderConfig(name="flux", weights="x"))

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from reelworks.core.errors import UserError
-from reelworks.models import registry
+from reelworks.models import factory
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, nothing_given
-from reelworks.models.config import AutoencoderConfig, ModelConfig, TextConfig
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.precision import boundary
 from reelworks.precision.audit import audit
 from reelworks.precision.boundary import DtypeBoundary, DtypeError
@@ -24,10 +24,10 @@ def contract(**changes):
 
 
 def build(storage=BF16, compute=BF16, depth=1):
-    return registry.build_denoiser(
+    return factory.build_denoiser(
         ModelConfig(name="stdit3-tiny", hidden_size=32, depth=depth, num_heads=2),
         autoencoder=AutoencoderConfig(stride=2),
-        text=TextConfig(dim=8, max_length=4),
+        text=TextEncoderConfig(dim=8, max_length=4),
         device="cpu",
         seed=0,
         storage=storage,

@@ -53,7 +53,7 @@ def names(data):
 def test_all_clips_have_a_place_and_the_recipe_then_says_where(folder):
     data = made.opened(recipe(folder))
     assert len(data.entries(0)) == len(data.rows) == 6
-    assert data.recipe.buckets.entries == "frozen"
+    assert data.recipe.buckets.entries == "keep"
     assert [f"{e.resolution} ×{e.num_frames}" for e in data.recipe.bucket] == names(data)
     assert recipe_file.parse(recipe_file.tomllib.loads(recipe_file.dump(data.recipe))) == data.recipe
 
@@ -71,7 +71,11 @@ def test_a_run_goes_on_with_the_entries_that_it_began_with(folder):
 
 @pytest.mark.parametrize(
     "buckets",
-    [{"entries": "again"}, {"entries": "auto", "max_tokens": 100}, {"entries": "auto", "max_batch_size": 1}],
+    [
+        {"entries": "refresh"},
+        {"entries": "auto", "max_tokens": 100},
+        {"entries": "auto", "max_batch_size": 1},
+    ],
 )
 def test_entries_change_when_asked(folder, buckets):
     begin_run(made.opened(recipe(folder)))
@@ -80,7 +84,7 @@ def test_entries_change_when_asked(folder, buckets):
     assert later.chosen.proposal is not None
     most = later.recipe.buckets.max_tokens
     assert all(b.tokens * b.batch_size <= most for b in later.table.buckets)
-    if buckets["entries"] == "again":
+    if buckets["entries"] == "refresh":
         assert "256px ×1" in names(later)
 
 
@@ -94,7 +98,7 @@ def test_kept_entries_plan_as_the_same_ones_written_out(folder):
     """Where entries come from is not part of what shapes a plan."""
     data = made.opened(recipe(folder))
     written = data.recipe.model_copy(
-        update={"buckets": data.recipe.buckets.model_copy(update={"entries": "given"})}
+        update={"buckets": data.recipe.buckets.model_copy(update={"entries": "recipe"})}
     )
     again = type(data).open(written)
     assert again.chosen is None

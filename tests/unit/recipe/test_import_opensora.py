@@ -224,7 +224,7 @@ def test_a_stage_of_1_2(tmp_path: Path) -> None:
     made, recipe = convert(tmp_path, STAGE_1, data_path="clips")
     train = recipe.train
     assert (recipe.seed, recipe.output, recipe.dataset[0].path) == (42, "outputs/stage", "clips")
-    assert (train.learning_rate, train.clip_norm, train.warmup_steps) == (1e-4, 1.0, 1000)
+    assert (train.learning_rate, train.max_grad_norm, train.warmup_steps) == (1e-4, 1.0, 1000)
     assert (train.ema_decay, train.eps, train.betas, train.weight_decay) == (0.99, 1e-15, [0.9, 0.999], 0.0)
     assert (train.max_epochs, train.log_every, recipe.checkpoints.every_steps) == (1000, 10, 200)
     assert (recipe.model.name, recipe.model.weights) == ("stdit3-xl", None)
@@ -234,7 +234,7 @@ def test_a_stage_of_1_2(tmp_path: Path) -> None:
     assert (len(recipe.objective.mask_ratios), recipe.objective.mask_ratios["intepolate"]) == (10, 0.005)
     assert (recipe.precision.compute, recipe.parallel.strategy) == ("bfloat16", "fsdp")
     assert (recipe.data.num_workers, recipe.data.frame_interval) == (8, 1)
-    assert (recipe.buckets.probability, recipe.buckets.compat) == ("opensora-1.2", False)
+    assert (recipe.buckets.probability, recipe.buckets.opensora_drop_exact_length) == ("opensora-1.2", False)
     assert recipe.buckets.opensora == {
         "144p": {"1": [1.0, 475], "51": [1.0, 51], "102": [[1.0, 0.33], 27], "204": [[1.0, 0.1], 13]},
         "256": {"1": [0.4, 297], "51": [0.5, 20], "102": [[0.5, 0.33], 10]},
@@ -242,7 +242,7 @@ def test_a_stage_of_1_2(tmp_path: Path) -> None:
     }
     missing = {line.key for line in made.lines if line.fate == Fate.NOT_THERE_YET}
     assert missing == {"model.freeze_y_embedder"}
-    autoencoder, text = recipe.autoencoder, recipe.text
+    autoencoder, text = recipe.autoencoder, recipe.text_encoder
     assert (autoencoder.name, autoencoder.weights) == ("opensora-1.2", "hpcai-tech/OpenSora-VAE-v1.2")
     assert (text.name, text.weights, text.dim) == ("t5", "DeepFloyd/t5-v1_1-xxl", 4096)
     assert (text.max_length, recipe.objective.name) == (300, "rectified-flow")
@@ -262,7 +262,7 @@ def test_a_rate_that_falls_over_epochs_is_left_to_be_filled_in(tmp_path: Path, c
 def test_what_a_config_leaves_out_is_what_open_sora_takes(tmp_path: Path) -> None:
     text = 'bucket_config = {"256": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-3B/2", from_pretrained="w")'
     made, recipe = convert(tmp_path, text)
-    assert (recipe.seed, recipe.train.eps, recipe.train.clip_norm, recipe.train.warmup_steps) == (
+    assert (recipe.seed, recipe.train.eps, recipe.train.max_grad_norm, recipe.train.warmup_steps) == (
         1024,
         1e-8,
         None,
@@ -316,7 +316,7 @@ def test_1_1(tmp_path: Path) -> None:
         "opensora-1.1",
         "stabilityai/sd-vae-ft-ema",
     )
-    assert (recipe.text.name, recipe.text.max_length) == ("t5", 200)
+    assert (recipe.text_encoder.name, recipe.text_encoder.max_length) == ("t5", 200)
     told = fates(made)
     assert {Fate.NOT_THERE_YET, Fate.UNKNOWN}.isdisjoint(told.values())
     assert told["sp_size"] == told["batch_size"] == told["dataset.image_size"] == Fate.NOT_NEEDED
@@ -333,7 +333,7 @@ def test_parts_without_weights_get_the_published_and_unknown_ones_are_replaced(t
         + 'vae = dict(type="VideoAutoencoderKLTemporalDecoder", from_pretrained="x", micro_frame_size=17)\n'
         'text_encoder = dict(type="clip", from_pretrained="y", model_max_length=77)',
     )
-    assert (recipe.autoencoder.name, recipe.text.name) == ("pixel", "hashed")
+    assert (recipe.autoencoder.name, recipe.text_encoder.name) == ("pixel", "hashed")
     told = fates(made)
     assert {told[key] for key in told if key.startswith(("vae", "text"))} == {Fate.NOT_THERE_YET}
 

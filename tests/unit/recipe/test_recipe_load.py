@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tomllib
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from reelworks.cli.options import setting
 from reelworks.core.errors import UserError
-from reelworks.recipe import recipe_file
+from reelworks.recipe import errors, recipe_file
 from reelworks.recipe.recipe import Recipe
 
 ROOT = Path(__file__).parents[3]
@@ -91,9 +92,9 @@ def test_what_is_written_reads_back_equal(
             "dataset": [{"path": path}, {"path": "more", "name": "more", "repeats": 2}],
             "bucket": [{"resolution": "64px", "num_frames": frames}],
             "model": {"name": "stdit3-tiny"},
-            "train": {"max_epochs": 2, "learning_rate": rate, "clip_norm": clip},
+            "train": {"max_epochs": 2, "learning_rate": rate, "max_grad_norm": clip},
             "validation": {"every_steps": every},
-            "preview": {"prompts": prompts},
+            "samples": {"prompts": prompts},
             "checkpoints": {"every_steps": every, "keep_best": None if every else {"metric": "loss"}},
             "objective": {"timestep_shift": "none", "mask_ratios": {"image_head": 0.25}},
         }
@@ -106,9 +107,10 @@ def test_what_is_written_reads_back_equal(
 
 def test_the_word_none_switches_off_what_may_be_absent(tmp_path: Path) -> None:
     recipe = recipe_file.load(
-        write(tmp_path), ["train.clip_norm=none", "checkpoints.keep_best=none", "validation.every_steps=none"]
+        write(tmp_path),
+        ["train.max_grad_norm=none", "checkpoints.keep_best=none", "validation.every_steps=none"],
     )
-    assert recipe.train.clip_norm is recipe.checkpoints.keep_best is recipe.validation.every_steps is None
+    assert recipe.train.max_grad_norm is recipe.checkpoints.keep_best is recipe.validation.every_steps is None
     assert recipe.objective.timestep_shift == "auto"
     error = mistake(tmp_path, "train.learning_rate=none")
     assert (error.field, error.value) == ("train.learning_rate", "none")
@@ -127,7 +129,7 @@ MISTAKES = [
     ("train.learning_rate='fast'", "train.learning_rate", "fast", "give a number"),
     ("train.learning_rate=nan", "train.learning_rate", float, "give a finite number"),
     ("train.learning_rate=0", "train.learning_rate", 0, "give a number greater than 0"),
-    ("preview.prompts='one'", "preview.prompts", "one", "give a list"),
+    ("samples.prompts='one'", "samples.prompts", "one", "give a list"),
     ("data=3", "data", 3, "give a table"),
     ("data.crop='left'", "data.crop", "left", "give 'center' or 'random'"),
     ("train.optimizer='adamw_8bit'", "train.optimizer", "adamw_8bit", 'did you mean "adamw8bit"? Else give'),
@@ -139,20 +141,20 @@ MISTAKES = [
     ("bucket.0.resolution='64'", "bucket.resolution", "64", 'write "480p"'),
     ("model.name='stdit3-tinny'", "model.name", "stdit3-tinny", 'did you mean "stdit3-tiny"?'),
     ("autoencoder.name='pixels'", "autoencoder.name", "pixels", 'did you mean "pixel"?'),
-    ("text.name='hash'", "text.name", "hash", 'did you mean "hashed"?'),
+    ("text_encoder.name='hash'", "text_encoder.name", "hash", 'did you mean "hashed"?'),
     ("objective.mask_ratios={headd = 0.1}", "objective.mask_ratios.headd", 0.1, "known: |did you mean"),
     ("objective.timestep_shift=-1.0", "objective.timestep_shift", -1.0, '"auto"'),
     ("output=''", "output", "", "give a text"),
     ("catalog=''", "catalog", "", "remove the key"),
     (f"seed={2**63}", "seed", 2**63, "give a number less than 9223372036854775808"),
     ("buckets.aspect_ratios=['nan:1']", "buckets.aspect_ratios", "nan:1", '"16:9"'),
-    ("validation.times=[]", "validation.times", [], "give times such as"),
-    ("validation.times=[500, 0.0]", "validation.times", 0.0, "give times such as"),
-    ("validation.times=[1000.5]", "validation.times", 1000.5, "give times such as"),
-    ("preview={prompts = ['a'], height = 60}", "preview.height", 60, "use 64"),
-    ("preview={prompts = ['a'], width = 101}", "preview.width", 101, "use 104"),
-    ("preview={prompts = ['a'], height = 0}", "preview.height", 0, "greater than or equal to 1"),
-    ("preview.fps=241", "preview.fps", 241, "less than or equal to 240"),
+    ("validation.timesteps=[]", "validation.timesteps", [], "give times such as"),
+    ("validation.timesteps=[500, 0.0]", "validation.timesteps", 0.0, "give times such as"),
+    ("validation.timesteps=[1000.5]", "validation.timesteps", 1000.5, "give times such as"),
+    ("samples={prompts = ['a'], height = 60}", "samples.height", 60, "use 64"),
+    ("samples={prompts = ['a'], width = 101}", "samples.width", 101, "use 104"),
+    ("samples={prompts = ['a'], height = 0}", "samples.height", 0, "greater than or equal to 1"),
+    ("samples.fps=241", "samples.fps", 241, "less than or equal to 240"),
     ("lora={base = 'int4'}", "lora.base", "int4", "give 'float32', 'bfloat16', 'float8', 'int8' or 'nf4'"),
     ("precision.base='nf4'", "precision.base", "nf4", "lora.base may be"),
     ("autoencoder.dtype='fp16'", "autoencoder.dtype", "fp16", 'say "bfloat16"'),
@@ -173,18 +175,18 @@ def test_a_mistake_names_field_value_and_remedy(
 
 
 def test_the_ends_of_ranges_are_taken(tmp_path: Path) -> None:
-    recipe = recipe_file.load(write(tmp_path), [f"seed={2**63 - 1}", "validation.times=[1000, 0.001]"])
-    assert (recipe.seed, recipe.validation.times) == (2**63 - 1, [1000.0, 0.001])
+    recipe = recipe_file.load(write(tmp_path), [f"seed={2**63 - 1}", "validation.timesteps=[1000, 0.001]"])
+    assert (recipe.seed, recipe.validation.timesteps) == (2**63 - 1, [1000.0, 0.001])
     assert recipe_file.parse(tomllib.loads(recipe_file.dump(recipe))) == recipe
 
 
 def test_a_preview_follows_the_stride_of_the_autoencoder_and_only_if_there_is_one(tmp_path: Path) -> None:
-    sizes = ["preview.height=60", "preview.width=90", "preview.num_frames=18"]
-    assert recipe_file.load(write(tmp_path), sizes).preview.height == 60
-    few = ["preview.prompts=['a']", "autoencoder.stride=6"]
-    assert recipe_file.load(write(tmp_path), [*sizes, *few]).preview.width == 90
-    assert recipe_file.load(write(tmp_path), few).preview.height is None
-    assert mistake(tmp_path, *few, "preview.height=64").field == "preview.height"
+    sizes = ["samples.height=60", "samples.width=90", "samples.num_frames=18"]
+    assert recipe_file.load(write(tmp_path), sizes).samples.height == 60
+    few = ["samples.prompts=['a']", "autoencoder.stride=6"]
+    assert recipe_file.load(write(tmp_path), [*sizes, *few]).samples.width == 90
+    assert recipe_file.load(write(tmp_path), few).samples.height is None
+    assert mistake(tmp_path, *few, "samples.height=64").field == "samples.height"
 
 
 @pytest.mark.parametrize(
@@ -219,8 +221,8 @@ def test_what_is_missing_is_named(tmp_path: Path, removed: str, field: str) -> N
 def test_what_contradicts_itself_is_told_in_words(tmp_path: Path) -> None:
     assert "not both" in str(mistake(tmp_path, "data.fps=8.0", "data.frame_interval=2"))
     assert "batch_size = [4, 2]: 2 values for 1" in str(mistake(tmp_path, "bucket.0.num_frames=[9]"))
-    assert "slot_width 3 must divide" in str(
-        mistake(tmp_path, "train.micro_batches_per_step=4", "train.slot_width=3")
+    assert "same_bucket_run 3 must divide" in str(
+        mistake(tmp_path, "train.micro_batches_per_step=4", "train.same_bucket_run=3")
     )
 
 
@@ -245,7 +247,7 @@ def test_auto_is_short_for_a_table_whose_keys_can_be_set(tmp_path: Path, overrid
         (["buckets=auto"], SMALL, "buckets.entries", "auto", "remove [[bucket]]"),
         (["buckets.opensora={ 256 = { 1 = [1.0, 4] } }", "buckets.probability=opensora-1.2"], AUTO, "buckets.entries",
          "auto", "remove [buckets.opensora]"),
-        (["buckets.entries=frozen"], AUTO, "bucket", None, 'write buckets = "auto"'),
+        (["buckets.entries=keep"], AUTO, "bucket", None, 'write buckets = "auto"'),
         (["buckets=automatic"], AUTO, "buckets", "automatic", "table"),
         (["buckets.max_tokens=0"], AUTO, "buckets.max_tokens", 0, "a number greater than or equal to 1"),
         (["buckets.batch_size=0"], SMALL, "buckets.batch_size", 0, "equal to 1"),
@@ -290,7 +292,7 @@ def test_values_are_toml_or_else_text(tmp_path: Path) -> None:
             "seed=7",
             "train.learning_rate = 3e-4",
             "model.weights=/data/a b.safetensors",
-            'preview.prompts=["one", "two"]',
+            'samples.prompts=["one", "two"]',
             "bucket.0.batch_size=[8, 4]",
             "dataset.0.name=clips",
             'output="2024"',
@@ -299,7 +301,7 @@ def test_values_are_toml_or_else_text(tmp_path: Path) -> None:
     )
     assert (recipe.seed, recipe.train.learning_rate, recipe.output) == (7, 3e-4, "2024")
     assert recipe.model.weights == "/data/a b.safetensors"
-    assert recipe.preview.prompts == ["one", "two"]
+    assert recipe.samples.prompts == ["one", "two"]
     assert recipe.bucket[0].batch_sizes() == [8, 4]
     assert (recipe.dataset[0].name, recipe.precision.compute) == ("clips", "float32")
 
@@ -344,3 +346,17 @@ def test_a_base_that_cannot_lie_so_is_refused_when_the_recipe_is_read(tmp_path, 
     assert remedy in str(refused)
     for one in overrides:
         recipe_file.load(write(tmp_path), [one, "lora.rank=4"])
+
+
+@pytest.mark.parametrize(("old", "new"), sorted(errors._RENAMED.items()))
+def test_a_key_of_an_earlier_version_names_the_new_one(tmp_path, old, new):
+    """And the new one is a key of the recipe."""
+    override = old.replace("dataset.", "dataset.0.") if old.startswith("dataset.") else old
+    value = "{}" if new.startswith("[") else "'x'"
+    error = mistake(tmp_path, f"{override}={value}")
+    assert error.remedy == f"write {new}"
+    known = new.strip("[]").split(",")[0].replace("dataset.", "dataset.0.")
+    with contextlib.suppress(UserError):
+        recipe_file.load(write(tmp_path), [f"{known}={value}"])
+        return
+    assert mistake(tmp_path, f"{known}={value}").problem != "there is no such key"

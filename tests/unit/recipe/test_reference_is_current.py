@@ -1,9 +1,10 @@
-"""docs/reference/recipe.md and its JSON Schema say what the config classes say, dtypes.md what contracts do."""
+"""The pages of docs/reference/ say what config classes, contracts and commands say."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,6 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
+
+from reelworks.cli.exit_codes import ExitCode
+from reelworks.cli.main import app
+from reelworks.train import trainer
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -27,7 +33,7 @@ def generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["recipe.md", "recipe.schema.json", "dtypes.md"])
+@pytest.mark.parametrize("name", ["recipe.md", "recipe.schema.json", "dtypes.md", "cli.md", "errors.md"])
 def test_the_file_is_what_the_script_would_write(generator: ModuleType, name: str) -> None:
     written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert written == generator.contents()[name], "out of date: run `make reference`"
@@ -65,7 +71,40 @@ def test_the_schema_knows_the_keys_of_complete_recipes(generator: ModuleType) ->
     assert schema["additionalProperties"] is False
 
 
+def test_every_verb_stands_in_the_reference_with_its_options(generator: ModuleType) -> None:
+    text = generator.contents()["cli.md"]
+    group = typer.main.get_command(app)
+    verbs = {
+        name: group.get_command(typer.Context(group), name)
+        for name in group.list_commands(typer.Context(group))
+    }
+    assert {"train", "checkpoints"} <= verbs.keys()
+    for name, verb in verbs.items():
+        section = re.split(r"\n## ", text.partition(f"\n## {name}\n")[2])[0]
+        assert section, name
+        for parameter in verb.params:
+            assert parameter.param_type_name == "argument" or f"`{parameter.opts[0]}`" in section, (
+                name,
+                parameter.opts,
+            )
+
+
+def test_options_have_values_defaults_and_meanings(generator: ModuleType) -> None:
+    text = generator.contents()["cli.md"]
+    assert "| `--world` | whole number ≥ 1 | `1` | GPUs to plan for |" in text
+    assert "| `--ema`, `--weights` | flag | `--ema` | The average, or the trained weights |" in text
+    assert "reelworks generate RUN|CHECKPOINT --prompt PROMPT --output OUTPUT [OPTIONS]" in text
+    assert not re.search(r"\| +\|$", text, flags=re.MULTILINE), "an option without help"
+
+
+def test_exit_codes_are_those_that_the_trainer_leaves_with(generator: ModuleType) -> None:
+    assert trainer.EXIT_REQUEUE == ExitCode.REQUEUE
+    codes = re.findall(r"^\| (\d+) \|", generator.contents()["cli.md"], flags=re.MULTILINE)
+    assert [int(code) for code in codes] == list(ExitCode)
+
+
 def test_generating_imports_no_torch(generator: ModuleType) -> None:
-    code = f"import runpy, sys; runpy.run_path({str(ROOT / 'scripts' / 'generate_reference.py')!r}); "
-    code += "sys.exit('torch' in sys.modules)"
+    scripts = ROOT / "scripts"
+    code = f"import runpy, sys; sys.path.insert(0, {str(scripts)!r}); "
+    code += f"runpy.run_path({str(scripts / 'generate_reference.py')!r}); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

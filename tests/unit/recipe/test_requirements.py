@@ -3,8 +3,8 @@
 import pytest
 
 from reelworks.core.errors import UserError
-from reelworks.models import config, published
-from reelworks.models.config import ModelConfig, TextConfig
+from reelworks.models import components, config, registry
+from reelworks.models.config import ModelConfig, TextEncoderConfig
 from reelworks.recipe import validation
 
 
@@ -28,14 +28,16 @@ def test_masks_of_given_frames_need_a_network_that_is_told():
 
 def test_every_preset_has_its_parts_and_they_fit():
     """What a full-size preset was published with exists and has the widths of its defaults."""
-    for name, preset in config.ADAPTED.items():
-        if name.endswith("-tiny"):
+    for name, preset in registry.PRESETS.items():
+        if name.endswith("-tiny") or name.startswith("stdit"):
             continue
-        parts = published.parts(name)
-        text = TextConfig(name=parts.text, weights="-")
+        parts = registry.PRESETS[name].parts
+        text = TextEncoderConfig(name=parts.text, weights="-")
         autoencoder = config.AutoencoderConfig(name=parts.autoencoder, weights="-")
-        neighbours = config.ComponentShapes(config.latent_channels(autoencoder), text.dim, text.pooled_dim)
-        assert preset.fit(neighbours) == preset, name
+        neighbours = config.ComponentShapes(
+            components.latent_channels(autoencoder), text.dim, text.pooled_dim
+        )
+        assert preset.config.fit(neighbours) == preset.config, name
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,6 @@ def test_a_first_frame_is_asked_for_and_refused():
         ("wan-2.1-14b", "a.png", 5, "cannot be told"),
     ):
         with pytest.raises(UserError, match=match):
-            validation.require_first_frame(ModelConfig(name=name), reference, "preview.reference", frames)
-    validation.require_first_frame(ModelConfig(name="wan-2.2-i2v-14b"), "a.png", "preview.reference", 5)
-    validation.require_first_frame(ModelConfig(name="wan-2.2-5b"), "a.png", "preview.reference", 5)
+            validation.require_first_frame(ModelConfig(name=name), reference, "samples.reference", frames)
+    validation.require_first_frame(ModelConfig(name="wan-2.2-i2v-14b"), "a.png", "samples.reference", 5)
+    validation.require_first_frame(ModelConfig(name="wan-2.2-5b"), "a.png", "samples.reference", 5)

@@ -55,7 +55,7 @@ def summary() -> dict[str, object]:
     return {
         "catalog": {"clips": 73, "videos": 51, "images": 22, "bad": 1}, "planned": 64, "held_out": 4,
         "reasons": reasons, "buckets": rows, "steps_per_epoch": 13, "micro_batches_per_step": 2,
-        "slot_width": 2, "imbalance": 0.034, "padding": 0.021, "batch_global": 4,
+        "same_bucket_run": 2, "imbalance": 0.034, "padding": 0.021, "batch_global": 4,
     }  # fmt: skip
 
 
@@ -80,14 +80,20 @@ def step(clock: Clock, number: int, rng: random.Random, total: int) -> None:
 def make(path: Path, steps: int = 300, every: int = 60, crash_at: int = 170) -> RunFolder:
     """Train for a while, crash between two checkpoints, resume, be asked to leave, resume, finish."""
     run = RunFolder(path)
-    run.create({"name": path.name, "micro_batches_per_step": 2, "slot_width": 2})
+    run.create({"name": path.name, "micro_batches_per_step": 2, "same_bucket_run": 2})
     run.checkpoints_folder.mkdir()
     files.write_json(run.plan_folder / "summary.json", summary())
     run.recipe_file.write_text('version = 1\nname = "<i>demo</i>"\n[train]\nmax_steps = 300\n')
     versions = {"python": "3.12.3", "torch": "2.13.0", "reelworks": "0.1.0"}
     files.append_json_line(run.environment_file, {"versions": versions, "machine": "lab-3", "threads": 2})
     clock, rng = Clock(run), random.Random(1)
-    start = {"world_size": 1, "micro_batches_per_step": 2, "slot_width": 2, "threads": 2, "device": "cpu"}
+    start = {
+        "world_size": 1,
+        "micro_batches_per_step": 2,
+        "same_bucket_run": 2,
+        "threads": 2,
+        "device": "cpu",
+    }
     start["recipe"] = run.recipe_file.name
     clock.tell("start", resumed_from=None, **start)
     saved: list[int] = []
@@ -135,9 +141,9 @@ def measure(clock, number, total):
         picture = i == 3
         name = f"step-{number:09d}/{i:02}.{'png' if picture else 'mp4'}"
         content = frames(i, 0.25 + 0.75 * share, 1 if picture else 17)
-        writers.write(clock.run.previews_folder / name, content, 12)
+        writers.write(clock.run.samples_folder / name, content, 12)
         names.append(name)
-    clock.tell("preview", 1.0, step=number, files=names, prompts=PROMPTS)
+    clock.tell("samples", 1.0, step=number, files=names, prompts=PROMPTS)
 
 
 def save(clock, rng, saved, number, total):

@@ -15,7 +15,7 @@ from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.generate import writers
 from reelworks.recipe import dataset, recipe_file
-from reelworks.report import inspect, preview, sheet
+from reelworks.report import contact_sheet_page, inspect, sheet
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +31,13 @@ def folder(tmp_path_factory):
     writers.write_video(data / "clip.mp4", generator.integers(0, 256, (30, 48, 64, 3), dtype=np.uint8), 24.0)
     (data / "clip.txt").write_text("")
     (data / "bad.mp4").write_text("no video")
-    scan.scan([Source("data", data)], path / "catalog", workers=1)
+    scan.scan_sources([Source("data", data)], path / "catalog", workers=1)
     return path
 
 
 @pytest.fixture(scope="module")
 def found(folder):
-    return inspect.inspect(Catalog.open(folder / "catalog").live())
+    return inspect.inspect_rows(Catalog.open(folder / "catalog").live())
 
 
 def test_distributions_count_what_is_there(found):
@@ -57,7 +57,7 @@ def test_an_inspection_is_json(found):
 
 def test_an_inspection_as_a_page_of_one_file(found, folder, tmp_path):
     page = tmp_path / "new" / "page.html"
-    inspect.write(found, folder / "catalog", page)
+    inspect.write_inspection(found, folder / "catalog", page)
     text = page.read_text()
     plots = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.S)[1])
     assert len(plots) == len(found.histograms) + 1
@@ -70,7 +70,7 @@ def test_an_inspection_as_a_page_of_one_file(found, folder, tmp_path):
 def test_a_page_that_cannot_be_written_is_an_error_with_a_remedy(found, folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--html"):
-        inspect.write(found, folder / "catalog", tmp_path / "file" / "page.html")
+        inspect.write_inspection(found, folder / "catalog", tmp_path / "file" / "page.html")
 
 
 def recipe(folder, **changes):
@@ -90,8 +90,8 @@ def recipe(folder, **changes):
     return made
 
 
-def test_a_preview_has_a_sheet_for_each_bucket_and_names_what_is_cut_most(folder, tmp_path):
-    told = preview.write(recipe(folder), tmp_path / "out", clips=2)
+def test_a_contact_sheet_has_a_sheet_for_each_bucket_and_names_what_is_cut_most(folder, tmp_path):
+    told = contact_sheet_page.write(recipe(folder), tmp_path / "out", clips=2)
     assert {bucket["clips"] for bucket in told["buckets"]} == {1, 2}
     for bucket in told["buckets"]:
         with Image.open(tmp_path / "out" / bucket["sheet"]) as png:
@@ -105,16 +105,16 @@ def test_a_preview_has_a_sheet_for_each_bucket_and_names_what_is_cut_most(folder
     json.dumps(told)
 
 
-def test_a_preview_of_nothing_says_what_would_cure_it(folder, tmp_path):
+def test_a_contact_sheet_of_nothing_says_what_would_cure_it(folder, tmp_path):
     none = recipe(folder, bucket=[{"resolution": "512px", "num_frames": 200}])
     with pytest.raises(UserError, match="no clip fits any bucket"):
-        preview.write(none, tmp_path / "out", clips=2)
+        contact_sheet_page.write(none, tmp_path / "out", clips=2)
 
 
-def test_a_preview_that_cannot_be_written_is_an_error_with_a_remedy(folder, tmp_path):
+def test_a_contact_sheet_that_cannot_be_written_is_an_error_with_a_remedy(folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--output"):
-        preview.write(recipe(folder), tmp_path / "file" / "out", clips=2)
+        contact_sheet_page.write(recipe(folder), tmp_path / "file" / "out", clips=2)
 
 
 def test_the_window_stays_bright_and_the_rest_goes_dark():

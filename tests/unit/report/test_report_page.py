@@ -61,7 +61,7 @@ def test_plotly_is_embedded_once(text):
 def test_previews_are_embedded_newest_first_and_decode_to_their_files(run, page):
     shown = [attributes for tag, attributes in page.tags if tag in ("video", "img")]
     assert len(shown) == 5 * len(fabricate.PROMPTS)
-    newest = run.previews_folder / "step-000000300" / "00.mp4"
+    newest = run.samples_folder / "step-000000300" / "00.mp4"
     assert base64.b64decode(shown[0]["src"].removeprefix("data:video/mp4;base64,")) == newest.read_bytes()
     assert {"autoplay", "loop", "muted"} <= set(shown[0])
     assert shown[3]["alt"] == fabricate.PROMPTS[3]
@@ -130,7 +130,7 @@ def test_a_run_that_has_only_just_begun_has_a_report(tmp_path):
 
 def test_torn_and_missing_files_do_not_stop_the_report(tmp_path):
     run = fabricate.make(tmp_path / "torn", steps=20, every=10, crash_at=15)
-    (run.previews_folder / "step-000000020" / "00.mp4").unlink()
+    (run.samples_folder / "step-000000020" / "00.mp4").unlink()
     (run.plan_folder / "summary.json").write_text('{"catalog": ')
     with run.events_file.open("a") as f:
         f.write('{"v": 1, "kind": "ste')
@@ -147,7 +147,7 @@ def test_a_preview_outside_its_folder_is_not_embedded(tmp_path):
     event = {
         "v": 1,
         "time": 1.0,
-        "kind": "preview",
+        "kind": "samples",
         "step": 1,
         "files": ["../../secret.png"],
         "prompts": ["x"],

@@ -45,7 +45,7 @@ def told(tmp_path_factory):
 @pytest.fixture(scope="module")
 def text(told, tmp_path_factory):
     file = tmp_path_factory.mktemp("page") / "new" / "plan.html"
-    plan.write(told, "stage <1>", file)
+    plan.write_plan_page(told, "stage <1>", file)
     return file.read_text()
 
 
@@ -113,7 +113,7 @@ def test_the_strip_has_a_column_for_each_step_and_colours_of_the_legend(told, te
 def test_a_plan_of_one_epoch_and_few_ranks_has_nothing_to_compare(told, tmp_path):
     alone = told | {"epochs": told["epochs"][:1], "smaller_worlds": [], "proposals": None}
     assert plan.waste(alone) == []
-    plan.write(alone, "alone", tmp_path / "plan.html")
+    plan.write_plan_page(alone, "alone", tmp_path / "plan.html")
     said = Page((tmp_path / "plan.html").read_text()).words
     assert "Time that trains nothing" not in said
     assert "cure" not in said
@@ -132,4 +132,4 @@ def test_labels_in_svg_are_escaped():
 def test_a_page_that_cannot_be_written_is_an_error_with_a_remedy(told, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--html"):
-        plan.write(told, "stage", tmp_path / "file" / "plan.html")
+        plan.write_plan_page(told, "stage", tmp_path / "file" / "plan.html")

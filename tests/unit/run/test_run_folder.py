@@ -16,7 +16,7 @@ from reelworks.run.folder import FORMAT_VERSION, RunFolder
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "runs" / "first")
-    folder.create({"slot_width": 2})
+    folder.create({"same_bucket_run": 2})
     return folder
 
 
@@ -30,7 +30,7 @@ def test_looking_makes_nothing(tmp_path: Path) -> None:
 def test_what_is_frozen_is_read_back(run: RunFolder) -> None:
     info = run.info()
     assert run.exists
-    assert (info["format"], info["slot_width"], len(info["id"])) == (FORMAT_VERSION, 2, 32)
+    assert (info["format"], info["same_bucket_run"], len(info["id"])) == (FORMAT_VERSION, 2, 32)
     assert run.plan_folder.is_dir()
 
 

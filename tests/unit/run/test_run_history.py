@@ -185,7 +185,7 @@ def a_record(key, plan):
     about = About(
         **dict(zip(("generation", "epoch", "segment"), key, strict=True)),
         **{"time": 1.7e9, "first_step": 2, "rows": 0, "planned": 0, "plan": plan, "spec": {}},
-        **{"quarantine": None, "costs": None, "catalog_version": 1, **dict.fromkeys(texts, "-")},
+        **{"exclude_list": None, "costs": None, "catalog_version": 1, **dict.fromkeys(texts, "-")},
         **{"datasets": ["a"], "buckets": [], "entries": []},
     )
     note = pa.array([], pa.string())

@@ -24,7 +24,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.run.records import About, BucketShape, Failure, Key, Outcome, Record, RecordError
 
 KEY = (0, 3, 1)
-LABELS = ["none", "too_small", "no_caption", "quarantined", records.CONSUMED]
+LABELS = ["none", "too_small", "no_caption", "in_exclude_file", records.CONSUMED]
 
 Place = tuple[int, int, int]
 Other = tuple[int, int, int, int, str | None]
@@ -49,7 +49,7 @@ def about(key: Key = KEY, **changes: Any) -> About:
         spec_digest="spec",
         spec={"seed": 7, "batch_sizes": [4, 2]},
         recipe="recipe-01234567.toml",
-        quarantine=None,
+        exclude_list=None,
         costs="costs-01234567.json",
         catalog="catalog-000",
         catalog_version=2,

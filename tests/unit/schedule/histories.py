@@ -18,7 +18,7 @@ from reelworks.core import digests, hash_rng
 from reelworks.core.hash_rng import Purpose
 from reelworks.schedule import ranks
 from reelworks.schedule.cursor import Cursor, Excluded, check_same, remaining_after
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
 
 Place = tuple[int, int]
 Batch = tuple[tuple[tuple[int, int, int], ...], ...]  # (uid, copy, showing) by micro-batch
@@ -168,7 +168,7 @@ class Run:
     def begin_epoch(self, epoch: int) -> None:
         self.epoch, self.segment, self.row, self.repeated = epoch, 0, 0, 0
         self.excluded, self.account = Excluded.none(), {}
-        self.plan = plan(self.config.entries(self.catalog, epoch), self.config.spec(), epoch)
+        self.plan = plan_epoch(self.config.entries(self.catalog, epoch), self.config.spec(), epoch)
         self.planned = self.plan.planned
         self.plans[epoch, 0] = self.plan
 
@@ -230,13 +230,13 @@ class Run:
 
     def _rest(self, excluded: Excluded) -> EpochPlan:
         left = remaining_after(self.config.entries(self.catalog, self.epoch), excluded, self.catalog.uid)
-        return plan(left, self.config.spec(), self.epoch)
+        return plan_epoch(left, self.config.spec(), self.epoch)
 
     def _check_rest(self) -> None:
         """The segment is the plan of what the account does not know, whatever failed or was skipped."""
         entries = self.config.entries(self.catalog, self.epoch)
         left = [i for i, place in enumerate(identities(entries)) if place not in self.account]
-        by_force = plan(entries.take(np.array(left, dtype=np.int64)), self.config.spec(), self.epoch)
+        by_force = plan_epoch(entries.take(np.array(left, dtype=np.int64)), self.config.spec(), self.epoch)
         assert by_force.digest() == self.plan.digest(), "the segment is not what remains of the epoch"
 
     def repeat(self, events: list[tuple[int, Change | None]]) -> None:

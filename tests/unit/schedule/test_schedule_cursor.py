@@ -12,19 +12,19 @@ from test_schedule_plan import cases, identities, make_entries, make_spec
 
 from reelworks.core.errors import UserError
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded, check_same, remaining, remaining_after
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
 
 
 @given(cases(), st.integers(1, 7))
 @settings(max_examples=25, deadline=None)
 def test_the_first_rows_and_what_remains_are_the_epoch(case: tuple[Entries, PlanSpec], new_size: int) -> None:
     entries, spec = case
-    made = plan(entries, spec, 0)
+    made = plan_epoch(entries, spec, 0)
     other = replace(spec, batch_sizes=tuple(new_size for _ in spec.batch_sizes), incomplete_batch="pad")
     for row in range(made.steps + 1):
         done = made.places_before(row)
         rest = remaining(entries, made.uid[done], made.copy[done])
-        again = plan(rest, other, 0)
+        again = plan_epoch(rest, other, 0)
         trained, left = identities(made, done), identities(again, again.first)
         assert sorted(trained + left) == sorted(identities(entries))
     assert made.places_before(made.steps).sum() == made.planned
@@ -34,7 +34,7 @@ def test_the_first_rows_and_what_remains_are_the_epoch(case: tuple[Entries, Plan
 @settings(max_examples=30, deadline=None)
 def test_rows_before_are_the_rows_before(case: tuple[Entries, PlanSpec]) -> None:
     entries, spec = case
-    made = plan(entries, spec, 0)
+    made = plan_epoch(entries, spec, 0)
     seen: set[tuple[int, int]] = set()
     for row in range(made.steps):
         assert set(identities(made, made.places_before(row))) == seen
@@ -139,17 +139,17 @@ def _cursor(made: EpochPlan, row: int) -> Cursor:
 
 
 def test_a_cursor_is_plain_values() -> None:
-    made = plan(make_entries([20]), make_spec([4]), 0)
+    made = plan_epoch(make_entries([20]), make_spec([4]), 0)
     cursor = _cursor(made, 1)
     assert Cursor(**cursor.to_json()) == cursor
 
 
 def test_a_plan_that_is_not_the_same_is_refused() -> None:
     entries, spec = make_entries([40, 11]), make_spec([4, 2])
-    made = plan(entries, spec, 0)
+    made = plan_epoch(entries, spec, 0)
     for row in range(made.steps + 1):
         check_same(_cursor(made, row), made)
-    for other in (plan(entries, spec, 1), plan(entries.take(np.arange(50)), spec, 0)):
+    for other in (plan_epoch(entries, spec, 1), plan_epoch(entries.take(np.arange(50)), spec, 0)):
         with pytest.raises(UserError, match="into another folder with --output") as caught:
             check_same(_cursor(made, 1), other)
         assert (caught.value.field, caught.value.value) == ("resume", "epoch 0, row 1")

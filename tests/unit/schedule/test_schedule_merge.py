@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_schedule_plan import identities, make_entries, make_spec
 
 from reelworks.schedule import micro_batches as merging
-from reelworks.schedule.plan import Entries, PlanSpec, plan
+from reelworks.schedule.plan import Entries, PlanSpec, plan_epoch
 
 
 @st.composite
@@ -24,7 +24,7 @@ def cases(draw: st.DrawFn) -> tuple[Entries, PlanSpec]:
 
 
 def micro_batches(entries: Entries, spec: PlanSpec, how: str, epoch: int = 0) -> int:
-    return len(plan(entries, replace(spec, incomplete_batch=how), epoch).offsets) - 1
+    return len(plan_epoch(entries, replace(spec, incomplete_batch=how), epoch).offsets) - 1
 
 
 @given(cases(), st.integers(0, 3))
@@ -33,7 +33,7 @@ def test_every_clip_is_planned_once_in_micro_batches_of_one_bucket(
     case: tuple[Entries, PlanSpec], epoch: int
 ) -> None:
     entries, spec = case
-    made = plan(entries, spec, epoch)
+    made = plan_epoch(entries, spec, epoch)
     assert sorted(identities(made)) == sorted(identities(entries))
     assert made.real.all()
     incomplete = []
@@ -48,7 +48,7 @@ def test_every_clip_is_planned_once_in_micro_batches_of_one_bucket(
 @settings(deadline=None)
 def test_clips_move_only_where_that_saves_micro_batches(case: tuple[Entries, PlanSpec]) -> None:
     entries, spec = case
-    made = plan(entries, spec, 0)
+    made = plan_epoch(entries, spec, 0)
     home = dict(zip(identities(entries), entries.bucket.tolist(), strict=True))
     moved = sum(home[i] != b for i, b in zip(identities(made), made.bucket.tolist(), strict=True))
     partial = micro_batches(entries, spec, "partial")
@@ -59,7 +59,7 @@ def test_clips_move_only_where_that_saves_micro_batches(case: tuple[Entries, Pla
 @settings(deadline=None)
 def test_clips_move_only_along_the_arrows_and_no_more_than_needed(case: tuple[Entries, PlanSpec]) -> None:
     entries, spec = case
-    made = plan(entries, spec, 0)
+    made = plan_epoch(entries, spec, 0)
     home = dict(zip(identities(entries), entries.bucket.tolist(), strict=True))
     moved = 0
     for key, bucket in zip(identities(made), made.bucket.tolist(), strict=True):
@@ -78,7 +78,7 @@ def test_without_arrows_merge_is_partial(case: tuple[Entries, PlanSpec]) -> None
     entries, spec = case
     nowhere = replace(spec, merge_to=(-1,) * len(spec.batch_sizes))
     partial = replace(spec, incomplete_batch="partial")
-    assert plan(entries, nowhere, 0).digest() == plan(entries, partial, 0).digest()
+    assert plan_epoch(entries, nowhere, 0).digest() == plan_epoch(entries, partial, 0).digest()
 
 
 @given(cases())
@@ -86,37 +86,37 @@ def test_without_arrows_merge_is_partial(case: tuple[Entries, PlanSpec]) -> None
 def test_the_order_of_the_entries_does_not_matter(case: tuple[Entries, PlanSpec]) -> None:
     entries, spec = case
     turned = entries.take(np.arange(len(entries))[::-1])
-    assert plan(turned, spec, 1).digest() == plan(entries, spec, 1).digest()
+    assert plan_epoch(turned, spec, 1).digest() == plan_epoch(entries, spec, 1).digest()
 
 
 def test_merging_by_hand() -> None:
     """What arrives fills up a micro-batch, or it does not move."""
     bucket = np.array([0] * 7 + [1] * 2 + [2] * 1)
-    order, then = merging.merge(bucket, (4, 4, 4), (1, 2, -1))
+    order, then = merging.merge_into_larger(bucket, (4, 4, 4), (1, 2, -1))
     assert order.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert then.tolist() == [0] * 7 + [2] * 3  # 3 and 2 would still make two
-    order, then = merging.merge(bucket, (5, 4, 4), (1, 2, -1))
+    order, then = merging.merge_into_larger(bucket, (5, 4, 4), (1, 2, -1))
     assert order.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert then.tolist() == [0] * 5 + [1] * 4 + [2] * 1
-    order, then = merging.merge(np.array([0] * 3 + [1] * 2 + [2] * 1), (4, 4, 4), (1, 2, -1))
+    order, then = merging.merge_into_larger(np.array([0] * 3 + [1] * 2 + [2] * 1), (4, 4, 4), (1, 2, -1))
     assert then.tolist() == [0] * 3 + [2] * 3
-    order, then = merging.merge(np.array([0, 0, 1, 1, 1, 2]), (4, 4, 4), (2, 2, -1))
+    order, then = merging.merge_into_larger(np.array([0, 0, 1, 1, 1, 2]), (4, 4, 4), (2, 2, -1))
     assert order.tolist() == [0, 1, 2, 3, 4, 5]
     assert then.tolist() == [2] * 6
 
 
 def test_an_empty_epoch_merges_nothing() -> None:
     spec = replace(make_spec([4, 2], incomplete="merge"), merge_to=(1, -1))
-    assert plan(make_entries([0, 0]), spec, 0).steps == 0
+    assert plan_epoch(make_entries([0, 0]), spec, 0).steps == 0
 
 
 def test_twenty_pictures_of_seven_shapes_are_all_trained() -> None:
     """Batch size 4, a larger and a smaller resolution: the smaller has one bucket or seven."""
     counts = [5, 3, 3, 3, 2, 2, 2] + [0] * 7
     spec = make_spec([4] * 14, g=1, width=1, incomplete="merge")
-    made = plan(make_entries(counts), replace(spec, merge_to=(*range(7, 14), *[-1] * 7)), 0)
+    made = plan_epoch(make_entries(counts), replace(spec, merge_to=(*range(7, 14), *[-1] * 7)), 0)
     assert made.planned == 20
     assert made.steps == 8  # nothing is gained by moving each shape for itself
-    one_place = plan(make_entries(counts), replace(spec, merge_to=(*[7] * 7, *[-1] * 7)), 0)
+    one_place = plan_epoch(make_entries(counts), replace(spec, merge_to=(*[7] * 7, *[-1] * 7)), 0)
     assert one_place.planned == 20
     assert one_place.steps == 5

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from reelworks.core import hash_rng
 from reelworks.schedule import plan as planning
 from reelworks.schedule import ranks
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
 
 # Test processes share the cores with others: what is slow now and then is no failure.
 unhurried = settings(deadline=None)
@@ -70,7 +70,7 @@ def micro_buckets(made: EpochPlan) -> NDArray[np.int64]:
 @unhurried
 def test_each_copy_of_each_clip_is_planned_once(case: tuple[Entries, PlanSpec], epoch: int) -> None:
     entries, spec = case
-    made = plan(entries, spec, epoch)
+    made = plan_epoch(entries, spec, epoch)
     assert sorted(identities(made, made.first)) == sorted(identities(entries))
     assert made.planned == len(entries)
     of = dict(zip(identities(entries), zip(entries.ordinal, entries.bucket, strict=True), strict=True))
@@ -83,7 +83,7 @@ def test_each_copy_of_each_clip_is_planned_once(case: tuple[Entries, PlanSpec], 
 @unhurried
 def test_micro_batches_are_of_one_bucket_and_full_but_for_one_each(case: tuple[Entries, PlanSpec]) -> None:
     entries, spec = case
-    made = plan(entries, spec, 0)
+    made = plan_epoch(entries, spec, 0)
     incomplete = []
     for where in micro_batches(made):
         (bucket,) = set(made.bucket[where].tolist())
@@ -99,7 +99,7 @@ def test_micro_batches_are_of_one_bucket_and_full_but_for_one_each(case: tuple[E
 @unhurried
 def test_what_pads_is_already_decoded_there(case: tuple[Entries, PlanSpec]) -> None:
     entries, spec = case
-    made = plan(entries, replace(spec, incomplete_batch="pad"), 0)
+    made = plan_epoch(entries, replace(spec, incomplete_batch="pad"), 0)
     assert made.repeated == 0
     for where in micro_batches(made):
         own = set(identities(made, made.first & _mask(made, where)))
@@ -112,7 +112,7 @@ def test_second_showings_are_clips_of_the_bucket_shown_as_seldom_as_can_be(
     case: tuple[Entries, PlanSpec], epoch: int
 ) -> None:
     entries, spec = case
-    made = plan(entries, replace(spec, incomplete_batch="repeat"), epoch)
+    made = plan_epoch(entries, replace(spec, incomplete_batch="repeat"), epoch)
     assert made.real.all()
     assert made.planned + made.repeated == len(made.uid)
     for bucket in set(made.bucket.tolist()):
@@ -145,14 +145,14 @@ def test_the_order_of_the_entries_does_not_matter(case: tuple[Entries, PlanSpec]
     order = list(range(len(entries)))
     random.shuffle(order)  # type: ignore[attr-defined]
     shuffled = entries.take(np.array(order, dtype=np.int64))
-    assert plan(shuffled, spec, 1).digest() == plan(entries, spec, 1).digest()
+    assert plan_epoch(shuffled, spec, 1).digest() == plan_epoch(entries, spec, 1).digest()
 
 
 @given(cases(), st.integers(1, 8))
 @unhurried
 def test_ranks_share_a_row_evenly(case: tuple[Entries, PlanSpec], world: int) -> None:
     entries, spec = case
-    made = plan(entries, spec, 0)
+    made = plan_epoch(entries, spec, 0)
     assert sorted(made.rows[made.rows >= 0].tolist()) == list(range(len(made.offsets) - 1))
     for row in range(made.steps):
         columns = [list(ranks.columns(made.rows[row], rank, world)) for rank in range(world)]
@@ -168,8 +168,8 @@ def test_ranks_share_a_row_evenly(case: tuple[Entries, PlanSpec], world: int) ->
 @unhurried
 def test_rows_are_full_and_slots_of_one_bucket(case: tuple[Entries, PlanSpec]) -> None:
     entries, spec = case
-    made = plan(entries, spec, 0)
-    bucket, width = micro_buckets(made), spec.slot_width
+    made = plan_epoch(entries, spec, 0)
+    bucket, width = micro_buckets(made), spec.same_bucket_run
     left = sum(n % width for n in np.bincount(bucket, minlength=1)) if len(bucket) else 0
     slots = [row[i : i + width] for row in made.rows for i in range(0, len(row), width)]
     assert not ((made.rows[:, :-1] < 0) & (made.rows[:, 1:] >= 0)).any()  # empty columns come last
@@ -186,16 +186,16 @@ def test_ranks_never_wait_where_the_slot_width_is_a_multiple_of_them(
     case: tuple[Entries, PlanSpec], multiple: int
 ) -> None:
     _, spec = case
-    counts = [size * spec.slot_width * multiple for size in spec.batch_sizes]
-    made = plan(make_entries(counts), spec, 0)
-    for world in (w for w in range(1, 17) if spec.slot_width % w == 0):
+    counts = [size * spec.same_bucket_run * multiple for size in spec.batch_sizes]
+    made = plan_epoch(make_entries(counts), spec, 0)
+    for world in (w for w in range(1, 17) if spec.same_bucket_run % w == 0):
         assert ranks.waste(made, spec, world) == 0
     assert ranks.waste(made, spec, 2 * spec.micro_batches_per_step) >= (0.49 if made.steps else 0)
 
 
 def test_waste_is_the_share_of_waiting() -> None:
     spec = make_spec([1, 1], g=2, width=1)  # costs 100 and 200
-    made = plan(make_entries([1, 1]), spec, 0)
+    made = plan_epoch(make_entries([1, 1]), spec, 0)
     assert made.steps == 1
     assert ranks.waste(made, spec, 1) == 0
     assert ranks.waste(made, spec, 2) == 0.25
@@ -210,8 +210,8 @@ def test_the_others_keep_their_order_when_a_clip_goes(case: tuple[Entries, PlanS
     if not len(entries):
         return
     gone = entries.uid[which % len(entries)]
-    before = plan(entries, spec, 2)
-    after = plan(entries.take(entries.uid != gone), spec, 2)
+    before = plan_epoch(entries, spec, 2)
+    after = plan_epoch(entries.take(entries.uid != gone), spec, 2)
     for bucket in range(len(spec.batch_sizes)):
         had = identities(before, before.first & (before.bucket == bucket) & (before.uid != gone))
         assert identities(after, after.first & (after.bucket == bucket)) == had
@@ -219,7 +219,7 @@ def test_the_others_keep_their_order_when_a_clip_goes(case: tuple[Entries, PlanS
 
 def test_epochs_and_seeds_differ_in_batches_and_in_their_order() -> None:
     entries, spec = make_entries([200, 100]), make_spec([4, 2])
-    plans = [plan(entries, spec, e) for e in (0, 1)] + [plan(entries, replace(spec, seed=6), 0)]
+    plans = [plan_epoch(entries, spec, e) for e in (0, 1)] + [plan_epoch(entries, replace(spec, seed=6), 0)]
     for first, second in pairwise(plans):
         assert not np.array_equal(first.uid, second.uid)
         assert not np.array_equal(first.rows, second.rows)
@@ -229,7 +229,7 @@ def test_epochs_and_seeds_differ_in_batches_and_in_their_order() -> None:
 
 def test_rows_mix_buckets_where_there_are_several() -> None:
     spec = make_spec([2, 2, 2, 2], g=8, width=2)
-    made = plan(make_entries([64, 64, 64, 64]), spec, 0)
+    made = plan_epoch(make_entries([64, 64, 64, 64]), spec, 0)
     assert made.steps == 16
     assert all(len(set(micro_buckets(made)[row].tolist())) == 4 for row in made.rows)
 
@@ -241,12 +241,12 @@ def test_with_locality_groups_are_read_together_in_windows_of_another_order_each
 ) -> None:
     entries, spec = case
     spec = replace(spec, window_clips=20)
-    made = plan(entries, spec, epoch)
+    made = plan_epoch(entries, spec, epoch)
     group = dict(zip(identities(entries), entries.group.tolist(), strict=True))
     windows = max(round(len(entries) / 20), 1)
     hashed = {g: int(hash_rng.hash64(spec.seed, epoch, g, hash_rng.Purpose.WINDOW)) for g in group.values()}
     # The slots of a row, and rows one after the other, begin in windows that never go back.
-    slots = made.rows.reshape(-1, spec.slot_width)
+    slots = made.rows.reshape(-1, spec.same_bucket_run)
     first = [identities(made)[made.offsets[slot[0]]] for slot in slots if (slot >= 0).all()]
     begun = [hashed[group[key]] * windows >> 64 for key in first]
     assert begun == sorted(begun)
@@ -254,7 +254,7 @@ def test_with_locality_groups_are_read_together_in_windows_of_another_order_each
 
 def test_windows_hold_about_as_many_clips_as_asked_for_and_are_shuffled_inside() -> None:
     entries, spec = make_entries([2000, 2000]), replace(make_spec([2, 2], g=2, width=1), window_clips=400)
-    made = plan(entries, spec, 0)
+    made = plan_epoch(entries, spec, 0)
     group = dict(zip(entries.ordinal.tolist(), entries.group.tolist(), strict=True))
     row_of = np.repeat(np.argsort(made.rows.ravel()) // 2, 2)
     rows: dict[int, list[int]] = {}
@@ -263,12 +263,12 @@ def test_windows_hold_about_as_many_clips_as_asked_for_and_are_shuffled_inside()
     spread = np.array([max(found) - min(found) for found in rows.values() if len(found) == 7])
     assert np.quantile(spread, 0.95) < 200  # a tenth of the 1,000 rows is a window; all would be 750
     assert np.median(spread) > 40  # and within it a group's clips lie apart
-    again = plan(entries, spec, 1)
+    again = plan_epoch(entries, spec, 1)
     assert not np.array_equal(made.ordinal, again.ordinal)
 
 
 def test_repeats_of_a_clip_are_spread() -> None:
-    made = plan(make_entries([100], copies=3), make_spec([4]), 0)
+    made = plan_epoch(make_entries([100], copies=3), make_spec([4]), 0)
     distinct = [len(set(made.uid[w].tolist())) for w in micro_batches(made)]
     assert np.mean(distinct) > 3.7
 
@@ -276,7 +276,7 @@ def test_repeats_of_a_clip_are_spread() -> None:
 def test_an_empty_epoch_has_no_steps() -> None:
     for width in (1, 2):
         spec = make_spec([4, 2], width=width)
-        made = plan(make_entries([0, 0]), spec, 0)
+        made = plan_epoch(make_entries([0, 0]), spec, 0)
         assert (made.steps, made.planned, made.rows.shape) == (0, 0, (0, 4))
         assert ranks.waste(made, spec, 2) == 0
         assert made.row_digest(0) == made.row_digest(7)
@@ -287,8 +287,8 @@ def test_an_empty_epoch_has_no_steps() -> None:
 @settings(max_examples=30, deadline=None)
 def test_digests_see_the_plan_and_the_spec(case: tuple[Entries, PlanSpec]) -> None:
     entries, spec = case
-    made = plan(entries, spec, 0)
-    assert plan(entries, spec, 0).digest() == made.digest()
+    made = plan_epoch(entries, spec, 0)
+    assert plan_epoch(entries, spec, 0).digest() == made.digest()
     for changed in (replace(spec, buckets_digest="other"), replace(spec, planner_version=2)):
         assert changed.digest() != spec.digest()
     rows = [made.row_digest(row) for row in range(made.steps + 1)]
@@ -309,7 +309,7 @@ def test_plans_never_change(way: str) -> None:
     """A run that was planned once goes on with the same plan for as long as the planner has this version."""
     spec = make_spec([4, 3, 2], g=6, width=3, incomplete="partial" if way == "locality" else way)
     spec = replace(spec, merge_to=(1, 2, -1), window_clips=30 if way == "locality" else 0)
-    made = plan(make_entries([53, 20, 7], copies=1), spec, 3)
+    made = plan_epoch(make_entries([53, 20, 7], copies=1), spec, 3)
     assert planning.PLANNER_VERSION == 1
     assert made.planned == 80
     assert made.digest() == GOLDEN[way]

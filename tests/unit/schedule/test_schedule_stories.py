@@ -17,7 +17,7 @@ from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.buckets.table import BucketTable
 from reelworks.core import hash_rng
 from reelworks.core.shape import Geometry
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "buckets" / "bucket_random_counts.json"
 ANY_SIZE = Geometry(stride=(1, 1, 1), patch=(1, 2, 2))
@@ -46,7 +46,7 @@ def planned(
     to = tuple(merge_targets.targets(built).tolist()) if way == "merge" else ()
     sizes, tokens = (tuple(a.tolist()) for a in (built.batch_sizes(), built.tokens()))
     spec = PlanSpec(1, g, g, way, sizes, tokens, "table", merge_to=to)
-    return plan(entries, spec, epoch), Counter(Reason(r).label for r in result.reason if r)
+    return plan_epoch(entries, spec, epoch), Counter(Reason(r).label for r in result.reason if r)
 
 
 def trained_by_all(made: EpochPlan, world: int) -> Counter[int]:
@@ -134,7 +134,12 @@ def web_like(n: int) -> Clips:
 def test_a_thousand_clips_in_the_buckets_of_1_2_are_trained_or_named(way: str) -> None:
     """Where incomplete batches are dropped, most of so few clips fill no batch of these buckets."""
     stage_1 = json.loads(GOLDEN.read_text())["bucket_configs"]["stage1"]
-    config = {"opensora": stage_1, "probability": "opensora-1.2", "compat": True, "incomplete_batch": way}
+    config = {
+        "opensora": stage_1,
+        "probability": "opensora-1.2",
+        "opensora_drop_exact_length": True,
+        "incomplete_batch": way,
+    }
     built = table.build([], BucketsConfig.model_validate(config), ANY_SIZE)
     clips = web_like(1000)
     for epoch in range(3):

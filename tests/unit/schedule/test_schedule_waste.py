@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from test_schedule_plan import cases
 
-from reelworks.schedule import cost, ranks
-from reelworks.schedule import plan as planning
+from reelworks.schedule import cost, plan, ranks
 from reelworks.schedule.plan import Entries, PlanSpec
 
 REPOSITORY = Path(__file__).parents[3]
@@ -48,7 +47,7 @@ def test_nothing_wastes_nothing() -> None:
 @settings(max_examples=40, deadline=None)
 def test_in_all_is_the_plans_own_figure_where_nothing_pads(case: tuple[Entries, PlanSpec]) -> None:
     entries, spec = case
-    made = planning.plan(entries, spec, 0)
+    made = plan.plan_epoch(entries, spec, 0)
     bucket, places = made.bucket[made.offsets[:-1]], np.diff(made.offsets)
     costs = np.array(spec.costs_us, dtype=np.float64)[bucket]
     for world in (1, 3, 8):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import registry
+from reelworks.models import factory
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import optimizer_names
@@ -221,7 +221,7 @@ def test_memory_is_told_before_it_is_taken(name: str, least: float, most: float)
     made = recipe(name)
 
     def build(device: str):
-        return registry.build_denoiser(
+        return factory.build_denoiser(
             made.model, autoencoder=made.autoencoder, text=made.text, device=device, seed=0
         )
 

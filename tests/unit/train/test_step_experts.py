@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reelworks.buckets import table
 from reelworks.diffusion import objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.models import config as models
+from reelworks.models import components
 from reelworks.recipe import recipe_file
 from reelworks.train import expert_choice
 
@@ -25,7 +25,7 @@ RECIPE = recipe_file.parse(
         "train": {"max_steps": 1},
     }
 )
-GEOMETRY = models.geometry(RECIPE.model, RECIPE.autoencoder)
+GEOMETRY = components.geometry(RECIPE.model, RECIPE.autoencoder)
 TABLE = table.build(RECIPE.bucket, RECIPE.buckets, GEOMETRY)
 
 

@@ -12,7 +12,7 @@ import transformers
 from typer.testing import CliRunner
 
 from reelworks.cli.main import app
-from reelworks.models import registry
+from reelworks.models import factory
 from reelworks.models.api import Denoiser
 from reelworks.precision.boundary import DtypeError
 from reelworks.recipe import recipe_file
@@ -30,7 +30,7 @@ RECIPE = {
     ],
     "buckets": {"aspect_ratios": ["3:2", "1:1"]},
     "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
-    "text": {"dim": 16, "max_length": 6},
+    "text_encoder": {"dim": 16, "max_length": 6},
     "train": {"max_steps": 1},
 }
 
@@ -119,16 +119,16 @@ def test_what_lies_in_cpu_memory_is_counted_there(check) -> None:
 
 def test_the_place_of_every_part_is_told(check) -> None:
     """In a column of its own."""
-    code, printed = check("--set", "text.device=cpu")
+    code, printed = check("--set", "text_encoder.device=cpu")
     assert code == 0
     assert "device" in printed
-    told = json.loads(check("--json", "--set", "text.device=cpu")[1])
+    told = json.loads(check("--json", "--set", "text_encoder.device=cpu")[1])
     assert told["components"][2]["device"] == "cpu"
 
 
 def _denoiser(recipe: recipe_file.Recipe) -> Denoiser:
-    return registry.build_denoiser(
-        recipe.model, autoencoder=recipe.autoencoder, text=recipe.text, device="cpu", seed=0
+    return factory.build_denoiser(
+        recipe.model, autoencoder=recipe.autoencoder, text=recipe.text_encoder, device="cpu", seed=0
     )
 
 
@@ -146,14 +146,14 @@ def test_shards_divide_what_is_sharded(check) -> None:
 
 def test_a_violation_is_printed_with_its_remedy_and_ends_in_1(check, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that was left in another dtype: module path, both dtypes, what to do; nothing is run for real."""
-    build = registry.build_denoiser
+    build = factory.build_denoiser
 
     def planted(*arguments, **options):
         denoiser = build(*arguments, **options)
         denoiser.module.spatial_blocks[0].mlp.fc2.half()
         return denoiser
 
-    monkeypatch.setattr(registry, "build_denoiser", planted)
+    monkeypatch.setattr(factory, "build_denoiser", planted)
     code, printed = check()
     assert code == 1
     assert (
@@ -172,7 +172,7 @@ def test_a_violation_is_printed_with_its_remedy_and_ends_in_1(check, monkeypatch
 
 def test_a_violation_that_only_a_real_pass_shows_is_told_too(check, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what was found without numbers being nothing."""
-    build = registry.build_denoiser
+    build = factory.build_denoiser
 
     def planted(*arguments, **options):
         denoiser = build(*arguments, **options)
@@ -180,7 +180,7 @@ def test_a_violation_that_only_a_real_pass_shows_is_told_too(check, monkeypatch:
         block.mlp.register_forward_hook(lambda _m, _a, out: out if out.is_meta else out.double())
         return denoiser
 
-    monkeypatch.setattr(registry, "build_denoiser", planted)
+    monkeypatch.setattr(factory, "build_denoiser", planted)
     code, printed = check()
     assert code == 1
     assert "violation: spatial_blocks.0.mlp: MLP returns float64" in printed
@@ -190,7 +190,7 @@ def test_a_violation_that_only_a_real_pass_shows_is_told_too(check, monkeypatch:
 def test_the_largest_micro_batch_of_each_resolution_counts() -> None:
     """By tokens of the whole micro-batch, whatever the frames."""
     from reelworks.buckets import table
-    from reelworks.models.config import geometry
+    from reelworks.models.components import geometry
     from reelworks.train.preflight import check as checking
 
     recipe = recipe_file.parse(RECIPE)
@@ -236,7 +236,7 @@ def test_encoders_in_another_dtype_than_they_declare_stop_a_start(tmp_path: Path
     transformers.T5EncoderModel(transformers.T5Config(**sizes)).save_pretrained(tmp_path)
     tiny_families.tokenizer().save_pretrained(tmp_path)
     text = {"name": "t5", "weights": str(tmp_path), "dim": 16, "max_length": 6}
-    encoder = build.encoder(recipe_file.parse(RECIPE | {"text": text}), torch.device("cpu"))
+    encoder = build.encoder(recipe_file.parse(RECIPE | {"text_encoder": text}), torch.device("cpu"))
     dry_run.require_encoders(encoder)
     (network,) = dry_run.networks(encoder.text_encoder)
     network.half()

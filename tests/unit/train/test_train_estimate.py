@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import diffusers
 import pytest
 import torch
@@ -10,8 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from reelworks.buckets import table
 from reelworks.buckets.table import BucketTable
-from reelworks.models import config, published
-from reelworks.models.config import geometry
+from reelworks.models import registry
+from reelworks.models.components import geometry
+from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.quickstart import memory_presets
 from reelworks.recipe import recipe_file
@@ -20,6 +23,13 @@ from reelworks.testing import contract
 from reelworks.train import build
 from reelworks.train.preflight import check, dry_run, estimate, memory, meter
 from reelworks.train.preflight.meter import Pass
+
+
+def resize(monkeypatch: pytest.MonkeyPatch, name: str, **sizes: int) -> None:
+    """Let a preset have other sizes."""
+    preset = registry.PRESETS[name]
+    resized = replace(preset, config=preset.config.model_copy(update=sizes))
+    monkeypatch.setitem(registry.PRESETS, name, resized)
 
 
 def recipe(name: str, resolution: str = "256px", **changes) -> tuple[Recipe, BucketTable]:
@@ -88,7 +98,7 @@ def test_figures_of_check_are_what_a_real_pass_takes(name: str, checkpointing: b
         lora=None,
         precision={"compute": "bfloat16"},
     )
-    told = check.check(made, buckets).memory.parts
+    told = check.check_recipe(made, buckets).memory.parts
     cpu = torch.device("cpu")
     denoiser, encoder = build.denoiser(made, cpu), build.encoder(made, cpu)
 
@@ -116,23 +126,21 @@ def test_sizes_of_published_models_are_those_of_their_networks() -> None:
     """A full-size network is counted without a byte of it; encoders have the parameters that their classes have."""
     parts = {
         "autoencoder": {"name": "wan-2.1", "weights": "unused"},
-        "text": {"name": "wan", "weights": "unused"},
+        "text_encoder": {"name": "wan", "weights": "unused"},
     }
     made, _ = recipe("wan-2.1-1.3b", **parts)
     held = memory.held(made, estimate.network(made))
     assert held.base == 4 * 1_418_996_800
-    autoencoder, text = published.AUTOENCODERS["wan-2.1"], published.TEXT_ENCODERS["wan"]
+    autoencoder, text = registry.AUTOENCODERS["wan-2.1"], registry.TEXT_ENCODERS["wan"]
     assert (held.encoders, held.host) == (4 * autoencoder.parameters + 2 * text.parameters, 0)
-    low = made.model_copy(update={"text": made.text.model_copy(update={"device": "cpu"})})
+    low = made.model_copy(update={"text_encoder": made.text_encoder.model_copy(update={"device": "cpu"})})
     held = memory.held(low, estimate.network(made))
     assert (held.encoders, held.host) == (4 * autoencoder.parameters, 2 * text.parameters)
     for name in ("wan-2.1", "qwen-image", "flux2"):
         with torch.device("meta"):
-            network = getattr(diffusers, published.AUTOENCODERS[name].network)()
-        assert sum(p.numel() for p in network.parameters()) == published.AUTOENCODERS[name].parameters
-    assert all(
-        one.parameters for one in (*published.AUTOENCODERS.values(), *published.TEXT_ENCODERS.values())
-    )
+            network = getattr(diffusers, registry.AUTOENCODERS[name].network)()
+        assert sum(p.numel() for p in network.parameters()) == registry.AUTOENCODERS[name].parameters
+    assert all(one.parameters for one in (*registry.AUTOENCODERS.values(), *registry.TEXT_ENCODERS.values()))
 
 
 def test_image_encoders_are_those_that_transformers_builds() -> None:
@@ -151,7 +159,7 @@ def test_image_encoders_are_those_that_transformers_builds() -> None:
     for name, network in networks.items():
         tokens = network.embeddings.position_embedding.num_embeddings
         parameters = sum(p.numel() for p in network.parameters())
-        assert published.IMAGE_ENCODERS[name] == (tokens, parameters)
+        assert IMAGE_ENCODERS[name] == (tokens, parameters)
 
 
 def test_what_i2v_models_are_told_by_is_counted(monkeypatch) -> None:
@@ -161,14 +169,14 @@ def test_what_i2v_models_are_told_by_is_counted(monkeypatch) -> None:
         for name in ("wan-2.1-14b", "wan-2.1-i2v-14b")
     }
     for name in models:
-        monkeypatch.setitem(config.PRESETS, name, config.PRESETS[name].model_copy(update={"num_layers": 4}))
+        resize(monkeypatch, name, num_layers=4)
     plain, told = (
         estimate.estimate(
-            *recipe(name, model=model, text={"name": "wan", "weights": "unused", "device": "cpu"})
+            *recipe(name, model=model, text_encoder={"name": "wan", "weights": "unused", "device": "cpu"})
         )
         for name, model in models.items()
     )
-    assert told.memory.encoders - plain.memory.encoders == 4 * published.IMAGE_ENCODERS["clip"].parameters
+    assert told.memory.encoders - plain.memory.encoders == 4 * IMAGE_ENCODERS["clip"].parameters
     assert told.memory.host == plain.memory.host
     # Keys and values of 257 tokens, of two clips, in 4 blocks.
     assert told.memory.activations - plain.memory.activations > 2 * 257 * 2 * 5120 * 4 * 2
@@ -188,8 +196,7 @@ def test_companions_that_a_network_is_shown_are_counted() -> None:
 @pytest.mark.slow
 def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> None:
     """None where there is room, all that save where there is none, and what is told to fit does."""
-    shallow = config.PRESETS["wan-tiny"].model_copy(update={"num_layers": 3})
-    monkeypatch.setitem(config.PRESETS, "wan-tiny", shallow)
+    resize(monkeypatch, "wan-tiny", num_layers=3)
     start, _ = recipe("wan-tiny")
     roomy = memory_presets.choose(start, 10**12)
     assert (roomy.fits, roomy.tiers, roomy.recipe) == (True, (), start)
@@ -225,7 +232,7 @@ def test_few_blocks_tell_what_all_do(
 ) -> None:
     """To the last byte and multiplication: lists of other lengths, side by side, and with a last block that differs."""
     monkeypatch.setattr(meter, "_LONG", 4)
-    monkeypatch.setitem(config.PRESETS, name, config.PRESETS[name].model_copy(update=depth))
+    resize(monkeypatch, name, **depth)
     made, buckets = recipe(name, model={"name": name, "gradient_checkpointing": checkpointing})
     denoiser, sizes = estimate.network(made), build.encoder(made, torch.device("cpu"))
 

@@ -24,7 +24,7 @@ def recipe_of(model, objective):
             "dataset": [{"path": "unused"}],
             "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
             "model": {"name": model, "hidden_size": 48, "depth": 1, "num_heads": 2},
-            "text": {"dim": 16, "max_length": 6},
+            "text_encoder": {"dim": 16, "max_length": 6},
             "objective": {"name": objective, "mask_ratios": {"image_head": 0.5}},
             "precision": {"compute": "float32"},
             "train": {"max_steps": 1},

@@ -18,9 +18,8 @@ from reelworks.core.log import event_logger, to_terminal
 from reelworks.core.shape import Shape
 from reelworks.distributed.mesh import World
 from reelworks.generate import defaults, writers
-from reelworks.models import registry
-from reelworks.models.config import PRESETS
-from reelworks.models.sampling import SamplingDefaults
+from reelworks.models import factory, registry
+from reelworks.models.family import SamplingDefaults
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
@@ -50,7 +49,7 @@ def footage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data_of(footage: Path, tmp_path: Path) -> Any:
-    """Data of a tiny recipe whose `[preview]` is given."""
+    """Data of a tiny recipe whose `[samples]` is given."""
 
     def make(model: str = "stdit3-tiny", frames: tuple[int, ...] = (1, 5), **said: Any) -> RecipeData:
         values = {
@@ -60,10 +59,10 @@ def data_of(footage: Path, tmp_path: Path) -> Any:
             "bucket": [{"resolution": "40px", "num_frames": list(frames), "batch_size": 2}],
             "buckets": {"upscale": True},
             "model": {"name": model},
-            "text": {"dim": 16, "max_length": 6},
+            "text_encoder": {"dim": 16, "max_length": 6},
             "train": {"max_steps": 1},
             "validation": {"split": 0.0},
-            "preview": {"prompts": ["a kite"]} | said,
+            "samples": {"prompts": ["a kite"]} | said,
         }
         recipe = recipe_file.parse(values)
         dataset.scan_recipe(recipe)
@@ -108,18 +107,18 @@ def test_sizes_fill_whole_patches_where_a_network_does_not_pad(data_of: Any, tmp
     files.write_json(run.plan_folder / "summary.json", {"buckets": [one]})
     assert defaults.shape(run, data_of().recipe, picture=True) == Shape(1, 40, 72)
     assert defaults.shape(run, data_of("wan-tiny").recipe, picture=True) == Shape(1, 32, 64)
-    assert data_of(height=40).recipe.preview.height == 40
+    assert data_of(height=40).recipe.samples.height == 40
     with pytest.raises(UserError, match=r"preview\.height = 40: this model takes multiples of 16"):
         data_of("wan-tiny", height=40)
 
 
 def test_every_model_is_sampled_in_some_usual_way() -> None:
-    for name in PRESETS:
-        found = defaults.sampling.usual(name)
+    for name, preset in registry.PRESETS.items():
+        found = preset.sampling
         assert found.guidance_scale >= 1, name
         assert found.num_inference_steps >= 1, name
-    assert defaults.sampling.usual("flux-schnell") == SamplingDefaults(1.0, 4)
-    assert defaults.sampling.usual("flux2-tiny") == SamplingDefaults(4.0, 50)
+    assert registry.PRESETS["flux-schnell"].sampling == SamplingDefaults(1.0, 4)
+    assert registry.PRESETS["flux2-tiny"].sampling == SamplingDefaults(4.0, 50)
 
 
 def test_previews_beyond_memory_end_no_training(
@@ -139,7 +138,7 @@ def test_previews_beyond_memory_end_no_training(
     said = capsys.readouterr().out
     assert "warning: previews are lost: this does not fit into memory" in said
     assert "making previews: 1 clip of 1×48×32, 2 steps, guidance scale 7\n" in said
-    (told,) = events.read(run.events_file, "preview")
+    (told,) = events.read(run.events_file, "samples")
     assert (told["num_inference_steps"], told["guidance_scale"]) == (2, 7.0)
 
 
@@ -169,8 +168,8 @@ def test_weights_that_are_not_there_are_told_before_a_network_is_built(
 ) -> None:
     """A missing text encoder is not told after minutes of reading the model."""
     data = data_of()
-    monkeypatch.delattr(registry, "build_denoiser")
+    monkeypatch.delattr(factory, "build_denoiser")
     named = {"name": "t5", "weights": str(tmp_path / "nowhere")}
-    recipe = recipe_file.parse(data.recipe.model_dump() | {"text": named})
-    with pytest.raises(UserError, match=r"text\.weights = .*nowhere'"):
-        check.check(recipe, data.table)
+    recipe = recipe_file.parse(data.recipe.model_dump() | {"text_encoder": named})
+    with pytest.raises(UserError, match=r"text_encoder\.weights = .*nowhere'"):
+        check.check_recipe(recipe, data.table)

@@ -24,7 +24,7 @@ def adapted(stepper, request):
     made, base = stepper(), stepper()
     inject.inject(made.boundary.denoiser, LoraConfig(rank=2, dora=request.param), seed=0)
     state = TrainState.start(made.boundary.denoiser, made.recipe.train)
-    dataset = [d.model_copy(update={"prior_preservation": True}) for d in made.recipe.dataset]
+    dataset = [d.model_copy(update={"prior_prediction": True}) for d in made.recipe.dataset]
     return replace(made, state=state, recipe=made.recipe.model_copy(update={"dataset": dataset})), base
 
 
@@ -78,7 +78,7 @@ def test_running_the_base_leaves_what_is_trained_marked(adapted):
     with inject.without(module):
         assert {name for name, p in module.named_parameters() if p.requires_grad} == trained
     with pytest.raises(UserError, match="inside"), inject.without(module):
-        raise UserError("inside", remedy="none")
+        raise UserError("inside", code="x", remedy="none")
     assert {name for name, p in module.named_parameters() if p.requires_grad} == trained
     module.requires_grad_(False)
     with inject.without(module):
@@ -109,11 +109,11 @@ def test_what_cannot_work_is_refused(lora, datasets, problem):
     values = {
         "version": 1,
         "output": "unused",
-        "dataset": [{"path": f"d{i}", "prior_preservation": on} for i, on in enumerate(datasets)],
+        "dataset": [{"path": f"d{i}", "prior_prediction": on} for i, on in enumerate(datasets)],
         "bucket": [{"resolution": "32x32", "num_frames": 1}],
         "model": {"name": "stdit3-tiny"},
         "train": {"max_steps": 1},
     } | ({} if lora is None else {"lora": lora})
     with pytest.raises(UserError, match=problem) as caught:
         recipe_file.parse(values)
-    assert caught.value.field == "dataset.prior_preservation"
+    assert caught.value.field == "dataset.prior_prediction"

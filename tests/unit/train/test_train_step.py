@@ -14,7 +14,8 @@ from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.data.loader import MicroBatch, MicroBatchRequest
 from reelworks.distributed.mesh import World
 from reelworks.media.decode import Request
-from reelworks.models.config import AutoencoderConfig, ModelConfig, geometry
+from reelworks.models.components import geometry
+from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
 from reelworks.schedule.plan import EpochPlan
@@ -43,9 +44,9 @@ def stepper():
                 "objective": {"caption_dropout": 0.3},
                 "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
                 "model": MODEL.model_dump(exclude_none=True),
-                "text": {"dim": 16, "max_length": 6},
+                "text_encoder": {"dim": 16, "max_length": 6},
                 "precision": {"compute": "float32"},
-                "train": {"max_steps": 1, "clip_norm": "none", "learning_rate": 1e-3, **train},
+                "train": {"max_steps": 1, "max_grad_norm": "none", "learning_rate": 1e-3, **train},
             }
         )
         torch.manual_seed(3)
@@ -151,11 +152,11 @@ def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
         torch.testing.assert_close(value, second[name], rtol=2e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("loss_weight", ["token", "sample"])
-def test_a_failed_clip_leaves_the_gradient_of_the_others(stepper, monkeypatch, loss_weight):
-    s = stepper(loss_weight=loss_weight)
+@pytest.mark.parametrize("loss_reduction", ["token", "sample"])
+def test_a_failed_clip_leaves_the_gradient_of_the_others(stepper, monkeypatch, loss_reduction):
+    s = stepper(loss_reduction=loss_reduction)
     with_failure, hurt = take(s, [micro_batch(s, 0, [1, 2], failed=(1,))], monkeypatch)
-    s = stepper(loss_weight=loss_weight)
+    s = stepper(loss_reduction=loss_reduction)
     alone, calm = take(s, [micro_batch(s, 0, [1])], monkeypatch)
     assert_close(hurt, calm)
     assert with_failure.loss == pytest.approx(alone.loss, rel=1e-5)
@@ -163,9 +164,9 @@ def test_a_failed_clip_leaves_the_gradient_of_the_others(stepper, monkeypatch, l
     assert with_failure.grad_norm == pytest.approx(alone.grad_norm, rel=1e-4)
 
 
-@pytest.mark.parametrize("loss_weight", ["token", "sample", "micro_batch"])
-def test_the_loss_is_the_weighted_mean_over_clips_of_all_shapes(stepper, monkeypatch, loss_weight):
-    s = stepper(loss_weight=loss_weight)
+@pytest.mark.parametrize("loss_reduction", ["token", "sample", "micro_batch"])
+def test_the_loss_is_the_weighted_mean_over_clips_of_all_shapes(stepper, monkeypatch, loss_reduction):
+    s = stepper(loss_reduction=loss_reduction)
     batches = [micro_batch(s, 0, [1, 2], last=False), micro_batch(s, 1, [3])]
     losses = []
     for batch in batches:
@@ -179,7 +180,7 @@ def test_the_loss_is_the_weighted_mean_over_clips_of_all_shapes(stepper, monkeyp
         "token": [np.full(2, tokens[0]), np.full(1, tokens[1])],
         "sample": [np.ones(2), np.ones(1)],
         "micro_batch": [np.full(2, 0.5), np.ones(1)],
-    }[loss_weight]
+    }[loss_reduction]
     expected = np.average(np.concatenate(losses), weights=np.concatenate(weight))
     result, _ = take(s, batches, monkeypatch)
     assert result.loss == pytest.approx(expected, rel=1e-5)
@@ -240,10 +241,10 @@ def test_the_module_that_makes_numbers_infinite_is_named(stepper):
     assert "first in the activation of spatial_blocks.0.mlp; the loss of 3.mp4" in result.why_not
 
 
-@pytest.mark.parametrize("clip_norm", [1.0, "none"])
-def test_the_module_whose_gradient_breaks_is_named(stepper, clip_norm):
+@pytest.mark.parametrize("max_grad_norm", [1.0, "none"])
+def test_the_module_whose_gradient_breaks_is_named(stepper, max_grad_norm):
     """Where every loss is finite, the first in the order of the backward pass, whatever is clipped."""
-    s = stepper(clip_norm=clip_norm)
+    s = stepper(max_grad_norm=max_grad_norm)
     path = "spatial_blocks.0.attn.proj"
 
     def break_gradient(_module, _args, out):
@@ -344,7 +345,7 @@ def test_the_host_reads_the_device_as_often_for_one_micro_batch_as_for_many(step
 
 
 def test_gradients_are_clipped_to_the_norm(stepper, monkeypatch):
-    s = stepper(clip_norm=0.01)
+    s = stepper(max_grad_norm=0.01)
     result, gradients = take(s, [micro_batch(s, 0, [1, 2])], monkeypatch)
     norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
     assert result.grad_norm > 0.02

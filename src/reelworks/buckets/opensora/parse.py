@@ -71,13 +71,13 @@ def normal_form(value: Any) -> Any:
     return NO_BATCH if value is None else value
 
 
-def parse(table: Table, meaning: Meaning, *, compat: bool) -> Dialect:
+def parse(table: Table, meaning: Meaning, *, drop_exact_length: bool) -> Dialect:
     """Read a table.
 
     Args:
         table: By resolution and number of frames.
         meaning: What the probabilities mean.
-        compat: Lose the clips of exactly an entry's length, as 1.1 and 1.2 do; 2.0 loses none.
+        drop_exact_length: Lose the clips of exactly an entry's length, as 1.1 and 1.2 do; 2.0 loses none.
 
     Raises:
         UserError: The meaning is not said; a name, length, probability or batch size is not possible.
@@ -85,6 +85,7 @@ def parse(table: Table, meaning: Meaning, *, compat: bool) -> Dialect:
     if meaning == "native":
         raise UserError(
             "releases differ in what the probabilities of such a table mean",
+            code="opensora-probability-ambiguous",
             field="buckets.probability",
             value=meaning,
             remedy='write "opensora-1.2" (1.1, 1.2: chances to stay), "opensora-2.0" (chance to stay, then '
@@ -100,8 +101,13 @@ def parse(table: Table, meaning: Meaning, *, compat: bool) -> Dialect:
             raise _wrong(where, lengths, "it names no number of frames", "write { 51 = [1.0, 8] }")
         result += sorted(entries, key=lambda entry: -entry.num_frames)
     if not result:
-        raise UserError("the table is empty", field=FIELD, remedy='add e.g. "256" = { 1 = [1.0, 24] }')
-    spare = 1 if compat and meaning == "opensora-1.2" else 0
+        raise UserError(
+            "the table is empty",
+            code="opensora-table-empty",
+            field=FIELD,
+            remedy='add e.g. "256" = { 1 = [1.0, 24] }',
+        )
+    spare = 1 if drop_exact_length and meaning == "opensora-1.2" else 0
     return Dialect(tuple(result), meaning == "downgrade", spare)
 
 
@@ -144,4 +150,6 @@ def _chances(where: str, chances: object, *, pictures: bool) -> tuple[float, flo
 
 
 def _wrong(where: str, value: object, problem: str, remedy: str) -> UserError:
-    return UserError(problem, field=f"{FIELD}.{where}", value=value, remedy=remedy)
+    return UserError(
+        problem, code="opensora-table-invalid", field=f"{FIELD}.{where}", value=value, remedy=remedy
+    )

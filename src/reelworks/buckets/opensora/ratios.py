@@ -92,6 +92,7 @@ def size_of(resolution: str, ratio: str) -> tuple[int, int]:
             return size
     raise UserError(
         f'"{resolution}" has no such aspect ratio',
+        code="unknown-aspect-ratio",
         field="ratio",
         value=ratio,
         remedy=f"its ratios (height / width) are {', '.join(found.keys)}",
@@ -116,6 +117,7 @@ def resolution(name: str, *, computed: bool) -> Resolution:
     if pixels is None:
         raise UserError(
             "there is no such resolution",
+            code="unknown-resolution",
             field="buckets.opensora",
             value=name,
             remedy=f'{nearest(name, TABLES)} Else write "<N>px" or "<N>p", if wanted with "_max" or "_ar16:9"',
@@ -175,6 +177,7 @@ def _pin(found: Resolution, setting: str) -> Resolution:
     else:
         raise UserError(
             "what follows the resolution is not known",
+            code="unknown-resolution-suffix",
             field="buckets.opensora",
             value=found.name,
             remedy=f'write "_max", or "_ar" and one of {", ".join(found.keys)}',

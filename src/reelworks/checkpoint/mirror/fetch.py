@@ -44,6 +44,7 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | No
         if resume == "never":
             raise UserError(
                 "the mirror already holds a run",
+                code="mirror-holds-a-run",
                 field="checkpoints.mirror.url",
                 value=place.url,
                 remedy="leave --resume out to go on from it, or give this run another address",
@@ -80,7 +81,11 @@ def _fetch_newest(place: RemoteFilesystem, store: CheckpointStore, steps: list[i
             _fetch(place, store, step, data)
         except NewerFormat as error:
             raise UserError(
-                error.reason, field="checkpoint", value=folder_of(step), remedy="update Reelworks"
+                error.reason,
+                code="checkpoint-bad",
+                field="checkpoint",
+                value=folder_of(step),
+                remedy="update Reelworks",
             ) from error
         except BadCheckpoint as error:
             bad.append(f"checkpoint of step {step} in the mirror is passed over: {error.reason}")
@@ -90,6 +95,7 @@ def _fetch_newest(place: RemoteFilesystem, store: CheckpointStore, steps: list[i
     if bad:
         raise UserError(
             "no checkpoint of the mirror can be trusted:" + "".join(f"\n    {reason}" for reason in bad),
+            code="mirror-without-good-checkpoint",
             field="checkpoints.mirror.url",
             value=place.url,
             remedy="mend them, or begin anew with another output and another address",
@@ -105,6 +111,7 @@ def _fetch(place: RemoteFilesystem, store: CheckpointStore, step: int, data: byt
     if (free_bytes := shutil.disk_usage(store.root).free) < found.total_bytes:
         raise UserError(
             f"the mirror's checkpoint needs {found.total_bytes / 1e9:.3f} GB, {free_bytes / 1e9:.3f} GB are free",
+            code="disk-full",
             field="output",
             value=str(store.root.parent),
             remedy="free disk space, or choose another folder with --output",

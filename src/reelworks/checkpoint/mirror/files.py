@@ -54,6 +54,7 @@ def read_index(place: RemoteFilesystem) -> MirrorIndex | None:
             return None
         raise UserError(
             "there is a run that is no mirror, and it would be overwritten",
+            code="mirror-would-be-overwritten",
             field="checkpoints.mirror.url",
             value=place.url,
             remedy="give an address of this run alone",
@@ -63,6 +64,7 @@ def read_index(place: RemoteFilesystem) -> MirrorIndex | None:
     except ValidationError as error:
         raise UserError(
             f"the mirror's {INDEX} is damaged or not of a run",
+            code="mirror-damaged",
             field="checkpoints.mirror.url",
             value=place.url,
             remedy="give an address of this run alone",
@@ -70,6 +72,7 @@ def read_index(place: RemoteFilesystem) -> MirrorIndex | None:
     if index.format > FORMAT_VERSION:
         raise UserError(
             f"the mirror has format {index.format}, this version reads up to {FORMAT_VERSION}",
+            code="mirror-too-new",
             field="checkpoints.mirror.url",
             value=place.url,
             remedy="update Reelworks",
@@ -86,6 +89,7 @@ def require_ours(index: MirrorIndex | None, run_id: str, url: str) -> None:
     if index is not None and index.run_id != run_id:
         raise UserError(
             "the mirror belongs to another run",
+            code="mirror-of-another-run",
             field="checkpoints.mirror.url",
             value=url,
             remedy="give each run an address of its own",

@@ -58,6 +58,7 @@ class RemoteFilesystem:
         except ImportError as error:
             raise UserError(
                 f"addresses of this kind need a library that is not installed ({error})",
+                code="mirror-library-missing",
                 field=_FIELD,
                 value=config.url,
                 remedy="pip install 'reelworks[s3]'"
@@ -67,6 +68,7 @@ class RemoteFilesystem:
         except (ValueError, TypeError) as error:
             raise UserError(
                 f"not an address that fsspec knows ({error})",
+                code="mirror-address-invalid",
                 field=_FIELD,
                 value=config.url,
                 remedy='give a folder, or an address such as "s3://bucket/run"; see checkpoints.mirror.options too',
@@ -74,6 +76,7 @@ class RemoteFilesystem:
         if is_folder and not Path(root).parent.is_dir():
             raise UserError(
                 "the folder it is to lie in does not exist",
+                code="mirror-folder-missing",
                 field=_FIELD,
                 value=config.url,
                 remedy=f"mount its disk, or make it: mkdir -p {Path(root).parent}",
@@ -89,6 +92,7 @@ class RemoteFilesystem:
         if "file" in self._fs.protocol and Path(self._root).resolve().is_relative_to(run.resolve()):
             raise UserError(
                 "the mirror lies in the run folder, so both would be lost together",
+                code="mirror-inside-run",
                 field=_FIELD,
                 value=self.url,
                 remedy="give a folder on another disk, or an address",
@@ -104,6 +108,7 @@ class RemoteFilesystem:
         except Exception as error:  # each kind of storage raises its own
             raise UserError(
                 f"the mirror cannot be {doing} now ({describe(error)})",
+                code="mirror-unreachable",
                 field=_FIELD,
                 value=self.url,
                 remedy="look at its address, credentials and network, then give the same command again; or leave "

@@ -69,6 +69,7 @@ def convert(
     if "bucket_config" not in found.values:
         raise UserError(
             "there is no bucket_config that can be read without running the file",
+            code="opensora-config-without-buckets",
             field="CONFIG",
             value=str(path),
             remedy=found.unread.get("bucket_config", "give a training config of version 1.1, 1.2 or 2.0"),
@@ -116,6 +117,7 @@ def _meaning(values: dict[str, Any]) -> parse.Meaning:
     raise UserError(
         "this model does not tell which release the config is of, and releases differ in what the "
         "probabilities of bucket_config mean",
+        code="opensora-release-unknown",
         field="model.type",
         value=kind,
         remedy="give --probability opensora-1.2 (also for 1.1), opensora-2.0 or downgrade",
@@ -124,7 +126,7 @@ def _meaning(values: dict[str, Any]) -> parse.Meaning:
 
 def _stride(table: Any, meaning: parse.Meaning) -> int:
     """The largest stride that divides all sizes of the table: the pixel autoencoder pads nothing."""
-    entries = parse.parse(table, meaning, compat=False).entries
+    entries = parse.parse(table, meaning, drop_exact_length=False).entries
     sides = [side for entry in entries for size in entry.resolution.sizes for side in size]
     return next(stride for stride in (8, 4, 2, 1) if all(side % stride == 0 for side in sides))
 

@@ -61,6 +61,7 @@ def bucket_table(value: Any) -> Any:
     if not isinstance(table, dict) or not all(isinstance(lengths, dict) for lengths in table.values()):
         raise UserError(
             "it is no dict of dicts",
+            code="opensora-bucket-config-invalid",
             field="bucket_config",
             value=value,
             remedy='as in {"256": {1: (1.0, 24)}}',
@@ -70,6 +71,7 @@ def bucket_table(value: Any) -> Any:
             if not isinstance(entry, list):
                 raise UserError(
                     "a pair of probability and batch size is needed",
+                    code="opensora-bucket-config-invalid",
                     field=f'bucket_config."{name}".{frames}',
                     value=entry,
                     remedy="write (1.0, batch_size)",
@@ -207,7 +209,7 @@ _KEYS: dict[str, Rule] = {
     "lr": rules.to("train.learning_rate"),
     "weight_decay": rules.to("train.weight_decay"),
     "adam_eps": rules.to("train.eps"),
-    "grad_clip": rules.to("train.clip_norm", none=NONE),
+    "grad_clip": rules.to("train.max_grad_norm", none=NONE),
     "warmup_steps": rules.to("train.warmup_steps", none=0),
     "use_cosine_scheduler": _cosine,
     "accumulation_steps": _accumulation,
@@ -263,7 +265,7 @@ _KEYS: dict[str, Rule] = {
     "load": rules.only(
         (None,), "a run resumes by itself", "another run's checkpoint is given on the command line"
     ),
-    "start_from_scratch": rules.only((False,), "a run resumes by itself", "it is given on the command line"),
+    "restart_data": rules.only((False,), "a run resumes by itself", "it is given on the command line"),
     "load_video_features": rules.only((False,), "clips are read", _FEATURES),
     "load_text_features": rules.only((False,), "captions are read", _FEATURES),
     "wandb": rules.only((False,), "TensorBoard is always written", "TensorBoard is written in its place"),

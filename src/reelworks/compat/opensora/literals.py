@@ -59,7 +59,13 @@ def read(path: Path) -> Literals:
 
 def _read(path: Path, below: tuple[Path, ...]) -> Literals:
     if path.resolve() in below:
-        raise UserError("the file is its own base", field=BASE, value=str(path), remedy=f"mend {BASE} in it")
+        raise UserError(
+            "the file is its own base",
+            code="opensora-config-own-base",
+            field=BASE,
+            value=str(path),
+            remedy=f"mend {BASE} in it",
+        )
     own = _parse(path)
     bases = own.values.get(BASE, [])
     merged = Literals()
@@ -77,6 +83,7 @@ def _parse(path: Path) -> Literals:
     except OSError as error:
         raise UserError(
             f"the config cannot be read ({error.strerror})",
+            code="file-unreadable",
             field="CONFIG",
             value=str(path),
             remedy="check the path",
@@ -86,6 +93,7 @@ def _parse(path: Path) -> Literals:
         where = "" if line is None else f" (line {line})"
         raise UserError(
             f"this is no Python file{where}: {getattr(error, 'msg', error)}",
+            code="opensora-config-not-python",
             field="CONFIG",
             value=str(path),
             remedy="give a config of Open-Sora, such as configs/opensora-v1-2/train/stage1.py",

@@ -78,8 +78,8 @@ KEYS: dict[str, Rule] = {
     "vae.from_pretrained": _vae(_weights("autoencoder.weights")),
     "vae.micro_frame_size": _vae(_chunk),
     "vae.micro_batch_size": _vae(rules.not_needed("memory alone depends on it")),
-    "text_encoder.type": _type("text_encoder", "text", _TEXT_ENCODERS, NO_TEXT_ENCODER),
-    "text_encoder.from_pretrained": _text(_weights("text.weights")),
-    "text_encoder.model_max_length": _text(rules.to("text.max_length")),
+    "text_encoder.type": _type("text_encoder", "text_encoder", _TEXT_ENCODERS, NO_TEXT_ENCODER),
+    "text_encoder.from_pretrained": _text(_weights("text_encoder.weights")),
+    "text_encoder.model_max_length": _text(rules.to("text_encoder.max_length")),
     "text_encoder.shardformer": _text(rules.not_needed("it is faster there, the same here")),
 }

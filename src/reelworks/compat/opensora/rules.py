@@ -11,7 +11,7 @@ _TABLES = (
     "buckets",
     "model",
     "autoencoder",
-    "text",
+    "text_encoder",
     "objective",
     "precision",
     "parallel",

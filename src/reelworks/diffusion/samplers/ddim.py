@@ -16,7 +16,7 @@ from reelworks.diffusion.samplers.iddpm import Network
 
 
 @torch.no_grad()
-def sample(
+def sample_ddim(
     network: Network,
     noise_BCTHW: Tensor,
     prediction: ddpm.Prediction,
@@ -42,6 +42,7 @@ def sample(
     if not 1 <= num_steps <= ddpm.NUM_STEPS:
         raise UserError(
             f"not in [1, {ddpm.NUM_STEPS}]",
+            code="steps-out-of-range",
             field="num_inference_steps",
             value=num_steps,
             remedy="use some 20 to 50",

@@ -41,7 +41,7 @@ def times(num_steps: int, shift: float | Tensor = 1.0) -> Tensor:
 
 
 @torch.no_grad()
-def sample(
+def sample_flow(
     velocity: Velocity,
     noise_BCTHW: Tensor,
     *,

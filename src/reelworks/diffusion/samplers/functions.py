@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reelworks.diffusion.samplers import ddim as _ddim
-from reelworks.diffusion.samplers import flow as _flow
-from reelworks.diffusion.samplers import iddpm as _iddpm
+from reelworks.diffusion.samplers.ddim import sample_ddim
+from reelworks.diffusion.samplers.flow import sample_flow
+from reelworks.diffusion.samplers.iddpm import sample_iddpm
 
 Model = Callable[[Tensor, Tensor], Tensor]
 """`model(latents [B, C, T, H, W], times [B])`: what the network predicts; times in [0, 1000], float32."""
@@ -46,7 +46,7 @@ def flow(
         tensor(3.)
     """
     both = _doubled(velocity, guidance_scale, unconditional)
-    return _flow.sample(both, noise, num_steps=steps, guidance_scale=guidance_scale, shift=shift)
+    return sample_flow(both, noise, num_steps=steps, guidance_scale=guidance_scale, shift=shift)
 
 
 def ddim(
@@ -72,7 +72,7 @@ def ddim(
         `[B, C, T, H, W]` latents in the dtype of the noise.
     """
     both = _doubled(model, guidance_scale, unconditional)
-    return _ddim.sample(both, noise, prediction, num_steps=steps, guidance_scale=guidance_scale)
+    return sample_ddim(both, noise, prediction, num_steps=steps, guidance_scale=guidance_scale)
 
 
 def iddpm(
@@ -102,7 +102,7 @@ def iddpm(
     def step_noise(step: int) -> Tensor:
         return torch.randn(noise.shape, generator=generator, device=noise.device, dtype=noise.dtype)
 
-    return _iddpm.sample(both, noise, num_steps=steps, guidance_scale=guidance_scale, step_noise=step_noise)
+    return sample_iddpm(both, noise, num_steps=steps, guidance_scale=guidance_scale, step_noise=step_noise)
 
 
 def _doubled(

@@ -20,7 +20,7 @@ Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 @torch.no_grad()
-def sample(
+def sample_iddpm(
     network: Network,
     noise_BCTHW: Tensor,
     *,
@@ -52,6 +52,7 @@ def sample(
     if not 2 <= num_steps <= iddpm.NUM_STEPS:
         raise UserError(
             f"not in [2, {iddpm.NUM_STEPS}]",
+            code="steps-out-of-range",
             field="num_inference_steps",
             value=num_steps,
             remedy="use some 50 to 250",

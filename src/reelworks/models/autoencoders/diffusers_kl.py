@@ -14,23 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import optional_imports, published, weights
+from reelworks.models import optional_imports, registry, weights
 from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders import identity
-from reelworks.models.config import AutoencoderConfig, autoencoder_geometry
-from reelworks.models.published import PublishedAutoencoder
+from reelworks.models.components import autoencoder_geometry
+from reelworks.models.config import AutoencoderConfig
+from reelworks.models.family import PublishedAutoencoder
 from reelworks.precision.contract import Contract, Role
 
 _F32 = torch.float32
-_KL: dict[str, object] = {
-    "down_block_types": ["DownEncoderBlock2D"] * 4,
-    "up_block_types": ["UpDecoderBlock2D"] * 4,
-    "block_out_channels": [128, 256, 512, 512],
-    "layers_per_block": 2,
-}
-_PLAIN = _KL | {"use_quant_conv": False, "use_post_quant_conv": False}
-# What the config of a single file would say, which has none, beside what tells its latents.
-_SIZES: dict[str, dict[str, object]] = {"wan-2.1": {}, "flux": _PLAIN, "sd3": _PLAIN, "sdxl": _KL}
 # Activations of some pass 65504, the largest number of float16, and become infinite.
 CONTRACT = Contract(
     _F32,
@@ -63,16 +55,14 @@ class DiffusersAutoencoder:
             UserError: Nothing that can be loaded is found, or it is another family's.
         """
         assert config.weights is not None, "the recipe was checked"
-        facts = published.AUTOENCODERS[config.name]
+        facts = registry.AUTOENCODERS[config.name]
         self.geometry = autoencoder_geometry(config)
         self.latent_channels = facts.channels
         self.contract = CONTRACT.computing_in(getattr(torch, config.dtype))
         self.module = _load(config, facts)
-        # Some take pictures alone, without an axis for frames.
-        self._flat = facts.network in ("AutoencoderKL", "AutoencoderKLFlux2")
-        self._packed = facts.network == "AutoencoderKLFlux2"
-        if facts.network == "AutoencoderKLHunyuanVideo15":
-            self.module.enable_slicing()  # the mask of its attention fits one clip alone
+        self._flat, self._packed = not facts.has_time_axis, facts.packs_squares
+        if facts.one_by_one:
+            self.module.enable_slicing()
         self._mean, self._std = _statistics(self.module)
         nn.Module.to(self.module, self.contract.storage)
 
@@ -149,6 +139,7 @@ def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
     else:
         raise UserError(
             f"no {facts.network} can be loaded: there is no config of it",
+            code="autoencoder-config-missing",
             field=field,
             value=source,
             remedy="name a folder in diffusers' layout, or a hub id of this family",
@@ -160,16 +151,17 @@ def _from_file(kind: Any, config: AutoencoderConfig) -> Any:
     """Load a file in the names of diffusers or of a release; sizes that are not known here diffusers asks of the hub."""
     with tempfile.TemporaryDirectory() as place:
         given = {}
-        if config.name in _SIZES:
+        facts = registry.AUTOENCODERS[config.name]
+        if facts.file_config is not None:
             path = Path(place) / "config.json"
-            told = {**_SIZES[config.name], **published.AUTOENCODERS[config.name].config}
-            path.write_text(json.dumps(told))
+            path.write_text(json.dumps({**facts.file_config, **facts.config}))
             given = {"config": str(path)}
         try:
             return kind.from_single_file(config.weights, **given)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise UserError(
                 f"no {kind.__name__} can be loaded ({str(error).partition(chr(10))[0]})",
+                code="autoencoder-unloadable",
                 field="autoencoder.weights",
                 value=config.weights,
                 remedy="name a folder in diffusers' layout, a single file, or a hub id of this family",

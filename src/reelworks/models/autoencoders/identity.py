@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from reelworks.core.errors import UserError
-from reelworks.models import optional_imports, published, weights
+from reelworks.models import optional_imports, registry, weights
 from reelworks.models.config import AutoencoderConfig
-from reelworks.models.published import PublishedAutoencoder
+from reelworks.models.family import PublishedAutoencoder
 from reelworks.models.weights import Shapes
 
 # Stable Diffusion's, which Open-Sora v1.1 encodes frame by frame.
@@ -24,18 +24,9 @@ _OPENSORA = PublishedAutoencoder(
     (1, 8, 8),
     config={"latent_channels": 4, "scaling_factor": 0.18215, "shift_factor": None},
 )
-_KNOWN = {"opensora-1.1": _OPENSORA, **published.AUTOENCODERS}
-# Names that tensors of no other class have, in diffusers and in releases; the first that is met counts.
-_SIGNS = (
-    ("AutoencoderKLFlux2", ("bn.running_mean",)),
-    ("AutoencoderKLWan", ("encoder.norm_out.gamma", "encoder.middle.0.residual.0.gamma")),
-    ("AutoencoderKLLTXVideo", ("per_channel_statistics.mean-of-means", "latents_mean")),
-    ("AutoencoderKL", ("encoder.down_blocks.0.resnets.0.norm1.weight", "encoder.down.0.block.0.norm1.weight")),
-)  # fmt: skip
-_ALIKE = {  # by their names
-    "AutoencoderKLQwenImage": "AutoencoderKLWan",
-    "AutoencoderKLLTX2Video": "AutoencoderKLLTXVideo",
-}
+# Names in files of the class that several models share, in diffusers' spelling and in releases.
+_PLAIN = "AutoencoderKL"
+_PLAIN_SIGNS = ("encoder.down_blocks.0.resnets.0.norm1.weight", "encoder.down.0.block.0.norm1.weight")
 _WRAPPERS = ("first_stage_model.", "vae.")
 
 
@@ -47,8 +38,8 @@ def config_of(config: AutoencoderConfig) -> dict[str, Any] | None:
     """
     assert config.weights is not None, "the recipe was checked"
     found = weights.config(config.weights, "autoencoder.weights", part="vae")
-    if found is not None and (told := _differences(found, _KNOWN[config.name])):
-        raise _other(config, *told, [name for name, one in _KNOWN.items() if not _differences(found, one)])
+    if found is not None and (told := _differences(found, _known()[config.name])):
+        raise _other(config, *told, [name for name, one in _known().items() if not _differences(found, one)])
     return found
 
 
@@ -66,16 +57,23 @@ def require_names(config: AutoencoderConfig, shapes: Shapes) -> None:
     """
     for wrapper in _WRAPPERS:
         shapes = {name.removeprefix(wrapper): shape for name, shape in shapes.items()}
-    wanted = _KNOWN[config.name]
-    found = next((kind for kind, signs in _SIGNS if any(sign in shapes for sign in signs)), None)
-    if found is not None and found != _ALIKE.get(wanted.network, wanted.network):
-        names = [name for name, one in _KNOWN.items() if _ALIKE.get(one.network, one.network) == found]
-        raise _other(config, found, wanted.network, names)
+    known = _known()
+    wanted = known[config.name]
+    here = [name for name, one in known.items() if any(sign in shapes for sign in one.signs)]
+    if not here and any(sign in shapes for sign in _PLAIN_SIGNS):
+        here = [name for name, one in known.items() if one.network == _PLAIN]
+    if here and config.name not in here:
+        classes = dict.fromkeys(known[name].network for name in here)
+        raise _other(config, " or ".join(classes), wanted.network, here)
     last = shapes.get("encoder.conv_out.weight")
-    if found == "AutoencoderKL" and last is not None and last[0] != 2 * wanted.channels:
-        names = [n for n, one in _KNOWN.items() if (one.network, 2 * one.channels) == (found, last[0])]
-        counts = (f"{found} of {last[0] // 2} channels", f"{found} of {wanted.channels} channels")
+    if here and wanted.network == _PLAIN and last is not None and last[0] != 2 * wanted.channels:
+        names = [name for name in here if 2 * known[name].channels == last[0]]
+        counts = (f"{_PLAIN} of {last[0] // 2} channels", f"{_PLAIN} of {wanted.channels} channels")
         raise _other(config, *counts, names)
+
+
+def _known() -> dict[str, PublishedAutoencoder]:
+    return {"opensora-1.1": _OPENSORA, **registry.AUTOENCODERS}
 
 
 def _differences(found: Mapping[str, Any], wanted: PublishedAutoencoder) -> tuple[str, str] | None:
@@ -102,6 +100,7 @@ def _other(config: AutoencoderConfig, found: str, wanted: str, names: list[str])
     also = "; this goes with autoencoder.name = " + " or ".join(f'"{name}"' for name in names)
     return UserError(
         f'this is an {found}, and autoencoder.name = "{config.name}" is for an {wanted}',
+        code="other-autoencoder",
         field="autoencoder.weights",
         value=config.weights,
         remedy="name the autoencoder that the model was trained with" + (also if names else ""),

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from reelworks.core.errors import UserError
 from reelworks.models.api import Autoencoder
-from reelworks.models.config import AutoencoderConfig, autoencoder_geometry, latent_channels
+from reelworks.models.components import autoencoder_geometry, latent_channels
+from reelworks.models.config import AutoencoderConfig
 from reelworks.precision.contract import Contract, Role
 
 _F32 = torch.float32
@@ -48,6 +49,7 @@ class PixelAutoencoder:
         if H % s or W % s:
             raise UserError(
                 f"frames of {H}×{W} pixels do not divide into squares",
+                code="size-not-a-multiple",
                 field="autoencoder.stride",
                 value=s,
                 remedy=f"crop or resize to multiples of {s}",

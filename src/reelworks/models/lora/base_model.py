@@ -62,6 +62,7 @@ def require_same(trained_on: Base, here: Base, field: str, value: str) -> None:
     if trained_on.digest != here.digest:
         raise UserError(
             f"the LoRA was trained on {trained_on}, and the base here is {here}",
+            code="lora-of-another-base",
             field=field,
             value=value,
             remedy="set model.name and model.weights to the base that it was trained on",

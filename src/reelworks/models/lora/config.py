@@ -58,6 +58,7 @@ class LoraConfig(Config):
             raise UserError(
                 "ComfyUI scales a DoRA by the lengths of the base's rows, not of the sum's, and kohya's scripts have "
                 "none: this file would give other pictures than the training",
+                code="dora-not-writable",
                 field=field,
                 value=format,
                 remedy='write "diffusers", or train without lora.dora',
@@ -72,6 +73,7 @@ class LoraConfig(Config):
         if self.base == "bfloat16" and compute != "bfloat16":
             raise UserError(
                 "the products of float32 that the recipe asks for need weights of float32",
+                code="lora-base-too-narrow",
                 field="lora.base",
                 value=self.base,
                 remedy='say precision.compute = "bfloat16", or leave lora.base out',

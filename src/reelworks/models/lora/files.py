@@ -15,30 +15,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from reelworks.models.config import ADAPTED
+from reelworks.models import registry
 from reelworks.models.lora import inject, key_mapping
 from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.key_mapping import METADATA, Place, swapped_halves
 
 Format = Literal["diffusers", "comfyui", "kohya"]
 BASE = "reelworks_base"  # where the header tells the base
-# ComfyUI and diffusers know these networks by the names of diffusers, and both with that prefix.
-_KNOWN_BY_OWN_NAMES = ("ZImageTransformer2DModel",)
-# What sd-scripts and musubi-tuner call the architecture, and the base where readers look for it.
-_ARCHITECTURES = {
-    "flux-dev": "flux-1-dev",
-    "flux-schnell": "flux-1-schnell",
-    "flux2-dev": "Flux.2-dev",
-    "qwen-image": "Qwen-Image",
-    "sd3-medium": "stable-diffusion-3-medium",
-    "sd3.5-medium": "stable-diffusion-3-5-medium",
-    "sd3.5-large": "stable-diffusion-3-5-large",
-    "sdxl": "stable-diffusion-xl-v1-base",
-    "wan-2.1-1.3b": "wan2.1",
-    "wan-2.1-14b": "wan2.1",
-    "z-image": "Z-Image",
-}
-_BASES = {"flux-dev": "flux1", "flux-schnell": "flux1", "sdxl": "sdxl_base_v1-0"}
 
 
 class File(NamedTuple):
@@ -108,8 +91,8 @@ def _released(
     layers: Mapping[str, Mapping[str, Tensor]], model: str, format: Format
 ) -> dict[str, list[tuple[Place, Mapping[str, Tensor]]]]:
     """Gather the parts of each layer of the release."""
-    config = ADAPTED.get(model)
-    if format == "comfyui" and config is not None and config.network.name in _KNOWN_BY_OWN_NAMES:
+    config = registry.PRESETS[model].config if model in registry.PRESETS else None
+    if format == "comfyui" and config is not None and config.network.comfyui_layers == "diffusers":
         config = None
     found: dict[str, list[tuple[Place, Mapping[str, Tensor]]]] = {}
     for layer, kinds in layers.items():
@@ -133,13 +116,16 @@ def _joined(parts: list[tuple[Place, Mapping[str, Tensor]]]) -> tuple[Tensor, Te
 
 def _header(model: str, rank: int, alpha: float) -> dict[str, str]:
     """Return the header that ModelSpec asks for and kohya's readers look up."""
-    told = {
+    release = registry.release_of(model) if model in registry.PRESETS else None
+    header = {
         "modelspec.sai_model_spec": "1.0.1",
-        "modelspec.architecture": f"{_ARCHITECTURES.get(model, model)}/lora",
+        "modelspec.architecture": f"{(release and release.architecture) or model}/lora",
         "modelspec.implementation": "diffusers",
         "modelspec.title": f"LoRA of {model}",
         "ss_network_module": "networks.lora",
         "ss_network_dim": str(rank),
         "ss_network_alpha": str(alpha),
     }
-    return told | ({"ss_base_model_version": _BASES[model]} if model in _BASES else {})
+    if release is not None and release.base_version is not None:
+        header["ss_base_model_version"] = release.base_version
+    return header

@@ -132,14 +132,14 @@ class QuantizedLinear(nn.Linear):
         return _product(input.to(dtype), self)
 
 
-def layers(module: nn.Module) -> list[QuantizedLinear]:
+def quantized_layers(module: nn.Module) -> list[QuantizedLinear]:
     """Quantised layers of a network."""
     return [child for child in module.modules() if isinstance(child, QuantizedLinear)]
 
 
 def count(module: nn.Module) -> int:
     """Numbers that the quantised weights of a network stand for; they are no parameters of it."""
-    return sum(layer.in_features * layer.out_features for layer in layers(module))
+    return sum(layer.in_features * layer.out_features for layer in quantized_layers(module))
 
 
 class _Product(torch.autograd.Function):

@@ -124,6 +124,7 @@ def _targets(denoiser: Denoiser, asked: Targets | Sequence[str]) -> list[str]:
             known = layers if target.count(".") > 1 else {_ending(layer) for layer in layers}
             raise UserError(
                 "no linear layer of this model has that name",
+                code="unknown-layer",
                 field="lora.targets",
                 value=target,
                 remedy=nearest(target, known),
@@ -131,6 +132,7 @@ def _targets(denoiser: Denoiser, asked: Targets | Sequence[str]) -> list[str]:
     if not asked:
         raise UserError(
             "no layer is left to train",
+            code="no-layer-to-train",
             field="lora.targets",
             value=[],
             remedy='say "default", or name layers',

@@ -13,8 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import identify, weights
-from reelworks.models.config import ADAPTED, PRESETS
+from reelworks.models import identify, registry, weights
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject, key_mapping
 from reelworks.models.lora.base_model import Base
@@ -79,7 +78,9 @@ def read(
     except UserError as error:
         field = error.field or field
         value = source if error.value is None else error.value
-        raise UserError(error.problem, field=field, value=value, remedy=error.remedy) from error
+        raise UserError(
+            error.problem, code=error.code, field=field, value=value, remedy=error.remedy
+        ) from error
     return {names[where]: value for where, value in given.items()}
 
 
@@ -106,7 +107,7 @@ def header(source: str) -> dict[str, str]:
             if not rules:
                 return told
             problem, remedy = f"its header has {rules[0]}, which is not supported", "name another file"
-    raise UserError(problem, remedy=remedy)
+    raise UserError(problem, code="lora-unreadable", remedy=remedy)
 
 
 def of_another_base(source: str, here: Base) -> str | None:
@@ -127,6 +128,7 @@ def _require_rank_and_alpha(config: LoraConfig, found: key_mapping.Layers) -> No
             shown = ", ".join(f"{value:g}" for value in sorted(there))
             raise UserError(
                 f"the LoRA that it begins with has {name} {shown}",
+                code="lora-settings-differ",
                 field=f"lora.{name}",
                 value=asked,
                 remedy=f"set it to {shown}"
@@ -143,6 +145,7 @@ def _of_other_layers(
         problem, remedy = identify.what(shapes, for_field="lora.weights")
         return UserError(
             f"not a LoRA{': ' + problem if problem else ''}",
+            code="not-a-lora",
             remedy=remedy or "name a LoRA file; whole weights belong in model.weights",
         )
     base = closest_base(shapes) if strange else ""
@@ -150,13 +153,14 @@ def _of_other_layers(
     return UserError(
         f"a LoRA of another base or of other layers: {len(strange):,} of its {len(tensors):,} tensors fit no layer "
         f"that is adapted here, and {len(missing):,} of {own:,} here are not in it, such as {shown}{base}",
+        code="lora-does-not-fit",
         remedy="name a LoRA of this model, and set lora.targets and lora.dora as it was trained with",
     )
 
 
 def closest_base(shapes: weights.Shapes) -> str:
     """Name the known base that most of a LoRA's tensors fit, as the end of a sentence."""
-    scores = {name: _fitting(name, shapes) for name in PRESETS}
+    scores = {name: _fitting(name, shapes) for name in registry.PRESETS}
     best = max(scores.values())
     names = " or ".join(name for name, score in scores.items() if score == best)
     total = sum(key_mapping.split(key) is not None and not key.endswith(".alpha") for key in shapes)
@@ -169,7 +173,7 @@ def _fitting(name: str, shapes: weights.Shapes) -> int:
         for layer, child in identify.network(name).named_modules()
         if isinstance(child, nn.Linear)
     }
-    spelt, count = key_mapping.homes(linear, ADAPTED.get(name)), 0
+    spelt, count = key_mapping.homes(linear, registry.PRESETS[name].config), 0
     for key, shape in shapes.items():
         where = key_mapping.split(key)
         there = spelt.get(where[0], []) if where else []

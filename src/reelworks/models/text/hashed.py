@@ -18,7 +18,7 @@ from torch import Tensor
 
 from reelworks.core.hash_rng import hash64
 from reelworks.models.api import TextEmbedding, TextEncoder
-from reelworks.models.config import TextConfig
+from reelworks.models.config import TextEncoderConfig
 from reelworks.precision.contract import Contract
 
 CONTRACT = Contract(torch.float32, torch.float32, None, None, torch.float32, {})
@@ -59,7 +59,7 @@ class HashedTextEncoder:
     contract = CONTRACT
     sees_pictures = False
 
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: TextEncoderConfig) -> None:
         self.dim, self.pooled_dim, self.max_length = config.dim, config.pooled_dim, config.max_length
         self._device = torch.device("cpu")
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reelworks.core.errors import UserError
-from reelworks.models import optional_imports, published, weights
-from reelworks.models.config import TextConfig
-from reelworks.models.published import TextNetwork
+from reelworks.models import optional_imports, registry, weights
+from reelworks.models.config import TextEncoderConfig
+from reelworks.models.family import T5, TextNetwork
 
 _VOCABULARY_TOLERANCE = 0.01  # words that somebody added, and rows that fill up a matrix
 
 
-def require(config: TextConfig, wanted: Sequence[TextNetwork], width: int) -> None:
+def require(config: TextEncoderConfig, wanted: Sequence[TextNetwork], width: int) -> None:
     """Refuse another family's text encoders; what has no config that can be read is left to the loader.
 
     Args:
@@ -27,13 +27,14 @@ def require(config: TextConfig, wanted: Sequence[TextNetwork], width: int) -> No
         UserError: Neither here nor on the hub, or another family's.
     """
     assert config.weights is not None, "the recipe was checked"
-    weights.require_there(config.weights, "text.weights")
+    weights.require_there(config.weights, "text_encoder.weights")
     for want in wanted:
         found = _find(config.weights, want.part)
         if found is not None and not _alike(found, want, vocabulary=config.dim == width):
             raise UserError(
-                f'{want.part or "this"} is a {_words(found)}, and text.name = "{config.name}" is for a {_words(want)}',
-                field="text.weights",
+                f'{want.part or "this"} is a {_words(found)}, and text_encoder.name = "{config.name}" is for a {_words(want)}',
+                code="other-text-encoder",
+                field="text_encoder.weights",
                 value=config.weights,
                 remedy="name the text encoders that the model was trained with" + _others(config.weights),
             )
@@ -61,10 +62,10 @@ def _words(network: TextNetwork) -> str:
 def _others(source: str) -> str:
     """Names of the families that a folder may be of."""
     parts = {part: _find(source, part) for part in ("", "text_encoder", "text_encoder_2", "text_encoder_3")}
-    known = {name: one.networks for name, one in published.TEXT_ENCODERS.items()} | {"t5": (published.T5,)}
+    known = {name: one.networks for name, one in registry.TEXT_ENCODERS.items()} | {"t5": (T5,)}
     names = [
         f'"{name}"'
         for name, networks in known.items()
         if all((found := parts[want.part]) and _alike(found, want, vocabulary=True) for want in networks)
     ]
-    return f"; these go with text.name = {' or '.join(names)}" if names else ""
+    return f"; these go with text_encoder.name = {' or '.join(names)}" if names else ""

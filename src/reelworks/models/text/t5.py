@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from reelworks.core.errors import UserError
-from reelworks.models import optional_imports, published
+from reelworks.models import optional_imports
 from reelworks.models.api import TextEmbedding, TextEncoder
-from reelworks.models.config import TextConfig
+from reelworks.models.config import TextEncoderConfig
+from reelworks.models.family import T5
 from reelworks.models.text import identity
 from reelworks.models.text.encoders import words_cut_off
 from reelworks.precision.contract import Contract
@@ -35,21 +36,22 @@ class T5TextEncoder:
     contract = CONTRACT
     sees_pictures = False
 
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: TextEncoderConfig) -> None:
         """Load from a local folder or from the hub.
 
         Raises:
-            UserError: Nothing that can be loaded is found, it is no T5, or its width is not `text.dim`.
+            UserError: Nothing that can be loaded is found, it is no T5, or its width is not `text_encoder.dim`.
         """
         assert config.weights is not None, "the recipe was checked"
         self.dim, self.pooled_dim, self.max_length = config.dim, 0, config.max_length
         self._device = torch.device("cpu")
-        identity.require(config, (published.T5,), _WIDTH)
+        identity.require(config, (T5,), _WIDTH)
         self._tokenizer, self._model = _load(config.weights)
         if self._model.config.d_model != config.dim:
             raise UserError(
                 f"this T5 is {self._model.config.d_model} wide",
-                field="text.dim",
+                code="text-width-differs",
+                field="text_encoder.dim",
                 value=config.dim,
                 remedy=f"set it to {self._model.config.d_model}",
             )
@@ -90,7 +92,8 @@ def _load(source: str) -> tuple[Any, Any]:
     except Exception as error:  # damage leads the readers into errors of any kind
         raise UserError(
             f"no T5 with its tokenizer can be loaded ({str(error).partition(chr(10))[0]})",
-            field="text.weights",
+            code="text-encoder-unloadable",
+            field="text_encoder.weights",
             value=source,
             remedy="name a folder that holds both, or a hub id such as DeepFloyd/t5-v1_1-xxl",
         ) from error

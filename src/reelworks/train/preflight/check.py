@@ -156,7 +156,7 @@ class CheckReport:
         }
 
 
-def check(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckReport:
+def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckReport:
     """Try every bucket's shape without numbers, and the largest of each resolution for real.
 
     Args:
@@ -267,7 +267,10 @@ def _components(
         _component("denoiser", recipe.model.name, denoiser.contract, [denoiser.module], device),
         _component_of_encoder("autoencoder", recipe.autoencoder.name, autoencoder, device),
         _component_of_encoder(
-            "text encoder", recipe.text.name, text, device if recipe.text.device == "auto" else "cpu"
+            "text encoder",
+            recipe.text_encoder.name,
+            text,
+            device if recipe.text_encoder.device == "auto" else "cpu",
         ),
     ]
     if image is not None:
@@ -324,7 +327,7 @@ def _memory(
     """
     parameters = list(state.module.parameters())
     trained = [p for p in parameters if p.requires_grad]
-    codes = [value for layer in frozen.layers(state.module) for value in layer.buffers()]
+    codes = [value for layer in frozen.quantized_layers(state.module) for value in layer.buffers()]
     known = set(map(id, codes))
     buffers = [value for value in state.module.buffers() if id(value) not in known]
     parts = {
@@ -341,7 +344,7 @@ def _memory(
     if encoder.image_encoder is not None:
         parts["encoders"] += _weights(encoder.image_encoder)
     host, text = 0, _weights(encoder.text_encoder)
-    if recipe.text.device == "auto":
+    if recipe.text_encoder.device == "auto":
         parts["encoders"] += text
     else:
         host += text

@@ -96,6 +96,7 @@ def rehearse(
             raise
         raise UserError(
             f"the largest bucket does not fit into memory ({str(error).splitlines()[0][:200]})",
+            code="out-of-memory",
             field="bucket.batch_size",
             value=f"{bucket.batch_size} for {bucket.name}",
             remedy="lower it, set model.gradient_checkpointing or parallel.offload = true, or drop that bucket",

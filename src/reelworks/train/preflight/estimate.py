@@ -13,9 +13,9 @@ import torch
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.core.shape import Geometry
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models import config as models
-from reelworks.models import published
+from reelworks.models import components
 from reelworks.models.api import Denoiser
+from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.models.lora import frozen
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import build
@@ -147,14 +147,14 @@ class _Image(NamedTuple):
 
 def _sizes(recipe: Recipe) -> LiveEncoder:
     """The encoders as their sizes alone."""
-    conditioning = models.conditioning(recipe.model)
+    conditioning = components.conditioning(recipe.model)
     latents: Any = _Latents(
-        models.autoencoder_geometry(recipe.autoencoder), models.latent_channels(recipe.autoencoder)
+        components.autoencoder_geometry(recipe.autoencoder), components.latent_channels(recipe.autoencoder)
     )
-    text: Any = recipe.text
+    text: Any = recipe.text_encoder
     image: Any = None
     if (kind := conditioning.image_encoder) is not None:
-        image = _Image(published.IMAGE_ENCODERS[kind].tokens, conditioning.image_dim)
+        image = _Image(IMAGE_ENCODERS[kind].tokens, conditioning.image_dim)
     return LiveEncoder(latents, text, torch.device("meta"), conditioning, image, build.given(recipe))
 
 

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from reelworks.models import config as models
-from reelworks.models import published
+from reelworks.models import components, registry
 from reelworks.models.api import Denoiser
-from reelworks.models.lora import frozen as quantized
+from reelworks.models.family import IMAGE_ENCODERS
+from reelworks.models.lora.frozen import quantized_layers
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import optimizers
 
@@ -77,7 +77,7 @@ def held(recipe: Recipe, denoiser: Denoiser) -> Memory:
     module = denoiser.module
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     frozen: list[Tensor] = [p for p in module.parameters() if not p.requires_grad]
-    frozen += [codes for layer in quantized.layers(module) for codes in layer.buffers()]
+    frozen += [codes for layer in quantized_layers(module) for codes in layer.buffers()]
     sizes = {"base": size(frozen), "trained": 4 * trained, "gradients": 4 * trained}
     sizes |= {"optimizer": size(_optimizer_state(recipe, denoiser)), "ema": 4 * trained}
     host = 0
@@ -85,7 +85,7 @@ def held(recipe: Recipe, denoiser: Denoiser) -> Memory:
         host = sum(sizes.values())
         sizes = dict.fromkeys(sizes, 0) | {"base": in_use(module, denoiser.sharding().blocks)}
     pictures, text = _encoders(recipe)
-    if recipe.text.device == "cpu":
+    if recipe.text_encoder.device == "cpu":
         host, text = host + text, 0
     return Memory(**sizes, encoders=pictures + text, activations=0, host=host)
 
@@ -126,10 +126,10 @@ def size(tensors: Sequence[Tensor]) -> int:
 
 def _encoders(recipe: Recipe) -> tuple[int, int]:
     """Bytes of the autoencoder and image encoder, and of the text encoders."""
-    autoencoders = _PARAMETERS | {name: one.parameters for name, one in published.AUTOENCODERS.items()}
-    texts = _PARAMETERS | {name: one.parameters for name, one in published.TEXT_ENCODERS.items()}
+    autoencoders = _PARAMETERS | {name: one.parameters for name, one in registry.AUTOENCODERS.items()}
+    texts = _PARAMETERS | {name: one.parameters for name, one in registry.TEXT_ENCODERS.items()}
     wide = 4 if recipe.autoencoder.dtype == "float32" else 2
     pictures = wide * autoencoders[recipe.autoencoder.name]
-    if (kind := models.conditioning(recipe.model).image_encoder) is not None:
-        pictures += 4 * published.IMAGE_ENCODERS[kind].parameters
-    return pictures, 2 * texts[recipe.text.name]
+    if (kind := components.conditioning(recipe.model).image_encoder) is not None:
+        pictures += 4 * IMAGE_ENCODERS[kind].parameters
+    return pictures, 2 * texts[recipe.text_encoder.name]

@@ -14,7 +14,8 @@ from reelworks.models import weights
 from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders import identity
 from reelworks.models.autoencoders.opensora.temporal import TemporalAutoencoder, TemporalSizes
-from reelworks.models.config import CHUNK_FRAMES, AutoencoderConfig, autoencoder_geometry
+from reelworks.models.components import CHUNK_FRAMES, autoencoder_geometry
+from reelworks.models.config import AutoencoderConfig
 from reelworks.precision.contract import Contract, Role
 
 _SPATIAL_SCALE = 0.18215  # by which Stable Diffusion's latents have about unit variance

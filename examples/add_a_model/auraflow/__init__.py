@@ -1,0 +1,1 @@
+"""AuraFlow by fal: images."""

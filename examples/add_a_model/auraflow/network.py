@@ -1,0 +1,48 @@
+"""How an AuraFlow network is called, and its pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, guided
+from reelworks.models.family import FamilyConfig
+
+
+def predict(module: Any, inputs: DenoiserInputs, config: FamilyConfig) -> Tensor:
+    """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
+
+    All tokens of a text count, those behind its end too: so the network was trained.
+    """
+    out: Tensor = module(
+        inputs.latent[:, :, 0],
+        encoder_hidden_states=inputs.text,
+        timestep=inputs.time / PURE_NOISE,
+        return_dict=False,
+    )[0]
+    return -out[:, :, None]
+
+
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+    """Embed captions; tokens of zeros fill them up, and count."""
+    tokens, *_ = pipeline.encode_prompt(
+        captions, do_classifier_free_guidance=False, max_sequence_length=length
+    )
+    return EncodedText(tokens)
+
+
+def pipeline_arguments(
+    text: TextEmbedding, guidance_scale: float, fps: float, config: FamilyConfig
+) -> dict[str, Any]:
+    """Return the arguments of a call; the pipeline asks for masks, and does not use them."""
+    return guided(text, guidance_scale, fps, config) | {
+        "prompt_attention_mask": text.mask[:1],
+        "negative_prompt_attention_mask": text.mask[1:],
+    }
+
+
+NETWORK = DiffusersNetwork(
+    predict, encode_text={"auraflow": encode_text}, pipeline_arguments=pipeline_arguments
+)

@@ -1,0 +1,117 @@
+"""Sizes and shapes that follow from a recipe's model, autoencoder and text encoder; torch-free."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Geometry
+from reelworks.models import registry
+from reelworks.models.config import (
+    AutoencoderConfig,
+    ModelConfig,
+    TextEncoderConfig,
+    autoencoder_names,
+    require_known,
+    text_encoder_names,
+)
+from reelworks.models.family import ComponentShapes, Conditioning, FamilyConfig
+
+CHUNK_FRAMES = 17  # that the autoencoder of Open-Sora v1.2 takes at a time
+
+
+def family_config(model: ModelConfig) -> FamilyConfig:
+    """Return the sizes of a model's preset.
+
+    Raises:
+        UserError: If its name is unknown.
+    """
+    require_known("model.name", model.name, registry.PRESETS)
+    return registry.PRESETS[model.name].config
+
+
+def latent_channels(autoencoder: AutoencoderConfig) -> int:
+    """Channels of the latents that an autoencoder makes."""
+    require_known("autoencoder.name", autoencoder.name, autoencoder_names())
+    if autoencoder.name in registry.AUTOENCODERS:
+        return registry.AUTOENCODERS[autoencoder.name].channels
+    return 3 * autoencoder.stride**2 if autoencoder.name == "pixel" else 4
+
+
+def autoencoder_geometry(config: AutoencoderConfig) -> Geometry:
+    """Return the effect of an autoencoder alone on a shape.
+
+    Raises:
+        UserError: If its name is unknown.
+    """
+    require_known("autoencoder.name", config.name, autoencoder_names())
+    if config.name in registry.AUTOENCODERS:
+        known = registry.AUTOENCODERS[config.name]
+        return Geometry(stride=known.stride, patch=(1, 1, 1), frame_rule=known.frame_rule)
+    if config.name == "pixel":
+        return Geometry(stride=(1, config.stride, config.stride), patch=(1, 1, 1))
+    if config.name == "opensora-1.1":
+        return Geometry(stride=(1, 8, 8), patch=(1, 1, 1), drops_rest=True)
+    return Geometry(stride=(4, 8, 8), patch=(1, 1, 1), chunk_frames=CHUNK_FRAMES, drops_rest=True)
+
+
+def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
+    """Return the effect of the autoencoder and the denoiser together on a shape.
+
+    Raises:
+        UserError: If a name is unknown.
+    """
+    config = family_config(model)
+    alone = autoencoder_geometry(autoencoder)
+    rule = (0, 1) if config.pictures_only else alone.frame_rule
+    return dataclasses.replace(alone, patch=config.patch_size, frame_rule=rule)
+
+
+def whole_patches(model: ModelConfig) -> bool:
+    """Whether sizes must fill patches, since the network does not pad them."""
+    return not registry.family_of(model.name).pads_patches
+
+
+def conditioning(model: ModelConfig) -> Conditioning:
+    """Return how a denoiser takes texts and given frames.
+
+    Raises:
+        UserError: If its name is unknown.
+    """
+    return family_config(model).conditioning
+
+
+def other_latents(model: ModelConfig, autoencoder: AutoencoderConfig) -> str | None:
+    """Name of the autoencoder that a denoiser was published with, if another makes other latents of as many channels."""
+    parts = registry.PRESETS[model.name].parts
+    channels = latent_channels(AutoencoderConfig(name=parts.autoencoder, weights="-"))
+    known = ("pixel", parts.autoencoder, *parts.same_latents)
+    differs = autoencoder.name not in known and latent_channels(autoencoder) == channels
+    return parts.autoencoder if differs else None
+
+
+def resolve_denoiser(
+    model: ModelConfig, *, autoencoder: AutoencoderConfig, text: TextEncoderConfig, learns_variance: bool
+) -> FamilyConfig:
+    """Turn a preset and its overrides into the sizes of one network.
+
+    Widths that the other components fix (latent channels, caption width and length) come from them.
+
+    Raises:
+        UserError: If a name is unknown or the sizes do not fit together.
+    """
+    preset = family_config(model)
+    require_known("text_encoder.name", text.name, text_encoder_names())
+    sizes = {"hidden_size": model.hidden_size, "depth": model.depth, "num_heads": model.num_heads}
+    sizes = {name: value for name, value in sizes.items() if value is not None}
+    for name in sizes.keys() - set(registry.family_of(model.name).recipe_sizes):
+        raise UserError(
+            "the sizes of this model are those of its preset",
+            code="sizes-are-fixed",
+            field=f"model.{name}",
+            remedy="leave it out, or choose another preset",
+        )
+    components = ComponentShapes(
+        latent_channels(autoencoder), text.dim, text.pooled_dim, text.max_length, learns_variance
+    )
+    return preset.model_copy(update=sizes).fit(components)

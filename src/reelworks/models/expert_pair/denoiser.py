@@ -1,0 +1,74 @@
+"""Both experts behind one `predict`: each clip goes to the one of its timestep."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from reelworks.models.api import DenoiserInputs, ShardingPlan
+from reelworks.models.diffusers_denoiser import DiffusersDenoiser
+from reelworks.models.lora.base_model import Base
+from reelworks.models.lora.config import Targets
+
+
+@final
+class ExpertPair(nn.Module):
+    """Holds both networks, under the names that their folders have in a pipeline."""
+
+    def __init__(self, transformer: nn.Module, transformer_2: nn.Module) -> None:
+        super().__init__()
+        self.transformer, self.transformer_2 = transformer, transformer_2
+
+
+@final
+class ExpertPairDenoiser:
+    """Two networks of diffusers.
+
+    Clips of a micro-batch may lie on both sides of it, as in validation. Over several ranks they must lie
+    there alike, since a sharded network is called by all ranks or by none.
+
+    Attributes:
+        module: Both networks.
+        contract: Their dtypes.
+        latent_channels: Channels of the latents that they take.
+        runs_on_meta: Shapes alone can be tried.
+        config: Their sizes.
+        base: What a LoRA in them lies on; None without one.
+        switch_timestep: The timestep at which the expert for high noise begins.
+    """
+
+    def __init__(self, high: DiffusersDenoiser, low: DiffusersDenoiser, switch_timestep: float) -> None:
+        self.module: nn.Module = ExpertPair(high.module, low.module)
+        self.contract, self.config, self.switch_timestep = high.contract, high.config, switch_timestep
+        self.latent_channels, self.runs_on_meta = high.latent_channels, high.runs_on_meta
+        self.base: Base | None = None
+        self._high, self._low = high, low
+
+    def predict(self, inputs: DenoiserInputs) -> Tensor:
+        """Return the velocity `[B, C, T, H, W]` of each clip's expert."""
+        if inputs.time.is_meta:  # no values to go by: try both
+            return self._high.predict(inputs) + self._low.predict(inputs)
+        is_high_B = inputs.time >= self.switch_timestep
+        sides = [(self._high, is_high_B.nonzero()[:, 0]), (self._low, (~is_high_B).nonzero()[:, 0])]
+        answers = [expert.predict(_rows(inputs, index)) for expert, index in sides if len(index)]
+        return torch.cat(answers)[torch.cat([index for _, index in sides]).argsort()]
+
+    def sharding(self) -> ShardingPlan:
+        """The blocks of both, and each expert as a whole, since one is called without the other."""
+        blocks = [*self._high.sharding().blocks, *self._low.sharding().blocks]
+        return ShardingPlan([*blocks, *self.module.children()])
+
+    def lora_targets(self, of: Targets = "default") -> Sequence[str]:
+        """Name the linear layers of all attentions, or all of the blocks, in both."""
+        names = [name for name, _ in self.module.named_children()]
+        pairs = zip(names, (self._high, self._low), strict=True)
+        return tuple(f"{name}.{target}" for name, expert in pairs for target in expert.lora_targets(of))
+
+
+def _rows(inputs: DenoiserInputs, index: Tensor) -> DenoiserInputs:
+    values = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
+    return dataclasses.replace(inputs, **{name: value[index] for name, value in values.items()})

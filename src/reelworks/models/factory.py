@@ -1,0 +1,215 @@
+"""From configs to running models."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import nn
+
+from reelworks.core.errors import UserError
+from reelworks.models import identify, optional_imports, registry, weights
+from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, FamilyNetwork, TextEncoder
+from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
+from reelworks.models.autoencoders.opensora import video
+from reelworks.models.autoencoders.pixel import PixelAutoencoder
+from reelworks.models.components import family_config, latent_channels, resolve_denoiser
+from reelworks.models.config import (
+    AutoencoderConfig,
+    ModelConfig,
+    TextEncoderConfig,
+    autoencoder_names,
+    require_known,
+    text_encoder_names,
+)
+from reelworks.models.diffusers_denoiser import DiffusersDenoiser
+from reelworks.models.expert_pair.config import PARTS, switch_timestep
+from reelworks.models.expert_pair.denoiser import ExpertPair, ExpertPairDenoiser
+from reelworks.models.family import FamilyConfig
+from reelworks.models.lora import frozen, inject, reading
+from reelworks.models.lora.base_model import Base, digest
+from reelworks.models.lora.config import BaseStorage, LoraConfig
+from reelworks.models.text.encoders import FamilyTextEncoder
+from reelworks.models.text.hashed import HashedTextEncoder
+from reelworks.models.text.t5 import T5TextEncoder
+from reelworks.precision.boundary import check_contract
+from reelworks.precision.contract import Contract, name_of
+
+
+def denoiser_contract(
+    storage: torch.dtype, compute: torch.dtype, reduction: torch.dtype, base: BaseStorage = "float32"
+) -> Contract:
+    """Dtypes of every denoiser: those that a recipe chooses, float32 for the rest."""
+    return Contract(
+        storage=storage,
+        compute=compute,
+        master=torch.float32,
+        reduction=reduction,
+        output=torch.float32,
+        roles=INPUT_ROLES,
+        base=None if base == "float32" else base,
+    )
+
+
+def build_denoiser(
+    model: ModelConfig,
+    *,
+    autoencoder: AutoencoderConfig,
+    text: TextEncoderConfig,
+    device: torch.device | str,
+    seed: int,
+    compute: torch.dtype = torch.float32,
+    storage: torch.dtype = torch.float32,
+    reduction: torch.dtype = torch.float32,
+    learns_variance: bool = False,
+    lora: LoraConfig | None = None,
+) -> Denoiser:
+    """Build a denoiser with its weights.
+
+    Args:
+        model: Which one, and where its weights come from.
+        autoencoder: Fixes the latent channels.
+        text: Fixes the width and length of captions.
+        device: Where it lives. On `meta` it has shapes alone: nothing is drawn or loaded.
+        seed: Decides fresh weights, equal on every device; the global generators are left as they were.
+        compute: Dtype of matrix products.
+        storage: Dtype of the parameters.
+        reduction: Dtype in which gradients are summed over ranks.
+        learns_variance: The objective reads a second half of channels.
+        lora: Low-rank updates, which alone are trained then; it says how all else is stored.
+
+    Raises:
+        UserError: If a name is unknown, sizes or dtypes do not fit, or weights cannot be loaded.
+    """
+    stored: BaseStorage = "float32" if lora is None else lora.exact_base(name_of(compute))
+    contract = denoiser_contract(storage, compute, reduction, stored)
+    check_contract(contract)
+    learns_variance = _learns_variance(model, autoencoder, learns_variance)
+    config = resolve_denoiser(model, autoencoder=autoencoder, text=text, learns_variance=learns_variance)
+    device = torch.device(device)
+    family = registry.load_network(registry.family_of(model.name))
+    module = _build(family, config, model, device, seed, mapped=lora is not None)
+    denoiser = _wrap(family, module, contract, config, model, latent_channels(autoencoder))
+    if lora is None:
+        nn.Module.to(module, device, storage)
+        return denoiser
+    with_numbers = device.type != "meta"
+    if with_numbers:
+        denoiser.base = Base(model.name, model.weights, digest(module.state_dict()))
+    frozen.store(module, _blocks(denoiser), stored, compute=compute, device=device)
+    inject.inject(denoiser, lora, seed=seed)
+    if lora.weights is not None and with_numbers:
+        reading.load_into(denoiser.module, lora, config)
+    return denoiser
+
+
+def _blocks(denoiser: Denoiser) -> list[nn.Module]:
+    """The units of a denoiser without whole networks."""
+    whole = list(denoiser.module.children()) if isinstance(denoiser, ExpertPairDenoiser) else []
+    return [unit for unit in denoiser.sharding().blocks if unit not in whole]
+
+
+def _wrap(
+    family: FamilyNetwork,
+    module: nn.Module,
+    contract: Contract,
+    config: FamilyConfig,
+    model: ModelConfig,
+    channels: int,
+) -> Denoiser:
+    if not isinstance(module, ExpertPair):
+        return family.denoiser(module, contract, config, channels)
+    high, low = (family.denoiser(one, contract, config, channels) for one in module.children())
+    switch = switch_timestep(model)
+    assert switch is not None, "the recipe was checked"
+    assert isinstance(high, DiffusersDenoiser)
+    assert isinstance(low, DiffusersDenoiser)
+    return ExpertPairDenoiser(high, low, switch)
+
+
+def _learns_variance(model: ModelConfig, autoencoder: AutoencoderConfig, asked: bool) -> bool:
+    """Ask the weights whether they have a half for variance; fresh models have it if something reads it."""
+    if asked or model.weights is None:
+        return asked
+    config = family_config(model)
+    family = registry.load_network(registry.family_of(model.name))
+    return family.learns_variance(config, model.weights, latent_channels(autoencoder))
+
+
+def _build(
+    family: FamilyNetwork,
+    config: FamilyConfig,
+    model: ModelConfig,
+    device: torch.device,
+    seed: int,
+    *,
+    mapped: bool,
+) -> nn.Module:
+    """Build a network on the CPU, or on `meta`, with its weights; those that no file has are drawn.
+
+    Mapped, the parameters of a network of diffusers are its file's tensors, in the file's dtypes and read when they are
+    used.
+    """
+    if device.type == "meta":
+        with device:
+            return _network(family, config, model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        empty = mapped and model.weights is not None and family.keeps_file_tensors
+        with optional_imports.without_weights() if empty else contextlib.nullcontext():
+            module = _network(family, config, model)
+        try:
+            _load(family, module, config, model)
+        except weights.ShapeMismatch as misfit:
+            raise identify.explained(misfit, model.name) from misfit
+    return module
+
+
+def _network(family: FamilyNetwork, config: FamilyConfig, model: ModelConfig) -> nn.Module:
+    count = 2 if model.experts == "both" else 1
+    made = [family.build(config, gradient_checkpointing=model.gradient_checkpointing) for _ in range(count)]
+    return ExpertPair(*made) if count == 2 else made[0]
+
+
+def _load(family: FamilyNetwork, module: nn.Module, config: FamilyConfig, model: ModelConfig) -> None:
+    if not isinstance(module, ExpertPair):
+        return family.load(module, config, model.weights, PARTS.get(model.experts or ""))
+    for part, one in module.named_children():
+        family.load(one, config, model.weights, part)
+    pairs = zip(*(one.parameters() for one in module.children()), strict=True)
+    if model.weights is not None and all(torch.equal(high, low) for high, low in pairs):
+        raise UserError(
+            "one network was found, and both experts would be it",
+            code="expert-missing",
+            field="model.weights",
+            value=model.weights,
+            remedy="name the folder or the hub id that holds transformer and transformer_2",
+        )
+    return None
+
+
+def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
+    """Build an autoencoder.
+
+    Raises:
+        UserError: If its name is unknown, or its weights cannot be loaded.
+    """
+    require_known("autoencoder.name", config.name, autoencoder_names())
+    try:
+        if config.name in registry.AUTOENCODERS:
+            return DiffusersAutoencoder(config)
+        return PixelAutoencoder(config) if config.name == "pixel" else video.build(config)
+    except weights.ShapeMismatch as misfit:
+        raise identify.explained(misfit) from misfit
+
+
+def build_text_encoder(config: TextEncoderConfig) -> TextEncoder:
+    """Build a text encoder.
+
+    Raises:
+        UserError: If its name is unknown.
+    """
+    require_known("text_encoder.name", config.name, text_encoder_names())
+    if config.name in registry.TEXT_ENCODERS:
+        return FamilyTextEncoder(config)
+    return HashedTextEncoder(config) if config.name == "hashed" else T5TextEncoder(config)

@@ -1,0 +1,1 @@
+"""FLUX.1 by Black Forest Labs: images."""

@@ -1,0 +1,74 @@
+"""How a FLUX.1 network is called, and its pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from reelworks.models import diffusers_denoiser
+from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
+from reelworks.models.diffusers_denoiser import (
+    DiffusersNetwork,
+    EncodedText,
+    grid,
+    guided_and_pooled,
+    pack,
+    unpack,
+)
+from reelworks.models.families.flux.spec import FluxConfig
+
+
+def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
+    """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
+
+    All tokens of a text count, those behind its end too: so the networks were trained. A source's tokens stand
+    behind those of the picture, at the same places of a second picture.
+    """
+    *_, H, W = inputs.latent.shape
+    tokens, places = (
+        pack(inputs.latent[:, :, 0]),
+        pad(grid(H // 2, W // 2, device=inputs.latent.device), (1, 0)),
+    )
+    count = len(places)
+    if config.companion == "control":
+        tokens = torch.cat([tokens, pack(inputs.control[:, :, 0])], dim=2)
+    if inputs.source.shape[1]:
+        tokens = torch.cat([tokens, pack(inputs.source[:, :, 0])], dim=1)
+        places = torch.cat([places, places + places.new_tensor([1, 0, 0])])
+    guidance = (inputs.guidance,) if config.guidance_embeds else ()
+    with diffusers_denoiser.embedded(
+        module.time_text_embed.time_proj, inputs.time, *(g * PURE_NOISE for g in guidance)
+    ):
+        out = module(
+            tokens,
+            encoder_hidden_states=inputs.text,
+            pooled_projections=inputs.pooled,
+            timestep=inputs.time / PURE_NOISE,
+            img_ids=places,
+            txt_ids=places.new_zeros(inputs.text.shape[1], 3),
+            guidance=inputs.guidance if config.guidance_embeds else None,
+            return_dict=False,
+        )[0]
+    return -unpack(out[:, :count], H, W)[:, :, None]
+
+
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+    """Embed captions; all tokens count."""
+    tokens, pooled, _ = pipeline.encode_prompt(captions, captions, max_sequence_length=length)
+    return EncodedText(tokens, pooled=pooled)
+
+
+def pipeline_arguments(
+    text: TextEmbedding, guidance_scale: float, fps: float, config: FluxConfig
+) -> dict[str, Any]:
+    """Return the arguments of a call; a network that takes no scale as an input gets a second pass."""
+    values = guided_and_pooled(text, guidance_scale, fps, config)
+    if config.guidance_embeds:
+        return values
+    return values | {"true_cfg_scale": values.pop("guidance_scale")}
+
+
+NETWORK = DiffusersNetwork(predict, encode_text={"flux": encode_text}, pipeline_arguments=pipeline_arguments)

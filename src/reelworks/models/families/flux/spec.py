@@ -1,0 +1,144 @@
+"""Sizes of FLUX.1 networks, and how they were published; torch-free."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field
+
+from reelworks.core.config import Config
+from reelworks.models.family import (
+    CLIP,
+    PLAIN_KL_CONFIG,
+    T5,
+    ComponentShapes,
+    Conditioning,
+    Family,
+    KeyRule,
+    Network,
+    Parts,
+    Preset,
+    PublishedAutoencoder,
+    PublishedText,
+    Release,
+    SamplingDefaults,
+    require_pooled,
+)
+from reelworks.models.lora import release_names
+
+_RELEASE_LAYERS = (
+    *release_names.blocks("transformer_blocks", "double_blocks", release_names.TWO_STREAMS),
+    KeyRule(
+        " ".join(f"single_transformer_blocks.N.{part}" for part in (*release_names.QKV.split(), "proj_mlp")),
+        "single_blocks.N.linear1",
+        heights=(1, 1, 1, 4),
+    ),
+    *release_names.blocks(
+        "single_transformer_blocks", "single_blocks", {"norm.linear": "modulation.lin", "proj_out": "linear2"}
+    ),
+    *release_names.inputs("time_text_embed"),
+    *release_names.FINAL,
+)
+
+
+class FluxConfig(Config):
+    """Arguments of diffusers' FluxTransformer2DModel; defaults are those of FLUX.1-dev.
+
+    `companion`: "control" comes in channels beside the noise, as in FLUX.1-Canny and -Depth; "source" in tokens
+    behind it, as in FLUX.1-Kontext.
+    """
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
+    pictures_only: ClassVar[bool] = True
+    network: ClassVar[Network] = Network(
+        "FluxTransformer2DModel",
+        ("transformer_blocks", "single_transformer_blocks"),
+        widened="x_embedder.weight",
+        release_layers=_RELEASE_LAYERS,
+    )
+
+    in_channels: int = 64
+    out_channels: int = 64
+    num_layers: int = 19
+    num_single_layers: int = 38
+    attention_head_dim: int = 128
+    num_attention_heads: int = 24
+    joint_attention_dim: int = 4096
+    pooled_projection_dim: int = 768
+    guidance_embeds: bool = True
+    axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
+    companion: Literal["control", "source"] | None = Field(default=None, exclude=True)
+
+    @property
+    def conditioning(self) -> Conditioning:
+        """Captions of no words are encoded; a distilled network takes the guidance scale."""
+        return Conditioning(
+            guidance="embedded" if self.guidance_embeds else "classifier-free",
+            takes=() if self.companion is None else (self.companion,),
+            needs=("control",) if self.companion == "control" else (),
+        )
+
+    def fit(self, components: ComponentShapes) -> Self:
+        """Take the widths of the components."""
+        channels = 4 * components.latent_channels
+        return self.model_copy(
+            update={
+                "in_channels": 2 * channels if self.companion == "control" else channels,
+                "out_channels": channels,
+                "joint_attention_dim": components.text_dim,
+                "pooled_projection_dim": require_pooled(components),
+            }
+        )
+
+
+_TINY = FluxConfig(
+    num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 6, 6)
+)
+_preset = partial(Preset, parts=Parts("flux", "flux"), sampling=SamplingDefaults(3.5, 28))
+_DEV = Release("black-forest-labs/FLUX.1-dev", architecture="flux-1-dev", base_version="flux1")
+_SCHNELL = Release(
+    "black-forest-labs/FLUX.1-schnell",
+    timestep_shift=1.0,
+    architecture="flux-1-schnell",
+    base_version="flux1",
+)
+FAMILY = Family(
+    name="flux",
+    network=f"{__package__}.network",
+    presets={
+        "flux-dev": _preset(FluxConfig(), release=_DEV),
+        # Sampled as its release says.
+        "flux-schnell": _preset(
+            FluxConfig(guidance_embeds=False), sampling=SamplingDefaults(1.0, 4), release=_SCHNELL
+        ),
+        "flux-control": _preset(FluxConfig(in_channels=128, companion="control")),
+        "flux-kontext": _preset(FluxConfig(companion="source")),
+        "flux-tiny": _preset(_TINY),
+        "flux-control-tiny": _preset(_TINY.model_copy(update={"in_channels": 128, "companion": "control"})),
+        "flux-kontext-tiny": _preset(_TINY.model_copy(update={"companion": "source"})),
+    },
+    autoencoders={
+        "flux": PublishedAutoencoder(
+            "AutoencoderKL",
+            16,
+            (1, 8, 8),
+            parameters=83_819_683,
+            config={"latent_channels": 16, "scaling_factor": 0.3611, "shift_factor": 0.1159},
+            file_config=PLAIN_KL_CONFIG,
+            has_time_axis=False,
+        )
+    },
+    text_encoders={
+        "flux": PublishedText(
+            "FluxPipeline",
+            4096,
+            512,
+            768,
+            parameters=4_885_371_136,
+            networks=(CLIP, T5._replace(part="text_encoder_2")),
+            tokenizer="tokenizer_2",
+        )
+    },
+    short_names={"flux": "flux-dev"},
+)

@@ -1,0 +1,60 @@
+"""How a FLUX.2 network is called, and its pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from reelworks.models import diffusers_denoiser
+from reelworks.models.api import PURE_NOISE, DenoiserInputs
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid
+from reelworks.models.families.flux2.spec import Flux2Config
+
+_SOURCE = 10  # place of the first given picture among several
+
+
+def predict(module: Any, inputs: DenoiserInputs, config: Flux2Config) -> Tensor:
+    """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
+
+    Places have four axes: a picture among several, row, column, and word. A source's tokens stand behind those of
+    the picture.
+    """
+    *_, H, W = inputs.latent.shape
+    device = inputs.latent.device
+    tokens, places = inputs.latent.flatten(2).transpose(1, 2), pad(grid(H, W, device=device), (1, 1))
+    count = len(places)
+    if inputs.source.shape[1]:
+        tokens = torch.cat([tokens, inputs.source.flatten(2).transpose(1, 2)], dim=1)
+        places = torch.cat([places, places + places.new_tensor([_SOURCE, 0, 0, 0])])
+    guidance = (inputs.guidance,) if config.guidance_embeds else ()
+    with diffusers_denoiser.embedded(
+        module.time_guidance_embed.time_proj, inputs.time, *(g * PURE_NOISE for g in guidance)
+    ):
+        out: Tensor = module(
+            tokens,
+            encoder_hidden_states=inputs.text,
+            timestep=inputs.time / PURE_NOISE,
+            img_ids=places,
+            txt_ids=pad(grid(inputs.text.shape[1], device=device), (3, 0)),
+            guidance=inputs.guidance if config.guidance_embeds else None,
+            return_dict=False,
+        )[0]
+    return -out[:, :count].transpose(1, 2).reshape(inputs.latent.shape)
+
+
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+    """Embed captions; all tokens count."""
+    return EncodedText(pipeline.encode_prompt(captions, max_sequence_length=length)[0])
+
+
+NETWORK = DiffusersNetwork(
+    predict,
+    encode_text={"flux2": encode_text},
+    pipeline_arguments=lambda text, scale, _fps, _config: {
+        "prompt_embeds": text.tokens[:1],
+        "guidance_scale": scale,
+    },
+)

@@ -1,0 +1,88 @@
+"""How a HunyuanVideo 1.5 network is called, and its pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reelworks.models import diffusers_denoiser, optional_imports
+from reelworks.models.api import DenoiserInputs, TextEmbedding
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText
+from reelworks.models.families.hunyuan_video15.spec import HunyuanVideo15Config
+
+_IMAGE_TOKENS = 1  # of a picture that is not given; they are masked
+
+
+def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -> Tensor:
+    """Return the velocity `[B, C, T, H, W]`; the network's own points towards the noise.
+
+    No text to be written in the clip is given: its place is zeros and masked. So are those of a first frame, unless
+    there is one; a picture has none.
+    """
+    latent = inputs.latent
+    B = len(latent)
+    first, mask = torch.zeros_like(latent), torch.zeros_like(latent[:, :1])
+    image = latent.new_zeros(B, _IMAGE_TOKENS, config.image_embed_dim)
+    if config.first_frame and latent.shape[2] > 1:
+        first, image = inputs.first_frame, inputs.image
+        mask[:, :, 0] = 1
+    times = (module.time_embed.time_proj, module.context_embedder.time_text_embed.time_proj)
+    with (
+        diffusers_denoiser.embedded(times[0], inputs.time),
+        diffusers_denoiser.embedded(times[1], inputs.time),
+    ):
+        out: Tensor = module(
+            torch.cat([latent, first, mask], dim=1),
+            inputs.time.to(latent.dtype),
+            inputs.text,
+            inputs.text_mask,
+            encoder_hidden_states_2=latent.new_zeros(B, 1, config.text_embed_2_dim),
+            encoder_attention_mask_2=inputs.text_mask.new_zeros(B, 1),
+            image_embeds=image,
+            return_dict=False,
+        )[0]
+    return -out
+
+
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+    """Embed captions."""
+    pipeline.tokenizer_max_length = length  # the one that takes it nowhere else
+    tokens, mask, *_ = pipeline.encode_prompt(captions, batch_size=len(captions))
+    return EncodedText(tokens, mask)
+
+
+def pipeline_arguments(
+    text: TextEmbedding, guidance_scale: float, fps: float, config: HunyuanVideo15Config
+) -> dict[str, Any]:
+    """Return the arguments of a call; no text is to be written in the picture, as in training."""
+    values: dict[str, Any] = {}
+    for row, sign in enumerate(("", "negative_")):
+        values |= {
+            f"{sign}prompt_embeds": text.tokens[row : row + 1],
+            f"{sign}prompt_embeds_mask": text.mask[row : row + 1],
+            f"{sign}prompt_embeds_2": text.tokens.new_zeros(1, 1, config.text_embed_2_dim),
+            f"{sign}prompt_embeds_mask_2": text.mask.new_zeros(1, 1),
+        }
+    return values
+
+
+def _settings(_config: HunyuanVideo15Config, guidance_scale: float) -> dict[str, Any]:
+    guider = optional_imports.diffusers().ClassifierFreeGuidance(guidance_scale=guidance_scale)
+    return {"guider": guider}
+
+
+def _no_pipeline(module: nn.Module) -> str | None:
+    if any(p.is_floating_point() and p.dtype != torch.float32 for p in module.parameters()):
+        return "the family's pipeline would round latents as the base is stored"
+    return None
+
+
+NETWORK = DiffusersNetwork(
+    predict,
+    encode_text={"hunyuan-video-1.5": encode_text},
+    pipeline_arguments=pipeline_arguments,
+    pipeline_settings=_settings,
+    no_pipeline=_no_pipeline,
+)

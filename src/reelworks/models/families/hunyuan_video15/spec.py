@@ -1,0 +1,177 @@
+"""Sizes of HunyuanVideo 1.5 networks, and how they were published; torch-free."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Self
+
+from pydantic import Field
+
+from reelworks.core.config import Config
+from reelworks.models.family import (
+    QWEN2_5_VL,
+    ComponentShapes,
+    Conditioning,
+    Family,
+    KeyRule,
+    Network,
+    Parts,
+    Preset,
+    PublishedAutoencoder,
+    PublishedText,
+    Release,
+    SamplingDefaults,
+)
+from reelworks.models.lora import release_names
+
+_RELEASE_LAYERS = (
+    *release_names.blocks("transformer_blocks", "double_blocks", release_names.TWO_STREAMS),
+    *release_names.blocks(
+        "context_embedder.token_refiner.refiner_blocks",
+        "txt_in.individual_token_refiner.blocks",
+        {
+            release_names.QKV: "self_attn.qkv",
+            "attn.to_out.0": "self_attn.proj",
+            "ff.net.0.proj": "mlp.0",
+            "ff.net.2": "mlp.2",
+            "norm_out.linear": "adaLN_modulation.1",
+        },
+    ),
+    *(
+        KeyRule(f"{own}.linear_{i}", f"{release}.{side}_layer")
+        for own, release in (
+            ("time_embed.timestep_embedder", "time_in"),
+            ("context_embedder.time_text_embed.timestep_embedder", "txt_in.t_embedder"),
+            ("context_embedder.time_text_embed.text_embedder", "txt_in.c_embedder"),
+        )
+        for i, side in ((1, "in"), (2, "out"))
+    ),
+    KeyRule("context_embedder.proj_in", "txt_in.input_embedder"),
+    *(KeyRule(f"context_embedder_2.linear_{i}", f"byt5_in.fc{i}") for i in (1, 2, 3)),
+    KeyRule("image_embedder.linear_1", "vision_in.proj.1"),
+    KeyRule("image_embedder.linear_2", "vision_in.proj.3"),
+    *release_names.FINAL,
+)
+
+
+class HunyuanVideo15Config(Config):
+    """Arguments of diffusers' HunyuanVideo15Transformer3DModel; defaults are the published ones.
+
+    The input has room for a given picture and its mask, which are zeros unless there is a `first_frame`.
+    """
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
+    pictures_only: ClassVar[bool] = False
+
+    in_channels: int = 65
+    out_channels: int = 32
+    num_attention_heads: int = 16
+    attention_head_dim: int = 128
+    num_layers: int = 54
+    num_refiner_layers: int = 2
+    text_embed_dim: int = 3584
+    text_embed_2_dim: int = 1472
+    image_embed_dim: int = 1152
+    rope_axes_dim: tuple[int, int, int] = (16, 56, 56)
+    first_frame: bool = Field(default=False, exclude=True)
+
+    @property
+    def conditioning(self) -> Conditioning:
+        """Captions of no words are encoded."""
+        if not self.first_frame:
+            return Conditioning()
+        return Conditioning(first_frame="alone", image_encoder="siglip", image_dim=self.image_embed_dim)
+
+    @property
+    def network(self) -> Network:
+        """The network as files and pipelines know it."""
+        return Network(
+            "HunyuanVideo15Transformer3DModel",
+            ("transformer_blocks",),
+            without_gradient=("context_embedder_2.", *self._image, *self._last_text),
+            shape_only=False,
+            release_layers=_RELEASE_LAYERS,
+        )
+
+    def fit(self, components: ComponentShapes) -> Self:
+        """Take the widths of the components."""
+        channels = components.latent_channels
+        return self.model_copy(
+            update={
+                "in_channels": 2 * channels + 1,
+                "out_channels": channels,
+                "text_embed_dim": components.text_dim,
+            }
+        )
+
+    @property
+    def _image(self) -> tuple[str, ...]:
+        """Embed no picture where none is given."""
+        return () if self.first_frame else ("image_embedder.",)
+
+    @property
+    def _last_text(self) -> tuple[str, ...]:
+        """The last block's text goes nowhere."""
+        last = f"transformer_blocks.{self.num_layers - 1}."
+        return (
+            last + "ff_context",
+            last + "attn.to_add_out",
+            last + "attn.norm_added_q",
+            last + "attn.add_q_proj",
+        )
+
+
+_TINY = HunyuanVideo15Config(
+    num_attention_heads=2,
+    attention_head_dim=16,
+    num_layers=2,
+    num_refiner_layers=1,
+    text_embed_2_dim=8,
+    image_embed_dim=16,
+    rope_axes_dim=(4, 6, 6),
+)
+# Sampled as its release says.
+_preset = partial(
+    Preset,
+    parts=Parts("hunyuan-video-1.5", "hunyuan-video-1.5"),
+    sampling=SamplingDefaults(6.0, 50),
+)
+_release = partial(Release, side=640, lines=480, num_frames=81)
+FAMILY = Family(
+    name="hunyuan-video-1.5",
+    network=f"{__package__}.network",
+    presets={
+        "hunyuan-video-1.5": _preset(
+            HunyuanVideo15Config(),
+            release=_release("hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"),
+        ),
+        "hunyuan-video-1.5-i2v": _preset(
+            HunyuanVideo15Config(first_frame=True),
+            release=_release("hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v"),
+        ),
+        "hunyuan-video-1.5-tiny": _preset(_TINY),
+        "hunyuan-video-1.5-i2v-tiny": _preset(_TINY.model_copy(update={"first_frame": True})),
+    },
+    autoencoders={
+        "hunyuan-video-1.5": PublishedAutoencoder(
+            "AutoencoderKLHunyuanVideo15",
+            32,
+            (4, 16, 16),
+            (4, 1),
+            parameters=1_260_634_115,
+            config={"latent_channels": 32, "scaling_factor": 1.03682},
+            one_by_one=True,  # the mask of its attention fits one clip alone
+        )
+    },
+    text_encoders={
+        "hunyuan-video-1.5": PublishedText(
+            "HunyuanVideo15Pipeline",
+            3584,
+            1000,
+            parameters=7_288_276_608,
+            networks=(QWEN2_5_VL,),
+            asks_autoencoder="AutoencoderKLHunyuanVideo15",
+        )
+    },
+    short_names={"hunyuan": "hunyuan-video-1.5", "hunyuan-video": "hunyuan-video-1.5"},
+)

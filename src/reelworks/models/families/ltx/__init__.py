@@ -1,0 +1,1 @@
+"""LTX-Video by Lightricks: clips."""

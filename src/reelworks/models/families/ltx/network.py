@@ -1,0 +1,62 @@
+"""How an LTX-Video network is called, and its pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reelworks.models.api import DenoiserInputs, TextEmbedding
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, guided
+from reelworks.models.families.ltx.spec import LTXConfig
+
+_STRIDE = (8, 32, 32)  # pixels per latent element of its autoencoder
+
+
+def predict(module: Any, inputs: DenoiserInputs, config: LTXConfig) -> Tensor:
+    """Return the velocity `[B, C, T, H, W]`; the network's own points towards the noise.
+
+    Frames that are given have time 0.
+    """
+    H, W = inputs.latent.shape[3:]
+    time_BT = torch.where(inputs.frame_mask, inputs.time[:, None], inputs.time.new_zeros(()))
+    out: Tensor = module(
+        inputs.latent.flatten(2).transpose(1, 2),
+        inputs.text,
+        time_BT.repeat_interleave(H * W, dim=1),
+        inputs.text_mask,
+        video_coords=_places(inputs),
+        return_dict=False,
+    )[0]
+    return -out.transpose(1, 2).reshape(inputs.latent.shape)
+
+
+def _places(inputs: DenoiserInputs) -> Tensor:
+    """Seconds and pixels of every token, `[B, 3, N]`."""
+    device, sizes = inputs.latent.device, inputs.latent.shape[2:]
+    scale_B3 = torch.tensor(_STRIDE, dtype=torch.float32, device=device).repeat(len(inputs.fps), 1)
+    scale_B3[:, 0] /= inputs.fps
+    return grid(*sizes, device=device).T * scale_B3[..., None]
+
+
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+    """Embed captions."""
+    tokens, mask, *_ = pipeline.encode_prompt(captions, None, False, max_sequence_length=length)
+    return EncodedText(tokens, mask)
+
+
+def pipeline_arguments(
+    text: TextEmbedding, guidance_scale: float, fps: float, config: LTXConfig
+) -> dict[str, Any]:
+    """Return the arguments of a call; this pipeline takes the frame rate."""
+    return guided(text, guidance_scale, fps, config) | {
+        "prompt_attention_mask": text.mask[:1],
+        "negative_prompt_attention_mask": text.mask[1:],
+        "frame_rate": fps,
+    }
+
+
+NETWORK = DiffusersNetwork(
+    predict, encode_text={"ltx-video": encode_text}, pipeline_arguments=pipeline_arguments
+)

@@ -1,0 +1,97 @@
+"""Sizes of LTX-Video networks, and how they were published; torch-free."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Self
+
+from reelworks.core.config import Config
+from reelworks.models.family import (
+    T5,
+    ComponentShapes,
+    Conditioning,
+    Family,
+    KeyRule,
+    Network,
+    Parts,
+    Preset,
+    PublishedAutoencoder,
+    PublishedText,
+    Release,
+    SamplingDefaults,
+)
+
+_RELEASE_LAYERS = (
+    KeyRule("proj_in", "patchify_proj"),
+    *(
+        KeyRule(f"time_embed.{rest}", f"adaln_single.{rest}")
+        for rest in ("linear", "emb.timestep_embedder.linear_1", "emb.timestep_embedder.linear_2")
+    ),
+)
+
+
+class LTXConfig(Config):
+    """Arguments of diffusers' LTXVideoTransformer3DModel; defaults are those of the 2B."""
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
+    pictures_only: ClassVar[bool] = False
+    conditioning: ClassVar[Conditioning] = Conditioning(frames=True)
+    network: ClassVar[Network] = Network(
+        "LTXVideoTransformer3DModel", ("transformer_blocks",), release_layers=_RELEASE_LAYERS
+    )
+
+    in_channels: int = 128
+    out_channels: int = 128
+    num_attention_heads: int = 32
+    attention_head_dim: int = 64
+    cross_attention_dim: int = 2048
+    num_layers: int = 28
+    caption_channels: int = 4096
+
+    def fit(self, components: ComponentShapes) -> Self:
+        """Take the widths of the components."""
+        channels = components.latent_channels
+        return self.model_copy(
+            update={
+                "in_channels": channels,
+                "out_channels": channels,
+                "caption_channels": components.text_dim,
+            }
+        )
+
+
+_TINY = LTXConfig(num_attention_heads=2, attention_head_dim=16, cross_attention_dim=32, num_layers=2)
+_preset = partial(Preset, parts=Parts("ltx-video", "ltx-video"), sampling=SamplingDefaults(3.0, 50))
+_release = partial(Release, side=640, lines=480, num_frames=97)
+FAMILY = Family(
+    name="ltx-video",
+    network=f"{__package__}.network",
+    presets={
+        "ltx-video-2b": _preset(LTXConfig(), release=_release("Lightricks/LTX-Video")),
+        "ltx-video-13b": _preset(
+            LTXConfig(attention_head_dim=128, cross_attention_dim=4096, num_layers=48),
+            release=_release("Lightricks/LTX-Video-0.9.7-dev"),
+        ),
+        "ltx-tiny": _preset(_TINY),
+    },
+    autoencoders={
+        "ltx-video": PublishedAutoencoder(
+            "AutoencoderKLLTXVideo",
+            128,
+            (8, 32, 32),
+            (8, 1),
+            parameters=419_193_649,
+            signs=("per_channel_statistics.mean-of-means", "latents_mean"),
+        )
+    },
+    text_encoders={
+        "ltx-video": PublishedText(
+            "LTXPipeline",
+            4096,
+            128,
+            parameters=4_762_310_656,
+            networks=(T5._replace(part="text_encoder"),),
+        )
+    },
+    short_names={"ltx": "ltx-video-2b"},
+)

@@ -1,0 +1,1 @@
+"""LTX-2 by Lightricks: clips; its branch for sound is not trained."""

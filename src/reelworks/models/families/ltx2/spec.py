@@ -1,0 +1,168 @@
+"""Sizes of LTX-2 networks, and how they were published; torch-free."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Self
+
+from reelworks.core.config import Config
+from reelworks.core.errors import UserError
+from reelworks.models.family import (
+    ComponentShapes,
+    Conditioning,
+    Family,
+    KeyRule,
+    Network,
+    Parts,
+    Preset,
+    PublishedAutoencoder,
+    PublishedText,
+    Release,
+    SamplingDefaults,
+    TextNetwork,
+)
+
+_EMBEDDERS = {
+    "time_embed": "adaln_single",
+    "prompt_adaln": "prompt_adaln_single",
+    "audio_time_embed": "audio_adaln_single",
+    "audio_prompt_adaln": "audio_prompt_adaln_single",
+    "av_cross_attn_video_scale_shift": "av_ca_video_scale_shift_adaln_single",
+    "av_cross_attn_audio_scale_shift": "av_ca_audio_scale_shift_adaln_single",
+    "av_cross_attn_video_a2v_gate": "av_ca_a2v_gate_adaln_single",
+    "av_cross_attn_audio_v2a_gate": "av_ca_v2a_gate_adaln_single",
+}
+_RELEASE_LAYERS = (
+    *(
+        KeyRule(f"{own}.{rest}", f"{release}.{rest}")
+        for own, release in _EMBEDDERS.items()
+        for rest in ("linear", "emb.timestep_embedder.linear_1", "emb.timestep_embedder.linear_2")
+    ),
+    KeyRule("proj_in", "patchify_proj"),
+    KeyRule("audio_proj_in", "audio_patchify_proj"),
+)
+
+
+class LTX2Config(Config):
+    """Arguments of diffusers' LTX2VideoTransformer3DModel; defaults are those of LTX-2.
+
+    Beside the branch for frames the network has one for sound, and attention between both. Frames alone are trained.
+    """
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
+    pictures_only: ClassVar[bool] = False
+    conditioning: ClassVar[Conditioning] = Conditioning(frames=True)
+
+    in_channels: int = 128
+    out_channels: int = 128
+    num_attention_heads: int = 32
+    attention_head_dim: int = 128
+    cross_attention_dim: int = 4096
+    audio_in_channels: int = 128
+    audio_num_attention_heads: int = 32
+    audio_attention_head_dim: int = 64
+    audio_cross_attention_dim: int = 2048
+    num_layers: int = 48
+    caption_channels: int = 3840
+    rope_type: str = "split"
+    gated_attn: bool = False
+    cross_attn_mod: bool = False
+    audio_gated_attn: bool = False
+    audio_cross_attn_mod: bool = False
+    use_prompt_embeddings: bool = True
+    perturbed_attn: bool = False
+
+    @property
+    def network(self) -> Network:
+        """The network as files and pipelines know it; parameters of sound, and of its attention with frames, are left out."""
+        in_blocks = (
+            f"transformer_blocks.{i}.{modality}_"
+            for i in range(self.num_layers)
+            for modality in ("audio", "video")
+        )
+        return Network(
+            "LTX2VideoTransformer3DModel",
+            ("transformer_blocks",),
+            without_gradient=("audio_", "av_cross_attn_", *in_blocks),
+            release_layers=_RELEASE_LAYERS,
+            renamed_keys={"prompt_adaln_single": "prompt_adaln"},  # of LTX-2.3
+        )
+
+    def fit(self, components: ComponentShapes) -> Self:
+        """Take the widths of the components.
+
+        Raises:
+            UserError: If the network does not project texts, and they are not as wide as it.
+        """
+        width = self.num_attention_heads * self.attention_head_dim
+        if not self.use_prompt_embeddings and components.text_dim != width:
+            raise UserError(
+                f"this model takes texts of its own width, {width}",
+                code="text-width-differs",
+                field="text_encoder.dim",
+                value=components.text_dim,
+                remedy="choose the text encoder that the model was trained with",
+            )
+        text_dim = components.text_dim if self.use_prompt_embeddings else self.caption_channels
+        channels = components.latent_channels
+        return self.model_copy(
+            update={"in_channels": channels, "out_channels": channels, "caption_channels": text_dim}
+        )
+
+
+_GATED = {
+    "gated_attn": True,
+    "cross_attn_mod": True,
+    "audio_gated_attn": True,
+    "audio_cross_attn_mod": True,
+    "use_prompt_embeddings": False,
+    "perturbed_attn": True,
+}
+_TINY = LTX2Config(
+    num_attention_heads=2,
+    attention_head_dim=16,
+    cross_attention_dim=32,
+    audio_in_channels=4,
+    audio_num_attention_heads=2,
+    audio_attention_head_dim=8,
+    audio_cross_attention_dim=16,
+    num_layers=1,
+)
+_preset = partial(Preset, parts=Parts("ltx-2", "ltx-2"), sampling=SamplingDefaults(3.0, 30))
+# Its scheduler shifts by e^0.95 at 1,024 tokens and by e^2.05 at 4,096; this lies between.
+_release = partial(Release, side=640, lines=480, num_frames=121, timestep_shift=5.0)
+_autoencoder = partial(
+    PublishedAutoencoder,
+    "AutoencoderKLLTX2Video",
+    128,
+    (8, 32, 32),
+    (8, 1),
+    signs=("per_channel_statistics.mean-of-means", "latents_mean"),
+)
+_GEMMA = TextNetwork("text_encoder", "gemma3_text", 262_208)
+FAMILY = Family(
+    name="ltx-2",
+    network=f"{__package__}.network",
+    presets={
+        "ltx-2": _preset(LTX2Config(), release=_release("Lightricks/LTX-2")),
+        "ltx-2.3": _preset(
+            LTX2Config().model_copy(update=_GATED),
+            parts=Parts("ltx-2.3", "ltx-2.3"),
+            release=_release("diffusers/LTX-2.3-Diffusers"),
+        ),
+        # All that either release has.
+        "ltx-2-tiny": _preset(_TINY.model_copy(update=_GATED | {"use_prompt_embeddings": True})),
+    },
+    autoencoders={
+        "ltx-2": _autoencoder(
+            parameters=1_222_479_601, config={"decoder_spatio_temporal_scaling": (True,) * 3}
+        ),
+        "ltx-2.3": _autoencoder(
+            parameters=726_105_969, config={"decoder_spatio_temporal_scaling": (True,) * 4}
+        ),
+    },
+    text_encoders={
+        "ltx-2": PublishedText("LTX2Pipeline", 3840, 1024, parameters=13_618_800_240, networks=(_GEMMA,)),
+        "ltx-2.3": PublishedText("LTX2Pipeline", 4096, 1024, parameters=15_359_552_624, networks=(_GEMMA,)),
+    },
+)

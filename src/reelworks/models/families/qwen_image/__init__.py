@@ -1,0 +1,1 @@
+"""Qwen-Image by Alibaba: images, and edits of images."""

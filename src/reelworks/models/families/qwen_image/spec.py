@@ -1,0 +1,121 @@
+"""Sizes of Qwen-Image networks, and how they were published; torch-free."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Self
+
+from pydantic import Field
+
+from reelworks.core.config import Config
+from reelworks.models.family import (
+    QWEN2_5_VL,
+    ComponentShapes,
+    Conditioning,
+    Family,
+    Network,
+    Parts,
+    Preset,
+    PublishedAutoencoder,
+    PublishedText,
+    Release,
+    SamplingDefaults,
+)
+
+
+class QwenImageConfig(Config):
+    """Arguments of diffusers' QwenImageTransformer2DModel; defaults are the published ones.
+
+    `edits`: it is shown the picture that it edits.
+    """
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
+    pictures_only: ClassVar[bool] = True
+
+    in_channels: int = 64
+    out_channels: int = 16
+    num_layers: int = 60
+    attention_head_dim: int = 128
+    num_attention_heads: int = 24
+    joint_attention_dim: int = 3584
+    axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
+    edits: bool = Field(default=False, exclude=True)
+
+    @property
+    def conditioning(self) -> Conditioning:
+        """Captions of no words are encoded."""
+        return Conditioning(takes=("source",), needs=("source",)) if self.edits else Conditioning()
+
+    @property
+    def network(self) -> Network:
+        """The network as files and pipelines know it."""
+        return Network(
+            "QwenImageTransformer2DModel", ("transformer_blocks",), without_gradient=self._last_text
+        )
+
+    def fit(self, components: ComponentShapes) -> Self:
+        """Take the widths of the components."""
+        channels = components.latent_channels
+        return self.model_copy(
+            update={
+                "in_channels": 4 * channels,
+                "out_channels": channels,
+                "joint_attention_dim": components.text_dim,
+            }
+        )
+
+    @property
+    def _last_text(self) -> tuple[str, ...]:
+        """The last block's text goes nowhere."""
+        last = f"transformer_blocks.{self.num_layers - 1}."
+        return (
+            last + "txt_mlp",
+            last + "attn.to_add_out",
+            last + "attn.norm_added_q",
+            last + "attn.add_q_proj",
+        )
+
+
+_TINY = QwenImageConfig(num_layers=2, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 6, 6))
+# Its autoencoder was made of Wan 2.1's, whose encoder it has.
+_PARTS = Parts("qwen-image", "qwen-image", same_latents=("wan-2.1",))
+_preset = partial(Preset, parts=_PARTS, sampling=SamplingDefaults(4.0, 50))
+_edit = partial(_preset, parts=_PARTS._replace(text="qwen-image-edit"))
+FAMILY = Family(
+    name="qwen-image",
+    network=f"{__package__}.network",
+    presets={
+        "qwen-image": _preset(
+            QwenImageConfig(),
+            release=Release("Qwen/Qwen-Image", timestep_shift=2.2, architecture="Qwen-Image"),
+        ),
+        "qwen-image-edit": _edit(QwenImageConfig(edits=True)),
+        "qwen-image-tiny": _preset(_TINY),
+        "qwen-image-edit-tiny": _edit(_TINY.model_copy(update={"edits": True})),
+    },
+    autoencoders={
+        "qwen-image": PublishedAutoencoder(
+            "AutoencoderKLQwenImage",
+            16,
+            (1, 8, 8),
+            parameters=126_892_531,
+            config={"z_dim": 16},
+            signs=("encoder.norm_out.gamma", "encoder.middle.0.residual.0.gamma"),
+        )
+    },
+    text_encoders={
+        "qwen-image": PublishedText(
+            "QwenImagePipeline", 3584, 512, parameters=8_292_166_656, networks=(QWEN2_5_VL,)
+        ),
+        # Some 1370 of these are of the picture that it sees.
+        "qwen-image-edit": PublishedText(
+            "QwenImageEditPipeline",
+            3584,
+            2048,
+            parameters=8_292_166_656,
+            networks=(QWEN2_5_VL,),
+            sees_pictures=True,
+        ),
+    },
+    short_names={"qwen": "qwen-image"},
+)

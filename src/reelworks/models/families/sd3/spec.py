@@ -1,0 +1,169 @@
+"""Sizes of Stable Diffusion 3 networks, and how they were published; torch-free."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Self
+
+from reelworks.core.config import Config
+from reelworks.models.family import (
+    CLIP,
+    PLAIN_KL_CONFIG,
+    T5,
+    ComponentShapes,
+    Conditioning,
+    Family,
+    KeyRule,
+    Network,
+    Parts,
+    Preset,
+    PublishedAutoencoder,
+    PublishedText,
+    Release,
+    SamplingDefaults,
+    require_pooled,
+)
+from reelworks.models.lora import release_names
+
+_RELEASE_LAYERS = (
+    *release_names.blocks(
+        "transformer_blocks",
+        "joint_blocks",
+        {
+            release_names.QKV: "x_block.attn.qkv",
+            release_names.ADDED_QKV: "context_block.attn.qkv",
+            release_names.QKV.replace("attn", "attn2"): "x_block.attn2.qkv",
+            "attn.to_out.0": "x_block.attn.proj",
+            "attn2.to_out.0": "x_block.attn2.proj",
+            "attn.to_add_out": "context_block.attn.proj",
+            "norm1.linear": "x_block.adaLN_modulation.1",
+            "norm1_context.linear": "context_block.adaLN_modulation.1",
+            "ff.net.0.proj": "x_block.mlp.fc1",
+            "ff.net.2": "x_block.mlp.fc2",
+            "ff_context.net.0.proj": "context_block.mlp.fc1",
+            "ff_context.net.2": "context_block.mlp.fc2",
+        },
+    ),
+    *(
+        KeyRule(f"time_text_embed.{own}_embedder.linear_{i}", f"{release}_embedder.mlp.{2 * i - 2}")
+        for own, release in (("timestep", "t"), ("text", "y"))
+        for i in (1, 2)
+    ),
+    *release_names.FINAL,
+)
+
+
+class SD3Config(Config):
+    """Arguments of diffusers' SD3Transformer2DModel; defaults are those of SD3-medium."""
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
+    pictures_only: ClassVar[bool] = True
+    conditioning: ClassVar[Conditioning] = Conditioning()
+
+    sample_size: int = 128
+    in_channels: int = 16
+    out_channels: int = 16
+    num_layers: int = 24
+    attention_head_dim: int = 64
+    num_attention_heads: int = 24
+    joint_attention_dim: int = 4096
+    caption_projection_dim: int = 1536
+    pooled_projection_dim: int = 2048
+    pos_embed_max_size: int = 192
+    dual_attention_layers: tuple[int, ...] = ()
+    qk_norm: str | None = None
+
+    @property
+    def network(self) -> Network:
+        """The network as files and pipelines know it."""
+        last = self.num_layers - 1
+        # The last block's text norm ends in scale and shift as the last norm of all does.
+        last_norm = KeyRule(
+            f"transformer_blocks.{last}.norm1_context.linear",
+            f"joint_blocks.{last}.context_block.adaLN_modulation.1",
+            swapped=True,
+        )
+        return Network(
+            "SD3Transformer2DModel",
+            ("transformer_blocks",),
+            without_gradient=self._last_text,
+            release_layers=(last_norm, *_RELEASE_LAYERS),
+        )
+
+    def fit(self, components: ComponentShapes) -> Self:
+        """Take the widths of the components."""
+        channels = components.latent_channels
+        return self.model_copy(
+            update={
+                "in_channels": channels,
+                "out_channels": channels,
+                "joint_attention_dim": components.text_dim,
+                "pooled_projection_dim": require_pooled(components),
+            }
+        )
+
+    @property
+    def _last_text(self) -> tuple[str, ...]:
+        """The last block does not ask its text."""
+        last = f"transformer_blocks.{self.num_layers - 1}."
+        return last + "attn.add_q_proj", last + "attn.norm_added_q"
+
+
+_TINY = SD3Config(
+    sample_size=16,
+    num_layers=2,
+    attention_head_dim=16,
+    num_attention_heads=2,
+    caption_projection_dim=32,
+    pos_embed_max_size=32,
+    qk_norm="rms_norm",
+)
+_MEDIUM_35 = SD3Config(dual_attention_layers=tuple(range(13)), qk_norm="rms_norm", pos_embed_max_size=384)
+_LARGE_35 = SD3Config(num_layers=38, num_attention_heads=38, caption_projection_dim=2432, qk_norm="rms_norm")
+_preset = partial(Preset, parts=Parts("sd3", "sd3"), sampling=SamplingDefaults(7.0, 28))
+
+
+def _release(name: str) -> Release:
+    return Release(
+        f"stabilityai/{name}",
+        architecture=name.removesuffix("-diffusers").replace("3.5", "3-5"),
+    )
+
+
+FAMILY = Family(
+    name="sd3",
+    network=f"{__package__}.network",
+    presets={
+        "sd3-medium": _preset(SD3Config(), release=_release("stable-diffusion-3-medium-diffusers")),
+        "sd3.5-medium": _preset(_MEDIUM_35, release=_release("stable-diffusion-3.5-medium")),
+        "sd3.5-large": _preset(_LARGE_35, release=_release("stable-diffusion-3.5-large")),
+        "sd3-tiny": _preset(_TINY),
+    },
+    autoencoders={
+        "sd3": PublishedAutoencoder(
+            "AutoencoderKL",
+            16,
+            (1, 8, 8),
+            parameters=83_819_683,
+            config={"latent_channels": 16, "scaling_factor": 1.5305, "shift_factor": 0.0609},
+            file_config=PLAIN_KL_CONFIG,
+            has_time_axis=False,
+        )
+    },
+    text_encoders={
+        "sd3": PublishedText(
+            "StableDiffusion3Pipeline",
+            4096,
+            333,
+            2048,
+            parameters=5_580_620_800,
+            networks=(
+                CLIP,
+                CLIP._replace(part="text_encoder_2"),
+                T5._replace(part="text_encoder_3"),
+            ),
+            tokenizer="tokenizer_3",
+        )
+    },
+    short_names={"sd3": "sd3.5-medium"},
+)

@@ -1,0 +1,50 @@
+"""How the network of Stable Diffusion XL is called, and its pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reelworks.models.api import DenoiserInputs
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, guided_and_pooled
+from reelworks.models.families.sdxl.spec import SDXLConfig
+
+
+def predict(module: Any, inputs: DenoiserInputs, config: SDXLConfig) -> Tensor:
+    """Return what the objective asks for, `[B, C, 1, H, W]`: the noise, or a velocity.
+
+    It is told the picture's size twice, as original and as wanted, and that nothing was cropped. All
+    tokens of a text count, those behind its end too: so the network was trained.
+    """
+    size_B2 = torch.stack([inputs.height, inputs.width], dim=1)
+    out: Tensor = module(
+        inputs.latent[:, :, 0],
+        inputs.time,
+        inputs.text,
+        added_cond_kwargs={
+            "text_embeds": inputs.pooled,
+            "time_ids": torch.cat([size_B2, torch.zeros_like(size_B2), size_B2], dim=1),
+        },
+        return_dict=False,
+    )[0]
+    return out[:, :, None]
+
+
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+    """Embed captions; an empty one as zeros, where the release says so."""
+    tokens, _, pooled, _ = pipeline.encode_prompt(captions, do_classifier_free_guidance=False)
+    if pipeline.config.force_zeros_for_empty_prompt:
+        empty = torch.tensor([not caption for caption in captions], device=tokens.device)
+        tokens = tokens.masked_fill(empty[:, None, None], 0)
+        pooled = pooled.masked_fill(empty[:, None], 0)
+    return EncodedText(tokens, pooled=pooled)
+
+
+NETWORK = DiffusersNetwork(
+    predict,
+    encode_text={"sdxl": encode_text},
+    pipeline_arguments=guided_and_pooled,
+    pipeline_settings=lambda _config, _scale: {"add_watermarker": False},
+)

@@ -1,0 +1,159 @@
+"""Sizes of Stable Diffusion XL networks, and how they were published; torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import ClassVar, Self
+
+from reelworks.core.config import Config
+from reelworks.models.family import (
+    CLIP,
+    KL_CONFIG,
+    ComponentShapes,
+    Conditioning,
+    Family,
+    KeyRule,
+    Network,
+    Parts,
+    Preset,
+    PublishedAutoencoder,
+    PublishedText,
+    Release,
+    SamplingDefaults,
+    require_pooled,
+)
+
+_EMBEDDINGS = (
+    KeyRule("time_embedding.linear_1", "time_embed.0"),
+    KeyRule("time_embedding.linear_2", "time_embed.2"),
+    KeyRule("add_embedding.linear_1", "label_emb.0.0"),
+    KeyRule("add_embedding.linear_2", "label_emb.0.2"),
+)
+
+
+class SDXLConfig(Config):
+    """Arguments of diffusers' UNet2DConditionModel; defaults are those of SDXL base.
+
+    Six sizes are told as sines and cosines of width `addition_time_embed_dim`.
+    """
+
+    pictures_only: ClassVar[bool] = True
+    conditioning: ClassVar[Conditioning] = Conditioning(objectives=("epsilon", "v-prediction"))
+
+    sample_size: int = 128
+    in_channels: int = 4
+    out_channels: int = 4
+    down_block_types: tuple[str, ...] = ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D")
+    up_block_types: tuple[str, ...] = ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D")
+    block_out_channels: tuple[int, ...] = (320, 640, 1280)
+    layers_per_block: int = 2
+    norm_num_groups: int = 32
+    cross_attention_dim: int = 2048
+    transformer_layers_per_block: tuple[int, ...] = (1, 2, 10)
+    attention_head_dim: tuple[int, ...] = (5, 10, 20)
+    use_linear_projection: bool = True
+    addition_embed_type: str = "text_time"
+    addition_time_embed_dim: int = 256
+    projection_class_embeddings_input_dim: int = 2816
+
+    @property
+    def patch_size(self) -> tuple[int, int, int]:
+        """Latent elements per token."""
+        return 1, self._downscale, self._downscale
+
+    @property
+    def network(self) -> Network:
+        """The network as files and pipelines know it."""
+        return Network(
+            "UNet2DConditionModel",
+            ("down_blocks", "up_blocks"),
+            part="unet",
+            release_layers=(*_EMBEDDINGS, *self._release_blocks()),
+        )
+
+    def fit(self, components: ComponentShapes) -> Self:
+        """Take the widths of the components."""
+        channels, pooled = components.latent_channels, require_pooled(components)
+        return self.model_copy(
+            update={
+                "in_channels": channels,
+                "out_channels": channels,
+                "cross_attention_dim": components.text_dim,
+                "projection_class_embeddings_input_dim": pooled + 6 * self.addition_time_embed_dim,
+            }
+        )
+
+    @property
+    def _downscale(self) -> int:
+        """Sizes that its levels halve without a rest."""
+        return int(2 ** (len(self.block_out_channels) - 1))
+
+    def _release_blocks(self) -> Iterator[KeyRule]:
+        """Yield the rules of all blocks, which the release counts in a row: the layers of a level, and a step between."""
+        per_level = self.layers_per_block + 1
+        for level in range(len(self.block_out_channels)):
+            for layer in range(per_level):
+                place = per_level * level + layer
+                yield from _block(f"down_blocks.{level}", layer, f"input_blocks.{place + 1}")
+                yield from _block(f"up_blocks.{level}", layer, f"output_blocks.{place}")
+        yield KeyRule("mid_block.attentions.0.*", "middle_block.1.*")
+        for i, place in ((0, 0), (1, 2)):
+            yield from _resnet(f"mid_block.resnets.{i}", f"middle_block.{place}")
+
+
+def _block(own: str, layer: int, release: str) -> Iterator[KeyRule]:
+    yield from _resnet(f"{own}.resnets.{layer}", f"{release}.0")
+    yield KeyRule(f"{own}.attentions.{layer}.*", f"{release}.1.*")
+
+
+def _resnet(own: str, release: str) -> Iterator[KeyRule]:
+    yield KeyRule(f"{own}.time_emb_proj", f"{release}.emb_layers.1")
+    yield KeyRule(f"{own}.*", f"{release}.*")
+
+
+_TINY = SDXLConfig(
+    sample_size=16,
+    down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+    up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+    block_out_channels=(16, 32),
+    layers_per_block=1,
+    norm_num_groups=4,
+    transformer_layers_per_block=(1, 1),
+    attention_head_dim=(2, 2),
+    addition_time_embed_dim=8,
+)
+_preset = partial(Preset, parts=Parts("sdxl", "sdxl"), sampling=SamplingDefaults(5.0, 50))
+_RELEASE = Release(
+    "stabilityai/stable-diffusion-xl-base-1.0",
+    objective="epsilon",
+    formats=("diffusers", "kohya"),
+    architecture="stable-diffusion-xl-v1-base",
+    base_version="sdxl_base_v1-0",
+)
+FAMILY = Family(
+    name="sdxl",
+    network=f"{__package__}.network",
+    presets={"sdxl": _preset(SDXLConfig(), release=_RELEASE), "sdxl-tiny": _preset(_TINY)},
+    autoencoders={
+        "sdxl": PublishedAutoencoder(
+            "AutoencoderKL",
+            4,
+            (1, 8, 8),
+            parameters=83_653_863,
+            config={"latent_channels": 4, "scaling_factor": 0.13025, "shift_factor": None},
+            file_config=KL_CONFIG,
+            has_time_axis=False,
+        )
+    },
+    text_encoders={
+        "sdxl": PublishedText(
+            "StableDiffusionXLPipeline",
+            2048,
+            77,
+            1280,
+            parameters=817_720_320,
+            networks=(CLIP, CLIP._replace(part="text_encoder_2")),
+        )
+    },
+)

@@ -1,0 +1,37 @@
+"""How STDiT2 is built, loaded and called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reelworks.models.api import DenoiserInputs
+from reelworks.models.families.stdit2 import weights
+from reelworks.models.families.stdit2.model import STDiT2
+from reelworks.models.families.stdit3.network import STDiTNetwork
+
+
+def predict(module: Any, inputs: DenoiserInputs) -> Tensor:
+    """Return all channels that the network returns, `[B, C or 2·C, T, H, W]`.
+
+    The length that it is told is the number of latent frames: v1.1 encodes frame by frame.
+    """
+    out: Tensor = module(
+        inputs.latent,
+        inputs.time,
+        inputs.text[:, None],
+        mask=inputs.text_mask,
+        x_mask=inputs.frame_mask,
+        num_frames=torch.full_like(inputs.fps, inputs.latent.shape[2]),
+        height=inputs.height,
+        width=inputs.width,
+        ar=inputs.height / inputs.width,
+        fps=inputs.fps,
+        drop_text=inputs.drop_text,
+    )
+    return out
+
+
+NETWORK = STDiTNetwork(STDiT2, predict, lambda module: list(module.blocks), weights.fill)

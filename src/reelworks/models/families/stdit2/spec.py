@@ -1,0 +1,65 @@
+"""Sizes of STDiT2 networks, and how they were published; torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar, Self
+
+from pydantic import Field
+
+from reelworks.core.errors import UserError
+from reelworks.models.families.stdit3.spec import RECIPE_SIZES, RELEASE, STDiT3Config, check, taken_from
+from reelworks.models.family import ComponentShapes, Family, Network, Parts, Preset, SamplingDefaults
+
+
+class STDiT2Config(STDiT3Config):
+    """Sizes of one network; defaults are STDiT2-XL/2 as published with Open-Sora v1.1.
+
+    The fields are STDiT3's; `depth` counts blocks, each with spatial and temporal attention.
+    """
+
+    network: ClassVar[Network] = Network("STDiT2", ("blocks",))
+
+    model_max_length: int = Field(default=200, gt=0)
+
+    def fit(self, components: ComponentShapes) -> Self:
+        """Take the widths of the components, and check that sizes divide.
+
+        Raises:
+            UserError: If heads do not divide the width, or height, width and aspect ratio cannot share it.
+        """
+        fitted = check(self.model_copy(update=taken_from(components)))
+        if fitted.hidden_size % 3:
+            raise UserError(
+                "height, width and aspect ratio share the width in three equal parts",
+                code="sizes-do-not-divide",
+                field="model.hidden_size",
+                value=fitted.hidden_size,
+                remedy="choose a multiple of 12",
+            )
+        return fitted
+
+
+_preset = partial(
+    Preset,
+    parts=Parts("opensora-1.1", "t5"),
+    sampling=SamplingDefaults(7.0, 100),  # of Open-Sora's configs
+)
+_RELEASE = replace(
+    RELEASE,
+    weights="hpcai-tech/OpenSora-STDiT-v2-stage3",
+    autoencoder="stabilityai/sd-vae-ft-ema",
+    objective="iddpm",
+)
+FAMILY = Family(
+    name="stdit2",
+    network=f"{__package__}.network",
+    presets={
+        "stdit2-xl": _preset(STDiT2Config(), release=_RELEASE),
+        "stdit2-tiny": _preset(STDiT2Config(hidden_size=96, depth=4, num_heads=4)),
+    },
+    short_names={"stdit2": "stdit2-xl"},
+    recipe_sizes=RECIPE_SIZES,
+    pads_patches=True,
+)

@@ -1,0 +1,189 @@
+"""STDiT3: a transformer over video latents with alternating spatial and temporal attention.
+
+Source: Open-Sora v1.2, whose state-dict keys and numbers this network reproduces. Nothing in it is
+random: which captions are dropped is an input.
+
+Shape legend: B batch, C latent channels, D width, T frames, H W latent size, S tokens per frame,
+L text tokens, K caption width; R is T where frames differ in their timestep, else 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+from reelworks.models.families.stdit3.attention import MLP, CrossAttention, Rotation, SelfAttention
+from reelworks.models.families.stdit3.embeddings import (
+    CaptionEmbedding,
+    PatchEmbedding,
+    PositionEmbedding,
+    RotaryEmbedding,
+    ScalarEmbedding,
+    tile_rows,
+    unpatchify,
+)
+from reelworks.models.families.stdit3.spec import STDiT3Config
+
+
+def modulate(x_BTSD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Normalise tokens, then shift and scale them."""
+    return torch.addcmul(shift, F.layer_norm(x_BTSD, x_BTSD.shape[-1:], eps=1e-6), 1 + scale)
+
+
+class Block(nn.Module):
+    """Self-attention over a frame's places or over a place's frames, attention to text, MLP."""
+
+    def __init__(self, config: STDiT3Config, *, temporal: bool) -> None:
+        super().__init__()
+        D = config.hidden_size
+        self.temporal = temporal
+        self.scale_shift_table = nn.Parameter(torch.empty(6, D))
+        self.attn = SelfAttention(D, config.num_heads, qk_norm=config.qk_norm)
+        self.cross_attn = CrossAttention(D, config.num_heads)
+        self.mlp = MLP(D, int(D * config.mlp_ratio), D)
+
+    def forward(
+        self,
+        x_BTSD: Tensor,
+        text_BLD: Tensor,
+        mask_B11L: Tensor | None,
+        modulation_BR6D: Tensor,
+        rotation: Rotation | None,
+    ) -> Tensor:
+        """Return tokens `[B, T, S, D]`; `modulation_BR6D` follows from the timesteps."""
+        table = (self.scale_shift_table + modulation_BR6D).unsqueeze(2)
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = table.unbind(3)
+        attended = self._attend(modulate(x_BTSD, shift, scale), rotation)
+        x_BTSD = torch.addcmul(x_BTSD, gate, attended)
+        x_BTSD = x_BTSD + self.cross_attn(x_BTSD.flatten(1, 2), text_BLD, mask_B11L).view_as(x_BTSD)
+        return torch.addcmul(x_BTSD, mlp_gate, self.mlp(modulate(x_BTSD, mlp_shift, mlp_scale)))
+
+    def _attend(self, x_BTSD: Tensor, rotation: Rotation | None) -> Tensor:
+        B, T, S, D = x_BTSD.shape
+        out: Tensor
+        if not self.temporal:
+            out = self.attn(x_BTSD.flatten(0, 1), None)
+            return out.view(B, T, S, D)
+        out = self.attn(x_BTSD.transpose(1, 2).flatten(0, 1), rotation)
+        return out.view(B, S, T, D).transpose(1, 2)
+
+
+class FinalLayer(nn.Module):
+    """Tokens to the numbers of their patches."""
+
+    def __init__(self, hidden_size: int, out_features: int) -> None:
+        super().__init__()
+        self.scale_shift_table = nn.Parameter(torch.empty(2, hidden_size))
+        self.linear = nn.Linear(hidden_size, out_features)
+
+    def forward(
+        self, x_BTSD: Tensor, time_BD: Tensor, clean_BD: Tensor | None, frame_mask: Tensor | None
+    ) -> Tensor:
+        """Project `[B, T, S, D]`, modulated by `time_BD`, or `clean_BD` where `frame_mask` is False."""
+        x_BTSD = self._modulate(x_BTSD, time_BD)
+        if frame_mask is not None and clean_BD is not None:
+            # v1.2 modulates conditioning frames twice, first with the timestep, then with time 0; its
+            # weights were trained with it.
+            twice = self._modulate(x_BTSD, clean_BD)
+            x_BTSD = torch.where(frame_mask[:, :, None, None], x_BTSD, twice)
+        out: Tensor = self.linear(x_BTSD)
+        return out
+
+    def _modulate(self, x_BTSD: Tensor, time_BD: Tensor) -> Tensor:
+        shift, scale = (self.scale_shift_table + time_BD[:, None])[:, :, None, None].unbind(1)
+        return modulate(x_BTSD, shift, scale)
+
+
+class STDiT3(nn.Module):
+    """The network; see the module's docstring.
+
+    Attributes:
+        config: Its sizes.
+        gradient_checkpointing: Keep only block inputs for the backward pass.
+    """
+
+    def __init__(self, config: STDiT3Config, *, gradient_checkpointing: bool = False) -> None:
+        """Build with parameters allocated but not set; `init_weights` or loading sets them."""
+        super().__init__()
+        D = config.hidden_size
+        self.config, self.gradient_checkpointing = config, gradient_checkpointing
+        self.rope = RotaryEmbedding(config.head_dim)
+        self.pos_embed = PositionEmbedding(D, config.input_sq_size)
+        self.x_embedder = PatchEmbedding(config.in_channels, D, config.patch_size)
+        self.t_embedder = ScalarEmbedding(D)
+        self.fps_embedder = ScalarEmbedding(D)
+        self.t_block = nn.Sequential(nn.SiLU(), nn.Linear(D, 6 * D))
+        self.y_embedder = CaptionEmbedding(config.caption_channels, D, config.model_max_length)
+        self.spatial_blocks = nn.ModuleList(Block(config, temporal=False) for _ in range(config.depth))
+        self.temporal_blocks = nn.ModuleList(Block(config, temporal=True) for _ in range(config.depth))
+        _, ph, pw = config.patch_size
+        self.final_layer = FinalLayer(D, ph * pw * config.out_channels)
+
+    def forward(
+        self,
+        x: Tensor,
+        timestep: Tensor,
+        y: Tensor,
+        mask: Tensor | None = None,
+        x_mask: Tensor | None = None,
+        fps: Tensor | None = None,
+        height: Tensor | None = None,
+        width: Tensor | None = None,
+        drop_text: Tensor | None = None,
+    ) -> Tensor:
+        """Return `[B, out_channels, T, H, W]` in float32.
+
+        Args:
+            x: `[B, C, T, H, W]` latents; sizes need not be multiples of the patch.
+            timestep: `[B]` in [0, 1000], float32.
+            y: `[B, 1, L, K]` text embeddings.
+            mask: `[n, L]` non-zero where a token counts; sample b uses row b mod n; None counts all.
+            x_mask: `[B, T]` True where a frame has its timestep, False where it is a condition (time 0).
+            fps: `[n]` frames per second.
+            height: `[n]` pixels; the first counts for all, since a batch has one shape.
+            width: `[n]` pixels, likewise.
+            drop_text: `[B]` True where the caption is replaced by the empty one; its mask stays.
+        """
+        if fps is None or height is None or width is None:
+            raise TypeError("STDiT3 needs fps, height and width")
+        _, _, T, H, W = x.shape
+        grid = (-(-H // self.config.patch_size[1]), -(-W // self.config.patch_size[2]))
+        tokens = self.x_embedder(x)
+        tokens = tokens + self.pos_embed(grid, height[0], width[0]).to(tokens.dtype)
+        time_BD, clean_BD = self._times(timestep, fps, x_mask)
+        modulation = self._modulation(time_BD, clean_BD, x_mask)
+        text_BLD = self.y_embedder(y.squeeze(1), drop_text)
+        mask_B11L = None if mask is None else tile_rows(mask.bool(), x.shape[0])[:, None, None]
+        rotation = self.rope(T)
+        for spatial, temporal in zip(self.spatial_blocks, self.temporal_blocks, strict=True):
+            tokens = self._run(spatial, tokens, text_BLD, mask_B11L, modulation, None)
+            tokens = self._run(temporal, tokens, text_BLD, mask_B11L, modulation, rotation)
+        patches = self.final_layer(tokens, time_BD, clean_BD, x_mask)
+        # Cloned: FSDP2 warns of an output that is a view, and it is small.
+        return unpatchify(patches, grid, self.config.patch_size)[..., :H, :W].float().clone()
+
+    def _times(self, timestep: Tensor, fps: Tensor, x_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Embed the timesteps, and time 0 if frames are masked, each with the frame rate."""
+        fps_BD = self.fps_embedder(tile_rows(fps, timestep.shape[0]))
+        time_BD = self.t_embedder(timestep) + fps_BD
+        return time_BD, None if x_mask is None else self.t_embedder(torch.zeros_like(timestep)) + fps_BD
+
+    def _modulation(self, time_BD: Tensor, clean_BD: Tensor | None, x_mask: Tensor | None) -> Tensor:
+        """Return `[B, R, 6, D]`, chosen per frame here once, so that blocks know nothing of masks.
+
+        Choosing parameters instead of results makes a mask cost next to nothing, so one that is all
+        True needs no shortcut: no device is asked what the mask holds, and the numbers are the same.
+        """
+        out: Tensor = self.t_block(time_BD)[:, None]
+        if clean_BD is not None and x_mask is not None:
+            out = torch.where(x_mask[:, :, None], out, self.t_block(clean_BD)[:, None])
+        return out.view(*out.shape[:2], 6, self.config.hidden_size)
+
+    def _run(self, block: nn.Module, *args: Tensor | Rotation | None) -> Tensor:
+        if self.gradient_checkpointing and torch.is_grad_enabled():
+            out: Tensor = checkpoint(block, *args, use_reentrant=False)
+        else:
+            out = block(*args)
+        return out

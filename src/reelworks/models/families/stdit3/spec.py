@@ -1,0 +1,144 @@
+"""Sizes of STDiT3 networks, and how they were published; torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import Field
+
+from reelworks.core.config import Config
+from reelworks.core.errors import UserError
+from reelworks.models.family import (
+    LEARNED,
+    ComponentShapes,
+    Conditioning,
+    Family,
+    Network,
+    Parts,
+    Preset,
+    Release,
+    SamplingDefaults,
+)
+
+_Config = TypeVar("_Config", bound="STDiT3Config")
+
+
+class STDiT3Config(Config):
+    """Sizes of one network; defaults are STDiT3-XL/2 as published with Open-Sora v1.2.
+
+    Attributes:
+        in_channels: Latent channels.
+        caption_channels: Width of text embeddings.
+        model_max_length: Text tokens of the empty caption, and the most that a caption may have.
+        depth: Pairs of a spatial and a temporal block.
+        hidden_size: Width of a token.
+        num_heads: Attention heads.
+        patch_size: Latent elements per token along (time, height, width); a token never spans frames.
+        mlp_ratio: Width of a block's MLP in units of `hidden_size`.
+        input_sq_size: Side in pixels of the square at which positions are unscaled.
+        qk_norm: Normalise queries and keys per head.
+        pred_sigma: Return a second half of channels (learned variance, unused by rectified flow).
+    """
+
+    pictures_only: ClassVar[bool] = False
+    conditioning: ClassVar[Conditioning] = LEARNED
+    network: ClassVar[Network] = Network("STDiT3", ("spatial_blocks", "temporal_blocks"))
+
+    in_channels: int = Field(default=4, gt=0)
+    caption_channels: int = Field(default=4096, gt=0)
+    model_max_length: int = Field(default=300, gt=0)
+    depth: int = Field(default=28, gt=0)
+    hidden_size: int = Field(default=1152, gt=0)
+    num_heads: int = Field(default=16, gt=0)
+    patch_size: tuple[Literal[1], int, int] = (1, 2, 2)
+    mlp_ratio: float = Field(default=4.0, gt=0)
+    input_sq_size: int = Field(default=512, gt=0)
+    qk_norm: bool = True
+    pred_sigma: bool = True
+
+    @property
+    def out_channels(self) -> int:
+        """Channels that the network returns."""
+        return self.in_channels * (2 if self.pred_sigma else 1)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+    def fit(self, components: ComponentShapes) -> Self:
+        """Take the widths of the components, and check that sizes divide.
+
+        Raises:
+            UserError: If heads do not divide the width, or a width cannot carry sines and cosines.
+        """
+        return check(self.model_copy(update=taken_from(components)))
+
+
+def taken_from(components: ComponentShapes) -> dict[str, Any]:
+    """Return the sizes that the components fix."""
+    return {
+        "in_channels": components.latent_channels,
+        "caption_channels": components.text_dim,
+        "model_max_length": components.text_length,
+        "pred_sigma": components.learns_variance,
+    }
+
+
+def check(config: _Config) -> _Config:
+    """Return the config, or refuse sizes that do not divide.
+
+    Raises:
+        UserError: If heads do not divide the width, or a width cannot carry sines and cosines.
+    """
+    if config.hidden_size % config.num_heads or config.head_dim % 2:
+        raise UserError(
+            f"{config.num_heads} heads do not divide the width into even parts",
+            code="sizes-do-not-divide",
+            field="model.hidden_size",
+            value=config.hidden_size,
+            remedy=f"choose a multiple of {2 * config.num_heads}, or other num_heads",
+        )
+    if config.hidden_size % 4:
+        raise UserError(
+            "positions need sines and cosines for two axes, four numbers each",
+            code="sizes-do-not-divide",
+            field="model.hidden_size",
+            value=config.hidden_size,
+            remedy="choose a multiple of 4",
+        )
+    return config
+
+
+RECIPE_SIZES = ("hidden_size", "depth", "num_heads")
+RELEASE = Release(
+    None,
+    autoencoder="hpcai-tech/OpenSora-VAE-v1.2",
+    text="DeepFloyd/t5-v1_1-xxl",
+    side=512,
+    lines=240,
+    num_frames=51,
+    timestep_shift="auto",
+)
+# It may start from PixArt, which was trained on the latents of SDXL.
+_preset = partial(
+    Preset,
+    parts=Parts("opensora-1.2", "t5", same_latents=("sdxl",)),
+    sampling=SamplingDefaults(7.0, 30),  # of Open-Sora's configs
+)
+FAMILY = Family(
+    name="stdit3",
+    network=f"{__package__}.network",
+    presets={
+        "stdit3-xl": _preset(
+            STDiT3Config(), release=replace(RELEASE, weights="hpcai-tech/OpenSora-STDiT-v3")
+        ),
+        "stdit3-3b": _preset(STDiT3Config(hidden_size=1872, num_heads=26), release=RELEASE),
+        "stdit3-tiny": _preset(STDiT3Config(hidden_size=128, depth=4, num_heads=4)),
+    },
+    short_names={"open-sora": "stdit3-xl", "stdit3": "stdit3-xl"},
+    recipe_sizes=RECIPE_SIZES,
+    pads_patches=True,
+)

@@ -1,0 +1,66 @@
+"""How a Wan network is called, and its pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from reelworks.models.api import DenoiserInputs
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, guided
+from reelworks.models.families.wan.spec import MASK_CHANNELS, WanConfig
+
+_TEXT_TOKENS = 512  # behind which the network looks for a picture's
+
+
+def predict(module: Any, inputs: DenoiserInputs, config: WanConfig) -> Tensor:
+    """Return the velocity `[B, C, T, H, W]`.
+
+    Texts are filled up with zeros, which count: so the networks were trained. The network's velocity
+    points towards the noise.
+    """
+    text_BLD = torch.where(inputs.text_mask[..., None], inputs.text, inputs.text.new_zeros(()))
+    time = _by_token(inputs, config) if config.expand_timesteps else inputs.time
+    latent = _beside_first_frame(inputs) if config.first_frame else inputs.latent
+    image = None
+    if config.image_dim is not None:
+        image = inputs.image
+        text_BLD = pad(text_BLD, (0, 0, 0, _TEXT_TOKENS - text_BLD.shape[1]))
+    out: Tensor = module(latent, time, text_BLD, encoder_hidden_states_image=image, return_dict=False)[0]
+    return -out
+
+
+def _beside_first_frame(inputs: DenoiserInputs) -> Tensor:
+    """Channels of the noise, of a mask that is 1 where a frame is given, and of the first frame.
+
+    Of a picture nothing is given.
+    """
+    latent = inputs.latent
+    mask = latent.new_zeros(len(latent), MASK_CHANNELS, *latent.shape[2:])
+    if latent.shape[2] > 1:
+        mask[:, :, 0] = 1
+    return torch.cat([latent, mask, inputs.first_frame], dim=1)
+
+
+def _by_token(inputs: DenoiserInputs, config: WanConfig) -> Tensor:
+    """Times `[B, tokens]`: 0 for frames that are given."""
+    *_, H, W = inputs.latent.shape
+    _, patch_h, patch_w = config.patch_size
+    time_BT = torch.where(inputs.frame_mask, inputs.time[:, None], inputs.time.new_zeros(()))
+    return time_BT.repeat_interleave((H // patch_h) * (W // patch_w), dim=1)
+
+
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+    """Embed captions; tokens of zeros fill them up."""
+    tokens, _ = pipeline.encode_prompt(captions, None, False, max_sequence_length=length)
+    return EncodedText(tokens, tokens.any(dim=-1))
+
+
+NETWORK = DiffusersNetwork(
+    predict,
+    encode_text={"wan": encode_text},
+    pipeline_arguments=guided,
+    pipeline_settings=lambda config, _scale: {"expand_timesteps": config.expand_timesteps},
+)

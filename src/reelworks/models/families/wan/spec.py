@@ -1,0 +1,176 @@
+"""Sizes of Wan networks, and how they were published; torch-free."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Self
+
+from pydantic import Field
+
+from reelworks.core.config import Config
+from reelworks.models.family import (
+    ComponentShapes,
+    Conditioning,
+    Family,
+    KeyRule,
+    Network,
+    Parts,
+    Preset,
+    PublishedAutoencoder,
+    PublishedText,
+    Release,
+    SamplingDefaults,
+    TextNetwork,
+)
+from reelworks.models.lora import release_names
+
+MASK_CHANNELS = 4  # one for each frame behind a latent frame
+_RELEASE_LAYERS = (
+    *release_names.blocks(
+        "blocks",
+        "blocks",
+        {
+            f"{own}.{part}": f"{release}.{layer}"
+            for own, release in (("attn1", "self_attn"), ("attn2", "cross_attn"))
+            for part, layer in (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o"))
+        },
+    ),
+    *release_names.blocks("blocks", "blocks", {"ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2"}),
+    *(
+        KeyRule(f"condition_embedder.{own}_embedder.linear_{i}", f"{own}_embedding.{2 * i - 2}")
+        for own in ("time", "text")
+        for i in (1, 2)
+    ),
+    KeyRule("condition_embedder.time_proj", "time_projection.1"),
+    KeyRule("proj_out", "head.head"),
+)
+
+
+class WanConfig(Config):
+    """Arguments of diffusers' WanTransformer3DModel; defaults are those of the 1.3B of Wan 2.1.
+
+    `expand_timesteps`: every frame has a time of its own, 0 where it is given, as in the 5B of Wan 2.2.
+    `first_frame`: the first frame comes in channels of its own, with a mask; as CLIP sees it too where `image_dim`
+    says how wide that is.
+    """
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
+    pictures_only: ClassVar[bool] = False
+    network: ClassVar[Network] = Network("WanTransformer3DModel", ("blocks",), release_layers=_RELEASE_LAYERS)
+
+    num_attention_heads: int = 12
+    attention_head_dim: int = 128
+    in_channels: int = 16
+    out_channels: int = 16
+    text_dim: int = 4096
+    freq_dim: int = 256
+    ffn_dim: int = 8960
+    num_layers: int = 30
+    rope_max_seq_len: int = 1024
+    image_dim: int | None = None
+    added_kv_proj_dim: int | None = None
+    expand_timesteps: bool = Field(default=False, exclude=True)
+    first_frame: bool = Field(default=False, exclude=True)
+
+    @property
+    def conditioning(self) -> Conditioning:
+        """Captions of no words are encoded."""
+        return Conditioning(
+            frames=self.expand_timesteps,
+            first_frame="grey" if self.first_frame else None,
+            image_encoder=None if self.image_dim is None else "clip",
+            image_dim=self.image_dim or 0,
+        )
+
+    def fit(self, components: ComponentShapes) -> Self:
+        """Take the widths of the components."""
+        channels = components.latent_channels
+        return self.model_copy(
+            update={
+                "in_channels": 2 * channels + MASK_CHANNELS if self.first_frame else channels,
+                "out_channels": channels,
+                "text_dim": components.text_dim,
+            }
+        )
+
+
+_LARGE = WanConfig(num_attention_heads=40, ffn_dim=13824, num_layers=40)
+_TINY = WanConfig(
+    num_attention_heads=2, attention_head_dim=12, freq_dim=32, ffn_dim=64, num_layers=2, rope_max_seq_len=64
+)
+_SIGNS = ("encoder.norm_out.gamma", "encoder.middle.0.residual.0.gamma")
+# Qwen-Image's autoencoder was made of this one, and has its encoder.
+_PARTS = Parts("wan-2.1", "wan", same_latents=("qwen-image",))
+_preset = partial(Preset, parts=_PARTS, sampling=SamplingDefaults(5.0, 50))
+_release = partial(Release, side=640, lines=480, num_frames=81)
+FAMILY = Family(
+    name="wan",
+    network=f"{__package__}.network",
+    presets={
+        "wan-2.1-1.3b": _preset(
+            WanConfig(), release=_release("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", architecture="wan2.1")
+        ),
+        "wan-2.1-14b": _preset(
+            _LARGE, release=_release("Wan-AI/Wan2.1-T2V-14B-Diffusers", architecture="wan2.1")
+        ),
+        "wan-2.2-14b": _preset(
+            _LARGE, release=_release("Wan-AI/Wan2.2-T2V-A14B-Diffusers"), switch_timestep=875.0
+        ),
+        "wan-2.2-5b": _preset(
+            WanConfig(
+                num_attention_heads=24, ffn_dim=14336, in_channels=48, out_channels=48, expand_timesteps=True
+            ),
+            parts=_PARTS._replace(autoencoder="wan-2.2"),
+            release=_release("Wan-AI/Wan2.2-TI2V-5B-Diffusers"),
+        ),
+        "wan-2.1-i2v-14b": _preset(
+            _LARGE.model_copy(
+                update={"in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120, "first_frame": True}
+            ),
+            release=_release("Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"),
+        ),
+        "wan-2.2-i2v-14b": _preset(
+            _LARGE.model_copy(update={"in_channels": 36, "first_frame": True}),
+            release=_release("Wan-AI/Wan2.2-I2V-A14B-Diffusers"),
+            switch_timestep=900.0,
+        ),
+        "wan-tiny": _preset(_TINY.model_copy(update={"expand_timesteps": True})),
+        "wan-2.2-tiny": _preset(_TINY.model_copy(update={"ffn_dim": 48}), switch_timestep=875.0),
+        "wan-i2v-tiny": _preset(
+            _TINY.model_copy(
+                update={"image_dim": 16, "added_kv_proj_dim": 24, "first_frame": True, "in_channels": 36}
+            )
+        ),
+    },
+    autoencoders={
+        "wan-2.1": PublishedAutoencoder(
+            "AutoencoderKLWan",
+            16,
+            (4, 8, 8),
+            (4, 1),
+            parameters=126_892_531,
+            config={"z_dim": 16},
+            file_config={},
+            signs=_SIGNS,
+        ),
+        "wan-2.2": PublishedAutoencoder(
+            "AutoencoderKLWan",
+            48,
+            (4, 16, 16),
+            (4, 1),
+            parameters=704_688_668,
+            config={"z_dim": 48},
+            signs=_SIGNS,
+        ),
+    },
+    text_encoders={
+        "wan": PublishedText(
+            "WanPipeline",
+            4096,
+            512,
+            parameters=5_680_910_336,
+            networks=(TextNetwork("text_encoder", "umt5", 256_384),),
+        )
+    },
+    short_names={"wan": "wan-2.1-1.3b", "wan-2.1": "wan-2.1-1.3b", "wan-2.2": "wan-2.2-5b"},
+)

@@ -1,1 +1,0 @@
-"""FLUX.1 (Black Forest Labs), text to picture."""

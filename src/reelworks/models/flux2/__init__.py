@@ -1,1 +1,0 @@
-"""FLUX.2 (Black Forest Labs), text to picture."""

@@ -1,1 +1,0 @@
-"""HunyuanVideo 1.5 (Tencent), text to video and picture."""

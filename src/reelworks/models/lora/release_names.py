@@ -1,0 +1,57 @@
+"""Rules that families share for the names of layers in a model's first release; torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from reelworks.models.family import KeyRule
+
+QKV, ADDED_QKV = "attn.to_q attn.to_k attn.to_v", "attn.add_q_proj attn.add_k_proj attn.add_v_proj"
+# Blocks with a stream for images and one for texts, as in Flux and its relatives.
+TWO_STREAMS = {
+    QKV: "img_attn.qkv",
+    ADDED_QKV: "txt_attn.qkv",
+    "attn.to_out.0": "img_attn.proj",
+    "attn.to_add_out": "txt_attn.proj",
+    "norm1.linear": "img_mod.lin",
+    "norm1_context.linear": "txt_mod.lin",
+    "ff.net.0.proj": "img_mlp.0",
+    "ff.net.2": "img_mlp.2",
+    "ff_context.net.0.proj": "txt_mlp.0",
+    "ff_context.net.2": "txt_mlp.2",
+    "ff.linear_in": "img_mlp.0",
+    "ff.linear_out": "img_mlp.2",
+    "ff_context.linear_in": "txt_mlp.0",
+    "ff_context.linear_out": "txt_mlp.2",
+}
+FINAL = (
+    KeyRule("norm_out.linear", "final_layer.adaLN_modulation.1", swapped=True),
+    KeyRule("proj_out", "final_layer.linear"),
+)
+
+
+def blocks(own: str, release: str, layers: Mapping[str, str]) -> tuple[KeyRule, ...]:
+    """Return the rules of a list of blocks.
+
+    Args:
+        own: Name of the list in diffusers.
+        release: Its name in the release.
+        layers: Layers of a block in diffusers, separated by spaces where the release has one for several.
+    """
+    return tuple(
+        KeyRule(" ".join(f"{own}.N.{part}" for part in parts.split()), f"{release}.N.{layer}")
+        for parts, layer in layers.items()
+    )
+
+
+def inputs(embedding: str) -> tuple[KeyRule, ...]:
+    """Return the rules of the input layers of Flux and its relatives, whose embeddings are in a module of this name."""
+    return (
+        *(
+            KeyRule(f"{embedding}.{embedder}_embedder.linear_{i}", f"{release}_in.{side}_layer")
+            for embedder, release in (("timestep", "time"), ("text", "vector"), ("guidance", "guidance"))
+            for i, side in ((1, "in"), (2, "out"))
+        ),
+        KeyRule("context_embedder", "txt_in"),
+        KeyRule("x_embedder", "img_in"),
+    )

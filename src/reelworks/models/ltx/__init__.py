@@ -1,1 +1,0 @@
-"""LTX-Video (Lightricks), text to video and picture."""

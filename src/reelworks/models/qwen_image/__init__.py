@@ -1,1 +1,0 @@
-"""Qwen-Image (Alibaba), text to picture."""

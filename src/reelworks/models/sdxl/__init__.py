@@ -1,1 +1,0 @@
-"""Stable Diffusion XL (Stability AI), text to picture."""

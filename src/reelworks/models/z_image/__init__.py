@@ -1,1 +1,0 @@
-"""Z-Image (Alibaba), text to picture."""

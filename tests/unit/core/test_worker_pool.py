@@ -1,0 +1,130 @@
+"""A call has its result from a process, or fails alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import worker_calls
+
+from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool()
+    yield pool
+    pool.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_many_threads_get_their_own_results(pool: WorkerPool) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda i: pool.call(worker_calls.double, i), range(200)))
+    assert found == [2 * i for i in range(200)]
+    assert len(multiprocessing.active_children()) <= 3
+
+
+def test_arrays_arrive_whole_and_can_be_written_to(pool: WorkerPool) -> None:
+    for found, expected in zip(pool.call(worker_calls.arrays, 0), worker_calls.arrays(0), strict=True):
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+        assert found.flags.writeable
+
+
+def test_an_error_is_raised_with_the_traceback_of_the_process_which_serves_on(pool: WorkerPool) -> None:
+    assert pool.call(worker_calls.invert, 2) == 0.5
+    (process,) = multiprocessing.active_children()
+    with pytest.raises(ZeroDivisionError) as caught:
+        pool.call(worker_calls.invert, 0)
+    assert "in invert" in caught.value.__notes__[0]
+    assert pool.call(worker_calls.invert, 4) == 0.25
+    assert multiprocessing.active_children() == [process]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05])
+def test_a_process_that_dies_in_the_middle_of_a_result_costs_that_call_alone(
+    pool: WorkerPool, seconds: float
+) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        lost = threads.submit(pool.call, worker_calls.die_while_sending, seconds)
+        others = [threads.submit(pool.call, worker_calls.double, i) for i in range(20)]
+        assert [other.result() for other in others] == [2 * i for i in range(20)]
+        with pytest.raises(WorkerDied):
+            lost.result()
+
+
+def test_a_process_that_is_killed_between_calls_costs_one_call(pool: WorkerPool) -> None:
+    assert pool.call(worker_calls.double, 1) == 2
+    (process,) = multiprocessing.active_children()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with pytest.raises(WorkerDied):
+        pool.call(worker_calls.double, 1)
+    assert pool.call(worker_calls.double, 1) == 2
+
+
+def test_a_call_that_takes_too_long_is_ended(pool: WorkerPool, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(WorkerHung):
+        pool.call(worker_calls.hang, tmp_path / "begun", timeout_seconds=0.3)
+    assert time.monotonic() - began < 30
+
+
+def test_the_time_until_a_call_begins_does_not_count(pool: WorkerPool) -> None:
+    assert pool.call(worker_calls.is_none, worker_calls.SlowToArrive(1.0), timeout_seconds=0.5)
+
+
+def test_a_closed_pool_takes_no_calls() -> None:
+    pool = WorkerPool()
+    pool.close()
+    with pytest.raises(WorkerDied):
+        pool.call(worker_calls.double, 1)
+
+
+def test_a_pool_whose_closing_is_interrupted_can_be_closed_again(pool: WorkerPool, tmp_path: Path) -> None:
+    """As by a second Ctrl-C: a process that were left would be waited for when the program ends."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda i: pool.call(worker_calls.double, i), range(50)))[-1] == 98
+        hangs = threads.submit(pool.call, worker_calls.hang, tmp_path / "begun")
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.02)
+        former = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                pool.close(patience_seconds=30)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, former)
+        pool.close(patience_seconds=0.1)
+        with pytest.raises(WorkerDied):
+            hangs.result()
+
+
+def test_a_program_that_forgets_to_close_its_pool_ends(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import weakref, math\n"
+        "class Thing: pass\n"
+        "thing = Thing(); weakref.finalize(thing, int)\n"  # the order of exit handlers
+        "from reelworks.core.worker_pool import WorkerPool\n"
+        "if __name__ == '__main__':\n"
+        "    print(WorkerPool().call(math.factorial, 5))\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("120\n", "", 0)

@@ -1,0 +1,55 @@
+"""Calls for worker processes, and values that make trouble there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+BYTES_THAT_TAKE_A_WHILE = 300_000_000
+
+
+def double(value: int) -> int:
+    return 2 * value
+
+
+def invert(value: int) -> float:
+    return 1 / value
+
+
+def arrays(_: int) -> list[NDArray[np.generic]]:
+    """Arrays as decoders give them: large, cut out of larger ones, empty, of no dimension."""
+    whole = np.arange(3_000_000, dtype=np.int32).reshape(1000, 3000)
+    return [whole, whole[10:20, 5:], whole.T, whole[:0], np.array(7.0)]
+
+
+def die_while_sending(seconds: float) -> NDArray[np.uint8]:
+    """Return an array, and be killed some time later; it takes longer to send."""
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return np.ones(BYTES_THAT_TAKE_A_WHILE, dtype=np.uint8)
+
+
+def hang(begun: Path) -> None:
+    """Make a file, and then nothing for long."""
+    begun.touch()
+    time.sleep(60)
+
+
+@dataclass(frozen=True)
+class SlowToArrive:
+    """A value that takes some time to unpickle, as a function does whose modules are imported first."""
+
+    seconds: float
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return time.sleep, (self.seconds,)
+
+
+def is_none(value: object) -> bool:
+    return value is None
