@@ -11,6 +11,7 @@ import numpy as np
 import plain
 import pytest
 import torch
+from refused import refused
 
 from reelworks.core.shape import Shape
 from reelworks.diffusion import objectives
@@ -213,9 +214,9 @@ def test_two_ranks_compute_what_one_does(families):
 def test_clips_and_broken_patches_are_refused_by_name():
     """What a family does not take is told, not run into."""
     flux = contract.build("flux-tiny")
-    with pytest.raises(ValueError, match="pictures alone"):
+    with refused("model-takes-images-only", "num_frames"):
         flux.predict(contract.example(Shape(5, 8, 8), "flux-tiny"))
-    with pytest.raises(ValueError, match=r"height: 7 latent elements.*multiples of 2"):
+    with refused("size-not-a-multiple", "height", says="height: 7 latent elements.*multiples of 2"):
         flux.predict(contract.example(Shape(1, 7, 8), "flux-tiny"))
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import prepare_files as made
 import pytest
+from refused import refused
 
 from reelworks.analysis import clip_history
-from reelworks.core.errors import UserError
 from reelworks.data import plan_cache, resume, segment_record
 from reelworks.data import position as positions
 from reelworks.recipe import recipe_file
@@ -193,7 +193,7 @@ def test_nothing_that_is_lost_changed_or_moved_later_changes_what_is_told(told, 
     (tmp_path / "data" / "3.png").unlink()
     made.opened(told.recipe)
     check(told.run)
-    with pytest.raises(UserError, match="no such clip"):
+    with refused("unknown-clip", "--clip"):
         clip_history.cover(told.run).places(clip="late.png")
     told.run.keep_recipe(recipe_file.dump(other_recipe(told)))
     check(told.run)
@@ -382,7 +382,7 @@ def test_clips_are_found_by_any_end_of_their_path(told, tmp_path):
     found = clip_history.cover(told.run)
     for asked in ("3.png", "data/3.png", str(tmp_path / "data" / "3.png")):
         assert found.paths(found.places(clip=asked)) == ["data/3.png"]
-    with pytest.raises(UserError, match="--clip"):
+    with refused("unknown-clip", "--clip"):
         found.places(clip="33.png")
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import prepare_files as files
 import pytest
 import typer
+from refused import refused
 from typer.testing import CliRunner
 
 from reelworks.analysis import compare, plan_report
 from reelworks.analysis.epoch_stats import gradient_weight
 from reelworks.cli import plan as verb
 from reelworks.cli import show_plan
-from reelworks.core.errors import UserError
 from reelworks.recipe import dataset, diff, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -244,7 +244,7 @@ def test_the_command_draws_what_it_prints(written: tuple[str, str], tmp_path: Pa
     assert "What b would train" in text
     assert all(one["name"] in text for one in told["shares"])
     assert command(wasteful, "--world", "2", "--html", str(page)).splitlines()[-1] == str(page)
-    with pytest.raises(UserError, match="--html"):
+    with refused("one-plan-only", "--html"):
         command("--diff", *written, "--html", str(page))
 
 
@@ -257,9 +257,9 @@ def test_the_command_compares_two_recipes(written: tuple[str, str]) -> None:
 
 
 def test_the_number_of_recipes_must_fit(written: tuple[str, str]) -> None:
-    with pytest.raises(UserError, match="one recipe is planned at a time"):
+    with refused("wrong-number-of-recipes", "RECIPE"):
         command(*written)
-    with pytest.raises(UserError, match="--diff compares two recipes"):
+    with refused("wrong-number-of-recipes", "RECIPE"):
         command("--diff", written[0])
 
 

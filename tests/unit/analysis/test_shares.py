@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import prepare_files as files
 import pytest
+from refused import refused
 
 from reelworks.analysis import costs
 from reelworks.buckets.assign import Reason
-from reelworks.core.errors import UserError
 from reelworks.recipe import dataset as sources
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run.events import EventLog
@@ -57,7 +57,7 @@ def test_a_product_that_is_whole_but_for_rounding_draws_nothing(folder: Path) ->
 
 
 def test_more_showings_than_memory_has_are_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match="showings of 16 clips") as caught:
+    with refused("too-many-repeats", "dataset.repeats", says="showings of 16 clips") as caught:
         RecipeData.open(made(folder, 1000.0, 10**9)).entries(0)
     assert (caught.value.field, caught.value.value) == ("dataset.repeats", [1.0, 1e12])
 
@@ -107,7 +107,7 @@ def test_a_bad_file_of_costs_is_named(folder: Path, tmp_path: Path, text: str) -
     file = tmp_path / "costs.json"
     file.write_text(text)
     data = RecipeData.open(made(folder, cost={"measured": str(file)}))
-    with pytest.raises(UserError, match="reelworks report RUN --costs") as caught:
+    with refused("cost-table-invalid", "cost.measured") as caught:
         data.plan_spec(1, 1)
     assert (caught.value.field, caught.value.value) == ("cost.measured", str(file))
 
@@ -115,7 +115,7 @@ def test_a_bad_file_of_costs_is_named(folder: Path, tmp_path: Path, text: str) -
 def test_a_run_that_tells_no_costs_says_what_to_do(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.create({})
-    with pytest.raises(UserError, match="train some more steps"):
+    with refused("no-measured-cost", "RUN"):
         costs.measure_costs(run)
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from refused import refused
 
 from reelworks.buckets import sizes, table
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig, parse_ratio
@@ -54,14 +55,16 @@ def test_resolutions(text: str, budget: int | tuple[int, int]) -> None:
 def test_more_pixels_than_any_footage(text: str) -> None:
     """The mistake is told as one of the resolution, not of what follows from it."""
     assert sizes.pixel_budget("16384px") == 16384**2
-    with pytest.raises(UserError, match="more pixels than 16384 × 16384") as caught:
+    with refused(
+        "resolution-too-large", "bucket.resolution", says="more pixels than 16384 × 16384"
+    ) as caught:
         build(entry(text))
     assert (caught.value.field, caught.value.value) == ("bucket.resolution", text)
 
 
 @pytest.mark.parametrize("text", ["480", "480P", "p", "480x", "480x854x3", "0p", "0x64", "-4p", "4.5p", ""])
 def test_what_is_no_resolution(text: str) -> None:
-    with pytest.raises(UserError, match='write "480p"') as caught:
+    with refused("unknown-resolution", "bucket.resolution") as caught:
         build(entry(text))
     assert (caught.value.field, caught.value.value) == ("bucket.resolution", text)
 

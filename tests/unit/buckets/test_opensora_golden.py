@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
+from refused import refused
 
 from reelworks.buckets import assign, table
 from reelworks.buckets.assign import Clips, Reason
 from reelworks.buckets.config import BucketsConfig
 from reelworks.buckets.opensora import ratios
 from reelworks.buckets.table import BucketTable
-from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "buckets"
@@ -97,7 +97,7 @@ def test_sizes_by_name_are_those_of_the_release_and_fail_only_where_there_is_non
             assert list(ratios.size_of(name, ratio)) == expected
     assert ("512", "1:1") in failed
     assert ratios.size_of("512", "1:1") == (512, 512)  # the release looks up "1.00" and has "1.0"
-    with pytest.raises(UserError, match="no such aspect ratio"):
+    with refused("unknown-aspect-ratio", "ratio"):
         ratios.size_of("512", "9:17")
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from refused import refused
 
 from reelworks.buckets import assign, table
 from reelworks.buckets.assign import Assignment, Clips, Reason
@@ -249,15 +250,15 @@ def test_the_meaning_of_the_probabilities_is_never_guessed() -> None:
     for values in ({"probability": "opensora-1.2"}, {"opensora_drop_exact_length": True}):
         with pytest.raises(ValidationError, match=r"add \[buckets.opensora\]"):
             BucketsConfig.model_validate(values)
-    with pytest.raises(UserError, match=r"1\.0, to move all"):
+    with refused("opensora-table-invalid", 'buckets.opensora."256".16'):
         parse.parse({"256": {"16": [0.0, "none"]}}, "downgrade", drop_exact_length=False)
 
 
 def test_a_recipe_has_one_table() -> None:
     config = BucketsConfig.model_validate({"opensora": {"256": {1: (1.0, 1)}}, "probability": "opensora-1.2"})
-    with pytest.raises(UserError, match="remove the other"):
+    with refused("two-bucket-tables", "bucket"):
         table.build([BucketEntryConfig(resolution="64px", num_frames=1)], config, STRIDE_8)
-    with pytest.raises(UserError, match=r"or a table of Open-Sora as \[buckets.opensora\]"):
+    with refused("no-bucket", "bucket"):
         table.build([], BucketsConfig(), STRIDE_8)
 
 
@@ -265,7 +266,7 @@ def test_sizes_that_the_model_cannot_take_are_refused_and_never_changed() -> Non
     config = BucketsConfig.model_validate(
         {"opensora": {"144p": {1: (1.0, 1)}}, "probability": "opensora-1.2"}
     )
-    with pytest.raises(UserError, match="such as 117 × 312") as caught:
+    with refused("size-not-a-multiple", "buckets.opensora", says="such as 117 × 312") as caught:
         table.build([], config, STRIDE_8)
     assert '"192px"' in caught.value.remedy
     cured = BucketsConfig.model_validate(
@@ -275,7 +276,7 @@ def test_sizes_that_the_model_cannot_take_are_refused_and_never_changed() -> Non
     frames = BucketsConfig.model_validate(
         {"opensora": {"256": {16: (1.0, 1)}}, "probability": "opensora-1.2"}
     )
-    with pytest.raises(UserError, match=r"takes 4n\+1 frames"):
+    with refused("frame-count-not-taken", 'buckets.opensora."256"', says=r"takes 4n\+1 frames"):
         table.build([], frames, Geometry((4, 8, 8), (1, 2, 2), (4, 1)))
 
 

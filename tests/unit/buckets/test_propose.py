@@ -9,12 +9,12 @@ import pytest
 from catalog_rows import BAD, PICTURE, VIDEO, rows
 from hypothesis import given
 from hypothesis import strategies as st
+from refused import refused
 
 from reelworks.buckets import assign, table
 from reelworks.buckets.assign import Clips, Reason
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.buckets.propose import Ladder, frame_counts, of_rows, propose, rungs
-from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
 
 HD = {"height": 1080, "width": 1920, "num_frames": 200}
@@ -127,7 +127,7 @@ def test_a_model_of_a_coarse_multiple_has_sizes_of_that_multiple():
 
 
 def test_a_budget_below_the_smallest_clip_is_told():
-    with pytest.raises(UserError, match="give at least 5") as caught:
+    with refused("token-limit-too-low", "buckets.max_tokens", says="give at least 5") as caught:
         propose(clips((5, 100, 100)), BucketsConfig(max_tokens=4), PIXEL)
     assert (caught.value.field, caught.value.value) == ("buckets.max_tokens", 4)
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from media_makers import write_picture, write_video
+from refused import refused
 
 from reelworks.catalog import companions
 from reelworks.catalog.companions import Problem
 from reelworks.catalog.scan import scan_sources
 from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
-from reelworks.core.errors import UserError
 
 
 def place(path):
@@ -93,7 +93,7 @@ def test_a_clip_keeps_its_identity(folder, tmp_path):
 
 def test_companions_among_the_clips_are_refused(tmp_path):
     """They would be trained as clips."""
-    with pytest.raises(UserError, match=r"dataset\.loss_mask = .*own folder"):
+    with refused("companion-inside-dataset", "dataset.loss_mask"):
         companions.sources(Source("shots", tmp_path), {"loss_mask": str(tmp_path / "masks")})
     beside = {"loss_mask": f"{tmp_path}-masks"}
     assert [s.name for s in companions.sources(Source("shots", tmp_path), beside)] == ["shots:loss_mask"]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from checkpoint_helpers import write_plain
+from refused import refused
 
 from reelworks.checkpoint import listing, manifest, names, retention
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import storage
-from reelworks.core.errors import UserError
 
 FOREIGN = [
     "step-12", "step-000000012.bak", "old-step-000000012", "step-0000000012", "notes.txt", ".tmp-mine",
@@ -112,9 +112,9 @@ def test_pins(store: CheckpointStore) -> None:
     fill(store, 100, 200)
     store.pin(100)
     assert [c.pinned for c in store.list()] == [True, False]
-    with pytest.raises(UserError, match="unpin it first"):
+    with refused("checkpoint-pinned", "step"):
         store.remove(100, ("test",))
-    with pytest.raises(UserError, match="there are: 100, 200"):
+    with refused("no-such-checkpoint", "step", says="there are: 100, 200"):
         store.pin(300)
     store.unpin(100)
     store.unpin(100)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_helpers import write_plain
+from refused import refused
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -90,7 +91,7 @@ def test_show_names_every_file(run: RunFolder, store: CheckpointStore) -> None:
     assert "step 4: the newest" in call("show", run.path)
     (store.path(2) / "manifest.json").unlink()
     assert "step 2: damaged: manifest.json is missing" in call("show", run.path, 2)
-    with pytest.raises(UserError, match="there are: 1, 2, 3, 4"):
+    with refused("no-such-checkpoint", "step", says="there are: 1, 2, 3, 4"):
         call("show", run.path, 7)
 
 
@@ -102,7 +103,7 @@ def test_verify_ends_with_1_if_one_is_bad(run: RunFolder, store: CheckpointStore
     rows = told("verify", run.path, 3, "--full")
     assert [(row["step"], row["good"]) for row in rows] == [(3, True)]
     assert store.steps() == [1, 2, 3, 4], "looking changes nothing"
-    with pytest.raises(UserError, match="no checkpoint of this step"):
+    with refused("no-such-checkpoint", "step"):
         call("verify", run.path, 9)
 
 
@@ -112,7 +113,7 @@ def test_prune_deletes_with_reasons_and_only_while_nobody_trains(
     dry = told("prune", run.path, "--dry-run")
     assert [row["step"] for row in dry["deleted"]] == [1]
     assert store.steps() == [1, 2, 3, 4]
-    with lock.hold(run.lock_file), pytest.raises(UserError, match="is running") as error:
+    with lock.hold(run.lock_file), refused("run-locked", "RUN") as error:
         call("prune", run.path)
     assert "--dry-run" in error.value.remedy
     assert "would delete step 1" in call("prune", run.path, "--dry-run")
@@ -144,7 +145,7 @@ def test_explain_knows_what_is_there_and_what_is_gone(run: RunFolder, store: Che
     assert "removed by hand" in call("explain", run.path, 4)
     (store.root / "history.jsonl").unlink()
     assert told("explain", run.path, 2)["saved"] == 1.0, "the manifest knows too"
-    with pytest.raises(UserError, match="nothing is known"):
+    with refused("unknown-checkpoint", "STEP"):
         call("explain", run.path, 1)
 
 
@@ -161,13 +162,13 @@ def test_pins(run: RunFolder, store: CheckpointStore) -> None:
     assert told("pin", run.path, 1)["pinned"]
     assert [e["event"] for e in store.history() if e["step"] == 1] == ["saved", "pin"]
     assert "step 1: goes at the next save: not among the last 2" in call("unpin", run.path, 1)
-    with pytest.raises(UserError, match="there are: 1, 2, 3, 4"):
+    with refused("no-such-checkpoint", "step", says="there are: 1, 2, 3, 4"):
         call("pin", run.path, 5)
 
 
 def test_a_disk_that_refuses_a_change_is_told(run: RunFolder, store: CheckpointStore) -> None:
     (store.root / "pins").write_text("no folder")
-    with pytest.raises(UserError, match="cannot be changed"):
+    with refused("checkpoints-unwritable", "RUN"):
         call("pin", run.path, 1)
     assert store.steps() == [1, 2, 3, 4]
 
@@ -178,7 +179,7 @@ def test_best_prints_a_path_and_nothing_else(run: RunFolder, store: CheckpointSt
     assert told("best", run.path)["step"] == 4
     for step in (1, 2, 3, 4):
         store.record_metrics(step, {"loss": float("nan")})
-    with pytest.raises(UserError, match="no checkpoint has a finite loss"):
+    with refused("no-metric", "checkpoints.keep_best", says="no checkpoint has a finite loss"):
         call("best", run.path)
 
 
@@ -193,16 +194,16 @@ def test_export_takes_a_run_or_a_checkpoint(run: RunFolder, tmp_path: Path) -> N
     assert load_file(tmp_path / "a.safetensors")["w"].tolist() == [2.5, 2.5]
     given = ("--weights", "--dtype", "float32", "-o", tmp_path / "sub" / "b.safetensors")
     assert told("export", store.path(1), *given)["weights"] == "model"
-    with pytest.raises(UserError, match="only a LoRA has several conventions"):
+    with refused("lora-format-without-lora", "--format"):
         call("export", run.path, "-o", tmp_path / "c.safetensors", "--format", "kohya")
     assert load_file(tmp_path / "sub" / "b.safetensors")["w"].tolist() == [1.0, 1.0]
-    with pytest.raises(UserError, match="there is a file of this name"):
+    with refused("output-file-invalid", "--output"):
         call("export", run.path, "-o", tmp_path / "a.safetensors")
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     for verb in ("ls", "show", "verify", "prune", "best"):
-        with pytest.raises(UserError, match="no run in this folder"):
+        with refused("no-run", "RUN"):
             call(verb, tmp_path)
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from checkpoint_helpers import write_plain
+from refused import refused
 
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import named, newest_valid, verify
 from reelworks.core import digests, retry
-from reelworks.core.errors import UserError
 
 DATA = "dcp/__0_0.distcp"
 
@@ -85,7 +85,7 @@ def test_the_newest_good_one_is_found(store: CheckpointStore) -> None:
 def test_all_bad_is_an_error_that_moves_nothing(store: CheckpointStore) -> None:
     for step in store.steps():
         truncate(store.path(step) / DATA)
-    with pytest.raises(UserError, match=r"(?s)no checkpoint can be trusted.*step 300: .*step 100: ") as error:
+    with refused("no-good-checkpoint", "checkpoints", says="step 300: .*step 100: ") as error:
         newest_valid(store, full=False)
     assert "--output" in error.value.remedy
     assert store.steps() == [100, 200, 300]
@@ -100,9 +100,9 @@ def test_none_at_all_is_none(tmp_path: Path) -> None:
 def test_a_named_step_never_falls_back(store: CheckpointStore) -> None:
     assert named(store, 200, full=True).step == 200
     truncate(store.path(200) / DATA)
-    with pytest.raises(UserError, match="the checkpoint is bad"):
+    with refused("checkpoint-bad", "step"):
         named(store, 200, full=False)
-    with pytest.raises(UserError, match="there are: 100, 200, 300"):
+    with refused("no-such-checkpoint", "step", says="there are: 100, 200, 300"):
         named(store, 150, full=False)
     assert store.steps() == [100, 200, 300]
 
@@ -110,7 +110,7 @@ def test_a_named_step_never_falls_back(store: CheckpointStore) -> None:
 def test_a_newer_format_is_neither_bad_nor_passed_over(store: CheckpointStore) -> None:
     file = store.path(300) / "manifest.json"
     file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(UserError, match="update Reelworks"):
+    with refused("checkpoint-bad", "checkpoint"):
         newest_valid(store, full=False)
     assert store.steps() == [100, 200, 300]
 
@@ -134,6 +134,6 @@ def test_errors_that_pass_are_no_verdict(
         assert found is not None
         assert found[0].step == 300
     else:
-        with pytest.raises(UserError, match="cannot be read now"):
+        with refused("checkpoint-unreadable", "checkpoint"):
             newest_valid(store, full=True)
     assert store.steps() == [100, 200, 300]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from checkpoint_helpers import write_plain
 from mirror_helpers import Told, copy, logged, mirror_of, new_run, place_at, shown
+from refused import refused
 
 from reelworks.checkpoint import manifest
 from reelworks.checkpoint.config import MirrorConfig
@@ -317,9 +318,9 @@ def test_credentials_are_refused_in_a_recipe_and_not_repeated(keys: dict[str, ob
 def test_addresses_that_cannot_work_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match="not an address"):
+    with refused("mirror-address-invalid", "checkpoints.mirror.url"):
         RemoteFilesystem.open(MirrorConfig(url="s4://bucket/run"))
-    with pytest.raises(UserError, match="does not exist") as caught:
+    with refused("mirror-folder-missing", "checkpoints.mirror.url") as caught:
         RemoteFilesystem.open(MirrorConfig(url=str(tmp_path / "not mounted" / "run")))
     assert "mount" in caught.value.remedy
     monkeypatch.setitem(sys.modules, "s3fs", None)

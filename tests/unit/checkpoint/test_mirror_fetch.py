@@ -10,13 +10,13 @@ import pytest
 from benchmarks._faults import one_save
 from checkpoint_helpers import Killed
 from mirror_helpers import copy, logged, new_run, place_at
+from refused import refused
 
 from reelworks.checkpoint.mirror.fetch import bring_back
 from reelworks.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core import storage
-from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
 
 
@@ -69,12 +69,12 @@ def test_a_run_that_is_no_mirror_is_never_written_over(tmp_path: Path) -> None:
     """Neither when a run begins nor by a copy; the run folder itself is no mirror either."""
     other = new_run(tmp_path / "other", 100, 200)
     before = one_save.listing(other.path)
-    with pytest.raises(UserError, match="would be overwritten"):
+    with refused("mirror-would-be-overwritten", "checkpoints.mirror.url"):
         fetch(other.path, RunFolder(tmp_path / "run"))
     told = copy(new_run(tmp_path / "mine", 100), place_at(other.path), 100, keep_last=1)
     assert told.kinds() == ["unmirrored"]
     for inside in (other.path, other.path / "checkpoints" / "copies"):
-        with pytest.raises(UserError, match="lies in the run folder"):
+        with refused("mirror-inside-run", "checkpoints.mirror.url"):
             fetch(inside, other)
     assert one_save.listing(other.path) == before
 
@@ -120,7 +120,7 @@ def test_all_bad_is_an_error(tmp_path: Path, mirror: Path) -> None:
     for folder in (mirror / "checkpoints").glob("step-*"):
         flip(folder)
     for _ in range(2):  # and stays one
-        with pytest.raises(UserError, match=r"(?s)can be trusted.*step 300.*step 100"):
+        with refused("mirror-without-good-checkpoint", "checkpoints.mirror.url", says="step 300"):
             fetch(mirror, run)
         assert steps(run) == []
 
@@ -132,7 +132,7 @@ def test_storage_that_does_not_answer_is_an_error_only_where_it_is_needed(
         raise ConnectionError("away")
 
     away = place_at(mirror, fail)
-    with pytest.raises(UserError, match="cannot be written now"):
+    with refused("mirror-unreachable", "checkpoints.mirror.url", says="cannot be written now"):
         bring_back(away, RunFolder(tmp_path / "run"), "auto")
     assert bring_back(away, new_run(tmp_path / "with one", 100), "auto") is None
 
@@ -140,7 +140,7 @@ def test_storage_that_does_not_answer_is_an_error_only_where_it_is_needed(
         if name == "ls":
             raise PermissionError("Access Denied")
 
-    with pytest.raises(UserError, match="cannot be read now"):
+    with refused("mirror-unreachable", "checkpoints.mirror.url"):
         bring_back(place_at(mirror, deny_checkpoints), RunFolder(tmp_path / "run"), "auto")
 
 
@@ -154,9 +154,9 @@ def test_damaged_ones_here_do_not_count(tmp_path: Path, mirror: Path) -> None:
 
 
 def test_a_mirror_is_of_one_run(tmp_path: Path, mirror: Path) -> None:
-    with pytest.raises(UserError, match="belongs to another run"):
+    with refused("mirror-of-another-run", "checkpoints.mirror.url"):
         fetch(mirror, new_run(tmp_path / "another"))
-    with pytest.raises(UserError, match="already holds a run"):
+    with refused("mirror-holds-a-run", "checkpoints.mirror.url"):
         fetch(mirror, RunFolder(tmp_path / "fresh"), "never")
     assert not (tmp_path / "fresh").exists()
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from mirror_helpers import copy, logged, new_run, shown
+from refused import refused
 
 from reelworks.checkpoint.config import MirrorConfig
 from reelworks.checkpoint.mirror import fetch, mirror
 from reelworks.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
-from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
 
 SECRET = "a-secret-that-nobody-prints"
@@ -77,7 +77,7 @@ def test_a_bucket_that_is_not_there_or_a_server_that_is_gone_is_told(
     tmp_path: Path, endpoint: str, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = RunFolder(tmp_path / "run")
-    with pytest.raises(UserError, match="cannot be written now") as caught:
+    with refused("mirror-unreachable", "checkpoints.mirror.url", says="cannot be written now") as caught:
         fetch.bring_back(place_in("no-bucket", endpoint), nothing, "auto")
     assert "bucket does not exist" in caught.value.problem
     assert not nothing.path.exists()

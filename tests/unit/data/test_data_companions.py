@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from prepare_files import clip, opened, picture, recipe
+from refused import refused
 
 from reelworks.buckets.assign import Reason
-from reelworks.core.errors import UserError
 from reelworks.data import decode_requests, empty_epoch
 
 
@@ -80,5 +80,5 @@ def test_companions_that_all_lack_are_said_as_the_reason(folder: Any) -> None:
     picture(folder / "wrong/else.png", caption=None)
     data = opened(made(folder, loss_mask=str(folder / "wrong")))
     assert (data.excluded == Reason.NO_COMPANION).sum() == 3
-    with pytest.raises(UserError, match="3 of 4 clips lack a companion that fits them"):
+    with refused("empty-epoch", "dataset", says="3 of 4 clips lack a companion that fits them"):
         raise empty_epoch.no_steps(data)

@@ -8,6 +8,7 @@ from typing import Any
 import prepare_files as files
 import pytest
 from catalog_rows import rows
+from refused import refused
 
 from reelworks.analysis import plan_report
 from reelworks.buckets.assign import Reason
@@ -196,7 +197,7 @@ def test_one_folder_that_is_held_out_whole_says_how_to_divide_it(tmp_path: Path)
     for i in range(4):
         files.picture(tmp_path / "data" / f"{i}.png", grey=i)
     data = files.opened(files.recipe(tmp_path, validation={"split": 0.999, "group": "folder"}))
-    with pytest.raises(UserError, match="4 of 4 clips are held out") as caught:
+    with refused("empty-epoch", "validation.split", says="4 of 4 clips are held out") as caught:
         plan_report.forecast(data.recipe, 1)
     assert caught.value.field == "validation.split"
     assert 'validation.group = "file"' in caught.value.remedy

@@ -12,8 +12,8 @@ import prepare_files as files
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refused import refused
 
-from reelworks.core.errors import UserError
 from reelworks.data import position, resume, segment_record
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import records
@@ -301,7 +301,7 @@ def test_a_change_without_the_former_record_is_refused(training: Training, damag
     record = records.path(training.run, (0, 0, 0))
     damage(record)
     picture(training, "new.png")
-    with pytest.raises(UserError, match="begin the data again with --restart-data") as caught:
+    with refused("record-missing", "resume") as caught:
         training.resume(saved)
     assert (caught.value.field, caught.value.value) == ("resume", str(record))
 

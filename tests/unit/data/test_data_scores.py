@@ -4,6 +4,7 @@ import csv
 
 import prepare_files as files
 import pytest
+from refused import refused
 
 from reelworks.analysis import rejections
 from reelworks.buckets.assign import Reason
@@ -97,7 +98,7 @@ def test_a_score_belongs_to_its_dataset(listed, tmp_path):
     other = tmp_path / "data" / "other.csv"
     other.write_text("path\na.png\n")
     both[1] = {"path": str(other), "filter": "aes > 4.5"}
-    with pytest.raises(UserError, match="`aes` is not a column"):
+    with refused("filter-invalid", "dataset.filter", says="`aes` is not a column"):
         files.opened(files.recipe(tmp_path, dataset=both))
 
 

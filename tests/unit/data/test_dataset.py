@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import prepare_files as files
 import pytest
+from refused import refused
 
 from reelworks.analysis import plan_report
 from reelworks.buckets.assign import Reason
@@ -198,10 +199,14 @@ def test_a_forecast_is_for_any_number_of_ranks(folder: Path) -> None:
     fixed = files.recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 8, "same_bucket_run": 4})
     assert plan_report.step_shape(fixed, 3) == (8, 4)
     wrong = files.recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 8})
-    with pytest.raises(UserError, match="must divide micro_batches_per_step, which is 8") as caught:
+    with refused(
+        "run-length-must-divide",
+        "train.same_bucket_run",
+        says="must divide micro_batches_per_step, which is 8",
+    ) as caught:
         plan_report.step_shape(wrong, 3)
     assert (caught.value.field, caught.value.value) == ("train.same_bucket_run", 3)
-    with pytest.raises(UserError, match="no step has so many") as caught:
+    with refused("unknown-micro-batch-count", "train.micro_batches_per_step") as caught:
         plan_report.step_shape(files.recipe(folder, train={"max_epochs": 1}), 10**9)
     assert caught.value.field == "train.micro_batches_per_step"
 
@@ -232,7 +237,7 @@ def test_an_epoch_that_no_clip_is_drawn_for_is_told_of_that_epoch(folder: Path) 
     planned = [data.plan(spec, epoch).planned for epoch in range(20)]
     assert planned[0] > 0, "or the test could not tell the epochs apart"
     empty = planned.index(0)
-    with pytest.raises(UserError, match="not_drawn: 2"):
+    with refused("empty-epoch", "bucket", says="not_drawn: 2"):
         position.begin_epoch(data, spec, epoch=empty)
 
 
@@ -241,12 +246,12 @@ def test_an_epoch_without_captions_says_where_they_belong(tmp_path: Path) -> Non
     for i in range(3):
         files.picture(tmp_path / "data" / f"{i}.png", grey=i, caption=None if i else "a cat", size=(8, 8))
     data = files.opened(files.recipe(tmp_path))
-    with pytest.raises(UserError, match="2 of 3 clips have no caption") as caught:
+    with refused("empty-epoch", "dataset.path", says="2 of 3 clips have no caption") as caught:
         position.begin_epoch(data, data.plan_spec(1, 1), epoch=0)
     assert caught.value.field == "dataset.path"
     assert "cat.txt" in caught.value.remedy
 
 
 def test_without_a_catalog_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="reelworks scan"):
+    with refused("no-catalog", "catalog"):
         RecipeData.open(files.recipe(tmp_path))

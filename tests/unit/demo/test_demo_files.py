@@ -9,8 +9,8 @@ import av
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from refused import refused
 
-from reelworks.core.errors import UserError
 from reelworks.demo import colour, damage, draw, make, palette, scenes, writers
 from reelworks.demo.make import DemoSummary
 
@@ -189,24 +189,24 @@ def test_its_own_earlier_output_is_written_again(demo: DemoSummary) -> None:
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "holiday.mp4").write_bytes(b"mine")
-    with pytest.raises(UserError, match=r"(?s)DIR = .*holiday\.mp4.*remedy: choose an empty folder"):
+    with refused("demo-folder-in-use", "DIR", says=r"holiday\.mp4.*remedy: choose an empty folder"):
         make.make(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.mp4"]
 
 
 def test_another_seeds_output_is_refused(demo: DemoSummary) -> None:
-    with pytest.raises(UserError, match="other files"):
+    with refused("demo-folder-in-use", "DIR"):
         make.make(demo.folder, seed=1)
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "demo").write_text("")
-    with pytest.raises(UserError, match="not a folder"):
+    with refused("demo-folder-in-use", "DIR"):
         make.make(tmp_path / "demo")
-    with pytest.raises(UserError, match="cannot be written"):
+    with refused("file-unwritable", "DIR"):
         make.make(tmp_path / "demo" / "below")
 
 
 def test_a_missing_encoder_is_named() -> None:
-    with pytest.raises(UserError, match="no encoder libnothing"):
+    with refused("encoder-missing", "av", says="no encoder libnothing"):
         writers.check_encoders(["libx264", "libnothing"])

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from refused import refused
 from safetensors.torch import load_file
 
-from reelworks.core.errors import UserError
 from reelworks.diffusion.samplers import iddpm
 from reelworks.diffusion.samplers.flow import Edit
 
@@ -67,7 +67,7 @@ def test_every_masked_step_equals_the_reference():
 @pytest.mark.parametrize("num_steps", [1, 1001])
 def test_steps_that_do_not_exist_are_refused(num_steps):
     """One step cannot span the schedule, and there are 1000."""
-    with pytest.raises(UserError, match="num_inference_steps"):
+    with refused("steps-out-of-range", "num_inference_steps"):
         iddpm.sample_iddpm(
             ToyModel(), case("sample")["z"], num_steps=num_steps, guidance_scale=1.0, step_noise=torch.zeros
         )

@@ -11,8 +11,8 @@ import torch
 import transformers
 from PIL import Image
 from presets import config_of
+from refused import refused
 
-from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
@@ -204,5 +204,5 @@ def test_of_a_picture_nothing_is_given(parts, name):
 
 def test_an_encoder_that_is_not_there_is_refused(tmp_path):
     """With the recipe's key."""
-    with pytest.raises(UserError, match=r"model\.image_encoder = .*no CLIPVisionModel can be loaded"):
+    with refused("image-encoder-unloadable", "model.image_encoder", says="no CLIPVisionModel can be loaded"):
         VisionEncoder("clip", str(tmp_path))

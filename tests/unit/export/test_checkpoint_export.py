@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from refused import refused
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -148,9 +149,9 @@ def test_float16_refuses_what_would_become_infinite(run: RunFolder, tmp_path: Pa
     path = commit.save(CheckpointStore(run.checkpoints_folder), 50, state(model)).info.path
     target = tmp_path / "out.safetensors"
     given = {"weights": "model", "about": {}}
-    with pytest.raises(UserError, match=r"blocks\.1\.weight has values up to 7e\+04"):
+    with refused("dtype-too-narrow", "dtype", says=r"blocks\.1\.weight has values up to 7e\+04"):
         export.export_checkpoint(path, target, dtype="float16", **given)
-    with pytest.raises(export.ExportFailed, match=r"blocks\.1\.weight"):
+    with refused("export-failed", "exports", says=r"blocks\.1\.weight"):
         export.export_weights(state(model), target, dtype="float16", **given)
     assert [p.name for p in tmp_path.iterdir()] == ["run"], "whole or absent"
     export.export_checkpoint(path, target, dtype="bfloat16", **given)
@@ -169,7 +170,7 @@ def test_a_failing_disk_leaves_what_was_there(
         if what == call and path.parent == folder:
             raise OSError(28, os.strerror(28))
 
-    with storage.guarded(full), pytest.raises(export.ExportFailed, match="No space left") as error:
+    with storage.guarded(full), refused("export-failed", "exports", says="No space left") as error:
         export.export_checkpoint(
             checkpoint, folder / "w.safetensors", weights="ema", dtype="float32", about={}
         )
@@ -183,7 +184,7 @@ def test_a_damaged_checkpoint_is_not_exported(checkpoint: Path, tmp_path: Path) 
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(UserError, match="has other content"):
+    with refused("checkpoint-bad", "checkpoint"):
         export.export_checkpoint(
             checkpoint, tmp_path / "w.safetensors", weights="ema", dtype="float32", about={}
         )
@@ -191,7 +192,7 @@ def test_a_damaged_checkpoint_is_not_exported(checkpoint: Path, tmp_path: Path) 
 
 def test_a_checkpoint_without_an_average_says_so(run: RunFolder, tmp_path: Path) -> None:
     path = commit.save(CheckpointStore(run.checkpoints_folder), 60, {"model": Model().state_dict()}).info.path
-    with pytest.raises(UserError, match="no averaged weights") as error:
+    with refused("checkpoint-part-missing", "checkpoint", says="no averaged weights") as error:
         export.export_checkpoint(path, tmp_path / "w.safetensors", weights="ema", dtype="float32", about={})
     assert "--weights" in error.value.remedy
 

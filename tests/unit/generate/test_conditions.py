@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
@@ -112,7 +113,7 @@ def test_a_picture_and_the_end_of_a_clip_are_read_at_the_size_of_the_clip(tmp_pa
     writers.write(tmp_path / "a.mp4", ramp, 24.0)
     read = conditions.read(tmp_path / "a.mp4", OPTIONS.shape, 3).mean(axis=(1, 2, 3))
     assert np.abs(read - [180, 200, 220]).max() < 8
-    with pytest.raises(UserError, match="12 frames are there"):
+    with refused("condition-unreadable", "--reference", says="12 frames are there"):
         conditions.read(tmp_path / "a.mp4", OPTIONS.shape, 13)
 
 
@@ -130,6 +131,6 @@ def test_what_leaves_nothing_or_does_not_fit_is_refused(given, chunk, message):
     with pytest.raises(UserError, match=message):
         given.check(geometry, OPTIONS.shape, told=True)
     Conditions(frames(1)).check(geometry, OPTIONS.shape, told=True)
-    with pytest.raises(UserError, match="cannot be told"):
+    with refused("conditions-not-taken", "--reference, --loop"):
         Conditions(frames(1)).check(geometry, OPTIONS.shape, told=False)
     Conditions().check(geometry, OPTIONS.shape, told=False)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tiny_families
 import torch
+from refused import refused
 
 from reelworks.core import hash_rng
-from reelworks.core.errors import UserError
 from reelworks.core.hash_rng import Purpose
 from reelworks.core.shape import Shape
 from reelworks.generate import diffusers_pipeline
@@ -208,7 +208,7 @@ def test_where_no_pipeline_can_our_sampler_does_and_says_why(places):
     assert "of the family" in diffusers_pipeline.why_not(hashed, boundary, options)
     own = recipe_file.parse(hashed.model_dump() | {"model": {"name": "stdit3-tiny"}})
     assert diffusers_pipeline.why_not(own, boundary, options) == "stdit3-tiny has no pipeline"
-    with pytest.raises(UserError, match=r"--sampler.*of the family"):
+    with refused("no-pipeline", "--sampler"):
         made_by(hashed, options_for("wan-tiny", sampler="pipeline"))
     assert made_by(recipe, options_for("wan-tiny", sampler="own")).by == "the own sampler"
     assert made_by(hashed, options).by.startswith("the own sampler (pipelines go with")
@@ -227,7 +227,7 @@ def test_sizes_that_a_pipeline_would_round_are_refused(places):
     """A height of half a patch is told, not lowered."""
     recipe = recipe_for("wan-tiny", places("wan-tiny"))
     options = GenerateOptions(Shape(5, 40, 64), 12.0, 1, 1.0, seed=0)
-    with pytest.raises(UserError, match=r"--height = 40.*multiples of 16"):
+    with refused("size-not-a-multiple", "--height", says="--height = 40.*multiples of 16"):
         made_by(recipe, options)
 
 

@@ -4,8 +4,8 @@ import av
 import numpy as np
 import pytest
 from PIL import Image
+from refused import refused
 
-from reelworks.core.errors import UserError
 from reelworks.generate import writers
 
 
@@ -48,9 +48,9 @@ def test_a_picture_is_lossless(tmp_path):
 
 
 def test_a_wrong_suffix_is_named_with_the_nearest_known(tmp_path):
-    with pytest.raises(UserError, match=r'\.mp5.*\n.*did you mean ".mp4"'):
+    with refused("unknown-media-suffix", "output", says=r'\.mp5.*did you mean ".mp4"'):
         writers.write(tmp_path / "x.mp5", clip(2, 8, 8), 8)
-    with pytest.raises(UserError, match="cannot hold 2 frames"):
+    with refused("image-file-for-video", "output", says="cannot hold 2 frames"):
         writers.write(tmp_path / "x.png", clip(2, 8, 8), 8)
     assert not list(tmp_path.iterdir())
 
@@ -58,11 +58,11 @@ def test_a_wrong_suffix_is_named_with_the_nearest_known(tmp_path):
 @pytest.mark.parametrize("name", ["x.png", "x.mp4"])
 def test_a_place_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, name):
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(UserError, match="remedy: choose a folder"):
+    with refused("file-unwritable", "output", says="remedy: choose a folder"):
         writers.write(tmp_path / "file" / name, clip(1, 8, 8), 8)
     if os.geteuid():  # root may write anywhere
         tmp_path.chmod(0o500)
-        with pytest.raises(UserError, match="remedy: choose a folder"):
+        with refused("file-unwritable", "output", says="remedy: choose a folder"):
             writers.write(tmp_path / name, clip(1, 8, 8), 8)
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from media_makers import numbered, write
 from PIL import Image
+from refused import refused
 
 import reelworks as rw
-from reelworks.core.errors import UserError
 from reelworks.testing import sample_dataset
 
 TABLE = rw.BucketTable.from_entries(
@@ -118,7 +118,7 @@ def test_without_a_record_changed_data_are_refused(footage: Path) -> None:
     epoch_of([loader], steps=1)
     (footage / "00.png").unlink()
     other = rw.Loader(dataset_of(footage))
-    with pytest.raises(UserError, match="record_to"):
+    with refused("data-changed", "record_to"):
         other.load_state_dict(loader.state_dict())
 
 
@@ -167,7 +167,7 @@ def test_the_environment_tells_the_rank(monkeypatch: pytest.MonkeyPatch) -> None
     loader = rw.Loader(sample_dataset())
     assert (loader.rank, loader.world_size, loader.micro_batches_per_step) == (1, 4, 4)
     assert rw.Loader(sample_dataset(), rank=0, world_size=1).world_size == 1
-    with pytest.raises(UserError, match="rank from 0 to 3"):
+    with refused("rank-outside-world", "rank", says="rank from 0 to 3"):
         rw.Loader(sample_dataset(), rank=4)
 
 

@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+from refused import refused
 
-from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
 from reelworks.models import factory
 from reelworks.models.config import AutoencoderConfig, TextEncoderConfig
@@ -38,7 +38,7 @@ def test_default_scale_gives_about_unit_variance_to_uniform_pixels():
 
 
 def test_sizes_that_the_stride_does_not_divide_are_refused():
-    with pytest.raises(UserError, match=r"12×16 pixels.*\n.*multiples of 8"):
+    with refused("size-not-a-multiple", "autoencoder.stride", says="12×16 pixels.*multiples of 8"):
         factory.build_autoencoder(AutoencoderConfig()).encode(torch.zeros(1, 3, 1, 12, 16))
 
 

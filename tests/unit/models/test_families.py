@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from refused import refused
 
-from reelworks.core.errors import UserError
 from reelworks.models import families, registry
 from reelworks.models.diffusers_denoiser import DiffusersNetwork
 
@@ -83,6 +83,6 @@ def test_a_name_that_is_taken_is_refused() -> None:
     """And nothing of the family is known then."""
     wan = registry.family_of("wan-tiny")
     other = replace(wan, name="other", presets={"other-tiny": wan.presets["wan-tiny"]}, short_names={})
-    with pytest.raises(UserError, match="two model families use the name"):
+    with refused("duplicate-family-name", "family"):
         registry.register(other)
     assert "other-tiny" not in registry.PRESETS

@@ -10,6 +10,7 @@ import torch
 from diffusers.loaders import lora_conversion_utils as converters
 from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 from presets import config_of, network_of
+from refused import refused
 from torch import nn
 
 from reelworks.core.errors import UserError
@@ -252,14 +253,14 @@ def test_a_fused_update_of_full_rows_is_taken_apart(tmp_path):
 
 def test_a_fused_update_with_rows_for_other_layers_is_refused(tmp_path):
     """Nothing of a file is dropped without a word."""
-    with pytest.raises(UserError, match="1 of its 2 tensors fit no layer"):
+    with refused("lora-does-not-fit", "lora.weights", says="1 of its 2 tensors fit no layer"):
         fused(tmp_path, torch.randn(96, 4), targets=("to_q",))
 
 
 def test_the_rank_of_blocks_is_told_as_that_of_a_layer(tmp_path):
     """Of three blocks of rank 5, not 15."""
     B = torch.block_diag(*[torch.randn(32, 5) for _ in range(3)])
-    with pytest.raises(UserError, match="begins with has rank 5"):
+    with refused("lora-settings-differ", "lora.rank", says="begins with has rank 5"):
         fused(tmp_path, B)
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
@@ -84,9 +85,9 @@ def test_what_does_not_exist_or_fit_is_refused(model, autoencoder, text, message
 
 
 def test_unknown_autoencoders_and_text_encoders_are_refused():
-    with pytest.raises(UserError, match="known: pixel"):
+    with refused("unknown-name", "autoencoder.name", says="known: pixel"):
         factory.build_autoencoder(AutoencoderConfig(name="vae"))
-    with pytest.raises(UserError, match="known: hashed"):
+    with refused("unknown-name", "text_encoder.name", says="known: hashed"):
         factory.build_text_encoder(TextEncoderConfig(name="clip"))
 
 

@@ -12,6 +12,7 @@ import pytest
 import tiny_families
 import torch
 from pydantic import ValidationError
+from refused import refused
 from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
@@ -83,8 +84,10 @@ def test_a_pipeline_without_a_part_is_told_by_the_part(experts, tmp_path, which)
     place = shutil.copytree(experts, tmp_path / "half")
     shutil.rmtree(place / "transformer_2")
     tables = tiny_families.recipe_of("wan-2.2-tiny", place)
-    with pytest.raises(
-        UserError, match=r"this pipeline has no folder transformer_2\n.*remedy: name a folder"
+    with refused(
+        "weights-part-missing",
+        "model.weights",
+        says="this pipeline has no folder transformer_2.*remedy: name a folder",
     ):
         factory.build_denoiser(
             ModelConfig(**tables["model"], experts=which),
@@ -101,7 +104,11 @@ def test_a_damaged_text_encoder_is_told_as_such(experts, tmp_path, damage):
     place = shutil.copytree(experts, tmp_path / "damaged")
     (file,) = (place / "text_encoder").glob("*.safetensors")
     file.write_bytes(damage and file.read_bytes()[:-50])
-    with pytest.raises(UserError, match="no text encoders of WanPipeline can be loaded") as caught:
+    with refused(
+        "text-encoder-unloadable",
+        "text_encoder.weights",
+        says="no text encoders of WanPipeline can be loaded",
+    ) as caught:
         factory.build_text_encoder(
             TextEncoderConfig(**tiny_families.recipe_of("wan-2.2-tiny", place)["text_encoder"])
         )
@@ -111,7 +118,7 @@ def test_a_damaged_text_encoder_is_told_as_such(experts, tmp_path, damage):
 def test_nobody_is_told_to_run_what_is_in_a_file(tmp_path):
     """Not even by torch, whose own text offers it."""
     (tmp_path / "a.pt").write_bytes(pickle.dumps({"a": object()}))
-    with pytest.raises(UserError, match="not a file of tensors, or holds more than them") as caught:
+    with refused("weights-unreadable", "model.weights") as caught:
         weights.read(str(tmp_path / "a.pt"))
     assert "weights_only" not in str(caught.value)
 

@@ -2,11 +2,10 @@
 
 import dataclasses
 
-import pytest
 import torch
+from refused import refused
 from test_stdit3_network import inputs, stir
 
-from reelworks.core.errors import UserError
 from reelworks.models import factory
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.precision import audit
@@ -76,5 +75,5 @@ def test_sharding_names_blocks_and_lora_the_layers_of_attention():
 
 def test_a_width_that_three_sizes_cannot_share_is_refused():
     """Height, width and aspect ratio take a third of the width each."""
-    with pytest.raises(UserError, match="three equal parts"):
+    with refused("sizes-do-not-divide", "model.hidden_size"):
         build(ModelConfig(name="stdit2-tiny", hidden_size=32, num_heads=2))

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 import torch
+from refused import refused
 from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from reelworks.core.errors import UserError
 from reelworks.models import factory
 from reelworks.models.api import DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
@@ -99,7 +99,7 @@ def test_nothing_in_it_is_random_in_training_mode(denoiser):
 
 def test_captions_longer_than_the_model_knows_are_refused(denoiser):
     long = inputs(text=torch.zeros(2, 5, 8), text_mask=torch.ones(2, 5, dtype=torch.bool))
-    with pytest.raises(UserError, match=r"5 tokens, the model takes 4"):
+    with refused("caption-too-long", "text_encoder.max_length", says="5 tokens, the model takes 4"):
         denoiser.predict(long)
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from refused import refused
 from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
@@ -126,7 +127,7 @@ def test_pixart_weights_become_the_spatial_half_and_frames_begin_as_pictures(tmp
     state = as_pixart(source)
     state.pop("t_block.1.bias")
     torch.save({"state_dict": state}, tmp_path / "torn.pth")
-    with pytest.raises(UserError, match=r"1 missing of .*\n    missing: t_block\.1\.bias\n"):
+    with refused("weights-do-not-fit", "model.weights", says=r"1 missing of .*    missing: t_block\.1\.bias"):
         weights.load(target, str(tmp_path / "torn.pth"))
 
 
@@ -160,27 +161,29 @@ class Payload:
 
 def test_a_pickle_that_would_run_a_program_is_refused(tmp_path):
     torch.save({"x": Payload()}, tmp_path / "bad.pt")
-    with pytest.raises(UserError, match=r"bad\.pt cannot be read"):
+    with refused("weights-unreadable", "model.weights", says=r"bad\.pt cannot be read"):
         weights.load(fresh(), str(tmp_path / "bad.pt"))
 
 
 def test_what_is_not_weights_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no such file or folder"):
+    with refused("weights-not-found", "model.weights"):
         weights.load(fresh(), str(tmp_path / "nowhere.safetensors"))
-    with pytest.raises(UserError, match="found: none"):
+    with refused("weights-folder-ambiguous", "model.weights", says="found: none"):
         weights.load(fresh(), str(tmp_path))
     (tmp_path / "torn.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
-    with pytest.raises(UserError, match=r"torn\.safetensors cannot be read"):
+    with refused("weights-unreadable", "model.weights", says=r"torn\.safetensors cannot be read"):
         weights.load(fresh(), str(tmp_path / "torn.safetensors"))
     save_file({"x": torch.zeros(1)}, tmp_path / "second.safetensors")
-    with pytest.raises(UserError, match=r"found: second\.safetensors, torn\.safetensors"):
+    with refused(
+        "weights-folder-ambiguous", "model.weights", says=r"found: second\.safetensors, torn\.safetensors"
+    ):
         weights.load(fresh(), str(tmp_path))
     torch.save({"model": {}, "step": 3}, tmp_path / "trainer.pt")
-    with pytest.raises(UserError, match="not a flat table of tensors"):
+    with refused("weights-unreadable", "model.weights"):
         weights.load(fresh(), str(tmp_path / "trainer.pt"))
 
 
 def test_a_hub_id_without_the_hub_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"(?s)owner/some-model.*pip install huggingface_hub"):
+    with refused("hub-package-missing", "model.weights", says="owner/some-model"):
         weights.load(fresh(), "owner/some-model")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from pydantic import ValidationError
+from refused import refused
 
-from reelworks.core.errors import UserError
 from reelworks.models import factory
 from reelworks.models.config import TextEncoderConfig
 
@@ -84,9 +84,9 @@ def test_words_that_are_cut_off_are_counted(folder, encoder):
 
 def test_what_cannot_be_loaded_and_another_width_are_refused(folder, tmp_path):
     """No folder, an empty one and a wrong width are told with the recipe's keys."""
-    with pytest.raises(UserError, match=r"text_encoder\.dim = 64.*\n.*set it to 32"):
+    with refused("text-width-differs", "text_encoder.dim", says=r"text_encoder\.dim = 64.*set it to 32"):
         factory.build_text_encoder(TextEncoderConfig(name="t5", weights=folder, dim=64))
-    with pytest.raises(UserError, match=r"text_encoder\.weights"):
+    with refused("text-encoder-unloadable", "text_encoder.weights"):
         factory.build_text_encoder(TextEncoderConfig(name="t5", weights=str(tmp_path)))
     with pytest.raises(ValidationError, match=r"text_encoder\.weights"):
         TextEncoderConfig(name="t5")

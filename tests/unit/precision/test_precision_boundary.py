@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.models import factory
@@ -68,12 +69,14 @@ def test_casting_by_role():
 
 
 def test_an_input_without_a_role_is_refused():
-    with pytest.raises(DtypeError, match="depth: this input has no role"):
+    with refused("dtype-mismatch", "depth", says="depth: this input has no role"):
         boundary.cast_inputs({"depth": torch.zeros(1)}, contract())
 
 
 def test_a_time_that_is_already_rounded_is_refused():
-    with pytest.raises(DtypeError, match="time: an input of role time comes as bfloat16, already rounded"):
+    with refused(
+        "dtype-mismatch", "time", says="time: an input of role time comes as bfloat16, already rounded"
+    ):
         boundary.cast_inputs({"time": torch.tensor([999.0], dtype=BF16)}, contract())
 
 
@@ -118,7 +121,10 @@ def test_a_boundary_left_out_names_module_dtypes_and_remedy():
     assert message.startswith("x_embedder.proj: PatchProjection got an input of float32")
     assert "weights of bfloat16" in message
     assert "remedy: call STDiT3 through precision.DtypeBoundary" in message
-    with guard(denoiser.module), pytest.raises(DtypeError, match=r"^y_embedder\.y_proj\.fc1: Linear"):
+    with (
+        guard(denoiser.module),
+        refused("dtype-mismatch", "y_embedder.y_proj.fc1", says=r"^y_embedder\.y_proj\.fc1: Linear"),
+    ):
         denoiser.predict(dataclasses.replace(batch, latent=batch.latent.to(BF16)))
 
 

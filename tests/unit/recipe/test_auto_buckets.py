@@ -7,9 +7,9 @@ from pathlib import Path
 
 import prepare_files as made
 import pytest
+from refused import refused
 
 from reelworks.analysis import plan_report
-from reelworks.core.errors import UserError
 from reelworks.recipe import recipe_file
 from reelworks.run.folder import RunFolder
 
@@ -117,6 +117,8 @@ def test_no_clip_to_propose_for_is_told_with_the_reasons(tmp_path):
     (tmp_path / "data").mkdir()
     made.picture(tmp_path / "data" / "a.png", caption=None)
     made.picture(tmp_path / "data" / "b.png", (8, 8))
-    with pytest.raises(UserError, match=r"1 smaller than any bucket, 1 no_caption") as caught:
+    with refused(
+        "no-clip-to-propose-from", "buckets", says="1 smaller than any bucket, 1 no_caption"
+    ) as caught:
         made.opened(recipe(tmp_path))
     assert caught.value.field == "buckets"

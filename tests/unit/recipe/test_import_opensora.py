@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refused import refused
 from typer.testing import CliRunner
 
 from reelworks.cli.main import app
@@ -363,7 +364,7 @@ def test_the_list_of_a_config_stays_a_list(tmp_path: Path) -> None:
 
 def test_the_meaning_of_the_probabilities_is_asked_for_where_nothing_tells_it(tmp_path: Path) -> None:
     text = 'bucket_config = {"256": {1: (0.5, 4)}}\nmodel = dict(type="PixArt-XL/2")'
-    with pytest.raises(UserError, match="--probability"):
+    with refused("opensora-release-unknown", "model.type"):
         convert(tmp_path, text)
     assert convert(tmp_path, text, probability="downgrade")[1].buckets.probability == "downgrade"
 
@@ -471,7 +472,7 @@ def test_a_mistake_in_a_recipe_names_its_place(tmp_path: Path) -> None:
     assert (caught.value.field, caught.value.value) == ('buckets.opensora."480p".204', 1.5)
     values = tomllib.loads(made.text)
     values["autoencoder"] = {"name": "pixel", "stride": 8}
-    with pytest.raises(UserError, match="takes multiples of 8 × 8 pixels"):
+    with refused("size-not-a-multiple", "buckets.opensora", says="takes multiples of 8 × 8 pixels"):
         recipe_file.parse(values)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused import refused
 
 from reelworks.cli.options import setting
 from reelworks.core.errors import UserError
@@ -274,14 +275,14 @@ def test_several_mistakes_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_recipe(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="No such file") as caught:
+    with refused("file-unreadable", "RECIPE") as caught:
         recipe_file.load(tmp_path / "none.toml")
     assert caught.value.field == "RECIPE"
-    with pytest.raises(UserError, match="Is a directory"):
+    with refused("file-unreadable", "RECIPE", says="Is a directory"):
         recipe_file.load(tmp_path)
     assert "line 2" in str(mistake(tmp_path, text="version = 1\nseed = = 2\n"))
     (tmp_path / "latin.toml").write_bytes("# gr\xfcn\n".encode("latin-1"))
-    with pytest.raises(UserError, match="not UTF-8: byte 4"):
+    with refused("not-utf-8", "RECIPE", says="not UTF-8: byte 4"):
         recipe_file.load(tmp_path / "latin.toml")
 
 

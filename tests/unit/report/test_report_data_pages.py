@@ -8,11 +8,11 @@ import re
 import numpy as np
 import pytest
 from PIL import Image
+from refused import refused
 
 from reelworks.catalog import scan
 from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
-from reelworks.core.errors import UserError
 from reelworks.generate import writers
 from reelworks.recipe import dataset, recipe_file
 from reelworks.report import contact_sheet_page, inspect, sheet
@@ -69,7 +69,7 @@ def test_an_inspection_as_a_page_of_one_file(found, folder, tmp_path):
 
 def test_a_page_that_cannot_be_written_is_an_error_with_a_remedy(found, folder, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="--html"):
+    with refused("file-unwritable", "--html"):
         inspect.write_inspection(found, folder / "catalog", tmp_path / "file" / "page.html")
 
 
@@ -107,13 +107,13 @@ def test_a_contact_sheet_has_a_sheet_for_each_bucket_and_names_what_is_cut_most(
 
 def test_a_contact_sheet_of_nothing_says_what_would_cure_it(folder, tmp_path):
     none = recipe(folder, bucket=[{"resolution": "512px", "num_frames": 200}])
-    with pytest.raises(UserError, match="no clip fits any bucket"):
+    with refused("empty-epoch", "bucket"):
         contact_sheet_page.write(none, tmp_path / "out", clips=2)
 
 
 def test_a_contact_sheet_that_cannot_be_written_is_an_error_with_a_remedy(folder, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="--output"):
+    with refused("file-unwritable", "--output"):
         contact_sheet_page.write(recipe(folder), tmp_path / "file" / "out", clips=2)
 
 

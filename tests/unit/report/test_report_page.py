@@ -8,9 +8,9 @@ from pathlib import Path
 import fabricate
 import pytest
 from parsed import Page
+from refused import refused
 
 from reelworks.core import files
-from reelworks.core.errors import UserError
 from reelworks.report import html
 from reelworks.run.folder import RunFolder
 
@@ -159,7 +159,7 @@ def test_a_preview_outside_its_folder_is_not_embedded(tmp_path):
 
 
 def test_a_folder_without_a_run_is_an_error_with_a_remedy(tmp_path):
-    with pytest.raises(UserError, match="there is no run"):
+    with refused("no-run", "RUN"):
         html.write(RunFolder(tmp_path))
 
 

@@ -9,10 +9,10 @@ import re
 import pytest
 from parsed import Page
 from PIL import Image
+from refused import refused
 
 from reelworks.analysis import plan_report
 from reelworks.core import units
-from reelworks.core.errors import UserError
 from reelworks.recipe import dataset, recipe_file
 from reelworks.report import plan, svg
 from reelworks.report.run_facts import Part
@@ -131,5 +131,5 @@ def test_labels_in_svg_are_escaped():
 
 def test_a_page_that_cannot_be_written_is_an_error_with_a_remedy(told, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="--html"):
+    with refused("file-unwritable", "--html"):
         plan.write_plan_page(told, "stage", tmp_path / "file" / "plan.html")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refused import refused
 
-from reelworks.core.errors import UserError
 from reelworks.data import plan_cache
 from reelworks.run.folder import FORMAT_VERSION, RunFolder
 
@@ -37,19 +37,19 @@ def test_what_is_frozen_is_read_back(run: RunFolder) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"format": "1"}'])
 def test_no_run_here(run: RunFolder, text: str) -> None:
     run.info_file.write_text(text)
-    with pytest.raises(UserError, match="no run in this folder"):
+    with refused("no-run", "RUN"):
         run.info()
 
 
 def test_a_newer_run_asks_for_an_update(run: RunFolder) -> None:
     run.info_file.write_text(json.dumps({"format": FORMAT_VERSION + 1}))
-    with pytest.raises(UserError, match="update Reelworks"):
+    with refused("run-too-new", "RUN"):
         run.info()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written") as caught:
+    with refused("file-unwritable", "output") as caught:
         RunFolder(tmp_path / "file").create({})
     assert caught.value.field == "output"
 

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.run import heartbeat, lock
@@ -98,7 +99,7 @@ def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path) -> None:
     try:
         with lock.hold(path) as held:
             held.check()
-            with pytest.raises(UserError, match="its process is not known"):
+            with refused("run-locked", "output"):
                 lock.hold(path).__enter__()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -107,7 +108,7 @@ def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path) -> None:
 def test_who_asks_names_the_work_and_the_field(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     busy = {"doing": "scan", "field": "catalog", "remedy": "wait"}
-    with lock.hold(path, **busy), pytest.raises(UserError, match="another scan") as caught:
+    with lock.hold(path, **busy), refused("run-locked", "catalog") as caught:
         lock.hold(path, **busy).__enter__()
     assert (caught.value.field, caught.value.remedy) == ("catalog", "wait")
 
@@ -133,7 +134,7 @@ def test_a_paused_holder_keeps_the_kernels_lock(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     with holder(path) as first:
         first.send_signal(signal.SIGSTOP)
-        with pytest.raises(UserError, match="another training"):
+        with refused("run-locked", "output", says="another training"):
             lock.hold(path).__enter__()
         first.send_signal(signal.SIGCONT)
         assert ask(first) == "ours"
@@ -143,7 +144,7 @@ def test_a_lock_whose_file_was_replaced_is_lost(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     with lock.hold(path) as held:
         path.unlink()
-        with pytest.raises(LockLost, match="has taken this folder over"):
+        with refused("lock-lost", "output"):
             held.check()
         path.touch()
         with pytest.raises(LockLost):
@@ -154,13 +155,13 @@ def test_an_unknown_holder_is_no_crash(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     with lock.hold(path):
         path.write_text("[]")
-        with pytest.raises(UserError, match="its process is not known"):
+        with refused("run-locked", "output"):
             lock.hold(path).__enter__()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written") as caught:
+    with refused("file-unwritable", "catalog") as caught:
         lock.hold(tmp_path / "file" / ".lock", field="catalog").__enter__()
     assert caught.value.field == "catalog"
 
@@ -253,6 +254,6 @@ def test_an_error_that_says_nothing_about_locks_is_told(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(UserError, match="Input/output error"):
+    with refused("file-unwritable", "output", says="Input/output error"):
         lock.hold(tmp_path / ".lock").__enter__()
     assert not (tmp_path / ".lock.heartbeat").exists()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from refused import refused
 
-from reelworks.core.errors import UserError
 from reelworks.schedule.config import CostConfig
 from reelworks.schedule.cost import costs_us
 
@@ -46,7 +46,7 @@ def test_nothing_is_free() -> None:
 
 @pytest.mark.parametrize("values", [{"per_token_us": 1e8}, {"per_token_squared_us": 1e308}])
 def test_a_clip_that_would_take_longer_than_a_day_is_refused(values: dict[str, float]) -> None:
-    with pytest.raises(UserError, match="would take longer than a day") as caught:
+    with refused("cost-too-large", "cost") as caught:
         costs_us(NAMES, TOKENS, CostConfig.model_validate(values), {})
     assert caught.value.field == "cost"
     assert caught.value.remedy

@@ -9,12 +9,12 @@ import pytest
 import tiny_families
 import torch
 import transformers
+from refused import refused
 from typer.testing import CliRunner
 
 from reelworks.cli.main import app
 from reelworks.models import factory
 from reelworks.models.api import Denoiser
-from reelworks.precision.boundary import DtypeError
 from reelworks.recipe import recipe_file
 from reelworks.train import build
 from reelworks.train.preflight import dry_run
@@ -240,7 +240,9 @@ def test_encoders_in_another_dtype_than_they_declare_stop_a_start(tmp_path: Path
     dry_run.require_encoders(encoder)
     (network,) = dry_run.networks(encoder.text_encoder)
     network.half()
-    with pytest.raises(
-        DtypeError, match=r"weight: a parameter is stored as float16, and bfloat16 is declared"
+    with refused(
+        "dtype-mismatch",
+        "shared.weight",
+        says="weight: a parameter is stored as float16, and bfloat16 is declared",
     ):
         dry_run.require_encoders(encoder)

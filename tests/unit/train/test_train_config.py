@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.recipe import recipe_file
@@ -61,6 +62,6 @@ def test_dtypes_that_cannot_train_are_refused_with_the_reason(key: str, value: s
 
 def test_a_misspelt_key_of_precision_is_still_one() -> None:
     """What is neither a key nor known to be fixed is told as any other mistake."""
-    with pytest.raises(UserError, match='did you mean "compute"') as caught:
+    with refused("unknown-key", "precision.compte", says='did you mean "compute"') as caught:
         recipe_file.parse(recipe(precision={"compte": "float16"}))
     assert caught.value.problem == "there is no such key"

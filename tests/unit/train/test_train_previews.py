@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refused import refused
 
 from reelworks.analysis import plan_report
 from reelworks.core import files
@@ -171,5 +172,5 @@ def test_weights_that_are_not_there_are_told_before_a_network_is_built(
     monkeypatch.delattr(factory, "build_denoiser")
     named = {"name": "t5", "weights": str(tmp_path / "nowhere")}
     recipe = recipe_file.parse(data.recipe.model_dump() | {"text_encoder": named})
-    with pytest.raises(UserError, match=r"text_encoder\.weights = .*nowhere'"):
+    with refused("weights-not-found", "text_encoder.weights", says="nowhere'"):
         check.check_recipe(recipe, data.table)
