@@ -6,6 +6,7 @@ from refused import refused
 from reelworks.core.errors import UserError
 from reelworks.models import components, config, registry
 from reelworks.models.config import ModelConfig, TextEncoderConfig
+from reelworks.models.family import ComponentShapes
 from reelworks.recipe import validation
 
 
@@ -35,7 +36,7 @@ def test_every_preset_has_its_parts_and_they_fit():
         parts = registry.PRESETS[name].parts
         text = TextEncoderConfig(name=parts.text, weights="-")
         autoencoder = config.AutoencoderConfig(name=parts.autoencoder, weights="-")
-        neighbours = config.ComponentShapes(
+        neighbours = ComponentShapes(
             components.latent_channels(autoencoder), text.dim, text.pooled_dim
         )
         assert preset.config.fit(neighbours) == preset.config, name
