@@ -39,7 +39,7 @@ def recipe_of(name: str, tiny: Any, place: Path) -> dict[str, Any]:
     }
     if name == "demo":
         demo = tiny(**settings)
-        for key in ("model", "autoencoder", "text"):
+        for key in ("model", "autoencoder", "text_encoder"):
             demo.pop(key)
         return demo | {key: demo.get(key, {}) | value for key, value in LIKE_THE_DEMO.items()}
     torch.manual_seed(0)  # of weights that are drawn where a file has none
