@@ -96,7 +96,7 @@ def test_what_a_recipe_says_of_previews_wins(data_of: Any) -> None:
     assert (said.num_inference_steps, said.guidance_scale) == (4, 1.5)
     assert sample_logging.options(data_of(height=64)).shape == Shape(5, 64, 48)
     assert sample_logging.options(data_of(prompts=[])) is None
-    with pytest.raises(UserError, match=r"preview\.reference = 'none\.png': No such file or directory"):
+    with pytest.raises(UserError, match=r"samples\.reference = 'none\.png': No such file or directory"):
         sample_logging.options(data_of(reference="none.png"))
 
 
@@ -109,7 +109,7 @@ def test_sizes_fill_whole_patches_where_a_network_does_not_pad(data_of: Any, tmp
     assert defaults.shape(run, data_of().recipe, picture=True) == Shape(1, 40, 72)
     assert defaults.shape(run, data_of("wan-tiny").recipe, picture=True) == Shape(1, 32, 64)
     assert data_of(height=40).recipe.samples.height == 40
-    with pytest.raises(UserError, match=r"preview\.height = 40: this model takes multiples of 16"):
+    with pytest.raises(UserError, match=r"samples\.height = 40: this model takes multiples of 16"):
         data_of("wan-tiny", height=40)
 
 
