@@ -116,7 +116,7 @@ def test_a_control_model_trains_and_every_clip_is_accounted_for(control, picture
     ends = list(events.read(run / "events.jsonl", "epoch_end"))
     assert all(e["planned"] == e["trained"] + e["failed"] == e["trained"] + 1 for e in ends)
     assert len(ends) == 2
-    assert list((run / "previews").rglob("*.png"))
+    assert list((run / "samples").rglob("*.png"))
 
     def generate(*options):
         output = tmp_path / f"{len(options)}.png"
@@ -228,7 +228,7 @@ def test_clips_are_trained_from_their_first_frame_and_made_from_a_picture(clip_m
         "validation": {"split": 0.0},
     }
     small = {"prompts": ["a"], "num_frames": 5, "height": 32, "width": 32, "num_inference_steps": 2}
-    with pytest.raises(UserError, match=r"preview\.reference: .*from their first frame"):
+    with pytest.raises(UserError, match=r"samples\.reference: .*from their first frame"):
         recipe_file.parse(values | {"samples": small})
     left_out = {"prompts": ["a"], "num_inference_steps": 2}  # sizes, which then are those of the bucket
     begun = left_out | {"reference": str(tmp_path / "begin.png")}
@@ -236,7 +236,7 @@ def test_clips_are_trained_from_their_first_frame_and_made_from_a_picture(clip_m
     assert "samples.reference" in children.output(values)
     assert children.train(values | {"samples": begun}) == [0]
     run = tmp_path / "run"
-    (preview,) = (run / "previews").rglob("*.mp4")
+    (preview,) = (run / "samples").rglob("*.mp4")
     probed = probe.probe(preview)
     assert (probed.num_frames, probed.height, probed.width) == (5, 32, 32)
     command = ["generate", str(run), "--prompt", "a", "-o", str(tmp_path / "made.mp4"), "--num-frames", "5"]

@@ -43,7 +43,7 @@ def describe_run(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> 
     """
     data = recipe.read_bytes()
     resolved = tomllib.loads(data.decode())
-    model, autoencoder, text = (resolved.get(part, {}) for part in ("model", "autoencoder", "text"))
+    model, autoencoder, text = (resolved.get(part, {}) for part in ("model", "autoencoder", "text_encoder"))
     told = {
         # Loaders of the field ask for it.
         "format": "pt",

@@ -124,7 +124,7 @@ class TextEncoderConfig(Config):
 
     @model_validator(mode="after")
     def _published_ones_have_weights(self) -> Self:
-        _check_weights("text", self.name, text_encoder_names(), self.weights)
+        _check_weights("text_encoder", self.name, text_encoder_names(), self.weights)
         return self
 
 

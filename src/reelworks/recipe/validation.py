@@ -46,7 +46,7 @@ def require_text_encoder(model: ModelConfig, text: TextEncoderConfig) -> None:
         UserError: Names `text_encoder.name`.
     """
     theirs = registry.PRESETS[model.name].parts.text
-    if text.name not in ("hashed", theirs) and _trained_elsewhere(model.weights, "text", text.name):
+    if text.name not in ("hashed", theirs) and _trained_elsewhere(model.weights, "text_encoder", text.name):
         raise UserError(
             f"weights of {model.name} were trained with other text encoders",
             code="other-text-encoder",
