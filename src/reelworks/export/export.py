@@ -52,7 +52,7 @@ def describe_run(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> 
         "recipe_digest": digests.digest_bytes(data),
         "model": model.get("name"),
         "autoencoder": autoencoder.get("name"),
-        "text": text.get("name"),
+        "text_encoder": text.get("name"),
         "license": model.get("license"),
         "step": step,
         "epoch": epoch,
