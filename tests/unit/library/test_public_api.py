@@ -79,3 +79,22 @@ def test_its_example_runs(name: str, value: object) -> None:
     assert found[0].examples, f"{name} has no example"
     result = doctest.DocTestRunner().run(found[0])
     assert (result.failed, result.attempted) == (0, len(found[0].examples))
+
+
+@pytest.mark.parametrize(
+    ("module", "most", "absent"),
+    [
+        ("reelworks.schedule.plan", 15, ("torch", "pydantic", "pyarrow")),
+        (
+            "reelworks.data.dataset",
+            60,
+            ("torch", "reelworks.recipe", "reelworks.train", "reelworks.models", "reelworks.report"),
+        ),
+    ],
+)
+def test_a_room_loads_little_besides_itself(module: str, most: int, absent: tuple[str, ...]) -> None:
+    code = f"import {module}, sys; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = done.stdout.split()
+    assert sum(name.startswith("reelworks") for name in loaded) <= most
+    assert not set(absent) & set(loaded)
