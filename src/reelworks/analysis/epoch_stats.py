@@ -122,7 +122,7 @@ def gradient_weight(plan: EpochPlan, tokens: I64, loss_reduction: LossReduction)
         loss_reduction: What counts alike.
     """
     bucket, clips = micro_batches(plan)
-    weight = clips * cost.of_clip(loss_reduction, tokens[bucket], clips)
+    weight = clips * cost.loss_weight(loss_reduction, tokens[bucket], clips)
     of_row = np.append(weight, 0.0)[plan.rows].sum(axis=1)
     there = plan.rows >= 0
     share = weight[plan.rows[there]] / np.repeat(of_row, there.sum(axis=1))

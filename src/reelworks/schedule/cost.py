@@ -68,7 +68,7 @@ LossReduction = Literal["token", "sample", "micro_batch"]
 I64 = NDArray[np.int64]
 
 
-def of_clip(loss_reduction: LossReduction, tokens: I64 | int, clips: I64 | int) -> NDArray[np.float64]:
+def loss_weight(loss_reduction: LossReduction, tokens: I64 | int, clips: I64 | int) -> NDArray[np.float64]:
     """Weigh a clip of a micro-batch, or of each of several; the mean over a step does not depend on the unit.
 
     Args:

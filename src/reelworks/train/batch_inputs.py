@@ -82,7 +82,7 @@ class Example:
         inputs: What the model takes.
         x0: `[B, C, T, H, W]` clean latents.
         noise: `[B, C, T, H, W]`.
-        generated: `[B]` share of frames that are generated, not given.
+        generated_share: `[B]` share of frames that are generated, not given.
         counts: `[B]` True where the clip counts in the loss.
         loss_weight: `[B, T, H, W]` of every latent element in its clip's loss; None where all count alike.
     """
@@ -90,7 +90,7 @@ class Example:
     inputs: DenoiserInputs
     x0: Tensor
     noise: Tensor
-    generated: Tensor
+    generated_share: Tensor
     counts: Tensor
     loss_weight: Tensor | None = None
 

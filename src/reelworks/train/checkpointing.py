@@ -103,7 +103,7 @@ def mirroring(
     run: OpenRun, recipe: Recipe, log: RunLogger, resumed_from: int | None
 ) -> Iterator[Mirror | None]:
     """Copy checkpoints elsewhere beside training, on the main rank, if the recipe says so; waits for the last copy."""
-    remote, config = run.hold.remote, recipe.checkpoints.mirror
+    remote, config = run.folder_lock.remote, recipe.checkpoints.mirror
     if remote is None or config is None:
         yield None
         return
@@ -182,7 +182,7 @@ class CheckpointManager:
         Raises:
             LockLost: Another process took the run over, so that going on is of no use.
         """
-        self._run.hold.check()
+        self._run.folder_lock.check()
         return StepFlags(stop=stop, save=self._asks(), writing=self._background.is_writing)
 
     def _asks(self) -> bool:

@@ -21,8 +21,8 @@ from reelworks.schedule.plan import PlanSpec
 
 
 @dataclass(frozen=True)
-class Hold:
-    """The main rank's hold of a run folder, for all ranks.
+class FolderLock:
+    """The main rank's lock on a run folder, for all ranks.
 
     Attributes:
         check: Raises `LockLost` where another process has taken the folder over; does nothing on the other ranks.
@@ -66,13 +66,13 @@ class OpenRun:
     id: str
     store: CheckpointStore
     step_shape: StepShape
-    hold: Hold
+    folder_lock: FolderLock
     world: World
 
 
 @contextmanager
-def hold(recipe: Recipe, resume: str, world: World) -> Iterator[Hold]:
-    """Hold a recipe's run folder on the main rank, and bring back from its mirror what it lacks.
+def lock_folder(recipe: Recipe, resume: str, world: World) -> Iterator[FolderLock]:
+    """FolderLock a recipe's run folder on the main rank, and bring back from its mirror what it lacks.
 
     Before the scan, since the catalog may come from there too.
 
@@ -80,25 +80,25 @@ def hold(recipe: Recipe, resume: str, world: World) -> Iterator[Hold]:
         UserError: Another process holds the folder, or the mirror does not answer or is another run's.
     """
     if not world.is_main:
-        yield Hold(lambda: None, None)
+        yield FolderLock(lambda: None, None)
         return
     folder, config = RunFolder(Path(recipe.output)), recipe.checkpoints.mirror
     with lock.hold(folder.lock_file) as handle:
         remote = None if config is None else RemoteFilesystem.open(config)
         if remote is not None:
             fetch.bring_back(remote, folder, resume)
-        yield Hold(handle.check, remote)
+        yield FolderLock(handle.check, remote)
 
 
-def open_run(recipe: Recipe, hold: Hold, world: World) -> OpenRun:
+def open_run(recipe: Recipe, folder_lock: FolderLock, world: World) -> OpenRun:
     """Make the run folder, or read what is frozen in it. Collective."""
     folder = RunFolder(Path(recipe.output))
-    store = CheckpointStore(folder.checkpoints_folder, hold.check)
+    store = CheckpointStore(folder.checkpoints_folder, folder_lock.check)
     former = _freeze_step_shape(recipe, folder, store, world) if world.is_main else None
     world.barrier()
     info = folder.info()
     shape = StepShape(info["micro_batches_per_step"], info["same_bucket_run"], former)
-    return OpenRun(folder, info["id"], store, shape, hold, world)
+    return OpenRun(folder, info["id"], store, shape, folder_lock, world)
 
 
 def _freeze_step_shape(recipe: Recipe, folder: RunFolder, store: CheckpointStore, world: World) -> int | None:

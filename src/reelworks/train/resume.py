@@ -59,7 +59,7 @@ def set_threads(recipe: Recipe) -> int:
     return threads
 
 
-def find_position(
+def restore(
     run: OpenRun,
     data: RecipeData,
     spec: PlanSpec,
@@ -69,7 +69,7 @@ def find_position(
     state: TrainState,
     base: Base | None,
 ) -> DataPosition:
-    """Find where to train on, and put the weights for it in place. Collective.
+    """Load the weights to train on, and return the position in the data that belongs to them. Collective.
 
     Args:
         run: The run folder.

@@ -1,10 +1,11 @@
 """One optimizer step: forward and backward over micro-batches, sums over ranks, clipping, update.
 
-`TrainStep.run` is the whole of it, from top to bottom. The host never waits for the device while micro-batches are
-launched: losses, weights and counts are summed on the device, and read once, behind the norm of the gradient.
+`TrainStep.run` is the whole of it, from top to bottom. No result is read back from the device while micro-batches are
+launched: losses, weights and counts are summed on the device, and read once, after the norm of the gradient. (On MPS,
+which has no float64, the sums live on the CPU; `_blame` reads again, after a step that is not finite.)
 
-A rank with nothing but a filler still runs a real micro-batch, so that collectives match; its loss is
-selected away, never multiplied by 0, since 0 · NaN is NaN.
+A rank without samples in a micro-step still runs a micro-batch, so that collectives match; its loss is selected away
+by `torch.where`, never multiplied by 0, since 0 · NaN is NaN. Its inputs are finite, so its gradients are 0.
 
 Suffixes of tensors: B clips of a micro-batch.
 """
@@ -101,7 +102,7 @@ class StepSums:
         """Add a micro-batch, in place and without waiting for the device.
 
         Args:
-            batch: Its counts are known to the host.
+            batch: The micro-batch; which of its clips count is known to the host.
             loss: `[]` sum of the weighted losses.
             weight: `[]` sum of the weights.
         """
@@ -143,7 +144,7 @@ class StepResult:
     """Result of a step, equal on all ranks.
 
     Attributes:
-        applied: False if the step was skipped: no clip could be decoded, or a gradient was not finite.
+        applied: False if weights were not updated; see `why_not`.
         finite: False if the loss or a gradient was not finite.
         loss: Weighted mean over the clips of all ranks; NaN where there were none.
         loss_by_bucket: The same for each bucket that took part.
@@ -153,7 +154,7 @@ class StepResult:
         repeats: Second and later showings that counted.
         failed: Clips that could not be decoded.
         flags: What any rank asked of all.
-        on_demand: True if the recipe leaves the step out.
+        skipped_by_recipe: True if the recipe leaves the step out.
         blame: Of a step that is not finite, where that began.
     """
 
@@ -167,13 +168,13 @@ class StepResult:
     repeats: int
     failed: int
     flags: StepFlags
-    on_demand: bool = False
+    skipped_by_recipe: bool = False
     blame: NonFiniteCause | None = None
 
     @property
     def why_not(self) -> str:
         """Why it was not applied."""
-        if self.on_demand:
+        if self.skipped_by_recipe:
             return "train.skip_steps names it"
         if self.finite:
             return "no clip could be decoded"
@@ -192,9 +193,10 @@ class StepResult:
             clips=0,
             repeats=0,
             failed=0,
-            # Ranks do not meet in it, so that each takes the others to be writing still.
+            # No collective in a skipped step: assume that a save is in flight, and let a stop request wait for the
+            # next real step.
             flags=StepFlags(stop=False, save=False, writing=True),
-            on_demand=True,
+            skipped_by_recipe=True,
         )
 
 
@@ -238,7 +240,7 @@ class TrainStep:
             losses_B = self._losses(batch.work, example, objective)
             weights_B = self._weights(batch.work, example)
             loss = torch.where(example.counts, weights_B * losses_B, 0.0).sum()
-            # FSDP takes the mean over ranks; the loss of a step is a sum over them.
+            # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them.
             torch.autograd.backward(loss * (world.size / planned_weight))
             sums.add(batch, loss.detach(), weights_B.sum())
             candidates.keep(batch, losses_B, example.counts)
@@ -247,7 +249,8 @@ class TrainStep:
         parameters = [p for p in state.module.parameters() if p.grad is not None]
         # Clips that failed, and frames that are given, were planned and do not count.
         _scale_gradients(parameters, planned_weight / totals.weight)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        gradients = [p.grad for p in parameters if p.grad is not None]  # again, for the type checker
+        norm = torch.nn.utils.get_total_norm(gradients)
         # Here the host waits for the device, once, and from here on it knows the numbers.
         totals, grad_norm = totals.read(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
@@ -290,15 +293,17 @@ class TrainStep:
         return total
 
     def _clip_weight(self, bucket: int, clips: int) -> float:
-        """Return the loss weight of one clip of this bucket, in a micro-batch of so many."""
-        return float(cost.of_clip(self.recipe.train.loss_reduction, self.table.buckets[bucket].tokens, clips))
+        """Return the loss weight of one clip: its tokens, 1, or 1 / clips of the micro-batch, by `train.loss_reduction`."""
+        return float(
+            cost.loss_weight(self.recipe.train.loss_reduction, self.table.buckets[bucket].tokens, clips)
+        )
 
     def _weights(self, work: MicroBatchRequest, example: Example) -> Tensor:
         """Return the loss weight of every clip, `[B]`; 0 where it does not count."""
         clip_weight = self._clip_weight(work.bucket, int(work.real.sum()))
-        weights_B = torch.full_like(example.generated, clip_weight)
+        weights_B = torch.full_like(example.generated_share, clip_weight)
         if self.recipe.train.loss_reduction == "token":
-            weights_B = weights_B * example.generated
+            weights_B = weights_B * example.generated_share
         return torch.where(example.counts, weights_B, 0.0)
 
     def _objective(self, plan: EpochPlan, row: int, step: int) -> ObjectiveConfig:
@@ -326,13 +331,16 @@ class TrainStep:
         losses_B = example.losses(output, objective)
         if base is None:
             return losses_B
-        preserved_B = torch.tensor(work.preserved).to(losses_B.device)
+        preserved_B = torch.tensor(work.preserved).to(losses_B.device, non_blocking=True)
         return torch.where(preserved_B, example.kept(output, base), losses_B)
 
     def _blame(
         self, candidates: NonFiniteCandidates, objective: ObjectiveConfig, step: int
     ) -> NonFiniteCause:
-        """Find where numbers stopped to be finite; all ranks come here together, with their gradients."""
+        """Find where numbers stopped being finite, by running a micro-batch again.
+
+        Collective: a rank whose losses are all finite runs its last one. Gradients are still those of the step.
+        """
         batch, clips = candidates.first_bad()
         example = self._example(batch, objective, step)
         origin = nonfinite.origin(self.state.module, example.inputs, lambda: self.boundary(example.inputs))

@@ -115,11 +115,11 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
         threads = resume.set_threads(recipe)
 
         # Open the run folder, in which no other process writes as long as this one trains.
-        hold = stack.enter_context(open_run.hold(recipe, options.resume, world))
+        folder_lock = stack.enter_context(open_run.lock_folder(recipe, options.resume, world))
         # Open the data. The recipe has its buckets from here on, where it left them open.
         data = _open_data(recipe, world, on_scan)
         recipe = data.recipe
-        this_run = open_run.open_run(recipe, hold, world)
+        this_run = open_run.open_run(recipe, folder_lock, world)
         spec = open_run.plan_spec(data, this_run)
         if recipe.train.lacks_end:
             raise lr_schedule.no_end(recipe.train, data.plan(spec, 0).steps)
@@ -130,8 +130,8 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
         resumed = resumed_from is not None
         model = TrainedModel.build(data, world, resumed=resumed)
 
-        # Resume: the weights of the checkpoint, if there is one, and the place in the data that belongs to them.
-        position = resume.find_position(
+        # Resume: load the weights of the checkpoint, if there is one, and find the place in the data that belongs to them.
+        position = resume.restore(
             this_run, data, spec, options, step=resumed_from, state=model.state, base=model.base
         )
         resume.require_same_plan(world, position)
@@ -304,6 +304,7 @@ class Trainer:
 
             if not resumed:
                 self._validate(position, pool)  # of untrained weights, for comparison
+            # Micro-batches from here to the end of training: epochs follow each other in it, planned as `_next_epoch` does.
             batches = loader.read_ahead(self._source.rows(position), pool, config.prefetch_micro_batches)
             self._begin_segment(position)
             while not self._is_done(position):
@@ -338,7 +339,7 @@ class Trainer:
         step = position.global_step
         noted: list[MicroBatch] = []
         if self._recipe.train.skips(step + 1):
-            result = StepResult.skipped(self._train_step.set_rate(step))
+            result = StepResult.skipped(self._train_step.set_rate(step))  # the source leaves its row out too
         else:
             result = self._train_step.run(
                 run_logger.note(loader.one_step(batches), noted),
