@@ -235,7 +235,7 @@ def _lose_files(paths: list[str]) -> None:
             Path(path).unlink(missing_ok=True)
 
     if paths:
-        _after(dataset, "scan", vanish)
+        _after(dataset, "scan_recipe", vanish)
 
 
 def _arm(watch: Watch) -> None:

@@ -56,8 +56,8 @@ def _lose_one(recipe: dict) -> None:
 
     original, seen = loader._collect, []
 
-    def collect(work, jobs, pool):
-        batch = original(work, jobs, pool)
+    def collect(work, jobs):
+        batch = original(work, jobs)
         seen.append(work)
         if len(seen) == 3:
             batch.counts[0] = False
