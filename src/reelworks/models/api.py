@@ -1,6 +1,6 @@
 """Protocols of models as the trainer sees them. Adapters are final classes that satisfy them.
 
-Shape legend: B batch, C channels, T frames, H height, W width, L text tokens, D text width, P pooled text width,
+Shape legend: B batch, C channels, T frames, H height, W width, L text tokens, D text width, P pooled width,
 N image tokens, E image width. Latent sizes are in latent elements, the inputs `height` and `width` in pixels.
 """
 
@@ -39,7 +39,7 @@ class DenoiserInputs:
         drop_text: `[B]` True where the empty caption, learned or fixed, replaces the text.
         control: `[B, C, T, H, W]` latents of the control clip; C is 0 if there is none, also in the next two.
         source: `[B, C, T, H, W]` latents of the source clip of an edit.
-        first_frame: `[B, C, T, H, W]` latents of the clip's first frame, without the frames after it; unused for a picture.
+        first_frame: `[B, C, T, H, W]` latents of the first frame of a clip alone; unused for a picture.
         image: `[B, N, E]` image embeddings of the first frame; N is 0 if there are none.
     """
 
@@ -61,7 +61,7 @@ class DenoiserInputs:
 
 
 def nothing_given(latent_BCTHW: Tensor) -> dict[str, Tensor]:
-    """Return the last four inputs, empty, for clips without companions and without a first-frame condition."""
+    """Return empty values of the last four inputs, for clips without companions and first-frame condition."""
     none, image = latent_BCTHW[:, :0], latent_BCTHW.new_zeros(len(latent_BCTHW), 0, 0)
     return {"control": none, "source": none, "first_frame": none, "image": image}
 
@@ -124,7 +124,7 @@ class Denoiser(Protocol):
     base: Base | None
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
-        """Return the network's output `[B, C, T, H, W]`: the velocity or the clean latent, as the objective needs it.
+        """Return the network's output `[B, C, T, H, W]`: velocity or clean latent, by the objective.
 
         Inputs already have the contract's dtypes.
         """
@@ -135,7 +135,7 @@ class Denoiser(Protocol):
         ...
 
     def lora_targets(self, of: Targets = "default") -> Sequence[str]:
-        """Return the names of linear layers for LoRA: those of all attentions by default, or all of the blocks."""
+        """Return names of linear layers for LoRA: those of all attentions by default, or all of the blocks."""
         ...
 
 
@@ -161,12 +161,12 @@ class FamilyNetwork(Protocol):
             part: Folder of the network in a pipeline that has several networks.
 
         Raises:
-            UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
+            UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
         """
         ...
 
     def renamed(self, module: Any, config: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Rename the tensors of a model's original release to this network's keys, as far as they are known."""
+        """Rename the tensors of a model's original release to this network's keys, as far as known."""
         ...
 
     def learns_variance(self, config: Any, source: str, channels: int) -> bool:

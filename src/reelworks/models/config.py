@@ -23,14 +23,14 @@ class ModelConfig(Config):
     Attributes:
         name: A preset, such as `stdit3-xl`.
         weights: Folder, `.safetensors` or `.pt` file, or hub id to start from; None starts from scratch.
-        experts: Networks to train of a model that has two for different timesteps (Wan 2.2's 14B): "high" (high
-            noise), "low", or "both", of which each step trains one. Timesteps are drawn accordingly.
+        experts: Networks to train of a model with two for different timesteps (Wan 2.2's 14B): "high" (high noise),
+            "low", or "both", of which each step trains one. Timesteps are drawn accordingly.
         gradient_checkpointing: Store only block inputs for the backward pass and recompute the rest.
         hidden_size: Width, overrides the preset's; only for STDiT, as are the next two.
         depth: Number of pairs of spatial and temporal blocks, overrides the preset's.
         num_heads: Number of attention heads, overrides the preset's.
-        image_encoder: Folder or hub id of the image encoder that embeds the first frame for an i2v model; that of the
-            release, needed by `wan-2.1-i2v-14b` and `hunyuan-video-1.5-i2v`.
+        image_encoder: Folder or hub id of the image encoder that embeds the first frame for an i2v model
+            (`wan-2.1-i2v-14b` and `hunyuan-video-1.5-i2v` need that of their release).
         license: Licence of the weights, such as "apache-2.0"; written to the header of exported files.
     """
 
@@ -52,8 +52,8 @@ class AutoencoderConfig(Config):
         name: `pixel`, a lossless space-to-depth; `opensora-1.2`, the causal video autoencoder of Open-Sora 1.2;
             `opensora-1.1`, the autoencoder of Stable Diffusion, frame by frame; or one of a diffusers family.
         weights: Folder, file or hub id of the published weights; `pixel` has none.
-        dtype: Dtype of weights and matrix products; latent statistics and outputs are float32. bfloat16 is faster and
-            takes half the memory; its latents differ in the third digit.
+        dtype: Dtype of weights and matrix products; latent statistics and outputs are float32. bfloat16 is faster
+            and takes half the memory; its latents differ in the third digit.
         stride: Pixels per latent element, in height and in width; only for `pixel`, as are the next two.
         mean: Subtracted from pixels in [-1, 1].
         std: Divides the result, so that latents have about unit variance.
@@ -97,10 +97,10 @@ class TextEncoderConfig(Config):
     """The text encoder, which embeds captions.
 
     Attributes:
-        name: `hashed`, fixed word vectors; `t5`, the encoder of a T5; or the text encoders of a diffusers family.
+        name: `hashed`, fixed word vectors; `t5`, the encoder of a T5; or those of a diffusers family.
         weights: Folder or hub id of the T5, tokenizer included, or of the family; `hashed` has none.
-        device: `auto`, the model's device; or `cpu`, which leaves the GPU's memory to the model. A caption is embedded
-            once per run, while its embedding stays in a cache of 2 GB of CPU memory.
+        device: `auto`, the model's device; or `cpu`, which leaves the GPU's memory to the model. A caption is
+            embedded once per run, while its embedding stays in a cache of 2 GB of CPU memory.
         dim: Width of an embedding; the default is the published encoder's own, also for the next two.
         max_length: Length in tokens to which captions are cut; 300 for `t5`.
         pooled_dim: Width of the pooled caption embedding, 0 if there is none.

@@ -136,9 +136,9 @@ class DiffusersNetwork:
 
     Attributes:
         predict: `predict(module, inputs, config)` calls the network; see `models.api.Denoiser.predict`.
-        encode_text: `encode(pipeline, captions, max_length, pictures)` embeds captions, by name of the text encoders.
-        pipeline_arguments: `arguments(text, guidance_scale, fps, config)` returns the arguments of a pipeline call
-            except sizes and steps; `text` has a row for the caption and one for the empty caption.
+        encode_text: `encode(pipeline, captions, max_length, pictures)` by name of the text encoders.
+        pipeline_arguments: `arguments(text, guidance_scale, fps, config)` returns the arguments of a pipeline
+            call except sizes and steps; `text` has a row for the caption and one for the empty caption.
         pipeline_settings: `settings(config, guidance_scale)` returns arguments of the pipeline's constructor
             except its components.
         no_pipeline: `reason(module)` returns why the pipeline cannot generate with a network, None if it can.
@@ -173,12 +173,12 @@ class DiffusersNetwork:
         """Load the weights of a source; without a source, keep the fresh ones.
 
         A source is a pipeline's folder, a network's folder, a single file, or a hub id, with the keys of
-        diffusers or of the release (ComfyUI's). Values take the dtype of the module's parameters, and fp8 values
-        are multiplied by their scales first. Missing columns for companions are zeros. If a file holds two
+        diffusers or of the release (ComfyUI's). Values take the dtype of the module's parameters, and fp8
+        values are multiplied by their scales first. Missing columns for companions are zeros. If a file holds two
         networks, `part` selects one.
 
         Raises:
-            UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
+            UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
         """
         if source is None:
             return
@@ -254,7 +254,7 @@ def embedded(time_proj: nn.Module, *values: Tensor) -> Iterator[None]:
 
 
 def pack(latent_BCHW: Tensor) -> Tensor:
-    """Return squares of 2 × 2 latent elements as tokens: `[B, H/2 · W/2, 4·C]`, rows first, channels outermost."""
+    """Return 2 × 2 latent elements as tokens: `[B, H/2 · W/2, 4·C]`, rows first, channels outermost."""
     B, C, H, W = latent_BCHW.shape
     squares = latent_BCHW.reshape(B, C, H // 2, 2, W // 2, 2).permute(0, 2, 4, 1, 3, 5)
     return squares.reshape(B, H // 2 * (W // 2), 4 * C)

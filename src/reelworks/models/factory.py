@@ -145,9 +145,9 @@ def _build(
     *,
     mapped: bool,
 ) -> nn.Module:
-    """Build a network with its weights on the CPU, or without values on `meta`; weights without a file are drawn.
+    """Build a network with weights on the CPU, or without values on `meta`; without a file, weights are drawn.
 
-    If `mapped`, parameters of a diffusers network are memory-mapped tensors of the file, in the file's dtypes.
+    If `mapped`, parameters of a diffusers network are memory-mapped tensors of the file, in its dtypes.
     """
     if device.type == "meta":
         with device:

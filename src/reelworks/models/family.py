@@ -14,16 +14,16 @@ class Conditioning:
     """How a network is conditioned on captions, frames and companions.
 
     Attributes:
-        empty_caption: "learned": the network has its own empty caption; "encoded": it gets the embedding of an
-            empty text.
+        empty_caption: "learned": the network has its own empty caption; "encoded": it gets the embedding
+            of an empty text.
         guidance: "classifier-free": a second pass without caption; "embedded": the scale is an input of the
             distilled network.
-        frames: Whether the network is told which frames are conditions, so that it can learn to continue clips.
+        frames: Whether the network knows which frames are conditions, so that it can learn to continue clips.
         objectives: Names of objectives that published weights were trained with.
         takes: Companions of a clip that the network takes as inputs: "control", "source".
         needs: Companions in `takes` that it cannot run without.
-        first_frame: How the network gets a clip's first frame besides the noise: "grey": encoded with grey frames
-            after it; "alone": encoded alone, with zeros after it; None: not at all.
+        first_frame: How the network gets a clip's first frame besides the noise: "grey": encoded with grey
+            frames after it; "alone": encoded alone, with zeros after it; None: not at all.
         image_encoder: Encoder whose embedding of the first frame is an input; None if there is none.
         image_dim: Width of that embedding.
     """
@@ -65,8 +65,8 @@ class KeyRule(NamedTuple):
     """Maps layers of diffusers to the one layer of a model's original release that holds them.
 
     Attributes:
-        parts: Layers of diffusers, separated by spaces, in the order of their rows in the release; N stands for a
-            number, `*` for the rest of a name.
+        parts: Layers of diffusers, separated by spaces, in the order of their rows in the release; N stands for
+            a number, `*` for the rest of a name.
         release: Layer of the release, with the same N and `*`.
         heights: Relative numbers of rows of the parts; equal if empty.
         swapped: Whether the two halves of the rows are in the opposite order in the release.
@@ -87,8 +87,8 @@ class Network:
         blocks: Names of its lists of blocks, in order of use.
         part: Folder of the network in a pipeline.
         without_gradient: Name prefixes of parameters that no loss can reach.
-        widened: Parameter whose columns for companions are zeros if weights lack them, so that a network trained
-            without companions can be trained further with them.
+        widened: Parameter whose columns for companions are zeros if weights lack them, so that a network
+            trained without companions can be trained further with them.
         shape_only: Whether it runs on the meta device, since no step of its forward pass depends on values.
         release_layers: Rules for layers with other names in the original release, which LoRA files use.
         comfyui_layers: Whether ComfyUI's LoRA files use the names of the release or of diffusers.
@@ -107,7 +107,7 @@ class Network:
 
 
 class FamilyConfig(Protocol):
-    """Sizes of a network: its arguments as fields of a pydantic model, and properties that follow from them."""
+    """Sizes of a network: a pydantic model with its arguments as fields, and properties derived from them."""
 
     @property
     def patch_size(self) -> tuple[int, int, int]:
@@ -253,7 +253,7 @@ class PublishedAutoencoder:
     one_by_one: bool = False
 
 
-# Configs for files of `AutoencoderKL`, without the keys that define latents: Stable Diffusion's, and later models'.
+# Configs for files of `AutoencoderKL`, without the keys that define latents: of Stable Diffusion, of later models.
 KL_CONFIG: Mapping[str, object] = {
     "down_block_types": ["DownEncoderBlock2D"] * 4,
     "up_block_types": ["UpDecoderBlock2D"] * 4,
@@ -295,7 +295,7 @@ class PublishedText:
         networks: Networks that a recipe's weights must hold.
         tokenizer: Name of the tokenizer with the longest limit, which decides what is cut off.
         sees_pictures: Whether it encodes the pictures that captions refer to as well.
-        asks_autoencoder: Class of an autoencoder that the pipeline cannot be built without; None if there is none.
+        asks_autoencoder: Class of an autoencoder that is needed to build the pipeline; None if there is none.
     """
 
     pipeline: str

@@ -1,7 +1,7 @@
 """Identify the model of weights that do not fit a network, so that the error can name it.
 
-All presets are built on the meta device, in a few seconds, and compared by tensor names and shapes. Text encoders
-and autoencoders are recognised by names alone.
+All presets are built on the meta device, in a few seconds, and compared by tensor names and shapes. Text
+encoders and autoencoders are recognised by names alone.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def is_lora(names: Mapping[str, object]) -> bool:
 
 
 def closest(shapes: Shapes) -> BestMatch:
-    """Find the presets that fit weights best, with the keys of diffusers, of a release, or behind a prefix."""
+    """Find the presets that fit best, with the keys of diffusers, of a release, or behind a prefix."""
     scores = {name: _fitting(name, shapes) for name in registry.PRESETS}
     totals = {name: max(len(shapes), len(_own(name))) for name in registry.PRESETS}
     best = max(registry.PRESETS, key=lambda name: scores[name] / totals[name])

@@ -21,7 +21,7 @@ _FOLDER = "image_encoder"
 
 
 class _Kind(NamedTuple):
-    """Classes of transformers, the preprocessor's folder in a pipeline, and the index of the hidden layer to return."""
+    """Classes of transformers, the preprocessor's folder in a pipeline, and the index of the hidden layer."""
 
     model: str
     processor: str

@@ -1,4 +1,4 @@
-"""Locate weights by path or hub id, read them without running code, and load them into a network that they fit."""
+"""Locate weights by path or hub id, read them without running code, and load them into networks."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
 
 
 def _unpickled(path: Path, mapped: bool) -> Any:
-    """Read tensors only, since a pickle can run code. Current torch writes zip files, which can be memory-mapped."""
+    """Read tensors only, since a pickle can run code; the zip files of current torch can be memory-mapped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)

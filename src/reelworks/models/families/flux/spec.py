@@ -45,8 +45,8 @@ _RELEASE_LAYERS = (
 class FluxConfig(Config):
     """Arguments of diffusers' FluxTransformer2DModel; defaults are those of FLUX.1-dev.
 
-    `companion`: "control" adds channels to the noise, as in FLUX.1-Canny and -Depth; "source" adds tokens after it,
-    as in FLUX.1-Kontext.
+    `companion`: "control" adds channels to the noise, as in FLUX.1-Canny and -Depth; "source" adds tokens after
+    it, as in FLUX.1-Kontext.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)

@@ -18,8 +18,8 @@ _IMAGE_TOKENS = 1  # for a missing picture; masked
 def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -> Tensor:
     """Return the velocity `[B, C, T, H, W]`; the network's own points towards the noise.
 
-    The input for text to be rendered in the clip is masked zeros. So is that for a first frame, unless there is one;
-    a picture has none.
+    The input for text to be rendered in the clip is masked zeros. So is that for a first frame, if there
+    is none or the clip is a picture.
     """
     latent = inputs.latent
     B = len(latent)

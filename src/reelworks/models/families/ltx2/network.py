@@ -1,7 +1,7 @@
 """Call an LTX-2 network and its pipeline.
 
-Video and audio attend to each other in each block. With this turned off, the video branch computes as without audio;
-one audio token is passed, since the network cannot be called with none.
+Video and audio attend to each other in each block. With this turned off, the video branch computes as without
+audio; one audio token is passed, since the network cannot be called with none.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _RELEASE_LAYERS = (
 class LTX2Config(Config):
     """Arguments of diffusers' LTX2VideoTransformer3DModel; defaults are those of LTX-2.
 
-    The network has a video branch, an audio branch and attention between them; only the video branch is trained.
+    The network has video and audio branches with attention between them; only the video branch is trained.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
@@ -74,7 +74,7 @@ class LTX2Config(Config):
 
     @property
     def network(self) -> Network:
-        """Names of the network's class, blocks, parameters and files; audio and audio-video attention get no gradient."""
+        """Names of the network's class, blocks, parameters and files; audio parameters get no gradient."""
         in_blocks = (
             f"transformer_blocks.{i}.{modality}_"
             for i in range(self.num_layers)

@@ -15,8 +15,8 @@ from reelworks.models.families.sdxl.spec import SDXLConfig
 def predict(module: Any, inputs: DenoiserInputs, config: SDXLConfig) -> Tensor:
     """Return the noise or v, as the objective needs it, `[B, C, 1, H, W]`.
 
-    Original and target size are both the picture's size, and the crop offsets are 0. Padding tokens of texts are
-    attended to, as in training of the published weights.
+    Original and target size are both the picture's size, and the crop offsets are 0. Padding tokens of texts
+    are attended to, as in training of the published weights.
     """
     size_B2 = torch.stack([inputs.height, inputs.width], dim=1)
     out: Tensor = module(

@@ -90,7 +90,7 @@ class SDXLConfig(Config):
         return int(2 ** (len(self.block_out_channels) - 1))
 
     def _release_blocks(self) -> Iterator[KeyRule]:
-        """Yield the rules of all blocks; the release numbers all layers of all levels, and the steps between, in sequence."""
+        """Yield the rules of all blocks; the release numbers the layers of all levels in sequence."""
         per_level = self.layers_per_block + 1
         for level in range(len(self.block_out_channels)):
             for layer in range(per_level):

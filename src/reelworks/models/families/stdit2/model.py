@@ -120,7 +120,7 @@ class STDiT2(nn.Module):
             x: `[B, C, T, H, W]` latents; sizes need not be multiples of the patch.
             timestep: `[B]` in [0, 1000], float32.
             y: `[B, 1, L, K]` text embeddings.
-            mask: `[n, L]` non-zero where a token is attended to; sample b uses row b mod n; None attends to all.
+            mask: `[n, L]` non-zero where a token is attended to; sample b uses row b mod n; None is all.
             x_mask: `[B, T]` True where a frame has its timestep, False where it is a condition (time 0).
             num_frames: `[n]` number of frames of the clip.
             height: `[n]` pixels; positions follow from the first, since a batch has one shape.

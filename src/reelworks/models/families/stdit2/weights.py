@@ -34,7 +34,7 @@ def load(module: STDiT2, source: str) -> None:
     """Load weights from a folder, a `.safetensors` or `.pt` file, or a hub id; see `stdit3.weights.load`.
 
     Raises:
-        UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
+        UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
     """
     state = weights.read(source)
     fit_caption(state, module.config.model_max_length)

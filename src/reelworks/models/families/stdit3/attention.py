@@ -13,7 +13,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class HeadNorm(nn.Module):
-    """Root-mean-square normalisation per head, with float32 statistics for any dtype (eps 1e-6, as in v1.2)."""
+    """Root-mean-square normalisation per head, with float32 statistics (eps 1e-6, as in v1.2)."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
@@ -86,8 +86,8 @@ class CrossAttention(nn.Module):
     def forward(self, x_NLD: Tensor, text_NMD: Tensor, mask_N11M: Tensor | None) -> Tensor:
         """Attend from `[N, L, D]` to `[N, M, D]`; `mask_N11M` is True where a token is attended to.
 
-        v1.2 packs the unmasked tokens of all captions into one sequence with a block-diagonal bias; a mask per
-        sample gives the same numbers and keeps shapes fixed.
+        v1.2 packs the unmasked tokens of all captions into one sequence with a block-diagonal bias; a mask
+        per sample gives the same numbers and keeps shapes fixed.
         """
         (q_NALE,) = split_heads(self.q_linear(x_NLD), 1, self.num_heads)
         k_NAME, v_NAME = split_heads(self.kv_linear(text_NMD), 2, self.num_heads)

@@ -2,7 +2,7 @@
 
 Shape legend: B batch, C latent channels, D width, T frames, H W latent size, h w tokens per axis,
 S = h·w tokens per frame, L text tokens, K caption width. Physical quantities (timestep, fps,
-pixels) and their sines and cosines are float32 for any dtype of the parameters, and are cast to it afterwards.
+pixels) and their sines and cosines are float32 for any dtype of the parameters; they are cast to it afterwards.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class ScalarEmbedding(nn.Module):
 class PatchProjection(nn.Conv3d):
     """A convolution whose stride equals its kernel size, computed as one matrix product.
 
-    Weights have the convolution's shape; the matrix product is faster than a generic 3D convolution on CPUs and
-    GPUs, especially with many input channels.
+    Weights have the convolution's shape; the matrix product is faster than a generic 3D convolution on CPUs
+    and GPUs, especially with many input channels.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class PatchProjection(nn.Conv3d):
 
 
 class PatchEmbedding(nn.Module):
-    """Embeds latents as tokens; sizes that are not multiples of the patch are padded with zeros at the end."""
+    """Embeds latents as tokens; sizes that are no multiples of the patch are padded with zeros at the end."""
 
     def __init__(self, in_channels: int, hidden_size: int, patch_size: tuple[int, int, int]) -> None:
         super().__init__()
@@ -80,8 +80,8 @@ class PatchEmbedding(nn.Module):
 class PositionEmbedding(nn.Module):
     """Sines and cosines of a token's position in its frame, in units that depend on the picture's size.
 
-    Positions are scaled so that a picture of `input_sq_size`² pixels has unit steps and all aspect ratios span the
-    same range. It has no parameters, and is a module so that its inputs can be observed with hooks.
+    Positions are scaled so that a picture of `input_sq_size`² pixels has unit steps and all aspect ratios
+    span the same range. It has no parameters, and is a module so that its inputs can be observed with hooks.
     """
 
     def __init__(self, hidden_size: int, input_sq_size: int) -> None:
@@ -117,8 +117,8 @@ class PositionEmbedding(nn.Module):
 class RotaryEmbedding(nn.Module):
     """Rotations of queries and keys by their frame index (Su et al. 2021), in interleaved pairs.
 
-    `freqs` is part of the state dict: published weights hold the frequencies that they were trained with, rounded
-    or not, and these take precedence over the formula.
+    `freqs` is part of the state dict: published weights hold the frequencies that they were trained with,
+    rounded or not, and these take precedence over the formula.
     """
 
     freqs: Tensor
@@ -135,8 +135,8 @@ class RotaryEmbedding(nn.Module):
         self.freqs = 1.0 / 10_000.0 ** (exponent / self.head_dim)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryEmbedding:
-        # A cast of the module must not round frequencies: at frame 100, bfloat16 rotates the fastest pair by a
-        # quarter of a radian too far. Moves between devices are allowed.
+        # A cast of the module must not round frequencies: at frame 100, bfloat16 rotates the fastest pair by
+        # a quarter of a radian too far. Moves between devices are allowed.
         before = self.freqs
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.freqs.dtype != before.dtype:
@@ -151,7 +151,7 @@ class RotaryEmbedding(nn.Module):
 
 
 class CaptionEmbedding(nn.Module):
-    """Projects text embeddings to the network's width; `y_embedding` is the empty caption, which is not trained."""
+    """Projects text embeddings to the network's width; `y_embedding` is the untrained empty caption."""
 
     y_embedding: Tensor
 
@@ -191,6 +191,6 @@ def unpatchify(patches: Tensor, grid: tuple[int, int], patch_size: tuple[int, in
 
 
 def tile_rows(rows: Tensor, batch_size: int) -> Tensor:
-    """Return a row for each of B samples: sample b takes row b mod n, in the order in which guidance stacks batches."""
+    """Return a row for each of B samples: sample b takes row b mod n, since guidance stacks batches."""
     n = rows.shape[0]
     return rows if n == batch_size else rows[torch.arange(batch_size, device=rows.device) % n]

@@ -138,7 +138,7 @@ class STDiT3(nn.Module):
             x: `[B, C, T, H, W]` latents; sizes need not be multiples of the patch.
             timestep: `[B]` in [0, 1000], float32.
             y: `[B, 1, L, K]` text embeddings.
-            mask: `[n, L]` non-zero where a token is attended to; sample b uses row b mod n; None attends to all.
+            mask: `[n, L]` non-zero where a token is attended to; sample b uses row b mod n; None is all.
             x_mask: `[B, T]` True where a frame has its timestep, False where it is a condition (time 0).
             fps: `[n]` frames per second.
             height: `[n]` pixels; the first is used for all, since a batch has one shape.
@@ -172,8 +172,8 @@ class STDiT3(nn.Module):
     def _modulation(self, time_BD: Tensor, clean_BD: Tensor | None, x_mask: Tensor | None) -> Tensor:
         """Return `[B, R, 6, D]`, selected per frame once here, so that blocks need no mask.
 
-        Selecting parameters instead of results is nearly free, so a mask that is all True needs no shortcut, which
-        would have to wait for the device; the numbers are the same.
+        Selecting parameters instead of results is nearly free, so a mask that is all True needs no shortcut,
+        which would have to wait for the device; the numbers are the same.
         """
         out: Tensor = self.t_block(time_BD)[:, None]
         if clean_BD is not None and x_mask is not None:

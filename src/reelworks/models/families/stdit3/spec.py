@@ -39,7 +39,7 @@ class STDiT3Config(Config):
         mlp_ratio: Width of a block's MLP in units of `hidden_size`.
         input_sq_size: Side in pixels of the square at which positions are unscaled.
         qk_norm: Whether queries and keys are normalised per head.
-        pred_sigma: Whether the network returns a second half of channels (learned variance, unused by rectified flow).
+        pred_sigma: Whether there is a second half of output channels (learned variance, unused by rectified flow).
     """
 
     pictures_only: ClassVar[bool] = False

@@ -63,12 +63,12 @@ def draw(module: nn.Module, config: STDiT3Config) -> None:
 def load(module: STDiT3, source: str) -> None:
     """Load weights of any dtype from a folder, a `.safetensors` or `.pt` file, or a hub id.
 
-    Values take the dtype of the module's parameters (float32 masters stay float32). The empty caption is cut to the
-    module's caption length, or its last row repeated, as upstream does. A file of PixArt-Σ, a picture model, fills
-    the spatial blocks; the rest is drawn as for fresh weights, so that frames are treated as pictures at first.
+    Values take the dtype of the module's parameters (float32 masters stay float32). The empty caption is cut to
+    the module's caption length, or its last row repeated, as upstream does. A file of PixArt-Σ, a picture model,
+    fills the spatial blocks; the rest is drawn fresh, so that frames are treated as pictures at first.
 
     Raises:
-        UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
+        UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
     """
     state = weights.read(source)
     fit_caption(state, module.config.model_max_length)
@@ -90,7 +90,7 @@ def _is_fresh(key: str) -> bool:
 
 
 def _from_pixart(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename PixArt-Σ's tensors to STDiT3's keys; its stored positions are dropped, since STDiT3 computes them."""
+    """Rename PixArt-Σ's tensors to STDiT3's keys, without its stored positions, which STDiT3 computes."""
     renamed = {
         f"spatial_{key}" if key.startswith("blocks.") else key: value
         for key, value in state.items()

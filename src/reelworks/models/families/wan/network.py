@@ -18,8 +18,8 @@ _TEXT_TOKENS = 512  # text length after which the network expects image tokens
 def predict(module: Any, inputs: DenoiserInputs, config: WanConfig) -> Tensor:
     """Return the velocity `[B, C, T, H, W]`.
 
-    Texts are padded with zeros that are attended to, as in training of the published weights. The network's own
-    velocity points towards the noise.
+    Texts are padded with zeros that are attended to, as in training of the published weights. The network's
+    own velocity points towards the noise.
     """
     text_BLD = torch.where(inputs.text_mask[..., None], inputs.text, inputs.text.new_zeros(()))
     time = _token_times(inputs, config) if config.expand_timesteps else inputs.time
@@ -33,7 +33,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: WanConfig) -> Tensor:
 
 
 def _with_first_frame(inputs: DenoiserInputs) -> Tensor:
-    """Concatenate noise, a mask that is 1 in the first frame of a clip (0 for a picture), and the first frame."""
+    """Concatenate noise, a mask that is 1 in a clip's first frame (0 for a picture), and the first frame."""
     latent = inputs.latent
     mask = latent.new_zeros(len(latent), MASK_CHANNELS, *latent.shape[2:])
     if latent.shape[2] > 1:

@@ -50,8 +50,8 @@ class WanConfig(Config):
     """Arguments of diffusers' WanTransformer3DModel; defaults are those of the 1.3B of Wan 2.1.
 
     `expand_timesteps`: every frame has its own time, 0 for a condition frame, as in the 5B of Wan 2.2.
-    `first_frame`: the first frame has its own input channels, with a mask; if `image_dim` is set, its CLIP embedding
-    of that width is an input too.
+    `first_frame`: the first frame has its own input channels, with a mask; if `image_dim` is set, its CLIP
+    embedding of that width is an input too.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
