@@ -65,7 +65,7 @@ def what(shapes: Shapes, for_field: str, name: str = "") -> tuple[str, str]:
     if is_lora(shapes):
         return (
             "this is a LoRA",
-            "set lora.weights to it, and model.weights to the model that it was trained on",
+            "point lora.weights to it, and model.weights to the model that it was trained on",
         )
     match = closest(shapes)
     names = " or ".join(match.names)
@@ -77,12 +77,12 @@ def what(shapes: Shapes, for_field: str, name: str = "") -> tuple[str, str]:
                 problem,
                 f'set autoencoder.name = "{parts.autoencoder}" and text_encoder.name = "{parts.text}" as published',
             )
-        also = "" if for_field in ("model.weights", "--load") else ", and model.weights to this file"
+        also = "" if for_field in ("model.weights", "--load") else ", and point model.weights to them"
         return problem, f'set model.name = "{match.names[0]}"{also}'
     if any(part in name for name in shapes for part in _TEXT_ENCODERS):
-        return "these are the weights of a text encoder", "set text_encoder.weights to them"
+        return "these are the weights of a text encoder", "point text_encoder.weights to them"
     if all(any(name.startswith(part) for name in shapes) for part in ("encoder.", "decoder.")):
-        remedy = "set autoencoder.weights to them, or choose another autoencoder.name"
+        remedy = "point autoencoder.weights to them, or choose another autoencoder.name"
         return "these are the weights of an autoencoder", remedy
     if 2 * match.fitting < match.total:
         return "", ""

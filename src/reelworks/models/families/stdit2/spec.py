@@ -14,7 +14,7 @@ from reelworks.models.family import ComponentShapes, Family, Network, Parts, Pre
 
 
 class STDiT2Config(STDiT3Config):
-    """Sizes of a STDiT2 network; defaults are STDiT2-XL/2 as published with Open-Sora v1.1.
+    """Sizes of an STDiT2 network; defaults are STDiT2-XL/2 as published with Open-Sora v1.1.
 
     The fields are STDiT3's; `depth` counts blocks, each with spatial and temporal attention.
     """

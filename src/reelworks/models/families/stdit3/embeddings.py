@@ -101,10 +101,8 @@ class PositionEmbedding(nn.Module):
         base = round(math.sqrt(h * w))
         axis_hD, axis_wD = self._axis(h, base, scale), self._axis(w, base, scale)
         # Width first, as in v1.2.
-        position_hwD = torch.cat(
-            [axis_wD[None].expand(h, -1, -1), axis_hD[:, None].expand(-1, w, -1)], dim=-1
-        )
-        return position_hwD.flatten(0, 1)
+        axes_hwD = torch.cat([axis_wD[None].expand(h, -1, -1), axis_hD[:, None].expand(-1, w, -1)], dim=-1)
+        return axes_hwD.flatten(0, 1)
 
     def _axis(self, count: int, base: int, scale: Tensor) -> Tensor:
         half = self.hidden_size // 2

@@ -37,7 +37,7 @@ def predict(module: Any, inputs: DenoiserInputs) -> Tensor:
 
 @final
 class STDiTDenoiser:
-    """A STDiT2 or STDiT3 network as a `models.api.Denoiser`.
+    """An STDiT2 or STDiT3 network as a `models.api.Denoiser`.
 
     Attributes:
         module: The network, possibly wrapped by a parallel strategy or adapted by a LoRA.

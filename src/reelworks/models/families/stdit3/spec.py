@@ -26,7 +26,7 @@ _Config = TypeVar("_Config", bound="STDiT3Config")
 
 
 class STDiT3Config(Config):
-    """Sizes of a STDiT network; defaults are STDiT3-XL/2 as published with Open-Sora v1.2.
+    """Sizes of an STDiT network; defaults are STDiT3-XL/2 as published with Open-Sora v1.2.
 
     Attributes:
         in_channels: Latent channels.
