@@ -165,7 +165,7 @@ def require_known(field: str, name: str, known: Collection[str]) -> None:
     """
     if name not in known:
         raise UserError(
-            f"unknown name; known names: {', '.join(known)}",
+            f"unknown name; known: {', '.join(known)}",
             code="unknown-name",
             field=field,
             value=name,

@@ -89,7 +89,7 @@ class _Program:
         (of_bytes("a.bin", b"\x80\x02}q\x00X\x01"), "a.bin cannot be read"),
         (without_a_shard, "1 of the 2 files of model.safetensors.index.json are missing: part-1"),
         (with_a_cut_shard, "part-1.safetensors cannot be read: it is truncated"),
-        (with_a_bad_index, "index.json cannot be read: not an index"),
+        (with_a_bad_index, "index.json cannot be read: it is not an index"),
     ],
 )
 def test_damage_is_told_with_the_file(tmp_path, monkeypatch, make, said):
