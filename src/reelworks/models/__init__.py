@@ -1,5 +1,4 @@
-"""Denoisers, autoencoders and text encoders behind small protocols (`api.py`), one folder a family.
+"""Denoisers, autoencoders and text encoders behind small protocols (`api.py`), one folder per family.
 
-Knows core and precision; knows no data, schedule or trainer. Torch-free `config.py` files lie beside
-what they configure.
+Imports core and precision, but no data, schedule or trainer. Recipe keys are in torch-free `config.py` files.
 """

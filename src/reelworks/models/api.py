@@ -1,7 +1,7 @@
 """Protocols of models as the trainer sees them. Adapters are final classes that satisfy them.
 
-Shape legend: B batch, C channels, T frames, H height, W width, L text tokens, D text width, P width of a
-text's summary, N tokens of a picture, E their width. Latent sizes are in latent elements, `height` and `width` inputs in pixels.
+Shape legend: B batch, C channels, T frames, H height, W width, L text tokens, D text width, P pooled width,
+N image tokens, E image width. Latent sizes are in latent elements, the inputs `height` and `width` in pixels.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import Targets
 from reelworks.precision.contract import Contract, Role
 
-PURE_NOISE = 1000.0  # the time at which nothing of the data is left
+PURE_NOISE = 1000.0  # timestep at which no signal is left
 
 
 @dataclass(frozen=True)
 class DenoiserInputs:
-    """One micro-batch as a denoiser takes it.
+    """One micro-batch of inputs to a denoiser.
 
     Attributes:
         latent: `[B, C, T, H, W]` noised latents.
         time: `[B]` timesteps in [0, 1000], 1000 is pure noise.
         text: `[B, L, D]` text embeddings.
-        text_mask: `[B, L]` True where a token counts.
-        pooled: `[B, P]` one vector for a whole text; P is 0 where the text encoder makes none.
-        guidance: `[B]` guidance scale that networks distilled to take it are told; 1 in training.
+        text_mask: `[B, L]` True where a token is attended to.
+        pooled: `[B, P]` pooled text embeddings; P is 0 if the text encoder has none.
+        guidance: `[B]` guidance scale, an input of guidance-distilled networks; 1 in training.
         frame_mask: `[B, T]` True where the frame is generated, False where it is a condition (time 0).
-        fps: `[B]` frames per second as shown to the model.
-        height: `[B]` pixels.
-        width: `[B]` pixels.
-        drop_text: `[B]` True where the text is replaced by the learned or fixed empty caption.
-        control: `[B, C, T, H, W]` latents of a clip that steers this one; C is 0 where there is none, as in the next two.
-        source: `[B, C, T, H, W]` latents of a clip that this one is an edit of.
-        first_frame: `[B, C, T, H, W]` latents of the clip's first frame with nothing behind it; a picture has none.
-        image: `[B, N, E]` what an image encoder says of the first frame; N is 0 where there is none.
+        fps: `[B]` frames per second.
+        height: `[B]` height in pixels.
+        width: `[B]` width in pixels.
+        drop_text: `[B]` True where the empty caption, learned or fixed, replaces the text.
+        control: `[B, C, T, H, W]` latents of the control clip; C is 0 if there is none, also in the next two.
+        source: `[B, C, T, H, W]` latents of the source clip of an edit.
+        first_frame: `[B, C, T, H, W]` latents of the first frame of a clip alone; unused for a picture.
+        image: `[B, N, E]` image embeddings of the first frame; N is 0 if there are none.
     """
 
     latent: Tensor
@@ -61,7 +61,7 @@ class DenoiserInputs:
 
 
 def nothing_given(latent_BCTHW: Tensor) -> dict[str, Tensor]:
-    """The last four inputs where a clip has no companion, and its first frame is not shown."""
+    """Return empty values of the last four inputs, for clips without companions and first-frame condition."""
     none, image = latent_BCTHW[:, :0], latent_BCTHW.new_zeros(len(latent_BCTHW), 0, 0)
     return {"control": none, "source": none, "first_frame": none, "image": image}
 
@@ -86,12 +86,12 @@ INPUT_ROLES: dict[str, Role] = {
 
 
 class TextEmbedding(NamedTuple):
-    """Captions as a text encoder gives them.
+    """Embeddings of a batch of captions.
 
     Attributes:
         tokens: `[B, L, D]` float32.
-        mask: `[B, L]` bool, True where a token counts.
-        pooled: `[B, P]` float32, one vector for a whole caption; P may be 0.
+        mask: `[B, L]` bool, True where a token is attended to.
+        pooled: `[B, P]` float32, one vector per caption; P may be 0.
     """
 
     tokens: Tensor
@@ -107,14 +107,14 @@ class ShardingPlan:
 
 
 class Denoiser(Protocol):
-    """A trainable network from noised latents to what the objective asks for.
+    """A trainable network that predicts the objective's target from noised latents.
 
     Attributes:
-        module: The network, or what a parallel strategy or LoRA made of it.
-        contract: Its dtypes.
-        latent_channels: Channels of the latents that it takes.
-        runs_on_meta: No step of its forward pass depends on values, so that shapes alone can be tried.
-        base: What a LoRA in it lies on; None without one.
+        module: The network, possibly wrapped by a parallel strategy or adapted by a LoRA.
+        contract: Dtypes of its parameters, inputs and outputs.
+        latent_channels: Channels of its input latents.
+        runs_on_meta: Whether it runs on the meta device, since no step of its forward pass depends on values.
+        base: Identity of the weights below its LoRA; None without a LoRA.
     """
 
     module: nn.Module
@@ -124,31 +124,31 @@ class Denoiser(Protocol):
     base: Base | None
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
-        """Return the network's output `[B, C, T, H, W]`, by the objective the velocity or the clean latent.
+        """Return the network's output `[B, C, T, H, W]`: velocity or clean latent, by the objective.
 
         Inputs already have the contract's dtypes.
         """
         ...
 
     def sharding(self) -> ShardingPlan:
-        """Name the units that parallel strategies wrap."""
+        """Return the modules that parallel strategies wrap."""
         ...
 
     def lora_targets(self, of: Targets = "default") -> Sequence[str]:
-        """Names of linear layers for LoRA: by default those of all attentions, or all of the blocks."""
+        """Return names of linear layers for LoRA: those of all attentions by default, or all of the blocks."""
         ...
 
 
 class FamilyNetwork(Protocol):
-    """How the networks of a family are built, loaded and called: `NETWORK` in the family's `network.py`."""
+    """Builds, loads and wraps the networks of a family; `NETWORK` in the family's `network.py`."""
 
     @property
     def keeps_file_tensors(self) -> bool:
-        """Parameters may be the tensors of a file as they lie there, read when they are used."""
+        """Whether parameters may be memory-mapped tensors of the weights file, in the file's dtypes."""
         ...
 
     def build(self, config: Any, *, gradient_checkpointing: bool = False) -> nn.Module:
-        """Build a network on the default device; on `meta` it has shapes alone."""
+        """Build a network on the default device (shapes only on `meta`)."""
         ...
 
     def load(self, module: Any, config: Any, source: str | None, part: str | None = None) -> None:
@@ -156,43 +156,43 @@ class FamilyNetwork(Protocol):
 
         Args:
             module: Network to fill.
-            config: Its sizes.
-            source: Where the weights lie.
-            part: Folder of the network in a pipeline, of several.
+            config: Sizes of the network.
+            source: Folder, file or hub id of the weights.
+            part: Folder of the network in a pipeline that has several networks.
 
         Raises:
-            UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
+            UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
         """
         ...
 
     def renamed(self, module: Any, config: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Give the tensors of a model's first release this network's names, as far as they are known."""
+        """Rename the tensors of a model's original release to this network's keys, as far as known."""
         ...
 
     def learns_variance(self, config: Any, source: str, channels: int) -> bool:
-        """Whether weights were trained with a second half of output channels.
+        """Whether weights were trained to predict variance in a second half of output channels.
 
         Args:
             config: Sizes of the network.
-            source: Where the weights lie.
+            source: Folder, file or hub id of the weights.
             channels: Channels of the latents.
         """
         ...
 
     def denoiser(self, module: nn.Module, contract: Contract, config: Any, channels: int) -> Denoiser:
-        """Wrap a network as the trainer sees it.
+        """Wrap a network for the trainer.
 
         Args:
-            module: The network.
-            contract: Its dtypes.
-            config: Its sizes.
-            channels: Channels of the latents that it takes.
+            module: Network to wrap.
+            contract: Dtypes of its parameters, inputs and outputs.
+            config: Sizes of the network.
+            channels: Channels of its input latents.
         """
         ...
 
 
 class Autoencoder(Protocol):
-    """Pixels to latents and back."""
+    """Encodes pixels to latents and decodes latents to pixels."""
 
     geometry: Geometry
     latent_channels: int
@@ -212,10 +212,10 @@ class Autoencoder(Protocol):
 
 
 class TextEncoder(Protocol):
-    """Captions to embeddings.
+    """Embeds captions.
 
     Attributes:
-        sees_pictures: It looks at the pictures that it is given.
+        sees_pictures: Whether it embeds the pictures that captions refer to as well.
     """
 
     contract: Contract
@@ -225,11 +225,11 @@ class TextEncoder(Protocol):
     max_length: int
 
     def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
-        """Embed captions; L is `max_length` for every one of them.
+        """Embed captions; L is always `max_length`.
 
         Args:
-            captions: What to embed.
-            pictures_BHWC: uint8 pictures that the captions speak of; most encoders do not look at them.
+            captions: Captions to embed.
+            pictures_BHWC: uint8 pictures that the captions refer to; most encoders ignore them.
         """
         ...
 
@@ -243,11 +243,11 @@ class TextEncoder(Protocol):
 
 
 class ImageEncoder(Protocol):
-    """Pictures to tokens.
+    """Embeds pictures as tokens.
 
     Attributes:
-        tokens: N, of every picture.
-        dim: E, their width.
+        tokens: Number N of tokens per picture.
+        dim: Width E of a token.
     """
 
     contract: Contract

@@ -1,4 +1,4 @@
-"""Sizes and shapes that follow from a recipe's model, autoencoder and text encoder; torch-free."""
+"""Derive sizes and shapes from a recipe's model, autoencoder and text encoder; torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reelworks.models.config import (
 )
 from reelworks.models.family import ComponentShapes, Conditioning, FamilyConfig
 
-CHUNK_FRAMES = 17  # that the autoencoder of Open-Sora v1.2 takes at a time
+CHUNK_FRAMES = 17  # that the autoencoder of Open-Sora v1.2 encodes at a time
 
 
 def family_config(model: ModelConfig) -> FamilyConfig:
@@ -31,7 +31,7 @@ def family_config(model: ModelConfig) -> FamilyConfig:
 
 
 def latent_channels(autoencoder: AutoencoderConfig) -> int:
-    """Channels of the latents that an autoencoder makes."""
+    """Return the channels of an autoencoder's latents."""
     require_known("autoencoder.name", autoencoder.name, autoencoder_names())
     if autoencoder.name in registry.AUTOENCODERS:
         return registry.AUTOENCODERS[autoencoder.name].channels
@@ -39,7 +39,7 @@ def latent_channels(autoencoder: AutoencoderConfig) -> int:
 
 
 def autoencoder_geometry(config: AutoencoderConfig) -> Geometry:
-    """Return the effect of an autoencoder alone on a shape.
+    """Return strides and frame rules of an autoencoder alone.
 
     Raises:
         UserError: If its name is unknown.
@@ -56,7 +56,7 @@ def autoencoder_geometry(config: AutoencoderConfig) -> Geometry:
 
 
 def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
-    """Return the effect of the autoencoder and the denoiser together on a shape.
+    """Return strides, patches and frame rules of the autoencoder and the denoiser together.
 
     Raises:
         UserError: If a name is unknown.
@@ -68,12 +68,12 @@ def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
 
 
 def whole_patches(model: ModelConfig) -> bool:
-    """Whether sizes must fill patches, since the network does not pad them."""
+    """Whether latent sizes must be multiples of the patch, since the network does not pad them."""
     return not registry.family_of(model.name).pads_patches
 
 
 def conditioning(model: ModelConfig) -> Conditioning:
-    """Return how a denoiser takes texts and given frames.
+    """Return how a denoiser is conditioned on captions and frames.
 
     Raises:
         UserError: If its name is unknown.
@@ -82,7 +82,7 @@ def conditioning(model: ModelConfig) -> Conditioning:
 
 
 def other_latents(model: ModelConfig, autoencoder: AutoencoderConfig) -> str | None:
-    """Name of the autoencoder that a denoiser was published with, if another makes other latents of as many channels."""
+    """Return the denoiser's published autoencoder if the chosen one has other latents of as many channels."""
     parts = registry.PRESETS[model.name].parts
     channels = latent_channels(AutoencoderConfig(name=parts.autoencoder, weights="-"))
     known = ("pixel", parts.autoencoder, *parts.same_latents)
@@ -93,9 +93,9 @@ def other_latents(model: ModelConfig, autoencoder: AutoencoderConfig) -> str | N
 def resolve_denoiser(
     model: ModelConfig, *, autoencoder: AutoencoderConfig, text: TextEncoderConfig, learns_variance: bool
 ) -> FamilyConfig:
-    """Turn a preset and its overrides into the sizes of one network.
+    """Return the sizes of a preset with the recipe's overrides.
 
-    Widths that the other components fix (latent channels, caption width and length) come from them.
+    Latent channels and the width and length of captions come from the other components.
 
     Raises:
         UserError: If a name is unknown or the sizes do not fit together.
@@ -106,7 +106,7 @@ def resolve_denoiser(
     sizes = {name: value for name, value in sizes.items() if value is not None}
     for name in sizes.keys() - set(registry.family_of(model.name).recipe_sizes):
         raise UserError(
-            "the sizes of this model are those of its preset",
+            "the sizes of this model are fixed by its preset",
             code="sizes-are-fixed",
             field=f"model.{name}",
             remedy="leave it out, or choose another preset",

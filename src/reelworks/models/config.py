@@ -11,14 +11,10 @@ from reelworks.core.config import Config
 from reelworks.core.errors import UserError, nearest
 from reelworks.models import registry
 
-# Autoencoders and text encoders that belong to no family, the first of each without weights.
+# Autoencoders and text encoders that belong to no family; the first of each has no weights.
 OWN_AUTOENCODERS = ("pixel", "opensora-1.1", "opensora-1.2")
 OWN_TEXT_ENCODERS = ("hashed", "t5")
-_T5_SIZES = {
-    "dim": 4096,
-    "max_length": 300,
-    "pooled_dim": 0,
-}  # of T5-v1.1-XXL, and the tokens that v1.2 keeps
+_T5_SIZES = {"dim": 4096, "max_length": 300, "pooled_dim": 0}  # T5-v1.1-XXL, with the caption length of v1.2
 
 
 class ModelConfig(Config):
@@ -27,15 +23,15 @@ class ModelConfig(Config):
     Attributes:
         name: A preset, such as `stdit3-xl`.
         weights: Folder, `.safetensors` or `.pt` file, or hub id to start from; None starts from scratch.
-        experts: Of a model of two networks, which share the timesteps (Wan 2.2's 14B): "high", the one for much
-            noise, "low", or "both", of which each step trains one. Timesteps follow.
-        gradient_checkpointing: Keep only block inputs for the backward pass and compute the rest twice.
-        hidden_size: Width in place of the preset's; of STDiT alone, as are the next two.
-        depth: Pairs of spatial and temporal blocks in place of the preset's.
-        num_heads: Attention heads in place of the preset's.
-        image_encoder: Folder or hub id of the encoder that tells an i2v model of its first frame, as
-            `wan-2.1-i2v-14b` and `hunyuan-video-1.5-i2v` need it: that of the release.
-        license: Licence of the weights, such as "apache-2.0"; stands in the header of what is exported.
+        experts: Networks to train of a model with two for different timesteps (Wan 2.2's 14B): "high" (high noise),
+            "low", or "both", of which each step trains one. Timesteps are drawn accordingly.
+        gradient_checkpointing: Store only block inputs for the backward pass and recompute the rest.
+        hidden_size: Width, overrides the preset's; only for STDiT, as are the next two.
+        depth: Number of pairs of spatial and temporal blocks, overrides the preset's.
+        num_heads: Number of attention heads, overrides the preset's.
+        image_encoder: Folder or hub id of the image encoder that embeds the first frame for an i2v model
+            (`wan-2.1-i2v-14b` and `hunyuan-video-1.5-i2v` need that of their release).
+        license: Licence of the weights, such as "apache-2.0"; written to the header of exported files.
     """
 
     name: str = "stdit3-xl"
@@ -50,17 +46,17 @@ class ModelConfig(Config):
 
 
 class AutoencoderConfig(Config):
-    """Pixels to latents; latents are `(pixel - mean) / std` of pixels in [-1, 1].
+    """The autoencoder, which encodes pixels to latents; those of `pixel` are `(pixel - mean) / std`.
 
     Attributes:
-        name: `pixel`, the lossless space-to-depth; `opensora-1.2`, the causal video autoencoder of Open-Sora 1.2;
-            `opensora-1.1`, the autoencoder of Stable Diffusion, frame by frame; or that of a family of diffusers.
+        name: `pixel`, a lossless space-to-depth; `opensora-1.2`, the causal video autoencoder of Open-Sora 1.2;
+            `opensora-1.1`, the autoencoder of Stable Diffusion, frame by frame; or one of a diffusers family.
         weights: Folder, file or hub id of the published weights; `pixel` has none.
-        dtype: Of its weights and products; statistics of latents and what it returns are float32. bfloat16 is faster and
-            takes half the memory, and its latents differ in the third digit.
-        stride: Pixels per latent element, in height and in width; of `pixel`, as are the next two.
-        mean: Subtracted from pixels.
-        std: Divides what is left, so that latents have about unit variance.
+        dtype: Dtype of weights and matrix products; latent statistics and outputs are float32. bfloat16 is faster
+            and takes half the memory; its latents differ in the third digit.
+        stride: Pixels per latent element, in height and in width; only for `pixel`, as are the next two.
+        mean: Subtracted from pixels in [-1, 1].
+        std: Divides the result, so that latents have about unit variance.
     """
 
     name: str = "pixel"
@@ -75,11 +71,11 @@ class AutoencoderConfig(Config):
     def _has_range(cls, value: Any) -> Any:
         if str(value).lower() in ("float16", "fp16", "half"):
             raise UserError(
-                "numbers inside autoencoders pass the largest that float16 has, and become infinite",
+                "values inside autoencoders exceed the range of float16 and become infinite",
                 code="dtype-overflows",
                 field="autoencoder.dtype",
                 value=value,
-                remedy='say "bfloat16" or "float32"',
+                remedy='use "bfloat16" or "float32"',
             )
         return value
 
@@ -88,7 +84,7 @@ class AutoencoderConfig(Config):
         _check_weights("autoencoder", self.name, autoencoder_names(), self.weights)
         if self.name == "pixel" and self.dtype != "float32":
             raise UserError(
-                '"pixel" moves numbers and loses none',
+                '"pixel" is lossless and always float32',
                 code="dtype-without-use",
                 field="autoencoder.dtype",
                 value=self.dtype,
@@ -98,16 +94,16 @@ class AutoencoderConfig(Config):
 
 
 class TextEncoderConfig(Config):
-    """Captions to embeddings.
+    """The text encoder, which embeds captions.
 
     Attributes:
-        name: `hashed`, fixed word vectors; `t5`, the encoder of a T5; or the encoders of a family of diffusers.
+        name: `hashed`, fixed word vectors; `t5`, the encoder of a T5; or those of a diffusers family.
         weights: Folder or hub id of the T5, tokenizer included, or of the family; `hashed` has none.
-        device: `auto`, where the model computes; or `cpu`, which leaves the GPU's memory to the model. A caption is
-            embedded once in a run, as long as 2 GB of CPU memory keep its embedding.
-        dim: Width of an embedding; of published encoders their own unless given, as are the next two.
-        max_length: Tokens kept of a caption; of `t5`, 300.
-        pooled_dim: Width of a caption's summary, 0 where there is none.
+        device: `auto`, the model's device; or `cpu`, which leaves the GPU's memory to the model. A caption is
+            embedded once per run, while its embedding stays in a cache of 2 GB of CPU memory.
+        dim: Width of an embedding; the default is the published encoder's own, also for the next two.
+        max_length: Length in tokens to which captions are cut; 300 for `t5`.
+        pooled_dim: Width of the pooled caption embedding, 0 if there is none.
     """
 
     name: str = "hashed"
@@ -129,7 +125,7 @@ class TextEncoderConfig(Config):
 
 
 def _text_sizes(name: str) -> dict[str, Any]:
-    """Return the sizes of published text encoders; of "hashed", whose own are the defaults, none."""
+    """Return the sizes of a published text encoder; none for "hashed", whose sizes are the field defaults."""
     if name == "t5":
         return _T5_SIZES
     if name not in registry.TEXT_ENCODERS:
@@ -139,21 +135,21 @@ def _text_sizes(name: str) -> dict[str, Any]:
 
 
 def autoencoder_names() -> tuple[str, ...]:
-    """Names that `autoencoder.name` takes."""
+    """Return the names that `autoencoder.name` takes."""
     return (*OWN_AUTOENCODERS, *registry.AUTOENCODERS)
 
 
 def text_encoder_names() -> tuple[str, ...]:
-    """Names that `text_encoder.name` takes."""
+    """Return the names that `text_encoder.name` takes."""
     return (*OWN_TEXT_ENCODERS, *registry.TEXT_ENCODERS)
 
 
 def _check_weights(table: str, name: str, known: tuple[str, ...], weights: str | None) -> None:
-    """Refuse an encoder without weights, which makes noise, and weights that the first of `known` lacks."""
+    """Refuse a published encoder without weights, and weights for the first of `known`, which has none."""
     if name in known[1:] and weights is None:
-        problem, remedy = "this encoder needs published weights", "name a folder, a file or a hub id"
+        problem, remedy = "this encoder needs published weights", "set it to a folder, a file or a hub id"
     elif name == known[0] and weights is not None:
-        problem, remedy = f'"{name}" has no weights', f"leave it out, or set {table}.name"
+        problem, remedy = f'"{name}" has no weights', f"leave it out, or choose another {table}.name"
     else:
         return
     raise UserError(
@@ -165,7 +161,7 @@ def require_known(field: str, name: str, known: Collection[str]) -> None:
     """Refuse a name that is not in `known`.
 
     Raises:
-        UserError: Names the known ones.
+        UserError: If it is unknown; the message lists the known ones.
     """
     if name not in known:
         raise UserError(

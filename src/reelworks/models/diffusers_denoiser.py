@@ -1,4 +1,4 @@
-"""Networks of diffusers: how they are built, loaded, called, and seen by the trainer; families differ in functions.
+"""Build, load, call and wrap the networks of diffusers; each family supplies its own functions.
 
 Legend: B clips, C channels, T latent frames, H height, W width.
 """
@@ -26,22 +26,22 @@ from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import Targets
 from reelworks.precision.contract import Contract
 
-_COMFYUI = "model.diffusion_model."  # before every name in its files
+_COMFYUI = "model.diffusion_model."  # prefix of every key in ComfyUI's files
 Predict = Callable[[Any, DenoiserInputs, Any], Tensor]
 """`predict(module, inputs, config)` calls a family's network; see `models.api.Denoiser.predict`."""
 
 
 @final
 class DiffusersDenoiser:
-    """One network of diffusers.
+    """A network of diffusers as a `models.api.Denoiser`.
 
     Attributes:
-        module: The network, or what a parallel strategy or LoRA made of it.
-        contract: Its dtypes.
-        latent_channels: Channels of the latents that it takes.
-        runs_on_meta: Shapes alone can be tried.
-        config: Its sizes.
-        base: What a LoRA in it lies on; None without one.
+        module: The network, possibly wrapped by a parallel strategy or adapted by a LoRA.
+        contract: Dtypes of its parameters, inputs and outputs.
+        latent_channels: Channels of its input latents.
+        runs_on_meta: Whether it runs on the meta device.
+        config: Sizes of the network.
+        base: Identity of the weights below its LoRA; None without a LoRA.
     """
 
     def __init__(
@@ -57,29 +57,29 @@ class DiffusersDenoiser:
                 parameter.requires_grad_(False)
         lists = (list(module.get_submodule(name)) for name in config.network.blocks)  # type: ignore[call-overload]
         self._sharding = ShardingPlan(blocks=[block for blocks in lists for block in blocks])
-        without = config.network.without_gradient
-        reached = [name for name in inject.linear_layers(module) if not f"{name}.".startswith(without)]
-        inside = tuple(f"{name}." for name in config.network.blocks)
+        frozen = config.network.without_gradient
+        trained = [name for name in inject.linear_layers(module) if not f"{name}.".startswith(frozen)]
+        in_blocks = tuple(f"{name}." for name in config.network.blocks)
         self._lora_targets: dict[Targets, tuple[str, ...]] = {
-            "default": tuple(name for name in reached if _is_of_attention(name)),
-            "blocks": tuple(name for name in reached if name.startswith(inside)),
+            "default": tuple(name for name in trained if _is_of_attention(name)),
+            "blocks": tuple(name for name in trained if name.startswith(in_blocks)),
         }
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
         """Return the output `[B, C, T, H, W]`; a velocity points towards the data.
 
         Raises:
-            UserError: A clip came to a network for pictures, or sizes that are not whole patches.
+            UserError: If a network for pictures gets a clip, or sizes are not multiples of the patch.
         """
         _check(inputs.latent, self.config)
         return self._predict(self.module, inputs, self.config)
 
     def sharding(self) -> ShardingPlan:
-        """Name the blocks, in order of use."""
+        """Return the blocks, in order of use."""
         return self._sharding
 
     def lora_targets(self, of: Targets = "default") -> Sequence[str]:
-        """Name the linear layers of all attentions, or all of the blocks."""
+        """Return the names of the linear layers of all attentions, or all of the blocks."""
         return self._lora_targets[of]
 
 
@@ -87,7 +87,7 @@ def _check(latent_BCTHW: Tensor, config: FamilyConfig) -> None:
     sizes = latent_BCTHW.shape[2:]
     if config.pictures_only and sizes[0] != 1:
         raise UserError(
-            "this model makes pictures alone",
+            "this model generates pictures only",
             code="model-takes-images-only",
             field="num_frames",
             value=sizes[0],
@@ -96,10 +96,10 @@ def _check(latent_BCTHW: Tensor, config: FamilyConfig) -> None:
     for key, size, patch in zip(("num_frames", "height", "width"), sizes, config.patch_size, strict=True):
         if size % patch:
             raise UserError(
-                f"{size} latent elements, and this model takes multiples of {patch}",
+                f"the size is {size} latent elements, and this model takes multiples of {patch}",
                 code="size-not-a-multiple",
                 field=key,
-                remedy=f"choose a size in pixels that has {max(size - size % patch, patch)} of them",
+                remedy=f"choose a size in pixels that gives {max(size - size % patch, patch)} latent elements",
             )
 
 
@@ -108,12 +108,12 @@ def _is_of_attention(name: str) -> bool:
 
 
 class EncodedText(NamedTuple):
-    """Captions as a pipeline encodes them.
+    """Caption embeddings as a pipeline returns them.
 
     Attributes:
-        tokens: `[B, L, D]`; L may be less than asked for.
-        mask: `[B, L]`, nonzero where a token counts; None: all count.
-        pooled: `[B, P]`, one vector for a whole caption; None where there is none.
+        tokens: `[B, L, D]`; L may be less than the requested length.
+        mask: `[B, L]`, nonzero where a token is attended to; None attends to all.
+        pooled: `[B, P]`, one vector per caption; None if the pipeline has none.
     """
 
     tokens: Tensor
@@ -132,16 +132,17 @@ def _no_settings(_config: Any, _guidance_scale: float) -> dict[str, Any]:
 @final
 @dataclass(frozen=True)
 class DiffusersNetwork:
-    """Builds, loads and calls the networks of a family of diffusers; satisfies `models.api.FamilyNetwork`.
+    """Builds, loads and calls the networks of a diffusers family; satisfies `models.api.FamilyNetwork`.
 
     Attributes:
         predict: `predict(module, inputs, config)` calls the network; see `models.api.Denoiser.predict`.
-        encode_text: By the name of its text encoders, `encode(pipeline, captions, max_length, pictures)`.
-        pipeline_arguments: `arguments(text, guidance_scale, fps, config)`: what its pipeline is called with, beside
-            sizes and steps; `text` has a row for the caption and one for the empty caption.
-        pipeline_settings: `settings(config, guidance_scale)`: arguments of its pipeline's constructor beside the parts.
-        no_pipeline: Why its pipeline cannot generate with a network; None if it can.
-        load_processor: `load(tokenizer, source)`: what prepares pictures for the text encoders that see them.
+        encode_text: `encode(pipeline, captions, max_length, pictures)` by name of the text encoders.
+        pipeline_arguments: `arguments(text, guidance_scale, fps, config)` returns the arguments of a pipeline
+            call except sizes and steps; `text` has a row for the caption and one for the empty caption.
+        pipeline_settings: `settings(config, guidance_scale)` returns arguments of the pipeline's constructor
+            except its components.
+        no_pipeline: `reason(module)` returns why the pipeline cannot generate with a network, None if it can.
+        load_processor: `load(tokenizer, source)` returns the processor of text encoders that take pictures.
     """
 
     predict: Predict
@@ -156,8 +157,8 @@ class DiffusersNetwork:
     keeps_file_tensors = True
 
     def build(self, config: FamilyConfig, *, gradient_checkpointing: bool = False) -> nn.Module:
-        """Build a network with fresh weights from the global generator; on `meta` it has shapes alone."""
-        # nn.RMSNorm says so under autocast: lower inputs, float32 weights. It is right, and slower.
+        """Build a network with fresh weights from the global generator (shapes only on `meta`)."""
+        # nn.RMSNorm warns under autocast of low-precision inputs and float32 weights: right, only slower.
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
         kind: Any = getattr(optional_imports.diffusers(), config.network.name)
         module: Any = kind(**config.model_dump())
@@ -169,24 +170,22 @@ class DiffusersNetwork:
     def load(
         self, module: nn.Module, config: FamilyConfig, source: str | None, part: str | None = None
     ) -> None:
-        """Load the weights of a source; where there is none, fresh ones stay.
+        """Load the weights of a source; without a source, keep the fresh ones.
 
-        A source is a pipeline's folder, a network's folder, a single file, or a hub id, in the names of
-        diffusers or in those of the release (ComfyUI's). Values take the dtype of the module's parameters;
-        those stored as fp8 are multiplied by their scales first. Columns for companions that they lack are zeros. Of two
-        networks in one file, `part` is taken.
+        A source is a pipeline's folder, a network's folder, a single file, or a hub id, with the keys of
+        diffusers or of the release (ComfyUI's). Values take the dtype of the module's parameters, and fp8
+        values are multiplied by their scales first. Missing columns for companions are zeros. If a file holds two
+        networks, `part` selects one.
 
         Raises:
-            UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
+            UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
         """
         if source is None:
             return
         part = part or config.network.part
         state = _unscaled(weights.read(source, part=part))
-        own = {
-            key.removeprefix(f"{part}."): value for key, value in state.items() if key.startswith(f"{part}.")
-        }
-        state = own or state
+        prefix = f"{part}."
+        state = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)} or state
         if not module.state_dict().keys() & state.keys():
             state = self.renamed(module, config, state)
         if (name := config.network.widened) is not None and name in state:
@@ -195,36 +194,36 @@ class DiffusersNetwork:
         weights.load_into(module, state, source)
 
     def renamed(self, module: Any, config: FamilyConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Give the tensors of a release the names of diffusers, where diffusers knows how."""
+        """Rename the tensors of a release to the keys of diffusers, where diffusers has a mapping."""
         single: Any = importlib.import_module("diffusers.loaders.single_file_model")
-        known = single.SINGLE_FILE_LOADABLE_CLASSES.get(config.network.name)
-        # Behind ComfyUI's prefix a file may hold other parts of the model too.
+        loadable = single.SINGLE_FILE_LOADABLE_CLASSES.get(config.network.name)
+        # A file with ComfyUI's prefix may hold other parts of the model too.
         state = {key: value for key, value in state.items() if key.startswith(_COMFYUI)} or state
         for old, new in config.network.renamed_keys.items():
             state = {key.replace(old, new): value for key, value in state.items()}
-        if known is not None:
-            # A file of another model ends in any of these; the comparison of names then says so.
+        if loadable is not None:
+            # A file of another model raises any of these; `load_into` then reports the keys that differ.
             with contextlib.suppress(
                 KeyError, AttributeError, IndexError, RuntimeError, TypeError, ValueError
             ):
-                renamed = known["checkpoint_mapping_fn"](checkpoint=dict(state), config=module.config)
+                renamed = loadable["checkpoint_mapping_fn"](checkpoint=dict(state), config=module.config)
                 if renamed.keys() & module.state_dict().keys():
                     return dict(renamed)
         return {key.removeprefix(_COMFYUI): value for key, value in state.items()}
 
     def learns_variance(self, config: FamilyConfig, source: str, channels: int) -> bool:
-        """No network of diffusers that is trained here has a half for variance."""
+        """Return False: no supported network of diffusers predicts variance."""
         return False
 
     def denoiser(
         self, module: nn.Module, contract: Contract, config: FamilyConfig, channels: int
     ) -> DiffusersDenoiser:
-        """Wrap a network as the trainer sees it."""
+        """Wrap a network for the trainer."""
         return DiffusersDenoiser(module, contract, config, channels, self.predict)
 
 
 def _unscaled(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Multiply fp8 values by the scales that stand beside them, and drop the scales."""
+    """Multiply fp8 values by the scales stored with them, and drop the scales."""
     suffixes = (".scale_weight", ".weight_scale")
     result = {
         key: value
@@ -240,22 +239,22 @@ def _unscaled(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @contextmanager
 def embedded(time_proj: nn.Module, *values: Tensor) -> Iterator[None]:
-    """While open, let the calls of the module that makes sines and cosines take these values, in order."""
-    left = list(values)
+    """Replace the inputs of successive calls of a sinusoidal embedding by these unrounded values."""
+    remaining = list(values)
 
-    def exact(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (left.pop(0), *args[1:])
+    def replace(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (remaining.pop(0), *args[1:])
 
-    handle = time_proj.register_forward_pre_hook(exact)
+    handle = time_proj.register_forward_pre_hook(replace)
     try:
         yield
     finally:
         handle.remove()
-    assert not left, f"{type(time_proj).__name__} was called fewer times than it was given values"
+    assert not remaining, f"{type(time_proj).__name__} was called fewer times than there are values"
 
 
 def pack(latent_BCHW: Tensor) -> Tensor:
-    """Squares of 2 × 2 latent elements as tokens: `[B, H/2 · W/2, 4·C]`, rows first, channels outermost."""
+    """Return 2 × 2 latent elements as tokens: `[B, H/2 · W/2, 4·C]`, rows first, channels outermost."""
     B, C, H, W = latent_BCHW.shape
     squares = latent_BCHW.reshape(B, C, H // 2, 2, W // 2, 2).permute(0, 2, 4, 1, 3, 5)
     return squares.reshape(B, H // 2 * (W // 2), 4 * C)
@@ -269,13 +268,13 @@ def unpack(tokens_BNC: Tensor, height: int, width: int) -> Tensor:
 
 
 def grid(*lengths: int, device: torch.device) -> Tensor:
-    """Places of tokens, the last axis fastest: `[N, len(lengths)]` float32."""
+    """Return the grid positions of tokens, the last axis fastest: `[N, len(lengths)]` float32."""
     axes = (torch.arange(n, dtype=torch.float32, device=device) for n in lengths)
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
 
 
 def guided(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:
-    """Return embeddings of the caption and of the empty caption, and the scale between them."""
+    """Return pipeline arguments: embeddings of the caption and the empty caption, and the guidance scale."""
     return {
         "prompt_embeds": text.tokens[:1],
         "negative_prompt_embeds": text.tokens[1:],
@@ -284,7 +283,7 @@ def guided(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) 
 
 
 def guided_and_pooled(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:
-    """Return those of `guided`, and the captions' summaries."""
+    """Return the arguments of `guided` and the pooled caption embeddings."""
     return guided(text, guidance_scale, fps, config) | {
         "pooled_prompt_embeds": text.pooled[:1],
         "negative_pooled_prompt_embeds": text.pooled[1:],

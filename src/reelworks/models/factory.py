@@ -1,4 +1,4 @@
-"""From configs to running models."""
+"""Build denoisers, autoencoders and text encoders from their configs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from reelworks.precision.contract import Contract, name_of
 def denoiser_contract(
     storage: torch.dtype, compute: torch.dtype, reduction: torch.dtype, base: BaseStorage = "float32"
 ) -> Contract:
-    """Dtypes of every denoiser: those that a recipe chooses, float32 for the rest."""
+    """Return the dtypes of a denoiser: the recipe's choices, and float32 for the rest."""
     return Contract(
         storage=storage,
         compute=compute,
@@ -67,16 +67,16 @@ def build_denoiser(
     """Build a denoiser with its weights.
 
     Args:
-        model: Which one, and where its weights come from.
-        autoencoder: Fixes the latent channels.
-        text: Fixes the width and length of captions.
-        device: Where it lives. On `meta` it has shapes alone: nothing is drawn or loaded.
-        seed: Decides fresh weights, equal on every device; the global generators are left as they were.
+        model: Preset, sizes and weights.
+        autoencoder: Autoencoder, which fixes the latent channels.
+        text: Text encoder, which fixes the width and length of captions.
+        device: Device of the parameters; on `meta` nothing is drawn or loaded.
+        seed: Seed of fresh weights, which are equal on every device; the global generators keep their state.
         compute: Dtype of matrix products.
         storage: Dtype of the parameters.
         reduction: Dtype in which gradients are summed over ranks.
-        learns_variance: The objective reads a second half of channels.
-        lora: Low-rank updates, which alone are trained then; it says how all else is stored.
+        learns_variance: Whether the objective reads a second half of channels.
+        lora: Low-rank updates, the only trained parameters then, and how the base weights are stored.
 
     Raises:
         UserError: If a name is unknown, sizes or dtypes do not fit, or weights cannot be loaded.
@@ -93,20 +93,20 @@ def build_denoiser(
     if lora is None:
         nn.Module.to(module, device, storage)
         return denoiser
-    with_numbers = device.type != "meta"
-    if with_numbers:
+    has_values = device.type != "meta"
+    if has_values:
         denoiser.base = Base(model.name, model.weights, digest(module.state_dict()))
     frozen.store(module, _blocks(denoiser), stored, compute=compute, device=device)
     inject.inject(denoiser, lora, seed=seed)
-    if lora.weights is not None and with_numbers:
+    if lora.weights is not None and has_values:
         reading.load_into(denoiser.module, lora, config)
     return denoiser
 
 
 def _blocks(denoiser: Denoiser) -> list[nn.Module]:
-    """The units of a denoiser without whole networks."""
-    whole = list(denoiser.module.children()) if isinstance(denoiser, ExpertPairDenoiser) else []
-    return [unit for unit in denoiser.sharding().blocks if unit not in whole]
+    """Return the sharding units of a denoiser except whole networks, which hold the other units."""
+    networks = list(denoiser.module.children()) if isinstance(denoiser, ExpertPairDenoiser) else []
+    return [unit for unit in denoiser.sharding().blocks if unit not in networks]
 
 
 def _wrap(
@@ -119,7 +119,7 @@ def _wrap(
 ) -> Denoiser:
     if not isinstance(module, ExpertPair):
         return family.denoiser(module, contract, config, channels)
-    high, low = (family.denoiser(one, contract, config, channels) for one in module.children())
+    high, low = (family.denoiser(network, contract, config, channels) for network in module.children())
     switch = switch_timestep(model)
     assert switch is not None, "the recipe was checked"
     assert isinstance(high, DiffusersDenoiser)
@@ -127,10 +127,10 @@ def _wrap(
     return ExpertPairDenoiser(high, low, switch)
 
 
-def _learns_variance(model: ModelConfig, autoencoder: AutoencoderConfig, asked: bool) -> bool:
-    """Ask the weights whether they have a half for variance; fresh models have it if something reads it."""
-    if asked or model.weights is None:
-        return asked
+def _learns_variance(model: ModelConfig, autoencoder: AutoencoderConfig, requested: bool) -> bool:
+    """Whether the objective reads a variance, or the weights were trained with one."""
+    if requested or model.weights is None:
+        return requested
     config = family_config(model)
     family = registry.load_network(registry.family_of(model.name))
     return family.learns_variance(config, model.weights, latent_channels(autoencoder))
@@ -145,10 +145,9 @@ def _build(
     *,
     mapped: bool,
 ) -> nn.Module:
-    """Build a network on the CPU, or on `meta`, with its weights; those that no file has are drawn.
+    """Build a network with weights on the CPU, or without values on `meta`; without a file, weights are drawn.
 
-    Mapped, the parameters of a network of diffusers are its file's tensors, in the file's dtypes and read when they are
-    used.
+    If `mapped`, parameters of a diffusers network are memory-mapped tensors of the file, in its dtypes.
     """
     if device.type == "meta":
         with device:
@@ -167,23 +166,24 @@ def _build(
 
 def _network(family: FamilyNetwork, config: FamilyConfig, model: ModelConfig) -> nn.Module:
     count = 2 if model.experts == "both" else 1
-    made = [family.build(config, gradient_checkpointing=model.gradient_checkpointing) for _ in range(count)]
-    return ExpertPair(*made) if count == 2 else made[0]
+    checkpointing = model.gradient_checkpointing
+    networks = [family.build(config, gradient_checkpointing=checkpointing) for _ in range(count)]
+    return ExpertPair(*networks) if count == 2 else networks[0]
 
 
 def _load(family: FamilyNetwork, module: nn.Module, config: FamilyConfig, model: ModelConfig) -> None:
     if not isinstance(module, ExpertPair):
         return family.load(module, config, model.weights, PARTS.get(model.experts or ""))
-    for part, one in module.named_children():
-        family.load(one, config, model.weights, part)
-    pairs = zip(*(one.parameters() for one in module.children()), strict=True)
+    for part, network in module.named_children():
+        family.load(network, config, model.weights, part)
+    pairs = zip(*(network.parameters() for network in module.children()), strict=True)
     if model.weights is not None and all(torch.equal(high, low) for high, low in pairs):
         raise UserError(
-            "one network was found, and both experts would be it",
+            "only one network was found, and both experts would get its weights",
             code="expert-missing",
             field="model.weights",
             value=model.weights,
-            remedy="name the folder or the hub id that holds transformer and transformer_2",
+            remedy="set it to the folder or hub id that holds transformer and transformer_2",
         )
     return None
 

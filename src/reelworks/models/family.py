@@ -1,4 +1,4 @@
-"""Declarations of a model family in its `spec.py`, and the component shapes that it is given; torch-free."""
+"""Records with which a family's `spec.py` declares its models and their components; torch-free."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from reelworks.core.errors import UserError
 
 @dataclass(frozen=True)
 class Conditioning:
-    """How a network takes its texts, and whether it is told of given frames.
+    """How a network is conditioned on captions, frames and companions.
 
     Attributes:
-        empty_caption: "learned": the network has an empty caption of its own; "encoded": it is shown the embedding
+        empty_caption: "learned": the network has its own empty caption; "encoded": it gets the embedding
             of an empty text.
-        guidance: "classifier-free": a second pass without caption; "embedded": the network was distilled to
-            take the scale as an input.
-        frames: The network is told which frames are given, so that clips can be trained to go on from them.
+        guidance: "classifier-free": a second pass without caption; "embedded": the scale is an input of the
+            distilled network.
+        frames: Whether the network knows which frames are conditions, so that it can learn to continue clips.
         objectives: Names of objectives that published weights were trained with.
-        takes: Companions of a clip that it is shown whole: "control", "source".
-        needs: Those of them that it cannot do without.
-        first_frame: How it is shown the first frame of a clip beside the noise: "grey": encoded together with grey
-            frames behind it; "alone": encoded alone, with zeros behind it; None: not at all.
-        image_encoder: The encoder whose embedding of the first frame it is shown; None: none.
+        takes: Companions of a clip that the network takes as inputs: "control", "source".
+        needs: Companions in `takes` that it cannot run without.
+        first_frame: How the network gets a clip's first frame besides the noise: "grey": encoded with grey
+            frames after it; "alone": encoded alone, with zeros after it; None: not at all.
+        image_encoder: Encoder whose embedding of the first frame is an input; None if there is none.
         image_dim: Width of that embedding.
     """
 
@@ -48,10 +48,10 @@ class ComponentShapes:
 
     Attributes:
         latent_channels: Channels of the autoencoder's latents.
-        text_dim: Width of a text's tokens.
-        pooled_dim: Width of a text's summary, 0 where there is none.
-        text_length: Tokens of a text.
-        learns_variance: The objective reads a second half of output channels.
+        text_dim: Width of the text tokens.
+        pooled_dim: Width of the pooled text embedding, 0 if there is none.
+        text_length: Number of tokens of a text.
+        learns_variance: Whether the objective reads a second half of output channels.
     """
 
     latent_channels: int
@@ -62,14 +62,14 @@ class ComponentShapes:
 
 
 class KeyRule(NamedTuple):
-    """Layers of diffusers and the one layer of a model's first release that holds them.
+    """Maps layers of diffusers to the one layer of a model's original release that holds them.
 
     Attributes:
-        parts: Layers of diffusers, separated by spaces, in the order of their rows there; N stands for a number, `*`
-            for the rest of a name.
-        release: The layer of the release, with the same N and `*`.
-        heights: Rows of the parts, in proportion to each other; equal where none are given.
-        swapped: The halves of its rows are the other way round in the release.
+        parts: Layers of diffusers, separated by spaces, in the order of their rows in the release; N stands for
+            a number, `*` for the rest of a name.
+        release: Layer of the release, with the same N and `*`.
+        heights: Relative numbers of rows of the parts; equal if empty.
+        swapped: Whether the two halves of the rows are in the opposite order in the release.
     """
 
     parts: str
@@ -80,19 +80,19 @@ class KeyRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """A network as files and pipelines know it.
+    """Names of a network's class, blocks, parameters and files.
 
     Attributes:
-        name: Its class.
-        blocks: The lists of its blocks, in order of use.
-        part: Its folder beside the other parts of a pipeline.
-        without_gradient: Beginnings of the names of parameters that no loss can reach.
-        widened: A parameter whose columns for companions are zero where weights lack them, so that a network that was
-            trained without can be trained on with them.
-        shape_only: It runs on the meta device: no step of its forward pass depends on values.
-        release_layers: Layers that go by other names in the first release, which LoRA files use.
-        comfyui_layers: Whose names ComfyUI's LoRA files use.
-        renamed_keys: Texts in the keys of released weights that diffusers' own conversion leaves, and what they become.
+        name: Name of the class.
+        blocks: Names of its lists of blocks, in order of use.
+        part: Folder of the network in a pipeline.
+        without_gradient: Name prefixes of parameters that no loss can reach.
+        widened: Parameter whose columns for companions are zeros if weights lack them, so that a network
+            trained without companions can be trained further with them.
+        shape_only: Whether it runs on the meta device, since no step of its forward pass depends on values.
+        release_layers: Rules for layers with other names in the original release, which LoRA files use.
+        comfyui_layers: Whether ComfyUI's LoRA files use the names of the release or of diffusers.
+        renamed_keys: Replacements in the keys of released weights that diffusers' own conversion misses.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Network:
 
 
 class FamilyConfig(Protocol):
-    """Sizes of a network: its arguments as fields, and what follows from them. A pydantic model satisfies the rest."""
+    """Sizes of a network: a pydantic model with its arguments as fields, and properties derived from them."""
 
     @property
     def patch_size(self) -> tuple[int, int, int]:
@@ -116,17 +116,17 @@ class FamilyConfig(Protocol):
 
     @property
     def pictures_only(self) -> bool:
-        """Clips are refused."""
+        """Whether the network takes pictures only."""
         ...
 
     @property
     def conditioning(self) -> Conditioning:
-        """How it takes texts and given frames."""
+        """How the network is conditioned."""
         ...
 
     @property
     def network(self) -> Network:
-        """The network as files and pipelines know it."""
+        """Names of the network's class, blocks, parameters and files."""
         ...
 
     def model_dump(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class FamilyConfig(Protocol):
         ...
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
-        """Return a copy with other values."""
+        """Return a copy with updated values."""
         ...
 
     def fit(self, components: ComponentShapes) -> Self:
@@ -150,9 +150,9 @@ class Parts(NamedTuple):
     """Names of the components that a denoiser was published with.
 
     Attributes:
-        autoencoder: For `autoencoder.name`.
-        text: For `text_encoder.name`.
-        same_latents: Other autoencoders whose latents the published weights know too.
+        autoencoder: Value of `autoencoder.name`.
+        text: Value of `text_encoder.name`.
+        same_latents: Other autoencoders whose latents the published weights understand.
     """
 
     autoencoder: str
@@ -164,8 +164,8 @@ class SamplingDefaults(NamedTuple):
     """Defaults of a model's own pipeline.
 
     Attributes:
-        guidance_scale: Strength of the prompt; 1 is no guidance.
-        num_inference_steps: Steps of the sampler.
+        guidance_scale: Strength of the prompt; 1 turns guidance off.
+        num_inference_steps: Number of sampling steps.
     """
 
     guidance_scale: float
@@ -174,20 +174,20 @@ class SamplingDefaults(NamedTuple):
 
 @dataclass(frozen=True)
 class Release:
-    """A model as it was published: where it lies, what it was trained for, what LoRA files call it.
+    """A published model: its hub ids, the shapes it was trained for, and its names in LoRA files.
 
     Attributes:
-        weights: Hub id of the denoiser; None where none is known.
-        autoencoder: Hub id of the autoencoder, where it is another one.
-        text: Hub id of the text encoders, where it is another one.
-        side: Pictures of side × side pixels that it was released for.
-        lines: Lines of clips at 16:9, 0 where it makes pictures alone.
-        num_frames: Frames of the clips that it was released for.
+        weights: Hub id of the denoiser; None if none is known.
+        autoencoder: Hub id of the autoencoder, if it is a different one.
+        text: Hub id of the text encoders, if it is a different one.
+        side: Side in pixels of the square pictures that it was released for.
+        lines: Height in pixels of the 16:9 clips that it was released for, 0 if it generates pictures only.
+        num_frames: Number of frames of the clips that it was released for.
         objective: Name of the objective that it was trained with.
         timestep_shift: Shift of rectified flow's timesteps.
-        formats: Conventions of LoRA files that programs for this model read.
-        architecture: Its name in the header of LoRA files, as ModelSpec lists it; None: the preset's.
-        base_version: Its name as kohya's readers look it up; None where they have none.
+        formats: LoRA file formats that programs for this model read.
+        architecture: ModelSpec name in the header of LoRA files; None uses the preset's name.
+        base_version: Name that kohya's readers look up; None if they have none.
     """
 
     weights: str | None
@@ -205,15 +205,14 @@ class Release:
 
 @dataclass(frozen=True)
 class Preset:
-    """A model that `model.name` can name.
+    """A model that `model.name` selects.
 
     Attributes:
-        config: Its sizes.
-        parts: The components that it was published with.
-        sampling: How it is usually sampled.
-        release: How it was published; None of a tiny one, and where nothing is known.
-        switch_timestep: Where two networks of these sizes share the timesteps, the one at which that for high noise
-            begins.
+        config: Sizes of the network.
+        parts: Components that it was published with.
+        sampling: Defaults of the sampler.
+        release: How it was published; None for a tiny model, and if nothing is known.
+        switch_timestep: Lowest timestep of the high-noise network, if two networks share the timesteps.
     """
 
     config: FamilyConfig
@@ -228,17 +227,17 @@ class PublishedAutoencoder:
     """An autoencoder of diffusers.
 
     Attributes:
-        network: Its class.
+        network: Name of the class.
         channels: Channels of the latents that a denoiser sees.
         stride: Pixels per latent element along (time, height, width).
         frame_rule: See `core.shape.Geometry`.
-        parameters: How many it has.
-        config: Keys of its config that tell its latents from those of others of the class, with their values.
-        file_config: Config of a single file, which has none; None: diffusers asks the hub.
-        signs: Names that tensors of no other class have, in diffusers' files and in the release's.
-        has_time_axis: False where it takes pictures alone.
-        packs_squares: A denoiser sees 2 × 2 of its latent elements as one.
-        one_by_one: It encodes one clip at a time.
+        parameters: Number of parameters.
+        config: Config entries that distinguish its latents from those of other autoencoders of the class.
+        file_config: Config for a single file, which contains none; None lets diffusers ask the hub.
+        signs: Tensor names that no other class has, in the files of diffusers and of the release.
+        has_time_axis: False if it takes pictures only.
+        packs_squares: Whether a denoiser sees 2 × 2 of its latent elements as one.
+        one_by_one: Whether it encodes only one clip at a time.
     """
 
     network: str
@@ -254,7 +253,7 @@ class PublishedAutoencoder:
     one_by_one: bool = False
 
 
-# Configs for files of `AutoencoderKL`, without what tells latents: Stable Diffusion's, and that of later models.
+# Configs for files of `AutoencoderKL`, without the keys that define latents: of Stable Diffusion, of later models.
 KL_CONFIG: Mapping[str, object] = {
     "down_block_types": ["DownEncoderBlock2D"] * 4,
     "up_block_types": ["UpDecoderBlock2D"] * 4,
@@ -265,12 +264,12 @@ PLAIN_KL_CONFIG = {**KL_CONFIG, "use_quant_conv": False, "use_post_quant_conv": 
 
 
 class TextNetwork(NamedTuple):
-    """A network that reads captions.
+    """A network that encodes captions.
 
     Attributes:
-        part: Its folder beside the other parts; empty where it stands alone.
-        kind: `model_type` in the config of the half that reads texts.
-        vocabulary: Tokens that it knows.
+        part: Folder of the network in a pipeline; empty if it stands alone.
+        kind: `model_type` in the config of its text model.
+        vocabulary: Number of tokens in its vocabulary.
     """
 
     part: str
@@ -285,18 +284,18 @@ QWEN2_5_VL = TextNetwork("text_encoder", "qwen2_5_vl_text", 152_064)
 
 @dataclass(frozen=True)
 class PublishedText:
-    """Text encoders of a family, which its pipeline in diffusers puts together.
+    """Text encoders of a family, as its pipeline in diffusers combines them.
 
     Attributes:
-        pipeline: Its class.
+        pipeline: Name of the pipeline's class.
         dim: Width of a token.
-        max_length: Tokens kept of a caption.
-        pooled_dim: Width of a caption's summary, 0 where there is none.
-        parameters: How many its networks have.
-        networks: Those that a recipe's weights must hold.
-        tokenizer: The one of its tokenizers that cuts captions last.
-        sees_pictures: It looks at the pictures that captions speak of.
-        asks_autoencoder: Class of an autoencoder without which the pipeline cannot be built.
+        max_length: Length in tokens to which captions are cut.
+        pooled_dim: Width of the pooled caption embedding, 0 if there is none.
+        parameters: Number of parameters of all networks.
+        networks: Networks that a recipe's weights must hold.
+        tokenizer: Name of the tokenizer with the longest limit, which decides what is cut off.
+        sees_pictures: Whether it encodes the pictures that captions refer to as well.
+        asks_autoencoder: Class of an autoencoder that is needed to build the pipeline; None if there is none.
     """
 
     pipeline: str
@@ -311,18 +310,18 @@ class PublishedText:
 
 
 class PublishedImage(NamedTuple):
-    """An image encoder, of float32.
+    """An image encoder in float32.
 
     Attributes:
-        tokens: Tokens that it makes of a picture.
-        parameters: How many it has.
+        tokens: Number of tokens per picture.
+        parameters: Number of parameters.
     """
 
     tokens: int
     parameters: int
 
 
-# By the names in `Conditioning.image_encoder`: a ViT-H/14 of 224 pixels, and a SO400M/14 of 384.
+# Keys are those of `Conditioning.image_encoder`: a ViT-H/14 at 224 pixels and a SO400M/14 at 384.
 IMAGE_ENCODERS = {"clip": PublishedImage(257, 630_766_080), "siglip": PublishedImage(729, 428_225_600)}
 
 
@@ -331,14 +330,14 @@ class Family:
     """Everything about a model family that needs no torch.
 
     Attributes:
-        name: Unique.
+        name: Unique name.
         network: Module whose `NETWORK` builds, loads and calls its networks (`models.api.FamilyNetwork`).
-        presets: Its models, by the names that `model.name` takes; one ends in `-tiny` and runs in milliseconds.
-        autoencoders: Autoencoders that came with it, by the names that `autoencoder.name` takes.
-        text_encoders: Text encoders that came with it, by the names that `text_encoder.name` takes.
-        short_names: What people call it, and the preset that they mean.
-        recipe_sizes: Fields of its config that keys of `[model]` may change.
-        pads_patches: Sizes need not fill patches, since the network pads them.
+        presets: Its models by `model.name`; one ends in `-tiny` and runs in milliseconds.
+        autoencoders: Its autoencoders by `autoencoder.name`.
+        text_encoders: Its text encoders by `text_encoder.name`.
+        short_names: Presets by colloquial name.
+        recipe_sizes: Fields of its config that keys of `[model]` override.
+        pads_patches: Whether the network pads sizes that are not multiples of the patch.
     """
 
     name: str
@@ -352,14 +351,14 @@ class Family:
 
 
 def require_pooled(components: ComponentShapes) -> int:
-    """Return the width of a text's summary.
+    """Return the width of the pooled text embedding.
 
     Raises:
-        UserError: If the text encoder makes none.
+        UserError: If the text encoder has none.
     """
     if components.pooled_dim == 0:
         raise UserError(
-            "this model takes a summary of the whole caption too, and this text encoder makes none",
+            "this model needs a pooled caption embedding, and this text encoder has none",
             code="text-summary-missing",
             field="text_encoder.name",
             value=None,

@@ -1,7 +1,7 @@
-"""Which model are these weights of? Asked when weights do not fit, so that the error can say it.
+"""Identify the model of weights that do not fit a network, so that the error can name it.
 
-All presets are built on the meta device, some seconds in all, and compared by names and shapes. Only those of
-text encoders and autoencoders are told by their names alone.
+All presets are built on the meta device, in a few seconds, and compared by tensor names and shapes. Text
+encoders and autoencoders are recognised by names alone.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _WRAPPERS = ("module.", "model.diffusion_model.", "diffusion_model.", "transform
 
 @dataclass(frozen=True)
 class BestMatch:
-    """The known models that are most like some tensors.
+    """The presets whose networks are most similar to some tensors.
 
     Attributes:
-        names: Presets; several where their networks are alike.
-        fitting: Tensors with a name and shape of theirs.
-        total: Tensors of the file, or of the network if it has more.
+        names: Names of the presets; several if their networks are equally similar.
+        fitting: Number of tensors whose name and shape the network has.
+        total: Number of tensors of the file, or of the network if it has more.
     """
 
     names: tuple[str, ...]
@@ -38,11 +38,11 @@ class BestMatch:
 
 
 def explained(misfit: ShapeMismatch, name: str = "") -> UserError:
-    """Turn a misfit into an error that says what the weights are, as far as it is known.
+    """Return a mismatch with the model that the weights are of, if it is known, and a better remedy.
 
     Args:
-        misfit: The error.
-        name: The preset that they were for; of an autoencoder, none.
+        misfit: Error of weights that do not fit.
+        name: Preset that they were meant for; empty for an autoencoder.
     """
     problem, remedy = what(misfit.shapes, for_field=str(misfit.field), name=name)
     return UserError(
@@ -55,41 +55,38 @@ def explained(misfit: ShapeMismatch, name: str = "") -> UserError:
 
 
 def what(shapes: Shapes, for_field: str, name: str = "") -> tuple[str, str]:
-    """Say what tensors are, and what to do with them; two empty texts if they are like nothing known.
+    """Return what the tensors of a file are, and a remedy; two empty texts if no known model is similar.
 
     Args:
-        shapes: Of all tensors of a file.
-        for_field: The recipe's key that named the file.
-        name: The preset that they are for.
+        shapes: Shapes of all tensors of the file.
+        for_field: Recipe key of the file.
+        name: Preset that the tensors are meant for.
     """
     if is_lora(shapes):
         return (
             "this is a LoRA",
-            "name it in lora.weights, and the model that it was trained on in model.weights",
+            "point lora.weights to it, and model.weights to the model that it was trained on",
         )
-    found = closest(shapes)
-    if found.fitting == found.total:
-        names = " or ".join(found.names)
-        told = f"these are the weights of {names} (all {found.total:,} tensors fit)"
-        if name in found.names:
+    match = closest(shapes)
+    names = " or ".join(match.names)
+    if match.fitting == match.total:
+        problem = f"these are the weights of {names} (all {match.total:,} tensors fit)"
+        if name in match.names:
             parts = registry.PRESETS[name].parts
             return (
-                told,
+                problem,
                 f'set autoencoder.name = "{parts.autoencoder}" and text_encoder.name = "{parts.text}" as published',
             )
-        also = "" if for_field in ("model.weights", "--load") else ", and name them in model.weights"
-        return told, f'set model.name = "{found.names[0]}"{also}'
+        also = "" if for_field in ("model.weights", "--load") else ", and point model.weights to them"
+        return problem, f'set model.name = "{match.names[0]}"{also}'
     if any(part in name for name in shapes for part in _TEXT_ENCODERS):
-        return "these are the weights of a text encoder", "name them in text_encoder.weights"
+        return "these are the weights of a text encoder", "point text_encoder.weights to them"
     if all(any(name.startswith(part) for name in shapes) for part in ("encoder.", "decoder.")):
-        remedy = "name them in autoencoder.weights, or another autoencoder.name"
+        remedy = "point autoencoder.weights to them, or choose another autoencoder.name"
         return "these are the weights of an autoencoder", remedy
-    if 2 * found.fitting < found.total:
+    if 2 * match.fitting < match.total:
         return "", ""
-    told = (
-        f"closest known model: {' or '.join(found.names)} ({found.fitting:,} of {found.total:,} tensors fit)"
-    )
-    return told, ""
+    return f"closest known model: {names} ({match.fitting:,} of {match.total:,} tensors fit)", ""
 
 
 def is_lora(names: Mapping[str, object]) -> bool:
@@ -98,7 +95,7 @@ def is_lora(names: Mapping[str, object]) -> bool:
 
 
 def closest(shapes: Shapes) -> BestMatch:
-    """Compare weights with all presets, in the names of diffusers, of a release, or behind a prefix."""
+    """Find the presets that fit best, with the keys of diffusers, of a release, or behind a prefix."""
     scores = {name: _fitting(name, shapes) for name in registry.PRESETS}
     totals = {name: max(len(shapes), len(_own(name))) for name in registry.PRESETS}
     best = max(registry.PRESETS, key=lambda name: scores[name] / totals[name])
@@ -107,13 +104,13 @@ def closest(shapes: Shapes) -> BestMatch:
 
 
 def _fitting(name: str, shapes: Shapes) -> int:
-    """How many tensors have a name and shape of a preset's network."""
+    """Count the tensors whose name and shape a preset's network has."""
     own = _own(name)
-    return max(sum(own.get(key) == shape for key, shape in one.items()) for one in _spellings(name, shapes))
+    return max(sum(own.get(k) == shape for k, shape in s.items()) for s in _spellings(name, shapes))
 
 
 def _spellings(name: str, shapes: Shapes) -> list[Shapes]:
-    """Weights in the names of diffusers, as far as a family's release is known."""
+    """Return weights without prefixes, and renamed from a release to the keys of diffusers."""
     bare = shapes
     for wrapper in _WRAPPERS:
         bare = {key.removeprefix(wrapper): shape for key, shape in bare.items()}
@@ -121,7 +118,7 @@ def _spellings(name: str, shapes: Shapes) -> list[Shapes]:
     if 2 * fewer < more:  # a release has other names, and nearly as many
         return [bare]
     released = {f"model.diffusion_model.{key}": shape for key, shape in bare.items()}
-    return [bare, *(weights.shapes_of(_renamed(name, one)) for one in (bare, released))]
+    return [bare, *(weights.shapes_of(_renamed(name, keyed)) for keyed in (bare, released))]
 
 
 def _renamed(name: str, shapes: Shapes) -> dict[str, Tensor]:
@@ -132,7 +129,7 @@ def _renamed(name: str, shapes: Shapes) -> dict[str, Tensor]:
 
 @functools.cache
 def network(name: str) -> nn.Module:
-    """A preset's network at its published size, without numbers."""
+    """Return a preset's network at its published size on the meta device."""
     with torch.device("meta"):
         return registry.load_network(registry.family_of(name)).build(registry.PRESETS[name].config)
 

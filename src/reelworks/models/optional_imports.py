@@ -1,4 +1,4 @@
-"""Large libraries, imported when they are needed and told to be quiet: they take seconds, and warn per caption."""
+"""Import large libraries on first use, which takes seconds, and silence them: they warn for every caption."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import logging
 from typing import Any
 
-# Others import it where it is installed, and it complains of kernels for CPUs that nothing here asks for.
+# Other libraries import it if it is installed, and it warns of missing CPU kernels that nothing here uses.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
@@ -29,7 +29,7 @@ def diffusers() -> Any:
 
 
 def without_weights() -> contextlib.AbstractContextManager[None]:
-    """Build networks whose parameters, not their buffers, lie on `meta` while it is open."""
+    """Return a context in which networks are built with parameters, but not buffers, on `meta`."""
     accelerate: Any = importlib.import_module("accelerate")  # comes with peft
     result: contextlib.AbstractContextManager[None] = accelerate.init_empty_weights(include_buffers=False)
     return result

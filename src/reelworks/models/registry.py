@@ -1,4 +1,4 @@
-"""The model families, collected from their folders, and the names that recipes know them by; torch-free."""
+"""Collect the model families from their folders, with the names that recipes use; torch-free."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ AUTOENCODERS: dict[str, PublishedAutoencoder] = {}
 TEXT_ENCODERS: dict[str, PublishedText] = {}
 SHORT_NAMES: dict[str, str] = {}
 _FAMILIES: dict[str, Family] = {}
-_TINY = Release(None, side=64, lines=64, num_frames=17)  # suits presets that nobody published
+_TINY = Release(None, side=64, lines=64, num_frames=17)  # for presets that were never published
 
 
 def register(family: Family) -> None:
     """Make a family known to recipes, the trainer and the command line of this process.
 
     Raises:
-        UserError: A name of it is taken.
+        UserError: If one of its names is taken.
     """
     tables: list[tuple[dict[str, Any], Mapping[str, Any]]] = [
         (_FAMILIES, {family.name: family}),
@@ -49,7 +49,7 @@ def register(family: Family) -> None:
 
 
 def families() -> tuple[Family, ...]:
-    """Return all families that are known."""
+    """Return all registered families."""
     return tuple(_FAMILIES.values())
 
 
@@ -64,19 +64,19 @@ def family_of_text(name: str) -> Family:
 
 
 def load_network(family: Family) -> FamilyNetwork:
-    """Import what builds, loads and calls a family's networks, and torch with it."""
+    """Import and return what builds, loads and calls a family's networks; imports torch too."""
     network: FamilyNetwork = importlib.import_module(family.network).NETWORK
     return network
 
 
 def preset_name(name: str) -> str:
-    """Find the preset that a name means: its own, or a family's short one.
+    """Return the preset of a name, which is the preset's own or a short one.
 
     Raises:
-        UserError: Names the nearest.
+        UserError: If there is none; the remedy suggests the nearest.
     """
-    found = SHORT_NAMES.get(name, name)
-    if found not in PRESETS:
+    preset = SHORT_NAMES.get(name, name)
+    if preset not in PRESETS:
         raise UserError(
             "there is no such model",
             code="unknown-model",
@@ -84,13 +84,13 @@ def preset_name(name: str) -> str:
             value=name,
             remedy=nearest(name, {*PRESETS, *SHORT_NAMES}),
         )
-    return found
+    return preset
 
 
 def release_of(preset: str) -> Release:
-    """Return how a preset was published; of one that nobody published, what suits it."""
+    """Return how a preset was published, or a stand-in with small shapes if it was not."""
     return PRESETS[preset].release or _TINY
 
 
-for _found in pkgutil.iter_modules(folders.__path__):
-    register(importlib.import_module(f"{folders.__name__}.{_found.name}.spec").FAMILY)
+for _folder in pkgutil.iter_modules(folders.__path__):
+    register(importlib.import_module(f"{folders.__name__}.{_folder.name}.spec").FAMILY)

@@ -1,4 +1,4 @@
-"""Encoders that tell a network of a picture beside its latents: the vision half of a CLIP or SigLIP.
+"""Encoders whose picture embeddings condition a network: the vision half of a CLIP or SigLIP.
 
 Legend: B pictures, H height, W width, N tokens, E their width.
 """
@@ -21,7 +21,7 @@ _FOLDER = "image_encoder"
 
 
 class _Kind(NamedTuple):
-    """Classes of transformers, the preparation's folder beside `image_encoder`, and the layer that is read."""
+    """Classes of transformers, the preprocessor's folder in a pipeline, and the index of the hidden layer."""
 
     model: str
     processor: str
@@ -37,20 +37,20 @@ _KINDS = {
 
 @final
 class VisionEncoder:
-    """Pictures as the pipelines of diffusers show them to their networks; see `models.api.ImageEncoder`.
+    """Embeds pictures as the pipelines of diffusers do; see `models.api.ImageEncoder`.
 
     Attributes:
-        tokens: N, of every picture.
-        dim: E, their width.
+        tokens: Number N of tokens per picture.
+        dim: Width E of a token.
     """
 
     contract = CONTRACT
 
     def __init__(self, kind: Literal["clip", "siglip"], weights: str) -> None:
-        """Load from a folder in diffusers' layout, a folder of its own, or the hub.
+        """Load from a pipeline's folder, the encoder's own folder, or the hub.
 
         Raises:
-            UserError: Nothing that can be loaded is found.
+            UserError: If no encoder can be loaded.
         """
         self._kind = _KINDS[kind]
         module = _load(self._kind.model, weights, _FOLDER, dtype=CONTRACT.storage)
@@ -83,11 +83,11 @@ def _load(name: str, source: str, folder: str, **options: Any) -> Any:
             return kind.from_pretrained(source, subfolder=folder, **options)
         except OSError:  # not a pipeline's folder
             return kind.from_pretrained(source, **options)
-    except Exception as error:  # damage leads the readers into errors of any kind
+    except Exception as error:  # damaged files raise errors of any kind
         raise UserError(
             f"no {name} can be loaded ({str(error).partition(chr(10))[0]})",
             code="image-encoder-unloadable",
             field=field,
             value=source,
-            remedy="name a folder in diffusers' layout or a hub id of this family",
+            remedy="set it to a folder in diffusers' layout or a hub id of this family",
         ) from error

@@ -1,4 +1,4 @@
-"""Files of weights: found by path or hub id, read without running code, compared with a network and loaded into it."""
+"""Locate weights by path or hub id, read them without running code, and load them into networks."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from torch import Tensor, nn
 from reelworks.core.errors import UserError, first_few
 
 _PICKLED = (".pt", ".pth", ".bin")
-_OF_WEIGHTS = ["*.safetensors", "*.json", "*.bin", "*.pt"]
-_SHOWN = 3  # names or keys that an error lists; the first tell what is wrong
-_POINTER = b"version https://git-lfs"  # begins the stand-in for a large file that git did not fetch
+_WEIGHT_FILES = ["*.safetensors", "*.json", "*.bin", "*.pt"]
+_SHOWN = 3  # names that an error lists
+_POINTER = b"version https://git-lfs"  # begins the placeholder of a large file that git did not fetch
 
 
 def read(source: str, field: str = "model.weights", part: str | None = None) -> dict[str, Tensor]:
-    """Read all tensors of a source on the CPU; files are mapped, so that only what is used is read.
+    """Read all tensors of a source on the CPU; files are memory-mapped, so only used values are read.
 
     Args:
         source: Folder, file or hub id.
-        field: The recipe's key that names it, for errors.
-        part: Folder of a pipeline that holds them, if the source is a pipeline.
+        field: Recipe key of the source, for errors.
+        part: Folder of the weights in a pipeline, if the source is one.
 
     Raises:
         UserError: If nothing readable is found.
     """
     state: dict[str, Tensor] = {}
     try:
-        place = _locate(source, _OF_WEIGHTS if part is None else [f"{part}/*"])
+        place = _locate(source, _WEIGHT_FILES if part is None else [f"{part}/*"])
         if part is not None and place.is_dir():
             place = _part(source, place, part)
         for path in _files(place):
@@ -50,20 +50,20 @@ def read(source: str, field: str = "model.weights", part: str | None = None) -> 
 
 
 def require_there(source: str, field: str) -> None:
-    """Refuse at once what is neither here nor on the hub: libraries ask for a minute or two before they give up.
+    """Refuse a source that is neither local nor on the hub; libraries would retry for a minute or two.
 
     Args:
         source: Folder, file or hub id.
-        field: The recipe's key that names it, for errors.
+        field: Recipe key of the source, for errors.
 
     Raises:
-        UserError: It is neither, or the hub does not answer and nothing of it was fetched before.
+        UserError: If it is neither, or the hub does not answer and the source is not cached.
     """
     _configs(source, field)
 
 
 def _configs(source: str, field: str) -> Path:
-    """Find a source's files on this machine, its configs at least."""
+    """Return the local path of a source; its configs are downloaded if needed."""
     try:
         return _locate(source, ["*.json"])
     except UserError as error:
@@ -73,35 +73,35 @@ def _configs(source: str, field: str) -> Path:
 
 
 def config(source: str, field: str, part: str) -> dict[str, Any] | None:
-    """The config of diffusers that stands by weights: in the folder of a part, in the folder, or beside the file.
+    """Return the diffusers config of weights: from the part's folder, the folder itself, or that of the file.
 
     Args:
         source: Folder, file or hub id.
-        field: The recipe's key that names it, for errors.
-        part: Folder of a pipeline that holds the weights, if the source is a pipeline.
+        field: Recipe key of the source, for errors.
+        part: Folder of the weights in a pipeline, if the source is one.
 
     Returns:
-        None where there is no config, or another one than of a class of diffusers.
+        The config, or None if there is none of a diffusers class.
 
     Raises:
-        UserError: The source is neither here nor on the hub.
+        UserError: If the source is neither local nor on the hub.
     """
     place = _configs(source, field)
     for folder in (place / part, place) if place.is_dir() else (place.parent,):
         try:
-            found = json.loads((folder / "config.json").read_text())
+            entries = json.loads((folder / "config.json").read_text())
         except (OSError, ValueError):
             continue
-        if isinstance(found, dict) and "_class_name" in found:
-            return found
+        if isinstance(entries, dict) and "_class_name" in entries:
+            return entries
     return None
 
 
 def shapes(source: str, field: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors of one `.safetensors` file, of which nothing else is read.
+    """Return the shapes of the tensors of one `.safetensors` file, of which only the header is read.
 
     Raises:
-        UserError: It cannot be read.
+        UserError: If it cannot be read.
     """
     path = Path(source).expanduser()
     try:
@@ -131,10 +131,10 @@ def _locate(source: str, patterns: list[str]) -> Path:
 
 
 def _part(source: str, place: Path, part: str) -> Path:
-    """The folder of a part: below a pipeline's, or the one that was named, if that is the part itself.
+    """Return the folder of a part in a pipeline, or `place` itself if it is no pipeline.
 
     Raises:
-        UserError: It is a pipeline's and has no such part.
+        UserError: If it is a pipeline without this part.
     """
     if (place / part).is_dir():
         return place / part
@@ -142,10 +142,10 @@ def _part(source: str, place: Path, part: str) -> Path:
         raise UserError(
             f"this pipeline has no folder {part}",
             code="weights-part-missing",
-            remedy="name a folder or hub id that has it, or a file",
+            remedy="set it to a folder or hub id that has it, or to a file",
         )
-    here = Path(source).expanduser().exists()
-    return place if here else _download(source, _OF_WEIGHTS, without=["*/*"])
+    is_local = Path(source).expanduser().exists()
+    return place if is_local else _download(source, _WEIGHT_FILES, without=["*/*"])
 
 
 def _download(hub_id: str, patterns: list[str], without: list[str] | None = None) -> Path:
@@ -153,7 +153,7 @@ def _download(hub_id: str, patterns: list[str], without: list[str] | None = None
         hub: Any = importlib.import_module("huggingface_hub")
     except ImportError as error:
         raise UserError(
-            "no such path here, and hub ids need a package that is not installed",
+            "there is no such path, and hub ids need a package that is not installed",
             code="hub-package-missing",
             remedy="pip install huggingface_hub, or pass the path of a local copy",
         ) from error
@@ -168,7 +168,7 @@ def _download(hub_id: str, patterns: list[str], without: list[str] | None = None
 
 
 def _files(path: Path) -> list[Path]:
-    """Choose what to read: the shards that an index names, `model.safetensors`, or the only file."""
+    """Return the files to read: the shards of an index, `model.safetensors`, or the only file."""
     if path.is_file():
         return [path]
     indexes = sorted(path.glob("*.index.json"))
@@ -179,26 +179,26 @@ def _files(path: Path) -> list[Path]:
     safe = sorted(path.glob("*.safetensors"))
     candidates = safe or sorted(p for p in path.iterdir() if p.suffix in _PICKLED)
     if len(candidates) != 1:
-        found = ", ".join(p.name for p in candidates[:_SHOWN]) or "none"
+        names = ", ".join(p.name for p in candidates[:_SHOWN]) or "none"
         raise UserError(
-            f"a folder must hold one file of weights or an index; found: {found}",
+            f"a folder must hold one file of weights or an index; this one holds: {names}",
             code="weights-folder-ambiguous",
-            remedy="name the file itself",
+            remedy="set it to the path of one file",
         )
     return candidates
 
 
 def _shards(index: Path) -> list[Path]:
-    """The files that an index names, all of which are there."""
+    """Return the files of an index; missing ones are an error."""
     try:
         weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
         shards = sorted({index.parent / name for name in weight_map.values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(index, "not an index of weights") from error
+        raise _unreadable(index, "it is not an index of weights") from error
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:
         raise UserError(
-            f"{len(missing)} of the {len(shards)} files that {index.name} names are not there: {first_few(missing)}",
+            f"{len(missing)} of the {len(shards)} files of {index.name} are missing: {first_few(missing)}",
             code="weights-shards-missing",
             remedy="download them too",
         )
@@ -210,7 +210,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         with path.open("rb") as file:
             begins = file.read(len(_POINTER))
         if begins == _POINTER:
-            raise _unreadable(path, "it is a pointer of Git LFS; `git lfs pull` fetches what it points to")
+            raise _unreadable(path, "it is a Git LFS pointer; `git lfs pull` fetches the file")
         if path.suffix in _PICKLED:
             state = _unpickled(path, mapped=begins.startswith(b"PK"))
         else:
@@ -218,17 +218,17 @@ def _read_file(path: Path) -> dict[str, Tensor]:
             state = load_file(path)
     except UserError:
         raise
-    except pickle.UnpicklingError as error:  # whose text tells how to run what is in the file
-        raise _unreadable(path, "it is not a file of tensors, or holds more than them") from error
-    except Exception as error:  # damage leads the readers into errors of any kind
+    except pickle.UnpicklingError as error:  # whose text suggests to run the code in the file
+        raise _unreadable(path, "it is not a file of tensors, or holds other objects too") from error
+    except Exception as error:  # damaged files raise errors of any kind
         raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise _unreadable(path, "not a flat table of tensors")
+        raise _unreadable(path, "it is not a flat table of tensors")
     return state
 
 
 def _unpickled(path: Path, mapped: bool) -> Any:
-    """Read tensors, never more: a pickle can run programs. Files of today's torch are zips, and can be mapped."""
+    """Read tensors only, since a pickle can run code; the zip files of current torch can be memory-mapped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -237,16 +237,17 @@ def _unpickled(path: Path, mapped: bool) -> Any:
 
 
 def _require_whole(path: Path) -> None:
-    """Refuse a .safetensors file that is shorter than its header says, as broken downloads are."""
+    """Refuse a truncated .safetensors file, such as a broken download."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= size - 8:
-            raise _unreadable(path, "it has no header of a .safetensors file, or was cut off within it")
+            raise _unreadable(path, "it has no header of a .safetensors file, or is truncated within it")
         tensors = json.loads(file.read(length))
-    whole = 8 + length + max(one["data_offsets"][1] for key, one in tensors.items() if key != "__metadata__")
-    if size < whole:
-        raise _unreadable(path, f"it was cut off: {size:,} of {whole:,} bytes are there")
+    entries = (entry for key, entry in tensors.items() if key != "__metadata__")
+    expected = 8 + length + max(entry["data_offsets"][1] for entry in entries)
+    if size < expected:
+        raise _unreadable(path, f"it is truncated: {size:,} of {expected:,} bytes")
 
 
 def _unreadable(path: Path, why: str) -> UserError:
@@ -262,16 +263,16 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class ShapeMismatch(UserError):  # noqa: N818
-    """Weights of another network than the one that they are for; `known.explained` says of which.
+    """Weights do not fit the network that they are for; `identify.explained` adds which model they are of.
 
     Attributes:
-        shapes: Of the tensors that were given, by name.
+        shapes: Shapes of the weights by name.
     """
 
-    def __init__(self, own: Shapes, given: Shapes, field: str, source: str) -> None:
-        self.shapes = given
+    def __init__(self, own: Shapes, loaded: Shapes, field: str, source: str) -> None:
+        self.shapes = loaded
         super().__init__(
-            f"these weights do not fit the model: {_differences(own, given)}",
+            f"these weights do not fit the model: {_differences(own, loaded)}",
             code="weights-do-not-fit",
             field=field,
             value=source,
@@ -280,26 +281,26 @@ class ShapeMismatch(UserError):  # noqa: N818
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
-    """Shapes of tensors by name."""
+    """Return the shapes of tensors by name."""
     return {name: tuple(value.shape) for name, value in state.items()}
 
 
-def require_fit(own: Shapes, given: Shapes, source: str, field: str) -> None:
-    """Refuse weights whose names and shapes are not those of a network.
+def require_fit(own: Shapes, loaded: Shapes, source: str, field: str) -> None:
+    """Refuse weights whose names or shapes differ from those of a network.
 
     Raises:
-        ShapeMismatch: Says how many are missing, unexpected or of another shape, and the first of each.
+        ShapeMismatch: If they differ; counts and lists missing, unexpected and differently shaped tensors.
     """
-    if own != given:
-        raise ShapeMismatch(own, given, field, source)
+    if own != loaded:
+        raise ShapeMismatch(own, loaded, field, source)
 
 
 def load_into(
     module: nn.Module, state: Mapping[str, Tensor], source: str, field: str = "model.weights"
 ) -> None:
-    """Load a state into a module whose keys and shapes it has, in the dtypes of the module.
+    """Load a state dict into a module with the same keys and shapes, in the dtypes of the module.
 
-    Parameters on `meta` are replaced by the state's tensors, in the dtypes and places that those have.
+    If parameters are on `meta`, the state's tensors replace them, with their own dtypes and devices.
 
     Raises:
         ShapeMismatch: If keys or shapes differ; nothing is loaded then.
@@ -312,18 +313,18 @@ def load_into(
         module.load_state_dict({key: value.to(own[key].dtype) for key, value in state.items()}, strict=True)
 
 
-def _differences(own: Shapes, given: Shapes) -> str:
-    """Say how much differs, then name the first of each kind, in the model's order."""
+def _differences(own: Shapes, loaded: Shapes) -> str:
+    """Return how many tensors differ, then the first of each kind, in the model's order."""
     kinds = {
-        "missing": [key for key in own if key not in given],
-        "unexpected": [key for key in given if key not in own],
+        "missing": [key for key in own if key not in loaded],
+        "unexpected": [key for key in loaded if key not in own],
         "of another shape": [
-            f"{key} {list(given[key])} instead of {list(shape)}"
+            f"{key} {list(loaded[key])} instead of {list(shape)}"
             for key, shape in own.items()
-            if given.get(key, shape) != shape
+            if loaded.get(key, shape) != shape
         ],
     }
-    found = {kind: names for kind, names in kinds.items() if names}
-    counts = ", ".join(f"{len(names):,} {kind}" for kind, names in found.items())
-    lines = "".join(f"\n    {kind}: {first_few(names)}" for kind, names in found.items())
+    differing = {kind: names for kind, names in kinds.items() if names}
+    counts = ", ".join(f"{len(names):,} {kind}" for kind, names in differing.items())
+    lines = "".join(f"\n    {kind}: {first_few(names)}" for kind, names in differing.items())
     return f"{counts} of {len(own):,} tensors{lines}"

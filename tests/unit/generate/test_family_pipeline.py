@@ -218,7 +218,7 @@ def test_ltx_2_makes_frames_without_sound(places):
     """From the folder of a whole pipeline with sound, frames alone are made, by our own sampler, which says why."""
     options = GenerateOptions(Shape(9, 64, 64), 12.0, 2, 3.0, seed=5)
     made = made_by(recipe_for("ltx-2-tiny", places("ltx-2-tiny")), options)
-    assert made.by == "the own sampler (the family's pipeline makes sound too, which is not trained)"
+    assert made.by == "the own sampler (the family's pipeline generates audio too, which is not trained)"
     assert made.clips[0].shape == (9, 64, 64, 3)
     assert made.clips[0].std() > 0
 

@@ -187,7 +187,7 @@ def test_whole_weights_given_as_a_lora_are_named(tmp_path):
     ) as caught:
         build("flux-tiny", settings)
     assert caught.value.field == "lora.weights"
-    assert 'set model.name = "wan-tiny", and name them in model.weights' in caught.value.remedy
+    assert 'set model.name = "wan-tiny", and point model.weights to them' in caught.value.remedy
 
 
 def build(name, settings):

@@ -151,7 +151,7 @@ def test_the_registry_builds_it_and_float16_is_declared_to_overflow(monkeypatch)
 
 def test_weights_are_asked_for_and_must_fit(tmp_path):
     """No weights, none there, and others than its own are told with the recipe's key."""
-    with pytest.raises(ValidationError, match=r"autoencoder\.weights.*\n.*name a folder"):
+    with pytest.raises(ValidationError, match=r"autoencoder\.weights.*\n.*set it to a folder"):
         AutoencoderConfig(name="opensora-1.2")
     with pytest.raises(ValidationError, match="has no weights"):
         AutoencoderConfig(weights="x")

@@ -87,7 +87,7 @@ def test_a_pipeline_without_a_part_is_told_by_the_part(experts, tmp_path, which)
     with refused(
         "weights-part-missing",
         "model.weights",
-        says="this pipeline has no folder transformer_2.*remedy: name a folder",
+        says="this pipeline has no folder transformer_2.*remedy: set it to a folder",
     ):
         factory.build_denoiser(
             ModelConfig(**tables["model"], experts=which),

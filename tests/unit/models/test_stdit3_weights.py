@@ -168,14 +168,14 @@ def test_a_pickle_that_would_run_a_program_is_refused(tmp_path):
 def test_what_is_not_weights_is_refused(tmp_path):
     with refused("weights-not-found", "model.weights"):
         weights.load(fresh(), str(tmp_path / "nowhere.safetensors"))
-    with refused("weights-folder-ambiguous", "model.weights", says="found: none"):
+    with refused("weights-folder-ambiguous", "model.weights", says="holds: none"):
         weights.load(fresh(), str(tmp_path))
     (tmp_path / "torn.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
     with refused("weights-unreadable", "model.weights", says=r"torn\.safetensors cannot be read"):
         weights.load(fresh(), str(tmp_path / "torn.safetensors"))
     save_file({"x": torch.zeros(1)}, tmp_path / "second.safetensors")
     with refused(
-        "weights-folder-ambiguous", "model.weights", says=r"found: second\.safetensors, torn\.safetensors"
+        "weights-folder-ambiguous", "model.weights", says=r"holds: second\.safetensors, torn\.safetensors"
     ):
         weights.load(fresh(), str(tmp_path))
     torch.save({"model": {}, "step": 3}, tmp_path / "trainer.pt")

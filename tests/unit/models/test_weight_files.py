@@ -72,8 +72,8 @@ class _Program:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda f: cut(safe(f), 0.9), r"a.safetensors cannot be read: it was cut off: 2,\d+ of 2,\d+ bytes"),
-        (lambda f: cut(safe(f), 0.01), "a.safetensors cannot be read: .*cut off within it"),
+        (lambda f: cut(safe(f), 0.9), r"a.safetensors cannot be read: it is truncated: 2,\d+ of 2,\d+ bytes"),
+        (lambda f: cut(safe(f), 0.01), "a.safetensors cannot be read: .*truncated within it"),
         (of_bytes("a.safetensors", b""), "no header"),
         (of_bytes("a.safetensors", b"<!DOCTYPE html><html>please log in</html>" * 9), "no header"),
         (
@@ -87,9 +87,9 @@ class _Program:
         (of_bytes("a.pt", b""), "a.pt cannot be read"),
         (of_bytes("a.pt", pickle.dumps(_Program())), "a.pt cannot be read"),
         (of_bytes("a.bin", b"\x80\x02}q\x00X\x01"), "a.bin cannot be read"),
-        (without_a_shard, "1 of the 2 files that model.safetensors.index.json names are not there: part-1"),
-        (with_a_cut_shard, "part-1.safetensors cannot be read: it was cut off"),
-        (with_a_bad_index, "index.json cannot be read: not an index"),
+        (without_a_shard, "1 of the 2 files of model.safetensors.index.json are missing: part-1"),
+        (with_a_cut_shard, "part-1.safetensors cannot be read: it is truncated"),
+        (with_a_bad_index, "index.json cannot be read: it is not an index"),
     ],
 )
 def test_damage_is_told_with_the_file(tmp_path, monkeypatch, make, said):

@@ -1,4 +1,4 @@
-"""How a FLUX.1 network is called, and its pipeline."""
+"""Call a FLUX.1 network and its pipeline."""
 
 from __future__ import annotations
 
@@ -24,20 +24,18 @@ from reelworks.models.families.flux.spec import FluxConfig
 def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
 
-    All tokens of a text count, those behind its end too: so the networks were trained. A source's tokens stand
-    behind those of the picture, at the same places of a second picture.
+    Padding tokens of texts are attended to, as in training of the published weights. A source's tokens
+    follow those of the picture, at the same positions of a second picture.
     """
     *_, H, W = inputs.latent.shape
-    tokens, places = (
-        pack(inputs.latent[:, :, 0]),
-        pad(grid(H // 2, W // 2, device=inputs.latent.device), (1, 0)),
-    )
-    count = len(places)
+    tokens = pack(inputs.latent[:, :, 0])
+    positions = pad(grid(H // 2, W // 2, device=inputs.latent.device), (1, 0))
+    count = len(positions)
     if config.companion == "control":
         tokens = torch.cat([tokens, pack(inputs.control[:, :, 0])], dim=2)
     if inputs.source.shape[1]:
         tokens = torch.cat([tokens, pack(inputs.source[:, :, 0])], dim=1)
-        places = torch.cat([places, places + places.new_tensor([1, 0, 0])])
+        positions = torch.cat([positions, positions + positions.new_tensor([1, 0, 0])])
     guidance = (inputs.guidance,) if config.guidance_embeds else ()
     with diffusers_denoiser.embedded(
         module.time_text_embed.time_proj, inputs.time, *(g * PURE_NOISE for g in guidance)
@@ -47,8 +45,8 @@ def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
             encoder_hidden_states=inputs.text,
             pooled_projections=inputs.pooled,
             timestep=inputs.time / PURE_NOISE,
-            img_ids=places,
-            txt_ids=places.new_zeros(inputs.text.shape[1], 3),
+            img_ids=positions,
+            txt_ids=positions.new_zeros(inputs.text.shape[1], 3),
             guidance=inputs.guidance if config.guidance_embeds else None,
             return_dict=False,
         )[0]
@@ -56,7 +54,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
-    """Embed captions; all tokens count."""
+    """Embed captions; padding tokens are attended to."""
     tokens, pooled, _ = pipeline.encode_prompt(captions, captions, max_sequence_length=length)
     return EncodedText(tokens, pooled=pooled)
 
@@ -64,7 +62,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tens
 def pipeline_arguments(
     text: TextEmbedding, guidance_scale: float, fps: float, config: FluxConfig
 ) -> dict[str, Any]:
-    """Return the arguments of a call; a network that takes no scale as an input gets a second pass."""
+    """Return the arguments of a pipeline call; a network without a guidance input gets a second pass."""
     values = guided_and_pooled(text, guidance_scale, fps, config)
     if config.guidance_embeds:
         return values

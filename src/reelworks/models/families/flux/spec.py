@@ -1,4 +1,4 @@
-"""Sizes of FLUX.1 networks, and how they were published; torch-free."""
+"""Sizes, components and published releases of FLUX.1 networks; torch-free."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _RELEASE_LAYERS = (
 class FluxConfig(Config):
     """Arguments of diffusers' FluxTransformer2DModel; defaults are those of FLUX.1-dev.
 
-    `companion`: "control" comes in channels beside the noise, as in FLUX.1-Canny and -Depth; "source" in tokens
-    behind it, as in FLUX.1-Kontext.
+    `companion`: "control" adds channels to the noise, as in FLUX.1-Canny and -Depth; "source" adds tokens after
+    it, as in FLUX.1-Kontext.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
@@ -72,7 +72,7 @@ class FluxConfig(Config):
 
     @property
     def conditioning(self) -> Conditioning:
-        """Captions of no words are encoded; a distilled network takes the guidance scale."""
+        """How the network is conditioned; a distilled one takes the guidance scale."""
         return Conditioning(
             guidance="embedded" if self.guidance_embeds else "classifier-free",
             takes=() if self.companion is None else (self.companion,),
@@ -80,7 +80,7 @@ class FluxConfig(Config):
         )
 
     def fit(self, components: ComponentShapes) -> Self:
-        """Take the widths of the components."""
+        """Return a copy with the widths of the components."""
         channels = 4 * components.latent_channels
         return self.model_copy(
             update={
@@ -108,7 +108,7 @@ FAMILY = Family(
     network=f"{__package__}.network",
     presets={
         "flux-dev": _preset(FluxConfig(), release=_DEV),
-        # Sampled as its release says.
+        # Sampling defaults of its release.
         "flux-schnell": _preset(
             FluxConfig(guidance_embeds=False), sampling=SamplingDefaults(1.0, 4), release=_SCHNELL
         ),

@@ -1,4 +1,4 @@
-"""How a FLUX.2 network is called, and its pipeline."""
+"""Call a FLUX.2 network and its pipeline."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid
 from reelworks.models.families.flux2.spec import Flux2Config
 
-_SOURCE = 10  # place of the first given picture among several
+_SOURCE = 10  # index of the first source picture on the picture axis
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: Flux2Config) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
 
-    Places have four axes: a picture among several, row, column, and word. A source's tokens stand behind those of
-    the picture.
+    Positions have four axes: picture, row, column and word. A source's tokens follow those of the picture.
     """
     *_, H, W = inputs.latent.shape
     device = inputs.latent.device
-    tokens, places = inputs.latent.flatten(2).transpose(1, 2), pad(grid(H, W, device=device), (1, 1))
-    count = len(places)
+    tokens, positions = inputs.latent.flatten(2).transpose(1, 2), pad(grid(H, W, device=device), (1, 1))
+    count = len(positions)
     if inputs.source.shape[1]:
         tokens = torch.cat([tokens, inputs.source.flatten(2).transpose(1, 2)], dim=1)
-        places = torch.cat([places, places + places.new_tensor([_SOURCE, 0, 0, 0])])
+        positions = torch.cat([positions, positions + positions.new_tensor([_SOURCE, 0, 0, 0])])
     guidance = (inputs.guidance,) if config.guidance_embeds else ()
     with diffusers_denoiser.embedded(
         module.time_guidance_embed.time_proj, inputs.time, *(g * PURE_NOISE for g in guidance)
@@ -37,7 +36,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: Flux2Config) -> Tensor:
             tokens,
             encoder_hidden_states=inputs.text,
             timestep=inputs.time / PURE_NOISE,
-            img_ids=places,
+            img_ids=positions,
             txt_ids=pad(grid(inputs.text.shape[1], device=device), (3, 0)),
             guidance=inputs.guidance if config.guidance_embeds else None,
             return_dict=False,
@@ -46,7 +45,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: Flux2Config) -> Tensor:
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
-    """Embed captions; all tokens count."""
+    """Embed captions; padding tokens are attended to."""
     return EncodedText(pipeline.encode_prompt(captions, max_sequence_length=length)[0])
 
 

@@ -1,4 +1,4 @@
-"""Sizes of FLUX.2 networks, and how they were published; torch-free."""
+"""Sizes, components and published releases of FLUX.2 networks; torch-free."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Flux2Config(Config):
 
     @property
     def conditioning(self) -> Conditioning:
-        """Captions of no words are encoded; a distilled network takes the guidance scale."""
+        """How the network is conditioned; a distilled one takes the guidance scale."""
         return Conditioning(
             guidance="embedded" if self.guidance_embeds else "classifier-free", takes=("source",)
         )
 
     def fit(self, components: ComponentShapes) -> Self:
-        """Take the widths of the components."""
+        """Return a copy with the widths of the components."""
         return self.model_copy(
             update={"in_channels": components.latent_channels, "joint_attention_dim": components.text_dim}
         )

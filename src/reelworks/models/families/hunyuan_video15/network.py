@@ -1,4 +1,4 @@
-"""How a HunyuanVideo 1.5 network is called, and its pipeline."""
+"""Call a HunyuanVideo 1.5 network and its pipeline."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from reelworks.models.api import DenoiserInputs, TextEmbedding
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText
 from reelworks.models.families.hunyuan_video15.spec import HunyuanVideo15Config
 
-_IMAGE_TOKENS = 1  # of a picture that is not given; they are masked
+_IMAGE_TOKENS = 1  # for a missing picture; masked
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -> Tensor:
     """Return the velocity `[B, C, T, H, W]`; the network's own points towards the noise.
 
-    No text to be written in the clip is given: its place is zeros and masked. So are those of a first frame, unless
-    there is one; a picture has none.
+    The input for text to be rendered in the clip is masked zeros. So is that for a first frame, if there
+    is none or the clip is a picture.
     """
     latent = inputs.latent
     B = len(latent)
@@ -48,7 +48,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
     """Embed captions."""
-    pipeline.tokenizer_max_length = length  # the one that takes it nowhere else
+    pipeline.tokenizer_max_length = length  # this pipeline takes the length nowhere else
     tokens, mask, *_ = pipeline.encode_prompt(captions, batch_size=len(captions))
     return EncodedText(tokens, mask)
 
@@ -56,7 +56,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tens
 def pipeline_arguments(
     text: TextEmbedding, guidance_scale: float, fps: float, config: HunyuanVideo15Config
 ) -> dict[str, Any]:
-    """Return the arguments of a call; no text is to be written in the picture, as in training."""
+    """Return the arguments of a pipeline call, without text to be rendered in the picture, as in training."""
     values: dict[str, Any] = {}
     for row, sign in enumerate(("", "negative_")):
         values |= {
@@ -75,7 +75,7 @@ def _settings(_config: HunyuanVideo15Config, guidance_scale: float) -> dict[str,
 
 def _no_pipeline(module: nn.Module) -> str | None:
     if any(p.is_floating_point() and p.dtype != torch.float32 for p in module.parameters()):
-        return "the family's pipeline would round latents as the base is stored"
+        return "the family's pipeline would round latents to the dtype of the stored base"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Sizes of HunyuanVideo 1.5 networks, and how they were published; torch-free."""
+"""Sizes, components and published releases of HunyuanVideo 1.5 networks; torch-free."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _RELEASE_LAYERS = (
 class HunyuanVideo15Config(Config):
     """Arguments of diffusers' HunyuanVideo15Transformer3DModel; defaults are the published ones.
 
-    The input has room for a given picture and its mask, which are zeros unless there is a `first_frame`.
+    The input has channels for a condition picture and its mask, which are zeros unless `first_frame` is set.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
@@ -77,14 +77,14 @@ class HunyuanVideo15Config(Config):
 
     @property
     def conditioning(self) -> Conditioning:
-        """Captions of no words are encoded."""
+        """How the network is conditioned; empty captions are encoded."""
         if not self.first_frame:
             return Conditioning()
         return Conditioning(first_frame="alone", image_encoder="siglip", image_dim=self.image_embed_dim)
 
     @property
     def network(self) -> Network:
-        """The network as files and pipelines know it."""
+        """Names of the network's class, blocks, parameters and files."""
         return Network(
             "HunyuanVideo15Transformer3DModel",
             ("transformer_blocks",),
@@ -94,7 +94,7 @@ class HunyuanVideo15Config(Config):
         )
 
     def fit(self, components: ComponentShapes) -> Self:
-        """Take the widths of the components."""
+        """Return a copy with the widths of the components."""
         channels = components.latent_channels
         return self.model_copy(
             update={
@@ -106,12 +106,11 @@ class HunyuanVideo15Config(Config):
 
     @property
     def _image(self) -> tuple[str, ...]:
-        """Embed no picture where none is given."""
         return () if self.first_frame else ("image_embedder.",)
 
     @property
     def _last_text(self) -> tuple[str, ...]:
-        """The last block's text goes nowhere."""
+        """Name prefixes of the last block's text layers, whose results are not used."""
         last = f"transformer_blocks.{self.num_layers - 1}."
         return (
             last + "ff_context",
@@ -130,7 +129,7 @@ _TINY = HunyuanVideo15Config(
     image_embed_dim=16,
     rope_axes_dim=(4, 6, 6),
 )
-# Sampled as its release says.
+# Sampling defaults of its release.
 _preset = partial(
     Preset,
     parts=Parts("hunyuan-video-1.5", "hunyuan-video-1.5"),
@@ -160,7 +159,7 @@ FAMILY = Family(
             (4, 1),
             parameters=1_260_634_115,
             config={"latent_channels": 32, "scaling_factor": 1.03682},
-            one_by_one=True,  # the mask of its attention fits one clip alone
+            one_by_one=True,  # its attention mask fits one clip only
         )
     },
     text_encoders={

@@ -1,4 +1,4 @@
-"""How an LTX-Video network is called, and its pipeline."""
+"""Call an LTX-Video network and its pipeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STRIDE = (8, 32, 32)  # pixels per latent element of its autoencoder
 def predict(module: Any, inputs: DenoiserInputs, config: LTXConfig) -> Tensor:
     """Return the velocity `[B, C, T, H, W]`; the network's own points towards the noise.
 
-    Frames that are given have time 0.
+    Condition frames have time 0.
     """
     H, W = inputs.latent.shape[3:]
     time_BT = torch.where(inputs.frame_mask, inputs.time[:, None], inputs.time.new_zeros(()))
@@ -26,14 +26,14 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTXConfig) -> Tensor:
         inputs.text,
         time_BT.repeat_interleave(H * W, dim=1),
         inputs.text_mask,
-        video_coords=_places(inputs),
+        video_coords=_positions(inputs),
         return_dict=False,
     )[0]
     return -out.transpose(1, 2).reshape(inputs.latent.shape)
 
 
-def _places(inputs: DenoiserInputs) -> Tensor:
-    """Seconds and pixels of every token, `[B, 3, N]`."""
+def _positions(inputs: DenoiserInputs) -> Tensor:
+    """Return the position of every token in seconds and pixels, `[B, 3, N]`."""
     device, sizes = inputs.latent.device, inputs.latent.shape[2:]
     scale_B3 = torch.tensor(_STRIDE, dtype=torch.float32, device=device).repeat(len(inputs.fps), 1)
     scale_B3[:, 0] /= inputs.fps
@@ -49,7 +49,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tens
 def pipeline_arguments(
     text: TextEmbedding, guidance_scale: float, fps: float, config: LTXConfig
 ) -> dict[str, Any]:
-    """Return the arguments of a call; this pipeline takes the frame rate."""
+    """Return the arguments of a pipeline call, which include the frame rate."""
     return guided(text, guidance_scale, fps, config) | {
         "prompt_attention_mask": text.mask[:1],
         "negative_prompt_attention_mask": text.mask[1:],

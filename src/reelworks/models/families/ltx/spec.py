@@ -1,4 +1,4 @@
-"""Sizes of LTX-Video networks, and how they were published; torch-free."""
+"""Sizes, components and published releases of LTX-Video networks; torch-free."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LTXConfig(Config):
     caption_channels: int = 4096
 
     def fit(self, components: ComponentShapes) -> Self:
-        """Take the widths of the components."""
+        """Return a copy with the widths of the components."""
         channels = components.latent_channels
         return self.model_copy(
             update={

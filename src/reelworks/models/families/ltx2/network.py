@@ -1,7 +1,7 @@
-"""How an LTX-2 network is called, and its pipeline.
+"""Call an LTX-2 network and its pipeline.
 
-Frames and sound attend to each other in each block; with that turned off, the branch for frames answers as if there
-were no sound. One token of it is given, since the network cannot be called with none.
+Video and audio attend to each other in each block. With this turned off, the video branch computes as without
+audio; one audio token is passed, since the network cannot be called with none.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from reelworks.models.families.ltx2.spec import LTX2Config
 def predict(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> Tensor:
     """Return the velocity `[B, C, T, H, W]`; the network's own points towards the noise.
 
-    Frames that are given have time 0.
+    Condition frames have time 0.
     """
     latent = inputs.latent
     B, _, T, H, W = latent.shape
     time_BT = torch.where(inputs.frame_mask, inputs.time[:, None], inputs.time.new_zeros(()))
     text_dim = config.caption_channels if config.use_prompt_embeddings else config.audio_cross_attention_dim
-    # Bounds of every token in seconds and pixels; the network's own take one rate for all clips.
-    places = module.rope.prepare_video_coords(B, T, H, W, latent.device, fps=1.0)
-    places[:, 0] /= inputs.fps[:, None, None]
+    # Bounds of every token in seconds and pixels; the network's default takes one frame rate for all clips.
+    positions = module.rope.prepare_video_coords(B, T, H, W, latent.device, fps=1.0)
+    positions[:, 0] /= inputs.fps[:, None, None]
     out: Tensor = module(
         hidden_states=latent.flatten(2).transpose(1, 2),
         audio_hidden_states=latent.new_zeros(B, 1, config.audio_in_channels),
@@ -38,31 +38,31 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> Tensor:
         audio_timestep=inputs.time,
         sigma=inputs.time,
         encoder_attention_mask=inputs.text_mask,
-        video_coords=places,
+        video_coords=positions,
         audio_num_frames=1,
         isolate_modalities=True,
-        use_cross_timestep=True,  # embeds one time a clip, not one a token, for the attention that is off
+        use_cross_timestep=True,  # one time per clip, not per token, in the attention that is off
         return_dict=False,
     )[0]
     return -out.transpose(1, 2).reshape(latent.shape)
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
-    """Embed captions: states of all layers, which a small network of the pipeline's makes tokens of.
+    """Embed captions: a small network of the pipeline turns the states of all layers into tokens.
 
-    Learnt tokens fill them up.
+    Captions are padded with learned tokens.
 
     Raises:
-        UserError: If the length is no multiple of their number.
+        UserError: If the length is not a multiple of the number of learned tokens.
     """
-    learnt = pipeline.connectors.config.video_connector_num_learnable_registers
-    if length % learnt:
+    learned = pipeline.connectors.config.video_connector_num_learnable_registers
+    if length % learned:
         raise UserError(
-            f"captions are filled up with {learnt} learnt tokens",
+            f"captions are padded with blocks of {learned} learned tokens",
             code="text-length-not-a-multiple",
             field="text_encoder.max_length",
             value=length,
-            remedy=f"use a multiple of {learnt}",
+            remedy=f"use a multiple of {learned}",
         )
     states, mask, *_ = pipeline.encode_prompt(captions, None, False, max_sequence_length=length)
     tokens, _, mask = pipeline.connectors(states, mask, padding_side=pipeline.tokenizer.padding_side)
@@ -72,5 +72,5 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tens
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"ltx-2": encode_text, "ltx-2.3": encode_text},
-    no_pipeline=lambda _module: "the family's pipeline makes sound too, which is not trained",
+    no_pipeline=lambda _module: "the family's pipeline generates audio too, which is not trained",
 )

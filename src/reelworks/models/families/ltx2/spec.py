@@ -1,4 +1,4 @@
-"""Sizes of LTX-2 networks, and how they were published; torch-free."""
+"""Sizes, components and published releases of LTX-2 networks; torch-free."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _RELEASE_LAYERS = (
 class LTX2Config(Config):
     """Arguments of diffusers' LTX2VideoTransformer3DModel; defaults are those of LTX-2.
 
-    Beside the branch for frames the network has one for sound, and attention between both. Frames alone are trained.
+    The network has video and audio branches with attention between them; only the video branch is trained.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
@@ -74,7 +74,7 @@ class LTX2Config(Config):
 
     @property
     def network(self) -> Network:
-        """The network as files and pipelines know it; parameters of sound, and of its attention with frames, are left out."""
+        """Names of the network's class, blocks, parameters and files; audio parameters get no gradient."""
         in_blocks = (
             f"transformer_blocks.{i}.{modality}_"
             for i in range(self.num_layers)
@@ -85,19 +85,19 @@ class LTX2Config(Config):
             ("transformer_blocks",),
             without_gradient=("audio_", "av_cross_attn_", *in_blocks),
             release_layers=_RELEASE_LAYERS,
-            renamed_keys={"prompt_adaln_single": "prompt_adaln"},  # of LTX-2.3
+            renamed_keys={"prompt_adaln_single": "prompt_adaln"},  # in LTX-2.3
         )
 
     def fit(self, components: ComponentShapes) -> Self:
-        """Take the widths of the components.
+        """Return a copy with the widths of the components.
 
         Raises:
-            UserError: If the network does not project texts, and they are not as wide as it.
+            UserError: If the network does not project texts, and their width differs from its own.
         """
         width = self.num_attention_heads * self.attention_head_dim
         if not self.use_prompt_embeddings and components.text_dim != width:
             raise UserError(
-                f"this model takes texts of its own width, {width}",
+                f"this model takes text embeddings of its own width, {width}",
                 code="text-width-differs",
                 field="text_encoder.dim",
                 value=components.text_dim,
@@ -129,7 +129,7 @@ _TINY = LTX2Config(
     num_layers=1,
 )
 _preset = partial(Preset, parts=Parts("ltx-2", "ltx-2"), sampling=SamplingDefaults(3.0, 30))
-# Its scheduler shifts by e^0.95 at 1,024 tokens and by e^2.05 at 4,096; this lies between.
+# Its scheduler shifts by e^0.95 at 1,024 tokens and by e^2.05 at 4,096; this value is in between.
 _release = partial(Release, side=640, lines=480, num_frames=121, timestep_shift=5.0)
 _autoencoder = partial(
     PublishedAutoencoder,
@@ -150,7 +150,7 @@ FAMILY = Family(
             parts=Parts("ltx-2.3", "ltx-2.3"),
             release=_release("diffusers/LTX-2.3-Diffusers"),
         ),
-        # All that either release has.
+        # The options of both releases together.
         "ltx-2-tiny": _preset(_TINY.model_copy(update=_GATED | {"use_prompt_embeddings": True})),
     },
     autoencoders={

@@ -1,4 +1,4 @@
-"""How a Qwen-Image network is called, and its pipeline."""
+"""Call a Qwen-Image network and its pipeline."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, g
 from reelworks.models.families.qwen_image import processor
 from reelworks.models.families.qwen_image.spec import QwenImageConfig
 
-_PICTURE_PX = 1024 * 1024  # in all, to which an edited picture is scaled before it is looked at
+_PICTURE_PX = 1024 * 1024  # area to which a source picture is scaled before it is encoded
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: QwenImageConfig) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
 
-    The tokens of the picture that is edited stand behind those of the edit, as a second picture.
+    The tokens of the source picture follow those of the edit, as a second picture.
     """
     B, _, _, H, W = inputs.latent.shape
-    share = inputs.time / PURE_NOISE
+    timestep = inputs.time / PURE_NOISE
     tokens, pictures = pack(inputs.latent[:, :, 0]), [(1, H // 2, W // 2)]
     count = tokens.shape[1]
     if inputs.source.shape[1]:
         tokens, pictures = torch.cat([tokens, pack(inputs.source[:, :, 0])], dim=1), 2 * pictures
-    with diffusers_denoiser.embedded(module.time_text_embed.time_proj, share):
+    with diffusers_denoiser.embedded(module.time_text_embed.time_proj, timestep):
         out = module(
             tokens,
             encoder_hidden_states=inputs.text,
             encoder_hidden_states_mask=inputs.text_mask,
-            timestep=share,
+            timestep=timestep,
             img_shapes=[pictures] * B,
             return_dict=False,
         )[0]
@@ -50,24 +50,24 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tens
 def encode_text_and_picture(
     pipeline: Any, captions: list[str], length: int, pictures: Tensor | None
 ) -> EncodedText:
-    """Embed captions together with the pictures that they speak of."""
-    if pictures is None:  # asked for sizes alone
+    """Embed captions together with the pictures that they refer to."""
+    if pictures is None:  # called to learn sizes only
         pictures = torch.zeros(len(captions), 32, 32, 3, dtype=torch.uint8)
     _, H, W, _ = pictures.shape
     scale = math.sqrt(_PICTURE_PX / (H * W))
     height, width = (round(size * scale / 32) * 32 for size in (H, W))
-    shown = [
-        Image.fromarray(one).resize((width, height), Image.Resampling.LANCZOS)
-        for one in pictures.cpu().numpy()
+    images = [
+        Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS)
+        for picture in pictures.cpu().numpy()
     ]
-    tokens, mask = pipeline.encode_prompt(captions, shown, max_sequence_length=length)
+    tokens, mask = pipeline.encode_prompt(captions, images, max_sequence_length=length)
     return EncodedText(tokens, mask)
 
 
 def pipeline_arguments(
     text: TextEmbedding, guidance_scale: float, fps: float, config: QwenImageConfig
 ) -> dict[str, Any]:
-    """Return the arguments of a call; the scale goes by another name here."""
+    """Return the arguments of a pipeline call; its guidance scale is named `true_cfg_scale`."""
     values = guided(text, guidance_scale, fps, config)
     return values | {
         "true_cfg_scale": values.pop("guidance_scale"),

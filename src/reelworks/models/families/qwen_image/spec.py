@@ -1,4 +1,4 @@
-"""Sizes of Qwen-Image networks, and how they were published; torch-free."""
+"""Sizes, components and published releases of Qwen-Image networks; torch-free."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from reelworks.models.family import (
 class QwenImageConfig(Config):
     """Arguments of diffusers' QwenImageTransformer2DModel; defaults are the published ones.
 
-    `edits`: it is shown the picture that it edits.
+    `edits`: the source picture of an edit is an input.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
@@ -43,18 +43,18 @@ class QwenImageConfig(Config):
 
     @property
     def conditioning(self) -> Conditioning:
-        """Captions of no words are encoded."""
+        """How the network is conditioned; empty captions are encoded."""
         return Conditioning(takes=("source",), needs=("source",)) if self.edits else Conditioning()
 
     @property
     def network(self) -> Network:
-        """The network as files and pipelines know it."""
+        """Names of the network's class, blocks, parameters and files."""
         return Network(
             "QwenImageTransformer2DModel", ("transformer_blocks",), without_gradient=self._last_text
         )
 
     def fit(self, components: ComponentShapes) -> Self:
-        """Take the widths of the components."""
+        """Return a copy with the widths of the components."""
         channels = components.latent_channels
         return self.model_copy(
             update={
@@ -66,7 +66,7 @@ class QwenImageConfig(Config):
 
     @property
     def _last_text(self) -> tuple[str, ...]:
-        """The last block's text goes nowhere."""
+        """Name prefixes of the last block's text layers, whose results are not used."""
         last = f"transformer_blocks.{self.num_layers - 1}."
         return (
             last + "txt_mlp",
@@ -77,7 +77,7 @@ class QwenImageConfig(Config):
 
 
 _TINY = QwenImageConfig(num_layers=2, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 6, 6))
-# Its autoencoder was made of Wan 2.1's, whose encoder it has.
+# Its autoencoder was derived from Wan 2.1's and shares its encoder.
 _PARTS = Parts("qwen-image", "qwen-image", same_latents=("wan-2.1",))
 _preset = partial(Preset, parts=_PARTS, sampling=SamplingDefaults(4.0, 50))
 _edit = partial(_preset, parts=_PARTS._replace(text="qwen-image-edit"))
@@ -107,7 +107,7 @@ FAMILY = Family(
         "qwen-image": PublishedText(
             "QwenImagePipeline", 3584, 512, parameters=8_292_166_656, networks=(QWEN2_5_VL,)
         ),
-        # Some 1370 of these are of the picture that it sees.
+        # About 1370 of the tokens are those of the source picture.
         "qwen-image-edit": PublishedText(
             "QwenImageEditPipeline",
             3584,

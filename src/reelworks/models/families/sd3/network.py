@@ -1,4 +1,4 @@
-"""How a network of Stable Diffusion 3 is called, and its pipeline."""
+"""Call a network of Stable Diffusion 3 and its pipeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reelworks.models.families.sd3.spec import SD3Config
 def predict(module: Any, inputs: DenoiserInputs, config: SD3Config) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
 
-    All tokens of a text count, those behind its end too: so the networks were trained.
+    Padding tokens of texts are attended to, as in training of the published weights.
     """
     out: Tensor = module(
         inputs.latent[:, :, 0],
@@ -27,7 +27,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: SD3Config) -> Tensor:
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
-    """Embed captions: the tokens of a T5 behind those of two CLIPs."""
+    """Embed captions: the tokens of two CLIPs, followed by those of a T5."""
     tokens, _, pooled, _ = pipeline.encode_prompt(
         captions,
         captions,

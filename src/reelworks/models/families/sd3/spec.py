@@ -1,4 +1,4 @@
-"""Sizes of Stable Diffusion 3 networks, and how they were published; torch-free."""
+"""Sizes, components and published releases of Stable Diffusion 3 networks; torch-free."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class SD3Config(Config):
 
     @property
     def network(self) -> Network:
-        """The network as files and pipelines know it."""
+        """Names of the network's class, blocks, parameters and files."""
         last = self.num_layers - 1
-        # The last block's text norm ends in scale and shift as the last norm of all does.
+        # The last block's text norm has scale before shift, like the network's final norm.
         last_norm = KeyRule(
             f"transformer_blocks.{last}.norm1_context.linear",
             f"joint_blocks.{last}.context_block.adaLN_modulation.1",
@@ -91,7 +91,7 @@ class SD3Config(Config):
         )
 
     def fit(self, components: ComponentShapes) -> Self:
-        """Take the widths of the components."""
+        """Return a copy with the widths of the components."""
         channels = components.latent_channels
         return self.model_copy(
             update={
@@ -104,7 +104,7 @@ class SD3Config(Config):
 
     @property
     def _last_text(self) -> tuple[str, ...]:
-        """The last block does not ask its text."""
+        """Name prefixes of the last block's text queries, whose results are not used."""
         last = f"transformer_blocks.{self.num_layers - 1}."
         return last + "attn.add_q_proj", last + "attn.norm_added_q"
 

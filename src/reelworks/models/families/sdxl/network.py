@@ -1,4 +1,4 @@
-"""How the network of Stable Diffusion XL is called, and its pipeline."""
+"""Call the network of Stable Diffusion XL and its pipeline."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from reelworks.models.families.sdxl.spec import SDXLConfig
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: SDXLConfig) -> Tensor:
-    """Return what the objective asks for, `[B, C, 1, H, W]`: the noise, or a velocity.
+    """Return the noise or v, as the objective needs it, `[B, C, 1, H, W]`.
 
-    It is told the picture's size twice, as original and as wanted, and that nothing was cropped. All
-    tokens of a text count, those behind its end too: so the network was trained.
+    Original and target size are both the picture's size, and the crop offsets are 0. Padding tokens of texts
+    are attended to, as in training of the published weights.
     """
     size_B2 = torch.stack([inputs.height, inputs.width], dim=1)
     out: Tensor = module(
@@ -33,7 +33,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: SDXLConfig) -> Tensor:
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
-    """Embed captions; an empty one as zeros, where the release says so."""
+    """Embed captions; an empty one as zeros if the release's config requires it."""
     tokens, _, pooled, _ = pipeline.encode_prompt(captions, do_classifier_free_guidance=False)
     if pipeline.config.force_zeros_for_empty_prompt:
         empty = torch.tensor([not caption for caption in captions], device=tokens.device)

@@ -1,4 +1,4 @@
-"""Sizes of Stable Diffusion XL networks, and how they were published; torch-free."""
+"""Sizes, components and published releases of Stable Diffusion XL networks; torch-free."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EMBEDDINGS = (
 class SDXLConfig(Config):
     """Arguments of diffusers' UNet2DConditionModel; defaults are those of SDXL base.
 
-    Six sizes are told as sines and cosines of width `addition_time_embed_dim`.
+    Six sizes enter as sines and cosines of width `addition_time_embed_dim`.
     """
 
     pictures_only: ClassVar[bool] = True
@@ -64,7 +64,7 @@ class SDXLConfig(Config):
 
     @property
     def network(self) -> Network:
-        """The network as files and pipelines know it."""
+        """Names of the network's class, blocks, parameters and files."""
         return Network(
             "UNet2DConditionModel",
             ("down_blocks", "up_blocks"),
@@ -73,7 +73,7 @@ class SDXLConfig(Config):
         )
 
     def fit(self, components: ComponentShapes) -> Self:
-        """Take the widths of the components."""
+        """Return a copy with the widths of the components."""
         channels, pooled = components.latent_channels, require_pooled(components)
         return self.model_copy(
             update={
@@ -86,11 +86,11 @@ class SDXLConfig(Config):
 
     @property
     def _downscale(self) -> int:
-        """Sizes that its levels halve without a rest."""
+        """Factor by which its levels downscale latents; sizes must be multiples of it."""
         return int(2 ** (len(self.block_out_channels) - 1))
 
     def _release_blocks(self) -> Iterator[KeyRule]:
-        """Yield the rules of all blocks, which the release counts in a row: the layers of a level, and a step between."""
+        """Yield the rules of all blocks; the release numbers the layers of all levels in sequence."""
         per_level = self.layers_per_block + 1
         for level in range(len(self.block_out_channels)):
             for layer in range(per_level):

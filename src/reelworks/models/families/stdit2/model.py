@@ -1,10 +1,10 @@
 """STDiT2: a transformer over video latents whose blocks attend within frames, then across them.
 
-Source: Open-Sora v1.1, whose state-dict keys and numbers this network reproduces. Nothing in it is
-random: which captions are dropped is an input.
+Source: Open-Sora v1.1, whose state-dict keys and numbers this network reproduces. It draws no
+random numbers: an input selects the captions to drop.
 
 Shape legend: B batch, C latent channels, D width, T frames, H W latent size, S tokens per frame,
-L text tokens, K caption width; R is T where frames differ in their timestep, else 1.
+L text tokens, K caption width; R is T if frames differ in their timesteps, else 1.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from reelworks.models.families.stdit3.model import FinalLayer, modulate
 
 
 class Modulation(NamedTuple):
-    """Modulation by timesteps, sizes and length: `[B, R, 6, D]` and `[B, R, 3, D]`."""
+    """Modulation that depends on timesteps, sizes and length: `[B, R, 6, D]` and `[B, R, 3, D]`."""
 
     spatial: Tensor
     temporal: Tensor
 
 
 class Block(nn.Module):
-    """Attention over a frame's places, over a place's frames, to the text; then an MLP."""
+    """Attention within frames, across frames and to the text, then an MLP."""
 
     def __init__(self, config: STDiT2Config) -> None:
         super().__init__()
@@ -72,15 +72,15 @@ class Block(nn.Module):
 
 
 class STDiT2(nn.Module):
-    """The network; see the module's docstring.
+    """The STDiT2 network; see the module's docstring.
 
     Attributes:
-        config: Its sizes.
-        gradient_checkpointing: Keep only block inputs for the backward pass.
+        config: Sizes of the network.
+        gradient_checkpointing: Whether only block inputs are stored for the backward pass.
     """
 
     def __init__(self, config: STDiT2Config, *, gradient_checkpointing: bool = False) -> None:
-        """Build with parameters allocated but not set; `weights.init` or loading sets them."""
+        """Allocate parameters without values; `weights.fill` sets them."""
         super().__init__()
         D = config.hidden_size
         self.config, self.gradient_checkpointing = config, gradient_checkpointing
@@ -120,10 +120,10 @@ class STDiT2(nn.Module):
             x: `[B, C, T, H, W]` latents; sizes need not be multiples of the patch.
             timestep: `[B]` in [0, 1000], float32.
             y: `[B, 1, L, K]` text embeddings.
-            mask: `[n, L]` non-zero where a token counts; sample b uses row b mod n; None counts all.
+            mask: `[n, L]` non-zero where a token is attended to; sample b uses row b mod n; None is all.
             x_mask: `[B, T]` True where a frame has its timestep, False where it is a condition (time 0).
-            num_frames: `[n]` frames of the clip.
-            height: `[n]` pixels; for positions, the first counts for all, since a batch has one shape.
+            num_frames: `[n]` number of frames of the clip.
+            height: `[n]` pixels; positions follow from the first, since a batch has one shape.
             width: `[n]` pixels, likewise.
             ar: `[n]` height / width.
             fps: `[n]` frames per second.
@@ -146,10 +146,10 @@ class STDiT2(nn.Module):
         rotation = self.rope(T)
         for block in self.blocks:
             tokens = self._run(block, tokens, text_BLD, mask_B11L, modulation, rotation)
-        # As in v1.1: sizes enter the last modulation of conditioning frames alone.
-        given_BD = None if clean_BD is None else clean_BD + size_BD
-        patches = self.final_layer(tokens, time_BD, given_BD, x_mask)
-        # Cloned: FSDP2 warns of an output that is a view, and it is small.
+        # As in v1.1, sizes enter only the final modulation of condition frames.
+        condition_BD = None if clean_BD is None else clean_BD + size_BD
+        patches = self.final_layer(tokens, time_BD, condition_BD, x_mask)
+        # Cloned because FSDP2 warns of an output that is a view; it is small.
         return unpatchify(patches, grid, self.config.patch_size)[..., :H, :W].float().clone()
 
     def _sizes(self, height: Tensor, width: Tensor, ar: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class STDiT2(nn.Module):
         info_BD: Tensor,
         x_mask: Tensor | None,
     ) -> Tensor:
-        """Return `[B, R, 6 or 3, D]`, chosen per frame here once, so that blocks know nothing of masks."""
+        """Return `[B, R, 6 or 3, D]`, selected per frame once here, so that blocks need no mask."""
         out: Tensor = head(time_BD + info_BD)[:, None]
         if clean_BD is not None and x_mask is not None:
             out = torch.where(x_mask[:, :, None], out, head(clean_BD + info_BD)[:, None])

@@ -1,4 +1,4 @@
-"""How STDiT2 is built, loaded and called."""
+"""Build, load and call STDiT2."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from reelworks.models.families.stdit3.network import STDiTNetwork
 
 
 def predict(module: Any, inputs: DenoiserInputs) -> Tensor:
-    """Return all channels that the network returns, `[B, C or 2·C, T, H, W]`.
+    """Return all output channels of the network, `[B, C or 2·C, T, H, W]`.
 
-    The length that it is told is the number of latent frames: v1.1 encodes frame by frame.
+    Its `num_frames` is the number of latent frames, since v1.1 encodes frame by frame.
     """
     out: Tensor = module(
         inputs.latent,

@@ -1,4 +1,4 @@
-"""Sizes of STDiT2 networks, and how they were published; torch-free."""
+"""Sizes, components and published releases of STDiT2 networks; torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reelworks.models.family import ComponentShapes, Family, Network, Parts, Pre
 
 
 class STDiT2Config(STDiT3Config):
-    """Sizes of one network; defaults are STDiT2-XL/2 as published with Open-Sora v1.1.
+    """Sizes of an STDiT2 network; defaults are STDiT2-XL/2 as published with Open-Sora v1.1.
 
     The fields are STDiT3's; `depth` counts blocks, each with spatial and temporal attention.
     """
@@ -24,7 +24,7 @@ class STDiT2Config(STDiT3Config):
     model_max_length: int = Field(default=200, gt=0)
 
     def fit(self, components: ComponentShapes) -> Self:
-        """Take the widths of the components, and check that sizes divide.
+        """Return a copy with the widths of the components, and check that sizes divide.
 
         Raises:
             UserError: If heads do not divide the width, or height, width and aspect ratio cannot share it.
@@ -32,7 +32,7 @@ class STDiT2Config(STDiT3Config):
         fitted = check(self.model_copy(update=taken_from(components)))
         if fitted.hidden_size % 3:
             raise UserError(
-                "height, width and aspect ratio share the width in three equal parts",
+                "embeddings of height, width and aspect ratio each take a third of the width",
                 code="sizes-do-not-divide",
                 field="model.hidden_size",
                 value=fitted.hidden_size,

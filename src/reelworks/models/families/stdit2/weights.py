@@ -1,4 +1,4 @@
-"""Weights of STDiT2: how fresh ones are drawn, and how others are checked and loaded."""
+"""Draw fresh weights of STDiT2, or check and load existing ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reelworks.models.families.stdit3.weights import draw, fit_caption
 
 
 def fill(module: STDiT2, source: str | None) -> None:
-    """Load the weights of a source, or draw fresh ones where there is none."""
+    """Load the weights of a source, or draw fresh ones without a source."""
     if source is None:
         init(module)
     else:
@@ -22,7 +22,7 @@ def fill(module: STDiT2, source: str | None) -> None:
 def init(module: STDiT2) -> None:
     """Draw fresh weights from the global generator, by the rules of STDiT3.
 
-    Temporal attention adds nothing at first, so that a fresh model treats frames as pictures.
+    Temporal attention adds zeros at first, so that a fresh model treats frames as pictures.
     """
     draw(module, module.config)
     for name, parameter in module.named_parameters():
@@ -34,7 +34,7 @@ def load(module: STDiT2, source: str) -> None:
     """Load weights from a folder, a `.safetensors` or `.pt` file, or a hub id; see `stdit3.weights.load`.
 
     Raises:
-        UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
+        UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
     """
     state = weights.read(source)
     fit_caption(state, module.config.model_max_length)

@@ -1,6 +1,6 @@
 """Attention and MLP of STDiT3's blocks.
 
-Shape legend: N sequences, L places in each, D width, A heads, E head width, M text tokens.
+Shape legend: N sequences, L positions in each, D width, A heads, E head width, M text tokens.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class HeadNorm(nn.Module):
-    """Root-mean-square normalisation per head, statistics in float32 whatever the dtype (eps 1e-6, v1.2)."""
+    """Root-mean-square normalisation per head, with float32 statistics (eps 1e-6, as in v1.2)."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(head_dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension; shape and dtype stay."""
+        """Normalise the last dimension; shape and dtype do not change."""
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), 1e-6).to(x.dtype)
 
 
 def rotate(x_NALE: Tensor, rotation: Rotation) -> Tensor:
-    """Turn interleaved pairs of the last dimension by the angles of `rotation` (cosines, sines)."""
+    """Rotate interleaved pairs of the last dimension by the angles of `rotation` (cosines, sines)."""
     cos, sin = rotation
     x = x_NALE.float()
     a, b = x[..., 0::2], x[..., 1::2]
@@ -39,9 +39,9 @@ def split_heads(packed: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...
 
 
 class SelfAttention(nn.Module):
-    """Attention among the places of each sequence; queries and keys are normalised, then rotated.
+    """Attention within each sequence; queries and keys are normalised, then rotated.
 
-    With `rotate_first` it is the other way round, as in v1.1.
+    `rotate_first` reverses this order, as in v1.1.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class SelfAttention(nn.Module):
     def forward(self, x_NLD: Tensor, rotation: Rotation | None) -> Tensor:
         """Attend within each of N sequences of `[N, L, D]`."""
         q_NALE, k_NALE, v_NALE = split_heads(self.qkv(x_NLD), 3, self.num_heads)
-        q_NALE = self._place(q_NALE, self.q_norm, rotation)
-        k_NALE = self._place(k_NALE, self.k_norm, rotation)
+        q_NALE = self._normalize_and_rotate(q_NALE, self.q_norm, rotation)
+        k_NALE = self._normalize_and_rotate(k_NALE, self.k_norm, rotation)
         out_NALE = F.scaled_dot_product_attention(q_NALE, k_NALE, v_NALE)
         out: Tensor = self.proj(out_NALE.transpose(1, 2).flatten(2))
         return out
 
-    def _place(self, x_NALE: Tensor, norm: nn.Module, rotation: Rotation | None) -> Tensor:
+    def _normalize_and_rotate(self, x_NALE: Tensor, norm: nn.Module, rotation: Rotation | None) -> Tensor:
         if rotation is not None and self.rotate_first:
             x_NALE = rotate(x_NALE, rotation)
         x_NALE = norm(x_NALE)
@@ -74,7 +74,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention of each sample's places to its own caption's tokens."""
+    """Attention from each sample's positions to its own caption's tokens."""
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
@@ -84,10 +84,10 @@ class CrossAttention(nn.Module):
         self.proj = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, x_NLD: Tensor, text_NMD: Tensor, mask_N11M: Tensor | None) -> Tensor:
-        """Attend from `[N, L, D]` to `[N, M, D]`; `mask_N11M` is True where a token counts.
+        """Attend from `[N, L, D]` to `[N, M, D]`; `mask_N11M` is True where a token is attended to.
 
-        v1.2 packs the tokens that count of all captions into one sequence with a block-diagonal bias;
-        a mask per sample gives the same numbers and keeps shapes fixed.
+        v1.2 packs the unmasked tokens of all captions into one sequence with a block-diagonal bias; a mask
+        per sample gives the same numbers and keeps shapes fixed.
         """
         (q_NALE,) = split_heads(self.q_linear(x_NLD), 1, self.num_heads)
         k_NAME, v_NAME = split_heads(self.kv_linear(text_NMD), 2, self.num_heads)
@@ -97,7 +97,7 @@ class CrossAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with GELU in its tanh form between."""
+    """Two linear layers with a tanh-approximated GELU in between."""
 
     def __init__(self, in_features: int, hidden_features: int, out_features: int) -> None:
         super().__init__()

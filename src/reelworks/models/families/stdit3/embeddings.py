@@ -1,9 +1,8 @@
-"""Inputs of STDiT3 as tokens: patches, positions, timesteps, frame rates and captions.
+"""Embed the inputs of STDiT3: patches, positions, timesteps, frame rates and captions.
 
 Shape legend: B batch, C latent channels, D width, T frames, H W latent size, h w tokens per axis,
-S = h·w tokens per frame, L text tokens, K caption width. Numbers that mean something to a person
-(timestep, fps, pixels) stay float32 up to and including their sines and cosines, whatever the dtype of
-the parameters; only then do they take the parameters' dtype.
+S = h·w tokens per frame, L text tokens, K caption width. Physical quantities (timestep, fps,
+pixels) and their sines and cosines are float32 for any dtype of the parameters; they are cast to it afterwards.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  # the field's name for it
+from torch.nn import functional as F  # noqa: N812
 
 from reelworks.core.errors import UserError
 from reelworks.models.families.stdit3.attention import MLP
 
-FREQUENCIES = 256  # sines and cosines that describe a timestep or a frame rate, as in v1.2
+FREQUENCIES = 256  # number of sines and cosines of a timestep or a frame rate, as in v1.2
 
 
 def sinusoid(value_B: Tensor, dim: int = FREQUENCIES, max_period: float = 10_000.0) -> Tensor:
-    """Describe numbers by cosines, then sines, of falling frequencies: `[B]` to `[B, dim]` in float32."""
+    """Return cosines, then sines, of decreasing frequencies: `[B]` to `[B, dim]` in float32."""
     half = dim // 2
     steps = torch.arange(half, dtype=torch.float32, device=value_B.device)
     angle_BF = value_B.float()[:, None] * torch.exp(-math.log(max_period) * steps / half)
@@ -30,7 +29,7 @@ def sinusoid(value_B: Tensor, dim: int = FREQUENCIES, max_period: float = 10_000
 
 
 class ScalarEmbedding(nn.Module):
-    """A number per sample as a vector: sinusoid, then an MLP with SiLU."""
+    """Embeds a number per sample: a sinusoid, then an MLP with SiLU."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -45,10 +44,10 @@ class ScalarEmbedding(nn.Module):
 
 
 class PatchProjection(nn.Conv3d):
-    """A convolution whose stride is its kernel, computed as one matrix product.
+    """A convolution whose stride equals its kernel size, computed as one matrix product.
 
-    Weights have the convolution's shape; a product over patches is faster than the generic 3D
-    convolution on CPUs and GPUs, above all with many input channels.
+    Weights have the convolution's shape; the matrix product is faster than a generic 3D convolution on CPUs
+    and GPUs, especially with many input channels.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -61,7 +60,7 @@ class PatchProjection(nn.Conv3d):
 
 
 class PatchEmbedding(nn.Module):
-    """Latents as tokens; sizes that the patch does not divide are padded with zeros at their end."""
+    """Embeds latents as tokens; sizes that are no multiples of the patch are padded with zeros at the end."""
 
     def __init__(self, in_channels: int, hidden_size: int, patch_size: tuple[int, int, int]) -> None:
         super().__init__()
@@ -79,10 +78,10 @@ class PatchEmbedding(nn.Module):
 
 
 class PositionEmbedding(nn.Module):
-    """Sines and cosines of a token's place in its frame, in units that follow the picture's size.
+    """Sines and cosines of a token's position in its frame, in units that depend on the picture's size.
 
-    Places are scaled so that a picture of `input_sq_size`² pixels has unit steps and all aspect ratios
-    span the same range. No parameters: a module, so that what enters it can be observed.
+    Positions are scaled so that a picture of `input_sq_size`² pixels has unit steps and all aspect ratios
+    span the same range. It has no parameters, and is a module so that its inputs can be observed with hooks.
     """
 
     def __init__(self, hidden_size: int, input_sq_size: int) -> None:
@@ -94,7 +93,7 @@ class PositionEmbedding(nn.Module):
 
         Args:
             grid: Tokens along height and width.
-            height: Scalar tensor, pixels; a tensor and not a number, so that a device is never waited for.
+            height: Scalar tensor, pixels; a tensor, so that the host need not wait for a device.
             width: Scalar tensor, pixels.
         """
         h, w = grid
@@ -102,22 +101,22 @@ class PositionEmbedding(nn.Module):
         base = round(math.sqrt(h * w))
         axis_hD, axis_wD = self._axis(h, base, scale), self._axis(w, base, scale)
         # Width first, as in v1.2.
-        both_hwD = torch.cat([axis_wD[None].expand(h, -1, -1), axis_hD[:, None].expand(-1, w, -1)], dim=-1)
-        return both_hwD.flatten(0, 1)
+        axes_hwD = torch.cat([axis_wD[None].expand(h, -1, -1), axis_hD[:, None].expand(-1, w, -1)], dim=-1)
+        return axes_hwD.flatten(0, 1)
 
     def _axis(self, count: int, base: int, scale: Tensor) -> Tensor:
         half = self.hidden_size // 2
-        place = torch.arange(count, dtype=torch.float32, device=scale.device) / scale * (base / count)
+        position = torch.arange(count, dtype=torch.float32, device=scale.device) / scale * (base / count)
         exponent = torch.arange(0, half, 2, dtype=torch.float32, device=scale.device) / half
-        angle = place[:, None] * (1.0 / 10_000.0**exponent)
+        angle = position[:, None] * (1.0 / 10_000.0**exponent)
         return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotations of queries and keys by their frame's number (Su et al. 2021), interleaved pairs.
+    """Rotations of queries and keys by their frame index (Su et al. 2021), in interleaved pairs.
 
-    `freqs` is part of the state dict: published weights carry the values that they were trained with,
-    rounded or not, so those count and not the formula.
+    `freqs` is part of the state dict: published weights hold the frequencies that they were trained with,
+    rounded or not, and these take precedence over the formula.
     """
 
     freqs: Tensor
@@ -129,13 +128,13 @@ class RotaryEmbedding(nn.Module):
         self.reset()
 
     def reset(self) -> None:
-        """Set the frequencies of the formula."""
+        """Set frequencies from the formula."""
         exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=self.freqs.device)
         self.freqs = 1.0 / 10_000.0 ** (exponent / self.head_dim)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryEmbedding:
-        # A cast of the whole module must not round frequencies: at frame 100, bfloat16 turns the
-        # fastest pair by a quarter of a radian too far. Moves between devices go through.
+        # A cast of the module must not round frequencies: at frame 100, bfloat16 rotates the fastest pair by
+        # a quarter of a radian too far. Moves between devices are allowed.
         before = self.freqs
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.freqs.dtype != before.dtype:
@@ -150,7 +149,7 @@ class RotaryEmbedding(nn.Module):
 
 
 class CaptionEmbedding(nn.Module):
-    """Text embeddings at the network's width; `y_embedding` is the empty caption, fixed, not trained."""
+    """Projects text embeddings to the network's width; `y_embedding` is the untrained empty caption."""
 
     y_embedding: Tensor
 
@@ -160,10 +159,10 @@ class CaptionEmbedding(nn.Module):
         self.y_proj = MLP(caption_channels, hidden_size, hidden_size)
 
     def forward(self, text_BLK: Tensor, drop_text: Tensor | None) -> Tensor:
-        """Project `[B, L, K]` to `[B, L, D]`, after replacing the captions of samples with `drop_text[B]`.
+        """Project `[B, L, K]` to `[B, L, D]`, with the empty caption for samples whose `drop_text` is True.
 
         Raises:
-            UserError: If a caption has more tokens than the model knows.
+            UserError: If captions have more tokens than the empty caption.
         """
         if text_BLK.shape[1] > self.y_embedding.shape[0]:
             raise UserError(
@@ -181,7 +180,7 @@ class CaptionEmbedding(nn.Module):
 
 
 def unpatchify(patches: Tensor, grid: tuple[int, int], patch_size: tuple[int, int, int]) -> Tensor:
-    """Lay `[B, T, S, ph·pw·C]` (C fastest) out as `[B, C, T, h·ph, w·pw]`."""
+    """Rearrange `[B, T, S, ph·pw·C]` (C fastest) to `[B, C, T, h·ph, w·pw]`."""
     _, ph, pw = patch_size
     B, T, _, _ = patches.shape
     h, w = grid
@@ -190,6 +189,6 @@ def unpatchify(patches: Tensor, grid: tuple[int, int], patch_size: tuple[int, in
 
 
 def tile_rows(rows: Tensor, batch_size: int) -> Tensor:
-    """Give each of B samples a row: sample b takes row b mod n, as guidance stacks its batches."""
+    """Return a row for each of B samples: sample b takes row b mod n, since guidance stacks batches."""
     n = rows.shape[0]
     return rows if n == batch_size else rows[torch.arange(batch_size, device=rows.device) % n]

@@ -1,10 +1,10 @@
 """STDiT3: a transformer over video latents with alternating spatial and temporal attention.
 
-Source: Open-Sora v1.2, whose state-dict keys and numbers this network reproduces. Nothing in it is
-random: which captions are dropped is an input.
+Source: Open-Sora v1.2, whose state-dict keys and numbers this network reproduces. It draws no
+random numbers: an input selects the captions to drop.
 
 Shape legend: B batch, C latent channels, D width, T frames, H W latent size, S tokens per frame,
-L text tokens, K caption width; R is T where frames differ in their timestep, else 1.
+L text tokens, K caption width; R is T if frames differ in their timesteps, else 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def modulate(x_BTSD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Self-attention over a frame's places or over a place's frames, attention to text, MLP."""
+    """Self-attention within frames or across frames, attention to the text, then an MLP."""
 
     def __init__(self, config: STDiT3Config, *, temporal: bool) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Block(nn.Module):
         modulation_BR6D: Tensor,
         rotation: Rotation | None,
     ) -> Tensor:
-        """Return tokens `[B, T, S, D]`; `modulation_BR6D` follows from the timesteps."""
+        """Return tokens `[B, T, S, D]`; `modulation_BR6D` depends on the timesteps."""
         table = (self.scale_shift_table + modulation_BR6D).unsqueeze(2)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = table.unbind(3)
         attended = self._attend(modulate(x_BTSD, shift, scale), rotation)
@@ -71,7 +71,7 @@ class Block(nn.Module):
 
 
 class FinalLayer(nn.Module):
-    """Tokens to the numbers of their patches."""
+    """Projects tokens to the values of their patches."""
 
     def __init__(self, hidden_size: int, out_features: int) -> None:
         super().__init__()
@@ -84,8 +84,7 @@ class FinalLayer(nn.Module):
         """Project `[B, T, S, D]`, modulated by `time_BD`, or `clean_BD` where `frame_mask` is False."""
         x_BTSD = self._modulate(x_BTSD, time_BD)
         if frame_mask is not None and clean_BD is not None:
-            # v1.2 modulates conditioning frames twice, first with the timestep, then with time 0; its
-            # weights were trained with it.
+            # v1.2 was trained with condition frames modulated twice, by the timestep, then by time 0.
             twice = self._modulate(x_BTSD, clean_BD)
             x_BTSD = torch.where(frame_mask[:, :, None, None], x_BTSD, twice)
         out: Tensor = self.linear(x_BTSD)
@@ -97,15 +96,15 @@ class FinalLayer(nn.Module):
 
 
 class STDiT3(nn.Module):
-    """The network; see the module's docstring.
+    """The STDiT3 network; see the module's docstring.
 
     Attributes:
-        config: Its sizes.
-        gradient_checkpointing: Keep only block inputs for the backward pass.
+        config: Sizes of the network.
+        gradient_checkpointing: Whether only block inputs are stored for the backward pass.
     """
 
     def __init__(self, config: STDiT3Config, *, gradient_checkpointing: bool = False) -> None:
-        """Build with parameters allocated but not set; `init_weights` or loading sets them."""
+        """Allocate parameters without values; `weights.fill` sets them."""
         super().__init__()
         D = config.hidden_size
         self.config, self.gradient_checkpointing = config, gradient_checkpointing
@@ -139,10 +138,10 @@ class STDiT3(nn.Module):
             x: `[B, C, T, H, W]` latents; sizes need not be multiples of the patch.
             timestep: `[B]` in [0, 1000], float32.
             y: `[B, 1, L, K]` text embeddings.
-            mask: `[n, L]` non-zero where a token counts; sample b uses row b mod n; None counts all.
+            mask: `[n, L]` non-zero where a token is attended to; sample b uses row b mod n; None is all.
             x_mask: `[B, T]` True where a frame has its timestep, False where it is a condition (time 0).
             fps: `[n]` frames per second.
-            height: `[n]` pixels; the first counts for all, since a batch has one shape.
+            height: `[n]` pixels; the first is used for all, since a batch has one shape.
             width: `[n]` pixels, likewise.
             drop_text: `[B]` True where the caption is replaced by the empty one; its mask stays.
         """
@@ -161,7 +160,7 @@ class STDiT3(nn.Module):
             tokens = self._run(spatial, tokens, text_BLD, mask_B11L, modulation, None)
             tokens = self._run(temporal, tokens, text_BLD, mask_B11L, modulation, rotation)
         patches = self.final_layer(tokens, time_BD, clean_BD, x_mask)
-        # Cloned: FSDP2 warns of an output that is a view, and it is small.
+        # Cloned because FSDP2 warns of an output that is a view; it is small.
         return unpatchify(patches, grid, self.config.patch_size)[..., :H, :W].float().clone()
 
     def _times(self, timestep: Tensor, fps: Tensor, x_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -171,10 +170,10 @@ class STDiT3(nn.Module):
         return time_BD, None if x_mask is None else self.t_embedder(torch.zeros_like(timestep)) + fps_BD
 
     def _modulation(self, time_BD: Tensor, clean_BD: Tensor | None, x_mask: Tensor | None) -> Tensor:
-        """Return `[B, R, 6, D]`, chosen per frame here once, so that blocks know nothing of masks.
+        """Return `[B, R, 6, D]`, selected per frame once here, so that blocks need no mask.
 
-        Choosing parameters instead of results makes a mask cost next to nothing, so one that is all
-        True needs no shortcut: no device is asked what the mask holds, and the numbers are the same.
+        Selecting parameters instead of results is nearly free, so a mask that is all True needs no shortcut,
+        which would have to wait for the device; the numbers are the same.
         """
         out: Tensor = self.t_block(time_BD)[:, None]
         if clean_BD is not None and x_mask is not None:

@@ -1,4 +1,4 @@
-"""How STDiT3 is built, loaded and called, and both STDiTs as the trainer sees them."""
+"""Build, load and call STDiT3, and wrap both STDiTs for the trainer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reelworks.precision.contract import Contract
 
 
 def predict(module: Any, inputs: DenoiserInputs) -> Tensor:
-    """Return all channels that the network returns, `[B, C or 2·C, T, H, W]`."""
+    """Return all output channels of the network, `[B, C or 2·C, T, H, W]`."""
     out: Tensor = module(
         inputs.latent,
         inputs.time,
@@ -37,14 +37,14 @@ def predict(module: Any, inputs: DenoiserInputs) -> Tensor:
 
 @final
 class STDiTDenoiser:
-    """One STDiT network of either version.
+    """An STDiT2 or STDiT3 network as a `models.api.Denoiser`.
 
     Attributes:
-        module: The network, or what a parallel strategy or LoRA made of it.
-        contract: Its dtypes.
-        latent_channels: Channels of the latents that it takes.
-        runs_on_meta: Shapes alone can be tried.
-        base: What a LoRA in it lies on; None without one.
+        module: The network, possibly wrapped by a parallel strategy or adapted by a LoRA.
+        contract: Dtypes of its parameters, inputs and outputs.
+        latent_channels: Channels of its input latents.
+        runs_on_meta: Whether it runs on the meta device.
+        base: Identity of the weights below its LoRA; None without a LoRA.
     """
 
     runs_on_meta = True
@@ -68,15 +68,15 @@ class STDiTDenoiser:
         }
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
-        """Return all channels that the network returns, `[B, C or 2·C, T, H, W]`."""
+        """Return all output channels of the network, `[B, C or 2·C, T, H, W]`."""
         return self._predict(self.module, inputs)
 
     def sharding(self) -> ShardingPlan:
-        """Name the blocks, in order of use."""
+        """Return the blocks, in order of use."""
         return self._sharding
 
     def lora_targets(self, of: Targets = "default") -> Sequence[str]:
-        """Name the linear layers of all attentions, or all of the blocks."""
+        """Return the names of the linear layers of all attentions, or all of the blocks."""
         return self._lora_targets[of]
 
 
@@ -93,8 +93,8 @@ class STDiTNetwork:
 
     Attributes:
         network: Class of the network.
-        predict: `predict(module, inputs)` calls it.
-        blocks: Its blocks in order of use.
+        predict: `predict(module, inputs)` calls a network.
+        blocks: `blocks(module)` returns its blocks in order of use.
         fill: `fill(module, source)` loads weights, or draws fresh ones.
     """
 
@@ -103,10 +103,10 @@ class STDiTNetwork:
     blocks: Callable[[Any], Sequence[nn.Module]]
     fill: Callable[[Any, str | None], None]
 
-    keeps_file_tensors = False  # the empty caption is cut, and what PixArt lacks is drawn
+    keeps_file_tensors = False  # the empty caption is cut, and weights that PixArt lacks are drawn
 
     def build(self, config: STDiT3Config, *, gradient_checkpointing: bool = False) -> nn.Module:
-        """Build a network on the default device; on `meta` it has shapes alone."""
+        """Build a network on the default device (shapes only on `meta`)."""
         return self.network(config, gradient_checkpointing=gradient_checkpointing)
 
     def load(
@@ -116,17 +116,17 @@ class STDiTNetwork:
         self.fill(module, source)
 
     def renamed(self, module: Any, config: STDiT3Config, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors as they are: these networks have the names of the release."""
+        """Return the tensors unchanged: these networks have the keys of the release."""
         return state
 
     def learns_variance(self, config: STDiT3Config, source: str, channels: int) -> bool:
-        """Whether weights were trained with a second half of output channels."""
+        """Whether weights were trained to predict variance in a second half of output channels."""
         return weights.predicts_sigma(source, channels, math.prod(config.patch_size))
 
     def denoiser(
         self, module: nn.Module, contract: Contract, config: STDiT3Config, channels: int
     ) -> STDiTDenoiser:
-        """Wrap a network as the trainer sees it."""
+        """Wrap a network for the trainer."""
         return STDiTDenoiser(module, contract, channels, self.predict, ShardingPlan(self.blocks(module)))
 
 

@@ -1,4 +1,4 @@
-"""Sizes of STDiT3 networks, and how they were published; torch-free."""
+"""Sizes, components and published releases of STDiT3 networks; torch-free."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _Config = TypeVar("_Config", bound="STDiT3Config")
 
 
 class STDiT3Config(Config):
-    """Sizes of one network; defaults are STDiT3-XL/2 as published with Open-Sora v1.2.
+    """Sizes of an STDiT network; defaults are STDiT3-XL/2 as published with Open-Sora v1.2.
 
     Attributes:
         in_channels: Latent channels.
         caption_channels: Width of text embeddings.
         model_max_length: Text tokens of the empty caption, and the most that a caption may have.
-        depth: Pairs of a spatial and a temporal block.
+        depth: Number of pairs of a spatial and a temporal block.
         hidden_size: Width of a token.
-        num_heads: Attention heads.
+        num_heads: Number of attention heads.
         patch_size: Latent elements per token along (time, height, width); a token never spans frames.
         mlp_ratio: Width of a block's MLP in units of `hidden_size`.
         input_sq_size: Side in pixels of the square at which positions are unscaled.
-        qk_norm: Normalise queries and keys per head.
-        pred_sigma: Return a second half of channels (learned variance, unused by rectified flow).
+        qk_norm: Whether queries and keys are normalised per head.
+        pred_sigma: Whether there is a second half of output channels (learned variance, unused by rectified flow).
     """
 
     pictures_only: ClassVar[bool] = False
@@ -69,7 +69,7 @@ class STDiT3Config(Config):
         return self.hidden_size // self.num_heads
 
     def fit(self, components: ComponentShapes) -> Self:
-        """Take the widths of the components, and check that sizes divide.
+        """Return a copy with the widths of the components, and check that sizes divide.
 
         Raises:
             UserError: If heads do not divide the width, or a width cannot carry sines and cosines.
@@ -88,7 +88,7 @@ def taken_from(components: ComponentShapes) -> dict[str, Any]:
 
 
 def check(config: _Config) -> _Config:
-    """Return the config, or refuse sizes that do not divide.
+    """Return the config; sizes that do not divide are refused.
 
     Raises:
         UserError: If heads do not divide the width, or a width cannot carry sines and cosines.
@@ -103,7 +103,7 @@ def check(config: _Config) -> _Config:
         )
     if config.hidden_size % 4:
         raise UserError(
-            "positions need sines and cosines for two axes, four numbers each",
+            "positions need a sine and a cosine for each of two axes, so the width must be a multiple of 4",
             code="sizes-do-not-divide",
             field="model.hidden_size",
             value=config.hidden_size,
@@ -122,7 +122,7 @@ RELEASE = Release(
     num_frames=51,
     timestep_shift="auto",
 )
-# It may start from PixArt, which was trained on the latents of SDXL.
+# It may start from PixArt, which was trained on SDXL's latents.
 _preset = partial(
     Preset,
     parts=Parts("opensora-1.2", "t5", same_latents=("sdxl",)),

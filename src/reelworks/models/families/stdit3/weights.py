@@ -1,4 +1,4 @@
-"""Weights of STDiT3: how fresh ones are drawn, and how others are checked and loaded."""
+"""Draw fresh weights of STDiT3, or check and load existing ones."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from reelworks.models.families.stdit3.spec import STDiT3Config
 _EMPTY_CAPTION = "y_embedder.y_embedding"
 _FIRST_WEIGHT = "x_embedder.proj.weight"
 _LAST_WEIGHT = "final_layer.linear.weight"
-# What a network for pictures alone does not have: it keeps its fresh values.
-_NOT_OF_PICTURES = ("rope.", "fps_embedder.", "temporal_blocks.")
+# Parameters that picture networks lack; they keep their fresh values.
+_NOT_IN_PICTURE_WEIGHTS = ("rope.", "fps_embedder.", "temporal_blocks.")
 _NORMS = ("q_norm.weight", "k_norm.weight")
 
 
 def fill(module: STDiT3, source: str | None) -> None:
-    """Load the weights of a source, or draw fresh ones where there is none."""
+    """Load the weights of a source, or draw fresh ones without a source."""
     if source is None:
         init(module)
     else:
@@ -30,7 +30,7 @@ def fill(module: STDiT3, source: str | None) -> None:
 def init(module: STDiT3) -> None:
     """Draw fresh weights from the global generator, by v1.2's rules.
 
-    Temporal blocks add nothing at first, so that a fresh model treats frames as pictures.
+    Temporal blocks add zeros at first, so that a fresh model treats frames as pictures.
     """
     draw(module, module.config)
     for name, parameter in module.named_parameters():
@@ -39,7 +39,7 @@ def init(module: STDiT3) -> None:
 
 
 def draw(module: nn.Module, config: STDiT3Config) -> None:
-    """Draw the weights for which v1.1 and v1.2 have the same rules here."""
+    """Draw all weights by the rules that v1.1 and v1.2 share."""
     for child in module.modules():
         if isinstance(child, nn.Linear):
             nn.init.xavier_uniform_(child.weight)
@@ -61,19 +61,18 @@ def draw(module: nn.Module, config: STDiT3Config) -> None:
 
 
 def load(module: STDiT3, source: str) -> None:
-    """Load weights from a folder, a `.safetensors` or `.pt` file, or a hub id, whatever dtype they are in.
+    """Load weights of any dtype from a folder, a `.safetensors` or `.pt` file, or a hub id.
 
-    Values take the dtype of the module's parameters (float32 masters stay float32). The empty caption
-    is cut to the module's caption length, or its last row repeated, as upstream does. A file of
-    PixArt-Σ, which knows pictures alone, becomes the spatial blocks; the rest is drawn as for fresh
-    weights, so that frames begin as pictures.
+    Values take the dtype of the module's parameters (float32 masters stay float32). The empty caption is cut to
+    the module's caption length, or its last row repeated, as upstream does. A file of PixArt-Σ, a picture model,
+    fills the spatial blocks; the rest is drawn fresh, so that frames are treated as pictures at first.
 
     Raises:
-        UserError: If nothing readable is found, or keys or shapes differ; the first are listed.
+        UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
     """
     state = weights.read(source)
     fit_caption(state, module.config.model_max_length)
-    if _is_of_pictures(state):
+    if _are_picture_weights(state):
         init(module)
         state = _from_pixart(state) | {
             key: value for key, value in module.state_dict().items() if _is_fresh(key)
@@ -81,17 +80,17 @@ def load(module: STDiT3, source: str) -> None:
     weights.load_into(module, state, source)
 
 
-def _is_of_pictures(state: dict[str, Tensor]) -> bool:
-    """Patches of a picture have two axes, those of a clip three."""
+def _are_picture_weights(state: dict[str, Tensor]) -> bool:
+    """Whether patches have the two axes of a picture instead of the three of a clip."""
     return _FIRST_WEIGHT in state and state[_FIRST_WEIGHT].ndim == 4
 
 
 def _is_fresh(key: str) -> bool:
-    return key.startswith(_NOT_OF_PICTURES) or key.endswith(_NORMS)
+    return key.startswith(_NOT_IN_PICTURE_WEIGHTS) or key.endswith(_NORMS)
 
 
 def _from_pixart(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give PixArt-Σ's tensors STDiT3's names; its positions are computed here."""
+    """Rename PixArt-Σ's tensors to STDiT3's keys, without its stored positions, which STDiT3 computes."""
     renamed = {
         f"spatial_{key}" if key.startswith("blocks.") else key: value
         for key, value in state.items()
@@ -109,7 +108,7 @@ def fit_caption(state: dict[str, Tensor], length: int) -> None:
 
 
 def predicts_sigma(source: str, in_channels: int, patch_area: int) -> bool:
-    """Say whether weights were trained with a second half of output channels.
+    """Whether weights were trained with a second half of output channels.
 
     Raises:
         UserError: If nothing readable is found.

@@ -1,4 +1,4 @@
-"""How a Wan network is called, and its pipeline."""
+"""Call a Wan network and its pipeline."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from reelworks.models.api import DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, guided
 from reelworks.models.families.wan.spec import MASK_CHANNELS, WanConfig
 
-_TEXT_TOKENS = 512  # behind which the network looks for a picture's
+_TEXT_TOKENS = 512  # text length after which the network expects image tokens
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: WanConfig) -> Tensor:
     """Return the velocity `[B, C, T, H, W]`.
 
-    Texts are filled up with zeros, which count: so the networks were trained. The network's velocity
-    points towards the noise.
+    Texts are padded with zeros that are attended to, as in training of the published weights. The network's
+    own velocity points towards the noise.
     """
     text_BLD = torch.where(inputs.text_mask[..., None], inputs.text, inputs.text.new_zeros(()))
-    time = _by_token(inputs, config) if config.expand_timesteps else inputs.time
-    latent = _beside_first_frame(inputs) if config.first_frame else inputs.latent
+    time = _token_times(inputs, config) if config.expand_timesteps else inputs.time
+    latent = _with_first_frame(inputs) if config.first_frame else inputs.latent
     image = None
     if config.image_dim is not None:
         image = inputs.image
@@ -32,11 +32,8 @@ def predict(module: Any, inputs: DenoiserInputs, config: WanConfig) -> Tensor:
     return -out
 
 
-def _beside_first_frame(inputs: DenoiserInputs) -> Tensor:
-    """Channels of the noise, of a mask that is 1 where a frame is given, and of the first frame.
-
-    Of a picture nothing is given.
-    """
+def _with_first_frame(inputs: DenoiserInputs) -> Tensor:
+    """Concatenate noise, a mask that is 1 in a clip's first frame (0 for a picture), and the first frame."""
     latent = inputs.latent
     mask = latent.new_zeros(len(latent), MASK_CHANNELS, *latent.shape[2:])
     if latent.shape[2] > 1:
@@ -44,8 +41,8 @@ def _beside_first_frame(inputs: DenoiserInputs) -> Tensor:
     return torch.cat([latent, mask, inputs.first_frame], dim=1)
 
 
-def _by_token(inputs: DenoiserInputs, config: WanConfig) -> Tensor:
-    """Times `[B, tokens]`: 0 for frames that are given."""
+def _token_times(inputs: DenoiserInputs, config: WanConfig) -> Tensor:
+    """Return times `[B, tokens]`, 0 for condition frames."""
     *_, H, W = inputs.latent.shape
     _, patch_h, patch_w = config.patch_size
     time_BT = torch.where(inputs.frame_mask, inputs.time[:, None], inputs.time.new_zeros(()))
@@ -53,7 +50,7 @@ def _by_token(inputs: DenoiserInputs, config: WanConfig) -> Tensor:
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
-    """Embed captions; tokens of zeros fill them up."""
+    """Embed captions; padding tokens are zeros."""
     tokens, _ = pipeline.encode_prompt(captions, None, False, max_sequence_length=length)
     return EncodedText(tokens, tokens.any(dim=-1))
 

@@ -1,4 +1,4 @@
-"""Sizes of Wan networks, and how they were published; torch-free."""
+"""Sizes, components and published releases of Wan networks; torch-free."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from reelworks.models.family import (
 )
 from reelworks.models.lora import release_names
 
-MASK_CHANNELS = 4  # one for each frame behind a latent frame
+MASK_CHANNELS = 4  # one for each frame of a latent frame
 _RELEASE_LAYERS = (
     *release_names.blocks(
         "blocks",
@@ -49,9 +49,9 @@ _RELEASE_LAYERS = (
 class WanConfig(Config):
     """Arguments of diffusers' WanTransformer3DModel; defaults are those of the 1.3B of Wan 2.1.
 
-    `expand_timesteps`: every frame has a time of its own, 0 where it is given, as in the 5B of Wan 2.2.
-    `first_frame`: the first frame comes in channels of its own, with a mask; as CLIP sees it too where `image_dim`
-    says how wide that is.
+    `expand_timesteps`: every frame has its own time, 0 for a condition frame, as in the 5B of Wan 2.2.
+    `first_frame`: the first frame has its own input channels, with a mask; if `image_dim` is set, its CLIP
+    embedding of that width is an input too.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
@@ -74,7 +74,7 @@ class WanConfig(Config):
 
     @property
     def conditioning(self) -> Conditioning:
-        """Captions of no words are encoded."""
+        """How the network is conditioned; empty captions are encoded."""
         return Conditioning(
             frames=self.expand_timesteps,
             first_frame="grey" if self.first_frame else None,
@@ -83,7 +83,7 @@ class WanConfig(Config):
         )
 
     def fit(self, components: ComponentShapes) -> Self:
-        """Take the widths of the components."""
+        """Return a copy with the widths of the components."""
         channels = components.latent_channels
         return self.model_copy(
             update={
@@ -99,7 +99,7 @@ _TINY = WanConfig(
     num_attention_heads=2, attention_head_dim=12, freq_dim=32, ffn_dim=64, num_layers=2, rope_max_seq_len=64
 )
 _SIGNS = ("encoder.norm_out.gamma", "encoder.middle.0.residual.0.gamma")
-# Qwen-Image's autoencoder was made of this one, and has its encoder.
+# Qwen-Image's autoencoder was derived from this one and shares its encoder.
 _PARTS = Parts("wan-2.1", "wan", same_latents=("qwen-image",))
 _preset = partial(Preset, parts=_PARTS, sampling=SamplingDefaults(5.0, 50))
 _release = partial(Release, side=640, lines=480, num_frames=81)

@@ -1,4 +1,4 @@
-"""How a Z-Image network is called, and its pipeline."""
+"""Call a Z-Image network and its pipeline."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from reelworks.models.families.z_image.spec import ZImageConfig
 def predict(module: Any, inputs: DenoiserInputs, config: ZImageConfig) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`.
 
-    Its times run from noise, 0, to data, 1, and its velocity points towards the data. Texts come
-    without what fills them up.
+    Its times run from 0 (noise) to 1 (data), and its velocity points towards the data. It takes texts without
+    padding.
     """
-    texts = [_kept(text, mask) for text, mask in zip(inputs.text, inputs.text_mask, strict=True)]
+    texts = [_without_padding(text, mask) for text, mask in zip(inputs.text, inputs.text_mask, strict=True)]
     out = module(list(inputs.latent), 1 - inputs.time / PURE_NOISE, texts, return_dict=False)[0]
     return torch.stack(out)
 
 
-def _kept(text_LD: Tensor, mask_L: Tensor) -> Tensor:
-    # Without values every token counts: only shapes are looked at then.
+def _without_padding(text_LD: Tensor, mask_L: Tensor) -> Tensor:
+    # On `meta` there are no mask values; all tokens are kept, since only shapes matter.
     return text_LD if text_LD.is_meta else text_LD[mask_L]
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
-    """Embed captions, each as long as it is."""
+    """Embed captions, each at its own length, and pad them to the longest."""
     rows, _ = pipeline.encode_prompt(captions, do_classifier_free_guidance=False, max_sequence_length=length)
     masks = [row.new_ones(len(row), dtype=torch.bool) for row in rows]
     return EncodedText(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
@@ -39,9 +39,9 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tens
 def pipeline_arguments(
     text: TextEmbedding, guidance_scale: float, fps: float, config: ZImageConfig
 ) -> dict[str, Any]:
-    """Return the arguments of a call, texts without what fills them up."""
-    prompt, none = ([tokens[mask]] for tokens, mask in zip(text.tokens, text.mask, strict=True))
-    return {"prompt_embeds": prompt, "negative_prompt_embeds": none, "guidance_scale": guidance_scale}
+    """Return the arguments of a pipeline call, with texts without padding."""
+    prompt, negative = ([tokens[mask]] for tokens, mask in zip(text.tokens, text.mask, strict=True))
+    return {"prompt_embeds": prompt, "negative_prompt_embeds": negative, "guidance_scale": guidance_scale}
 
 
 NETWORK = DiffusersNetwork(

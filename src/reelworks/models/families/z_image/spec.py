@@ -1,4 +1,4 @@
-"""Sizes of Z-Image networks, and how they were published; torch-free."""
+"""Sizes, components and published releases of Z-Image networks; torch-free."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ZImageConfig(Config):
     axes_lens: tuple[int, int, int] = (1536, 512, 512)
 
     def fit(self, components: ComponentShapes) -> Self:
-        """Take the widths of the components."""
+        """Return a copy with the widths of the components."""
         return self.model_copy(
             update={"in_channels": components.latent_channels, "cap_feat_dim": components.text_dim}
         )
