@@ -71,7 +71,7 @@ class Conditions:
 
     def _check_first_frame(self) -> None:
         if self.reference is None:
-            problem, remedy = "this model makes clips from their first frame, and none was given", "name a picture"
+            problem, remedy = "this model makes clips from their first frame", "name a picture for it"
         elif len(self.reference) > 1 or (self.loop > 1 and self.condition_frames > 1):
             problem, remedy = "this model takes only one condition frame", "add --condition-frames 1"
         else:
@@ -82,7 +82,7 @@ class Conditions:
 def _check(num_frames: int, geometry: Geometry, shape: Shape, field: str) -> None:
     chunk = geometry.chunk_frames or 1
     if num_frames >= shape.num_frames:
-        problem, remedy = f"nothing is left of {shape.num_frames} frames to generate", "give fewer condition frames"
+        problem, remedy = f"nothing is left of {shape.num_frames} frames to generate", "give fewer frames"
     elif num_frames != 1 and num_frames % chunk:
         # A latent frame within a chunk covers other frames than one of a chunk of its own.
         problem, remedy = f"this autoencoder encodes {chunk} frames together", f"use 1 or {chunk}"

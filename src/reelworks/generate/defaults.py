@@ -25,10 +25,9 @@ class _Trained(NamedTuple):
 
 def sampled(recipe: Recipe) -> SamplingDefaults:
     """Return guidance scale and steps: those of the recipe's previews, else the defaults of its model."""
-    chosen, default = recipe.samples, registry.PRESETS[recipe.model.name].sampling
+    asked, usual = recipe.samples, registry.PRESETS[recipe.model.name].sampling
     return SamplingDefaults(
-        chosen.guidance_scale or default.guidance_scale,
-        chosen.num_inference_steps or default.num_inference_steps,
+        asked.guidance_scale or usual.guidance_scale, asked.num_inference_steps or usual.num_inference_steps
     )
 
 
