@@ -32,7 +32,7 @@ def sampled(recipe: Recipe) -> SamplingDefaults:
 
 
 def condition_frames(recipe: Recipe) -> int:
-    """Return the default number of condition frames: 1 for models that take a first frame, since they take no more."""
+    """Return the default number of condition frames: 1 for models that take only a first frame."""
     return 1 if components.conditioning(recipe.model).first_frame is not None else 17
 
 

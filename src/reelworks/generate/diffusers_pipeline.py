@@ -80,14 +80,14 @@ def generate(
     if reason is not None or options.sampler == "own":
         clips = pipeline.generate(boundary, encoder, recipe.objective, prompts, options)
         return PipelineOutput(
-            clips, "the own sampler" + (f" ({reason})" if reason else "") + _alone(recipe, boundary)
+            clips, "the own sampler" + (f" ({reason})" if reason else "") + _note(recipe, boundary)
         )
     # A pipeline would round sizes that do not fit, instead of refusing them.
     geometry = components.geometry(recipe.model, recipe.autoencoder)
     geometry.require(options.shape, ("--num-frames", "--height", "--width"), whole_patches=True)
     pipe, by = _build(recipe, boundary, encoder, options)
     with pipeline.enough_memory(options.shape), _in_contract(boundary, encoder):
-        return PipelineOutput([_one(pipe, recipe, encoder, prompt, options) for prompt in prompts], by)
+        return PipelineOutput([_sample(pipe, recipe, encoder, prompt, options) for prompt in prompts], by)
 
 
 def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: GenerateOptions) -> str | None:
@@ -136,10 +136,10 @@ def _build(
     }
     pipe = kind(**parts | _settings(recipe, denoiser, options))
     pipe.set_progress_bar_config(disable=True)
-    return pipe, f"{kind.__name__} with {type(scheduler).__name__} of {origin}" + _alone(recipe, boundary)
+    return pipe, f"{kind.__name__} with {type(scheduler).__name__} of {origin}" + _note(recipe, boundary)
 
 
-def _alone(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs]) -> str:
+def _note(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs]) -> str:
     """Return a note if one of two experts samples alone."""
     alone = recipe.model.experts in PARTS and isinstance(boundary.denoiser, DiffusersDenoiser)
     return f", with the expert for {recipe.model.experts} noise alone" if alone else ""
@@ -186,7 +186,7 @@ def _published_scheduler(source: str | None) -> _Values | None:
     return cast(_Values, config)
 
 
-def _one(
+def _sample(
     pipe: Any, recipe: Recipe, encoder: LiveEncoder, prompt: str, options: GenerateOptions
 ) -> NDArray[np.uint8]:
     shape, config = options.shape, components.family_config(recipe.model)
@@ -248,7 +248,6 @@ def _cast(values: Any, dtype: torch.dtype) -> Any:
 def _settings(
     recipe: Recipe, denoiser: DiffusersDenoiser | ExpertPairDenoiser, options: GenerateOptions
 ) -> _Values:
-    """Return the settings of the pipeline's constructor."""
     if isinstance(denoiser, ExpertPairDenoiser):
         return {"boundary_ratio": denoiser.switch_timestep / timesteps.NUM_TIMESTEPS}
     return _family(recipe).pipeline_settings(denoiser.config, options.guidance_scale)

@@ -73,9 +73,7 @@ def export(
         )
     if merge and (lora is None or format is not None):
         raise UserError(
-            "the run trained full weights"
-            if lora is None
-            else "merged weights always have the names of the base",
+            "the run trained full weights" if lora is None else "merged weights have the names of the base",
             code="merge-without-lora",
             field="--merge",
             remedy="leave it out" if lora is None else "leave --format out",

@@ -122,7 +122,7 @@ class LoadedModel:
         ]
 
     def generate(self, prompts: Sequence[str], options: GenerateOptions) -> PipelineOutput:
-        """Generate a clip for each prompt; see `diffusers_pipeline.generate`. A run of one expert also loads the other."""
+        """Generate a clip for each prompt. For a run of one expert, the other one is loaded too."""
         require(self.recipe, options)
         both = build.with_other_expert(self.recipe, self.denoiser, self.encoder.device)
         return diffusers_pipeline.generate(self.recipe, DtypeBoundary(both), self.encoder, prompts, options)

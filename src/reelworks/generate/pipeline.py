@@ -109,7 +109,7 @@ def generate(
     options.conditions.check(geometry, options.shape, told=conditioning.frames, first_frame=first)
     encoder = dataclasses.replace(encoder, given=tuple(options.companions))
     with enough_memory(options.shape):
-        return [_one(boundary, encoder, objective, prompt, options) for prompt in prompts]
+        return [_generate_one(boundary, encoder, objective, prompt, options) for prompt in prompts]
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def generator_of(prompt: str, options: GenerateOptions, device: torch.device) ->
     return torch.Generator(device).manual_seed(seed)
 
 
-def _one(
+def _generate_one(
     boundary: DtypeBoundary[DenoiserInputs],
     encoder: LiveEncoder,
     objective: ObjectiveConfig,
@@ -204,7 +204,6 @@ def _sample(
     draw_noise: Callable[[], Tensor],
     edit: Edit | None,
 ) -> Tensor:
-    """Sample latents from noise with the sampler of the objective."""
     steps, scale = options.num_inference_steps, options.guidance_scale
     if objective.name == "iddpm":
         return iddpm.sample_iddpm(

@@ -64,9 +64,7 @@ def _refuse_overlap(folder: Path, others: Sequence[Path]) -> None:
         taken = other.resolve()
         if resolved.is_relative_to(taken) or taken.is_relative_to(resolved):
             raise UserError(
-                "this folder is given twice"
-                if resolved == taken
-                else f"one of this and {other} lies in the other",
+                "it is given twice" if resolved == taken else f"one of this and {other} lies in the other",
                 code="folders-overlap",
                 field="--data",
                 value=str(folder),

@@ -20,9 +20,7 @@ class MemoryPreset(NamedTuple):
     """A recipe setting that saves memory.
 
     Attributes:
-        table: Table of the setting in a recipe.
-        key: Key of the setting.
-        value: Value of the setting.
+        table, key, value: Table, key and value of the setting in a recipe.
         why: What it saves and what it costs, for people.
         passing: Whether it saves activations, rather than memory that is held during the whole run.
         without: Table and key of an incompatible setting, which is then removed.
@@ -60,12 +58,7 @@ TIERS = (
         "lora", "base", "int8", "frozen weights in 8 bits: slightly rounded, and widened at each use"
     ),
     MemoryPreset("lora", "base", "nf4", "frozen weights in 4 bits: more rounded, and widened at each use"),
-    MemoryPreset(
-        "autoencoder",
-        "dtype",
-        "bfloat16",
-        "half the memory of the autoencoder; latents differ in the third digit",
-    ),
+    MemoryPreset("autoencoder", "dtype", "bfloat16", "half its memory; latents differ in the third digit"),
     MemoryPreset(
         "parallel",
         "offload",
@@ -109,16 +102,16 @@ def choose(recipe: Recipe, vram_bytes: int | None) -> MemoryPlan:
     search, taken, waiting = _Search(), dict[MemoryPreset, int](), list(TIERS)
     while True:
         need = search.held(recipe)
-        # The full estimate is slow, so it is skipped if the recipe does not fit even without activations.
-        found = search.estimate(recipe) if need <= vram_bytes else None
-        if found is not None:
-            need = found.memory.total
+        # The full estimate is slow: skip it if the recipe does not fit even without activations.
+        result = search.estimate(recipe) if need <= vram_bytes else None
+        if result is not None:
+            need = result.memory.total
         while waiting and not search.saves(recipe, waiting[0]):
             waiting.pop(0)
         if need <= vram_bytes or not waiting:
-            found = found or search.estimate(recipe)
-            fits = found.memory.total <= vram_bytes
-            return MemoryPlan(recipe, tuple(taken), found, fits, tuple(taken.values()))
+            result = result or search.estimate(recipe)
+            fits = result.memory.total <= vram_bytes
+            return MemoryPlan(recipe, tuple(taken), result, fits, tuple(taken.values()))
         tier = waiting.pop(0)
         replaced = ((tier.table, tier.key), tier.without)
         taken = {old: size for old, size in taken.items() if (old.table, old.key) not in replaced}

@@ -97,7 +97,6 @@ def _datasets(datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: s
 
 
 def _captions(dataset: DatasetConfig, found: FolderSurvey, trigger: str | None) -> list[tuple[str, Any, str]]:
-    """Return the caption settings of a folder."""
     missing = dataset.missing_caption
     if trigger is None and missing is None and found.uncaptioned == found.clips:
         raise UserError(
@@ -224,14 +223,14 @@ def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
         )
     parts = registry.PRESETS[preset].parts
     lines += [Line("[model]", "weights", source), Line("[model]", "gradient_checkpointing", False)]
-    whole = source if not source.endswith(".safetensors") else str(known.weights)
+    pipeline = source if not source.endswith(".safetensors") else str(known.weights)
     if components.conditioning(ModelConfig(name=preset)).image_encoder is not None:
-        lines += [Line("[model]", "image_encoder", whole, "encodes a clip's first frame for the network")]
+        lines += [Line("[model]", "image_encoder", pipeline, "encodes a clip's first frame for the network")]
     lines += [Line("[autoencoder]", "name", parts.autoencoder, "the one that the model was trained with")]
-    lines += [Line("[autoencoder]", "weights", known.autoencoder or whole)]
+    lines += [Line("[autoencoder]", "weights", known.autoencoder or pipeline)]
     lines += [
         Line("[text_encoder]", "name", parts.text),
-        Line("[text_encoder]", "weights", known.text or whole),
+        Line("[text_encoder]", "weights", known.text or pipeline),
     ]
     return lines
 
@@ -417,7 +416,7 @@ def lora(
     text = toml_writer.write(title(preset, found), lines)
     recipe = _read(lines, path)
     if not registry.PRESETS[preset].release:
-        remarks.append(f"{preset} starts from random weights and is meant for experiments")
+        remarks.append(f"{preset} starts from fresh weights and is meant for experiments")
     result = QuickstartResult(text, recipe, found, choice, tuple(remarks), per_epoch, wishes.tflops)
     files.write_for("--output", path, text.encode())
     return result

@@ -73,6 +73,4 @@ def survey(rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | 
     triggered = pc.sum(pc.match_substring(captions, trigger)).as_py() if trigger else 0
     uncaptioned = pc.sum(pc.equal(captions, "")).as_py()
     showings = round(row_repeats[rows.readable].sum())
-    return FolderSurvey(
-        sizes[~video][:, 1:], sizes[video], showings, int(uncaptioned or 0), int(triggered or 0)
-    )
+    return FolderSurvey(sizes[~video][:, 1:], sizes[video], showings, uncaptioned or 0, triggered or 0)

@@ -39,9 +39,8 @@ def config_of(config: AutoencoderConfig) -> dict[str, Any] | None:
     assert config.weights is not None, "the recipe was checked"
     found = weights.config(config.weights, "autoencoder.weights", part="vae")
     if found is not None and (differences := _differences(found, _known()[config.name])):
-        raise _other(
-            config, *differences, [name for name, facts in _known().items() if not _differences(found, facts)]
-        )
+        names = [name for name, facts in _known().items() if not _differences(found, facts)]
+        raise _other(config, *differences, names)
     return found
 
 
@@ -84,12 +83,8 @@ def _differences(found: Mapping[str, Any], wanted: PublishedAutoencoder) -> tupl
         return kind, wanted.network
     defaults = inspect.signature(getattr(optional_imports.diffusers(), wanted.network)).parameters
     values = {key: found.get(key, defaults[key].default) for key in wanted.config}
-    differing = {key: want for key, want in wanted.config.items() if not _equal(values[key], want)}
-    return (
-        (_words(kind, {key: values[key] for key in differing}), _words(kind, differing))
-        if differing
-        else None
-    )
+    diff = {key: want for key, want in wanted.config.items() if not _equal(values[key], want)}
+    return (_describe(kind, {key: values[key] for key in diff}), _describe(kind, diff)) if diff else None
 
 
 def _equal(found: Any, want: Any) -> bool:
@@ -98,7 +93,7 @@ def _equal(found: Any, want: Any) -> bool:
     return bool((tuple(found) if isinstance(found, list) else found) == want)
 
 
-def _words(kind: str, values: Mapping[str, Any]) -> str:
+def _describe(kind: str, values: Mapping[str, Any]) -> str:
     return f"{kind} with " + ", ".join(f"{key} = {value}" for key, value in values.items())
 
 

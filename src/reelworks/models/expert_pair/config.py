@@ -33,18 +33,12 @@ def timestep_range(model: ModelConfig, objective: str, asked: list[float]) -> li
     start = switch_timestep(model)
     if start is None:
         _refuse(
-            model.experts is not None,
-            "this model has only one network",
-            "experts",
-            model.experts,
-            "leave it out",
+            model.experts is not None, "this model has one network", "experts", model.experts, "leave it out"
         )
         return asked
     if model.experts is None:
         remedy = 'set it to "high" (high noise), "low", or "both" (each step trains one of the two)'
-        _refuse(
-            True, "this model has two networks, and the recipe does not choose one", "experts", None, remedy
-        )
+        _refuse(True, "this model has two networks", "experts", None, remedy)
     _refuse(
         objective != "rectified-flow",
         "the two experts are defined for the timesteps of rectified flow",

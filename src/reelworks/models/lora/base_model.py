@@ -27,7 +27,7 @@ class Base(NamedTuple):
     digest: str
 
     def __str__(self) -> str:
-        return f"{self.weights or 'random weights'} ({self.model}, {self.digest[:8]})"
+        return f"{self.weights or 'fresh weights'} ({self.model}, {self.digest[:8]})"
 
     def to_json(self) -> str:
         """Return this object as JSON, for a checkpoint or a file's header."""

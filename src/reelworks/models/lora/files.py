@@ -65,7 +65,7 @@ def to_file(
         dora = any("magnitude_vector" in kinds for kinds in layers.values())
         settings = {"r": rank, "lora_alpha": alpha, "target_modules": sorted(layers), "use_dora": dora}
         header[METADATA] = json.dumps({f"{part}.{key}": value for key, value in settings.items()})
-        return File(_of_diffusers(layers, part), header)
+        return File(_diffusers_tensors(layers, part), header)
     tensors = {}
     for name, parts in _released(layers, model, format).items():
         stem = f"diffusion_model.{name}" if format == "comfyui" else "lora_unet_" + name.replace(".", "_")
@@ -77,7 +77,7 @@ def to_file(
     return File(tensors, header)
 
 
-def _of_diffusers(layers: Mapping[str, Mapping[str, Tensor]], part: str) -> dict[str, Tensor]:
+def _diffusers_tensors(layers: Mapping[str, Mapping[str, Tensor]], part: str) -> dict[str, Tensor]:
     endings = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude_vector": "lora_magnitude_vector"}
     return {
         f"{part}.{layer}.{endings[kind]}": value

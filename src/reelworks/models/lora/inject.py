@@ -98,8 +98,8 @@ def merged(module: nn.Module) -> dict[str, Tensor]:
 
 def parts(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Return the layer and the part (A, B or magnitude_vector) of each name that is a low-rank tensor's."""
-    found = {name: match for name in names if (match := _PART.search(name))}
-    return {name: (name[: match.start()], match[1]) for name, match in found.items()}
+    matches = {name: match for name in names if (match := _PART.search(name))}
+    return {name: (name[: match.start()], match[1]) for name, match in matches.items()}
 
 
 def _is_drawn(name: str) -> bool:
@@ -117,7 +117,7 @@ def _targets(denoiser: Denoiser, asked: Targets | Sequence[str]) -> list[str]:
         return list(denoiser.lora_targets(asked))
     layers = linear_layers(denoiser.module)
     for target in asked:
-        if not any(_means(target, layer) for layer in layers):
+        if not any(_matches(target, layer) for layer in layers):
             known = layers if target.count(".") > 1 else {_ending(layer) for layer in layers}
             raise UserError(
                 "no linear layer of this model has that name",
@@ -134,10 +134,10 @@ def _targets(denoiser: Denoiser, asked: Targets | Sequence[str]) -> list[str]:
             value=[],
             remedy='use "default", or name layers',
         )
-    return [layer for layer in layers if any(_means(target, layer) for target in asked)]
+    return [layer for layer in layers if any(_matches(target, layer) for target in asked)]
 
 
-def _means(target: str, layer: str) -> bool:
+def _matches(target: str, layer: str) -> bool:
     return layer == target or layer.endswith(f".{target}")
 
 

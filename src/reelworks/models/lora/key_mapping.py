@@ -39,7 +39,7 @@ def place(config: FamilyConfig | None, layer: str) -> Place:
     if config is None:
         return Place(layer)
     rules = _compiled(config.network.release_layers)
-    return next((found for rule in rules if (found := _apply(*rule, layer))), Place(layer))
+    return next((result for rule in rules if (result := _apply(*rule, layer))), Place(layer))
 
 
 @functools.cache
@@ -57,9 +57,9 @@ def _patterns(rules: Iterable[KeyRule]) -> Iterator[tuple[re.Pattern[str], Place
             yield pattern, Place(layer, i, heights or (1,) * len(names), swapped)
 
 
-def _apply(pattern: re.Pattern[str], found: Place, layer: str) -> Place | None:
+def _apply(pattern: re.Pattern[str], target: Place, layer: str) -> Place | None:
     match = pattern.fullmatch(layer)
-    return found._replace(layer=match.expand(found.layer)) if match else None
+    return target._replace(layer=match.expand(target.layer)) if match else None
 
 
 _PREFIXES = (

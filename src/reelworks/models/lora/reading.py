@@ -74,7 +74,7 @@ def read(
         unknown += [f"{layer} ({kind})" for layer, kind in (*misshapen, *(values.keys() - names.keys()))]
         missing = [f"{layer} ({kind})" for layer, kind in names.keys() - values.keys()]
         if unknown or missing:
-            raise _of_other_layers(tensors, unknown, missing, len(names))
+            raise _misfit_error(tensors, unknown, missing, len(names))
     except UserError as error:
         field = error.field or field
         value = source if error.value is None else error.value
@@ -137,7 +137,7 @@ def _require_rank_and_alpha(config: LoraConfig, layers: key_mapping.Layers) -> N
             )
 
 
-def _of_other_layers(
+def _misfit_error(
     tensors: Mapping[str, Tensor], unknown: list[str], missing: list[str], own: int
 ) -> UserError:
     shapes = weights.shapes_of(tensors)

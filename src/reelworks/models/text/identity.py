@@ -12,7 +12,7 @@ from reelworks.models import optional_imports, registry, weights
 from reelworks.models.config import TextEncoderConfig
 from reelworks.models.family import T5, TextNetwork
 
-_VOCABULARY_TOLERANCE = 0.01  # allows for added words and for rows that pad the matrix
+_VOCABULARY_TOLERANCE = 0.01  # for added words and padding rows
 
 
 def require(config: TextEncoderConfig, wanted: Sequence[TextNetwork], width: int) -> None:
@@ -32,7 +32,7 @@ def require(config: TextEncoderConfig, wanted: Sequence[TextNetwork], width: int
         found = _find(config.weights, want.part)
         if found is not None and not _alike(found, want, vocabulary=config.dim == width):
             raise UserError(
-                f'{want.part or "this"} is a {_words(found)}, but text_encoder.name = "{config.name}" needs a {_words(want)}',
+                f'{want.part or "this"} is a {_describe(found)}, but text_encoder.name = "{config.name}" needs a {_describe(want)}',
                 code="other-text-encoder",
                 field="text_encoder.weights",
                 value=config.weights,
@@ -51,13 +51,11 @@ def _find(source: str, part: str) -> TextNetwork | None:
 
 
 def _alike(found: TextNetwork, want: TextNetwork, *, vocabulary: bool) -> bool:
-    difference = abs(found.vocabulary - want.vocabulary)
-    return found.kind == want.kind and (
-        not vocabulary or difference <= _VOCABULARY_TOLERANCE * want.vocabulary
-    )
+    diff = abs(found.vocabulary - want.vocabulary)
+    return found.kind == want.kind and (not vocabulary or diff <= _VOCABULARY_TOLERANCE * want.vocabulary)
 
 
-def _words(network: TextNetwork) -> str:
+def _describe(network: TextNetwork) -> str:
     return f"{network.kind} of {network.vocabulary:,} tokens"
 
 

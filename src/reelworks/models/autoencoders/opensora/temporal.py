@@ -51,11 +51,9 @@ class TemporalSizes:
 class CausalConv3d(nn.Module):
     """A convolution whose output depends on a frame and those before it."""
 
-    def __init__(
-        self, in_channels: int, out_channels: int, kernel: int, *, stride: int = 1, bias: bool = True
-    ) -> None:
+    def __init__(self, c_in: int, c_out: int, kernel: int, *, stride: int = 1, bias: bool = True) -> None:
         super().__init__()
-        self.conv = nn.Conv3d(in_channels, out_channels, kernel, stride=(stride, 1, 1), bias=bias)
+        self.conv = nn.Conv3d(c_in, c_out, kernel, stride=(stride, 1, 1), bias=bias)
         side = kernel // 2
         self._padding = (side, side, side, side, kernel - stride, 0)
 
@@ -68,17 +66,13 @@ class CausalConv3d(nn.Module):
 class ResBlock(nn.Module):
     """A residual block of two convolutions."""
 
-    def __init__(self, in_channels: int, out_channels: int, groups: int) -> None:
+    def __init__(self, c_in: int, c_out: int, groups: int) -> None:
         super().__init__()
-        self.norm1 = nn.GroupNorm(groups, in_channels)
-        self.conv1 = CausalConv3d(in_channels, out_channels, 3, bias=False)
-        self.norm2 = nn.GroupNorm(groups, out_channels)
-        self.conv2 = CausalConv3d(out_channels, out_channels, 3, bias=False)
-        self.conv3 = (
-            CausalConv3d(in_channels, out_channels, 1, bias=False)
-            if in_channels != out_channels
-            else nn.Identity()
-        )
+        self.norm1 = nn.GroupNorm(groups, c_in)
+        self.conv1 = CausalConv3d(c_in, c_out, 3, bias=False)
+        self.norm2 = nn.GroupNorm(groups, c_out)
+        self.conv2 = CausalConv3d(c_out, c_out, 3, bias=False)
+        self.conv3 = CausalConv3d(c_in, c_out, 1, bias=False) if c_in != c_out else nn.Identity()
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
         """Add the output of the convolutions to the input."""
@@ -88,8 +82,8 @@ class ResBlock(nn.Module):
         return out
 
 
-def _level(in_channels: int, out_channels: int, sizes: TemporalSizes) -> nn.ModuleList:
-    widths = [in_channels] + [out_channels] * sizes.num_res_blocks
+def _level(c_in: int, c_out: int, sizes: TemporalSizes) -> nn.ModuleList:
+    widths = [c_in] + [c_out] * sizes.num_res_blocks
     return nn.ModuleList(ResBlock(a, b, sizes.num_groups) for a, b in itertools.pairwise(widths))
 
 
@@ -161,7 +155,6 @@ class Decoder(nn.Module):
 
 
 def _double_time(x_BCTHW: Tensor) -> Tensor:
-    """Turn each two neighbouring channels into two frames."""
     B, C, T, H, W = x_BCTHW.shape
     return x_BCTHW.view(B, C // 2, 2, T, H, W).transpose(2, 3).reshape(B, C // 2, 2 * T, H, W)
 
