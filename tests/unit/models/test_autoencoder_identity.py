@@ -134,7 +134,7 @@ def test_a_single_file_has_the_familys_units_without_a_config(name, places, tmp_
 @pytest.mark.parametrize(
     ("name", "other", "said"),
     [
-        ("flux", "wan-2.1", "this is an .*AutoencoderKLWan, .* for an AutoencoderKL"),
+        ("flux", "wan-2.1", "this is an .*AutoencoderKLWan, .* needs an AutoencoderKL"),
         ("flux", "flux2", "this is an AutoencoderKLFlux2"),
         ("wan-2.1", "sd3", "this is an AutoencoderKL, .*AutoencoderKLWan"),
         ("ltx-video", "sdxl", 'this is an AutoencoderKL, (?s:.*) or "flux" or "sd3" or "sdxl"'),

@@ -91,7 +91,7 @@ def header(source: str) -> dict[str, str]:
         UserError: The file is missing or unreadable, or scales its updates by a rule that is not supported.
     """
     path = Path(source).expanduser()
-    problem, remedy = "there is no such .safetensors file", "check the path; name the file, not its folder"
+    problem, remedy = "not a .safetensors file, or missing", "check the path; name the file, not its folder"
     if path.suffix == ".safetensors" and path.is_file():
         try:
             with safe_open(path, "pt") as file:
