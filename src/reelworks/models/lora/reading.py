@@ -115,7 +115,7 @@ def of_another_base(source: str, here: Base) -> str | None:
     metadata = header(source)
     if BASE not in metadata or (base := Base.from_json(metadata[BASE])).digest == here.digest:
         return None
-    return f"warning: {source} was trained on {base}, but the base here is {here}"
+    return f"{source} was trained on {base}, and the base here is {here}"
 
 
 def _require_rank_and_alpha(config: LoraConfig, layers: key_mapping.Layers) -> None:

@@ -73,7 +73,7 @@ class FamilyTextEncoder:
                 raise UserError(
                     f"these text encoders have {width}",
                     code="text-width-differs",
-                    field=f"text.{field}",
+                    field=f"text_encoder.{field}",
                     value=getattr(config, field),
                     remedy=f"set it to {width}",
                 )
