@@ -1,1 +1,1 @@
-"""From frames and captions to latents and embeddings: the one place where data meets an encoder."""
+"""Encode frames and captions as latents and embeddings: the one package that joins data and encoders."""

@@ -1,4 +1,4 @@
-"""Embeddings of captions that were embedded before, in CPU memory."""
+"""A cache of caption embeddings in CPU memory."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from torch import Tensor
 from reelworks.models.api import TextEmbedding
 
 _MOST_BYTES = 2_000_000_000  # 480 captions of 512 tokens, 4096 wide
-_ENTRY_BYTES = 2_000  # of Python's objects around an embedding
+_ENTRY_BYTES = 2_000  # Python objects around an embedding
 
 
 class CaptionCache:
-    """Embeddings by the exact caption; those that were not asked for longest go first.
+    """A cache of embeddings by exact caption, which evicts the least recently used first.
 
     Args:
-        most_bytes: Of all that are kept.
+        most_bytes: Limit of the cache's size.
     """
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes, self._bytes = most_bytes, 0
-        self._kept: OrderedDict[str, TextEmbedding] = OrderedDict()
+        self._entries: OrderedDict[str, TextEmbedding] = OrderedDict()
 
     def get(self, caption: str, embed: Callable[[], TextEmbedding]) -> TextEmbedding:
-        """Return the embedding of a caption in CPU memory, made now if it is not there."""
-        if (found := self._kept.get(caption)) is not None:
-            self._kept.move_to_end(caption)
-            return _map(found, _float32)
-        made = _map(embed(), Tensor.cpu)
-        kept = _map(made, _narrow)
-        self._kept[caption] = kept
-        self._bytes += _size(kept)
+        """Return the embedding of a caption in CPU memory; embed the caption if it is not cached."""
+        if (cached := self._entries.get(caption)) is not None:
+            self._entries.move_to_end(caption)
+            return _map(cached, _float32)
+        embedding = _map(embed(), Tensor.cpu)
+        entry = _map(embedding, _narrow)
+        self._entries[caption] = entry
+        self._bytes += _size(entry)
         while self._bytes > self._most_bytes:
-            self._bytes -= _size(self._kept.popitem(last=False)[1])
-        return made
+            self._bytes -= _size(self._entries.popitem(last=False)[1])
+        return embedding
 
 
 def _map(embedding: TextEmbedding, change: Callable[[Tensor], Tensor]) -> TextEmbedding:

@@ -1,4 +1,4 @@
-"""Conditioning of a network on a clip beside its noise: companions, and the clip's own first frame.
+"""Encode what a denoiser is conditioned on: companions and the clip's own first frame.
 
 Legend: B clips, C channels, T frames, H height, W width.
 """
@@ -24,33 +24,33 @@ def encode_conditioning(
     first_BHWC: Tensor,
     num_frames: int,
 ) -> dict[str, Tensor]:
-    """Make the last four inputs of a denoiser; see `models.api.DenoiserInputs`.
+    """Return the last four inputs of a denoiser; see `models.api.DenoiserInputs`.
 
     Args:
-        encoder: Of the model; it knows what the network is shown.
+        encoder: Encoders of the model, with the conditioning that its network takes.
         latent_BCTHW: Latents of the clips, for their shape.
         companions: `[B, T, H, W, 3]` uint8 frames by name.
         first_BHWC: uint8 first frames of the clips.
-        num_frames: Frames of the clips. A picture would be nothing but its first frame: none is given.
+        num_frames: Frames of the clips. A picture is its own first frame, so that none is encoded for it.
     """
-    shown = {name: encoder.latents(companions[name]) for name in encoder.given}
+    inputs = {name: encoder.latents(companions[name]) for name in encoder.given}
     conditioning = encoder.conditioning
     if conditioning.first_frame is not None:
-        shown["first_frame"] = _first_frame(encoder, latent_BCTHW, first_BHWC, num_frames)
+        inputs["first_frame"] = _first_frame(encoder, latent_BCTHW, first_BHWC, num_frames)
     if encoder.image_encoder is not None:
-        shown["image"] = encoder.image_encoder.encode(first_BHWC).to(encoder.device)
+        inputs["image"] = encoder.image_encoder.encode(first_BHWC).to(encoder.device)
         if num_frames == 1:
-            shown["image"] = torch.zeros_like(shown["image"])
-    return nothing_given(latent_BCTHW) | shown
+            inputs["image"] = torch.zeros_like(inputs["image"])
+    return nothing_given(latent_BCTHW) | inputs
 
 
 def _first_frame(encoder: LiveEncoder, latent_BCTHW: Tensor, first_BHWC: Tensor, num_frames: int) -> Tensor:
-    """Latents of the first frame with nothing behind it, as long as the clip."""
+    """Return the latents of the first frame followed by grey or zero frames, as long as the clip's."""
     first_B1HWC = first_BHWC[:, None].float()
     if encoder.conditioning.first_frame == "grey":
         grey = torch.full_like(first_B1HWC, _GREY)
-        behind = grey.expand(-1, num_frames - 1, -1, -1, -1)
-        return encoder.latents(torch.cat([grey if num_frames == 1 else first_B1HWC, behind], dim=1))
+        rest = grey.expand(-1, num_frames - 1, -1, -1, -1)
+        return encoder.latents(torch.cat([grey if num_frames == 1 else first_B1HWC, rest], dim=1))
     if num_frames == 1:
         return torch.zeros_like(latent_BCTHW)
     alone = encoder.latents(first_B1HWC)
@@ -58,10 +58,10 @@ def _first_frame(encoder: LiveEncoder, latent_BCTHW: Tensor, first_BHWC: Tensor,
 
 
 def blank(encoder: LiveEncoder, latent_BCTHW: Tensor) -> dict[str, Tensor]:
-    """Return the same inputs without numbers, of the shapes that training has."""
-    shown = {name: torch.zeros_like(latent_BCTHW) for name in encoder.given}
+    """Return the same inputs filled with zeros, in the shapes of training."""
+    inputs = {name: torch.zeros_like(latent_BCTHW) for name in encoder.given}
     if encoder.conditioning.first_frame is not None:
-        shown["first_frame"] = torch.zeros_like(latent_BCTHW)
+        inputs["first_frame"] = torch.zeros_like(latent_BCTHW)
     if (image := encoder.image_encoder) is not None:
-        shown["image"] = latent_BCTHW.new_zeros(len(latent_BCTHW), image.tokens, image.dim)
-    return nothing_given(latent_BCTHW) | shown
+        inputs["image"] = latent_BCTHW.new_zeros(len(latent_BCTHW), image.tokens, image.dim)
+    return nothing_given(latent_BCTHW) | inputs

@@ -1,4 +1,4 @@
-"""Encode at the moment of use, on the training device or, captions, in CPU memory."""
+"""Encode clips and captions during training, on the training device; captions optionally on the CPU."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from reelworks.models.family import LEARNED, Conditioning
 
 @dataclass(frozen=True)
 class LiveEncoder:
-    """An autoencoder and other encoders; none is trained.
+    """The frozen encoders of a model: autoencoder, text encoder and perhaps an image encoder.
 
     Attributes:
-        text_encoder: On a device of its own choice.
-        device: Where the others are, and all that is returned.
-        conditioning: How the model wants its texts, and what else it is shown.
-        image_encoder: What tells the model of a clip's first frame, where something does.
-        given: Names of the companions that the model is shown.
-        embedded: Captions that were embedded before.
+        autoencoder: The autoencoder, on `device`.
+        text_encoder: The text encoder, on any device.
+        device: Device of all other encoders and of all results.
+        conditioning: How captions are encoded, and which other conditions the model takes.
+        image_encoder: Encoder of a clip's first frame, if the model has one.
+        given: Names of the companions that the model takes.
+        embedded: Cache of caption embeddings.
     """
 
     autoencoder: Autoencoder
@@ -48,15 +49,15 @@ class LiveEncoder:
     def texts(
         self, captions: Sequence[str], dropped: Sequence[bool], pictures_BHWC: Tensor | None = None
     ) -> TextEmbedding:
-        """Embed captions one by one, so that no embedding depends on the others of a batch; an equal one only once.
+        """Embed captions one by one, so that no embedding depends on the others of a batch, and cache them.
 
         Args:
-            captions: As the model is told them.
-            dropped: True where the empty caption stands in its place, unless the model has learnt its own.
-            pictures_BHWC: uint8 pictures that the captions speak of. What an encoder says of one is not kept.
+            captions: Captions, with their templates applied.
+            dropped: True where the empty caption replaces a caption, unless the model has learnt its own embedding.
+            pictures_BHWC: uint8 pictures that the captions refer to; embeddings with a picture are not cached.
         """
         if self.conditioning.empty_caption == "encoded":
-            captions = ["" if gone else text for text, gone in zip(captions, dropped, strict=True)]
+            captions = ["" if drop else text for text, drop in zip(captions, dropped, strict=True)]
         encode = self.text_encoder.encode
         if self.text_encoder.sees_pictures and pictures_BHWC is not None:
             rows = [

@@ -1,6 +1,6 @@
-"""Loss masks: from pixels to a weight for every latent element.
+"""Convert loss masks from pixels to a weight for every latent element.
 
-Legend: B clips, T frames, H height, W width; of pixels before, of latents after.
+Legend: B clips, T frames, H height, W width, in pixels for arguments and in latents for results.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from reelworks.media.masks import BLACK
 
 
 def weights(mask_BTHWC: Tensor, geometry: Geometry) -> Tensor:
-    """Average a mask over what each latent element stands for.
+    """Average a mask over the pixels of each latent element.
 
-    A latent frame stands for `stride` frames, those of a chunk's (or clip's) first one that are there.
+    A latent frame covers `stride` frames; the first one of a chunk (or clip) covers those that remain.
 
     Args:
-        mask_BTHWC: uint8, white where all counts.
-        geometry: The autoencoder's.
+        mask_BTHWC: uint8 masks, white for the full loss weight.
+        geometry: Geometry of the autoencoder.
 
     Returns:
         `[B, T', h, w]` float32 in [0, 1].
@@ -32,8 +32,8 @@ def weights(mask_BTHWC: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _pooled(grey_BTHW: Tensor, stride: tuple[int, int, int]) -> Tensor:
-    """Average whole cells; the first cell along time may be only partly there, and what is left over is cut."""
+    """Average cells; the first along time may be incomplete, and incomplete ones of height and width are cut."""
     missing = -grey_BTHW.shape[1] % stride[0]
     filled = pad(grey_BTHW, (0, 0, 0, 0, missing, 0))
-    there = pad(torch.ones_like(grey_BTHW), (0, 0, 0, 0, missing, 0))
-    return avg_pool3d(filled, stride) / avg_pool3d(there, stride)
+    covered = pad(torch.ones_like(grey_BTHW), (0, 0, 0, 0, missing, 0))
+    return avg_pool3d(filled, stride) / avg_pool3d(covered, stride)

@@ -1,4 +1,4 @@
-"""From noise to files: a trained model loaded, guided sampling, and pictures and clips written.
+"""Load a trained model, sample from it with guidance, and write pictures and clips.
 
 `writers` needs no torch. Samplers live in `diffusion.samplers`.
 """

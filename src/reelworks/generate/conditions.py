@@ -1,6 +1,6 @@
-"""Frames that are given: what a clip begins with, and how clips go on from each other.
+"""Condition frames: frames that a clip begins with, and clips that continue each other.
 
-Given frames stay as they are, and the model is told which they are, as it was in training.
+They are not changed by sampling, and a mask marks them for the model as in training.
 
 Legend: T frames, H height, W width, C channels, N latent frames.
 """
@@ -25,17 +25,17 @@ from reelworks.media import decode
 from reelworks.media.decode import MediaError, Request
 
 Frames = NDArray[np.uint8]
-_LAST = math.nextafter(1.0, 0.0)  # of the draws in [0, 1): the last place where a clip can begin
+_LAST = math.nextafter(1.0, 0.0)  # as a draw in [0, 1): the last possible first frame
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Frames and companions that are given.
+    """Condition frames of a generation.
 
     Attributes:
-        reference: `[T, H, W, 3]` uint8 frames with which the clip begins; None gives nothing.
-        loop: Clips that are joined; each but the first begins with the end of the one before.
-        condition_frames: Frames of that end.
+        reference: `[T, H, W, 3]` uint8 frames that the clip begins with, if any.
+        loop: Clips to join; each but the first begins with the last frames of the previous one.
+        condition_frames: Number of those last frames.
     """
 
     reference: Frames | None = None
@@ -43,26 +43,26 @@ class Conditions:
     condition_frames: int = 17
 
     def check(self, geometry: Geometry, shape: Shape, *, told: bool, first_frame: bool = False) -> None:
-        """Refuse frames that leave nothing to generate, or whose latents would not fit those of the clip.
+        """Refuse condition frames that leave nothing to generate or whose latents do not fit those of the clip.
 
         Args:
-            geometry: The autoencoder's.
-            shape: Of a clip.
-            told: The model is told which frames are given.
-            first_frame: The model makes clips from their first frame, and from no more.
+            geometry: Geometry of the autoencoder.
+            shape: Shape of a clip.
+            told: Whether the model takes a mask of condition frames.
+            first_frame: Whether the model makes clips from exactly one first frame.
 
         Raises:
-            UserError: Names the option.
+            UserError: The frames do not fit; the error names the option.
         """
         if first_frame:
             self._check_first_frame()
             return
         if not told and (self.loop > 1 or self.reference is not None):
             raise UserError(
-                "this model cannot be told which frames are given",
+                "this model cannot continue frames: it takes no condition frames",
                 code="conditions-not-taken",
                 field="--reference, --loop",
-                remedy="leave them out, or take a model that was trained with conditions, such as stdit3",
+                remedy="leave them out, or use a model that was trained with condition frames, such as stdit3",
             )
         if self.loop > 1:
             _check(self.condition_frames, geometry, shape, "--condition-frames")
@@ -71,28 +71,28 @@ class Conditions:
 
     def _check_first_frame(self) -> None:
         if self.reference is None:
-            problem, remedy = "this model makes clips from their first frame", "name a picture"
+            problem, remedy = "this model makes clips from their first frame", "name a picture for it"
         elif len(self.reference) > 1 or (self.loop > 1 and self.condition_frames > 1):
-            problem, remedy = "this model takes one frame to begin with", "add --condition-frames 1"
+            problem, remedy = "this model takes only one condition frame", "add --condition-frames 1"
         else:
             return
         raise UserError(problem, code="condition-invalid", field="--reference", remedy=remedy)
 
 
-def _check(given: int, geometry: Geometry, shape: Shape, field: str) -> None:
+def _check(num_frames: int, geometry: Geometry, shape: Shape, field: str) -> None:
     chunk = geometry.chunk_frames or 1
-    if given >= shape.num_frames:
-        problem, remedy = f"nothing is left of {shape.num_frames} frames", "give fewer"
-    elif given != 1 and given % chunk:
-        # Elsewhere in a chunk, a latent frame stands for other frames than in one of its own.
+    if num_frames >= shape.num_frames:
+        problem, remedy = f"nothing is left of {shape.num_frames} frames to generate", "give fewer frames"
+    elif num_frames != 1 and num_frames % chunk:
+        # A latent frame within a chunk covers other frames than one of a chunk of its own.
         problem, remedy = f"this autoencoder encodes {chunk} frames together", f"use 1 or {chunk}"
     else:
         return
-    raise UserError(problem, code="condition-invalid", field=field, value=given, remedy=remedy)
+    raise UserError(problem, code="condition-invalid", field=field, value=num_frames, remedy=remedy)
 
 
 def read(path: Path, shape: Shape, condition_frames: int, option: str = "--reference") -> Frames:
-    """Read a picture, or the last frames of a clip, at the size of `shape`.
+    """Read a picture, or the last frames of a clip, resized to `shape`.
 
     Raises:
         UserError: The file cannot be read, or has fewer frames.
@@ -114,7 +114,7 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
 
 
 def companion(path: Path, shape: Shape, option: str) -> Frames:
-    """Read a picture, which then stands for all frames, or a clip from its start, at the size of `shape`.
+    """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`.
 
     Raises:
         UserError: The file cannot be read, or has fewer frames.
@@ -136,20 +136,20 @@ def companion(path: Path, shape: Shape, option: str) -> Frames:
 
 
 def begin(encoder: LiveEncoder, noise_BCNHW: Tensor, frames_THWC: Frames) -> tuple[Tensor, Tensor]:
-    """Put the latents of given frames in front of noise.
+    """Put the latents of condition frames in front of noise.
 
     Returns:
-        The latents to start from, and `[B, N]`: 0 where a latent frame is given, 1 where it is generated.
+        The latents to start from, and `[B, N]`: 0 for condition latent frames, 1 for those to generate.
     """
-    given = encoder.latents(torch.from_numpy(np.array(frames_THWC))[None])
-    count = given.shape[2]
+    condition_latents = encoder.latents(torch.from_numpy(np.array(frames_THWC))[None])
+    count = condition_latents.shape[2]
     ratio_BN = torch.ones(len(noise_BCNHW), noise_BCNHW.shape[2], device=noise_BCNHW.device)
     ratio_BN[:, :count] = 0
-    return torch.cat([given.to(noise_BCNHW.dtype), noise_BCNHW[:, :, count:]], dim=2), ratio_BN
+    return torch.cat([condition_latents.to(noise_BCNHW.dtype), noise_BCNHW[:, :, count:]], dim=2), ratio_BN
 
 
 def join(make: Callable[[Frames | None], Frames], conditions: Conditions) -> Frames:
-    """Make clips one after the other, and lay them end to end without the frames that they share."""
+    """Make clips one after the other and concatenate them without the frames that they share."""
     joined = make(conditions.reference)
     for _ in range(conditions.loop - 1):
         following = make(joined[-conditions.condition_frames :])

@@ -15,7 +15,7 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 
-_UNKNOWN = Shape(17, 64, 96)  # of a run whose plan was removed
+_UNKNOWN = Shape(17, 64, 96)  # for a run whose plan was removed
 
 
 class _Trained(NamedTuple):
@@ -24,37 +24,37 @@ class _Trained(NamedTuple):
 
 
 def sampled(recipe: Recipe) -> SamplingDefaults:
-    """Guidance and steps: as the recipe says it of previews, or as is usual for its model."""
-    said, usual = recipe.samples, registry.PRESETS[recipe.model.name].sampling
+    """Return guidance scale and steps: those of the recipe's previews, else the defaults of its model."""
+    asked, usual = recipe.samples, registry.PRESETS[recipe.model.name].sampling
     return SamplingDefaults(
-        said.guidance_scale or usual.guidance_scale, said.num_inference_steps or usual.num_inference_steps
+        asked.guidance_scale or usual.guidance_scale, asked.num_inference_steps or usual.num_inference_steps
     )
 
 
 def condition_frames(recipe: Recipe) -> int:
-    """Frames that a clip begins with, where it is given some: models that are shown a first frame take no more."""
+    """Return the default number of condition frames: 1 for models that take only a first frame."""
     return 1 if components.conditioning(recipe.model).first_frame is not None else 17
 
 
 def shape(run: RunFolder, recipe: Recipe, *, picture: bool) -> Shape:
-    """Shape of the bucket with the most tokens in a run's epoch.
+    """Return the shape of the bucket with the most tokens in a run's epoch.
 
     Args:
         run: The run's folder.
-        recipe: Of the run; edges of a bucket that its model leaves over are not generated.
-        picture: Prefer buckets of one frame to those of several; without any, their size is taken.
+        recipe: Recipe of the run. The shape is rounded down to sizes that its model can generate.
+        picture: Return a shape of one frame, from buckets of one frame if there are any.
     """
-    return _most(_told(run), recipe, picture=picture)
+    return _most(_planned(run), recipe, picture=picture)
 
 
 def shape_of(data: RecipeData, *, picture: bool) -> Shape:
-    """Choose the shape of a run that may not have begun, from the clips of its first epoch."""
+    """Return that shape for a run that may not have begun, from the clips of its first epoch."""
     clips = np.bincount(data.entries(0).bucket, minlength=len(data.table.buckets)).tolist()
     buckets = zip(data.table.buckets, clips, strict=True)
     return _most((_Trained(b.shape, b.tokens * n) for b, n in buckets), data.recipe, picture=picture)
 
 
-def _told(run: RunFolder) -> list[_Trained]:
+def _planned(run: RunFolder) -> list[_Trained]:
     try:
         text = (run.plan_folder / "summary.json").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -68,11 +68,11 @@ def _told(run: RunFolder) -> list[_Trained]:
 def _most(buckets: Iterable[_Trained], recipe: Recipe, *, picture: bool) -> Shape:
     trained = [bucket for bucket in buckets if bucket.tokens]
     wanted = [bucket for bucket in trained if (bucket.shape.num_frames == 1) == picture]
-    most = max(wanted or trained, key=lambda bucket: bucket.tokens, default=_Trained(_UNKNOWN, 0)).shape
+    largest = max(wanted or trained, key=lambda bucket: bucket.tokens, default=_Trained(_UNKNOWN, 0)).shape
     rules = components.geometry(recipe.model, recipe.autoencoder)
     multiples = rules.multiple if components.whole_patches(recipe.model) else rules.stride[1:]
     height, width = (
         max(side // multiple, 1) * multiple
-        for side, multiple in zip((most.height, most.width), multiples, strict=True)
+        for side, multiple in zip((largest.height, largest.width), multiples, strict=True)
     )
-    return Shape(1 if picture else most.num_frames, height, width)
+    return Shape(1 if picture else largest.num_frames, height, width)

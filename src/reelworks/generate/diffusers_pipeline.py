@@ -1,7 +1,7 @@
-"""Generation by the pipelines of diffusers, built around the network, autoencoder and embeddings that are held.
+"""Generate with the pipelines of diffusers, built around the loaded network, autoencoder and embeddings.
 
-They sample with the scheduler that a family was released with. Where a pipeline cannot do what is asked, or
-there is none, `why_not` says so, and our own sampler generates.
+They sample with the scheduler that a family was released with. Where a family has no pipeline, or it does not support
+the request, `why_not` returns the reason, and our own sampler generates.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
 from reelworks.precision.boundary import DtypeBoundary, is_sharded
 from reelworks.recipe.recipe import Recipe
 
-_PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction"}  # as schedulers call them
+_PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction"}  # names of diffusers' schedulers
 _Values = dict[str, Any]
 
 
 class PipelineOutput(NamedTuple):
-    """Clips, and what made them.
+    """Generated clips and a description of the sampler.
 
     Attributes:
-        clips: `[T, H, W, 3]` uint8 for each prompt.
-        by: For people.
+        clips: `[T, H, W, 3]` uint8 frames for each prompt.
+        by: Sampler that made them, as readable text.
     """
 
     clips: list[NDArray[np.uint8]]
@@ -55,18 +55,18 @@ def generate(
     prompts: Sequence[str],
     options: GenerateOptions,
 ) -> PipelineOutput:
-    """Generate a clip for each prompt, by the family's pipeline where there is one.
+    """Generate a clip for each prompt, with the family's pipeline if possible.
 
     Args:
-        recipe: What the network was trained by.
-        boundary: The network.
+        recipe: Recipe that the network was trained with.
+        boundary: The network behind its dtype boundary.
         encoder: Its autoencoder and text encoder.
-        prompts: What to show.
-        options: How. `options.sampler` decides between the two ways.
+        prompts: Prompts to generate.
+        options: Settings; `options.sampler` chooses between pipeline and own sampler.
 
     Raises:
-        UserError: The model does not take this shape, it does not fit into memory, or a pipeline was asked for where
-            there is none.
+        UserError: The model does not take this shape, it does not fit into memory, or a pipeline was requested but
+            cannot be used.
     """
     reason = why_not(recipe, boundary, options)
     if options.sampler == "pipeline" and reason is not None:
@@ -75,23 +75,23 @@ def generate(
             code="no-pipeline",
             field="--sampler",
             value="pipeline",
-            remedy='leave it out, or say "own"',
+            remedy='leave it out, or use "own"',
         )
     if reason is not None or options.sampler == "own":
         clips = pipeline.generate(boundary, encoder, recipe.objective, prompts, options)
         return PipelineOutput(
-            clips, "the own sampler" + (f" ({reason})" if reason else "") + _alone(recipe, boundary)
+            clips, "the own sampler" + (f" ({reason})" if reason else "") + _note(recipe, boundary)
         )
-    # A pipeline would round them.
+    # A pipeline would round sizes that do not fit, instead of refusing them.
     geometry = components.geometry(recipe.model, recipe.autoencoder)
     geometry.require(options.shape, ("--num-frames", "--height", "--width"), whole_patches=True)
-    made, by = _build(recipe, boundary, encoder, options)
+    pipe, by = _build(recipe, boundary, encoder, options)
     with pipeline.enough_memory(options.shape), _in_contract(boundary, encoder):
-        return PipelineOutput([_one(made, recipe, encoder, prompt, options) for prompt in prompts], by)
+        return PipelineOutput([_sample(pipe, recipe, encoder, prompt, options) for prompt in prompts], by)
 
 
 def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: GenerateOptions) -> str | None:
-    """Say why no pipeline can generate; None if one can."""
+    """Return the reason why no pipeline can generate, or None if one can."""
     family = registry.load_network(registry.family_of(recipe.model.name))
     published = registry.PRESETS[recipe.model.name].parts
     if not isinstance(family, DiffusersNetwork):
@@ -101,16 +101,16 @@ def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: Ge
     if recipe.objective.name not in components.conditioning(recipe.model).objectives:
         return f"pipelines of the family do not know the objective {recipe.objective.name}"
     if recipe.objective.prediction != "velocity":
-        return "pipelines take the network's output for a velocity"
-    wants = components.conditioning(recipe.model)
-    if wants.first_frame is not None or wants.needs or options.companions:
-        return "the model is shown more than words"
+        return "pipelines expect the network to predict a velocity"
+    conditioning = components.conditioning(recipe.model)
+    if conditioning.first_frame is not None or conditioning.needs or options.companions:
+        return "the model takes more conditions than text"
     if options.conditions.reference is not None or options.conditions.loop > 1:
-        return "frames are given"
+        return "the clip begins with condition frames"
     if (reason := family.no_pipeline(boundary.denoiser.module)) is not None:
         return reason
     if is_sharded(boundary.denoiser.module):
-        return "the weights are in shards"
+        return "the weights are sharded"
     return None
 
 
@@ -123,43 +123,43 @@ def _family(recipe: Recipe) -> DiffusersNetwork:
 def _build(
     recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], encoder: LiveEncoder, options: GenerateOptions
 ) -> tuple[Any, str]:
-    """Put the pipeline together; texts come to it embedded."""
+    """Build the pipeline without text encoders, as it is called with embeddings; also return its description."""
     denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
     assert isinstance(denoiser, DiffusersDenoiser | ExpertPairDenoiser)
     assert isinstance(autoencoder, DiffusersAutoencoder)
     kind = getattr(optional_imports.diffusers(), registry.TEXT_ENCODERS[recipe.text_encoder.name].pipeline)
-    scheduler, whose = _scheduler(recipe, encoder, options)
+    scheduler, origin = _scheduler(recipe, encoder, options)
     parts = dict.fromkeys(kind._get_signature_keys(kind)[0]) | {
         **_networks(denoiser),
         "vae": autoencoder.module,
         "scheduler": scheduler,
     }
-    made = kind(**parts | _settings(recipe, denoiser, options))
-    made.set_progress_bar_config(disable=True)
-    return made, f"{kind.__name__} with {type(scheduler).__name__} of {whose}" + _alone(recipe, boundary)
+    pipe = kind(**parts | _settings(recipe, denoiser, options))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe, f"{kind.__name__} with {type(scheduler).__name__} of {origin}" + _note(recipe, boundary)
 
 
-def _alone(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs]) -> str:
-    """Tell where one of two experts does the work of both."""
-    one = recipe.model.experts in PARTS and isinstance(boundary.denoiser, DiffusersDenoiser)
-    return f", with the expert for {recipe.model.experts} noise alone" if one else ""
+def _note(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs]) -> str:
+    """Return a note if one of two experts samples alone."""
+    alone = recipe.model.experts in PARTS and isinstance(boundary.denoiser, DiffusersDenoiser)
+    return f", with the expert for {recipe.model.experts} noise alone" if alone else ""
 
 
 def _networks(denoiser: DiffusersDenoiser | ExpertPairDenoiser) -> dict[str, nn.Module]:
-    """The networks that are called, by their names in a pipeline."""
+    """Return the denoising networks by their names in a pipeline."""
     if isinstance(denoiser, ExpertPairDenoiser):
         return dict(denoiser.module.named_children())
     return {denoiser.config.network.part: denoiser.module}
 
 
 def _scheduler(recipe: Recipe, encoder: LiveEncoder, options: GenerateOptions) -> tuple[Any, str]:
-    """The scheduler that lies beside the weights; where none does, a plain one as the recipe trains. Says whose it is."""
+    """Return the scheduler of the weights, or one that matches the recipe, and the name of its source."""
     library = optional_imports.diffusers()
-    found = _published_scheduler(recipe.model.weights)
+    config = _published_scheduler(recipe.model.weights)
     prediction = PREDICTIONS.get(recipe.objective.name)
     trained = {} if prediction is None else {"prediction_type": _PREDICTION_TYPES[prediction]}
-    if found is not None:
-        return getattr(library, found["_class_name"]).from_config(found, **trained), "the weights"
+    if config is not None:
+        return getattr(library, config["_class_name"]).from_config(config, **trained), "the weights"
     if prediction is not None:
         betas = {"beta_start": ddpm.FIRST_BETA, "beta_end": ddpm.LAST_BETA, "beta_schedule": "scaled_linear"}
         kind = library.EulerDiscreteScheduler
@@ -178,22 +178,22 @@ def _published_scheduler(source: str | None) -> _Values | None:
     if source is None or source.endswith(".safetensors"):
         return None
     try:
-        # Of whatever class: it stands in the file.
-        any_kind = optional_imports.diffusers().FlowMatchEulerDiscreteScheduler
-        found = any_kind.load_config(source, subfolder="scheduler")
+        # Any scheduler class reads the config; the file names the right one.
+        any_class = optional_imports.diffusers().FlowMatchEulerDiscreteScheduler
+        config = any_class.load_config(source, subfolder="scheduler")
     except (OSError, ValueError):
-        return None  # a network's folder, or a file
-    return cast(_Values, found)
+        return None  # the weights come without a scheduler
+    return cast(_Values, config)
 
 
-def _one(
-    made: Any, recipe: Recipe, encoder: LiveEncoder, prompt: str, options: GenerateOptions
+def _sample(
+    pipe: Any, recipe: Recipe, encoder: LiveEncoder, prompt: str, options: GenerateOptions
 ) -> NDArray[np.uint8]:
     shape, config = options.shape, components.family_config(recipe.model)
     text = encoder.texts([prompt, ""], [False, True])
     arguments = _family(recipe).pipeline_arguments
     assert arguments is not None, "why_not was asked"
-    frames = made(
+    frames = pipe(
         **arguments(text, options.guidance_scale, options.fps, config),
         **({} if config.pictures_only else {"num_frames": shape.num_frames}),
         height=shape.height,
@@ -210,10 +210,10 @@ def _one(
 
 @contextmanager
 def _in_contract(boundary: DtypeBoundary[DenoiserInputs], encoder: LiveEncoder) -> Iterator[None]:
-    """While open, let the network and the autoencoder compute and answer in the dtypes of their contracts.
+    """Make the network and the autoencoder compute and return the dtypes of their contracts within this context.
 
-    What comes into the network stays float32, times too, and autocast lowers the products: latents would be rounded at each step
-    if the network answered in bfloat16.
+    Inputs of the network stay float32, including timesteps, and autocast lowers the products: latents would be rounded
+    at each step if the network returned bfloat16.
     """
     denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
     assert isinstance(denoiser, DiffusersDenoiser | ExpertPairDenoiser)
@@ -222,13 +222,13 @@ def _in_contract(boundary: DtypeBoundary[DenoiserInputs], encoder: LiveEncoder) 
 
     def in_contract(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with boundary.lowered(encoder.device):
-            answer = forward(*args, **kwargs)
-        return _cast(answer, output)
+            result = forward(*args, **kwargs)
+        return _cast(result, output)
 
-    decode, kept = autoencoder.module.decode, autoencoder.contract
+    decode, contract = autoencoder.module.decode, autoencoder.contract
 
     def decoded(*args: Any, **kwargs: Any) -> Any:
-        return _cast(decode(*_cast(args, kept.compute), **kwargs), kept.output)
+        return _cast(decode(*_cast(args, contract.compute), **kwargs), contract.output)
 
     for module in modules:
         module.forward = functools.partial(in_contract, module.forward)
@@ -248,7 +248,6 @@ def _cast(values: Any, dtype: torch.dtype) -> Any:
 def _settings(
     recipe: Recipe, denoiser: DiffusersDenoiser | ExpertPairDenoiser, options: GenerateOptions
 ) -> _Values:
-    """Return arguments of the pipeline's constructor beside its parts."""
     if isinstance(denoiser, ExpertPairDenoiser):
         return {"boundary_ratio": denoiser.switch_timestep / timesteps.NUM_TIMESTEPS}
     return _family(recipe).pipeline_settings(denoiser.config, options.guidance_scale)

@@ -1,4 +1,4 @@
-"""A run's weights as a file for other programs."""
+"""Export a run's weights as a file for other programs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Exported:
 
     Attributes:
         step: Step of the checkpoint.
-        weights: The average ("ema") or the trained weights ("model").
-        dtype: Of floating-point tensors.
-        files: One file, or one for each expert.
+        weights: "ema" for averaged or "model" for trained weights.
+        dtype: Dtype of floating-point tensors.
+        files: The written file, or one for each expert.
     """
 
     step: int
@@ -41,19 +41,19 @@ def export(
     format: LoraFormat | None = None,
     merge: bool = False,
 ) -> Exported:
-    """Write the weights of a run's newest checkpoint, or of one that is named; of a LoRA run, the LoRA.
+    """Write the weights of a checkpoint, or of a run's newest one, to a file; for a LoRA run, the LoRA.
 
     Args:
-        source: A run folder, or a checkpoint's.
-        target: A .safetensors file that is not there yet.
-        ema: The averaged weights; else the trained ones.
-        dtype: Of floating-point tensors.
-        format: Names of a LoRA's tensors; None takes those of diffusers.
-        merge: Of a LoRA run: whole weights, the LoRA added to its base.
+        source: A run folder or a checkpoint's folder.
+        target: A .safetensors file that does not exist yet.
+        ema: Export the averaged weights instead of the trained ones.
+        dtype: Dtype of floating-point tensors.
+        format: Convention of a LoRA file; None for that of diffusers.
+        merge: Export full weights with the LoRA added to its base, for a LoRA run.
 
     Raises:
         UserError: There is no run or checkpoint, the file exists, or an option does not fit the run.
-        ExportFailed: Storage fails or has too little room.
+        ExportFailed: The storage fails or is full.
     """
     source, target = Path(source), Path(target)
     require_free_file(target)
@@ -65,7 +65,7 @@ def export(
     lora = lora_file_of(recipe, format or "diffusers")
     if lora is None and format is not None:
         raise UserError(
-            "the run trained whole weights, and only a LoRA has several conventions",
+            "the run trained full weights, and only LoRA files have several conventions",
             code="lora-format-without-lora",
             field="--format",
             value=format,
@@ -73,7 +73,7 @@ def export(
         )
     if merge and (lora is None or format is not None):
         raise UserError(
-            "the run trained whole weights" if lora is None else "merged weights have the base's own names",
+            "the run trained full weights" if lora is None else "merged weights have the names of the base",
             code="merge-without-lora",
             field="--merge",
             remedy="leave it out" if lora is None else "leave --format out",

@@ -1,4 +1,4 @@
-"""A trained model, back from a run folder or one of its checkpoints, to generate with."""
+"""Load a trained model from a run folder or a checkpoint, to generate with it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from reelworks.train import build, init_from
 
 
 def load_model(source: str | Path, *, ema: bool = True) -> LoadedModel:
-    """Load what a run has trained, to generate with it.
+    """Load the model that a run has trained, to generate with it.
 
     Args:
         source: A run folder (its newest good checkpoint), or a checkpoint's folder.
-        ema: Use the averaged weights; else the trained ones.
+        ema: Use the averaged weights instead of the trained ones.
 
     Raises:
         UserError: There is no run or no good checkpoint.
@@ -40,29 +40,31 @@ def load_model(source: str | Path, *, ema: bool = True) -> LoadedModel:
 
 
 def require(recipe: Recipe, options: GenerateOptions) -> None:
-    """Refuse what a model cannot make before its weights are read, which may take minutes.
+    """Refuse options that a model does not support, before its weights are read, which may take minutes.
 
     Raises:
-        UserError: Names the option.
+        UserError: An option does not fit the model; the error names it.
     """
     model, shape = recipe.model, options.shape
-    geometry, wants = components.geometry(model, recipe.autoencoder), components.conditioning(model)
+    geometry, conditioning = components.geometry(model, recipe.autoencoder), components.conditioning(model)
     geometry.require(
         shape, ("--num-frames", "--height", "--width"), whole_patches=components.whole_patches(model)
     )
-    first_frame = wants.first_frame is not None and shape.num_frames > 1
-    options.conditions.check(geometry, shape, told=wants.frames, first_frame=first_frame)
+    first_frame = conditioning.first_frame is not None and shape.num_frames > 1
+    options.conditions.check(geometry, shape, told=conditioning.frames, first_frame=first_frame)
     validation.require_companions(model, [options.companions], "--")
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Weights of a checkpoint behind their boundary.
+    """A model with the weights of a checkpoint.
 
     Attributes:
-        recipe: The resolved recipe that the step was trained by.
+        recipe: The resolved recipe that the step was trained with.
         step: Step of the checkpoint.
-        denoiser: What it trained.
+        denoiser: The trained denoiser.
+        boundary: The denoiser behind its dtype boundary.
+        encoder: Autoencoder and text encoder.
     """
 
     recipe: Recipe
@@ -73,19 +75,19 @@ class LoadedModel:
 
     @classmethod
     def load(cls, source: Path, *, averaged: bool = True, to_merge: bool = False) -> Self:
-        """Load from a run folder (its newest good checkpoint) or from a checkpoint's folder.
+        """Load a model from a run folder (its newest good checkpoint) or from a checkpoint's folder.
 
         Args:
-            source: Either folder.
+            source: A run folder or a checkpoint's folder.
             averaged: Use the averaged weights.
-            to_merge: Hold the base of a LoRA in float32, whatever it was trained on: sums cannot be added to codes.
+            to_merge: Load the base of a LoRA in float32, since updates cannot be added to quantised weights.
 
         Raises:
             UserError: There is no run or no good checkpoint.
         """
         run, step = init_from.locate(source)
         path = CheckpointStore(run.checkpoints_folder).path(step)
-        # Held while the model is built: that takes long enough for a training to delete it.
+        # Locked until it is read: a running training may delete it meanwhile.
         with read_lock.reading(path):
             recipe = recipe_file.load(history.recipe_of(run, step))
             if to_merge and recipe.lora is not None:
@@ -106,21 +108,21 @@ class LoadedModel:
         return cls(recipe, step, denoiser, DtypeBoundary(denoiser), build.encoder(recipe, device))
 
     def merge(self) -> dict[str, Tensor]:
-        """Whole weights, a LoRA added to its base, by the names of the network; this is of no other use then."""
+        """Return all weights with the LoRA added to its base; this object cannot be used afterwards."""
         return inject.merged(self.boundary.denoiser.module)
 
     def unseen(self, prompts: Sequence[str]) -> list[str]:
-        """Lines that tell what of prompts is longer than the text encoder reads."""
+        """Return a message for each prompt that is longer than the text encoder reads."""
         encoder = self.encoder.text_encoder
         return [
-            f"the model reads {encoder.max_length} tokens of a prompt: not the last "
+            f"the model reads {encoder.max_length} tokens of a prompt, and cuts off the last "
             f"{'word' if unseen == 1 else f'{unseen} words'} of {prompt!r}"
             for prompt in prompts
             if (unseen := encoder.unseen(prompt))
         ]
 
     def generate(self, prompts: Sequence[str], options: GenerateOptions) -> PipelineOutput:
-        """Generate a clip for each prompt; see `generate.family_pipeline`. A run of one expert takes the other too."""
+        """Generate a clip for each prompt. For a run of one expert, the other one is loaded too."""
         require(self.recipe, options)
         both = build.with_other_expert(self.recipe, self.denoiser, self.encoder.device)
         return diffusers_pipeline.generate(self.recipe, DtypeBoundary(both), self.encoder, prompts, options)

@@ -1,4 +1,4 @@
-"""Prompts to frames: the sampler, the model behind its boundary, and the encoders around it."""
+"""Generate frames from prompts with our own samplers, the model behind its boundary, and its encoders."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ MAX_FPS = 240
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """Settings of a generation, beside the prompt.
+    """Settings of a generation, without the prompt.
 
     Attributes:
         shape: Frames, height and width in pixels.
-        fps: Frames per second that the model is told.
-        num_inference_steps: Euler steps.
-        guidance_scale: 1 is no guidance.
-        seed: Of the noise; each prompt has its own.
-        conditions: Frames that are given.
-        companions: `[T, H, W, 3]` uint8 frames of a control or source, at the shape's size, by name.
-        sampler: "pipeline", that of the family in diffusers, or "own"; None takes a pipeline where there is one.
+        fps: Frames per second, which some models take as an input.
+        num_inference_steps: Steps of the sampler.
+        guidance_scale: Scale of classifier-free or embedded guidance; 1 means none.
+        seed: Seed of the noise, which also depends on the prompt.
+        conditions: Condition frames and joined clips.
+        companions: `[T, H, W, 3]` uint8 frames of a control or source by name, at the size of `shape`.
+        sampler: "pipeline" for the family's in diffusers, "own" for ours; None uses the pipeline if possible.
 
     Raises:
-        UserError: `fps` or `guidance_scale` is not a number that a clip can be made with.
+        UserError: `fps` or `guidance_scale` is out of range.
     """
 
     shape: Shape
@@ -61,26 +61,26 @@ class GenerateOptions:
     sampler: Literal["own", "pipeline"] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what the model would turn into noise, or the writer into a broken file."""
+        """Refuse values that would lead to noise or to a broken file."""
         if not 0 < self.fps <= MAX_FPS:
             raise UserError(
                 f"not in (0, {MAX_FPS}]",
                 code="fps-out-of-range",
                 field="--fps",
                 value=self.fps,
-                remedy="use the footage's, e.g. 24",
+                remedy="use the frame rate of the footage, such as 24",
             )
         if not math.isfinite(self.guidance_scale):
             raise UserError(
-                "not a number to multiply by",
+                "not a finite number",
                 code="guidance-scale-invalid",
                 field="--guidance-scale",
                 value=self.guidance_scale,
-                remedy="use 1 (no guidance) to some 10",
+                remedy="use a number from 1 (no guidance) to about 10",
             )
 
     def to_text(self) -> str:
-        """Steps and guidance, for people."""
+        """Return steps and guidance scale as readable text."""
         steps = self.num_inference_steps
         return f"{steps} step{'s' * (steps != 1)}, guidance scale {self.guidance_scale:g}"
 
@@ -96,8 +96,8 @@ def generate(
     """Generate a clip for each prompt.
 
     Returns:
-        `[T, H, W, 3]` uint8 for each prompt, whatever the others are; joined clips have more frames than
-        the shape.
+        `[T, H, W, 3]` uint8 for each prompt, independent of the other prompts; joined clips have more frames
+        than the shape.
 
     Raises:
         UserError: The model does not take this shape, or it does not fit into memory.
@@ -109,23 +109,23 @@ def generate(
     options.conditions.check(geometry, options.shape, told=conditioning.frames, first_frame=first)
     encoder = dataclasses.replace(encoder, given=tuple(options.companions))
     with enough_memory(options.shape):
-        return [_one(boundary, encoder, objective, prompt, options) for prompt in prompts]
+        return [_generate_one(boundary, encoder, objective, prompt, options) for prompt in prompts]
 
 
 @contextmanager
 def enough_memory(shape: Shape) -> Iterator[None]:
-    """Tell a failed allocation as what it is: too large a shape."""
+    """Turn failed allocations into a `UserError` that names the shape."""
     try:
         yield
     except (MemoryError, RuntimeError, TypeError) as error:
-        # torch has one class for its devices' memory; the host's is told by words, and so are sizes beyond
-        # 64 bits, which never reach an allocator.
-        told = any(word in str(error).lower() for word in ("alloc", "overflow"))
-        if not (told or isinstance(error, torch.OutOfMemoryError | MemoryError)):
+        # torch has a class for device memory only; failures of host memory, and sizes beyond 64 bits, are
+        # recognised by their messages.
+        out_of_memory = any(word in str(error).lower() for word in ("alloc", "overflow"))
+        if not (out_of_memory or isinstance(error, torch.OutOfMemoryError | MemoryError)):
             raise
         reason = str(error).partition("\n")[0][:200]
         raise UserError(
-            f"this does not fit into memory ({reason or 'the host has no more'})",
+            f"this shape does not fit into memory ({reason or 'no host memory is left'})",
             code="out-of-memory",
             field="--num-frames, --height, --width",
             value=str(shape),
@@ -134,12 +134,12 @@ def enough_memory(shape: Shape) -> Iterator[None]:
 
 
 def generator_of(prompt: str, options: GenerateOptions, device: torch.device) -> torch.Generator:
-    """All that is drawn for a prompt comes from here."""
-    word = hash_rng.hash_int(options.seed, prompt, Purpose.SAMPLES) >> 1
-    return torch.Generator(device).manual_seed(word)
+    """Return the generator of all random numbers of a prompt."""
+    seed = hash_rng.hash_int(options.seed, prompt, Purpose.SAMPLES) >> 1
+    return torch.Generator(device).manual_seed(seed)
 
 
-def _one(
+def _generate_one(
     boundary: DtypeBoundary[DenoiserInputs],
     encoder: LiveEncoder,
     objective: ObjectiveConfig,
@@ -150,9 +150,9 @@ def _one(
     latent_shape = encoder.autoencoder.geometry.latent(shape)
     generator = generator_of(prompt, options, device)
     companions = {name: torch.from_numpy(np.array(f))[None] for name, f in options.companions.items()}
-    seen = companions["source"][:, 0].expand(2, -1, -1, -1) if "source" in companions else None
-    text = encoder.texts([prompt, prompt], [False, True], seen)
-    shown: dict[str, Tensor] = {}
+    pictures = companions["source"][:, 0].expand(2, -1, -1, -1) if "source" in companions else None
+    text = encoder.texts([prompt, prompt], [False, True], pictures)
+    conditioning: dict[str, Tensor] = {}
     embeds_guidance = encoder.conditioning.guidance == "embedded"
     guidance = torch.full((2,), options.guidance_scale if embeds_guidance else 1.0, device=device)
     if embeds_guidance:
@@ -174,23 +174,23 @@ def _one(
                 height=torch.full((n,), float(shape.height), device=device),
                 width=torch.full((n,), float(shape.width), device=device),
                 drop_text=torch.arange(n, device=device) >= n // 2,
-                **{name: value.expand(n, *value.shape[1:]) for name, value in shown.items()},
+                **{name: value.expand(n, *value.shape[1:]) for name, value in conditioning.items()},
             )
         )
 
-    def fresh() -> Tensor:
+    def draw_noise() -> Tensor:
         size = (1, encoder.autoencoder.latent_channels, *latent_shape)
         return torch.randn(size, generator=generator, device=device)
 
-    def clip(given: conditions.Frames | None) -> conditions.Frames:
-        start, edit = fresh(), None
-        first = np.zeros((1, shape.height, shape.width, 3), np.uint8) if given is None else given
+    def clip(reference: conditions.Frames | None) -> conditions.Frames:
+        start, edit = draw_noise(), None
+        first = np.zeros((1, shape.height, shape.width, 3), np.uint8) if reference is None else reference
         frame = torch.from_numpy(np.array(first[:1]))
-        shown.update(encode_conditioning(encoder, start, companions, frame, shape.num_frames))
-        if given is not None and encoder.conditioning.first_frame is None:
-            start, ratio = conditions.begin(encoder, start, given)
-            edit = Edit(ratio, lambda step: fresh())
-        latent = _sample(network, start, objective, options, fresh, edit)
+        conditioning.update(encode_conditioning(encoder, start, companions, frame, shape.num_frames))
+        if reference is not None and encoder.conditioning.first_frame is None:
+            start, ratio = conditions.begin(encoder, start, reference)
+            edit = Edit(ratio, lambda step: draw_noise())
+        latent = _sample(network, start, objective, options, draw_noise, edit)
         return encoder.frames(latent, shape.num_frames)[0].cpu().numpy()
 
     return conditions.join(clip, options.conditions)
@@ -201,10 +201,9 @@ def _sample(
     start: Tensor,
     objective: ObjectiveConfig,
     options: GenerateOptions,
-    fresh: Callable[[], Tensor],
+    draw_noise: Callable[[], Tensor],
     edit: Edit | None,
 ) -> Tensor:
-    """Go from noise to latents in the way that the objective has learnt."""
     steps, scale = options.num_inference_steps, options.guidance_scale
     if objective.name == "iddpm":
         return iddpm.sample_iddpm(
@@ -212,7 +211,7 @@ def _sample(
             start,
             num_steps=steps,
             guidance_scale=scale,
-            step_noise=lambda step: fresh(),
+            step_noise=lambda step: draw_noise(),
             edit=edit,
         )
 

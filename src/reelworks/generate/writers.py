@@ -1,7 +1,7 @@
-"""Pictures and clips as files, and contact sheets of several.
+"""Write pictures, clips and contact sheets.
 
-Frames are uint8 RGB arrays `[T, H, W, 3]`. Files appear whole: they are written beside their place and
-renamed, so that a report drawn meanwhile never embeds half a clip.
+Frames are uint8 RGB arrays `[T, H, W, 3]`. Files appear complete: they are written under a temporary name and renamed,
+so that a report never embeds half a clip.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from reelworks.core.errors import UserError, nearest
 
 Frames = NDArray[np.uint8]
 
-# suffix -> (container, codec, options). crf 14 and 18 are visually lossless; what a preview shows should
-# be the model's doing.
+# suffix -> (container, codec, options). crf 14 and 18 are visually lossless, so that artifacts in previews come from
+# the model.
 _VIDEO: dict[str, tuple[str, str, dict[str, str]]] = {
     ".mp4": ("mp4", "libx264", {"crf": "14", "preset": "medium"}),
     ".webm": ("webm", "libvpx-vp9", {"crf": "18", "b:v": "0"}),
@@ -36,8 +36,8 @@ _PAPER, _INK = (250, 250, 248), (60, 60, 58)
 
 
 @contextmanager
-def _whole(path: Path, *, keep: bool = True) -> Iterator[Path]:
-    """Give a temporary path beside `path` that takes its place on success, or goes again."""
+def _atomic(path: Path, *, keep: bool = True) -> Iterator[Path]:
+    """Yield a temporary path that replaces `path` on success and is removed on failure or without `keep`."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def _whole(path: Path, *, keep: bool = True) -> Iterator[Path]:
             code="file-unwritable",
             field="output",
             value=str(path),
-            remedy="choose a folder that you may write to and that has space left",
+            remedy="choose a folder that is writable and has space left",
         ) from error
     finally:
         if temporary.is_file():
@@ -72,7 +72,7 @@ def write_video(path: Path, frames_THWC: Frames, fps: float) -> None:
     container_name, codec, options = _VIDEO[_suffix(path, *_VIDEO)]
     frames_THWC = _even(frames_THWC)
     with (
-        _whole(path) as temporary,
+        _atomic(path) as temporary,
         av.open(str(temporary), "w", container_name, options=_CONTAINER_OPTIONS[container_name]) as container,
     ):
         stream = container.add_stream(codec, Fraction(fps).limit_denominator(1001), options=options)
@@ -91,15 +91,15 @@ def write_image(path: Path, frame_HWC: Frames) -> None:
         UserError: The suffix is not `.png`, or the file cannot be written.
     """
     _suffix(path, _IMAGE)
-    with _whole(path) as temporary:
+    with _atomic(path) as temporary:
         Image.fromarray(frame_HWC).save(temporary, format="PNG")
 
 
 def numbered(path: Path, count: int) -> list[Path]:
-    """Name the files of several clips: `{index}` in the name becomes 00, 01, ...
+    """Return the files of several clips: `{index}` in the name becomes 00, 01, ...
 
     Raises:
-        UserError: There are several clips and one name.
+        UserError: There are several clips, and the name has no `{index}`.
     """
     if "{index}" in path.name:
         return [path.with_name(path.name.replace("{index}", f"{i:02d}")) for i in range(count)]
@@ -115,7 +115,7 @@ def numbered(path: Path, count: int) -> list[Path]:
 
 
 def is_picture(path: Path) -> bool:
-    """Say whether a file's name is that of a picture.
+    """Return whether a file's name is that of a picture.
 
     Raises:
         UserError: The suffix is unknown.
@@ -124,7 +124,7 @@ def is_picture(path: Path) -> bool:
 
 
 def check(path: Path, num_frames: int) -> None:
-    """Refuse a file name before the work that would fill it.
+    """Refuse a file name that does not fit the frames, before they are generated.
 
     Raises:
         UserError: The suffix is unknown, or does not fit the number of frames.
@@ -140,12 +140,12 @@ def check(path: Path, num_frames: int) -> None:
 
 
 def require_place(path: Path) -> None:
-    """Make the folder of a file, and try that a file can be written there, before the work that would fill it.
+    """Create the folder of a file and check that it is writable, before anything is generated.
 
     Raises:
-        UserError: It cannot.
+        UserError: The file cannot be written.
     """
-    with _whole(path, keep=False) as temporary:
+    with _atomic(path, keep=False) as temporary:
         temporary.touch()
 
 
@@ -166,7 +166,7 @@ def _suffix(path: Path, *known: str) -> str:
     suffix = path.suffix.lower()
     if suffix not in known:
         raise UserError(
-            f'the suffix "{suffix}" names no format known here',
+            f'the suffix "{suffix}" names no supported format',
             code="unknown-media-suffix",
             field="output",
             value=str(path),
@@ -178,12 +178,12 @@ def _suffix(path: Path, *known: str) -> str:
 def contact_sheet(
     rows: Sequence[Sequence[Frames]], labels: Sequence[Sequence[str]], *, height_px: int = 128
 ) -> Image.Image:
-    """Draw clips as a grid: first, middle and last frame of each, with a caption below.
+    """Draw clips as a grid with the first, middle and last frame of each and a caption below.
 
     Args:
-        rows: Clips `[T, H, W, 3]` by row; pictures show their one frame.
-        labels: A caption for each clip, cut where it is wider than its frames.
-        height_px: Height at which frames are drawn.
+        rows: Clips `[T, H, W, 3]` by row; a picture is drawn as its one frame.
+        labels: A caption for each clip, cut off at the width of its frames.
+        height_px: Height of drawn frames.
 
     Returns:
         An RGB picture; columns are as wide as their widest clip.
@@ -204,14 +204,14 @@ def contact_sheet(
 
 
 def _strip(frames_THWC: Frames, height_px: int) -> Image.Image:
-    """First, middle and last frame side by side; fewer where the clip has fewer."""
+    """Draw the first, middle and last frame side by side, or fewer if the clip has fewer."""
     count, height, width, _ = frames_THWC.shape
     shown = sorted({0, count // 2, count - 1})
     width_px = max(1, round(width * height_px / height))
     strip = Image.new("RGB", ((width_px + 2) * len(shown) - 2, height_px), _PAPER)
-    for place, index in enumerate(shown):
+    for column, index in enumerate(shown):
         frame = Image.fromarray(frames_THWC[index]).resize((width_px, height_px), Image.Resampling.LANCZOS)
-        strip.paste(frame, (place * (width_px + 2), 0))
+        strip.paste(frame, (column * (width_px + 2), 0))
     return strip
 
 

@@ -1,1 +1,1 @@
-"""`reelworks new`: a recipe proposed from a folder, a model and the memory of a device."""
+"""`reelworks new`: propose a recipe for a folder, a model and the memory of a GPU."""

@@ -1,4 +1,4 @@
-"""Folders of a command line as datasets: plain ones, and those of kohya's tools, `10_mug cup`."""
+"""Turn folders into datasets: plain folders, and those in the layout of kohya's tools, such as `10_mug cup`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _KOHYA = re.compile(r"([1-9][0-9]*)_(.+)")
 
 
 def require(folders: Sequence[Path]) -> None:
-    """Refuse what is no folder, nor a list of files.
+    """Refuse paths that are neither folders nor lists of files.
 
     Raises:
-        UserError: Names it.
+        UserError: A path is neither; the error names it.
     """
     for folder in folders:
         if folder.is_dir() or (folder.is_file() and is_list(folder)):
@@ -34,64 +34,64 @@ def require(folders: Sequence[Path]) -> None:
 
 
 def datasets(folders: Sequence[Path]) -> tuple[list[DatasetConfig], list[str]]:
-    """Say which datasets folders mean.
+    """Return the datasets of folders.
 
-    A folder that is named or holds folders named `REPEATS_WORDS` is read as kohya's tools read it: each is a dataset
-    whose pictures are shown `REPEATS` times an epoch, and those without a text file have `WORDS` as caption.
+    A folder named `REPEATS_WORDS`, or each such folder in a given one, is a dataset as for kohya's tools: its pictures
+    are repeated `REPEATS` times per epoch, and those without a text file have `WORDS` as their caption.
 
     Returns:
-        The datasets, each with a name of its own; and remarks on what such tools would leave out too.
+        The datasets, each with a unique name; and remarks on files and folders that are left out.
 
     Raises:
-        UserError: A folder is given twice, or lies in another one: its clips would be trained twice.
+        UserError: A folder is listed twice or lies in another one, so that its clips would be trained twice.
     """
-    found: list[DatasetConfig] = []
+    result: list[DatasetConfig] = []
     remarks: list[str] = []
     for folder in folders:
         inside = [child for child in _folders(folder) if _KOHYA.fullmatch(child.name)]
-        for one in inside or [folder]:
-            _refuse_twice(one, [Path(dataset.path) for dataset in found])
-            repeats, words = _meaning(one)
-            name = _free(Source.from_path(one).name, {dataset.dataset_name for dataset in found})
-            found.append(DatasetConfig(path=str(one), name=name, repeats=repeats, missing_caption=words))
-        remarks += _beside(folder, inside)
-    return found, remarks
+        for path in inside or [folder]:
+            _refuse_overlap(path, [Path(dataset.path) for dataset in result])
+            repeats, words = _repeats_and_words(path)
+            name = _unique(Source.from_path(path).name, {dataset.dataset_name for dataset in result})
+            result.append(DatasetConfig(path=str(path), name=name, repeats=repeats, missing_caption=words))
+        remarks += _left_out(folder, inside)
+    return result, remarks
 
 
-def _refuse_twice(folder: Path, others: Sequence[Path]) -> None:
-    here = folder.resolve()
+def _refuse_overlap(folder: Path, others: Sequence[Path]) -> None:
+    resolved = folder.resolve()
     for other in others:
-        there = other.resolve()
-        if here.is_relative_to(there) or there.is_relative_to(here):
+        taken = other.resolve()
+        if resolved.is_relative_to(taken) or taken.is_relative_to(resolved):
             raise UserError(
-                "it is given twice" if here == there else f"one of this and {other} lies in the other",
+                "it is given twice" if resolved == taken else f"one of this and {other} lies in the other",
                 code="folders-overlap",
                 field="--data",
                 value=str(folder),
-                remedy="give the outer one alone; `repeats` of a [[dataset]] in the recipe shows clips more often",
+                remedy="give only the outer one; to repeat clips, set `repeats` of a [[dataset]] in the recipe",
             )
 
 
 def _folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        return []  # told by the scan
+        return []  # the scan reports it
     with os.scandir(folder) as entries:
         return sorted(Path(e.path) for e in entries if e.is_dir() and not e.name.startswith("."))
 
 
-def _meaning(folder: Path) -> tuple[int, str | None]:
+def _repeats_and_words(folder: Path) -> tuple[int, str | None]:
     match = _KOHYA.fullmatch(folder.resolve().name)
     return (int(match[1]), match[2].strip()) if match else (1, None)
 
 
-def _free(name: str, taken: set[str]) -> str:
-    """The name, or with a number behind it: clips are known by their dataset's."""
+def _unique(name: str, taken: set[str]) -> str:
+    """Return the name, with a number appended if it is taken, since dataset names identify clips."""
     candidates = (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3)))
-    return next(one for one in candidates if one not in taken)
+    return next(candidate for candidate in candidates if candidate not in taken)
 
 
-def _beside(folder: Path, inside: Sequence[Path]) -> list[str]:
-    """List what lies beside folders of kohya's tools."""
+def _left_out(folder: Path, inside: Sequence[Path]) -> list[str]:
+    """Return a remark on the contents of a folder that are outside its folders for kohya's tools, if any."""
     if not inside:
         return []
     with os.scandir(folder) as entries:
@@ -99,7 +99,6 @@ def _beside(folder: Path, inside: Sequence[Path]) -> list[str]:
     others = [child.name for child in _folders(folder) if child not in inside]
     if not loose and not others:
         return []
-    told = [f"{len(loose)} file{'s' * (len(loose) > 1)}"] * bool(loose) + [
-        f"the folder {name}" for name in others
-    ]
-    return [f"left out, beside folders named REPEATS_WORDS in {folder}: {', '.join(told)}"]
+    parts = [f"{len(loose)} file{'s' * (len(loose) > 1)}"] * bool(loose)
+    parts += [f"the folder {name}" for name in others]
+    return [f"left out, because {folder} has folders named REPEATS_WORDS: {', '.join(parts)}"]

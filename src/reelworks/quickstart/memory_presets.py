@@ -1,4 +1,4 @@
-"""Settings that save memory, cheapest first, and the first of them that fits into a GPU."""
+"""Choose the cheapest settings with which a recipe fits into a GPU's memory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from reelworks.train.preflight.meter import Pass
 
 
 class MemoryPreset(NamedTuple):
-    """One more setting.
+    """A recipe setting that saves memory.
 
     Attributes:
-        table, key, value: As in a recipe.
-        why: What it saves, and what it costs.
-        passing: It saves activations; else what is held from the first step to the last.
-        without: Table and key of a setting that does not go with it, and is left out.
+        table, key, value: Table, key and value of the setting in a recipe.
+        why: What it saves and what it costs, for people.
+        passing: Whether it saves activations, rather than memory that is held during the whole run.
+        without: Table and key of an incompatible setting, which is then removed.
     """
 
     table: str
@@ -34,7 +34,7 @@ class MemoryPreset(NamedTuple):
     without: tuple[str, str] | None = None
 
     def to_text(self) -> str:
-        """Write it as it stands in a recipe."""
+        """Return the setting as `table.key = value`."""
         return f"{self.table}.{self.key} = {json.dumps(self.value)}"
 
 
@@ -51,19 +51,19 @@ TIERS = (
         "text_encoder",
         "device",
         "cpu",
-        "text encoders in CPU memory, where embedding a caption for the first time takes seconds",
+        "text encoders in CPU memory, which takes seconds for each new caption",
     ),
     MemoryPreset("buckets", "batch_size", 1, "one clip at a time", passing=True),
     MemoryPreset(
-        "lora", "base", "int8", "frozen weights in 8 bits: rounded a little, and widened at each use"
+        "lora", "base", "int8", "frozen weights in 8 bits: slightly rounded, and widened at each use"
     ),
-    MemoryPreset("lora", "base", "nf4", "frozen weights in 4 bits: rounded more, and widened at each use"),
+    MemoryPreset("lora", "base", "nf4", "frozen weights in 4 bits: more rounded, and widened at each use"),
     MemoryPreset("autoencoder", "dtype", "bfloat16", "half its memory; latents differ in the third digit"),
     MemoryPreset(
         "parallel",
         "offload",
         True,
-        "weights in CPU memory, unrounded and fetched block by block: slow where the way to the GPU is",
+        "weights in CPU memory, not rounded and fetched block by block: slow if the link to the GPU is slow",
         without=("lora", "base"),
     ),
 )
@@ -71,14 +71,14 @@ TIERS = (
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Settings that fit, and how they were found.
+    """The settings that make a recipe fit.
 
     Attributes:
-        recipe: With the settings that were needed.
-        tiers: Those settings.
-        estimate: Of that recipe.
-        fits: Whether it fits; None where the GPU's memory is not known.
-        without: Of each setting, bytes that are needed at least without it.
+        recipe: The recipe with these settings.
+        tiers: The settings.
+        estimate: Estimate of the recipe's memory and time.
+        fits: Whether it fits; None if the GPU's memory is unknown.
+        without: For each setting, bytes that the recipe needs at least without it.
     """
 
     recipe: Recipe
@@ -89,9 +89,9 @@ class MemoryPlan:
 
 
 def choose(recipe: Recipe, vram_bytes: int | None) -> MemoryPlan:
-    """Add settings one by one until a recipe fits; where the GPU is not known, the first, which most need.
+    """Add settings one by one until a recipe fits; for an unknown GPU only the first, which most recipes need.
 
-    A setting that saves nothing in this recipe is passed over, so that the last one that is tried needs least.
+    Settings that save nothing in this recipe are skipped, so that each further one needs less memory.
 
     Raises:
         UserError: The recipe's parts do not fit together.
@@ -102,37 +102,35 @@ def choose(recipe: Recipe, vram_bytes: int | None) -> MemoryPlan:
     search, taken, waiting = _Search(), dict[MemoryPreset, int](), list(TIERS)
     while True:
         need = search.held(recipe)
-        found = (
-            search.estimate(recipe) if need <= vram_bytes else None
-        )  # else there is no need to look further
-        if found is not None:
-            need = found.memory.total
+        # The full estimate is slow: skip it if the recipe does not fit even without activations.
+        result = search.estimate(recipe) if need <= vram_bytes else None
+        if result is not None:
+            need = result.memory.total
         while waiting and not search.saves(recipe, waiting[0]):
             waiting.pop(0)
         if need <= vram_bytes or not waiting:
-            found = found or search.estimate(recipe)
-            fits = found.memory.total <= vram_bytes
-            return MemoryPlan(recipe, tuple(taken), found, fits, tuple(taken.values()))
+            result = result or search.estimate(recipe)
+            fits = result.memory.total <= vram_bytes
+            return MemoryPlan(recipe, tuple(taken), result, fits, tuple(taken.values()))
         tier = waiting.pop(0)
         replaced = ((tier.table, tier.key), tier.without)
-        taken = {one: size for one, size in taken.items() if (one.table, one.key) not in replaced}
+        taken = {old: size for old, size in taken.items() if (old.table, old.key) not in replaced}
         taken[tier] = need
         recipe = _with(recipe, tier)
 
 
 class _Search:
-    """Estimates of recipes that differ in few settings: each network is built once, and run once for each batch size."""
+    """Estimates of recipes that differ in few settings, with caches of built networks and their passes."""
 
     def __init__(self) -> None:
         self._networks: dict[str, Denoiser] = {}
         self._passes: dict[str, dict[str, Pass]] = {}
 
     def held(self, recipe: Recipe) -> int:
-        """Bytes on the GPU without activations."""
+        """Return the bytes on the GPU without activations."""
         return memory.held(recipe, self._network(recipe)).total
 
     def estimate(self, recipe: Recipe) -> Estimate:
-        """Estimate a recipe; see `estimate.estimate`."""
         network, buckets = self._network(recipe), _table(recipe)
         key = recipe.model_dump_json(include={"model", "lora", "buckets"})
         if key not in self._passes:
@@ -140,7 +138,7 @@ class _Search:
         return estimate.from_passes(recipe, buckets, network, self._passes[key])
 
     def saves(self, recipe: Recipe, tier: MemoryPreset) -> bool:
-        """Whether a setting changes the recipe, and for the less."""
+        """Whether a setting changes the recipe and lowers its memory."""
         config = getattr(recipe, tier.table)
         if config is None or getattr(config, tier.key) == tier.value:
             return False

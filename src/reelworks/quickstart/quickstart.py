@@ -1,4 +1,4 @@
-"""`reelworks new`: from folders and the name of a model to a recipe, and to what it will take."""
+"""`reelworks new`: make a recipe for folders and a model, and estimate its memory and time."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from reelworks.train.preflight.estimate import ASSUMED_TFLOPS
 
 _SIDES = (64, 128, 256, 384, 512, 640, 768, 1024)
 _LINES = (64, 144, 240, 360, 480, 720)
-_MOST_FILL = 0.9  # of the clips fill the size that is chosen; the rest is enlarged
+_MOST_FILL = 0.9  # share of clips that must fill the chosen size; the rest is enlarged
 _MOST_LENGTHS = 3
-_SHOWINGS = 2000  # of 20 pictures: 100 each
-_SMALL_CLIPS = 4  # in a micro-batch
-_HELD_OUT_FROM = 200  # clips
+_SHOWINGS = 2000  # for 20 pictures, 100 each
+_SMALL_CLIPS = 4  # largest micro-batch of pictures
+_HELD_OUT_FROM = 200  # fewest clips with a validation split
 
 
 def lora_table(
@@ -55,17 +55,17 @@ def lora_table(
     trigger: str | None = None,
     weights: str | None = None,
 ) -> list[Line]:
-    """Choose all values of a recipe.
+    """Return the lines of a LoRA's recipe.
 
     Args:
-        preset: Of the model.
-        datasets: The folders.
-        found: What they hold.
-        trigger: A word to call what is learnt by.
-        weights: A pipeline's folder or hub id, or the denoiser's file, in place of the published one.
+        preset: Preset of the model.
+        datasets: Datasets of the folders.
+        found: Survey of the folders.
+        trigger: Trigger word of what is learnt.
+        weights: A pipeline's folder or hub id, or the denoiser's file, instead of the published one.
 
     Raises:
-        UserError: No weights are known, clips cannot be trained, or nothing has a caption.
+        UserError: No weights are known, the model cannot train clips, or nothing has a caption.
     """
     known = registry.release_of(preset)
     parts = _parts(preset, known, weights)
@@ -86,40 +86,40 @@ def lora_table(
 def _datasets(datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: str | None) -> list[Line]:
     lines = []
     for number, dataset in enumerate(datasets):
-        here: list[tuple[str, Any, str]] = [("path", dataset.path, "")]
+        settings: list[tuple[str, Any, str]] = [("path", dataset.path, "")]
         if len(datasets) > 1:
-            here.append(("name", dataset.name, "clips are known by it"))
+            settings.append(("name", dataset.name, "identifies its clips"))
         if dataset.repeats > 1:
-            here.append(("repeats", dataset.repeats, "showings in an epoch, as the folder's name says"))
-        here += _captions(dataset, found, trigger)
-        lines += [Line("[[dataset]]", key, value, why, number) for key, value, why in here]
+            settings.append(("repeats", dataset.repeats, "repeats per epoch, from the folder's name"))
+        settings += _captions(dataset, found, trigger)
+        lines += [Line("[[dataset]]", key, value, why, number) for key, value, why in settings]
     return lines
 
 
 def _captions(dataset: DatasetConfig, found: FolderSurvey, trigger: str | None) -> list[tuple[str, Any, str]]:
-    """Choose what the model is told of the clips of a folder."""
     missing = dataset.missing_caption
     if trigger is None and missing is None and found.uncaptioned == found.clips:
         raise UserError(
-            f"of {found.to_text()} none has a caption",
+            f"none of {found.to_text()} has a caption",
             code="no-caption",
             field="--data",
             value=dataset.path,
-            remedy="give --trigger WORD, which then is the caption of all, or write what each shows into a text file "
-            "of the same name",
+            remedy="give --trigger WORD, which becomes the caption of all, or describe each in a text file of the same name",
         )
     everywhere = 0 < found.triggered == found.clips - found.uncaptioned
     lines = []
     if trigger is not None and not everywhere:
         form = trigger.replace("{", "{{").replace("}", "}}")
-        lines.append(("caption", f"{form}, {{text}}", "the word that calls what is learnt"))
+        lines.append(("caption", f"{form}, {{text}}", "the trigger word of what is learnt"))
     if missing is not None:
         if trigger is not None and everywhere and trigger not in missing:
             missing = f"{trigger}, {missing}"
-        lines.append(("missing_caption", missing, "of files without a text file, as the folder's name says"))
+        lines.append(("missing_caption", missing, "for files without a text file, from the folder's name"))
     elif trigger is not None and found.uncaptioned:
         text = trigger if everywhere else ""
-        lines.append(("missing_caption", text, "files without a text file are trained with the word alone"))
+        lines.append(
+            ("missing_caption", text, "files without a text file are trained with the trigger word alone")
+        )
     return lines
 
 
@@ -140,17 +140,17 @@ def _buckets(preset: str, known: Release, found: FolderSurvey) -> list[Line]:
         resolution, why = _resolution(steps, found.videos[:, 1:], "clips")
         frames = found.videos[:, 0]
         lengths = _lengths(frames, geometry, known.num_frames)
-        there = f"the clips have {frames.min()} to {frames.max()}"
+        why_lengths = f"the clips have {frames.min()} to {frames.max()} frames"
         lines += [
             Line("[[bucket]]", "resolution", resolution, why, 1),
-            Line("[[bucket]]", "num_frames", lengths, there, 1),
-            Line("[[bucket]]", "batch_size", 1, "clips take much more than pictures", 1),
+            Line("[[bucket]]", "num_frames", lengths, why_lengths, 1),
+            Line("[[bucket]]", "batch_size", 1, "clips take much more memory than pictures", 1),
         ]
     return lines
 
 
 def _geometry(preset: str) -> Geometry:
-    """Return the geometry of the model and the autoencoder that it comes with."""
+    """Return the geometry of a model with its usual autoencoder."""
     autoencoder = AutoencoderConfig()
     if registry.PRESETS[preset].release:
         autoencoder = AutoencoderConfig(name=registry.PRESETS[preset].parts.autoencoder, weights=preset)
@@ -163,11 +163,11 @@ def _require_clips(preset: str, known: Release, clips: int) -> None:
         or not known.lines
     ):
         raise UserError(
-            f"this model makes pictures alone, and there are {clips} clips",
+            f"this model makes only pictures, and the folders have {clips} clips",
             code="model-takes-images-only",
             field="--model",
             value=preset,
-            remedy=f"choose one for clips ({', '.join(_for_clips())}), or take the clips out of the folders",
+            remedy=f"choose a model for clips ({_for_clips()}), or remove the clips from the folders",
         )
 
 
@@ -177,7 +177,7 @@ def _for_clips() -> str:
 
 
 def _resolution(steps: Ladder, sizes: NDArray[np.int64], noun: str) -> tuple[str, str]:
-    """The largest rung that most fill, the lowest where there is none; and why."""
+    """Return the largest resolution that most clips fill, or else the lowest, and the reason."""
     highest = steps.highest(sizes[:, 0], sizes[:, 1])
     reach = [float((highest >= rung).mean()) for rung in range(len(steps.names))]
     chosen = max((rung for rung, share in enumerate(reach) if share >= _MOST_FILL), default=0)
@@ -187,14 +187,14 @@ def _resolution(steps: Ladder, sizes: NDArray[np.int64], noun: str) -> tuple[str
 
 
 def _lengths(frames: NDArray[np.int64], geometry: Geometry, most: int) -> list[int]:
-    """A few lengths that keep most of what the clips have, one of them for the shortest."""
+    """Return a few lengths that keep most frames of the clips, including one for the shortest clips."""
     counts = propose.frame_counts(geometry)
     counts = counts[counts <= max(most, counts[0])]
     longest = np.searchsorted(counts, frames, side="right") - 1
     chosen = propose.rungs(longest, np.log(counts), _MOST_LENGTHS)
     if not chosen:
         raise UserError(
-            f"the longest clip has {frames.max()} frames, and this model takes {counts[0]} and more",
+            f"the longest clip has {frames.max()} frames, but this model needs at least {counts[0]}",
             code="clips-too-short",
             field="--data",
             remedy="add longer clips, or train on pictures",
@@ -203,10 +203,10 @@ def _lengths(frames: NDArray[np.int64], geometry: Geometry, most: int) -> list[i
 
 
 def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
-    """The network and what goes with it."""
+    """Return the lines of the model, its autoencoder and its text encoder."""
     lines = [Line("[model]", "name", preset)]
     if switch_timestep(ModelConfig(name=preset)) is not None:
-        why = 'of its two networks the one for much noise; "low" is a run of its own, "both" trains them in turn'
+        why = 'the network for high noise; "low" trains the other one, and "both" trains them in turn'
         lines += [Line("[model]", "experts", "high", why)]
     if not registry.PRESETS[preset].release:
         lines += [Line("[model]", "weights", weights)] if weights else []
@@ -215,22 +215,22 @@ def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
     source = weights or known.weights
     if source is None:
         raise UserError(
-            f"no published weights of {preset} are known",
+            f"{preset} has no published weights",
             code="no-published-weights",
             field="--model",
             value=preset,
-            remedy="give --weights PATH|HUB, a folder, file or hub id",
+            remedy="give --weights PATH|HUB: a folder, a file or a hub id",
         )
     parts = registry.PRESETS[preset].parts
     lines += [Line("[model]", "weights", source), Line("[model]", "gradient_checkpointing", False)]
-    whole = source if not source.endswith(".safetensors") else str(known.weights)
+    pipeline = source if not source.endswith(".safetensors") else str(known.weights)
     if components.conditioning(ModelConfig(name=preset)).image_encoder is not None:
-        lines += [Line("[model]", "image_encoder", whole, "tells the network of a clip's first frame")]
+        lines += [Line("[model]", "image_encoder", pipeline, "encodes a clip's first frame for the network")]
     lines += [Line("[autoencoder]", "name", parts.autoencoder, "the one that the model was trained with")]
-    lines += [Line("[autoencoder]", "weights", known.autoencoder or whole)]
+    lines += [Line("[autoencoder]", "weights", known.autoencoder or pipeline)]
     lines += [
         Line("[text_encoder]", "name", parts.text),
-        Line("[text_encoder]", "weights", known.text or whole),
+        Line("[text_encoder]", "weights", known.text or pipeline),
     ]
     return lines
 
@@ -242,13 +242,13 @@ def _objective(preset: str, known: Release) -> list[Line]:
     why = "above 1: more training at much noise, where large pictures are decided" if shift != 1.0 else "none"
     lines = [Line("[objective]", "timestep_shift", shift, why)]
     if components.conditioning(ModelConfig(name=preset)).guidance == "embedded":
-        why = "guidance is an input of this network: it needs no pictures without caption"
+        why = "guidance is an input of this network, which needs no dropped captions"
         lines += [Line("[objective]", "caption_dropout", 0.0, why)]
     return lines
 
 
 def _epochs(found: FolderSurvey) -> int:
-    """100 showings of each of 20 pictures; of more pictures fewer of each, though more in all."""
+    """Return epochs for 100 showings of each of 20 pictures; more pictures get fewer each, but more in total."""
     return max(round(_SHOWINGS * math.sqrt(found.clips / 20) / found.showings), 1)
 
 
@@ -283,7 +283,7 @@ def _saves(steps: int) -> Line:
 
 
 def with_saves(lines: Sequence[Line], steps: int) -> list[Line]:
-    """Save as often as so many steps ask for."""
+    """Replace the setting of the checkpoints' interval by that for a number of steps."""
     saves = _saves(steps)
     return [saves if (line.table, line.key) == (saves.table, saves.key) else line for line in lines]
 
@@ -305,15 +305,15 @@ PLACEHOLDER = "pictures"
 
 @dataclass(frozen=True)
 class QuickstartOptions:
-    """Options of the command.
+    """Options of `reelworks new`.
 
     Attributes:
         model: A preset or a family's short name.
-        folders: Of pictures and clips; none for a recipe with a placeholder.
-        vram_gb: Memory of the GPU; None takes that of the GPU here, if there is one.
-        trigger: A word to call what is learnt by.
-        weights: In place of the published ones.
-        tflops: What the GPU computes in bfloat16.
+        folders: Folders of pictures and clips; none for a recipe with a placeholder.
+        vram_gb: Memory of the GPU; None uses that of this machine's GPU, if it has one.
+        trigger: Trigger word of what is learnt.
+        weights: Weights to use instead of the published ones.
+        tflops: Speed of the GPU in bfloat16.
     """
 
     model: str
@@ -326,16 +326,16 @@ class QuickstartOptions:
 
 @dataclass(frozen=True)
 class QuickstartResult:
-    """A recipe that was made.
+    """A new recipe with its estimates.
 
     Attributes:
-        text: As it is written.
-        recipe: The same, read.
-        found: What it is for.
-        choice: Settings that save memory, and the estimate.
-        remarks: What a person should know of the folders.
-        micro_batches: Of an epoch, by bucket.
-        tflops: What seconds are told for.
+        text: Text of the recipe.
+        recipe: The parsed recipe.
+        found: Survey of the folders.
+        choice: Settings that save memory, with the estimate.
+        remarks: Remarks on the folders, for people.
+        micro_batches: Micro-batches of an epoch by bucket.
+        tflops: Speed of the GPU that times are estimated for.
     """
 
     text: str
@@ -348,19 +348,19 @@ class QuickstartResult:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the whole training."""
+        """Optimizer steps of the training."""
         return sum(self.micro_batches.values()) * (self.recipe.train.max_epochs or 1)
 
     @property
     def seconds_per_step(self) -> float:
-        """On average."""
+        """Mean seconds of a step."""
         seconds = sum(
             n * self.choice.estimate.seconds(name, self.tflops) for name, n in self.micro_batches.items()
         )
         return seconds / max(sum(self.micro_batches.values()), 1)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the result as plain values for JSON."""
         return {
             "model": self.recipe.model.name,
             "pictures": len(self.found.pictures),
@@ -380,16 +380,16 @@ class QuickstartResult:
 def lora(
     path: Path, wishes: QuickstartOptions, on_progress: Callable[[ScanProgress], None] | None = None
 ) -> QuickstartResult:
-    """Make the recipe of a LoRA, and write it.
+    """Make the recipe of a LoRA and write it.
 
     Args:
-        path: Where; what is there is written over.
-        wishes: What it is for.
-        on_progress: Hears how far the scan is.
+        path: File to write; an existing one is replaced.
+        wishes: Options of the command.
+        on_progress: Called with the progress of the scan.
 
     Raises:
-        UserError: The model is unknown, the word is empty, the folders hold nothing to train, nothing fits into the GPU, or the
-            recipe cannot be written.
+        UserError: The model is unknown, the trigger word is empty, the folders hold nothing to train, the training
+            does not fit into the GPU, or the recipe cannot be written.
     """
     preset = registry.preset_name(wishes.model)
     if wishes.trigger is not None and not wishes.trigger.strip():
@@ -397,12 +397,12 @@ def lora(
             "the word is empty",
             code="empty-trigger",
             field="--trigger",
-            remedy="give a rare word, or leave it out",
+            remedy="choose a rare word, or leave the option out",
         )
     datasets, remarks = kohya_folders.datasets(wishes.folders or (Path(PLACEHOLDER),))
     found = survey.PLACEHOLDER
     if wishes.folders:
-        found = _look(_catalog(path), datasets, wishes.trigger, on_progress)
+        found = _survey(_catalog(path), datasets, wishes.trigger, on_progress)
     lines = lora_table(preset, datasets, found, trigger=wishes.trigger, weights=wishes.weights)
     drafted = _read(lines, path)
     choice = memory_presets.choose(drafted, _vram_bytes(wishes.vram_gb))
@@ -411,26 +411,15 @@ def lora(
     for tier in choice.tiers:
         lines = with_setting(lines, tier.table, tier.key, tier.value, tier.why)
     per_epoch = _micro_batches(_read(lines, path), bool(wishes.folders))
-    # Settings that save memory change how many steps there are.
+    # Settings that save memory change the number of steps.
     lines = with_saves(lines, sum(per_epoch.values()) * (drafted.train.max_epochs or 1))
     text = toml_writer.write(title(preset, found), lines)
     recipe = _read(lines, path)
-    remarks += (
-        []
-        if registry.PRESETS[preset].release
-        else [f"{preset} begins with random weights: it is there to try things"]
-    )
-    made = QuickstartResult(
-        text,
-        recipe,
-        found,
-        choice,
-        tuple(remarks),
-        per_epoch,
-        wishes.tflops,
-    )
+    if not registry.PRESETS[preset].release:
+        remarks.append(f"{preset} starts from fresh weights and is meant for experiments")
+    result = QuickstartResult(text, recipe, found, choice, tuple(remarks), per_epoch, wishes.tflops)
     files.write_for("--output", path, text.encode())
-    return made
+    return result
 
 
 def _catalog(path: Path) -> Path:
@@ -438,7 +427,7 @@ def _catalog(path: Path) -> Path:
     return Path("runs", path.stem, "catalog")
 
 
-def _look(
+def _survey(
     catalog: Path,
     datasets: Sequence[DatasetConfig],
     trigger: str | None,
@@ -450,7 +439,7 @@ def _look(
 
 
 def title(preset: str, found: FolderSurvey) -> str:
-    """The first line of a recipe."""
+    """Return the first line of a recipe."""
     return f"A LoRA of {found.to_text()} on {preset}."
 
 
@@ -481,7 +470,7 @@ def _too_small(preset: str, wishes: QuickstartOptions, choice: MemoryPlan) -> Us
     need, host = memory.total / 1e9, memory.host / 1e9
     settings = ", ".join(tier.to_text() for tier in choice.tiers)
     return UserError(
-        f"{preset} needs {need:.1f} GB with everything that saves memory ({settings}), by part: {memory.to_text()}"
+        f"{preset} needs {need:.1f} GB with all settings that save memory ({settings}), by part: {memory.to_text()}"
         + (f"; and {host:.1f} GB of CPU memory" if host >= 0.05 else ""),
         code="gpu-too-small",
         field="--vram",

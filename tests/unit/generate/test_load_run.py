@@ -187,7 +187,7 @@ def test_generate_tells_words_that_are_not_seen(
     assert not left.value.code
     assert picture.is_file()
     words = "word" if unseen == 1 else f"{unseen} words"
-    told = f"the model reads 6 tokens of a prompt: not the last {words} of {prompt!r}"
+    told = f"the model reads 6 tokens of a prompt, and cuts off the last {words} of {prompt!r}"
     assert (told in capsys.readouterr().out) == bool(unseen)
 
 

@@ -134,12 +134,12 @@ def test_a_single_file_has_the_familys_units_without_a_config(name, places, tmp_
 @pytest.mark.parametrize(
     ("name", "other", "said"),
     [
-        ("flux", "wan-2.1", "this is an .*AutoencoderKLWan, .* for an AutoencoderKL"),
+        ("flux", "wan-2.1", "this is an .*AutoencoderKLWan, .* needs an AutoencoderKL"),
         ("flux", "flux2", "this is an AutoencoderKLFlux2"),
         ("wan-2.1", "sd3", "this is an AutoencoderKL, .*AutoencoderKLWan"),
         ("ltx-video", "sdxl", 'this is an AutoencoderKL, (?s:.*) or "flux" or "sd3" or "sdxl"'),
         ("flux", "sdxl", "AutoencoderKL of 4 channels, .*AutoencoderKL of 16 channels"),
-        ("hunyuan-video-1.5", "hunyuan-video-1.5", "there is no config of it"),
+        ("hunyuan-video-1.5", "hunyuan-video-1.5", "without its config"),
         ("qwen-image", "wan-2.1", "no AutoencoderKLQwenImage can be loaded"),
     ],
 )

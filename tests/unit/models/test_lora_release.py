@@ -260,7 +260,7 @@ def test_a_fused_update_with_rows_for_other_layers_is_refused(tmp_path):
 def test_the_rank_of_blocks_is_told_as_that_of_a_layer(tmp_path):
     """Of three blocks of rank 5, not 15."""
     B = torch.block_diag(*[torch.randn(32, 5) for _ in range(3)])
-    with refused("lora-settings-differ", "lora.rank", says="begins with has rank 5"):
+    with refused("lora-settings-differ", "lora.rank", says="lora.weights has rank 5"):
         fused(tmp_path, B)
 
 

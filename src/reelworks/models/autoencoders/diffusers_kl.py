@@ -1,4 +1,4 @@
-"""Autoencoders of diffusers: one class for all, which differ in a few declared facts.
+"""Autoencoders of diffusers: one class for all; families differ only in a few declared facts.
 
 Legend: B clips, C channels, T frames, H height, W width.
 """
@@ -37,22 +37,22 @@ CONTRACT = Contract(
 
 @final
 class DiffusersAutoencoder:
-    """An autoencoder of diffusers, with the statistics of its latents.
+    """An autoencoder of diffusers that normalises its latents.
 
-    Latents are the means of the posteriors, moved and scaled as the family's denoiser was trained with.
+    Latents are the means of the posteriors, shifted and scaled as in the training of the family's denoiser.
 
     Attributes:
         geometry: Stride and frame rule of the family.
-        latent_channels: Of what a denoiser sees.
+        latent_channels: Channels of the latents that a denoiser takes.
         module: The network.
-        contract: float32 or bfloat16 inside, float32 outside; float16 is known to overflow.
+        contract: Computes in float32 or bfloat16 and returns float32; float16 is known to overflow.
     """
 
     def __init__(self, config: AutoencoderConfig) -> None:
-        """Load a folder in diffusers' layout, a single file, or from the hub.
+        """Load weights from a folder in diffusers' layout, a single file or the hub.
 
         Raises:
-            UserError: Nothing that can be loaded is found, or it is another family's.
+            UserError: The weights cannot be loaded, or belong to another family.
         """
         assert config.weights is not None, "the recipe was checked"
         facts = registry.AUTOENCODERS[config.name]
@@ -83,23 +83,23 @@ class DiffusersAutoencoder:
         if self._packed:
             latent = _channels_to_squares(latent)
         latent = latent.to(self.contract.compute)
-        # A decoder that removes a little noise by itself is told that there is none.
-        asks_time = self.module.config.get("timestep_conditioning", False)
-        told = {"temb": latent.new_zeros(len(latent))} if asks_time else {}
-        video: Tensor = self.module.decode(latent[:, :, 0] if self._flat else latent, **told).sample
+        # Some decoders also remove noise: timestep 0 means that these latents have none.
+        takes_timestep = self.module.config.get("timestep_conditioning", False)
+        timestep = {"temb": latent.new_zeros(len(latent))} if takes_timestep else {}
+        video: Tensor = self.module.decode(latent[:, :, 0] if self._flat else latent, **timestep).sample
         video = video[:, :, None] if self._flat else video
         assert video.shape[2] == num_frames, f"{latent.shape[2]} latent frames became {video.shape[2]}"
         return video.to(self.contract.output)
 
     def to(self, device: torch.device) -> Autoencoder:
-        """Move the network, in place."""
+        """Move the network and return this object."""
         self.module.to(device)
         self._mean, self._std = self._mean.to(device), self._std.to(device)
         return self
 
 
 def _statistics(module: Any) -> tuple[Tensor, Tensor]:
-    """Mean and spread of the latents, `[1, C or 1, 1, 1, 1]` each, from wherever the class keeps them."""
+    """Return mean and standard deviation of the latents, `[1, C or 1, 1, 1, 1]` each."""
     config, buffers = dict(module.config), dict(module.named_buffers())
     if "bn.running_mean" in buffers:
         mean, std = module.bn.running_mean, (module.bn.running_var + config["batch_norm_eps"]).sqrt()
@@ -138,7 +138,7 @@ def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
         module = _from_file(kind, config)
     else:
         raise UserError(
-            f"no {facts.network} can be loaded: there is no config of it",
+            f"{facts.network} cannot be loaded without its config",
             code="autoencoder-config-missing",
             field=field,
             value=source,
@@ -148,16 +148,16 @@ def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
 
 
 def _from_file(kind: Any, config: AutoencoderConfig) -> Any:
-    """Load a file in the names of diffusers or of a release; sizes that are not known here diffusers asks of the hub."""
-    with tempfile.TemporaryDirectory() as place:
-        given = {}
+    """Load a file with the names of diffusers or of a release; diffusers fetches unknown sizes from the hub."""
+    with tempfile.TemporaryDirectory() as folder:
+        config_argument = {}
         facts = registry.AUTOENCODERS[config.name]
         if facts.file_config is not None:
-            path = Path(place) / "config.json"
+            path = Path(folder) / "config.json"
             path.write_text(json.dumps({**facts.file_config, **facts.config}))
-            given = {"config": str(path)}
+            config_argument = {"config": str(path)}
         try:
-            return kind.from_single_file(config.weights, **given)
+            return kind.from_single_file(config.weights, **config_argument)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise UserError(
                 f"no {kind.__name__} can be loaded ({str(error).partition(chr(10))[0]})",

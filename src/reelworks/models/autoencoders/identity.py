@@ -1,7 +1,7 @@
-"""Which autoencoder lies somewhere: told from its config, or from names in a file, before any weight is read.
+"""Identify an autoencoder by its config, or by names in a file, before any weight is read.
 
-Autoencoders of one class may have as many channels and make other latents, or the same in other units; a denoiser that is
-shown those learns nonsense, and nothing else would say so.
+Autoencoders of one class may have equally many channels but make different or differently scaled latents. A denoiser
+that is trained on the wrong ones learns nonsense, and no other check would notice.
 """
 
 from __future__ import annotations
@@ -31,43 +31,44 @@ _WRAPPERS = ("first_stage_model.", "vae.")
 
 
 def config_of(config: AutoencoderConfig) -> dict[str, Any] | None:
-    """The config of the autoencoder that a recipe names; None where there is none.
+    """Return the config of the autoencoder that a recipe names, or None if it has none.
 
     Raises:
-        UserError: Neither here nor on the hub; or it is of another autoencoder than the one that the recipe names.
+        UserError: The weights are neither local nor on the hub, or belong to another autoencoder.
     """
     assert config.weights is not None, "the recipe was checked"
     found = weights.config(config.weights, "autoencoder.weights", part="vae")
-    if found is not None and (told := _differences(found, _known()[config.name])):
-        raise _other(config, *told, [name for name, one in _known().items() if not _differences(found, one)])
+    if found is not None and (differences := _differences(found, _known()[config.name])):
+        names = [name for name, facts in _known().items() if not _differences(found, facts)]
+        raise _other(config, *differences, names)
     return found
 
 
 def require_names(config: AutoencoderConfig, shapes: Shapes) -> None:
-    """Refuse a file without a config whose names or channels are those of another autoencoder.
+    """Refuse a file without a config if its names or channels are those of another autoencoder.
 
-    Flux's and Stable Diffusion 3's have the same of both, and are taken for what the recipe says.
+    Flux's and Stable Diffusion 3's have the same names and channels, and are taken for what the recipe says.
 
     Args:
-        config: Names the file.
-        shapes: Of its tensors.
+        config: Settings of the autoencoder, which name the file.
+        shapes: Shapes of the file's tensors by name.
 
     Raises:
-        UserError: It is of another class, or has other latents.
+        UserError: The file is of another class, or has other latents.
     """
     for wrapper in _WRAPPERS:
         shapes = {name.removeprefix(wrapper): shape for name, shape in shapes.items()}
     known = _known()
     wanted = known[config.name]
-    here = [name for name, one in known.items() if any(sign in shapes for sign in one.signs)]
-    if not here and any(sign in shapes for sign in _PLAIN_SIGNS):
-        here = [name for name, one in known.items() if one.network == _PLAIN]
-    if here and config.name not in here:
-        classes = dict.fromkeys(known[name].network for name in here)
-        raise _other(config, " or ".join(classes), wanted.network, here)
+    candidates = [name for name, facts in known.items() if any(sign in shapes for sign in facts.signs)]
+    if not candidates and any(sign in shapes for sign in _PLAIN_SIGNS):
+        candidates = [name for name, facts in known.items() if facts.network == _PLAIN]
+    if candidates and config.name not in candidates:
+        classes = dict.fromkeys(known[name].network for name in candidates)
+        raise _other(config, " or ".join(classes), wanted.network, candidates)
     last = shapes.get("encoder.conv_out.weight")
-    if here and wanted.network == _PLAIN and last is not None and last[0] != 2 * wanted.channels:
-        names = [name for name in here if 2 * known[name].channels == last[0]]
+    if candidates and wanted.network == _PLAIN and last is not None and last[0] != 2 * wanted.channels:
+        names = [name for name in candidates if 2 * known[name].channels == last[0]]
         counts = (f"{_PLAIN} of {last[0] // 2} channels", f"{_PLAIN} of {wanted.channels} channels")
         raise _other(config, *counts, names)
 
@@ -77,13 +78,13 @@ def _known() -> dict[str, PublishedAutoencoder]:
 
 
 def _differences(found: Mapping[str, Any], wanted: PublishedAutoencoder) -> tuple[str, str] | None:
-    """Compare a config with a published one and name the differences; None if there are none."""
+    """Describe how a config and a published one differ, as two texts; None if they do not."""
     if (kind := found.get("_class_name", wanted.network)) != wanted.network:
         return kind, wanted.network
-    usual = inspect.signature(getattr(optional_imports.diffusers(), wanted.network)).parameters
-    has = {key: found.get(key, usual[key].default) for key in wanted.config}
-    apart = {key: want for key, want in wanted.config.items() if not _equal(has[key], want)}
-    return (_words(kind, {key: has[key] for key in apart}), _words(kind, apart)) if apart else None
+    defaults = inspect.signature(getattr(optional_imports.diffusers(), wanted.network)).parameters
+    values = {key: found.get(key, defaults[key].default) for key in wanted.config}
+    diff = {key: want for key, want in wanted.config.items() if not _equal(values[key], want)}
+    return (_describe(kind, {key: values[key] for key in diff}), _describe(kind, diff)) if diff else None
 
 
 def _equal(found: Any, want: Any) -> bool:
@@ -92,16 +93,16 @@ def _equal(found: Any, want: Any) -> bool:
     return bool((tuple(found) if isinstance(found, list) else found) == want)
 
 
-def _words(kind: str, values: Mapping[str, Any]) -> str:
+def _describe(kind: str, values: Mapping[str, Any]) -> str:
     return f"{kind} with " + ", ".join(f"{key} = {value}" for key, value in values.items())
 
 
 def _other(config: AutoencoderConfig, found: str, wanted: str, names: list[str]) -> UserError:
-    also = "; this goes with autoencoder.name = " + " or ".join(f'"{name}"' for name in names)
+    hint = "; this one goes with autoencoder.name = " + " or ".join(f'"{name}"' for name in names)
     return UserError(
-        f'this is an {found}, and autoencoder.name = "{config.name}" is for an {wanted}',
+        f'this is an {found}, but autoencoder.name = "{config.name}" needs an {wanted}',
         code="other-autoencoder",
         field="autoencoder.weights",
         value=config.weights,
-        remedy="name the autoencoder that the model was trained with" + (also if names else ""),
+        remedy="name the autoencoder that the model was trained with" + (hint if names else ""),
     )

@@ -1,4 +1,4 @@
-"""Space-to-depth: an autoencoder that loses nothing, learns nothing and needs no download."""
+"""Space-to-depth: a lossless autoencoder without weights, which needs no training and no download."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ CONTRACT = Contract(_F32, _F32, None, None, _F32, {"video": Role.CONDITION, "lat
 
 @final
 class PixelAutoencoder:
-    """Squares of stride × stride pixels as channels, shifted and scaled.
+    """An autoencoder that turns squares of stride × stride pixels into channels, shifted and scaled.
 
-    Channel `(color · stride + row) · stride + column` of a latent is that color of that pixel in the
-    square. Frames stay frames.
+    Latent channel `(color · stride + row) · stride + column` holds that color of the pixel at that row and
+    column of the square. Time is not compressed.
 
     Attributes:
-        geometry: Stride (1, s, s); takes any number of frames.
-        latent_channels: 3·s².
-        contract: float32 throughout.
+        geometry: Stride (1, s, s) for any number of frames.
+        latent_channels: Channels of the latents, 3·s².
+        contract: Computes and returns float32.
     """
 
     contract = CONTRACT
@@ -48,7 +48,7 @@ class PixelAutoencoder:
         s = self._stride
         if H % s or W % s:
             raise UserError(
-                f"frames of {H}×{W} pixels do not divide into squares",
+                f"frames of {H}×{W} pixels cannot be divided into squares of stride × stride",
                 code="size-not-a-multiple",
                 field="autoencoder.stride",
                 value=s,
@@ -66,5 +66,5 @@ class PixelAutoencoder:
         return squares.reshape(B, C // (s * s), T, h * s, w * s) * self._std + self._mean
 
     def to(self, device: torch.device) -> Autoencoder:
-        """Return itself: it holds no tensors."""
+        """Return this object, which holds no tensors."""
         return self

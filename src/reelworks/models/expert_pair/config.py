@@ -1,4 +1,4 @@
-"""Recipe keys of two experts, and what follows from them; torch-free."""
+"""Resolve the recipe keys of a model of two experts; torch-free."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.models.config import ModelConfig, require_known
 
-PARTS = {"high": "transformer", "low": "transformer_2"}  # folders in a pipeline
+PARTS = {"high": "transformer", "low": "transformer_2"}  # folders of a pipeline
 _ALL = [0.0, 1000.0]
 
 
 def switch_timestep(model: ModelConfig) -> float | None:
-    """Return the timestep at which the expert for high noise begins; None for a model of one network."""
+    """Return the timestep at which the high-noise expert begins; None for a model of one network."""
     require_known("model.name", model.name, registry.PRESETS)
     return registry.PRESETS[model.name].switch_timestep
 
 
 def timestep_range(model: ModelConfig, objective: str, asked: list[float]) -> list[float]:
-    """The timesteps that a recipe trains: those of its expert.
+    """Return the timesteps that a recipe trains, which are those of its expert.
 
     Args:
-        model: The recipe's.
+        model: Model settings of the recipe.
         objective: Name of its objective.
         asked: Its `objective.timestep_range`.
 
     Raises:
-        UserError: It does not say which expert, or anything else in it means another one.
+        UserError: `model.experts` is missing or superfluous, or another setting contradicts it.
     """
     start = switch_timestep(model)
     if start is None:
         _refuse(
-            model.experts is not None, "this model is one network", "experts", model.experts, "leave it out"
+            model.experts is not None, "this model has one network", "experts", model.experts, "leave it out"
         )
         return asked
     if model.experts is None:
-        remedy = 'say "high" (much noise), "low", or "both", of which each step trains one'
-        _refuse(True, "this model is two networks", "experts", None, remedy)
+        remedy = 'set it to "high" (high noise), "low", or "both" (each step trains one of the two)'
+        _refuse(True, "this model has two networks", "experts", None, remedy)
     _refuse(
         objective != "rectified-flow",
-        "experts share the timesteps of rectified flow",
+        "the two experts are defined for the timesteps of rectified flow",
         "experts",
         model.experts,
         'set objective.name = "rectified-flow"',
@@ -49,7 +49,7 @@ def timestep_range(model: ModelConfig, objective: str, asked: list[float]) -> li
     folder = Path(model.weights or "").name
     _refuse(
         folder in PARTS.values() and folder != PARTS.get(str(model.experts)),
-        f"this folder is not that of model.experts = {model.experts!r}",
+        f"this folder does not belong to model.experts = {model.experts!r}",
         "weights",
         model.weights,
         "name the folder that holds both",
@@ -57,11 +57,11 @@ def timestep_range(model: ModelConfig, objective: str, asked: list[float]) -> li
     trained = {"high": [start, 1000.0], "low": [0.0, start], "both": _ALL}[str(model.experts)]
     if asked not in (_ALL, trained):
         raise UserError(
-            "the experts decide which timesteps are trained",
+            "model.experts decides which timesteps are trained",
             code="experts-decide-timesteps",
             field="objective.timestep_range",
             value=asked,
-            remedy=f"leave it out; model.experts = {model.experts!r} is trained on {trained}",
+            remedy=f"leave it out; model.experts = {model.experts!r} trains {trained}",
         )
     return trained
 

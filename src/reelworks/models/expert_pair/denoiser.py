@@ -1,4 +1,4 @@
-"""Both experts behind one `predict`: each clip goes to the one of its timestep."""
+"""Both experts behind one `predict`: each clip goes to the expert of its timestep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reelworks.models.lora.config import Targets
 
 @final
 class ExpertPair(nn.Module):
-    """Holds both networks, under the names that their folders have in a pipeline."""
+    """A module of both networks, named as their folders in a pipeline."""
 
     def __init__(self, transformer: nn.Module, transformer_2: nn.Module) -> None:
         super().__init__()
@@ -26,19 +26,19 @@ class ExpertPair(nn.Module):
 
 @final
 class ExpertPairDenoiser:
-    """Two networks of diffusers.
+    """A denoiser of two networks of diffusers, between which `switch_timestep` decides.
 
-    Clips of a micro-batch may lie on both sides of it, as in validation. Over several ranks they must lie
-    there alike, since a sharded network is called by all ranks or by none.
+    A micro-batch may have clips on both sides of that timestep, as in validation. With several ranks, all must
+    call the same experts, since a sharded network is called by all ranks or by none.
 
     Attributes:
-        module: Both networks.
-        contract: Their dtypes.
+        module: Both networks as one module.
+        contract: Dtypes of both.
         latent_channels: Channels of the latents that they take.
-        runs_on_meta: Shapes alone can be tried.
-        config: Their sizes.
-        base: What a LoRA in them lies on; None without one.
-        switch_timestep: The timestep at which the expert for high noise begins.
+        runs_on_meta: Whether the networks run on the meta device.
+        config: Sizes of both.
+        base: Base weights of a LoRA; None without a LoRA.
+        switch_timestep: Timestep at which the high-noise expert begins.
     """
 
     def __init__(self, high: DiffusersDenoiser, low: DiffusersDenoiser, switch_timestep: float) -> None:
@@ -50,20 +50,20 @@ class ExpertPairDenoiser:
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
         """Return the velocity `[B, C, T, H, W]` of each clip's expert."""
-        if inputs.time.is_meta:  # no values to go by: try both
+        if inputs.time.is_meta:  # without values, run both
             return self._high.predict(inputs) + self._low.predict(inputs)
         is_high_B = inputs.time >= self.switch_timestep
         sides = [(self._high, is_high_B.nonzero()[:, 0]), (self._low, (~is_high_B).nonzero()[:, 0])]
-        answers = [expert.predict(_rows(inputs, index)) for expert, index in sides if len(index)]
-        return torch.cat(answers)[torch.cat([index for _, index in sides]).argsort()]
+        outputs = [expert.predict(_rows(inputs, index)) for expert, index in sides if len(index)]
+        return torch.cat(outputs)[torch.cat([index for _, index in sides]).argsort()]
 
     def sharding(self) -> ShardingPlan:
-        """The blocks of both, and each expert as a whole, since one is called without the other."""
+        """Return the blocks of both and each expert as a unit, since one is called without the other."""
         blocks = [*self._high.sharding().blocks, *self._low.sharding().blocks]
         return ShardingPlan([*blocks, *self.module.children()])
 
     def lora_targets(self, of: Targets = "default") -> Sequence[str]:
-        """Name the linear layers of all attentions, or all of the blocks, in both."""
+        """Name the linear layers of the attentions, or of the blocks, of both experts."""
         names = [name for name, _ in self.module.named_children()]
         pairs = zip(names, (self._high, self._low), strict=True)
         return tuple(f"{name}.{target}" for name, expert in pairs for target in expert.lora_targets(of))

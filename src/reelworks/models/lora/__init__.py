@@ -1,1 +1,1 @@
-"""LoRA on any denoiser: settings, layers put in by peft, and files in the conventions of the field."""
+"""LoRA for any denoiser: settings, layers injected by peft, and files in the usual conventions."""

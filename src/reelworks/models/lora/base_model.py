@@ -1,4 +1,4 @@
-"""Which weights a LoRA lies on: told in checkpoints and files, so that it never lies on others unnoticed."""
+"""Identify the base weights of a LoRA, so that checkpoints and files are never loaded on other ones unnoticed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from reelworks.core.errors import UserError
 
 
 class Base(NamedTuple):
-    """The weights below a LoRA.
+    """The base weights of a LoRA.
 
     Attributes:
-        model: The preset.
-        weights: Where they came from; None for fresh ones.
-        digest: Of names, shapes and values, as they were read and before anything rounds them.
+        model: Name of the preset.
+        weights: Source of the weights; None for randomly initialised ones.
+        digest: Digest of names, shapes and values as they were read, before any rounding.
     """
 
     model: str
@@ -30,20 +30,17 @@ class Base(NamedTuple):
         return f"{self.weights or 'fresh weights'} ({self.model}, {self.digest[:8]})"
 
     def to_json(self) -> str:
-        """Return it as text, for a checkpoint or a file's header."""
+        """Return this object as JSON, for a checkpoint or a file's header."""
         return json.dumps(self._asdict())
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Base:
-        """Back from `to_json`."""
+        """Read the output of `to_json`."""
         return cls(**json.loads(text))
 
 
 def digest(state: Mapping[str, Tensor]) -> str:
-    """Digest all values of a network; about as fast as memory is read.
-
-    The dtype that they were stored in does not count: numbers are taken as float32.
-    """
+    """Return a digest of all values of a network, taken as float32 whatever their dtype; as fast as memory is read."""
     running = digests.running()
     for name in sorted(state):
         value = state[name].detach().contiguous()
@@ -54,16 +51,16 @@ def digest(state: Mapping[str, Tensor]) -> str:
 
 
 def require_same(trained_on: Base, here: Base, field: str, value: str) -> None:
-    """Refuse to go on with a LoRA on another base.
+    """Refuse a LoRA that was trained on another base.
 
     Raises:
-        UserError: Names both.
+        UserError: The digests of the two bases differ.
     """
     if trained_on.digest != here.digest:
         raise UserError(
-            f"the LoRA was trained on {trained_on}, and the base here is {here}",
+            f"the LoRA was trained on {trained_on}, but the base here is {here}",
             code="lora-of-another-base",
             field=field,
             value=value,
-            remedy="set model.name and model.weights to the base that it was trained on",
+            remedy="set model.name and model.weights to the base that the LoRA was trained on",
         )

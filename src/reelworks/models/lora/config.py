@@ -1,4 +1,4 @@
-"""`[lora]` of a recipe; torch-free."""
+"""The recipe table `[lora]`; torch-free."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ BaseStorage = Literal["float32", "bfloat16", "float8", "int8", "nf4"]
 
 
 class LoraConfig(Config):
-    """Train low-rank updates of some layers, and leave all other weights as they are.
+    """Train low-rank updates of some layers and leave all other weights unchanged.
 
     Attributes:
-        rank: Rows of the smaller matrix of each pair.
-        alpha: The update counts alpha / rank; default: the rank.
-        dropout: Share of a layer's inputs that its update does not see in training.
-        targets: Layers that are adapted: "default", those of all attentions; "blocks", all linear ones of the model's
-            blocks, feed-forward and modulation too; or names of linear layers, whole or their last parts, such as
-            ["to_q", "to_v"].
-        dora: Train the length of each row of the sum beside its direction (DoRA).
-        base: How the frozen weights lie in memory: linear layers of the model's blocks in 8 bits (`float8`, `int8`) or 4
-            (`nf4`), or all weights of matrix products in bfloat16; default: in `precision.compute`, which changes no
-            result.
-        weights: A LoRA of this model to begin with, a `.safetensors` file of any convention; a run that goes on does
-            not read it again.
+        rank: Rank of the updates.
+        alpha: Updates are scaled by alpha / rank; default: the rank.
+        dropout: Share of a layer's inputs that is dropped for its update in training.
+        targets: Layers to adapt: "default" for those of all attentions; "blocks" for all linear layers of the model's
+            blocks, including feed-forward and modulation; or a list of layer names, complete or their last parts, such
+            as ["to_q", "to_v"].
+        dora: Also train the magnitude of each row of the updated weights (DoRA).
+        base: Storage of the frozen weights: linear layers of the model's blocks in 8 bits (`float8`, `int8`) or 4 bits
+            (`nf4`), or all weights of matrix products in `bfloat16` or `float32`; default: the dtype of
+            `precision.compute`, which changes no result.
+        weights: A LoRA of this model to start from, a `.safetensors` file of any convention; not read again when a
+            run is resumed.
     """
 
     rank: int = Field(16, ge=1)
@@ -41,23 +41,23 @@ class LoraConfig(Config):
 
     @property
     def exact_alpha(self) -> float:
-        """Alpha, the rank where none is given."""
+        """Alpha, with the rank as default."""
         return float(self.rank) if self.alpha is None else self.alpha
 
     def require_writable(self, format: str, field: str) -> None:
-        """Refuse a convention of files that cannot hold what is trained.
+        """Refuse a file convention that cannot hold this LoRA.
 
         Args:
-            format: Whose convention.
+            format: Name of the convention.
             field: The recipe's key or the option that names it.
 
         Raises:
-            UserError: DoRA anywhere but in diffusers.
+            UserError: The LoRA is a DoRA, and the convention is not diffusers'.
         """
         if self.dora and format != "diffusers":
             raise UserError(
-                "ComfyUI scales a DoRA by the lengths of the base's rows, not of the sum's, and kohya's scripts have "
-                "none: this file would give other pictures than the training",
+                "ComfyUI scales a DoRA by the row norms of the base, not of the updated weights, and kohya's scripts "
+                "know no DoRA: this file would give other pictures than the training",
                 code="dora-not-writable",
                 field=field,
                 value=format,
@@ -65,17 +65,17 @@ class LoraConfig(Config):
             )
 
     def exact_base(self, compute: str) -> BaseStorage:
-        """How the base is stored, as its products are taken where nothing is asked for.
+        """Return the storage of the base, which defaults to the dtype of its products.
 
         Raises:
-            UserError: It would be lower than those, and nothing widens it for them.
+            UserError: The storage has fewer bits than the products, and nothing would widen it.
         """
         if self.base == "bfloat16" and compute != "bfloat16":
             raise UserError(
-                "the products of float32 that the recipe asks for need weights of float32",
+                "the recipe computes products in float32, which needs float32 weights",
                 code="lora-base-too-narrow",
                 field="lora.base",
                 value=self.base,
-                remedy='say precision.compute = "bfloat16", or leave lora.base out',
+                remedy='set precision.compute = "bfloat16", or leave lora.base out',
             )
         return self.base or ("bfloat16" if compute == "bfloat16" else "float32")

@@ -1,7 +1,7 @@
-"""How the frozen base of a LoRA lies in memory.
+"""Storage of the frozen base of a LoRA.
 
-Matrix products round their weights to the compute dtype in any case, so that storing those in it changes no result.
-All else (norms, tables, embeddings) is small and stays float32.
+Matrix products round their weights to the compute dtype anyway, so that storing them in it changes no result. All
+other weights (norms, tables, embeddings) are small and stay float32.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ Format = Literal["float8", "int8", "nf4"]
 FORMATS: tuple[Format, ...] = ("float8", "int8", "nf4")
 _FLOAT8 = torch.float8_e4m3fn
 _LARGEST = {"float8": torch.finfo(_FLOAT8).max, "int8": 127.0, "nf4": 1.0}
-_BLOCK = 64  # numbers of nf4 that share a scale
-# Chosen in QLoRA (arXiv 2305.14314) so that both ends of the scale, -1 and 1, stand for equal shares of a normal
-# distribution.
+_BLOCK = 64  # nf4 values that share a scale
+# From QLoRA (arXiv 2305.14314), so that both ends, -1 and 1, stand for equal shares of a normal distribution.
 _NF4_END = 0.9677083
 
 
 class Quantized(NamedTuple):
-    """A weight in few bits.
+    """A quantised weight.
 
     Attributes:
-        codes: `[out, in]` float8 or int8; of nf4 `[ceil(out * in / 64) * 32]` uint8, two numbers in each, the first in
-            the lower half.
-        scale: `[out, 1]` float32; of nf4 `[ceil(out * in / 64), 1]`.
+        codes: `[out, in]` float8 or int8; for nf4 `[ceil(out * in / 64) * 32]` uint8 with two values each, the first
+            in the lower four bits.
+        scale: `[out, 1]` float32; for nf4 `[ceil(out * in / 64), 1]`.
     """
 
     codes: Tensor
@@ -41,14 +40,14 @@ class Quantized(NamedTuple):
 
 
 def quantize(weight: Tensor, format: Format) -> Quantized:
-    """Round a weight `[out, in]` to the nearest codes, by the largest number of each row or block."""
-    if weight.is_meta:  # where every operation takes its time for no number
+    """Round a weight `[out, in]` to the nearest codes, scaled by the largest value of each row or block."""
+    if weight.is_meta:  # every operation takes time there for no values
         return _without_numbers(weight, format)
     rows = weight.float()
     if format == "nf4":
         rows = functional.pad(rows.flatten(), (0, -rows.numel() % _BLOCK)).view(-1, _BLOCK)
     scale = (rows.abs().amax(dim=1, keepdim=True) / _LARGEST[format]).bfloat16().float()
-    # Rows of zeros have no scale; that of others may have been rounded down.
+    # Rows of zeros have scale 0. Clamped because a scale may have been rounded down.
     units = (rows / torch.where(scale == 0, 1.0, scale)).clamp(-_LARGEST[format], _LARGEST[format])
     if format == "float8":
         return Quantized(units.to(_FLOAT8), scale)
@@ -70,7 +69,7 @@ def _without_numbers(weight: Tensor, format: Format) -> Quantized:
 
 
 def dequantize(weight: Quantized, format: Format, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """Return a weight `[out, in]` of a dtype."""
+    """Return the weight `[out, in]` in a dtype."""
     scale = weight.scale.to(dtype)
     if format != "nf4":
         return weight.codes.to(dtype) * scale
@@ -81,7 +80,7 @@ def dequantize(weight: Quantized, format: Format, shape: tuple[int, int], dtype:
 
 @functools.cache
 def nf4_levels() -> Tensor:
-    """The 16 numbers of nf4, ascending from -1 to 1: quantiles of a normal distribution, and zero."""
+    """Return the 16 values of nf4, ascending from -1 to 1: quantiles of a normal distribution, and zero."""
     ends = torch.tensor(_NF4_END, dtype=torch.float64)
     above = torch.special.ndtri(torch.linspace(0.5, float(ends), 9, dtype=torch.float64)[1:])
     below = -torch.special.ndtri(torch.linspace(0.5, float(ends), 8, dtype=torch.float64)[1:])
@@ -91,17 +90,17 @@ def nf4_levels() -> Tensor:
 
 @functools.cache
 def _nf4_pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """`[256, 2]`: the two numbers that a byte means."""
+    """Return the two values that each byte encodes, `[256, 2]`."""
     byte = torch.arange(256)
     return nf4_levels()[torch.stack([byte & 15, byte >> 4], dim=1)].to(device, dtype)
 
 
 @final
 class QuantizedLinear(nn.Linear):
-    """A frozen linear layer. Its bias stays a parameter; its weight is widened for each product.
+    """A frozen linear layer with a quantised weight, which is widened for each product; its bias stays a parameter.
 
     Attributes:
-        format: Of the weight.
+        format: Format of the weight.
     """
 
     codes: Tensor
@@ -121,29 +120,29 @@ class QuantizedLinear(nn.Linear):
         return self.widened(torch.float32)
 
     def widened(self, dtype: torch.dtype) -> Tensor:
-        """The weight in a dtype."""
+        """Return the weight in a dtype."""
         shape = (self.out_features, self.in_features)
         return dequantize(Quantized(self.codes, self.scale), self.format, shape, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Multiply `[..., in]` as `nn.Linear` does, under autocast in its dtype."""
+        """Multiply `[..., in]` as `nn.Linear` does; autocast sets the dtype."""
         kind = "cpu" if input.device.type == "meta" else input.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
         return _product(input.to(dtype), self)
 
 
 def quantized_layers(module: nn.Module) -> list[QuantizedLinear]:
-    """Quantised layers of a network."""
+    """Return the quantised layers of a network."""
     return [child for child in module.modules() if isinstance(child, QuantizedLinear)]
 
 
 def count(module: nn.Module) -> int:
-    """Numbers that the quantised weights of a network stand for; they are no parameters of it."""
+    """Return the number of quantised weights of a network, which are not among its parameters."""
     return sum(layer.in_features * layer.out_features for layer in quantized_layers(module))
 
 
 class _Product(torch.autograd.Function):
-    """A product with a frozen weight: the backward pass widens it again, where torch would keep it wide till then."""
+    """A product with a frozen weight that is widened again in the backward pass, instead of being saved for it."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, layer: QuantizedLinear) -> Tensor:
@@ -168,14 +167,14 @@ def store(
     compute: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Freeze a network and store it on a device, in place and layer by layer: never is all of it there in float32.
+    """Freeze a network and store it on a device, in place and layer by layer, so that it is never all in float32.
 
     Args:
-        module: The network with its weights, of any dtype and on any device.
-        blocks: Whose linear layers are quantised, if the base is.
-        base: As resolved.
+        module: The network with its weights, in any dtype and on any device.
+        blocks: Modules whose linear layers are quantised, if `base` is a quantised format.
+        base: Storage of the weights.
         compute: Dtype of products.
-        device: Where it is moved.
+        device: Device of the stored weights.
     """
     how = _How(base, torch.float32 if base == "float32" else compute, device, frozenset(map(id, blocks)))
     _store(module, how, inside=False)
@@ -203,7 +202,6 @@ def _store(parent: nn.Module, how: _How, inside: bool) -> None:
 
 
 def _store_parameters(layer: nn.Module, how: _How) -> None:
-    """Convert those that it holds itself."""
     dtype = how.products if isinstance(layer, PRODUCTS) else torch.float32
     for name, parameter in list(layer.named_parameters(recurse=False)):
         stored = parameter.detach().to(how.device, dtype if parameter.is_floating_point() else None)

@@ -1,4 +1,4 @@
-"""Low-rank layers inside a denoiser: peft puts them in, all else is frozen."""
+"""Inject low-rank layers into a denoiser with peft and freeze all other weights."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ _PART = re.compile(r"\.lora_(A|B|magnitude_vector)\.default\.weight$")
 
 
 def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
-    """Put low-rank layers into a denoiser's module, in place; they alone are trained, in float32.
-
-    Their updates begin as zero.
+    """Inject low-rank layers into a denoiser's module, in place; only they are trained, in float32, from zero updates.
 
     Args:
-        denoiser: With its weights, not sharded yet.
-        config: Which layers, of which rank.
-        seed: Decides their first values; the global generators are left as they were.
+        denoiser: Denoiser with its weights, not sharded yet.
+        config: Settings of the LoRA.
+        seed: Seed of the initial values; the global generators are not changed.
 
     Raises:
         UserError: A target names no linear layer.
@@ -39,7 +37,7 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
         r=config.rank,
         lora_alpha=config.exact_alpha,
         lora_dropout=config.dropout,
-        # A pattern names them exactly; entries of a list would match as endings too.
+        # A pattern matches whole names; the entries of a list would also match endings.
         target_modules="|".join(map(re.escape, names)),
         use_dora=config.dora,
     )
@@ -50,7 +48,7 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
         for name, parameter in module.named_parameters():
             if (
                 parameter.requires_grad
-            ):  # peft gives them the dtype of the base, and rounds what it draws to it
+            ):  # peft gives them the dtype of the base and rounds the initial values to it
                 parameter.data = parameter.data.float()
             if _is_drawn(name):
                 drawn = torch.empty(parameter.shape)
@@ -66,7 +64,7 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def without(module: nn.Module) -> Iterator[None]:
-    """Run a network as its base. What is trained stays marked so: FSDP looks for it when a unit is first called."""
+    """Run a network as its base. `requires_grad` is unchanged, since FSDP reads it when a unit is first called."""
     tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
     layers = [child for child in module.modules() if isinstance(child, tuners.BaseTunerLayer)]
     trained = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
@@ -86,7 +84,7 @@ def without(module: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def merged(module: nn.Module) -> dict[str, Tensor]:
-    """Whole weights of a network with its LoRA added in, under the names that it has without one; changes it."""
+    """Merge a LoRA into its network, in place, and return all weights under their names without a LoRA."""
     tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
     layers = {
         name: child for name, child in module.named_modules() if isinstance(child, tuners.BaseTunerLayer)
@@ -99,28 +97,27 @@ def merged(module: nn.Module) -> dict[str, Tensor]:
 
 
 def parts(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """The layer and the part of it (A, B or magnitude_vector) that each name of a low-rank tensor means."""
-    found = {name: match for name in names if (match := _PART.search(name))}
-    return {name: (name[: match.start()], match[1]) for name, match in found.items()}
+    """Return the layer and the part (A, B or magnitude_vector) of each name that is a low-rank tensor's."""
+    matches = {name: match for name in names if (match := _PART.search(name))}
+    return {name: (name[: match.start()], match[1]) for name, match in matches.items()}
 
 
 def _is_drawn(name: str) -> bool:
-    """True for what does not begin as zeros, or as lengths of the base's rows."""
+    """Whether a tensor is initialised randomly, not as zeros or as the row norms of the base."""
     return (match := _PART.search(name)) is not None and match[1] == "A"
 
 
 def linear_layers(module: nn.Module) -> list[str]:
-    """Names of a network's linear layers, as they are without a LoRA."""
+    """Return the names of a network's linear layers, before a LoRA is injected."""
     return [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
 
 
 def _targets(denoiser: Denoiser, asked: Targets | Sequence[str]) -> list[str]:
-    """Whole names of the layers to adapt."""
     if asked == "default" or asked == "blocks":
         return list(denoiser.lora_targets(asked))
     layers = linear_layers(denoiser.module)
     for target in asked:
-        if not any(_means(target, layer) for layer in layers):
+        if not any(_matches(target, layer) for layer in layers):
             known = layers if target.count(".") > 1 else {_ending(layer) for layer in layers}
             raise UserError(
                 "no linear layer of this model has that name",
@@ -131,20 +128,20 @@ def _targets(denoiser: Denoiser, asked: Targets | Sequence[str]) -> list[str]:
             )
     if not asked:
         raise UserError(
-            "no layer is left to train",
+            "the list names no layer to train",
             code="no-layer-to-train",
             field="lora.targets",
             value=[],
-            remedy='say "default", or name layers',
+            remedy='use "default", or name layers',
         )
-    return [layer for layer in layers if any(_means(target, layer) for target in asked)]
+    return [layer for layer in layers if any(_matches(target, layer) for target in asked)]
 
 
-def _means(target: str, layer: str) -> bool:
+def _matches(target: str, layer: str) -> bool:
     return layer == target or layer.endswith(f".{target}")
 
 
 def _ending(layer: str) -> str:
-    """The last part of a name that says something: `to_out.0` rather than `0`."""
+    """Return the last part of a name that is more than an index: `to_out.0` rather than `0`."""
     path = layer.split(".")
     return ".".join(path[-2:] if path[-1].isdecimal() else path[-1:])

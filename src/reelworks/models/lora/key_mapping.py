@@ -1,4 +1,4 @@
-"""Map the tensors of a LoRA file to layers of the network, and to rows of these."""
+"""Map the tensors of a LoRA file to layers of the network, or to rows of layers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torch import Tensor
 from reelworks.models.family import FamilyConfig, KeyRule
 from reelworks.models.lora.config import LoraConfig
 
-METADATA = "lora_adapter_metadata"  # where diffusers looks for settings
+METADATA = "lora_adapter_metadata"  # header key of diffusers' settings
 
 
 class Place(NamedTuple):
-    """Place of a layer of diffusers in a release.
+    """The place of a layer of diffusers in a release.
 
     Attributes:
-        layer: The release's layer.
-        part: Which of its parts, from above.
-        heights: Rows of its parts, in proportion to each other.
-        swapped: Its halves of rows are the other way round there.
+        layer: Layer of the release.
+        part: Index of the part, from the top row.
+        heights: Relative numbers of rows of its parts.
+        swapped: Whether the two halves of its rows are in the other order.
     """
 
     layer: str
@@ -35,11 +35,11 @@ class Place(NamedTuple):
 
 
 def place(config: FamilyConfig | None, layer: str) -> Place:
-    """Return the place of a layer in its family's release; of None, and where names are the same, the layer itself."""
+    """Return the place of a layer in its family's release: the layer itself without a family or a rule for it."""
     if config is None:
         return Place(layer)
     rules = _compiled(config.network.release_layers)
-    return next((found for rule in rules if (found := _apply(*rule, layer))), Place(layer))
+    return next((result for rule in rules if (result := _apply(*rule, layer))), Place(layer))
 
 
 @functools.cache
@@ -57,9 +57,9 @@ def _patterns(rules: Iterable[KeyRule]) -> Iterator[tuple[re.Pattern[str], Place
             yield pattern, Place(layer, i, heights or (1,) * len(names), swapped)
 
 
-def _apply(pattern: re.Pattern[str], found: Place, layer: str) -> Place | None:
+def _apply(pattern: re.Pattern[str], target: Place, layer: str) -> Place | None:
     match = pattern.fullmatch(layer)
-    return found._replace(layer=match.expand(found.layer)) if match else None
+    return target._replace(layer=match.expand(target.layer)) if match else None
 
 
 _PREFIXES = (
@@ -80,18 +80,18 @@ _ENDINGS = {
     ".alpha": "alpha",
 }
 Layers = dict[str, dict[str, Tensor]]
-"""A, B, and what else there is of each layer."""
+"""Tensors of each layer by kind: A, B and perhaps alpha and magnitude_vector."""
 
 
 class TargetLayer(NamedTuple):
-    """A layer of the network that a layer of a file may hold, whole or a part of it."""
+    """A layer of the network that is stored in a layer of a file or in a part of it."""
 
     layer: str
     place: Place
 
 
 def split(key: str) -> tuple[str, str] | None:
-    """The layer, as it is spelt there, and the part of it that a name in a file means; None if it means none."""
+    """Return the layer (as spelt in the file) and the kind of a tensor from its name in a file; None if unknown."""
     ending = next((ending for ending in _ENDINGS if key.endswith(ending)), None)
     if ending is None:
         return None
@@ -100,13 +100,13 @@ def split(key: str) -> tuple[str, str] | None:
 
 
 def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[TargetLayer]]:
-    """The layers that each spelling in a file may hold, in the order of their rows there."""
-    found: dict[str, dict[TargetLayer, None]] = defaultdict(dict)
+    """Return the network's layers that each layer name in a file may hold, in the order of their rows."""
+    names: dict[str, dict[TargetLayer, None]] = defaultdict(dict)
     for layer in layers:
         for placed_at in (Place(layer), place(family, layer)):
             for spelling in (placed_at.layer, placed_at.layer.replace(".", "_")):
-                found[spelling][TargetLayer(layer, placed_at)] = None
-    return {spelling: sorted(there, key=lambda home: home.place.part) for spelling, there in found.items()}
+                names[spelling][TargetLayer(layer, placed_at)] = None
+    return {name: sorted(targets, key=lambda target: target.place.part) for name, targets in names.items()}
 
 
 def placed(
@@ -114,80 +114,80 @@ def placed(
     layers: Iterable[str],
     config: LoraConfig,
     family: FamilyConfig | None,
-    told: Mapping[str, str],
+    metadata: Mapping[str, str],
 ) -> tuple[Layers, list[str]]:
-    """Give the tensors of a file to the layers that they mean; also the names that mean none.
+    """Return the tensors of a file by layer of the network, and the names that belong to none.
 
     Args:
-        tensors: Those of the file, by name.
+        tensors: Tensors of the file, by name.
         layers: Layers of the network that have a LoRA.
-        config: As they were put in.
-        family: The network's sizes, of a network of diffusers.
-        told: Texts of the file's header.
+        config: Settings that the layers were injected with.
+        family: Sizes of the network, if it is one of diffusers.
+        metadata: Metadata of the file's header.
     """
-    spelt, strange = homes(layers, family), []
-    there: Layers = defaultdict(dict)
+    targets, unknown = homes(layers, family), []
+    stored: Layers = defaultdict(dict)
     for key, value in tensors.items():
-        where = split(key)
-        if where is None or where[0] not in spelt:
-            strange.append(key)
+        target = split(key)
+        if target is None or target[0] not in targets:
+            unknown.append(key)
         else:
-            there[where[0]][where[1]] = value
-    found: Layers = {}
-    for spelling, kinds in there.items():
+            stored[target[0]][target[1]] = value
+    result: Layers = {}
+    for spelling, kinds in stored.items():
         if not kinds.keys() >= {"A", "B"}:
-            strange += [f"{spelling} ({kind})" for kind in kinds]
+            unknown += [f"{spelling} ({kind})" for kind in kinds]
             continue
-        kinds.setdefault("alpha", torch.tensor(_told_alpha(told, kinds["A"].shape[0])))
-        parts = _parted(kinds, spelt[spelling], config.rank)
-        strange += [spelling] * (not parts)
-        found |= parts
-    return found, strange
+        kinds.setdefault("alpha", torch.tensor(_header_alpha(metadata, kinds["A"].shape[0])))
+        parts = _parted(kinds, targets[spelling], config.rank)
+        unknown += [spelling] * (not parts)
+        result |= parts
+    return result, unknown
 
 
-def _parted(kinds: dict[str, Tensor], there: list[TargetLayer], rank: int) -> Layers:
-    """Split one stored layer into the target layers. Empty if some rows belong to layers that are not adapted."""
-    place = there[0].place
+def _parted(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
+    """Split one stored layer into the target layers. Empty if some rows belong to layers without an adapter."""
+    place = targets[0].place
     values = {k: v.flatten() if k == "magnitude_vector" else v for k, v in kinds.items()}
     if place.heights == (1,):
         if place.swapped:
             values |= {k: swapped_halves(v) for k, v in values.items() if k in ("B", "magnitude_vector")}
-        return {there[0].layer: values}
-    A, B, wide = values["A"], values["B"], values["A"].shape[0]
+        return {targets[0].layer: values}
+    A, B, stored_rank = values["A"], values["B"], values["A"].shape[0]
     heights = [B.shape[0] * height // sum(place.heights) for height in place.heights]
-    rows = {home.layer: torch.split(B, heights)[home.place.part] for home in there}
+    rows = {target.layer: torch.split(B, heights)[target.place.part] for target in targets}
     if sum(int(row.count_nonzero()) for row in rows.values()) != int(B.count_nonzero()):
         return {}
-    blocks = wide != rank and _in_blocks(list(rows.values()))
+    blocks = stored_rank != rank and _in_blocks(list(rows.values()))
     lengths = values.get("magnitude_vector")
     result: Layers = {}
-    for i, home in enumerate(there):
-        size = wide // len(there) if blocks else wide
+    for i, target in enumerate(targets):
+        size = stored_rank // len(targets) if blocks else stored_rank
         columns = slice(size * i, size * (i + 1)) if blocks else slice(None)
-        result[home.layer] = {
+        result[target.layer] = {
             "A": A[columns],
-            "B": rows[home.layer][:, columns],
-            "alpha": values["alpha"] * size / wide,
+            "B": rows[target.layer][:, columns],
+            "alpha": values["alpha"] * size / stored_rank,
         }
         if lengths is not None:
-            result[home.layer]["magnitude_vector"] = torch.split(lengths, heights)[home.place.part]
+            result[target.layer]["magnitude_vector"] = torch.split(lengths, heights)[target.place.part]
     return result
 
 
 def _in_blocks(rows: list[Tensor]) -> bool:
-    """Whether each part uses columns of its own, so that it has a smaller rank than all together."""
+    """Whether each part uses columns of its own, so that its rank is smaller than the stored one."""
     size, rest = divmod(rows[0].shape[1], len(rows))
     return not rest and not any(
         row[:, : size * i].any() or row[:, size * (i + 1) :].any() for i, row in enumerate(rows)
     )
 
 
-def _told_alpha(told: Mapping[str, str], rank: int) -> float:
-    """Alpha as a header of diffusers tells it; where nothing does, updates count once."""
-    settings = {key.rpartition(".")[2]: value for key, value in json.loads(told.get(METADATA, "{}")).items()}
+def _header_alpha(metadata: Mapping[str, str], rank: int) -> float:
+    """Return alpha of a header of diffusers; the rank without one, so that the scale is 1."""
+    settings = {k.rpartition(".")[2]: v for k, v in json.loads(metadata.get(METADATA, "{}")).items()}
     return float(settings.get("lora_alpha", rank))
 
 
 def swapped_halves(value: Tensor) -> Tensor:
-    """Put the lower half of the rows above the upper one."""
+    """Swap the upper and the lower half of the rows."""
     return torch.cat(value.chunk(2)[::-1])

@@ -1,4 +1,4 @@
-"""Rules that families share for the names of layers in a model's first release; torch-free."""
+"""Rules for layer names of a model's first release that several families share; torch-free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from reelworks.models.family import KeyRule
 
 QKV, ADDED_QKV = "attn.to_q attn.to_k attn.to_v", "attn.add_q_proj attn.add_k_proj attn.add_v_proj"
-# Blocks with a stream for images and one for texts, as in Flux and its relatives.
+# Blocks with one stream for images and one for texts, as in Flux and its relatives.
 TWO_STREAMS = {
     QKV: "img_attn.qkv",
     ADDED_QKV: "txt_attn.qkv",
@@ -36,7 +36,7 @@ def blocks(own: str, release: str, layers: Mapping[str, str]) -> tuple[KeyRule, 
     Args:
         own: Name of the list in diffusers.
         release: Its name in the release.
-        layers: Layers of a block in diffusers, separated by spaces where the release has one for several.
+        layers: Layers of a block in the release by those in diffusers; several of these are separated by spaces.
     """
     return tuple(
         KeyRule(" ".join(f"{own}.N.{part}" for part in parts.split()), f"{release}.N.{layer}")
@@ -45,7 +45,7 @@ def blocks(own: str, release: str, layers: Mapping[str, str]) -> tuple[KeyRule, 
 
 
 def inputs(embedding: str) -> tuple[KeyRule, ...]:
-    """Return the rules of the input layers of Flux and its relatives, whose embeddings are in a module of this name."""
+    """Return the rules of the input layers of Flux and its relatives, given the name of the embedding module."""
     return (
         *(
             KeyRule(f"{embedding}.{embedder}_embedder.linear_{i}", f"{release}_in.{side}_layer")

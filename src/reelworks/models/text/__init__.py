@@ -1,5 +1,5 @@
-"""Text encoders: captions to embeddings and the mask of tokens that count.
+"""Text encoders: captions to embeddings with a mask of the valid tokens.
 
-Each is a final class that satisfies `models.api.TextEncoder`. May import core and `models.{api,config}`;
-templates and dropout of captions belong elsewhere.
+Each is a final class that satisfies `models.api.TextEncoder`. The package may import core and
+`models.{api,config}`; caption templates and caption dropout belong elsewhere.
 """

@@ -1,7 +1,7 @@
-"""Fixed word vectors from hashes: no vocabulary, no training, no download.
+"""Fixed word vectors from hashes, without vocabulary, training or download.
 
-Equal words have equal vectors on every platform and in every run; different ones are near-orthogonal,
-so a denoiser can learn what each word means. Order and grammar are not represented.
+Equal words have equal vectors on every platform and in every run; different ones are nearly orthogonal,
+so that a denoiser can learn what each word means. Order and grammar are not represented.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from reelworks.precision.contract import Contract
 
 CONTRACT = Contract(torch.float32, torch.float32, None, None, torch.float32, {})
 _WORD = re.compile(r"\w+")
-_EMPTY = ""  # stands for a caption without words; no word is spelled so
+_EMPTY = ""  # the token of a caption without words, different from every word
 
 
 def split_words(caption: str) -> list[str]:
@@ -36,7 +36,7 @@ def word_vector(word: str, dim: int) -> NDArray[np.float32]:
     """Return a word's vector `[dim]`, of mean 0 and variance 1 per element, close to normal.
 
     Each element is the sum of twelve 16-bit uniform integers (variance 1/12 each), cut from three
-    hashes: integer arithmetic, so platforms and libraries cannot differ.
+    hashes. Integer arithmetic makes platforms and libraries agree.
     """
     index = np.arange(3 * dim, dtype=np.uint64).reshape(dim, 3, 1)
     quarters = hash64("hashed-text", word, index) >> np.array([0, 16, 32, 48], dtype=np.uint64)
@@ -48,12 +48,12 @@ def word_vector(word: str, dim: int) -> NDArray[np.float32]:
 
 @final
 class HashedTextEncoder:
-    """Captions as rows of word vectors.
+    """A text encoder that turns captions into rows of word vectors.
 
     Attributes:
         dim: Width of a vector.
-        pooled_dim: Width of a caption's summary, the scaled sum of word vectors of that width.
-        max_length: Words kept of a caption, the first ones.
+        pooled_dim: Width of a caption's pooled embedding, the scaled sum of word vectors of that width.
+        max_length: Words of a caption that are read, from its start.
     """
 
     contract = CONTRACT
@@ -64,20 +64,19 @@ class HashedTextEncoder:
         self._device = torch.device("cpu")
 
     def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
-        """Look up every word; the sum of n words is divided by √n, so that its variance stays 1.
+        """Look up every word; the pooled sum of n words is divided by √n, so that its variance stays 1.
 
-        A caption without words counts as one token of its own, so that no mask is all False: attention
-        over nothing is not a number.
+        A caption without words becomes one token of its own: attention under a mask that is all False is NaN.
         """
         text_BLD = np.zeros((len(captions), self.max_length, self.dim), dtype=np.float32)
         mask_BL = np.zeros((len(captions), self.max_length), dtype=np.bool_)
         pooled_BP = np.zeros((len(captions), self.pooled_dim), dtype=np.float32)
         for row, caption in enumerate(captions):
-            kept = split_words(caption)[: self.max_length] or [_EMPTY]
-            mask_BL[row, : len(kept)] = True
-            for place, word in enumerate(kept):
-                text_BLD[row, place] = word_vector(word, self.dim)
-                pooled_BP[row] += word_vector(word, self.pooled_dim) / np.sqrt(len(kept), dtype=np.float32)
+            words = split_words(caption)[: self.max_length] or [_EMPTY]
+            mask_BL[row, : len(words)] = True
+            for column, word in enumerate(words):
+                text_BLD[row, column] = word_vector(word, self.dim)
+                pooled_BP[row] += word_vector(word, self.pooled_dim) / np.sqrt(len(words), dtype=np.float32)
         tokens, mask, pooled = (torch.from_numpy(a).to(self._device) for a in (text_BLD, mask_BL, pooled_BP))
         return TextEmbedding(tokens, mask, pooled)
 
@@ -86,6 +85,6 @@ class HashedTextEncoder:
         return max(len(split_words(caption)) - self.max_length, 0)
 
     def to(self, device: torch.device) -> TextEncoder:
-        """Put what `encode` returns on a device, from now on."""
+        """Make `encode` return its embeddings on a device; return this object."""
         self._device = torch.device(device)
         return self

@@ -1,6 +1,6 @@
-"""Which text encoders lie in a folder: told from their configs, before any weight is read.
+"""Identify the text encoders of a folder by their configs, before any weight is read.
 
-Encoders of different families may be equally wide, and nothing but their kind and vocabulary tells them apart.
+Encoders of different families may be equally wide and then differ only in kind and vocabulary.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from reelworks.models import optional_imports, registry, weights
 from reelworks.models.config import TextEncoderConfig
 from reelworks.models.family import T5, TextNetwork
 
-_VOCABULARY_TOLERANCE = 0.01  # words that somebody added, and rows that fill up a matrix
+_VOCABULARY_TOLERANCE = 0.01  # for added words and padding rows
 
 
 def require(config: TextEncoderConfig, wanted: Sequence[TextNetwork], width: int) -> None:
-    """Refuse another family's text encoders; what has no config that can be read is left to the loader.
+    """Refuse another family's text encoders; encoders without a readable config are left to the loader.
 
     Args:
-        config: Names the weights.
+        config: Settings of the text encoder, which name the weights.
         wanted: Networks of the family.
-        width: That they were published with; of encoders of another width the vocabulary may be another one too.
+        width: Their published width; encoders of another width may also have another vocabulary.
 
     Raises:
-        UserError: Neither here nor on the hub, or another family's.
+        UserError: The weights are neither local nor on the hub, or belong to another family.
     """
     assert config.weights is not None, "the recipe was checked"
     weights.require_there(config.weights, "text_encoder.weights")
@@ -32,7 +32,7 @@ def require(config: TextEncoderConfig, wanted: Sequence[TextNetwork], width: int
         found = _find(config.weights, want.part)
         if found is not None and not _alike(found, want, vocabulary=config.dim == width):
             raise UserError(
-                f'{want.part or "this"} is a {_words(found)}, and text_encoder.name = "{config.name}" is for a {_words(want)}',
+                f'{want.part or "this"} is a {_describe(found)}, but text_encoder.name = "{config.name}" needs a {_describe(want)}',
                 code="other-text-encoder",
                 field="text_encoder.weights",
                 value=config.weights,
@@ -41,31 +41,31 @@ def require(config: TextEncoderConfig, wanted: Sequence[TextNetwork], width: int
 
 
 def _find(source: str, part: str) -> TextNetwork | None:
-    """Find the config of the half that reads texts; None where none can be read."""
+    """Return kind and vocabulary of a text network, or None if no config can be read."""
     try:
-        whole = optional_imports.transformers().AutoConfig.from_pretrained(source, subfolder=part)
-        config = whole.get_text_config()
+        read = optional_imports.transformers().AutoConfig.from_pretrained
+        config = read(source, subfolder=part).get_text_config()
         return TextNetwork(part, config.model_type, config.vocab_size)
-    except Exception:  # damage leads the readers into errors of any kind; the loader tells them
+    except Exception:  # damaged files raise errors of any kind; the loader reports them
         return None
 
 
 def _alike(found: TextNetwork, want: TextNetwork, *, vocabulary: bool) -> bool:
-    apart = abs(found.vocabulary - want.vocabulary)
-    return found.kind == want.kind and (not vocabulary or apart <= _VOCABULARY_TOLERANCE * want.vocabulary)
+    diff = abs(found.vocabulary - want.vocabulary)
+    return found.kind == want.kind and (not vocabulary or diff <= _VOCABULARY_TOLERANCE * want.vocabulary)
 
 
-def _words(network: TextNetwork) -> str:
+def _describe(network: TextNetwork) -> str:
     return f"{network.kind} of {network.vocabulary:,} tokens"
 
 
 def _others(source: str) -> str:
-    """Names of the families that a folder may be of."""
+    """Name the families that a folder may belong to, as the end of a remedy."""
     parts = {part: _find(source, part) for part in ("", "text_encoder", "text_encoder_2", "text_encoder_3")}
-    known = {name: one.networks for name, one in registry.TEXT_ENCODERS.items()} | {"t5": (T5,)}
+    known = {name: text.networks for name, text in registry.TEXT_ENCODERS.items()} | {"t5": (T5,)}
     names = [
         f'"{name}"'
         for name, networks in known.items()
         if all((found := parts[want.part]) and _alike(found, want, vocabulary=True) for want in networks)
     ]
-    return f"; these go with text_encoder.name = {' or '.join(names)}" if names else ""
+    return f"; these ones go with text_encoder.name = {' or '.join(names)}" if names else ""

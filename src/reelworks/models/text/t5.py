@@ -1,4 +1,4 @@
-"""The encoder of a T5 (Raffel et al. 2020), by transformers."""
+"""The encoder of a T5 (Raffel et al. 2020), from transformers."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from reelworks.models.text import identity
 from reelworks.models.text.encoders import words_cut_off
 from reelworks.precision.contract import Contract
 
-# Its feed-forward layers pass the range of float16; in float32 the XXL takes 19 GB.
+# Its feed-forward layers exceed the range of float16; in float32 the XXL takes 19 GB.
 _STORAGE = torch.bfloat16
-_WIDTH = 4096  # of the XXL
+_WIDTH = 4096  # width of the XXL
 CONTRACT = Contract(_STORAGE, _STORAGE, None, None, torch.float32, {}, overflows=frozenset({torch.float16}))
 
 
 @final
 class T5TextEncoder:
-    """Captions as the last hidden states of a T5, as they stand: no cleaning, no lower case.
+    """A text encoder that returns the last hidden states of a T5; captions are neither cleaned nor lower-cased.
 
     Attributes:
         dim: Width of an embedding.
-        pooled_dim: 0: a T5 has no summary.
-        max_length: Tokens kept of a caption, the end mark included.
+        pooled_dim: 0, because a T5 has no pooled embedding.
+        max_length: Tokens of a caption that are read, including the end mark.
     """
 
     contract = CONTRACT
     sees_pictures = False
 
     def __init__(self, config: TextEncoderConfig) -> None:
-        """Load from a local folder or from the hub.
+        """Load the encoder from a local folder or from the hub.
 
         Raises:
-            UserError: Nothing that can be loaded is found, it is no T5, or its width is not `text_encoder.dim`.
+            UserError: The weights cannot be loaded, are not those of a T5, or have another width than `text_encoder.dim`.
         """
         assert config.weights is not None, "the recipe was checked"
         self.dim, self.pooled_dim, self.max_length = config.dim, 0, config.max_length
@@ -58,10 +58,7 @@ class T5TextEncoder:
 
     @torch.no_grad()
     def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
-        """Return the last hidden states of every token.
-
-        Tokens behind the end mark are padding: they are masked within the T5 and in what it returns.
-        """
+        """Return the last hidden state of every token; padding is masked within the T5 and in the result."""
         tokens = self._tokenizer(
             list(captions),
             max_length=self.max_length,
@@ -74,11 +71,11 @@ class T5TextEncoder:
         return TextEmbedding(hidden, tokens.attention_mask.bool(), hidden.new_zeros(len(captions), 0))
 
     def unseen(self, caption: str) -> int:
-        """Count the words at a caption's end that `max_length` cuts off, a word cut in two included."""
+        """Count the words at a caption's end that `max_length` cuts off, also in part."""
         return words_cut_off(self._tokenizer, caption, self.max_length)
 
     def to(self, device: torch.device) -> TextEncoder:
-        """Move the network, in place."""
+        """Move the network and return this object."""
         self._device = torch.device(device)
         self._model.to(self._device)
         return self
@@ -89,7 +86,7 @@ def _load(source: str) -> tuple[Any, Any]:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
         model = transformers.T5EncoderModel.from_pretrained(source, dtype=_STORAGE)
-    except Exception as error:  # damage leads the readers into errors of any kind
+    except Exception as error:  # damaged files raise errors of any kind
         raise UserError(
             f"no T5 with its tokenizer can be loaded ({str(error).partition(chr(10))[0]})",
             code="text-encoder-unloadable",

@@ -1,6 +1,6 @@
-"""The temporal half of v1.2's video autoencoder: every four frames of 2D latents become one.
+"""The temporal half of v1.2's video autoencoder, which encodes every four frames of 2D latents as one.
 
-Causal: an output depends on no later frame; what stands before the first is 0. Source: Open-Sora v1.2,
+Causal: an output depends on no later frame; frames before the first are 0. Source: Open-Sora v1.2,
 whose state-dict keys and numbers this network reproduces; it follows MAGVIT-v2 (Yu et al. 2023).
 
 Shape legend: B batch, C channels, T frames, H W latent size.
@@ -22,12 +22,12 @@ class TemporalSizes:
     """Sizes of the network; defaults are those of v1.2.
 
     Attributes:
-        channels: Of the 2D latents, and of what comes out.
+        channels: Channels of the 2D latents and of the output.
         filters: Width of the outermost level.
         multipliers: Widths of the levels in units of `filters`.
-        halves: Whether time is halved behind a level; the last has nothing behind it.
-        num_res_blocks: Residual blocks of a level.
-        num_groups: Of the normalisations.
+        halves: Whether time is halved after a level, for all levels but the last.
+        num_res_blocks: Residual blocks per level.
+        num_groups: Groups of the group normalisations.
     """
 
     channels: int = 4
@@ -39,56 +39,56 @@ class TemporalSizes:
 
     @property
     def widths(self) -> list[int]:
-        """Channels of the levels."""
+        """Channels of each level."""
         return [self.filters * multiplier for multiplier in self.multipliers]
 
     @property
     def stride(self) -> int:
-        """Frames that become one latent frame."""
+        """Frames per latent frame."""
         return int(2 ** sum(self.halves))
 
 
 class CausalConv3d(nn.Module):
-    """A convolution that sees a frame and those before it."""
+    """A convolution whose output depends on a frame and those before it."""
 
-    def __init__(self, inner: int, outer: int, kernel: int, *, stride: int = 1, bias: bool = True) -> None:
+    def __init__(self, c_in: int, c_out: int, kernel: int, *, stride: int = 1, bias: bool = True) -> None:
         super().__init__()
-        self.conv = nn.Conv3d(inner, outer, kernel, stride=(stride, 1, 1), bias=bias)
+        self.conv = nn.Conv3d(c_in, c_out, kernel, stride=(stride, 1, 1), bias=bias)
         side = kernel // 2
         self._padding = (side, side, side, side, kernel - stride, 0)
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
-        """Convolve; height and width stay, frames are divided by the stride."""
+        """Convolve: height and width are unchanged, the number of frames is divided by the stride."""
         out: Tensor = self.conv(F.pad(x_BCTHW, self._padding))
         return out
 
 
 class ResBlock(nn.Module):
-    """Two convolutions around which the input goes on."""
+    """A residual block of two convolutions."""
 
-    def __init__(self, inner: int, outer: int, groups: int) -> None:
+    def __init__(self, c_in: int, c_out: int, groups: int) -> None:
         super().__init__()
-        self.norm1 = nn.GroupNorm(groups, inner)
-        self.conv1 = CausalConv3d(inner, outer, 3, bias=False)
-        self.norm2 = nn.GroupNorm(groups, outer)
-        self.conv2 = CausalConv3d(outer, outer, 3, bias=False)
-        self.conv3 = CausalConv3d(inner, outer, 1, bias=False) if inner != outer else nn.Identity()
+        self.norm1 = nn.GroupNorm(groups, c_in)
+        self.conv1 = CausalConv3d(c_in, c_out, 3, bias=False)
+        self.norm2 = nn.GroupNorm(groups, c_out)
+        self.conv2 = CausalConv3d(c_out, c_out, 3, bias=False)
+        self.conv3 = CausalConv3d(c_in, c_out, 1, bias=False) if c_in != c_out else nn.Identity()
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
-        """Add what the convolutions say."""
+        """Add the output of the convolutions to the input."""
         hidden = self.conv1(F.silu(self.norm1(x_BCTHW)))
         hidden = self.conv2(F.silu(self.norm2(hidden)))
         out: Tensor = hidden + self.conv3(x_BCTHW)
         return out
 
 
-def _level(inner: int, outer: int, sizes: TemporalSizes) -> nn.ModuleList:
-    widths = [inner] + [outer] * sizes.num_res_blocks
+def _level(c_in: int, c_out: int, sizes: TemporalSizes) -> nn.ModuleList:
+    widths = [c_in] + [c_out] * sizes.num_res_blocks
     return nn.ModuleList(ResBlock(a, b, sizes.num_groups) for a, b in itertools.pairwise(widths))
 
 
 class Encoder(nn.Module):
-    """2D latents to moments."""
+    """Network from 2D latents to moments."""
 
     def __init__(self, sizes: TemporalSizes) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents to 2D latents."""
+    """Network from latents to 2D latents."""
 
     def __init__(self, sizes: TemporalSizes) -> None:
         super().__init__()
@@ -155,7 +155,6 @@ class Decoder(nn.Module):
 
 
 def _double_time(x_BCTHW: Tensor) -> Tensor:
-    """Two neighbouring channels become two frames."""
     B, C, T, H, W = x_BCTHW.shape
     return x_BCTHW.view(B, C // 2, 2, T, H, W).transpose(2, 3).reshape(B, C // 2, 2 * T, H, W)
 
@@ -168,7 +167,7 @@ class Moments(NamedTuple):
 
 
 class TemporalAutoencoder(nn.Module):
-    """2D latents to latents of fewer frames, and back."""
+    """An autoencoder from 2D latents to latents with fewer frames."""
 
     def __init__(self, sizes: TemporalSizes) -> None:
         super().__init__()
@@ -178,13 +177,13 @@ class TemporalAutoencoder(nn.Module):
         self.post_quant_conv = CausalConv3d(sizes.channels, sizes.channels, 1)
 
     def encode(self, x_BCTHW: Tensor) -> Moments:
-        """Encode; frames of 0 are put in front of the first up to a multiple of the stride."""
+        """Encode, after padding with zero frames at the start to a multiple of the stride."""
         missing = -x_BCTHW.shape[2] % self.stride
         moments = self.quant_conv(self.encoder(F.pad(x_BCTHW, (0, 0, 0, 0, missing, 0))))
         mean, log_variance = moments.chunk(2, dim=1)
         return Moments(mean, torch.clamp(log_variance, -30.0, 20.0))
 
     def decode(self, z_BCTHW: Tensor, num_frames: int) -> Tensor:
-        """Decode to `[B, C, num_frames, H, W]`; what was put in front is dropped."""
+        """Decode to `[B, C, num_frames, H, W]` and drop the frames that `encode` padded with."""
         out: Tensor = self.decoder(self.post_quant_conv(z_BCTHW))
         return out[:, :, -num_frames % self.stride :]

@@ -1,4 +1,4 @@
-"""The autoencoders as the trainer sees them."""
+"""Open-Sora's autoencoders behind the trainer's interface."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from reelworks.models.components import CHUNK_FRAMES, autoencoder_geometry
 from reelworks.models.config import AutoencoderConfig
 from reelworks.precision.contract import Contract, Role
 
-_SPATIAL_SCALE = 0.18215  # by which Stable Diffusion's latents have about unit variance
+_SPATIAL_SCALE = 0.18215  # gives Stable Diffusion's latents about unit variance
 _SHIFT, _SCALE = (-0.10, 0.34, 0.27, 0.98), (3.85, 2.32, 2.33, 3.06)
-_FRAMES_AT_ONCE = 4  # pictures that the 2D half takes at a time, which bounds its memory
+_FRAMES_AT_ONCE = 4  # bounds the memory of the 2D half
 _CHUNK_LATENTS = 5
 _F32 = torch.float32
 # Activations of the 2D half pass 65504, the largest number of float16, and become infinite.
@@ -40,7 +40,7 @@ class Sizes:
     """Sizes of both halves; defaults are those of v1.2.
 
     Attributes:
-        spatial: What diffusers' AutoencoderKL is built with.
+        spatial: Arguments of diffusers' AutoencoderKL.
         temporal: Sizes of the temporal half.
     """
 
@@ -58,14 +58,14 @@ class Sizes:
 
 
 class Spatial(nn.Module):
-    """The 2D autoencoder, frame by frame."""
+    """The 2D autoencoder, applied frame by frame."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module: Any = module
 
     def encode(self, video_BCTHW: Tensor) -> Tensor:
-        """Return the posterior's means, `[B, 4, T, H/8, W/8]` float32; what is left of H and W is dropped."""
+        """Return the posterior's means, `[B, 4, T, H/8, W/8]` float32; remainders of H and W are dropped."""
         parts = _as_pictures(video_BCTHW.to(_dtype(self)))
         latents: list[Tensor] = [self.module.encode(part).latent_dist.mode() for part in parts]
         return _as_clips(latents, len(video_BCTHW)).float() * _SPATIAL_SCALE
@@ -104,18 +104,18 @@ class VideoNetwork(nn.Module):
         self.register_buffer("scale", torch.tensor(_SCALE).view(1, -1, 1, 1, 1))
 
     def encode(self, video_BCTHW: Tensor) -> Tensor:
-        """Encode in chunks of 17 frames that know nothing of each other."""
+        """Encode in independent chunks of 17 frames."""
         chunks = torch.split(self.spatial_vae.encode(video_BCTHW), CHUNK_FRAMES, dim=2)
         means = [self.temporal_vae.encode(chunk.to(_dtype(self))).mean for chunk in chunks]
         latent = torch.cat(means, dim=2).float()
         return (latent - self.shift) / self.scale
 
     def decode(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:
-        """Decode in chunks of 5 latent frames."""
-        video, left = [], num_frames
+        """Decode in independent chunks of 5 latent frames."""
+        video, frames_left = [], num_frames
         for chunk in torch.split(latent_BCTHW * self.scale + self.shift, _CHUNK_LATENTS, dim=2):
-            video.append(self.temporal_vae.decode(chunk.to(_dtype(self)), min(left, CHUNK_FRAMES)))
-            left -= CHUNK_FRAMES
+            video.append(self.temporal_vae.decode(chunk.to(_dtype(self)), min(frames_left, CHUNK_FRAMES)))
+            frames_left -= CHUNK_FRAMES
         return self.spatial_vae.decode(torch.cat(video, dim=2).float())
 
 
@@ -123,21 +123,21 @@ class VideoNetwork(nn.Module):
 class OpenSoraAutoencoder:
     """The video autoencoder of Open-Sora v1.2, or the frame by frame one of v1.1.
 
-    Latents are the means of the posteriors. Upstream samples; the means make a clip's latents a function
-    of the clip, so that they can be stored, and differ from samples by a spread that is small beside the
-    spread of the means.
+    Latents are the means of the posteriors, where upstream samples. With the means, a clip's latents depend on
+    the clip alone, so that they can be stored. Samples differ from them by far less than the means vary.
 
     Attributes:
-        geometry: Height and width by 8, rounded down. v1.2: 17 frames become 5, a rest a quarter, rounded up.
-        latent_channels: 4.
-        contract: float32 or bfloat16 inside, float32 outside; float16 is known to overflow.
+        geometry: Height and width are divided by 8, rounded down. In v1.2, 17 frames become 5 and remaining frames
+            a quarter, rounded up.
+        latent_channels: Channels of the latents, 4.
+        contract: Computes in float32 or bfloat16 and returns float32; float16 is known to overflow.
     """
 
     def __init__(self, config: AutoencoderConfig, network: VideoNetwork | Spatial) -> None:
         self.geometry: Geometry = autoencoder_geometry(config)
         self.latent_channels, self.contract = 4, CONTRACT.computing_in(getattr(torch, config.dtype))
         self._network = network.requires_grad_(False).eval()
-        for parameter in network.parameters():  # statistics, which are buffers, stay float32
+        for parameter in network.parameters():  # the buffers (shift and scale) stay float32
             parameter.data = parameter.data.to(self.contract.storage)
 
     def encode(self, video_BCTHW: Tensor) -> Tensor:
@@ -151,16 +151,16 @@ class OpenSoraAutoencoder:
         return self._network.decode(latent_BCTHW, num_frames)
 
     def to(self, device: torch.device) -> Autoencoder:
-        """Move the network, in place."""
+        """Move the network and return this object."""
         self._network.to(device)
         return self
 
 
 def build(config: AutoencoderConfig, sizes: Sizes = Sizes()) -> OpenSoraAutoencoder:
-    """Build with the weights that the recipe names.
+    """Build the autoencoder with the weights that the recipe names.
 
     Raises:
-        UserError: Nothing readable is found, or it does not fit.
+        UserError: The weights cannot be read, or do not fit the network.
     """
     field = "autoencoder.weights"
     assert config.weights is not None, "the recipe was checked"
@@ -169,7 +169,7 @@ def build(config: AutoencoderConfig, sizes: Sizes = Sizes()) -> OpenSoraAutoenco
     state = weights.read(config.weights, field)
     if config.name == "opensora-1.1":
         module = _diffusers().AutoencoderKL(**sizes.spatial)
-        weights.load_into(module, _present_names(state), config.weights, field)
+        weights.load_into(module, _current_names(state), config.weights, field)
         return OpenSoraAutoencoder(config, Spatial(module))
     network = VideoNetwork(sizes)
     weights.load_into(network, state, config.weights, field)
@@ -177,16 +177,16 @@ def build(config: AutoencoderConfig, sizes: Sizes = Sizes()) -> OpenSoraAutoenco
 
 
 def _diffusers() -> Any:
-    """Import diffusers when it is needed: it takes a second."""
+    """Import diffusers at first use, because that takes a second."""
     return importlib.import_module("diffusers")
 
 
-_PRESENT_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+_CURRENT_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
-def _present_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the attention of files that diffusers wrote before its release 0.17."""
+def _current_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the attention layers of files that diffusers wrote before release 0.17."""
     return {
-        ".".join(_PRESENT_NAMES.get(part, part) for part in key.split(".")): value
+        ".".join(_CURRENT_NAMES.get(part, part) for part in key.split(".")): value
         for key, value in state.items()
     }
