@@ -175,7 +175,7 @@ class CheckpointsConfig(Retention):
 
 
 class ExportsConfig(Config):
-    """Weights for inference, written to `exports/` as .safetensors along with checkpoints. Runs cannot resume from them.
+    """Weights for inference, written to `exports/` as .safetensors along with checkpoints; no run can resume from them.
 
     Attributes:
         weights: Which weights to write: the average ("ema") or the trained weights ("model"); None writes none.
