@@ -164,7 +164,7 @@ def _evict(case: _Case, kept: Collection[int]) -> dict[int, Reasons]:
         over = {budget: missing for budget, missing in over.items() if missing > 0}
         if over and c.step in kept and c.step not in case.floor:
             evicted[c.step] = tuple(
-                f"{budget} is exceeded by {told_bytes(missing)}; this is the oldest that may be deleted"
+                f"{budget} requires freeing {told_bytes(missing)}; this is the oldest that may be deleted"
                 for budget, missing in over.items()
             )
             over = {budget: missing - c.num_bytes for budget, missing in over.items()}
