@@ -132,8 +132,7 @@ class CheckpointsConfig(Retention):
         at_best: Also save after a validation that is the best by keep_best's metric.
         asynchronous: Continue training while a thread writes: true, false, or "auto" for states of 1 GB and more on
             a rank. A save that is due during another one is skipped; the run's last save always waits.
-        grace_seconds: Time from SIGTERM until the process is killed; a warning says if two steps and a save take
-            longer.
+        grace_seconds: Time from SIGTERM until the process is killed; a run warns if two steps and a save take longer.
         on_full: What to do if a save does not fit on the disk: "wait" continues training and tries again every 30
             seconds, "weights-only" writes only the averaged weights to `exports/` and continues, "stop" ends the
             run with an error.

@@ -186,7 +186,6 @@ def _over_budget(case: _Case, kept: Collection[int]) -> dict[str, int]:
 
 
 def _reasons_to_delete(case: _Case, c: CheckpointFacts) -> Reasons:
-    """Return for every rule why it does not keep this checkpoint."""
     policy = case.policy
     if policy.save_total_limit is not None:
         return (f"over save_total_limit = {policy.save_total_limit}",)

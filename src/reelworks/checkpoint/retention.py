@@ -76,7 +76,6 @@ def _moment(
     policy: Retention,
     in_use: Collection[int],
 ) -> PolicyTime:
-    """Read the clock and the read locks, and the disk if the policy has a budget."""
     now = time.time()
     in_use = {*in_use, *(info.step for info in infos if read_lock.is_read(info.path))}
     if not infos or (policy.max_disk is None and policy.min_free is None):

@@ -57,11 +57,7 @@ def present(store: CheckpointStore, step: int) -> CheckpointInfo | None:
 
 
 def open_folder(order: SaveOrder, state_bytes: int) -> Path:
-    """Create the temporary folder of a save.
-
-    Raises:
-        OSError: The disk has too little room for the checkpoint, or fails.
-    """
+    """Create the temporary folder of a save; raises `OSError` if the disk has too little room or fails."""
     root = order.store.root
     storage.mkdirs(root)
     disk_space.require(root, state_bytes + sum(map(len, order.extra.values())))

@@ -1,8 +1,7 @@
 """The folder `checkpoints/`: its contents, and every change to it.
 
 All changes are renames inside one folder, made durable before anything depends on them; files are unlinked
-afterwards. One process at a time changes a store: the holder of the run's lock, or a command while no training
-runs.
+afterwards. One process at a time changes a store: the holder of the run's lock, or a command if nothing trains.
 """
 
 from __future__ import annotations

@@ -132,7 +132,6 @@ def _gather(outcome: Any) -> list[Any]:
 
 
 def _gather_on_first(outcome: Any) -> list[Any] | None:
-    """Return all outcomes on rank 0, None elsewhere."""
     if not is_distributed():
         return [outcome]
     gathered: list[Any] | None = [None] * world_size() if rank() == 0 else None

@@ -71,7 +71,7 @@ def _keys(path: Path, known: Iterable[str], weights: Weights) -> dict[str, str]:
             code="checkpoint-part-missing",
             field="checkpoint",
             value=str(path),
-            remedy="take the trained weights with --weights model"
+            remedy="export the trained ones: --weights model"
             if missing == "ema"
             else "choose another checkpoint",
         )

@@ -1,7 +1,6 @@
 """The folder `exports/`: weights written along with checkpoints, with a retention rule of their own.
 
-Runs cannot resume from them. Only files that were written by this rule are deleted: those with an exact name and a
-header that says so.
+Runs cannot resume from them. Only files that this rule wrote are deleted, known by their exact name and header.
 """
 
 from __future__ import annotations

@@ -187,7 +187,6 @@ class Mirror:
                 self._log("mirror_abandoned", later, reason=f"the run went back to step {step}")
 
     def _retire(self, step: int) -> None:
-        """Delete the checkpoints that the mirror's policy does not keep."""
         for earlier in [s for s in self._with_retries(self._place.steps) if s < step]:
             if self._with_retries(self._place.is_leftover, earlier):
                 self._with_retries(self._place.remove, earlier)
