@@ -112,7 +112,7 @@ def _compare(path: Path, state: dict[str, Any]) -> tuple[str, str]:
     if not differing:
         return "", ""
     lines = [
-        f"\n    {key}: {own.get(key, 'none')} in this model, {saved.get(key, 'none')} in the checkpoint"
+        f"\n    {key}: {own.get(key, 'none')} expected, {saved.get(key, 'none')} in the checkpoint"
         for key in differing[:_NAMED_KEYS]
     ]
     if len(differing) > _NAMED_KEYS:

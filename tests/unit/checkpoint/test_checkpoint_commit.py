@@ -84,9 +84,9 @@ def test_another_model_is_refused_by_name(store: CheckpointStore) -> None:
         load(path, other)
     text = str(error.value)
     assert "checkpoint of another model" in text
-    assert "model.a.weight: [4, 3] in this model, [5, 3] in the checkpoint" in text
-    assert "model.b.weight: [2] in this model, none in the checkpoint" in text
-    assert "model.a.bias: none in this model, [5] in the checkpoint" in text
+    assert "model.a.weight: [4, 3] expected, [5, 3] in the checkpoint" in text
+    assert "model.b.weight: [2] expected, none in the checkpoint" in text
+    assert "model.a.bias: none expected, [5] in the checkpoint" in text
     assert not other["model"]["a.weight"].any()
     many = {"model": {str(i): torch.zeros(1) for i in range(20)}}
     with pytest.raises(UserError, match="and 17 more"):
