@@ -71,7 +71,7 @@ def _keys(path: Path, known: Iterable[str], weights: Weights) -> dict[str, str]:
             code="checkpoint-part-missing",
             field="checkpoint",
             value=str(path),
-            remedy="export the trained ones: --weights model"
+            remedy="export the trained weights with --weights"
             if missing == "ema"
             else "choose another checkpoint",
         )
