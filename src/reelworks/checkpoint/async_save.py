@@ -1,8 +1,8 @@
-"""Saves that training does not wait for: staged in memory, written by a thread, published by the trainer.
+"""Asynchronous saves: staged in memory, written by a thread, published by the trainer.
 
-There is one slot. Staging copies the state into memory that later saves use again; the thread only writes;
-whoever trains asks whether all ranks have written, and publishes. The thread dies with its process, and
-what it had in flight is swept away by the next start.
+One save can be in progress. Staging copies the state into memory that later saves reuse; the thread only writes;
+the trainer asks whether all ranks have written, and publishes. The thread dies with its process, and the next
+start sweeps its temporary folder.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from reelworks.distributed import collectives
 
 @dataclass
 class Background:
-    """The slot for one save in flight.
+    """Saver that writes one checkpoint at a time in the background.
 
     Args:
-        processes_on_host: Trainers that share this machine's memory and stage at the same time.
+        processes_on_host: Number of ranks that share this machine's memory and stage at the same time.
     """
 
     processes_on_host: int = 1
@@ -39,16 +39,16 @@ class Background:
 
     @property
     def step(self) -> int | None:
-        """Step that is being saved; None while the slot is free."""
+        """Step that is being saved; None if no save is in progress."""
         return None if self._saving is None else self._saving.order.step
 
     @property
     def is_writing(self) -> bool:
-        """True while this rank's thread writes; False too while the slot is free."""
+        """Whether this rank's thread is writing."""
         return self._thread is not None and self._thread.is_alive()
 
     def lacks_memory(self, state: dict[str, Any]) -> str:
-        """Say why a state cannot be staged, or nothing. Collective, and equal on all ranks."""
+        """Return why a state cannot be staged, empty if it can. Collective, and equal on all ranks."""
         need_bytes = max(held_bytes(state) - self._staged_bytes, 0) * self.processes_on_host
         free_bytes = memory.available_bytes()
         short = collectives.on_all(lambda: (need_bytes, free_bytes) if need_bytes > free_bytes else None)
@@ -71,9 +71,9 @@ class Background:
         """Stage a state and begin to write it. Collective; the state may change as soon as this returns.
 
         Raises:
-            SaveFailed: As `commit.save` does; the slot stays free.
+            SaveFailed: As in `save.save`; no save is in progress then.
         """
-        assert self._saving is None, "a save is in flight"
+        assert self._saving is None, "a save is in progress"
         self._saving = save.begin(
             store, step, state, extra=extra, metrics=metrics, run_id=run_id, stage=self._stage
         )
@@ -81,10 +81,10 @@ class Background:
         self._thread.start()
 
     def finish(self) -> Saved:
-        """Wait for this rank's thread, and publish with all others. Collective; the slot is free then.
+        """Wait for this rank's thread and publish the checkpoint. Collective; another save can start then.
 
         Raises:
-            SaveFailed: Any rank could not write, or rank 0 not publish.
+            SaveFailed: Any rank could not write, or rank 0 could not publish.
         """
         assert self._saving is not None
         assert self._thread is not None
@@ -110,7 +110,7 @@ class Background:
 
 
 def held_bytes(state: Any) -> int:
-    """Bytes of the tensors that this rank holds of a state, replicas included."""
+    """Return the bytes of a state's tensors on this rank, replicas included."""
     if isinstance(state, Mapping):
         return sum(held_bytes(value) for value in state.values())
     if isinstance(state, list | tuple):

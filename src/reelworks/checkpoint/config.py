@@ -1,4 +1,4 @@
-"""`[checkpoints]` and `[exports]` of a recipe: when to save, what to keep, what to give out."""
+"""`[checkpoints]` and `[exports]` of a recipe: when to save, what to keep, which weights to export."""
 
 from __future__ import annotations
 
@@ -24,15 +24,12 @@ def _maybe(read: Callable[[str, str], T], text: str | None, field: str) -> T | N
     return None if text is None else read(text, field)
 
 
-# Names under which file systems take credentials: key, secret, token, password, account_key, connection_string, ...
+# Names of file system options that hold credentials: key, secret, token, password, account_key, ...
 _SECRET = re.compile("key|secret|token|passw|credential|connection_string", re.IGNORECASE)
 
 
 class KeepBest(Config):
-    """Keep the checkpoints with the best values of one metric.
-
-    The direction is stated, never guessed from the metric's name.
-    """
+    """Keep the checkpoints with the best values of one metric; `mode` is never guessed from its name."""
 
     metric: str = Field("validation/loss", min_length=1)
     mode: Literal["min", "max"] = "min"
@@ -40,13 +37,13 @@ class KeepBest(Config):
 
 
 class MirrorConfig(Config):
-    """A second place that checkpoints are copied to after their save, with its own rules of what to keep.
+    """A second place that checkpoints are copied to after their save, with its own retention rules.
 
     Attributes:
-        url: A folder, or an address that fsspec knows, such as "s3://bucket/run"; for this run alone.
+        url: A folder, or an address that fsspec knows, such as "s3://bucket/run"; each run needs its own.
         options: Settings of fsspec's file system, such as endpoint_url. Credentials come from the environment.
-        keep_last: How many of the newest stay in the mirror.
-        keep_best: Which of the best stay in the mirror; None for none.
+        keep_last: How many of the newest checkpoints stay in the mirror.
+        keep_best: Which of the best checkpoints stay in the mirror; None keeps none for their metrics.
         keep_every: Checkpoints of steps that are multiples of this stay in the mirror for good.
     """
 
@@ -58,7 +55,7 @@ class MirrorConfig(Config):
 
     @model_validator(mode="after")
     def _no_secrets(self) -> Self:
-        # Named without their values: recipes are written into run folders, and errors into logs.
+        # The error omits the values, since errors are written into logs.
         secret = [f"options.{name}" for name in self.options if _SECRET.search(name)]
         if "@" in self.url and ":" in self.url.partition("://")[2].rpartition("@")[0]:
             secret.append("url")
@@ -67,24 +64,23 @@ class MirrorConfig(Config):
                 "a recipe must not hold credentials",
                 code="credentials-in-recipe",
                 field=f"checkpoints.mirror.{secret[0]}",
-                remedy="leave them out and set them in the environment, such as AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY",
+                remedy="remove them and set them in the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             )
         return self
 
 
 class Retention(Config):
-    """Which checkpoints stay: those that some rule keeps, less what limits let go.
+    """Rules that keep checkpoints, and limits on their number and size.
 
     Attributes:
-        keep_last: How many of the newest stay; under `save_total_limit` the limit decides instead.
-        keep_best: Which of the best stay; None for none.
+        keep_last: How many of the newest checkpoints stay; `save_total_limit` replaces this rule.
+        keep_best: Which of the best checkpoints stay; None keeps none for their metrics.
         keep_every: Checkpoints of steps that are multiples of this stay for good.
         keep_within: Checkpoints younger than this stay, such as "48h" or "7d".
-        save_total_limit: How many stay in all.
-        max_disk: What the folder `checkpoints/` may take, such as "500GB", with deleted ones that are not unlinked
-            yet, those set aside, and room for the next save.
-        min_free: What its file system is to have free, such as "50GB", while the next save is written.
+        save_total_limit: How many checkpoints stay in all.
+        max_disk: Most space that the folder `checkpoints/` may take, such as "500GB". Deleted checkpoints that are
+            not unlinked yet, those set aside, and room for the next save count too.
+        min_free: Space that must stay free on its file system while the next save is written, such as "50GB".
 
     Examples:
         >>> import reelworks as rw
@@ -124,24 +120,23 @@ class Retention(Config):
 class CheckpointsConfig(Retention):
     """When checkpoints are written, and which of them stay.
 
-    What stays is the union of `keep_last`, `keep_best`, `keep_every`, `keep_within`, pinned checkpoints and
-    those in use. `save_total_limit` makes it that many in all, best included; then `max_disk` and `min_free`
-    let the oldest go, of those that only a rule keeps. The newest, the best, pinned ones and those in use stay
-    whatever the limits.
+    The union of `keep_last`, `keep_best`, `keep_every`, `keep_within`, pinned checkpoints and those in use stays.
+    `save_total_limit` limits their number, best included; then `max_disk` and `min_free` delete the oldest. The
+    newest, the best, pinned checkpoints and those in use stay whatever the limits.
 
     Attributes:
         every_steps: Optimizer steps between saves; None for no such interval. A run also saves at its end, on
-            SIGTERM and SIGUSR1, and where a file named `save` appears in its folder.
-        every_minutes: Minutes between saves, beside every_steps.
+            SIGTERM and SIGUSR1, and when a file named `save` appears in its folder.
+        every_minutes: Minutes between saves, in addition to every_steps.
         at_epoch_end: Also save at the end of each epoch.
         at_best: Also save after a validation that is the best by keep_best's metric.
-        asynchronous: Go on training while a thread writes: true, false, or "auto" for states of 1 GB and more on a
-            rank. A save that is due while one is written is left out; the last one always waits.
-        grace_seconds: Time from SIGTERM until the process is killed; told when two steps and a save take longer.
-        on_full: What to do where a save does not fit: "wait" goes on training and tries again every 30 seconds,
-            "weights-only" writes the averaged weights alone to `exports/` and goes on, "stop" ends the run with an
-            error.
-        mirror: A second place that checkpoints are copied to, and fetched from where the run folder has none.
+        asynchronous: Continue training while a thread writes: true, false, or "auto" for states of 1 GB and more on
+            a rank. A save that is due during another one is skipped; the run's last save always waits.
+        grace_seconds: Time from SIGTERM until the process is killed; a run warns if two steps and a save take longer.
+        on_full: What to do if a save does not fit on the disk: "wait" continues training and tries again every 30
+            seconds, "weights-only" writes only the averaged weights to `exports/` and continues, "stop" ends the
+            run with an error.
+        mirror: A second place that checkpoints are copied to, and fetched from if the run folder has none.
     """
 
     every_steps: int | None = Field(500, ge=1)
@@ -157,11 +152,11 @@ class CheckpointsConfig(Retention):
     def _the_best_is_defined(self) -> Self:
         if self.at_best and self.keep_best is None:
             raise UserError(
-                "there is no metric to be the best by",
+                "no metric is configured that decides which checkpoint is the best",
                 code="no-metric",
                 field="checkpoints.at_best",
                 value=True,
-                remedy='give keep_best, as in keep_best = { metric = "validation/loss", n = 1 }',
+                remedy='set keep_best, as in keep_best = { metric = "validation/loss", n = 1 }',
             )
         return self
 
@@ -169,24 +164,24 @@ class CheckpointsConfig(Retention):
     def _milestones_are_saved(self) -> Self:
         if self.keep_every and self.every_steps and self.keep_every % self.every_steps:
             raise UserError(
-                f"no checkpoint falls on each multiple of it: they are saved every {self.every_steps} steps",
+                f"not every multiple of it has a checkpoint: they are saved every {self.every_steps} steps",
                 code="keep-every-never-met",
                 field="checkpoints.keep_every",
                 value=self.keep_every,
-                remedy=f"give a multiple of {self.every_steps}, or change every_steps",
+                remedy=f"set a multiple of {self.every_steps}, or change every_steps",
             )
         return self
 
 
 class ExportsConfig(Config):
-    """Weights for use, written to `exports/` as .safetensors along with checkpoints. They cannot be resumed from.
+    """Weights for inference, written to `exports/` as .safetensors along with checkpoints; no run can resume from them.
 
     Attributes:
-        weights: The average ("ema") or the trained weights ("model"); None writes none.
-        dtype: Of what is written; numbers that are not floating point stay as they are.
-        formats: Conventions that a LoRA is written in, a file each: "diffusers", "comfyui", "kohya".
-        every_n_saves: Written with each so many-th save.
-        keep_last: How many stay; None for all. Other files in the folder are never touched.
+        weights: Which weights to write: the average ("ema") or the trained weights ("model"); None writes none.
+        dtype: Data type of the written weights; tensors that are not floating point keep theirs.
+        formats: Key conventions to write a LoRA in, one file each: "diffusers", "comfyui", "kohya".
+        every_n_saves: Write weights with every n-th save.
+        keep_last: How many exports stay; None keeps all. Other files in the folder are never touched.
     """
 
     weights: Weights | None = None

@@ -1,4 +1,4 @@
-"""The file system that checkpoints go to: tried out before training rests on it, asked for room before each save."""
+"""Probe the file system of the checkpoints before training, and check its free space before each save."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.core.units import told_bytes
 
-# What a disk says that has no room, and a quota that has none; the latter does not show in the free bytes.
+# Errors of a full disk and of a full quota; the free bytes do not account for quotas.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-# Room to ask for, as a multiple of what a save is estimated to take.
+# Required free space, as a multiple of the estimated size of a save.
 MARGIN = 1.02
 
 _PROBE_BYTES = 1 << 16
@@ -23,12 +23,12 @@ _PROBE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Mount:
-    """Result of trying out a file system.
+    """Result of probing a file system.
 
     Attributes:
-        path: The folder, links resolved: it may lie on another disk than the run.
-        free_bytes: What a user may still write, quotas not known.
-        locks: Whether files can be locked; if not, a second training is not noticed.
+        path: The folder with links resolved; it may lie on another disk than the run.
+        free_bytes: Free bytes, without regard to quotas.
+        locks: Whether files can be locked; if not, a second training in the same folder is not detected.
     """
 
     path: Path
@@ -37,18 +37,18 @@ class Mount:
 
 
 def probe(folder: Path) -> Mount:
-    """Write, make durable, rename, lock and remove a small file where checkpoints will lie.
+    """Write, sync, rename, lock and remove a small file in the folder of the checkpoints.
 
     Args:
-        folder: `checkpoints/` of a run; made if it is not there.
+        folder: `checkpoints/` of a run; created if it does not exist.
 
     Raises:
-        UserError: One of these fails, so every save would; says which.
+        UserError: One of these fails, as every save would; names the operation.
     """
-    # A death in between leaves it to the next sweep, as it does a save.
+    # Named like a save in progress, so that the next sweep removes it after a crash.
     temporary = folder / names.in_flight(0, names.fresh_id())
     target = folder / names.in_flight(0, names.fresh_id())
-    doing = "be made"
+    doing = "be created"
     try:
         storage.mkdirs(folder)
         doing = "be written to"
@@ -60,7 +60,7 @@ def probe(folder: Path) -> Mount:
         storage.fsync_folder(folder)
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
-        raise _useless(folder, doing, error) from error
+        raise _unwritable(folder, doing, error) from error
     finally:
         for path in (temporary, target):
             storage.rmtree_if_possible(path)
@@ -76,24 +76,24 @@ def _locks(fd: int) -> bool:
     return True
 
 
-def _useless(folder: Path, doing: str, error: OSError) -> UserError:
+def _unwritable(folder: Path, doing: str, error: OSError) -> UserError:
     full = error.errno in FULL
     return UserError(
-        f"the folder of checkpoints cannot {doing} ({error.strerror or error})",
+        f"the checkpoint folder cannot {doing} ({error.strerror or error})",
         code="checkpoints-unwritable",
         field="checkpoints",
         value=str(folder),
         remedy="free disk space or raise the quota, or choose another --output"
         if full
-        else "mend its permissions or its disk, or choose another --output",
+        else "fix its permissions or its disk, or choose another --output",
     )
 
 
 def require(folder: Path, need_bytes: int, what: str = "a checkpoint") -> None:
-    """Check that a folder's disk has room for something, with a margin.
+    """Check that a folder's disk has room for `need_bytes` and a margin; `what` names them in the error.
 
     Raises:
-        OSError: ENOSPC, as the disk itself would say later.
+        OSError: ENOSPC, the error that writing would raise later.
     """
     need_bytes, free_bytes = int(need_bytes * MARGIN), shutil.disk_usage(folder).free
     if free_bytes < need_bytes:

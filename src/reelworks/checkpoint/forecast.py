@@ -1,4 +1,4 @@
-"""Whether the checkpoints of a whole run will fit, said before its first step."""
+"""Forecast, before a run's first step, whether all its checkpoints will fit on the disk."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Forecast:
-    """Most that checkpoints will take, whichever of them turn out the best.
+    """Upper bound of the disk space that checkpoints will take, whichever of them turn out the best.
 
     Attributes:
-        checkpoint_bytes: Size of one.
-        peak_count: Most that lie on disk at once, the one in flight included.
-        peak_bytes: Their size.
-        free_bytes: What is free now.
-        present_bytes: What present checkpoints take.
+        checkpoint_bytes: Bytes of one checkpoint.
+        peak_count: Most checkpoints on disk at once, including the one being saved.
+        peak_bytes: Bytes of `peak_count` checkpoints.
+        free_bytes: Bytes that are free now.
+        present_bytes: Bytes of the existing checkpoints.
         fails_at_step: First step whose save will not fit; None if all fit.
-        over_max_disk: Whether `max_disk` is too small for what always stays and the save in flight.
-        policy: What it was worked out for.
+        over_max_disk: Whether `max_disk` is too small for the checkpoints that always stay and the next save.
+        policy: The recipe's `[checkpoints]`.
     """
 
     checkpoint_bytes: int
@@ -41,19 +41,21 @@ class Forecast:
     policy: CheckpointsConfig
 
     def to_text(self) -> str:
-        """Return the forecast as a line for people."""
+        """Return the forecast as one line of text."""
         within = self.policy.keep_within
         text = (
             f"one checkpoint takes {told_bytes(self.checkpoint_bytes)}; the policy peaks at {self.peak_count} = "
             f"{told_bytes(self.peak_bytes)}"
-            + (f", and what was saved within {within}" if within else "")
+            + (f", plus the checkpoints of the last {within}" if within else "")
             + f"; {told_bytes(self.free_bytes)} are free"
-            + (f" beside the {told_bytes(self.present_bytes)} there" if self.present_bytes else "")
+            + (f", existing checkpoints take {told_bytes(self.present_bytes)}" if self.present_bytes else "")
         )
-        return text if self.fails_at_step is None else f"{text}: will not fit from step {self.fails_at_step}"
+        if self.fails_at_step is not None:
+            text += f": checkpoints will not fit from step {self.fails_at_step} on"
+        return text
 
     def warnings(self) -> list[str]:
-        """Return what to do about it, where something is too small."""
+        """Return one line for each limit that is too small, with its remedy."""
         lines = []
         if self.fails_at_step is not None:
             lines.append(
@@ -62,14 +64,14 @@ class Forecast:
             )
         if self.over_max_disk:
             lines.append(
-                f"max_disk = {self.policy.max_disk} is too little for what always stays and the save in "
-                "flight, and will be exceeded"
+                f"max_disk = {self.policy.max_disk} is too small for the checkpoints that always stay and "
+                "the next save, and will be exceeded"
             )
         return lines
 
 
 def saves(policy: CheckpointsConfig, done: int, last: int) -> list[int]:
-    """Steps that a run saves at, after `done` steps and up to its last one."""
+    """Return the steps at which a run saves, after `done` steps and up to its last one."""
     every = policy.every_steps
     regular = range(done - done % every + every, last + 1, every) if every else range(0)
     return sorted({*regular, last} - {done})
@@ -82,14 +84,14 @@ def forecast(
     free_bytes: int,
     existing: Sequence[CheckpointFacts] = (),
 ) -> Forecast:
-    """Work out what the policy comes to over a run. What `keep_within` keeps is not known and not counted.
+    """Simulate the policy over a run. Checkpoints that only `keep_within` keeps cannot be foreseen, nor counted.
 
     Args:
-        checkpoint_bytes: Of one; `space.local_bytes`, summed over ranks.
+        checkpoint_bytes: Bytes of one checkpoint: `shards.local_bytes`, summed over ranks.
         policy: The recipe's `[checkpoints]`.
-        steps: Of the saves to come, ascending (`saves`).
-        free_bytes: Of the file system, now.
-        existing: Valid checkpoints that are there.
+        steps: Steps of the saves to come, ascending (`saves`).
+        free_bytes: Free bytes of the file system now.
+        existing: Valid checkpoints on disk.
     """
     checkpoint_bytes = max(checkpoint_bytes, 1)
     present_bytes = sum(c.num_bytes for c in existing)
@@ -97,10 +99,10 @@ def forecast(
     present = sorted(c.step for c in existing)
     pinned = {c.step for c in existing if c.pinned}
     order = np.array([*present, *steps], np.int64)
-    held, floor = _held(order, pinned, policy)
-    held = np.maximum(np.minimum(held, _affordable(checkpoint_bytes, policy, room_bytes)), floor)
-    # Before each save lies what the one before it left; nothing is deleted before the first.
-    before = np.concatenate([[0], held])[len(present) : -1]
+    retained, floor = _retained(order, pinned, policy)
+    retained = np.maximum(np.minimum(retained, _affordable(checkpoint_bytes, policy, room_bytes)), floor)
+    # Retention runs after each save, so nothing is deleted before the first.
+    before = np.concatenate([[0], retained])[len(present) : -1]
     before[:1] = len(present)
     at_once = before + 1
     peak = int(at_once.max(initial=len(present)))
@@ -119,10 +121,10 @@ def forecast(
     )
 
 
-def _held(order: Counts, pinned: set[int], policy: CheckpointsConfig) -> tuple[Counts, Counts]:
-    """Most that are kept after each save, and how many of them no limit touches.
+def _retained(order: Counts, pinned: set[int], policy: CheckpointsConfig) -> tuple[Counts, Counts]:
+    """Return the most checkpoints retained after each save, and how many of them no limit may delete.
 
-    Worst is where the best are neither among the last nor milestones nor pinned.
+    In the worst case the best are neither among the last nor multiples of `keep_every` nor pinned.
     """
     count = np.arange(1, len(order) + 1)
     last = np.minimum(count, policy.keep_last)
@@ -132,16 +134,16 @@ def _held(order: Counts, pinned: set[int], policy: CheckpointsConfig) -> tuple[C
     older = np.maximum(count - policy.keep_last, 0)
     lasting = np.concatenate([[0], np.cumsum(stays)])[older]
     best = policy.keep_best.n if policy.keep_best else 0
-    held = last + lasting + np.minimum(older - lasting, best)
+    retained = last + lasting + np.minimum(older - lasting, best)
     behind = np.concatenate([[0], np.cumsum(np.isin(order, list(pinned)))])[count - 1]
     floor = 1 + behind + np.minimum(count - 1 - behind, min(best, 1))
     if policy.save_total_limit is not None:
-        held = np.maximum(np.minimum(count, policy.save_total_limit), floor)
-    return held, floor
+        retained = np.maximum(np.minimum(count, policy.save_total_limit), floor)
+    return retained, floor
 
 
 def _affordable(checkpoint_bytes: int, policy: CheckpointsConfig, room_bytes: int) -> int:
-    """How many the budgets leave beside the save in flight."""
+    """Return how many checkpoints the budgets allow besides the one being saved."""
     budgets = [limit for limit in (policy.max_disk_bytes,) if limit is not None]
     if policy.min_free_bytes is not None:
         budgets.append(room_bytes - policy.min_free_bytes)

@@ -1,4 +1,4 @@
-"""Answer questions about checkpoints as JSON values: which there are, and why one stayed or went."""
+"""List checkpoints as JSON values, and explain why one stayed or was deleted."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from reelworks.checkpoint.verify import verify
 from reelworks.core.errors import UserError
 
 Row = dict[str, Any]
-# Events of the history that end a checkpoint; the first of them is told before its deletion, which then happened
-# if the checkpoint is not there.
+# Events of the history that end a checkpoint. "deleting" is logged before a deletion, which happened if the
+# checkpoint does not exist.
 _ENDS = {"deleting": "deleted", "deleted": "deleted", "quarantined": "set aside"}
 
 
 def rows(store: CheckpointStore, policy: Retention) -> list[Row]:
-    """Every checkpoint with what the policy does to it at the next save; damaged ones too, oldest first."""
+    """Return every checkpoint, damaged ones too, and the policy's decision at the next save, oldest first."""
     good, broken = store.scan()
     decisions = {decision.step: decision for decision in retention.plan(store, policy)}
-    # What went since it was listed was deleted by a training.
-    there = (info for info in good if info.step in decisions or info.path.exists())
-    listed = [_row(info, decisions.get(info.step)) for info in there]
+    # A training may have deleted some since the scan.
+    existing = (info for info in good if info.step in decisions or info.path.exists())
+    listed = [_row(info, decisions.get(info.step)) for info in existing]
     listed += [
         {"step": b.step, "path": b.path, "state": "damaged", "keep": None, "reasons": [b.reason]}
         for b in broken
@@ -62,7 +62,7 @@ def _damage(info: CheckpointInfo) -> str:
 
 
 def epoch(info: CheckpointInfo) -> int | None:
-    """Epoch of a checkpoint's cursor, from 0; None if it has none that can be read."""
+    """Return the epoch in a checkpoint's cursor, from 0; None if it has no readable cursor."""
     try:
         value = json.loads((info.path / names.CURSOR).read_text())["epoch"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -71,61 +71,63 @@ def epoch(info: CheckpointInfo) -> int | None:
 
 
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Metrics that are numbers."""
+    """Return the metrics whose values are finite."""
     return {name: v for name, v in metrics.items() if v is not None and math.isfinite(v)}
 
 
 def row(store: CheckpointStore, policy: Retention, step: int) -> Row:
-    """One of `rows`.
+    """Return the row of one step (see `rows`).
 
     Raises:
-        UserError: There is no such checkpoint.
+        UserError: The step has no checkpoint.
     """
-    found = next((one for one in rows(store, policy) if one["step"] == step), None)
-    if found is None:
+    match = next((r for r in rows(store, policy) if r["step"] == step), None)
+    if match is None:
         raise store.unknown(step)
-    return found
+    return match
 
 
 def details(store: CheckpointStore, policy: Retention, step: int) -> Row:
-    """A row and all of its manifest.
+    """Return a step's row with the fields of its manifest.
 
     Raises:
-        UserError: There is no such checkpoint.
+        UserError: The step has no checkpoint.
     """
-    told = row(store, policy, step)
-    if "bytes" not in told:  # no manifest that can be read
-        return told
+    facts = row(store, policy, step)
+    if "bytes" not in facts:  # the manifest is not readable
+        return facts
     manifest = store.info(step).manifest.model_dump(mode="json")
     return {
         **{key: manifest[key] for key in ("save_id", "run_id", "world_size", "versions", "files")},
-        **told,
+        **facts,
     }
 
 
 def best(store: CheckpointStore, policy: Retention) -> Row:
-    """The row of the best checkpoint by the recipe's `keep_best`.
+    """Return the row of the best checkpoint by the recipe's `keep_best`.
 
     Raises:
-        UserError: There is no rule, or none of the checkpoints was measured.
+        UserError: The recipe has no such rule, or no checkpoint has the metric.
     """
     ranked = rank_best(retention.whole(store), policy.keep_best)
     if not ranked:
         metric = policy.keep_best and policy.keep_best.metric
         raise UserError(
-            f"no checkpoint has a finite {metric}" if metric else "the recipe does not say by what",
+            f"no checkpoint has a finite {metric}"
+            if metric
+            else "the recipe names no metric for the best checkpoint",
             code="no-metric",
             field="checkpoints.keep_best",
             value=metric or "none",
             remedy="validate more often with validation.every_steps, or name another metric"
             if metric
-            else 'give it in the recipe, e.g. keep_best = { metric = "validation/loss", mode = "min" }',
+            else 'set it in the recipe, e.g. keep_best = { metric = "validation/loss", mode = "min" }',
         )
     return row(store, policy, ranked[0])
 
 
 def verified(store: CheckpointStore, steps: list[int], full: bool) -> list[Row]:
-    """Check checkpoints against their manifests, by size or also by digest; looking changes nothing."""
+    """Check checkpoints against their manifests, by size or also by digest, and change nothing."""
     listed = []
     for step in steps:
         reason = ""
@@ -142,32 +144,32 @@ def verified(store: CheckpointStore, steps: list[int], full: bool) -> list[Row]:
 
 
 def explain(store: CheckpointStore, policy: Retention, step: int) -> Row:
-    """Say what became of a step's checkpoint and why, whether it is still there or not.
+    """Return the state of a step's checkpoint, the reasons and its history, even if it was deleted.
 
     Raises:
-        UserError: There never was one, as far as is known.
+        UserError: Neither the folder nor the history has a checkpoint of this step.
     """
     history = store.history()
     events = [event for event in history if event.get("step") == step]
-    here = step in store.steps()
-    if not here and not events:
+    exists = step in store.steps()
+    if not exists and not events:
         known = sorted({*store.steps(), *(event["step"] for event in history if "step" in event)})
         raise UserError(
-            "nothing is known of a checkpoint of this step",
+            "the history has no checkpoint of this step",
             code="unknown-checkpoint",
             field="STEP",
             value=step,
-            remedy=f"known are: {', '.join(map(str, known)) or 'none'}",
+            remedy=f"known steps: {', '.join(map(str, known)) or 'none'}",
         )
     saved: Row = next((event for event in reversed(events) if event["event"] == "saved"), {})
-    told = {
+    facts = {
         "step": step,
         "saved": saved.get("time"),
         "bytes": saved.get("bytes"),
         "metrics": _metrics(saved, events),
-        **(row(store, policy, step) if here else _end(events)),
+        **(row(store, policy, step) if exists else _end(events)),
     }
-    return {**told, "saved": told["saved"] or told.get("created"), "history": events}
+    return {**facts, "saved": facts["saved"] or facts.get("created"), "history": events}
 
 
 def _metrics(saved: Row, events: list[Row]) -> dict[str, float]:
@@ -182,6 +184,10 @@ def _end(events: list[Row]) -> Row:
     ends = [event for event in events if event["event"] in (*_ENDS, "saved")]
     last = ends[-1] if ends else {"event": "saved"}
     if last["event"] == "saved":
-        return {"state": "gone", "ended": None, "reasons": ["nothing here deleted it: removed by hand"]}
+        return {
+            "state": "gone",
+            "ended": None,
+            "reasons": ["the history has no deletion: it was removed by hand"],
+        }
     reasons = last.get("reasons") or [last.get("reason", "the history does not say why")]
     return {"state": _ENDS[last["event"]], "ended": last["time"], "reasons": reasons}

@@ -1,9 +1,8 @@
-"""Loading: into tensors that are there, by any number of ranks, after the keys were compared.
+"""Load a checkpoint into existing tensors, on any number of ranks, after comparing the keys.
 
-torch.distributed.checkpoint keeps its metadata and plain values pickled, so a checkpoint can run code
-when it is read. Only folders whose manifest is ours are opened, and the metadata must have the digest
-that the manifest gives; that guards against damage, not against malice: load checkpoints only of people
-whose code you would run.
+torch.distributed.checkpoint pickles its metadata and plain values, so a checkpoint can run code when it is read.
+Only folders with a manifest of ours are opened, and the metadata must have the manifest's digest. That guards
+against damage, not against malice: load checkpoints only from people whose code you would run.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from reelworks.checkpoint.verify import check_file
 from reelworks.core.errors import UserError
 from reelworks.distributed import collectives
 
-# How many differing keys an error names.
-_SHOWN = 5
+# Number of differing keys that an error names.
+_NAMED_KEYS = 5
 
 
 def load(path: Path, state: dict[str, Any]) -> None:
     """Load a checkpoint into `state`, in place. Collective over the default process group, if there is one.
 
-    The world and the sharding may differ from those of the save: DTensors and plain tensors of one
+    The number of ranks and the sharding may differ from those of the save: DTensors and plain tensors of one
     global shape are interchangeable. Values are cast to the dtype of the tensor they are loaded into.
 
     Args:
         path: The checkpoint's folder; verify it before (`verify.newest_valid`, `verify.named`).
-        state: Nested dicts of tensors, DTensors and plain values. Only the top-level keys that it has are
-            loaded, so `{"model": ...}` takes the weights alone; below them all keys must agree.
+        state: Nested dicts of tensors, DTensors and plain values. Only its top-level keys are loaded, so
+            `{"model": ...}` loads the weights alone; below them all keys must agree.
 
     Raises:
-        UserError: This is no checkpoint of ours, or one of another model; names the keys that differ.
+        UserError: The folder holds no checkpoint of ours, or one of another model; names the keys that differ.
     """
     problem, remedy = collectives.on_first(lambda: _inspect(path))
     if not problem:
@@ -58,18 +57,18 @@ def load(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_extra(path: Path, name: str) -> bytes:
-    """Read a small file that was saved along, such as `cursor.json`.
+    """Read a checkpoint's extra file, such as `cursor.json`.
 
     Raises:
         UserError: The checkpoint has no such file.
-        BadCheckpoint: The file is not what was written.
+        BadCheckpoint: The file has changed since it was written.
     """
     check_file(path, _find(path, name), full=True)
     return (path / name).read_bytes()
 
 
 def has_extra(path: Path, name: str) -> bool:
-    """Say whether a small file was saved along."""
+    """Whether a checkpoint has an extra file."""
     return any(entry.path == name for entry in manifest.read(path).files)
 
 
@@ -81,40 +80,43 @@ def _find(path: Path, name: str) -> FileEntry:
             code="checkpoint-part-missing",
             field="checkpoint",
             value=str(path),
-            remedy="it holds " + ", ".join(sorted(entries)),
+            remedy="its files are " + ", ".join(sorted(entries)),
         )
     return entries[name]
 
 
 def _inspect(path: Path) -> tuple[str, str]:
-    """Return a problem and its remedy, or twice nothing, before anything pickled is opened."""
+    """Return a problem and its remedy, or two empty strings, before anything pickled is opened."""
     try:
         metadata = next(e for e in manifest.read(path).files if e.path == f"{names.DCP}/.metadata")
         check_file(path, metadata, full=True)
     except (BadCheckpoint, StopIteration) as error:
         reason = error.reason if isinstance(error, BadCheckpoint) else "it holds no tensors"
-        return f"this is no checkpoint to load: {reason}", "give the folder of one, such as step-000001000"
+        return (
+            f"this is no checkpoint to load: {reason}",
+            "name a checkpoint's folder, such as step-000001000",
+        )
     return "", ""
 
 
 def _compare(path: Path, state: dict[str, Any]) -> tuple[str, str]:
-    """Return what differs between a checkpoint and a state and what to do, or twice nothing."""
+    """Return how a checkpoint and a state differ and the remedy, or two empty strings."""
     metadata = FileSystemReader(path / names.DCP).read_metadata()
     planner = DefaultLoadPlanner()
     planner.set_up_planner(state, metadata)
-    here = {key: _kind(value) for key, value in planner.state_dict.items()}
-    there = {key: _kind(value) for key, value in metadata.state_dict_metadata.items() if _wanted(key, state)}
-    differing = [key for key in here.keys() | there.keys() if here.get(key) != there.get(key)]
-    # Weights first: the average and the optimizer differ because they do.
+    own = {key: _kind(value) for key, value in planner.state_dict.items()}
+    saved = {key: _kind(value) for key, value in metadata.state_dict_metadata.items() if _wanted(key, state)}
+    differing = [key for key in own.keys() | saved.keys() if own.get(key) != saved.get(key)]
+    # Weights first, since they are why the average and the optimizer differ.
     differing.sort(key=lambda key: (not key.startswith("model."), key))
     if not differing:
         return "", ""
     lines = [
-        f"\n    {key}: {here.get(key, 'none')} here, {there.get(key, 'none')} in the checkpoint"
-        for key in differing[:_SHOWN]
+        f"\n    {key}: {own.get(key, 'none')} expected, {saved.get(key, 'none')} in the checkpoint"
+        for key in differing[:_NAMED_KEYS]
     ]
-    if len(differing) > _SHOWN:
-        lines.append(f"\n    and {len(differing) - _SHOWN} more")
+    if len(differing) > _NAMED_KEYS:
+        lines.append(f"\n    and {len(differing) - _NAMED_KEYS} more")
     part = differing[0].partition(".")[0]
     return (
         f"this is a checkpoint of another {part}:{''.join(lines)}",
@@ -127,7 +129,7 @@ def _wanted(key: str, state: dict[str, Any]) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """Describe a value, or its metadata, as far as it must agree: a tensor's shape, or a plain value."""
+    """Return what must agree of a value or its metadata: a tensor's shape, or that it is a plain value."""
     if isinstance(value, Tensor | TensorStorageMetadata):
         size = value.shape if isinstance(value, Tensor) else value.size
         return f"[{', '.join(map(str, size))}]"

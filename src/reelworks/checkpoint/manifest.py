@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint consists of. Written last, so its presence says that all was written."""
+"""The manifest, which lists a checkpoint's files. It is written last: its presence proves a complete checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Metrics = dict[str, float | None]
 
 
 class BadCheckpoint(Exception):  # noqa: N818
-    """A checkpoint that must not be loaded; says why."""
+    """A checkpoint must not be loaded; `reason` says why."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -28,11 +28,11 @@ class BadCheckpoint(Exception):  # noqa: N818
 
 
 class NewerFormat(BadCheckpoint):
-    """Written by a newer Reelworks: nothing is wrong with it, it must neither be loaded nor set aside."""
+    """A newer Reelworks wrote the checkpoint: it may be good, so it is neither loaded nor set aside."""
 
 
 class FileEntry(Config):
-    """One file: its path below the checkpoint, its size in bytes, its digest."""
+    """A file of a checkpoint: its path below the checkpoint's folder, its size in bytes and its digest."""
 
     path: str
     size: int = Field(ge=0)
@@ -43,15 +43,15 @@ class Manifest(Config):
     """Contents of a checkpoint: the run that saved it, and every file.
 
     Attributes:
-        format: Version of this schema; a newer one than we know is refused.
+        format: Version of this schema; newer ones are refused.
         step: Optimizer steps done.
-        save_id: Tells two saves of one step apart.
+        save_id: Id that differs between two saves of one step.
         created: Seconds since 1970.
-        world_size: Ranks that wrote it; any number may load it.
+        world_size: Number of ranks that wrote it; any number may load it.
         run_id: The run's id in `run.json`; empty outside runs.
         cursor_digest: Digest of `cursor.json`, if there is one.
-        files: All files but the manifest itself.
-        total_bytes: Sum of their sizes.
+        files: All files except the manifest itself.
+        total_bytes: Sum of the sizes of `files`.
         metrics: Metrics known when it was saved; None stands for a value that was not finite.
         versions: Library versions by name.
     """
@@ -73,37 +73,37 @@ class Manifest(Config):
         paths = [entry.path for entry in self.files]
         if len(set(paths)) != len(paths):
             raise ValueError("a file is listed twice")
-        if strange := [path for path in paths if not is_inside(path)]:
-            raise ValueError(f"{strange[0]!r} does not lie inside the checkpoint")
+        if outside := [path for path in paths if not is_inside(path)]:
+            raise ValueError(f"{outside[0]!r} does not lie inside the checkpoint")
         if self.total_bytes != sum(entry.size for entry in self.files):
             raise ValueError("total_bytes is not the sum of the files")
         return self
 
 
 def is_inside(path: str) -> bool:
-    """Say whether a relative path in plain form stays below the folder it starts in."""
+    """Whether a path is relative, normalized and stays below the folder that it starts in."""
     pure = PurePosixPath(path)
     return path == str(pure) and path != "." and not pure.is_absolute() and ".." not in pure.parts
 
 
 def plain_metrics(metrics: Mapping[str, float]) -> Metrics:
-    """Replace what JSON cannot hold: NaN and infinities become None."""
+    """Replace NaN and infinities, which JSON cannot hold, by None."""
     return {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest durably, with a digest over its own content."""
+    """Write the manifest durably, with a digest of its own content."""
     content = manifest.model_dump(mode="json")
     files.write_json(folder / FILE_NAME, {**content, "digest": digests.digest_json(content)})
 
 
 def read(folder: Path) -> Manifest:
-    """Read a checkpoint's manifest strictly.
+    """Read and validate a checkpoint's manifest.
 
     Raises:
-        BadCheckpoint: It is missing, damaged, or of another step than the folder's.
-        NewerFormat: This version cannot read it.
-        OSError: The file cannot be read now, which says nothing about the checkpoint.
+        BadCheckpoint: It is missing, damaged, or of another step than the folder's name.
+        NewerFormat: A newer version of Reelworks wrote it.
+        OSError: The file cannot be read now; the checkpoint itself may be good.
     """
     try:
         data = retry.with_retries((folder / FILE_NAME).read_bytes)
@@ -113,16 +113,16 @@ def read(folder: Path) -> Manifest:
 
 
 def missing() -> BadCheckpoint:
-    """Make the error for a folder without a manifest."""
+    """Return the error for a folder without a manifest."""
     return BadCheckpoint(f"{FILE_NAME} is missing")
 
 
 def parse(data: bytes, step: int | None) -> Manifest:
-    """Read a manifest's content as strictly as `read` does.
+    """Validate a manifest's content as `read` does.
 
     Args:
-        data: The content.
-        step: The step that it must be of; None for any.
+        data: Content of the manifest file.
+        step: The step that it must be of; None allows any.
     """
     try:
         content = json.loads(data, parse_constant=_refuse_constant)
@@ -140,15 +140,15 @@ def _refuse_constant(name: str) -> None:
 
 def _parse(content: Any) -> Manifest:
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
-        raise BadCheckpoint(f"{FILE_NAME} names no format version")
+        raise BadCheckpoint(f"{FILE_NAME} has no format version")
     if content["format"] > FORMAT_VERSION:
         raise NewerFormat(
-            f"{FILE_NAME} has format {content['format']}, this version reads up to {FORMAT_VERSION}"
+            f"{FILE_NAME} has format {content['format']}, this version of Reelworks reads up to {FORMAT_VERSION}"
         )
     if content.pop("digest", None) != digests.digest_json(content):
         raise BadCheckpoint(f"{FILE_NAME} was changed after it was written")
     try:
-        # By way of JSON: strict mode takes a list for a tuple only there.
+        # Through JSON, since strict mode accepts a list as a tuple only there.
         return Manifest.model_validate_json(json.dumps(content))
     except ValidationError as error:
         first = error.errors()[0]

@@ -1,4 +1,4 @@
-"""Retention as a pure function: which checkpoints stay, and why each one stays or goes."""
+"""Retention as a pure function: which checkpoints stay, which are deleted, and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Reasons = tuple[str, ...]
 
 
 class CheckpointFacts(Protocol):
-    """Facts of a checkpoint that the policy looks at; `store.CheckpointInfo` has them."""
+    """Facts of a checkpoint that the policy reads; `store.CheckpointInfo` has them."""
 
     @property
     def step(self) -> int:
@@ -24,7 +24,7 @@ class CheckpointFacts(Protocol):
 
     @property
     def created(self) -> float:
-        """When it was saved, in seconds since 1970."""
+        """Time of the save, in seconds since 1970."""
         ...
 
     @property
@@ -34,7 +34,7 @@ class CheckpointFacts(Protocol):
 
     @property
     def pinned(self) -> bool:
-        """True if a person asked to keep it."""
+        """Whether the checkpoint is pinned."""
         ...
 
     @property
@@ -48,11 +48,11 @@ class PolicyTime:
     """Time, readers and disk space on which a plan depends besides the checkpoints and the policy.
 
     Attributes:
-        now: Seconds since 1970.
+        now: Current time, in seconds since 1970.
         in_use: Steps that are being read.
-        other_bytes: What `checkpoints/` holds besides them: deleted and not unlinked yet, set aside, damaged.
-        next_bytes: What the next save takes, or the one in flight.
-        free_bytes: What the file system has free, a save in flight not counted yet.
+        other_bytes: Bytes of deleted, quarantined and damaged checkpoints in `checkpoints/`.
+        next_bytes: Bytes of the next save, or of the one in progress.
+        free_bytes: Free bytes of the file system, as if no save was in progress.
     """
 
     now: float
@@ -64,7 +64,7 @@ class PolicyTime:
 
 @dataclass(frozen=True)
 class Decision:
-    """Decision about one checkpoint; all reasons speak for it."""
+    """Decision about one checkpoint, with all reasons for it."""
 
     step: int
     keep: bool
@@ -74,31 +74,31 @@ class Decision:
 def plan_retention(
     checkpoints: Iterable[CheckpointFacts], policy: Retention, moment: PolicyTime
 ) -> list[Decision]:
-    """Decide about each checkpoint; oldest first, whatever order they come in.
+    """Decide which checkpoints to keep; returns the decisions by ascending step.
 
-    The newest, the best, the pinned ones and those in use are a floor that no setting breaks, so that no run
-    is left without a way back. A metric that is NaN, infinite or missing is never best; equal values go to
-    the newer. Applying a plan and planning again keeps everything; a larger budget never keeps less.
+    The newest, the best, pinned ones and those in use always stay, whatever the settings, so that every run can
+    resume. A metric that is NaN, infinite or missing is never best; of equal values the newer one is better.
+    Applying a plan and planning again keeps everything; a larger budget never keeps less.
 
     Args:
         checkpoints: Valid checkpoints only: a damaged one must not take the place of a good one.
         policy: The recipe's `[checkpoints]`.
-        moment: Time, readers and space.
+        moment: Time, readers and disk space.
     """
     case = _Case(sorted(checkpoints, key=lambda c: c.step, reverse=True), policy, moment)
-    keep = {c.step: _reasons_to_keep(case, place, c) for place, c in enumerate(case.newest_first)}
+    keep = {c.step: _reasons_to_keep(case, i, c) for i, c in enumerate(case.newest_first)}
     if policy.save_total_limit is not None:
         keep = _limit(case, keep, policy.save_total_limit)
     evicted = _evict(case, {step for step, reasons in keep.items() if reasons})
     decisions = []
     for c in reversed(case.newest_first):
-        goes = evicted.get(c.step) or (() if keep[c.step] else _reasons_to_go(case, c))
-        decisions.append(Decision(c.step, not goes, goes or keep[c.step]))
+        against = evicted.get(c.step) or (() if keep[c.step] else _reasons_to_delete(case, c))
+        decisions.append(Decision(c.step, not against, against or keep[c.step]))
     return decisions
 
 
 def rank_best(checkpoints: Iterable[CheckpointFacts], best: KeepBest | None) -> list[int]:
-    """Steps of all checkpoints that have the metric, best first; equal values newest first."""
+    """Return the steps of all checkpoints that have the metric, best first; equal values newest first."""
     if best is None:
         return []
     sign = 1 if best.mode == "min" else -1
@@ -107,15 +107,13 @@ def rank_best(checkpoints: Iterable[CheckpointFacts], best: KeepBest | None) -> 
 
 
 def score(checkpoint: CheckpointFacts, metric: str) -> float | None:
-    """A checkpoint's value of a metric, if it is a number."""
+    """Return a checkpoint's value of a metric; None if it is missing or not finite."""
     value = checkpoint.metrics.get(metric)
     return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
 class _Case:
-    """One question to the policy."""
-
     newest_first: Sequence[CheckpointFacts]
     policy: Retention
     moment: PolicyTime
@@ -130,11 +128,11 @@ class _Case:
         return always | {*self.ranked[:1], *self.moment.in_use}
 
 
-def _reasons_to_keep(case: _Case, place: int, c: CheckpointFacts) -> Reasons:
+def _reasons_to_keep(case: _Case, age_rank: int, c: CheckpointFacts) -> Reasons:
     policy, reasons = case.policy, []
-    if place == 0:
+    if age_rank == 0:
         reasons.append("the newest")
-    elif place < policy.keep_last:
+    elif age_rank < policy.keep_last:
         reasons.append(f"among the last {policy.keep_last}")
     if (best := policy.keep_best) and c.step in case.ranked[: best.n]:
         which = "the best" if c.step == case.ranked[0] else f"among the best {best.n}"
@@ -151,7 +149,7 @@ def _reasons_to_keep(case: _Case, place: int, c: CheckpointFacts) -> Reasons:
 
 
 def _limit(case: _Case, keep: Mapping[int, Reasons], limit: int) -> dict[int, Reasons]:
-    """Keep `limit` in all: first the floor, then what a rule names, then the newest of the rest."""
+    """Keep `limit` in all: first the floor, then those that a rule keeps, then the newest of the rest."""
     order = sorted(case.newest_first, key=lambda c: (c.step not in case.floor, not keep[c.step], -c.step))
     allowed = {c.step for i, c in enumerate(order) if i < limit or c.step in case.floor}
     within = (f"within save_total_limit = {limit}",)
@@ -159,14 +157,14 @@ def _limit(case: _Case, keep: Mapping[int, Reasons], limit: int) -> dict[int, Re
 
 
 def _evict(case: _Case, kept: Collection[int]) -> dict[int, Reasons]:
-    """Let go, oldest first, of what is kept and not of the floor, until the budgets hold or nothing is left."""
+    """Evict kept checkpoints above the floor, oldest first, until the budgets hold or none is left."""
     over = _over_budget(case, kept)
     evicted: dict[int, Reasons] = {}
     for c in reversed(case.newest_first):
         over = {budget: missing for budget, missing in over.items() if missing > 0}
         if over and c.step in kept and c.step not in case.floor:
             evicted[c.step] = tuple(
-                f"{budget}: {told_bytes(missing)} over, and the oldest that only a rule keeps"
+                f"{budget} requires freeing {told_bytes(missing)}; this is the oldest that may be deleted"
                 for budget, missing in over.items()
             )
             over = {budget: missing - c.num_bytes for budget, missing in over.items()}
@@ -174,7 +172,7 @@ def _evict(case: _Case, kept: Collection[int]) -> dict[int, Reasons]:
 
 
 def _over_budget(case: _Case, kept: Collection[int]) -> dict[str, int]:
-    """By how many bytes each budget is exceeded once everything else is deleted."""
+    """Return by how many bytes each budget is exceeded once all but `kept` is deleted."""
     policy, moment = case.policy, case.moment
     sizes = {c.step: c.num_bytes for c in case.newest_first}
     stays = sum(size for step, size in sizes.items() if step in kept)
@@ -187,8 +185,7 @@ def _over_budget(case: _Case, kept: Collection[int]) -> dict[str, int]:
     return over
 
 
-def _reasons_to_go(case: _Case, c: CheckpointFacts) -> Reasons:
-    """Say of every rule why it does not hold this checkpoint."""
+def _reasons_to_delete(case: _Case, c: CheckpointFacts) -> Reasons:
     policy = case.policy
     if policy.save_total_limit is not None:
         return (f"over save_total_limit = {policy.save_total_limit}",)

@@ -1,7 +1,7 @@
-"""Reading a checkpoint that a training might delete meanwhile.
+"""Protect a checkpoint from deletion while a process reads it.
 
-A reader holds a shared lock on the manifest, which the kernel drops when the process ends, however it ends. On
-file systems without such locks a deletion is not held up, and the reader fails for want of files.
+A reader holds a shared lock on the manifest, which the kernel releases when the process ends or crashes. On file
+systems without such locks a deletion goes ahead, and the reader fails on missing files.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from reelworks.core.errors import UserError
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Keep a checkpoint's folder from being deleted until the block ends.
+    """Protect a checkpoint's folder from deletion until the block ends.
 
     Raises:
-        UserError: It is not there any more.
+        UserError: It does not exist any more.
     """
     file = path / manifest.FILE_NAME
     try:
@@ -36,7 +36,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def is_read(path: Path) -> bool:
-    """Say whether any process reads a checkpoint."""
+    """Whether any process is reading a checkpoint."""
     try:
         with (path / manifest.FILE_NAME).open("rb") as f:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,9 +49,9 @@ def is_read(path: Path) -> bool:
 
 def _gone(path: Path) -> UserError:
     return UserError(
-        "the checkpoint is not there any more",
+        "the checkpoint does not exist any more",
         code="no-such-checkpoint",
         field="checkpoint",
         value=str(path),
-        remedy="name another one; `reelworks checkpoints explain` says why it went",
+        remedy="choose another one; `reelworks checkpoints explain` says why it was deleted",
     )

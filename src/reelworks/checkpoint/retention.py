@@ -1,4 +1,4 @@
-"""The policy applied to a store."""
+"""Apply the retention policy to a store."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from reelworks.core.errors import UserError
 
 
 def plan(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()) -> list[Decision]:
-    """Say what `apply_retention` would do, and do nothing.
+    """Return the decisions that `apply_retention` would carry out, and delete nothing.
 
     Args:
-        store: Of the run.
+        store: The run's checkpoints.
         policy: The recipe's `[checkpoints]`.
-        in_use: Steps to keep besides those that a process reads through `lease.reading`.
+        in_use: Steps to keep besides those that a process reads through `read_lock.reading`.
     """
     infos = whole(store)
     return plan_retention(infos, policy, _moment(store, infos, policy, in_use))
@@ -33,16 +33,16 @@ def plan(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()
 def apply_retention(
     store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()
 ) -> list[Decision]:
-    """Delete what the policy does not keep, oldest first; on rank 0, after a commit.
+    """Delete the checkpoints that the policy does not keep, oldest first; on rank 0, after a commit.
 
     Returns:
-        All decisions, oldest first, for the events of the run.
+        All decisions, oldest first.
     """
     return [_apply(store, decision) for decision in plan(store, policy, in_use)]
 
 
 def prune(store: CheckpointStore, policy: Retention) -> list[Decision]:
-    """Also remove what dead processes left; for a command that holds the run's lock."""
+    """Sweep leftovers of dead processes, then apply the policy; for a command that holds the run's lock."""
     store.sweep()
     return apply_retention(store, policy)
 
@@ -52,16 +52,13 @@ def _apply(store: CheckpointStore, decision: Decision) -> Decision:
         return decision
     try:
         store.remove(decision.step, decision.reasons)
-    except UserError as error:  # pinned, or being read, since the plan was made
+    except UserError as error:  # pinned or being read since the plan was made
         return Decision(decision.step, True, (error.problem,))
     return decision
 
 
 def whole(store: CheckpointStore) -> list[CheckpointInfo]:
-    """Checkpoints whose files are all there, by size.
-
-    A damaged one neither takes the place of a good one nor is deleted.
-    """
+    """Return the checkpoints whose files all exist with their sizes; damaged ones are not subject to retention."""
     return [info for info in store.list() if _is_whole(info)]
 
 
@@ -79,7 +76,6 @@ def _moment(
     policy: Retention,
     in_use: Collection[int],
 ) -> PolicyTime:
-    """Look at the clock and the readers, and at the disk if there is a budget."""
     now = time.time()
     in_use = {*in_use, *(info.step for info in infos if read_lock.is_read(info.path))}
     if not infos or (policy.max_disk is None and policy.min_free is None):
@@ -95,10 +91,10 @@ def _moment(
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder; what vanishes meanwhile counts nothing."""
+    """Return the bytes of all files below a folder; files that vanish meanwhile do not count."""
     total = 0
-    for where, _, files in os.walk(folder):
+    for parent, _, files in os.walk(folder):
         for name in files:
             with suppress(FileNotFoundError):
-                total += (Path(where) / name).lstat().st_size
+                total += (Path(parent) / name).lstat().st_size
     return total

@@ -1,10 +1,10 @@
-"""Saving: written beside, checked, and published by one rename.
+"""Save a checkpoint: write it to a temporary folder, check it, and publish it by one rename.
 
-    space check → fresh temporary folder → every rank writes its shards through torch.distributed.checkpoint
-    and digests them → manifest, last → fsync → rename onto free ground → fsync of the parent → history
+    space check → new temporary folder → every rank writes its shards through torch.distributed.checkpoint
+    and digests them → manifest, last → fsync → rename to a free name → fsync of the parent → history
 
-A checkpoint exists exactly if its rename happened. Whatever fails or dies before that costs this save and
-nothing else; a failure on one rank is raised, equal, on all.
+A checkpoint exists exactly if its rename happened. An error or a crash before that loses this save and nothing
+else; a failure on one rank raises the same error on all.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SaveOrder:
 
 
 def present(store: CheckpointStore, step: int) -> CheckpointInfo | None:
-    """Look whether this step is saved already; what is there and bad is dealt with when publishing."""
+    """Return the valid checkpoint of a step, if there is one; a bad one is quarantined when publishing."""
     if step not in store.steps():
         return None
     try:
@@ -57,7 +57,7 @@ def present(store: CheckpointStore, step: int) -> CheckpointInfo | None:
 
 
 def open_folder(order: SaveOrder, state_bytes: int) -> Path:
-    """Make the temporary folder if the checkpoint will fit."""
+    """Create the temporary folder of a save; raises `OSError` if the disk has too little room or fails."""
     root = order.store.root
     storage.mkdirs(root)
     disk_space.require(root, state_bytes + sum(map(len, order.extra.values())))
@@ -72,24 +72,24 @@ def open_folder(order: SaveOrder, state_bytes: int) -> Path:
 
 
 def require_shared(temporary: Path) -> None:
-    """Refuse folders that only rank 0 sees: its manifest could not speak for the others' files."""
+    """Refuse a folder that only rank 0 sees, since its manifest could not cover the other ranks' files."""
     if not (temporary / names.DCP).is_dir():
         raise RuntimeError(f"{temporary.parent} is not the same folder here as on rank 0")
 
 
 def complete(order: SaveOrder, temporary: Path, entries: list[FileEntry]) -> CheckpointInfo:
-    """Complete the temporary folder, publish it, and tell the history."""
+    """Write extra files and the manifest, publish the folder and record it in the history."""
     store, step = order.store, order.step
     for name, data in order.extra.items():
         entries.append(_write_extra(temporary, name, data))
     manifest.write(temporary, _manifest(order, temporary, entries))
-    # Also proves that rank 0 sees what the other nodes have written.
+    # Also proves that rank 0 sees the files of the other nodes.
     verify(temporary, full=False)
     if os.path.lexists(store.path(step)):
         store.quarantine(step, "failed verification when its step was saved again")
     store.publish(temporary, step)
     info = store.info(step)
-    # The checkpoint is there, even if the disk has no room left to tell of it.
+    # The checkpoint counts even if the disk has no room left for its line in the history.
     with suppress(OSError):
         store.record_saved(info, time.perf_counter() - order.began)
     return info
@@ -126,7 +126,7 @@ def _write_extra(temporary: Path, name: str, data: bytes) -> FileEntry:
 
 
 class SaveFailed(UserError):  # noqa: N818
-    """No checkpoint was made; those on disk are as they were."""
+    """A checkpoint could not be saved; earlier ones are unchanged."""
 
 
 class DiskFull(SaveFailed):
@@ -140,7 +140,7 @@ class Saved:
     Attributes:
         info: The checkpoint on disk.
         seconds: Wall time of the whole save.
-        fresh: False if the step had a valid checkpoint already, which was left as it is.
+        fresh: False if the step had a valid checkpoint already, which was not replaced.
     """
 
     info: CheckpointInfo
@@ -165,16 +165,16 @@ def save(
     """Write and publish a checkpoint. Collective over the default process group, if there is one.
 
     Args:
-        store: Where to; the same folder for all ranks.
+        store: Store to write to; the same folder on all ranks.
         step: Optimizer steps done.
         state: Nested dicts of tensors, DTensors and plain values, e.g. `{"model": ..., "optimizer": ...}`.
-        extra: Small files by name, such as `cursor.json`; those of rank 0 count.
+        extra: Small files by name, such as `cursor.json`; only those of rank 0 are written.
         metrics: Metrics known by now.
         run_id: The run's id.
 
     Raises:
-        DiskFull: Too little room, before or while writing.
-        SaveFailed: Anything else that kept any rank from its part.
+        DiskFull: The disk has too little room, before or while writing.
+        SaveFailed: Any rank failed for another reason.
     """
     saving = begin(store, step, state, extra=extra, metrics=metrics, run_id=run_id)
     saving.write()
@@ -191,20 +191,20 @@ def begin(
     run_id: str = "",
     stage: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> Saving:
-    """Begin a save that `Saving.write` and `Saving.finish` complete; else as `save`, and collective too.
+    """Begin a save that `Saving.write` and `Saving.finish` complete; otherwise as `save`. Collective.
 
     Args:
-        stage: Makes a copy of the state, once it is known to fit. Without it the state must not change
-            before `Saving.write` has returned.
+        stage: Copies the state after the space check. Without it the state must not change before
+            `Saving.write` has returned.
     """
     order = SaveOrder(store, step, extra or {}, metrics or {}, run_id, time.perf_counter())
-    with _told_as_save_failed(store):
+    with _raising_save_failed(store):
         saved = collectives.on_first(lambda: present(store, step))
         if saved is not None:
             return Saving(order, saved, None, None)
         state_bytes = sum(collectives.on_all(lambda: shards.local_bytes(state)))
         temporary = collectives.on_first(lambda: open_folder(order, state_bytes))
-        with _dropped_on_failure(temporary):
+        with _removed_on_failure(temporary):
             collectives.on_all(lambda: require_shared(temporary))
             if stage is not None:
                 state = collectives.each(lambda: stage(state))
@@ -216,10 +216,10 @@ class Saving:
     """A save that has begun.
 
     Attributes:
-        order: What was asked for.
-        present: The step's valid checkpoint, if it had one before.
-        temporary: The folder in flight, if not.
-        shards: This rank's part of it.
+        order: Arguments of the save.
+        present: The step's valid checkpoint if it was saved before; nothing is written then.
+        temporary: The folder being written; None if `present` is set.
+        shards: This rank's part of the state; None if `present` is set.
     """
 
     order: SaveOrder
@@ -229,7 +229,7 @@ class Saving:
     _written: Written | Exception | None = None
 
     def write(self) -> None:
-        """Write this rank's shards. Not collective, on any thread; what fails is told by `finish`."""
+        """Write this rank's shards. Not collective; may run on any thread. `finish` raises its errors."""
         if self.shards is not None:
             try:
                 self._written = self.shards.write()
@@ -242,7 +242,7 @@ class Saving:
             return Saved(self.present, time.perf_counter() - self.order.began, fresh=False)
         temporary = self.temporary
         assert temporary is not None
-        with _told_as_save_failed(self.order.store), _dropped_on_failure(temporary):
+        with _raising_save_failed(self.order.store), _removed_on_failure(temporary):
             info = collectives.through_first(self._result, lambda parts: self._commit(temporary, parts))
         return Saved(info, time.perf_counter() - self.order.began, fresh=True)
 
@@ -258,7 +258,7 @@ class Saving:
 
 
 @contextmanager
-def _dropped_on_failure(temporary: Path) -> Iterator[None]:
+def _removed_on_failure(temporary: Path) -> Iterator[None]:
     try:
         yield
     except collectives.RanksFailed:
@@ -268,24 +268,24 @@ def _dropped_on_failure(temporary: Path) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what torch says of every save and load in a single process: that it is one."""
+    """Silence torch's warning about every save and load without a process group."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"torch\.distributed is disabled, unavailable or uninitialized")
         yield
 
 
 @contextmanager
-def _told_as_save_failed(store: CheckpointStore) -> Iterator[None]:
+def _raising_save_failed(store: CheckpointStore) -> Iterator[None]:
     try:
         yield
     except collectives.RanksFailed as error:
         full = bool(error.errnos & disk_space.FULL)
         raise (DiskFull if full else SaveFailed)(
-            f"no checkpoint was saved, earlier ones are as they were ({error})",
+            f"no checkpoint was saved, earlier ones are unchanged ({error})",
             code="disk-full" if full else "save-failed",
             field="checkpoints",
             value=str(store.root),
             remedy="free disk space, or keep fewer with [checkpoints] save_total_limit"
             if full
-            else "mend what the message names; the next save tries again",
+            else "fix the cause named above; the next save tries again",
         ) from error

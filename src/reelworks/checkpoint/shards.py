@@ -1,10 +1,10 @@
-"""Shards on disk: torch.distributed.checkpoint in three stages, of which only the middle one takes long.
+"""Write shards with torch.distributed.checkpoint in three stages, of which only the second takes long.
 
     plan (collective)  →  write (this rank alone, on any thread)  →  finish (rank 0)
 
-torch's own `save` is all three in one and talks to other ranks in between, so that it cannot run beside
-training without a process group of its own. The planner and the writer are torch's; the files go through
-our storage, which digests what is written on its way.
+torch's own `save` does all three at once and communicates with other ranks in between, so it cannot run during
+training without a process group of its own. The planner and the writer are torch's; the files go through our
+storage, which computes digests while it writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METADATA = ".metadata"
 
 @dataclass
 class _Files(FileSystem):
-    """torch's view of a folder; remembers size and digest of every file that it wrote there."""
+    """File system for torch's writer that records the size and digest of every file it writes."""
 
     entries: dict[Path, tuple[int, str]] = field(default_factory=dict)
 
@@ -54,15 +54,15 @@ class _Files(FileSystem):
         self.entries[Path(new_path)] = self.entries.pop(Path(path))
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """The folder is made before; torch asks for it once more."""
+        """Do nothing: the folder exists already."""
 
     def rm_file(self, path: str | os.PathLike[str]) -> None:
-        raise FileExistsError(f"{path} is there already")
+        raise FileExistsError(f"{path} exists already")
 
 
 @dataclass(frozen=True)
 class Written:
-    """Files that one rank wrote: for the metadata, and for the manifest."""
+    """Files that one rank wrote, as torch's metadata and as the manifest describe them."""
 
     results: list[WriteResult]
     entries: list[FileEntry]
@@ -70,12 +70,12 @@ class Written:
 
 @dataclass
 class Shards:
-    """A state on its way to a folder.
+    """A state that is being written to a folder.
 
     Attributes:
         folder: An empty folder that all ranks see.
-        metadata: On rank 0, what torch will look the tensors up in.
-        mine: What this rank writes.
+        metadata: torch's index of all tensors; None except on rank 0.
+        mine: torch's plan of what this rank writes.
     """
 
     folder: Path
@@ -87,14 +87,14 @@ class Shards:
 
     @classmethod
     def plan(cls, folder: Path, state: dict[str, Any]) -> Shards:
-        """Share the state out among the ranks. Collective; raises as `ranks.on_all` does.
+        """Distribute the state over the ranks. Collective; raises as `collectives.on_all` does.
 
         Args:
             folder: An empty folder that all ranks see.
             state: Nested dicts of tensors, DTensors and plain values. They must not change until written.
         """
         files = _Files()
-        # Our streams make themselves durable.
+        # sync_files is off because our streams sync themselves.
         writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=False, overwrite=False)
         writer.fs = files
         planner = DefaultSavePlanner()
@@ -105,28 +105,28 @@ class Shards:
             writer.set_up_storage_writer(first, rank=collectives.rank(), use_collectives=True)
             return writer.prepare_local_plan(planner.create_local_plan())
 
-        whole: Metadata | None = None
+        metadata: Metadata | None = None
 
-        def share_out(plans: list[SavePlan]) -> list[SavePlan]:
-            nonlocal whole
-            shared, whole = planner.create_global_plan(plans)
+        def distribute(plans: list[SavePlan]) -> list[SavePlan]:
+            nonlocal metadata
+            shared, metadata = planner.create_global_plan(plans)
             return writer.prepare_global_plan(shared)
 
-        mine = planner.finish_plan(collectives.through_first(own, share_out))
-        return cls(folder, whole, mine, planner, writer, files)
+        mine = planner.finish_plan(collectives.through_first(own, distribute))
+        return cls(folder, metadata, mine, planner, writer, files)
 
     def write(self) -> Written:
-        """Write this rank's share. Neither collective nor bound to a thread.
+        """Write this rank's shards. Not collective; may run on any thread.
 
         Raises:
-            OSError: It could not be written.
+            OSError: A file could not be written.
         """
         future = self._writer.write_data(self.mine, self._planner)
         future.wait()
         return Written(future.value(), self._entries())
 
     def finish(self, written: list[Written]) -> list[FileEntry]:
-        """On rank 0, with what all ranks wrote: write the metadata. Returns the entries of all files."""
+        """Write torch's metadata, on rank 0 alone, and return the entries of all ranks' files."""
         assert self.metadata is not None
         own = set(self._files.entries)
         self._writer.finish(self.metadata, [part.results for part in written])
@@ -147,10 +147,9 @@ _RECORD_BYTES = 2048
 
 
 def local_bytes(state: Any) -> int:
-    """Estimate what this rank's share of a state takes on disk; the sum over ranks is the checkpoint.
+    """Estimate the bytes of this rank's part of a state on disk; the sum over ranks is the checkpoint's size.
 
-    Replicas are written once: plain values count on rank 0, a DTensor's shard by its share among the
-    copies of it.
+    Replicas are written once: plain values count on rank 0, a DTensor's shard counts divided by its copies.
     """
     if isinstance(state, Mapping):
         return sum(local_bytes(value) for value in state.values())

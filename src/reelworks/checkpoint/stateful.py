@@ -1,4 +1,4 @@
-"""A store for a loop of one's own: modules, optimizers and loaders, in and out by their `state_dict()`."""
+"""Checkpoints of your own training loop: save and load objects that have a `state_dict()`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class StatefulStore(CheckpointStore):
-    """The checkpoints of one run; nothing is created by looking.
+    """The checkpoints of one run; reading never creates anything.
 
     Args:
-        root: The folder.
-        policy: Which checkpoints stay after a save; None keeps all.
+        root: Folder of the checkpoints.
+        policy: Rules for which checkpoints stay after a save; None keeps all.
 
     Examples:
         >>> import tempfile, torch, reelworks as rw
@@ -39,18 +39,18 @@ class StatefulStore(CheckpointStore):
     def save(
         self, step: int, state: Mapping[str, Any], *, metrics: Mapping[str, float] | None = None
     ) -> Saved:
-        """Write and publish a checkpoint, then delete what the policy does not keep.
+        """Write and publish a checkpoint, then delete those that the policy does not keep.
 
         Collective over the default process group, if there is one. Torch is imported here.
 
         Args:
             step: Optimizer steps done.
-            state: Modules, optimizers, loaders and whatever else has `state_dict()`, by name; or nested dicts of
-                tensors and plain values.
-            metrics: Metrics known by now, by which the best are kept.
+            state: Objects with a `state_dict()`, such as modules, optimizers and loaders, by name; or nested dicts
+                of tensors and plain values.
+            metrics: Metrics known by now, by which `keep_best` ranks.
 
         Raises:
-            SaveFailed: There is no checkpoint of this step; those on disk are as they were.
+            SaveFailed: The checkpoint could not be saved; earlier ones are unchanged.
         """
         from reelworks.checkpoint import retention, save
         from reelworks.distributed import collectives
@@ -62,32 +62,32 @@ class StatefulStore(CheckpointStore):
         return saved
 
     def load_latest(self, state: Mapping[str, Any]) -> int | None:
-        """Load the newest good checkpoint into what `save` was given; None where there is no checkpoint.
+        """Load the newest valid checkpoint into the objects in `state`.
 
-        Collective over the default process group, if there is one. The number of processes may be another than at
+        Collective over the default process group, if there is one; the number of processes may differ from that of
         the save. Torch is imported here.
 
         Args:
-            state: As for `save`. A part that is left out is not loaded.
+            state: As for `save`. Parts that are missing here are not loaded.
 
         Returns:
-            The checkpoint's step.
+            The checkpoint's step; None if the store has no checkpoint.
 
         Raises:
-            UserError: No checkpoint can be trusted, or it is one of another model.
+            UserError: All checkpoints are bad, or the newest is of another model.
         """
         from torch.optim import Optimizer
 
         from reelworks.checkpoint import load, verify
         from reelworks.distributed import collectives
 
-        found = collectives.on_first(lambda: verify.newest_valid(self, full=True))
-        if found is None:
+        newest = collectives.on_first(lambda: verify.newest_valid(self, full=True))
+        if newest is None:
             return None
-        step = found[0].step
+        step = newest[0].step
         for part in state.values():
             if isinstance(part, Optimizer):
-                _give_state(part)
+                _allocate_state(part)
         values = {name: _plain(part) for name, part in state.items()}
         load.load(self.path(step), values)
         for name, part in state.items():
@@ -100,8 +100,8 @@ def _plain(part: Any) -> Any:
     return part.state_dict() if hasattr(part, "state_dict") else part
 
 
-def _give_state(optimizer: Optimizer) -> None:
-    """Let a fresh optimizer make the tensors that a checkpoint is loaded into, by a step that changes no weight."""
+def _allocate_state(optimizer: Optimizer) -> None:
+    """Make a new optimizer allocate its state, which a checkpoint is loaded into, by a step with zero gradients."""
     import torch
 
     if optimizer.state:

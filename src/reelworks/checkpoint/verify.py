@@ -1,7 +1,7 @@
-"""Whether a checkpoint can be trusted, and which one to resume from.
+"""Verify checkpoints, and choose the one to resume from.
 
-Two depths: sizes, which cost a stat for each file and catch what a crash cuts off, and digests, which
-read everything and catch what storage changed.
+There are two depths: sizes cost a stat for each file and detect files that a crash cut off; digests read
+everything and detect data that the storage changed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def verify(path: Path, full: bool) -> None:
         full: Also compare digests.
 
     Raises:
-        BadCheckpoint: A file is missing, of another size or of other content; says which.
-        OSError: Storage does not answer, even when asked again: no verdict.
+        BadCheckpoint: A file is missing or has another size or content; names the file.
+        OSError: The storage still fails after retries; the checkpoint may be good.
     """
     for entry in manifest.read(path).files:
         check_file(path, entry, full)
@@ -40,23 +40,23 @@ def check_file(path: Path, entry: FileEntry, full: bool) -> None:
         if size != entry.size:
             raise BadCheckpoint(f"{entry.path} has {size} bytes instead of {entry.size}")
         if full and retry.with_retries(lambda: digests.of_file(file)) != entry.digest:
-            raise BadCheckpoint(f"{entry.path} has other content than was written")
+            raise BadCheckpoint(f"{entry.path} has changed since it was written")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise BadCheckpoint(f"{entry.path} is missing") from error
 
 
 def newest_valid(store: CheckpointStore, full: bool) -> tuple[CheckpointInfo, Skipped] | None:
-    """Find the newest checkpoint to trust; in a distributed run rank 0 asks and tells the others.
+    """Return the newest valid checkpoint. In a distributed run, call it on rank 0 and broadcast the result.
 
-    Bad ones are passed over, and set aside once a good one is found.
+    Bad checkpoints are skipped, and quarantined once a good one is found.
 
     Returns:
         The checkpoint and the `(step, reason)` of each newer one that was bad, newest first; None if the
         store has no checkpoint at all.
 
     Raises:
-        UserError: All are bad, one is of a newer format, or storage does not answer: a run never starts
-            afresh, or from an older state, without being told to.
+        UserError: All are bad, one has a newer format, or the storage fails: a run never starts from the
+            beginning, or from an older state, unless it is asked to.
     """
     skipped: Skipped = []
     for step in reversed(store.steps()):
@@ -72,20 +72,20 @@ def newest_valid(store: CheckpointStore, full: bool) -> tuple[CheckpointInfo, Sk
     if skipped:
         reasons = "".join(f"\n    step {step}: {reason}" for step, reason in skipped)
         raise UserError(
-            f"no checkpoint can be trusted:{reasons}",
+            f"no checkpoint is valid:{reasons}",
             code="no-good-checkpoint",
             field="checkpoints",
             value=str(store.root),
-            remedy="mend them, or train into another folder with --output",
+            remedy="repair them, or train into another folder with --output",
         )
     return None
 
 
 def named(store: CheckpointStore, step: int, full: bool) -> CheckpointInfo:
-    """Get the checkpoint of one step, and never another one.
+    """Return the verified checkpoint of exactly this step.
 
     Raises:
-        UserError: It is not there, or is bad.
+        UserError: It does not exist, or is bad.
     """
     if step not in store.steps():
         raise store.unknown(step)
@@ -98,12 +98,12 @@ def named(store: CheckpointStore, step: int, full: bool) -> CheckpointInfo:
             code="checkpoint-bad",
             field="step",
             value=step,
-            remedy="name another step, or --resume auto for the newest good one",
+            remedy="choose another step, or --resume auto for the newest good one",
         ) from error
 
 
 def _verify_answering(store: CheckpointStore, step: int, full: bool) -> None:
-    """Verify, with errors that are no verdict on the checkpoint told to the user."""
+    """Verify a checkpoint; errors that do not prove it bad become a `UserError`."""
     try:
         verify(store.path(step), full)
     except NewerFormat as error:
@@ -120,5 +120,5 @@ def _verify_answering(store: CheckpointStore, step: int, full: bool) -> None:
             code="checkpoint-unreadable",
             field="checkpoint",
             value=str(store.path(step)),
-            remedy="try again when storage answers, or name another with --resume STEP",
+            remedy="try again when the storage works, or choose another step with --resume STEP",
         ) from error

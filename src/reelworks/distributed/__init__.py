@@ -1,4 +1,1 @@
-"""Ranks and shards: process groups, the device mesh, FSDP2 wrapping, sums over ranks.
-
-Takes a sharding plan; knows no model and no data.
-"""
+"""Distributed training: process groups, the device mesh, FSDP2 wrapping, reductions. Knows no model and no data."""

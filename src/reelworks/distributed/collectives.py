@@ -1,4 +1,4 @@
-"""Work that all ranks do, and whose failure all of them learn."""
+"""Run work on ranks so that a failure on one raises the same error on all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of one rank, as values: exceptions do not always survive the way to other ranks."""
+    """An error of one rank as plain values, since not every exception can be pickled."""
 
     rank: int
     text: str
@@ -23,7 +23,7 @@ class Failure:
 
 
 class RanksFailed(RuntimeError):  # noqa: N818
-    """One rank or more could not do its part. Equal on all ranks."""
+    """Work failed on one rank or more. Raised equally on all ranks."""
 
     def __init__(self, failures: list[Failure]) -> None:
         self.failures = failures
@@ -32,22 +32,22 @@ class RanksFailed(RuntimeError):  # noqa: N818
 
 
 def is_distributed() -> bool:
-    """Say whether there is a default process group."""
+    """Whether a default process group is initialized."""
     return dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
-    """Rank in the default process group; 0 without one."""
+    """Return the rank in the default process group; 0 without one."""
     return dist.get_rank() if is_distributed() else 0
 
 
 def world_size() -> int:
-    """Size of the default process group; 1 without one."""
+    """Return the size of the default process group; 1 without one."""
     return dist.get_world_size() if is_distributed() else 1
 
 
 def on_all(work: Callable[[], T]) -> list[T]:
-    """Do `work` on each rank and return all results by rank, everywhere. Collective.
+    """Call `work` on each rank and return all results, ordered by rank, on every rank. Collective.
 
     Raises:
         RanksFailed: On every rank, if any rank's work raised.
@@ -59,34 +59,34 @@ def on_all(work: Callable[[], T]) -> list[T]:
 
 
 def each(work: Callable[[], T]) -> T:
-    """Do `work` on each rank and return its own result, which need not be picklable. As `on_all` else."""
+    """Call `work` on each rank and return its own result, which need not be picklable; otherwise as `on_all`."""
     results: list[T] = []
     on_all(lambda: results.append(work()))
     return results[0]
 
 
 def on_first(work: Callable[[], T]) -> T:
-    """Do `work` on rank 0 alone and return its result everywhere. Collective; raises as `on_all` does."""
+    """Call `work` on rank 0 alone and return its result on every rank. Collective; raises as `on_all` does."""
     return cast(T, on_all(lambda: work() if rank() == 0 else None)[0])
 
 
 def through_first(own: Callable[[], T], whole: Callable[[list[T]], list[R]]) -> R:
-    """Bring what each rank has to rank 0, and from there to each rank its share. Collective.
+    """Gather the results of all ranks on rank 0, process them there and scatter one share to each. Collective.
 
     Args:
-        own: Run on each rank.
-        whole: Run on rank 0 with all results by rank; gives a share for each rank.
+        own: Called on each rank.
+        whole: Called on rank 0 with all results by rank; returns a share for each rank.
 
     Raises:
-        RanksFailed: On every rank, if any rank's work raised, or rank 0's did.
+        RanksFailed: On every rank, if `own` raised on any rank or `whole` on rank 0.
     """
-    brought = _bring(_attempt(own))
+    outcomes = _gather_on_first(_attempt(own))
     shares: list[R | _Failures] = []
-    if brought is not None:
-        failures = _failures(brought)
-        outcome = failures if failures.all else _attempt(lambda: whole(cast(list[T], brought)))
+    if outcomes is not None:
+        failures = _failures(outcomes)
+        outcome = failures if failures.all else _attempt(lambda: whole(cast(list[T], outcomes)))
         shares = [outcome] * world_size() if isinstance(outcome, _Failures) else [*outcome]
-    share = _hand_out(shares)
+    share = _scatter(shares)
     if isinstance(share, _Failures):
         raise RanksFailed(list(share.all))
     return share
@@ -98,15 +98,15 @@ class _Failures:
 
 
 def _failures(outcomes: list[Any]) -> _Failures:
-    found = {f for outcome in outcomes if isinstance(outcome, _Failures) for f in outcome.all}
-    return _Failures(tuple(sorted(found, key=lambda f: (f.rank, f.text))))
+    failures = {f for outcome in outcomes if isinstance(outcome, _Failures) for f in outcome.all}
+    return _Failures(tuple(sorted(failures, key=lambda f: (f.rank, f.text))))
 
 
 def _attempt(work: Callable[[], T]) -> T | _Failures:
     try:
         return work()
     except CheckpointException as error:
-        # torch has gathered already: this rank holds the failures of all of them.
+        # torch has gathered the failures of all ranks already.
         return _Failures(tuple(_describe(r, inner) for r, (inner, _) in error.failures.items()))
     except Exception as error:
         return _Failures((_describe(rank(), error),))
@@ -131,16 +131,15 @@ def _gather(outcome: Any) -> list[Any]:
     return gathered
 
 
-def _bring(outcome: Any) -> list[Any] | None:
-    """All outcomes on rank 0, None elsewhere."""
+def _gather_on_first(outcome: Any) -> list[Any] | None:
     if not is_distributed():
         return [outcome]
-    brought: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    dist.gather_object(outcome, brought)
-    return brought
+    gathered: list[Any] | None = [None] * world_size() if rank() == 0 else None
+    dist.gather_object(outcome, gathered)
+    return gathered
 
 
-def _hand_out(shares: list[R | _Failures]) -> R | _Failures:
+def _scatter(shares: list[R | _Failures]) -> R | _Failures:
     if not is_distributed():
         return shares[0]
     mine: list[Any] = [None]

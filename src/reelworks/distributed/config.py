@@ -1,4 +1,4 @@
-"""Recipe keys of parallel training."""
+"""`[parallel]` of a recipe."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from reelworks.core.config import Config
 
 
 class ParallelConfig(Config):
-    """`[parallel]`: where weights lie."""
+    """Distribution of weights over ranks, and offloading to CPU memory."""
 
     strategy: Literal["replicated", "fsdp"] = Field(
-        "fsdp", description="a copy on every rank, or weights, gradients and optimizer in shards"
+        "fsdp",
+        description='"replicated" holds a full copy on every rank; "fsdp" shards weights, gradients and optimizer',
     )
     offload: bool = Field(
         False,
-        description="weights, optimizer and average lie in CPU memory, and each block's weights come to the GPU when it "
-        "is used; slower, for networks that do not fit; with one process too",
+        description="keep weights, optimizer state and average in CPU memory and copy each block's weights to the GPU "
+        "when it is used; slower, for networks that do not fit; also works with one process",
     )

@@ -1,7 +1,7 @@
-"""Several ranks on this machine, as torchrun would start them, with the ranks' own exit codes.
+"""Start several ranks on this machine as torchrun does, but with the ranks' own exit codes.
 
-Under torchrun every failure ends in code 1 and a traceback of the launcher's; here bad input stays one
-screen and code 2, and a run that saved on a signal leaves with the code that a scheduler requeues on.
+Under torchrun every failure ends with code 1 and a traceback of the launcher; here bad input ends with one message
+and code 2, and a run that saved on a signal exits with the code on which a scheduler requeues it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import sys
 import time
 from types import FrameType
 
-# Set for ranks that this launcher started: they end with it.
+# Set in the environment of ranks that this launcher started, which end with it.
 LAUNCHED = "REELWORKS_LAUNCHED"
-# Time for the others to learn of a rank's end by themselves, before they are stopped.
+# Time for the other ranks to notice a failure and exit by themselves, before they are killed.
 _GRACE_SECONDS = 1.0
-_LOOK_EVERY_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 def launch(processes: int, arguments: list[str]) -> int:
     """Start ranks of `python -m reelworks` and wait for all of them.
 
-    SIGTERM, SIGUSR1 and SIGINT go to every rank. When a rank fails, the others are stopped.
+    SIGTERM, SIGUSR1 and SIGINT are forwarded to every rank. When a rank fails, the others are killed.
 
     Returns:
-        The exit code of the rank that failed first, or that all ranks share.
+        The exit code of the rank that failed first; 0 if none failed.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -57,7 +57,7 @@ def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subpro
         LAUNCHED: "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
     }
-    # A group of its own: Ctrl-C on the terminal comes to the launcher alone, which passes it on once.
+    # In a session of its own, so that Ctrl-C reaches only the launcher, which forwards it once.
     return subprocess.Popen(
         [sys.executable, "-m", "reelworks", *arguments], env=environment, start_new_session=True
     )
@@ -69,10 +69,10 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
         failed = [rank.returncode for rank in ranks if rank.returncode]
         if failed:
             first = failed[0]
-            # Ranks that saved on a signal all leave by themselves.
+            # Ranks that saved on a signal all exit by themselves.
             time.sleep(_GRACE_SECONDS)
             _stop(ranks)
-        time.sleep(_LOOK_EVERY_SECONDS)
+        time.sleep(_POLL_SECONDS)
     codes = [first, *(rank.returncode for rank in ranks)]
     return next((code if code > 0 else 128 - code for code in codes if code), 0)
 

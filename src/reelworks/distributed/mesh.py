@@ -1,9 +1,9 @@
 """Process groups and sharding.
 
-Several processes always go through FSDP2: "replicated" is a mesh of (ranks, 1), where each rank holds a
-whole copy and gradients are summed, "fsdp" is (1, ranks). So there is one code path, one set of names
-in a state dict, and one dtype policy. A process alone does so too if its weights lie in CPU memory, from where
-FSDP2 fetches them block by block.
+Several processes always use FSDP2: "replicated" is a mesh of (ranks, 1), where each rank holds a full copy and
+gradients are summed, "fsdp" is (1, ranks). This gives one code path, one set of names in a state dict, and one
+dtype policy. A single process uses it too if its weights lie in CPU memory, from where FSDP2 fetches them block
+by block.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from reelworks.precision.contract import Contract
 
 @dataclass(frozen=True)
 class World:
-    """This process among the others.
+    """Rank, number of ranks and device of this process, with small collectives.
 
     Attributes:
-        device: Where it computes.
-        patient: A group whose barriers wait for days.
-        offload: What is trained lies in CPU memory.
+        device: Device of computation.
+        patient: Process group with a timeout of days, for barriers behind long work of one rank.
+        offload: Whether the trained weights lie in CPU memory.
     """
 
     rank: int
@@ -48,21 +48,21 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """True on the one rank that writes and prints."""
+        """Whether this is rank 0, which writes and prints."""
         return self.rank == 0
 
     @property
     def shards(self) -> bool:
-        """True where FSDP2 manages what is trained, and the dtypes that it has in use."""
+        """Whether FSDP2 manages the trained weights and their compute dtype."""
         return self.size > 1 or self.offload
 
     @property
     def home(self) -> torch.device:
-        """Device on which a network is built and its weights lie between uses."""
+        """Device on which a network is built and its weights are stored between uses."""
         return torch.device("cpu") if self.offload else self.device
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum a small float64 tensor over ranks; returns it."""
+        """Return the sum of a small float64 tensor over ranks."""
         if self.size > 1:
             moved = values.to(self.device)
             dist.all_reduce(moved)
@@ -70,11 +70,11 @@ class World:
         return values
 
     def any(self, flag: bool) -> bool:
-        """True on all ranks when it is True on one."""
+        """Whether the flag is True on any rank; equal on all."""
         return bool(self.sum(torch.tensor([float(flag)], dtype=torch.float64)) > 0)
 
     def broadcast(self, value: object) -> object:
-        """Main rank's picklable value, on every rank."""
+        """Return rank 0's picklable value on every rank."""
         if self.size == 1:
             return value
         holder = [value]
@@ -82,7 +82,7 @@ class World:
         return holder[0]
 
     def gather(self, value: object) -> list[object]:
-        """Every rank's picklable value, by rank, on every rank."""
+        """Return every rank's picklable value, by rank, on every rank."""
         if self.size == 1:
             return [value]
         holders: list[object] = [None] * self.size
@@ -90,7 +90,7 @@ class World:
         return holders
 
     def wait(self) -> None:
-        """Wait for all ranks however long one takes, as for a first scan; hangs are not noticed."""
+        """Wait for all ranks however long one takes, as during a first scan; hangs are not detected."""
         if self.size > 1:
             dist.barrier(self.patient)
 
@@ -102,7 +102,7 @@ class World:
 
 @contextmanager
 def join(*, offload: bool = False) -> Iterator[World]:
-    """Join the ranks that a launcher started, or be alone; what is trained lies in CPU memory if `offload`."""
+    """Initialize the process group of the ranks that a launcher started, if any, and yield this process's `World`."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     cuda = torch.cuda.is_available()
@@ -112,7 +112,7 @@ def join(*, offload: bool = False) -> Iterator[World]:
     if size == 1 and not offload:
         yield World(0, 1, device)
         return
-    # gloo beside nccl: checkpoints and objects travel between the hosts' memories.
+    # gloo in addition to nccl, since checkpoints and objects are exchanged in CPU memory.
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     if size == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
@@ -128,13 +128,13 @@ def join(*, offload: bool = False) -> Iterator[World]:
 def shard(
     module: nn.Module, blocks: Sequence[nn.Module], contract: Contract, world: World, strategy: str
 ) -> None:
-    """Wrap a module in place for several processes or CPU memory; with one process alone nothing is wrapped.
+    """Wrap a module in FSDP2 in place; does nothing for one process without offloading.
 
     Args:
-        module: The whole model, at `world.home`, equal on all ranks.
-        blocks: Units to wrap before the whole.
+        module: The model, on `world.home`, equal on all ranks.
+        blocks: Submodules to wrap before the model.
         contract: Compute and reduction dtypes.
-        world: This process among the others.
+        world: Ranks to shard over, and whether weights are offloaded.
         strategy: "replicated" or "fsdp".
     """
     if not world.shards:
@@ -144,23 +144,23 @@ def shard(
     policy = MixedPrecisionPolicy(
         param_dtype=contract.compute,
         reduce_dtype=contract.reduction,
-        # Its default would round times and sizes to the compute dtype.
+        # The default would round timesteps and sizes to the compute dtype.
         cast_forward_inputs=False,
     )
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if world.offload else OffloadPolicy()
-    # Networks return views of their last layer's output; nobody writes into those.
+    # Networks return views of their last layer's output, which is harmless as they are not modified in place.
     warnings.filterwarnings("ignore", message=".*returned a view tensor")
     for unit in (*blocks, module):
-        # Resharding at once, the root too: validation swaps weights between two forward passes.
+        # Reshard after forward, the root too, because validation swaps weights between two forward passes.
         fully_shard(unit, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=True)
 
 
 def set_gradient_sync(module: nn.Module, on: bool) -> None:
-    """Sum gradients over ranks only behind the last micro-batch of a step."""
+    """Turn the reduction of gradients over ranks on or off; it is on for a step's last micro-batch only."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(on)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor, or the tensor itself."""
+    """Return this rank's part of a sharded tensor, or the tensor itself."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,4 +1,4 @@
-"""Weights of a run written for other programs, and checkpoints read without a model.
+"""Export a run's weights for other programs, and read checkpoints without a model.
 
 Calling the package exports a run: `rw.export("runs/mine", "mine.safetensors")` is
 `reelworks.generate.export_run.export`.

@@ -1,4 +1,4 @@
-"""The weights in a checkpoint, read a few tensors at a time and in one process."""
+"""Read a checkpoint's weights in one process, a few tensors at a time."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from reelworks.checkpoint.config import Weights
 from reelworks.checkpoint.save import quiet
 from reelworks.core.errors import UserError
 
-# Tensors are read together up to so many bytes: each reading opens the checkpoint's metadata again.
+# Most bytes of the tensors that are read together; each read opens the checkpoint's metadata again.
 _READ_BYTES = 256 << 20
 
 Kind = tuple[torch.dtype, tuple[int, ...]]
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a checkpoint: its key there, dtype and shape."""
+    """A tensor in a checkpoint: its key in the checkpoint, dtype and shape."""
 
     key: str
     kind: Kind
 
 
 def weights_of(path: Path, weights: Weights) -> dict[str, StoredTensor]:
-    """Find where each of the model's tensors is stored, by its name in the model's state dict.
+    """Return the model's stored tensors by their names in its state dict.
 
     Args:
         path: The checkpoint's folder.
-        weights: "ema" takes the average where there is one, and what is not trained from the model.
+        weights: "ema" returns the averaged tensors, and the model's own for those that are not averaged.
 
     Raises:
-        UserError: It has no such weights.
+        UserError: The checkpoint has no such weights.
     """
-    known = FileSystemReader(path / names.DCP).read_metadata().state_dict_metadata
-    tensors = {key: one for key, one in known.items() if isinstance(one, TensorStorageMetadata)}
+    metadata = FileSystemReader(path / names.DCP).read_metadata().state_dict_metadata
+    tensors = {key: value for key, value in metadata.items() if isinstance(value, TensorStorageMetadata)}
     return {
         name: StoredTensor(key, (tensors[key].properties.dtype, tuple(tensors[key].size)))
         for name, key in _keys(path, tensors, weights).items()
@@ -49,17 +49,17 @@ def weights_of(path: Path, weights: Weights) -> dict[str, StoredTensor]:
 
 
 def read(path: Path, wanted: Sequence[StoredTensor]) -> Iterator[Tensor]:
-    """Read tensors in order."""
-    waiting: dict[str, Tensor] = {}
+    """Yield the tensors in order."""
+    pending: dict[str, Tensor] = {}
     size = 0
     for i, (key, (dtype, shape)) in enumerate(wanted):
-        waiting[key] = torch.empty(shape, dtype=dtype)
-        size += waiting[key].nbytes
+        pending[key] = torch.empty(shape, dtype=dtype)
+        size += pending[key].nbytes
         if size >= _READ_BYTES or i + 1 == len(wanted):
             with quiet():
-                load(waiting, storage_reader=FileSystemReader(path / names.DCP), no_dist=True)
-            yield from waiting.values()
-            waiting, size = {}, 0
+                load(pending, storage_reader=FileSystemReader(path / names.DCP), no_dist=True)
+            yield from pending.values()
+            pending, size = {}, 0
 
 
 def _keys(path: Path, known: Iterable[str], weights: Weights) -> dict[str, str]:
@@ -71,7 +71,9 @@ def _keys(path: Path, known: Iterable[str], weights: Weights) -> dict[str, str]:
             code="checkpoint-part-missing",
             field="checkpoint",
             value=str(path),
-            remedy="take the trained ones with --weights" if missing == "ema" else "name another one",
+            remedy="export the trained weights with --weights"
+            if missing == "ema"
+            else "choose another checkpoint",
         )
     keys = {key.removeprefix("model."): key for key in parts["model"]}
     averages = {key.removeprefix("ema."): key for key in parts["ema"]} if weights == "ema" else {}

@@ -1,4 +1,4 @@
-"""Weights for use: one .safetensors file with the model's own key names, out of a checkpoint or a live state."""
+"""Export weights from a checkpoint or a live state to a .safetensors file with the model's own key names."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 class ExportFailed(UserError):  # noqa: N818
-    """No weights were written. Equal on all ranks."""
+    """Weights could not be written. Raised equally on all ranks."""
 
 
 def describe_run(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> dict[str, str]:
-    """Say where weights come from, for a file's header.
+    """Return the texts of a file's header that say which run and step the weights come from.
 
     Args:
         run_id: The run's id in `run.json`.
-        recipe: The resolved recipe that they were trained by; its digest begins its name below `recipes/`.
+        recipe: The resolved recipe that they were trained with; its digest begins its name below `recipes/`.
         step: Optimizer steps done.
-        epoch: From 0; None if it is not known.
+        epoch: Epoch of training, from 0; None if it is not known.
     """
     data = recipe.read_bytes()
     resolved = tomllib.loads(data.decode())
     model, autoencoder, text = (resolved.get(part, {}) for part in ("model", "autoencoder", "text_encoder"))
-    told = {
-        # Loaders of the field ask for it.
+    header = {
+        # Common loaders require it.
         "format": "pt",
         "reelworks": reelworks.__version__,
         "run_id": run_id,
@@ -57,7 +57,7 @@ def describe_run(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> 
         "step": step,
         "epoch": epoch,
     }
-    return {key: str(value) for key, value in told.items() if value is not None}
+    return {key: str(value) for key, value in header.items() if value is not None}
 
 
 def export_checkpoint(
@@ -73,20 +73,20 @@ def export_checkpoint(
     """Write a checkpoint's weights, in one process and a few tensors at a time.
 
     Args:
-        path: The checkpoint's folder; it is not deleted meanwhile.
-        target: The file; see `tensor_file.write` for what becomes of large ones.
-        weights: "ema" takes the average where there is one, and what is not trained from the model.
-        dtype: Of floating-point tensors; others stay as they are.
-        about: Texts for the header (`about`).
-        lora: How to write it, of a run that trained a LoRA (`lora_file.of_recipe`).
-        verified: True if its digests need not be compared first, as just after it was saved.
+        path: The checkpoint's folder, which is locked against deletion meanwhile.
+        target: The file to write; `safetensors_file.write` cuts large ones into shards.
+        weights: "ema" writes the averaged tensors, and the model's own for those that are not averaged.
+        dtype: Data type of floating-point tensors; others keep theirs.
+        about: Texts for the header (`describe_run`).
+        lora: How to write the LoRA of a run that trained one (`lora.lora_file_of`).
+        verified: True skips the comparison of digests, as right after the save.
 
     Returns:
         The files written.
 
     Raises:
-        UserError: It is damaged, has no average, or a value does not fit the dtype; names the tensor.
-        ExportFailed: Storage fails or has too little room.
+        UserError: The checkpoint is damaged or has no average, or a value does not fit the dtype; names the tensor.
+        ExportFailed: The storage fails or has too little room.
     """
     with read_lock.reading(path):
         try:
@@ -97,45 +97,45 @@ def export_checkpoint(
                 code="checkpoint-bad",
                 field="checkpoint",
                 value=str(path),
-                remedy="name another one",
+                remedy="choose another checkpoint",
             ) from error
-        found = checkpoint_reader.weights_of(path, weights)
-        entries = _entries({name: one.kind for name, one in found.items()}, dtype)
-        read = checkpoint_reader.read(path, [found[entry.name] for entry in entries])
+        stored = checkpoint_reader.weights_of(path, weights)
+        entries = _entries({name: tensor.kind for name, tensor in stored.items()}, dtype)
+        read = checkpoint_reader.read(path, [stored[entry.name] for entry in entries])
         if lora is not None:
             lora = lora._replace(base=lora_base_of(path))
         with raising_export_failed(target):
-            return _write(target, entries, read, _told(about, weights, dtype), lora)
+            return _write(target, entries, read, _header(about, weights, dtype), lora)
 
 
 def export_state_dict(
     state: Mapping[str, Tensor], target: Path, *, weights: Weights, dtype: Dtype, about: Mapping[str, str]
 ) -> list[Path]:
-    """Write whole weights that are in memory; see `from_checkpoint`."""
+    """Write unsharded weights that are in memory; arguments as for `export_checkpoint`."""
     entries = _entries({name: (v.dtype, tuple(v.shape)) for name, v in state.items()}, dtype)
     with raising_export_failed(target):
         tensors = (state[entry.name].cpu() for entry in entries)
-        return _write(target, entries, tensors, _told(about, weights, dtype), None)
+        return _write(target, entries, tensors, _header(about, weights, dtype), None)
 
 
 def require_free_file(target: Path) -> None:
-    """Refuse a target that `from_checkpoint` should not write to, before anything is read; its folder is made.
+    """Check the target of `export_checkpoint` before anything is read, and create its folder.
 
     Raises:
-        UserError: It is not a .safetensors file, or something lies there.
+        UserError: It is not named .safetensors, or it exists already.
     """
     index = target.with_name(target.name + safetensors_file.INDEX_SUFFIX)
     if target.suffix == ".safetensors" and not (target.exists() or index.exists()):
         with raising_export_failed(target):
             storage.mkdirs(target.parent)
         return
-    there = target.suffix == ".safetensors"
+    exists = target.suffix == ".safetensors"
     raise UserError(
-        "there is a file of this name" if there else "weights are written as .safetensors",
+        "the file exists already" if exists else "weights are written as .safetensors",
         code="output-file-invalid",
         field="--output",
         value=str(target),
-        remedy="remove it, or name another file" if there else f"name it {target.stem}.safetensors",
+        remedy="remove it, or name another file" if exists else f"name it {target.stem}.safetensors",
     )
 
 
@@ -151,8 +151,8 @@ def export_weights(
     """Write the weights of a live state. Collective over the default process group, if there is one.
 
     Args:
-        state: `{"model": ..., "ema": ...}`, tensors or DTensors by name, which are made whole one by one.
-        target, weights, dtype, about, lora: As for `from_checkpoint`; the file's folder must be there.
+        state: `{"model": ..., "ema": ...}`, tensors or DTensors by name, which are gathered one by one.
+        target, weights, dtype, about, lora: As for `export_checkpoint`; the file's folder must exist.
 
     Raises:
         ExportFailed: Rank 0 could not write them.
@@ -160,16 +160,16 @@ def export_weights(
     model, ema = state["model"], state["ema"] if weights == "ema" else {}
     values = {name: ema.get(name, value) for name, value in model.items() if isinstance(value, Tensor)}
     entries = _entries({name: (v.dtype, tuple(v.shape)) for name, v in values.items()}, dtype)
-    whole = _gathered(values[entry.name] for entry in entries)
+    gathered = _gathered(values[entry.name] for entry in entries)
 
     def work() -> list[Path]:
         try:
             if collectives.rank():
                 return []
-            return _write(target, entries, whole, _told(about, weights, dtype), lora)
+            return _write(target, entries, gathered, _header(about, weights, dtype), lora)
         finally:
-            # Also if rank 0 has failed: the others wait in the same collectives.
-            for _ in whole:
+            # Even if rank 0 has failed, since the others wait in the same collectives.
+            for _ in gathered:
                 pass
 
     with raising_export_failed(target):
@@ -178,7 +178,7 @@ def export_weights(
 
 @contextmanager
 def raising_export_failed(target: Path) -> Iterator[None]:
-    """Turn a failure of any rank, or of storage, into `ExportFailed`."""
+    """Turn a failure of any rank or of the storage into `ExportFailed`."""
     try:
         yield
     except (collectives.RanksFailed, OSError) as error:
@@ -188,7 +188,7 @@ def raising_export_failed(target: Path) -> Iterator[None]:
             code="export-failed",
             field="exports",
             value=str(target),
-            remedy="free disk space" if errnos & disk_space.FULL else "mend what the message names",
+            remedy="free disk space" if errnos & disk_space.FULL else "fix the cause named above",
         ) from error
 
 
@@ -196,18 +196,18 @@ def _write(
     target: Path,
     entries: Sequence[TensorRange],
     tensors: Iterable[Tensor],
-    told: dict[str, str],
+    header: dict[str, str],
     lora: LoraFile | None,
 ) -> list[Path]:
     cast = _cast(entries, tensors)
     if lora is None:
-        return safetensors_file.write(target, entries, cast, told)
+        return safetensors_file.write(target, entries, cast, header)
     state = {entry.name: tensor for entry, tensor in zip(entries, cast, strict=True)}
     written = []
     for expert, path in zip(lora.experts or ("",), lora.files(target), strict=True):
         prefix = f"{expert}." if expert else ""
         own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-        # Both have the names of the first: loaders are told which expert a file is for.
+        # Tensor names are the same in both files, since loaders are told which expert a file is for.
         file = files.to_file(
             own, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model, base=lora.base
         )
@@ -215,11 +215,11 @@ def _write(
             TensorRange(n, t.dtype, tuple(t.shape)) for n, t in file.tensors.items()
         )
         tensors = (file.tensors[entry.name] for entry in entries)
-        written += safetensors_file.write(path, entries, tensors, told | file.header)
+        written += safetensors_file.write(path, entries, tensors, header | file.header)
     return written
 
 
-def _told(about: Mapping[str, str], weights: Weights, dtype: Dtype) -> dict[str, str]:
+def _header(about: Mapping[str, str], weights: Weights, dtype: Dtype) -> dict[str, str]:
     return {**about, "weights": weights, "dtype": dtype}
 
 
@@ -240,7 +240,7 @@ def _cast(entries: Sequence[TensorRange], tensors: Iterable[Tensor]) -> Iterator
         cast = tensor.to(entry.dtype)
         if cast.is_floating_point() and bool((cast.isinf() & ~tensor.isinf()).any()):
             raise UserError(
-                f"{entry.name} has values up to {float(tensor.abs().max()):.3g}, too large for it",
+                f"{entry.name} has values up to {float(tensor.abs().max()):.3g}, too large for this dtype",
                 code="dtype-too-narrow",
                 field="dtype",
                 value=str(entry.dtype).removeprefix("torch."),

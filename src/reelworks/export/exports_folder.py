@@ -1,7 +1,6 @@
-"""The folder `exports/`: weights written along with checkpoints, kept by a rule of their own.
+"""The folder `exports/`: weights written along with checkpoints, with a retention rule of their own.
 
-They are products, not checkpoints: nothing resumes from them. Deleted is only what this rule wrote: a file with
-its exact name whose header says so.
+Runs cannot resume from them. Only files that this rule wrote are deleted, known by their exact name and header.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.tmp")
 
 
 def path_of(run: RunFolder, step: int, weights: Weights, lora: LoraFormat | None = None) -> Path:
-    """Return the file for the weights of a step; of a LoRA, in a convention."""
+    """Return the path of a step's weights; `lora` is the key convention of a LoRA, None for full weights."""
     kind = "" if lora is None else f"-lora-{lora}"
     return run.exports_folder / f"{names.of_step(step)}-{weights}{kind}.safetensors"
 
 
 def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int, epoch: int) -> list[Path]:
-    """Write the weights of a checkpoint where the recipe asks for it; on rank 0, right after its commit.
+    """Write a checkpoint's weights if the recipe's `[exports]` are due; on rank 0, right after the commit.
 
     Args:
-        run: The run, whose `recipe.toml` is that of this start.
-        checkpoint: Its folder. Training may have gone on since its state was staged.
+        run: The run; its `recipe.toml` must be the present start's.
+        checkpoint: The checkpoint's folder. Training may have continued since its state was staged.
         config: The recipe's `[exports]`.
         step: Optimizer steps done.
-        epoch: From 0.
+        epoch: Epoch of training, from 0.
 
     Returns:
-        The files (of shards, the one that their names begin like); none if nothing was due.
+        The files, without shard numbers where they were cut into shards; empty if nothing was due.
 
     Raises:
-        ExportFailed: Storage fails or is full; the checkpoint is not touched by that.
+        ExportFailed: The storage fails or is full; the checkpoint is not affected.
         UserError: A value does not fit the dtype.
     """
     weights = config.weights
@@ -55,14 +54,14 @@ def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int,
         return []
     written = []
     with export.raising_export_failed(run.exports_folder):
-        told = _about(run, config, step, epoch)
-        if told is None:
+        about = _about(run, config, step, epoch)
+        if about is None:
             return []
-        # Whole weights are the same None in every convention, and are written once.
+        # Full weights give None for every convention, and are written once.
         for lora in dict.fromkeys(lora_file_of(run.recipe_file, format) for format in config.formats):
             target = path_of(run, step, weights, lora.format if lora else None)
             export.export_checkpoint(
-                checkpoint, target, weights=weights, dtype=config.dtype, about=told, lora=lora, verified=True
+                checkpoint, target, weights=weights, dtype=config.dtype, about=about, lora=lora, verified=True
             )
             written += lora.files(target) if lora else [target]
         _retire(run.exports_folder, weights, step, config.keep_last)
@@ -70,43 +69,43 @@ def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int,
 
 
 def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int) -> dict[str, str] | None:
-    """Return the texts of the file's header; None if no file is due at this save."""
+    """Return the texts of the file's header; None if no export is due at this save."""
     folder = run.exports_folder
     storage.mkdirs(folder)
     for path in folder.iterdir():
         if _LEFTOVER.fullmatch(path.name):  # of a process that died
             storage.unlink(path)
     assert config.weights is not None
-    there = [done for done in _ours(folder, config.weights) if done < step]
+    exported = [earlier for earlier in _ours(folder, config.weights) if earlier < step]
     history = CheckpointStore(run.checkpoints_folder).history()
     saves = {step, *(event["step"] for event in history if event["event"] == "saved")}
-    if there and sum(saved > max(there) for saved in saves) < config.every_n_saves:
+    if exported and sum(saved > max(exported) for saved in saves) < config.every_n_saves:
         return None
-    told = export.describe_run(run_id=run.info()["id"], recipe=run.recipe_file, step=step, epoch=epoch)
-    return {**told, **dict([_KEPT_BY])}
+    about = export.describe_run(run_id=run.info()["id"], recipe=run.recipe_file, step=step, epoch=epoch)
+    return {**about, **dict([_KEPT_BY])}
 
 
 def _retire(folder: Path, weights: Weights, newest: int, keep_last: int | None) -> None:
     if keep_last is None:
         return
-    # Those of later steps were written before the run went back, and are not newer.
+    # Files of later steps are from before the run went back, and do not count as newer.
     ours = {step: paths for step, paths in _ours(folder, weights).items() if step <= newest}
     for step in sorted(ours)[:-keep_last]:
-        # Without its index a file of shards is gone as a whole.
+        # The index first: without it, loaders do not find the shards.
         storage.rmtree_if_possible(folder / f"{names.of_step(step)}-{weights}.safetensors{INDEX_SUFFIX}")
         for path in ours[step]:
             storage.unlink(path)
 
 
 def _ours(folder: Path, weights: Weights) -> dict[int, list[Path]]:
-    """Files that were written along with saves, by step."""
-    found: dict[int, list[Path]] = {}
+    """Return the files that this rule wrote, by step."""
+    ours: dict[int, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         match = _NAME.fullmatch(path.name)
         step = names.parse_step(match[1]) if match and match[2] == weights else None
         if step is not None and _is_ours(path):
-            found.setdefault(step, []).append(path)
-    return found
+            ours.setdefault(step, []).append(path)
+    return ours
 
 
 def _is_ours(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""How a LoRA is written: whose names its tensors get, and in which files."""
+"""Decide how a LoRA is exported: the key convention of its tensors, and the files."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from reelworks.models.expert_pair.config import PARTS
 from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import LoraConfig
 
-BASE = "base.json"  # in a checkpoint, what its LoRA was trained on
+BASE = "base.json"  # extra file of a checkpoint that describes the base model of its LoRA
 
 
 class LoraFile(NamedTuple):
-    """How a LoRA is written.
+    """Settings of a LoRA's export.
 
     Attributes:
-        format: Whose names its tensors get.
-        alpha: Of its training.
-        model: Name of its base.
-        part: Folder of the base in a pipeline of diffusers.
-        base: The weights of the base; where it is None, the checkpoint tells.
-        experts: Where two networks were trained, what their names begin with; each has a file.
+        format: Key convention of its tensors.
+        alpha: The alpha that it was trained with.
+        model: Name of the base model.
+        part: Folder of the base network in a diffusers pipeline.
+        base: Identity of the base weights; None if only the checkpoint knows it.
+        experts: Prefixes of the tensor names of each expert, if two were trained; each gets its own file.
     """
 
     format: LoraFormat
@@ -37,15 +37,15 @@ class LoraFile(NamedTuple):
     experts: tuple[str, ...] = ()
 
     def files(self, target: Path) -> list[Path]:
-        """The files that are written for a target: itself, or one for each expert."""
+        """Return the files that are written for a target: itself, or one for each expert."""
         return [target.with_stem(f"{target.stem}-{name}") for name in self.experts] or [target]
 
 
 def lora_file_of(recipe: Path, format: LoraFormat, base: Base | None = None) -> LoraFile | None:
-    """Say how the weights of a resolved recipe are written if they are a LoRA; None for whole weights.
+    """Return the export settings of a resolved recipe's LoRA; None if it trains full weights.
 
     Raises:
-        UserError: The convention cannot hold it.
+        UserError: The convention cannot represent this LoRA.
     """
     values = tomllib.loads(recipe.read_text(encoding="utf-8"))
     if "lora" not in values:
@@ -59,5 +59,5 @@ def lora_file_of(recipe: Path, format: LoraFormat, base: Base | None = None) -> 
 
 
 def lora_base_of(path: Path) -> Base | None:
-    """Read the base that the LoRA in a checkpoint was trained on; None of whole weights."""
+    """Read the base model of the LoRA in a checkpoint; None if it holds full weights."""
     return Base.from_json(load.read_extra(path, BASE)) if load.has_extra(path, BASE) else None

@@ -1,7 +1,7 @@
-"""A .safetensors file written tensor by tensor: the library's own writer wants all of them in memory at once.
+"""Write a .safetensors file tensor by tensor; the library's own writer needs all of them in memory at once.
 
-The format is a length (8 bytes, little-endian), a JSON header with dtype, shape and place of each tensor, and
-the tensors. Above a size it is cut into shards beside an index, as published weights are.
+The format is a length (8 bytes, little-endian), a JSON header with dtype, shape and offsets of each tensor, and the
+tensors. Large files are cut into shards with an index, as published weights are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class TensorRange:
-    """A tensor to come: its name, and the dtype and shape that it is written with."""
+    """A tensor that will be written: its name, dtype and shape in the file."""
 
     name: str
     dtype: torch.dtype
@@ -50,12 +50,12 @@ class TensorRange:
 
     @property
     def num_bytes(self) -> int:
-        """Its size in the file."""
+        """Size in the file."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def ordered(entries: Iterable[TensorRange]) -> list[TensorRange]:
-    """Put wide dtypes first: then each tensor starts at a multiple of its width, as readers need it."""
+    """Sort by descending item size, so that each tensor is aligned to its dtype as readers need it."""
     return sorted(entries, key=lambda entry: -entry.dtype.itemsize)
 
 
@@ -66,23 +66,23 @@ def write(
     metadata: Mapping[str, str],
     shard_bytes: int = SHARD_BYTES,
 ) -> list[Path]:
-    """Write a file, or shards and an index beside it; whole or absent, durably.
+    """Write one file atomically and durably, or shards and an index.
 
     Args:
-        path: Ends in `.safetensors`; what lies there is replaced. With shards, `NAME-00001-of-00002.safetensors`
-            and `NAME.safetensors.index.json` are written instead.
-        entries: As `ordered` gives them.
-        tensors: One for each entry, taken one at a time.
+        path: File to write or replace, ending in `.safetensors`. Large ones become shards,
+            `NAME-00001-of-00002.safetensors`, and `NAME.safetensors.index.json`.
+        entries: Tensors to write, in the order of `ordered`.
+        tensors: One tensor for each entry, taken one at a time.
         metadata: Texts for the header.
-        shard_bytes: Size above which it is cut.
+        shard_bytes: Size of the tensors above which the file is cut into shards.
 
     Returns:
-        What was written, the index last.
+        The files written, the index last.
 
     Raises:
         OSError: The disk has too little room, or fails.
     """
-    disk_space.require(path.parent, sum(entry.num_bytes for entry in entries), "the file of weights")
+    disk_space.require(path.parent, sum(entry.num_bytes for entry in entries), "the weights file")
     shards = _cut(entries, shard_bytes)
     targets = [path] if len(shards) == 1 else [shard_name(path, i, len(shards)) for i in range(len(shards))]
     source = iter(tensors)
@@ -103,7 +103,7 @@ def write(
 
 
 def shard_name(path: Path, i: int, count: int) -> Path:
-    """Name a shard as published weights do."""
+    """Return a shard's file name, in the form of published weights; `i` counts from 0."""
     return path.with_name(f"{path.stem}-{i + 1:05d}-of-{count:05d}{path.suffix}")
 
 
@@ -151,5 +151,5 @@ def _index(
     targets: Sequence[Path], shards: Sequence[Sequence[TensorRange]], metadata: Mapping[str, str]
 ) -> dict[str, object]:
     size = sum(entry.num_bytes for shard in shards for entry in shard)
-    where = {e.name: target.name for target, shard in zip(targets, shards, strict=False) for e in shard}
-    return {"metadata": {**metadata, "total_size": size}, "weight_map": where}
+    file_of = {e.name: target.name for target, shard in zip(targets, shards, strict=False) for e in shard}
+    return {"metadata": {**metadata, "total_size": size}, "weight_map": file_of}

@@ -84,9 +84,9 @@ def test_another_model_is_refused_by_name(store: CheckpointStore) -> None:
         load(path, other)
     text = str(error.value)
     assert "checkpoint of another model" in text
-    assert "model.a.weight: [4, 3] here, [5, 3] in the checkpoint" in text
-    assert "model.b.weight: [2] here, none in the checkpoint" in text
-    assert "model.a.bias: none here, [5] in the checkpoint" in text
+    assert "model.a.weight: [4, 3] expected, [5, 3] in the checkpoint" in text
+    assert "model.b.weight: [2] expected, none in the checkpoint" in text
+    assert "model.a.bias: none expected, [5] in the checkpoint" in text
     assert not other["model"]["a.weight"].any()
     many = {"model": {str(i): torch.zeros(1) for i in range(20)}}
     with pytest.raises(UserError, match="and 17 more"):
@@ -100,7 +100,7 @@ def test_only_our_own_metadata_is_opened(store: CheckpointStore) -> None:
     path = save(store, 10).info.path
     size = (path / "dcp" / ".metadata").stat().st_size
     (path / "dcp" / ".metadata").write_bytes(b"x" * size)
-    with pytest.raises(UserError, match=r"dcp/\.metadata has other content"):
+    with pytest.raises(UserError, match=r"dcp/\.metadata has changed since"):
         load(path, state(1))
     (path / "manifest.json").unlink()
     with pytest.raises(UserError, match=r"manifest\.json is missing"):

@@ -42,20 +42,20 @@ def test_the_lines_that_people_read() -> None:
     told = forecast(41_200_000_000, policy, saves(policy, 0, 20_000), 180 * GB)
     assert (told.peak_count, told.fails_at_step) == (5, 5000)
     assert told.to_text() == (
-        "one checkpoint takes 41.2 GB; the policy peaks at 5 = 206.0 GB; 180.0 GB are free: will not fit from step 5000"
+        "one checkpoint takes 41.2 GB; the policy peaks at 5 = 206.0 GB; 180.0 GB are free: checkpoints will not fit from step 5000 on"
     )
     assert "save_total_limit" in told.warnings()[0]
     there = [Record(step, {}, num_bytes=41_200_000_000) for step in (1000, 2000)]
     resumed = forecast(41_200_000_000, policy, saves(policy, 2000, 20_000), 180 * GB, there)
     assert resumed.fails_at_step is None
     assert [resumed.to_text(), *resumed.warnings()] == [
-        "one checkpoint takes 41.2 GB; the policy peaks at 5 = 206.0 GB; 180.0 GB are free beside the 82.4 GB there"
+        "one checkpoint takes 41.2 GB; the policy peaks at 5 = 206.0 GB; 180.0 GB are free, existing checkpoints take 82.4 GB"
     ]
     small = CheckpointsConfig(max_disk="100GB", keep_within="2d")
     limited = forecast(41_200_000_000, small, saves(small, 0, 20_000), 1000 * GB)
     assert limited.peak_count == 3
-    assert "and what was saved within 2d" in limited.to_text()
-    assert "max_disk = 100GB is too little" in limited.warnings()[0]
+    assert "plus the checkpoints of the last 2d" in limited.to_text()
+    assert "max_disk = 100GB is too small" in limited.warnings()[0]
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_probing_tries_the_disk_that_checkpoints_go_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "code", "said", "remedy"),
     [("write", 122, "cannot be written to", "raise the quota"), ("write", 28, "cannot be written to", "free disk space"),
-     ("fsync", 5, "cannot be made", "mend"), ("rename", 1, "cannot rename files", "mend"),
-     ("mkdir", 30, "cannot be made", "mend")],
+     ("fsync", 5, "cannot be created", "fix"), ("rename", 1, "cannot rename files", "fix"),
+     ("mkdir", 30, "cannot be created", "fix")],
 )  # fmt: skip
 def test_probing_says_what_every_save_would_meet(
     tmp_path: Path, call: str, code: int, said: str, remedy: str

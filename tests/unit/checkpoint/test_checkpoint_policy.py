@@ -133,8 +133,8 @@ def test_a_budget_says_what_it_asked_for() -> None:
     policy = CheckpointsConfig(keep_last=5, max_disk="450B", min_free="1TB")
     decisions = plan(run(1, 2, 3), policy, free_bytes=10**12 - 50, next_bytes=200)
     assert decisions[1].reasons == (
-        "max_disk = 450B: 50 B over, and the oldest that only a rule keeps",
-        "min_free = 1TB: 250 B over, and the oldest that only a rule keeps",
+        "max_disk = 450B requires freeing 50 B; this is the oldest that may be deleted",
+        "min_free = 1TB requires freeing 250 B; this is the oldest that may be deleted",
     )
 
 
@@ -281,7 +281,7 @@ def test_what_is_not_finite_is_as_if_it_was_never_measured(records, policy, mome
         ({"keep_last": 0}, "greater than or equal to 1"),
         ({"save_total_limit": 0}, "greater than or equal to 1"),
         ({"keep_best": {"mode": "lowest"}}, "'min' or 'max'"),
-        ({"keep_every": 700}, "give a multiple of 500"),
+        ({"keep_every": 700}, "set a multiple of 500"),
         ({"keep_lats": 3}, "Extra inputs"),
         ({"max_disk": "500"}, "write a size above 0"),
         ({"max_disk": "0GB"}, "write a size above 0"),

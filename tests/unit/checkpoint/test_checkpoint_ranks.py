@@ -50,7 +50,7 @@ def test_one_process_to_two_and_back(tmp_path: Path) -> None:
     assert texts(tmp_path, "left") == ["history.jsonl latest step-000000010"] * 2
     refused = texts(tmp_path, "refused")
     assert refused[0] == refused[1]
-    assert "model.other: [2] here, none in the checkpoint" in refused[0]
+    assert "model.other: [2] expected, none in the checkpoint" in refused[0]
 
     saved = texts(tmp_path, "saved")
     info = store.info(20)

@@ -77,7 +77,7 @@ def test_what_another_process_reads_stays_until_it_ends(store: CheckpointStore) 
     reader.kill()
     reader.join()
     assert [d.step for d in retention.apply_retention(store, LAST_1) if not d.keep] == [100]
-    with pytest.raises(UserError, match="not there any more"), read_lock.reading(store.path(100)):
+    with pytest.raises(UserError, match="does not exist any more"), read_lock.reading(store.path(100)):
         pass
 
 

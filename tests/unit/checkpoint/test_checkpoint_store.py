@@ -114,7 +114,7 @@ def test_pins(store: CheckpointStore) -> None:
     assert [c.pinned for c in store.list()] == [True, False]
     with refused("checkpoint-pinned", "step"):
         store.remove(100, ("test",))
-    with refused("no-such-checkpoint", "step", says="there are: 100, 200"):
+    with refused("no-such-checkpoint", "step", says="steps with a checkpoint: 100, 200"):
         store.pin(300)
     store.unpin(100)
     store.unpin(100)
@@ -195,8 +195,8 @@ def test_nothing_is_published_onto_a_checkpoint(store: CheckpointStore) -> None:
     ("change", "reason"),
     [
         ({"step": 101}, "is of step 101"),
-        ({"format": 2}, "has format 2, this version reads up to 1"),
-        ({"format": None}, "names no format version"),
+        ({"format": 2}, "has format 2, this version of Reelworks reads up to 1"),
+        ({"format": None}, "has no format version"),
         ({"files": [{"path": "../x", "size": 0, "digest": "0" * 32}]}, "does not lie inside"),
         ({"files": [{"path": "x", "size": -1, "digest": "0" * 32}]}, "files.0.size"),
         ({"files": [{"path": "x", "size": 0, "digest": "0" * 32}] * 2}, "listed twice"),

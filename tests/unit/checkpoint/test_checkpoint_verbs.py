@@ -91,7 +91,7 @@ def test_show_names_every_file(run: RunFolder, store: CheckpointStore) -> None:
     assert "step 4: the newest" in call("show", run.path)
     (store.path(2) / "manifest.json").unlink()
     assert "step 2: damaged: manifest.json is missing" in call("show", run.path, 2)
-    with refused("no-such-checkpoint", "step", says="there are: 1, 2, 3, 4"):
+    with refused("no-such-checkpoint", "step", says="steps with a checkpoint: 1, 2, 3, 4"):
         call("show", run.path, 7)
 
 
@@ -99,7 +99,7 @@ def test_verify_ends_with_1_if_one_is_bad(run: RunFolder, store: CheckpointStore
     assert "4 of 4 good" in call("verify", run.path, "--full")
     (store.path(2) / "cursor.json").write_bytes(b"[]")
     assert "4 of 4 good" in call("verify", run.path), "sizes alone do not tell"
-    assert "step 2: bad: cursor.json has other content" in call("verify", run.path, "--full", code=1)
+    assert "step 2: bad: cursor.json has changed since" in call("verify", run.path, "--full", code=1)
     rows = told("verify", run.path, 3, "--full")
     assert [(row["step"], row["good"]) for row in rows] == [(3, True)]
     assert store.steps() == [1, 2, 3, 4], "looking changes nothing"
@@ -162,7 +162,7 @@ def test_pins(run: RunFolder, store: CheckpointStore) -> None:
     assert told("pin", run.path, 1)["pinned"]
     assert [e["event"] for e in store.history() if e["step"] == 1] == ["saved", "pin"]
     assert "step 1: goes at the next save: not among the last 2" in call("unpin", run.path, 1)
-    with refused("no-such-checkpoint", "step", says="there are: 1, 2, 3, 4"):
+    with refused("no-such-checkpoint", "step", says="steps with a checkpoint: 1, 2, 3, 4"):
         call("pin", run.path, 5)
 
 

@@ -74,7 +74,7 @@ def test_the_newest_good_one_is_found(store: CheckpointStore) -> None:
     assert info.step == 100
     assert skipped == [
         (300, f"{DATA} has 100 bytes instead of 200"),
-        (200, "cursor.json has other content than was written"),
+        (200, "cursor.json has changed since it was written"),
     ]
     assert store.steps() == [50, 100]
     assert len(list(store.root.glob(".bad-step-*"))) == 2
@@ -102,7 +102,7 @@ def test_a_named_step_never_falls_back(store: CheckpointStore) -> None:
     truncate(store.path(200) / DATA)
     with refused("checkpoint-bad", "step"):
         named(store, 200, full=False)
-    with refused("no-such-checkpoint", "step", says="there are: 100, 200, 300"):
+    with refused("no-such-checkpoint", "step", says="steps with a checkpoint: 100, 200, 300"):
         named(store, 150, full=False)
     assert store.steps() == [100, 200, 300]
 

@@ -202,8 +202,8 @@ def test_targets_are_checked_before_anything_is_read(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").touch()
     (tmp_path / "v.safetensors.index.json").touch()
     for name, said in (
-        ("w.safetensors", "there is a file"),
-        ("v.safetensors", "there is a file"),
+        ("w.safetensors", "exists already"),
+        ("v.safetensors", "exists already"),
         ("w.pt", "as .safet"),
     ):
         with pytest.raises(UserError, match=said):

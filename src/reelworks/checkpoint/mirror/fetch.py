@@ -1,4 +1,4 @@
-"""A run that goes on from its mirror, where its folder has no checkpoint: a new disk, the same command."""
+"""Resume a run from its mirror when the run folder has no checkpoint, as on a new disk."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | No
     Args:
         place: The mirror.
         run: The run folder, which may not exist yet.
-        resume: What was asked for: "auto", "never", or a step, which is then fetched if it is missing here.
+        resume: Value of --resume: "auto", "never", or a step, which is fetched if the run folder lacks it.
 
     Returns:
-        The step that was fetched; None where nothing had to be, or the mirror is empty.
+        The step that was fetched; None if nothing was needed, or the mirror is empty.
 
     Raises:
-        UserError: The mirror is of another run; it has checkpoints, of which none can be trusted; or there is
-            nothing to go on from here and it does not answer: never a silent fresh start.
+        UserError: The mirror belongs to another run, none of its checkpoints is valid, or the run folder has no
+            checkpoint and the mirror cannot be reached; training never starts silently from the beginning.
     """
     place.require_outside(run.path)
     store = CheckpointStore(run.checkpoints_folder)
     named = int(resume) if resume.isdecimal() else None
-    if named in store.steps() if named is not None else _has_whole(store):
+    if named in store.steps() if named is not None else _has_complete(store):
         return None
     place.probe()
     with place.answering("read"):
@@ -47,22 +47,22 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | No
                 code="mirror-holds-a-run",
                 field="checkpoints.mirror.url",
                 value=place.url,
-                remedy="leave --resume out to go on from it, or give this run another address",
+                remedy="omit --resume to continue from it, or give this run another address",
             )
         if run.exists:
             files.require_ours(index, run.info()["id"], place.url)
-        # Before any checkpoint: a run folder with one is not brought back again.
+        # Before any checkpoint, since a run folder that has one is not restored again.
         for path in files.pull(place, run, index):
             logger.warning("the mirror has lost %s", path)
         return _fetch_newest(place, store, [s for s in reversed(place.steps()) if named in (None, s)])
 
 
-def _has_whole(store: CheckpointStore) -> bool:
+def _has_complete(store: CheckpointStore) -> bool:
     for step in reversed(store.steps()):
         try:
             verify(store.path(step), full=False)
         except NewerFormat:
-            return True  # as below: for the resume to refuse
+            return True  # resuming will refuse it, as after an OSError
         except BadCheckpoint:
             continue
         except OSError:
@@ -74,7 +74,7 @@ def _has_whole(store: CheckpointStore) -> bool:
 def _fetch_newest(place: RemoteFilesystem, store: CheckpointStore, steps: list[int]) -> int | None:
     bad = []
     for step in steps:
-        # Without a manifest it is no checkpoint, but an upload that a dead process left.
+        # A folder without a manifest is the leftover of an upload, no checkpoint.
         if (data := place.manifest_data(step)) is None:
             continue
         try:
@@ -88,29 +88,31 @@ def _fetch_newest(place: RemoteFilesystem, store: CheckpointStore, steps: list[i
                 remedy="update Reelworks",
             ) from error
         except BadCheckpoint as error:
-            bad.append(f"checkpoint of step {step} in the mirror is passed over: {error.reason}")
+            bad.append(f"checkpoint of step {step} in the mirror is skipped: {error.reason}")
             logger.warning(bad[-1])
             continue
         return step
     if bad:
         raise UserError(
-            "no checkpoint of the mirror can be trusted:" + "".join(f"\n    {reason}" for reason in bad),
+            "no checkpoint of the mirror is valid:" + "".join(f"\n    {reason}" for reason in bad),
             code="mirror-without-good-checkpoint",
             field="checkpoints.mirror.url",
             value=place.url,
-            remedy="mend them, or begin anew with another output and another address",
+            remedy="repair them, or start a new run with another output and another mirror address",
         )
     return None
 
 
 def _fetch(place: RemoteFilesystem, store: CheckpointStore, step: int, data: bytes) -> None:
     """Fetch one checkpoint into a temporary folder, compare all digests, and publish it."""
-    found = place.complete(step)
-    logger.info(f"fetching the checkpoint of step {step} ({found.total_bytes / 1e9:.3f} GB) from {place.url}")
+    remote = place.complete(step)
+    logger.info(
+        f"fetching the checkpoint of step {step} ({remote.total_bytes / 1e9:.3f} GB) from {place.url}"
+    )
     storage.mkdirs(store.root)
-    if (free_bytes := shutil.disk_usage(store.root).free) < found.total_bytes:
+    if (free_bytes := shutil.disk_usage(store.root).free) < remote.total_bytes:
         raise UserError(
-            f"the mirror's checkpoint needs {found.total_bytes / 1e9:.3f} GB, {free_bytes / 1e9:.3f} GB are free",
+            f"the mirror's checkpoint needs {remote.total_bytes / 1e9:.3f} GB, {free_bytes / 1e9:.3f} GB are free",
             code="disk-full",
             field="output",
             value=str(store.root.parent),
@@ -118,7 +120,7 @@ def _fetch(place: RemoteFilesystem, store: CheckpointStore, step: int, data: byt
         )
     temporary = store.root / names.in_flight(step, names.fresh_id())
     try:
-        for entry in found.files:
+        for entry in remote.files:
             file = temporary / entry.path
             storage.mkdirs(file.parent)
             place.get(f"{folder_of(step)}/{entry.path}", file)
@@ -133,4 +135,4 @@ def _fetch(place: RemoteFilesystem, store: CheckpointStore, step: int, data: byt
     if store.path(step).exists():
         store.quarantine(step, "replaced by the checkpoint of this step from the mirror")
     store.publish(temporary, step)
-    store.log("fetched", step, save_id=found.save_id, source=place.url)
+    store.log("fetched", step, save_id=remote.save_id, source=place.url)

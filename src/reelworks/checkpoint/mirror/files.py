@@ -1,8 +1,8 @@
-"""The files of a run that its checkpoints need for a resume, copied to the mirror beside them.
+"""Copy the files of a run that a resume needs, besides its checkpoints, to and from the mirror.
 
-Events and the recipes that starts went by; the records of segments, by which a resume after changes knows the
-clips that are done, and the catalog; pins and the diary of checkpoints. What can be drawn again from them stays behind. The
-mirror follows the run folder: changed files are copied again, and those that went are removed.
+They are the events, the recipes of all starts, the records of which clips are done, the catalog, pins, and the
+history of checkpoints; files that can be computed from these are not copied. The mirror follows the run folder:
+changed files are copied again, and deleted ones are removed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ INDEX = "mirror.json"
 FORMAT_VERSION = 1
 _SINGLE = ("run.json", "recipe.toml", "environment.json", "events.jsonl", f"{CHECKPOINTS}/{names.HISTORY}")
 _FOLDERS = ("recipes", "coverage", "catalog", f"{CHECKPOINTS}/{names.PINS}")
-# Written last into their folders, which count as a whole: parts of two catalogs must not be mixed.
+# Copied last into their folders and marking them complete: parts of two catalogs must not be mixed.
 _MARKERS = ("catalog.json", "about.json")
 
 
 class MirrorIndex(Config):
-    """Files of a mirror beside its checkpoints.
+    """Index of the files that a mirror holds besides checkpoints.
 
     Attributes:
         format: Version of this schema.
         run_id: The run that the mirror belongs to.
-        files: Size in bytes and time of change in nanoseconds of each file, as it was in the run folder.
+        files: Size in bytes and modification time in nanoseconds of each file, as in the run folder.
     """
 
     format: int
@@ -44,34 +44,34 @@ class MirrorIndex(Config):
 
 
 def read_index(place: RemoteFilesystem) -> MirrorIndex | None:
-    """Read whose mirror it is and what lies in it; None for an empty one.
+    """Return the mirror's index; None if the mirror is empty.
 
     Raises:
-        UserError: It is damaged, a newer Reelworks wrote it, or a run lies there that is no mirror.
+        UserError: It is damaged, a newer Reelworks wrote it, or the address is a run folder, no mirror.
     """
     if (data := place.read(INDEX)) is None:
         if place.read(_SINGLE[0]) is None:
             return None
         raise UserError(
-            "there is a run that is no mirror, and it would be overwritten",
+            "this address is the folder of a run, not a mirror; mirroring would overwrite it",
             code="mirror-would-be-overwritten",
             field="checkpoints.mirror.url",
             value=place.url,
-            remedy="give an address of this run alone",
+            remedy="set an address that only this run uses",
         )
     try:
         index = MirrorIndex.model_validate_json(data)
     except ValidationError as error:
         raise UserError(
-            f"the mirror's {INDEX} is damaged or not of a run",
+            f"the mirror's {INDEX} is damaged or not a run's index",
             code="mirror-damaged",
             field="checkpoints.mirror.url",
             value=place.url,
-            remedy="give an address of this run alone",
+            remedy="set an address that only this run uses",
         ) from error
     if index.format > FORMAT_VERSION:
         raise UserError(
-            f"the mirror has format {index.format}, this version reads up to {FORMAT_VERSION}",
+            f"the mirror has format {index.format}, this version of Reelworks reads up to {FORMAT_VERSION}",
             code="mirror-too-new",
             field="checkpoints.mirror.url",
             value=place.url,
@@ -84,7 +84,7 @@ def require_ours(index: MirrorIndex | None, run_id: str, url: str) -> None:
     """Refuse the mirror of another run.
 
     Raises:
-        UserError: It is one.
+        UserError: The index names another run.
     """
     if index is not None and index.run_id != run_id:
         raise UserError(
@@ -97,44 +97,44 @@ def require_ours(index: MirrorIndex | None, run_id: str, url: str) -> None:
 
 
 def push(place: RemoteFilesystem, run: RunFolder, run_id: str) -> None:
-    """Bring the mirror's files up to date; first of all its index claims it for the run.
+    """Update the mirror's files; an empty mirror gets its index first, which claims it for the run.
 
     Raises:
         UserError: The mirror belongs to another run.
     """
     index = read_index(place)
     require_ours(index, run_id, place.url)
-    there = {} if index is None else index.files
+    mirrored = {} if index is None else index.files
     if index is None:
         _write_index(place, run_id, {})
-    here = dict(_listing(run))
-    for path in sorted(here, key=_order):
-        if there.get(path) != here[path]:
+    local = dict(_listing(run))
+    for path in sorted(local, key=_order):
+        if mirrored.get(path) != local[path]:
             try:
                 place.put(run.path / path, path)
             except FileNotFoundError:
                 if (run.path / path).exists():
                     raise
-                del here[path]  # a plan that nobody needs any more
-    if here != there:
-        _write_index(place, run_id, here)
-    for path in there.keys() - here.keys():
+                del local[path]  # deleted since the listing
+    if local != mirrored:
+        _write_index(place, run_id, local)
+    for path in mirrored.keys() - local.keys():
         place.remove_file(path)
 
 
 def pull(place: RemoteFilesystem, run: RunFolder, index: MirrorIndex) -> list[str]:
-    """Fetch the files that the run folder lacks; what is here stays as it is.
+    """Fetch the files that the run folder lacks; existing files are not replaced.
 
     Returns:
-        Files that the mirror has lost or holds in part, and so are not fetched.
+        Paths that were not fetched because the mirror lost them or holds them in part.
     """
     sizes = place.sizes("")
     bad: list[str] = []
-    wanted = [path for path in index.files if manifest.is_inside(path) and not _is_here(run, path, index)]
+    wanted = [path for path in index.files if manifest.is_inside(path) and not _exists(run, path, index)]
     for path in sorted(wanted, key=_order):
         folder, name = posixpath.split(path)
-        torn = sizes.get(path) != index.files[path][0] and not name.endswith(".jsonl")
-        if torn or path not in sizes or (name in _MARKERS and folder in map(posixpath.dirname, bad)):
+        incomplete = sizes.get(path) != index.files[path][0] and not name.endswith(".jsonl")
+        if incomplete or path not in sizes or (name in _MARKERS and folder in map(posixpath.dirname, bad)):
             bad.append(path)
             continue
         file = run.path / path
@@ -149,9 +149,9 @@ def pull(place: RemoteFilesystem, run: RunFolder, index: MirrorIndex) -> list[st
     return bad
 
 
-def _is_here(run: RunFolder, path: str, index: MirrorIndex) -> bool:
-    beside = (posixpath.join(posixpath.dirname(path), name) for name in _MARKERS)
-    marker = next((m for m in beside if m in index.files), path)
+def _exists(run: RunFolder, path: str, index: MirrorIndex) -> bool:
+    markers = (posixpath.join(posixpath.dirname(path), name) for name in _MARKERS)
+    marker = next((m for m in markers if m in index.files), path)
     return (run.path / marker).exists()
 
 
@@ -165,17 +165,17 @@ def _write_index(place: RemoteFilesystem, run_id: str, stamps: dict[str, tuple[i
 
 
 def _listing(run: RunFolder) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Files to mirror, each with its size and time of change; hidden ones are locks and unfinished writes."""
-    found = [run.path / name for name in _SINGLE]
+    """Yield the files to mirror with size and modification time; hidden ones are locks and unfinished writes."""
+    candidates = [run.path / name for name in _SINGLE]
     for folder in _FOLDERS:
-        found += [file for file in (run.path / folder).rglob("*") if not _is_hidden(run.path, file)]
-    for file in found:
+        candidates += [file for file in (run.path / folder).rglob("*") if not _is_hidden(run.path, file)]
+    for file in candidates:
         if file.is_file():
             try:
-                told = file.stat()
+                stat = file.stat()
             except FileNotFoundError:
                 continue
-            yield file.relative_to(run.path).as_posix(), (told.st_size, told.st_mtime_ns)
+            yield file.relative_to(run.path).as_posix(), (stat.st_size, stat.st_mtime_ns)
 
 
 def _is_hidden(root: Path, file: Path) -> bool:

@@ -1,8 +1,8 @@
-"""Copies of checkpoints in another place, made in the background while training goes on.
+"""Copy checkpoints to another place in the background, while training continues.
 
-One thread takes one checkpoint at a time. Of those that wait the newest wins: storage that is slower than the
-saves gets fewer checkpoints, never a growing queue. No error of the mirror ends a training; it is tried again,
-then told, and the next checkpoint is another try.
+One thread copies one checkpoint at a time. A newer checkpoint replaces a waiting one: slow storage gets fewer
+checkpoints, never a growing queue. No error of the mirror ends a training: operations are retried, then the error
+is reported, and the next checkpoint is another attempt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from reelworks.run.folder import RunFolder
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# Pauses between tries of one operation; file systems like S3's try several times more by themselves.
+# Pauses between retries of one operation; file systems such as S3's also retry by themselves.
 WAITS_SECONDS = (2.0, 10.0, 30.0)
 
 
@@ -35,13 +35,13 @@ class OnEvent(Protocol):
     """Callback for events of a run; called from the mirror's thread."""
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Write an event."""
+        """Log an event."""
         ...
 
 
 @dataclass(frozen=True)
 class Mirrored:
-    """A complete checkpoint in the mirror, as retention sees it."""
+    """Facts that the retention policy reads about a complete checkpoint in the mirror."""
 
     step: int
     created: float
@@ -51,7 +51,7 @@ class Mirrored:
 
 
 class _Superseded(Exception):  # noqa: N818
-    """A newer checkpoint waits."""
+    """A newer checkpoint is waiting."""
 
 
 class Mirror:
@@ -62,7 +62,7 @@ class Mirror:
         run: The run folder.
         run_id: The run's id.
         config: The recipe's `[checkpoints.mirror]`.
-        tell: Told of each copy and each failure.
+        tell: Called for each copy and each failure.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Mirror:
         self._under_way: int | None = None
         self._closing = False
         self._failure: str | None = None
-        # Not waited for where the process ends by an error: the copy under way then stays without a manifest.
+        # A daemon, so that a process that fails does not wait; the unfinished copy then has no manifest.
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         self._thread.start()
 
     def offer(self, step: int) -> None:
-        """Have a committed checkpoint copied; call it before retention, and for the one that a run resumes from."""
+        """Queue a committed checkpoint; call this before retention, and for the one that a run resumes from."""
         with self._changed:
             replaced, self._waiting = self._waiting, step
             self._changed.notify_all()
@@ -93,7 +93,7 @@ class Mirror:
             self._skipped(replaced, step)
 
     def in_use(self) -> frozenset[int]:
-        """Steps whose folders are needed here: the one being copied, and the one that waits."""
+        """Return the steps whose folders must not be deleted: the one being copied and the waiting one."""
         with self._changed:
             return frozenset(s for s in (self._waiting, self._under_way) if s is not None)
 
@@ -101,7 +101,7 @@ class Mirror:
         """Wait for the last checkpoint, and copy the run's files once more.
 
         Returns:
-            Why the last one is not in the mirror, as a sentence; None if it is.
+            A message that says why the last checkpoint is not in the mirror; None if it is.
         """
         with self._changed:
             self._closing = True
@@ -117,7 +117,7 @@ class Mirror:
             self._attempt(step)
             with self._changed:
                 self._under_way = None
-        with suppress(Exception):  # the checkpoint is there; what is lost are the last events
+        with suppress(Exception):  # the checkpoint is copied; only the last events would be lost
             files.push(self._place, self._run, self._run_id)
 
     def _next(self) -> int | None:
@@ -144,53 +144,52 @@ class Mirror:
             self._tidy(step)
 
     def _tidy(self, step: int) -> None:
-        """Bring the mirror's other checkpoints into order after a copy."""
+        """Set aside later checkpoints and apply retention after a copy."""
         try:
             self._set_aside_after(step)
             self._retire(step)
         except _Superseded:
-            pass  # done after the newer one
+            pass  # follows after the newer checkpoint
         except Exception as error:
             logger.warning("old checkpoints could not be deleted in the mirror (%s)", describe(error))
 
     def _copy(self, step: int) -> None:
         began = time.perf_counter()
-        wanted = manifest.read(self._store.path(step))
-        self._patiently(files.push, self._place, self._run, self._run_id)
-        if not self._patiently(self._place.is_there, wanted):
-            self._upload(wanted)
+        saved = manifest.read(self._store.path(step))
+        self._with_retries(files.push, self._place, self._run, self._run_id)
+        if not self._with_retries(self._place.is_there, saved):
+            self._upload(saved)
             seconds = time.perf_counter() - began
-            fields = {"bytes": wanted.total_bytes, "seconds": round(seconds, 3)}
-            self._log("mirrored", step, save_id=wanted.save_id, url=self._place.url, **fields)
+            fields = {"bytes": saved.total_bytes, "seconds": round(seconds, 3)}
+            self._log("mirrored", step, save_id=saved.save_id, url=self._place.url, **fields)
             self._tell.event("mirrored", step=step, **fields)
 
-    def _upload(self, wanted: Manifest) -> None:
+    def _upload(self, saved: Manifest) -> None:
         """Copy a checkpoint, its manifest last."""
-        here, there = self._store.path(wanted.step), folder_of(wanted.step)
-        # What lies there may be of another save, with files of the same sizes.
-        self._patiently(self._place.remove, wanted.step)
-        for entry in wanted.files:
-            self._patiently(self._place.put, here / entry.path, f"{there}/{entry.path}")
-        sizes = self._patiently(self._place.sizes, there)
-        for entry in wanted.files:
+        source, target = self._store.path(saved.step), folder_of(saved.step)
+        # Existing files may be of another save, with the same sizes.
+        self._with_retries(self._place.remove, saved.step)
+        for entry in saved.files:
+            self._with_retries(self._place.put, source / entry.path, f"{target}/{entry.path}")
+        sizes = self._with_retries(self._place.sizes, target)
+        for entry in saved.files:
             check_size(entry, sizes.get(entry.path))
-        data = (here / manifest.FILE_NAME).read_bytes()
-        self._patiently(self._place.write, f"{there}/{manifest.FILE_NAME}", data)
+        data = (source / manifest.FILE_NAME).read_bytes()
+        self._with_retries(self._place.write, f"{target}/{manifest.FILE_NAME}", data)
 
     def _set_aside_after(self, step: int) -> None:
-        """Take out what the run went back behind: it must not pass for the newest when the mirror is resumed from."""
-        for later in [s for s in self._patiently(self._place.steps) if s > step]:
-            if self._patiently(self._place.set_aside, later):
+        """Set aside checkpoints after a step that the run went back to, so that no resume takes them for the newest."""
+        for later in [s for s in self._with_retries(self._place.steps) if s > step]:
+            if self._with_retries(self._place.set_aside, later):
                 self._log("mirror_abandoned", later, reason=f"the run went back to step {step}")
 
     def _retire(self, step: int) -> None:
-        """Delete what the mirror's policy does not keep."""
-        for earlier in [s for s in self._patiently(self._place.steps) if s < step]:
-            if self._patiently(self._place.is_leftover, earlier):
-                self._patiently(self._place.remove, earlier)
-        decisions = self._patiently(self._plan)
+        for earlier in [s for s in self._with_retries(self._place.steps) if s < step]:
+            if self._with_retries(self._place.is_leftover, earlier):
+                self._with_retries(self._place.remove, earlier)
+        decisions = self._with_retries(self._plan)
         for decision in [d for d in decisions if not d.keep]:
-            self._patiently(self._place.remove, decision.step)
+            self._with_retries(self._place.remove, decision.step)
             self._log("mirror_deleted", decision.step, reasons=list(decision.reasons))
         described: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
         for decision in decisions:
@@ -198,21 +197,21 @@ class Mirror:
         self._tell.event("mirror_retention", step=step, kept=described[True], deleted=described[False])
 
     def _plan(self) -> list[Decision]:
-        found = []
+        mirrored = []
         for step in self._place.steps():
             with suppress(BadCheckpoint):  # neither counts nor is deleted
-                whole = self._place.complete(step)
-                metrics = self._store.metrics_of(whole)
+                remote = self._place.complete(step)
+                metrics = self._store.metrics_of(remote)
                 pinned = self._store.is_pinned(step)
-                found.append(Mirrored(step, whole.created, whole.total_bytes, pinned, metrics))
-        return policy.plan_retention(found, self._policy, PolicyTime(time.time()))
+                mirrored.append(Mirrored(step, remote.created, remote.total_bytes, pinned, metrics))
+        return policy.plan_retention(mirrored, self._policy, PolicyTime(time.time()))
 
-    def _patiently(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do `work`, again after a pause if storage errs; not where another try cannot help.
+    def _with_retries(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `work`, and retry after a pause if the storage fails in a way that a retry may cure.
 
         Raises:
-            _Superseded: A newer checkpoint came while this one waited for another try.
-            Exception: The last try's.
+            _Superseded: A newer checkpoint came while this one waited for a retry.
+            Exception: The error of the last retry.
         """
         for seconds in WAITS_SECONDS:
             try:
@@ -228,7 +227,7 @@ class Mirror:
 
     def _skipped(self, step: int, newer: int) -> None:
         self._tell.event("mirror_skipped", step=step, newer=newer)
-        logger.info(f"checkpoint of step {step} is not mirrored: that of step {newer} is newer")
+        logger.info(f"checkpoint of step {step} is not mirrored: that of step {newer} is copied instead")
 
     def _log(self, event: str, step: int, **fields: Any) -> None:
         with suppress(OSError):  # a full disk

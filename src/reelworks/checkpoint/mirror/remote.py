@@ -1,11 +1,11 @@
-"""The mirror as a place: a run folder's layout on any storage that fsspec reaches.
+"""The mirror's storage: a run folder's layout on any file system that fsspec supports.
 
     checkpoints/step-000012000/{files, manifest.json}    uploaded with the manifest last, deleted with it first
-    run.json, events.jsonl, plan/, catalog/, ...         what a resume needs besides
-    mirror.json                                          whose mirror it is, and the files beside the checkpoints
+    run.json, events.jsonl, coverage/, catalog/, ...     other files that a resume needs
+    mirror.json                                          the run's id, and an index of the other files
 
-A checkpoint without a manifest does not exist. Object storage has no rename, so what a dead process left of an
-upload stays, unseen, until its step is uploaded again or an upload of a later step removes it.
+A checkpoint without a manifest does not exist. Object storage has no rename, so a dead process's partial upload
+stays, ignored, until its step is uploaded again or an upload of a later step removes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from reelworks.core import storage
 from reelworks.core.errors import UserError
 
 CHECKPOINTS = "checkpoints"
-# Beside the files of a checkpoint that the run went back behind; a person can rename it to the manifest.
+# Manifest of a checkpoint that was set aside when the run went back; renaming it restores the checkpoint.
 ABANDONED = "manifest.abandoned.json"
 _FIELD = "checkpoints.mirror.url"
 
@@ -36,8 +36,8 @@ class RemoteFilesystem:
 
     Args:
         fs: The file system.
-        root: The mirror's folder in it.
-        url: How people name it.
+        root: The mirror's folder in the file system.
+        url: Address that messages show.
     """
 
     def __init__(self, fs: fsspec.AbstractFileSystem, root: str, url: str) -> None:
@@ -45,11 +45,11 @@ class RemoteFilesystem:
 
     @classmethod
     def open(cls, config: MirrorConfig) -> RemoteFilesystem:
-        """Get ready, without asking the storage.
+        """Make the file system of an address, without a request to the storage.
 
         Raises:
-            UserError: The address is of no known kind, its library is not installed, or a folder's parent is
-                missing, as of a disk that is not mounted.
+            UserError: The address is of no known kind, its library is not installed, or the folder's parent does
+                not exist, as when a disk is not mounted.
         """
         protocol = get_protocol(config.url)
         is_folder = protocol in ("file", "local")
@@ -63,7 +63,7 @@ class RemoteFilesystem:
                 value=config.url,
                 remedy="pip install 'reelworks[s3]'"
                 if protocol in ("s3", "s3a")
-                else "install what is named",
+                else "install the library that the message names",
             ) from error
         except (ValueError, TypeError) as error:
             raise UserError(
@@ -71,23 +71,23 @@ class RemoteFilesystem:
                 code="mirror-address-invalid",
                 field=_FIELD,
                 value=config.url,
-                remedy='give a folder, or an address such as "s3://bucket/run"; see checkpoints.mirror.options too',
+                remedy='set a folder, or an address such as "s3://bucket/run"; see checkpoints.mirror.options too',
             ) from error
         if is_folder and not Path(root).parent.is_dir():
             raise UserError(
-                "the folder it is to lie in does not exist",
+                "the parent folder of the mirror does not exist",
                 code="mirror-folder-missing",
                 field=_FIELD,
                 value=config.url,
-                remedy=f"mount its disk, or make it: mkdir -p {Path(root).parent}",
+                remedy=f"mount its disk, or create it: mkdir -p {Path(root).parent}",
             )
         return cls(fs, root, config.url)
 
     def require_outside(self, run: Path) -> None:
-        """Refuse the run folder itself: the mirror's rules would delete its checkpoints.
+        """Refuse the run folder as a mirror, since the mirror's rules would delete its checkpoints.
 
         Raises:
-            UserError: It is that, or lies in it.
+            UserError: The mirror is the run folder, or lies in it.
         """
         if "file" in self._fs.protocol and Path(self._root).resolve().is_relative_to(run.resolve()):
             raise UserError(
@@ -95,12 +95,12 @@ class RemoteFilesystem:
                 code="mirror-inside-run",
                 field=_FIELD,
                 value=self.url,
-                remedy="give a folder on another disk, or an address",
+                remedy="set a folder on another disk, or an address",
             )
 
     @contextmanager
     def answering(self, doing: str) -> Iterator[None]:
-        """Tell the user where the storage does not answer, which is no verdict on what it holds."""
+        """Turn errors of the storage into a `UserError`; they say nothing about the files in it."""
         try:
             yield
         except (UserError, BadCheckpoint):
@@ -111,25 +111,25 @@ class RemoteFilesystem:
                 code="mirror-unreachable",
                 field=_FIELD,
                 value=self.url,
-                remedy="look at its address, credentials and network, then give the same command again; or leave "
-                'it out with --set checkpoints.mirror="none"',
+                remedy="check its address, credentials and network, then run the same command again; or train "
+                'without it: --set checkpoints.mirror="none"',
             ) from error
 
     def probe(self) -> None:
-        """Write, read and remove a small file, so that a mistake is known before anything is trained.
+        """Write, read and remove a small file, so that mistakes show before training starts.
 
         Raises:
-            UserError: It did not work.
+            UserError: One of these failed.
         """
         path, data = f".probe-{uuid.uuid4().hex[:12]}", b"reelworks"
         with self.answering("written"):
             self.write(path, data)
             if self.read(path) != data:
-                raise OSError("a small file reads otherwise than it was written")
+                raise OSError("a small test file did not read back as it was written")
             self.remove_file(path)
 
     def read(self, path: str) -> bytes | None:
-        """A small file's content; None where it is not."""
+        """Return a small file's content; None if it does not exist."""
         self._fs.invalidate_cache()
         try:
             data: bytes = self._fs.cat_file(self._at(path))
@@ -139,68 +139,68 @@ class RemoteFilesystem:
 
     def write(self, path: str, data: bytes) -> None:
         """Write or replace a small file."""
-        with self._whole(path) as target:
+        with self._atomic(path) as target:
             self._fs.pipe_file(target, data)
 
     def put(self, file: Path, path: str) -> None:
         """Upload or replace a file."""
-        with self._whole(path) as target:
+        with self._atomic(path) as target:
             self._fs.put_file(str(file), target)
 
     def get(self, path: str, file: Path) -> None:
-        """Download a file, durably but for its name.
+        """Download a file and sync its content; the caller syncs the folder.
 
         Raises:
-            FileNotFoundError: It is not there.
+            FileNotFoundError: The mirror does not have it.
         """
         self._fs.get_file(self._at(path), str(file))
         with file.open("rb") as f:
             storage.fsync(f.fileno(), file)
 
     def remove_file(self, path: str) -> None:
-        """Remove a file that may be there or not."""
+        """Remove a file if it exists."""
         with suppress(FileNotFoundError):
             self._fs.rm_file(self._at(path))
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Sizes of all files below a folder, by their paths in it; empty where there is none."""
+        """Return the sizes of all files below a folder by their relative paths; empty if it does not exist."""
         self._fs.invalidate_cache()
-        found = self._fs.find(self._at(folder), detail=True)
+        infos = self._fs.find(self._at(folder), detail=True)
         start = self._at(folder) + "/"
-        return {path.removeprefix(start): int(info["size"]) for path, info in found.items()}
+        return {path.removeprefix(start): int(info["size"]) for path, info in infos.items()}
 
     def steps(self) -> list[int]:
-        """Steps that have a folder, whole or not, ascending."""
+        """Return the steps that have a folder, complete or not, ascending."""
         self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(self._at(CHECKPOINTS), detail=False)
+            paths = self._fs.ls(self._at(CHECKPOINTS), detail=False)
         except FileNotFoundError:
             return []
-        steps = (names.parse_step(path.rstrip("/").rpartition("/")[2]) for path in found)
+        steps = (names.parse_step(path.rstrip("/").rpartition("/")[2]) for path in paths)
         return sorted(step for step in steps if step is not None)
 
     def manifest_data(self, step: int) -> bytes | None:
-        """A checkpoint's manifest as it was written; None where there is none."""
+        """Return the content of a checkpoint's manifest file; None if it has none."""
         return self.read(f"{folder_of(step)}/{manifest.FILE_NAME}")
 
     def complete(self, step: int) -> Manifest:
-        """Manifest of a checkpoint whose files all have their sizes.
+        """Return the manifest of a checkpoint after checking the sizes of all its files.
 
         Raises:
             BadCheckpoint: It has no valid manifest, or a file is missing or of another size.
-            NewerFormat: This version cannot read it.
+            NewerFormat: A newer version of Reelworks wrote it.
         """
         data = self.manifest_data(step)
         if data is None:
             raise manifest.missing()
-        found = manifest.parse(data, step)
+        remote = manifest.parse(data, step)
         sizes = self.sizes(folder_of(step))
-        for entry in found.files:
+        for entry in remote.files:
             check_size(entry, sizes.get(entry.path))
-        return found
+        return remote
 
     def is_there(self, wanted: Manifest) -> bool:
-        """Say whether this very checkpoint is there, whole."""
+        """Whether the mirror has a complete copy of the checkpoint with exactly this manifest."""
         try:
             return self.complete(wanted.step) == wanted
         except NewerFormat:
@@ -209,19 +209,19 @@ class RemoteFilesystem:
             return False
 
     def remove(self, step: int) -> None:
-        """Delete a checkpoint, or what an upload left of one: gone with its manifest, the rest afterwards."""
+        """Delete a checkpoint or a partial upload; the manifest goes first."""
         self.remove_file(f"{folder_of(step)}/{manifest.FILE_NAME}")
         self._fs.invalidate_cache()
         with suppress(FileNotFoundError):
             self._fs.rm(self._at(folder_of(step)), recursive=True)
 
     def is_leftover(self, step: int) -> bool:
-        """Say whether a folder is what a dead process left of an upload or a deletion."""
+        """Whether a folder is a dead process's partial upload or deletion."""
         files = self.sizes(folder_of(step))
         return manifest.FILE_NAME not in files and ABANDONED not in files
 
     def set_aside(self, step: int) -> bool:
-        """Take a checkpoint's manifest away and keep its files; False where it has none."""
+        """Rename a checkpoint's manifest and keep its files; returns False if it has no manifest."""
         data = self.manifest_data(step)
         if data is None:
             return False
@@ -230,8 +230,8 @@ class RemoteFilesystem:
         return True
 
     @contextmanager
-    def _whole(self, path: str) -> Iterator[str]:
-        """Return a temporary path for an atomic write; object stores write atomically and need none."""
+    def _atomic(self, path: str) -> Iterator[str]:
+        """Yield a temporary path for an atomic write; object stores write atomically and need none."""
         target = self._at(path)
         if "file" not in self._fs.protocol:
             yield target
@@ -244,15 +244,15 @@ class RemoteFilesystem:
 
 
 def folder_of(step: int) -> str:
-    """Folder of a step's checkpoint in a mirror."""
+    """Return the folder of a step's checkpoint in a mirror."""
     return f"{CHECKPOINTS}/{names.of_step(step)}"
 
 
 def check_size(entry: FileEntry, size: int | None) -> None:
-    """Compare what lies in a mirror with what was saved.
+    """Compare the size of a mirror's file with its manifest entry.
 
     Raises:
-        BadCheckpoint: It is missing or of another size.
+        BadCheckpoint: The file is missing (`size` is None) or of another size.
     """
     if size is None:
         raise BadCheckpoint(f"{entry.path} is missing")
@@ -261,5 +261,5 @@ def check_size(entry: FileEntry, size: int | None) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """An error of a storage in one line."""
+    """Return a storage error as one line of text."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
