@@ -193,7 +193,7 @@ class _Checker:
             self._refuse(
                 left,
                 f"is {kind}, which has no order",
-                "join conditions with and, or, not; compare texts with ==",
+                "compare texts with ==",
             )
         if sorted(isinstance(side, ast.Name) for side in (left, right)) != [False, True]:
             self._refuse(left, "is not a column compared with a text", "write e.g. codec == 'h264'")

@@ -94,7 +94,7 @@ def list_folder(name: str, root: Path) -> Listing:
     """
     if not root.is_dir():
         raise UserError(
-            "the path is a file, not a folder" if root.exists() else "the folder does not exist",
+            "this is a file, not a folder" if root.exists() else "there is no such folder",
             code="no-such-folder",
             field=f"dataset {name!r}",
             value=str(root),

@@ -193,9 +193,7 @@ def picture(file: BinaryIO) -> Image.Image:
         with _quiet():
             return Image.open(file)
     except Image.DecompressionBombError:
-        raise OpeningError(
-            "too many pixels: Pillow refuses the picture as a possible decompression bomb"
-        ) from None
+        raise OpeningError("too many pixels: Pillow refuses it as a possible decompression bomb") from None
     except UnidentifiedImageError:
         raise OpeningError("damaged: not a picture of a known format") from None
 

@@ -392,9 +392,7 @@ def scan_sources(
     """
     _check_names(sources)
     listings = [_listing(source) for source in sources]
-    with lock.hold(
-        catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has finished"
-    ):
+    with lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended"):
         update = Update(Catalog.open_or_new(catalog_path))
         listed = [
             update.compare(source.name, source.root.resolve(), listing)

@@ -17,23 +17,16 @@ class DataConfig(Config):
 
     frame_interval: int = Field(1, ge=1, description="read each n-th frame")
     fps: float | None = Field(
-        None,
-        gt=0,
-        description="read at this rate instead, in frames per second; clips with a lower rate keep their own",
+        None, gt=0, description="read at this frame rate instead; slower clips keep theirs"
     )
-    clip_start: Literal["random", "start"] = Field(
-        "random",
-        description="where to begin in a clip that is longer than its bucket: at a random frame, or at the first",
-    )
+    clip_start: Literal["random", "start"] = Field("random", description="first frame used of a longer clip")
     short_clips: ShortClips = Field(
         "reject",
         description='what to do with videos that have fewer frames than every bucket entry of their size: "reject" '
         'leaves them out (too_short), "hold" repeats their last frame, "loop" plays them again from the start; both '
         "use the entry with the fewest frames",
     )
-    crop: Literal["center", "random"] = Field(
-        "center", description="which part to use of a frame that is wider or taller than the bucket"
-    )
+    crop: Literal["center", "random"] = Field("center", description="part used of a wider or taller frame")
     locality: Literal["folder", "file"] | None = Field(
         None,
         description="read clips from one folder, or clips cut from one file, close together within an epoch; for "
@@ -42,30 +35,23 @@ class DataConfig(Config):
     shuffle_window: int = Field(
         10_000,
         ge=1,
-        description="with locality: approximate number of clips that are shuffled together; folders or files are not split",
+        description="with locality: approximate number of clips, of whole folders or files, shuffled together",
     )
     renamed_clips: RenamedClips = Field(
         "same",
         description="when a dataset is renamed, split or swapped with another in mid-epoch, its files are recognised "
         'by content and path: "same" continues each as the clip it was, "new" trains it again in this epoch',
     )
-    num_workers: int = Field(
-        2, ge=0, description="number of decoding processes; 0 decodes in threads of the training process"
-    )
+    num_workers: int = Field(2, ge=0, description="decoding processes; 0 decodes in threads of the trainer")
     decode_timeout: float = Field(
         120.0,
         gt=0,
         description="seconds that a decoding process may spend on one clip before it is killed and the clip recorded "
         "as failed. Threads (num_workers = 0) cannot be killed: a decoder that hangs in one stops the run",
     )
-    prefetch_micro_batches: int = Field(
-        4, ge=1, description="number of micro-batches to decode ahead of training"
-    )
+    prefetch_micro_batches: int = Field(4, ge=1, description="micro-batches decoded ahead of training")
     max_decode_failures: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="stop the run when more than this fraction of an epoch's clips cannot be decoded",
+        0.1, ge=0, le=1, description="stop when more than this fraction of an epoch's clips cannot be decoded"
     )
 
     @model_validator(mode="after")

@@ -251,7 +251,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(data: Path, target: Path, mo
 
 
 def test_two_sources_of_one_name(data: Path, target: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="two datasets have this name"):
+    with pytest.raises(UserError, match="two datasets have the same name"):
         scan_sources([Source("d", data), Source("d", tmp_path)], target, workers=1)
 
 

@@ -337,7 +337,7 @@ def test_overrides_that_lead_nowhere(tmp_path: Path, override: str, remedy: str)
             "lora.base",
             'say precision.compute = "bfloat16"',
         ),
-        (["lora.base=nf4", "parallel.offload=true"], "parallel.offload", 'say lora.base = "bfloat16"'),
+        (["lora.base=nf4", "parallel.offload=true"], "parallel.offload", 'write lora.base = "bfloat16"'),
     ],
 )
 def test_a_base_that_cannot_lie_so_is_refused_when_the_recipe_is_read(tmp_path, overrides, field, remedy):
