@@ -190,11 +190,7 @@ class _Checker:
         if kind == Kind.NUMBER:
             return None
         if kind == Kind.TRUTH or not isinstance(op, ast.Eq | ast.NotEq):
-            self._refuse(
-                left,
-                f"is {kind}, which has no order",
-                "compare texts with ==",
-            )
+            self._refuse(left, f"is {kind}, which has no order", "compare texts with ==")
         if sorted(isinstance(side, ast.Name) for side in (left, right)) != [False, True]:
             self._refuse(left, "is not a column compared with a text", "write e.g. codec == 'h264'")
         column, word = (left, right) if isinstance(left, ast.Name) else (right, left)

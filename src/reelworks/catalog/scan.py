@@ -410,10 +410,7 @@ def _listing(source: Source) -> Listing:
 
 
 def _examine_all(
-    update: Update,
-    listed: Sequence[Listed],
-    workers: int,
-    on_progress: Callable[[ScanProgress], None] | None,
+    update: Update, listed: Sequence[Listed], workers: int, on_progress: Callable[[ScanProgress], None] | None
 ) -> None:
     to_apply, to_examine = itertools.tee(task for files in listed for task in update.tasks(files))
     findings = probe_pool.map_ordered(

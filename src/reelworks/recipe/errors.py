@@ -73,11 +73,7 @@ def _problem(error: Any) -> UserError:
     if kind == "extra_forbidden":
         if (new := _RENAMED.get(".".join(str(part) for part in path if isinstance(part, str)))) is not None:
             return UserError(
-                "this key was renamed",
-                code="renamed-key",
-                field=field,
-                value=value,
-                remedy=f"write {new}",
+                "this key was renamed", code="renamed-key", field=field, value=value, remedy=f"write {new}"
             )
         remedy = nearest(str(path[-1]), _keys_beside(path))
         return UserError("there is no such key", code="unknown-key", field=field, value=value, remedy=remedy)
