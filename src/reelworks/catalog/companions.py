@@ -64,17 +64,17 @@ class Found:
         if problem == Problem.MISSING:
             folder = self.folder[clips.dataset[index].as_py()]
             return f"no {self.kind} {Path(folder, Path(clips.path[index].as_py()).with_suffix('.*'))}"
-        theirs = self.rows
+        rows = self.rows
         description = {
             Problem.SEVERAL: "is not the only file of that name",
-            Problem.UNREADABLE: f"is unusable: {theirs.error[row].as_py()}",
+            Problem.UNREADABLE: f"is unusable: {rows.error[row].as_py()}",
             Problem.CLIP_FOR_PICTURE: "is a video, but the clip is a picture",
-            Problem.SHORTER: f"has {theirs.num_frames[row]} frames, the clip {clips.num_frames[index]}",
-            Problem.OTHER_RATE: f"has {theirs.fps[row]:g} frames a second, the clip {clips.fps[index]:g}",
-            Problem.OTHER_ASPECT: f"is {theirs.height[row]} × {theirs.width[row]} pixels, "
+            Problem.SHORTER: f"has {rows.num_frames[row]} frames, the clip {clips.num_frames[index]}",
+            Problem.OTHER_RATE: f"has {rows.fps[row]:g} frames a second, the clip {clips.fps[index]:g}",
+            Problem.OTHER_ASPECT: f"is {rows.height[row]} × {rows.width[row]} pixels, "
             f"the clip {clips.height[index]} × {clips.width[index]}",
         }[problem]
-        return f"{self.kind} {theirs.file(row)} {description}"
+        return f"{self.kind} {rows.file(row)} {description}"
 
 
 def dataset_of(name: str, kind: str) -> str:

@@ -71,7 +71,6 @@ def _normalised(paths: Any, root: str) -> Any:
 
 
 def _root_for(paths: Any) -> str:
-    """Suggest a root for absolute paths that lie outside the dataset's folder."""
     absolute = paths.filter(pc.starts_with(paths, "/"))
     if not len(absolute):
         return "correct the path"
@@ -234,7 +233,6 @@ def _table(file: Path) -> Any:
 
 
 def _without_paths(names: list[str]) -> str:
-    """Suggest a remedy for a list without a column of paths."""
     if len(names) == 1 and any(sign in names[0] for sign in ";\t|"):
         return "separate columns with commas"
     return f"rename the column of file names to {PATH}"

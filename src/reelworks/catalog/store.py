@@ -166,9 +166,8 @@ class Catalog:
         first, tables = 0, [schema.empty_table()]
         for i, part in enumerate(self.parts):
             if part.rows:
-                tables.append(
-                    _read_parquet(self.path / _part_name(i), schema, part.rows, first, scores=False)
-                )
+                file = self.path / _part_name(i)
+                tables.append(_read_parquet(file, schema, part.rows, first, scores=False))
             first += part.rows
         return pa.concat_tables(tables).unify_dictionaries()
 

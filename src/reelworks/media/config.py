@@ -17,7 +17,7 @@ class DataConfig(Config):
 
     frame_interval: int = Field(1, ge=1, description="read each n-th frame")
     fps: float | None = Field(
-        None, gt=0, description="read at this frame rate instead; slower clips keep theirs"
+        None, gt=0, description="read at this frame rate instead; clips with a lower rate keep their own"
     )
     clip_start: Literal["random", "start"] = Field("random", description="first frame used of a longer clip")
     short_clips: ShortClips = Field(

@@ -151,7 +151,6 @@ def _require_base_target(recipe: Recipe) -> None:
 
 
 def _refuse_entries(recipe: Recipe) -> None:
-    """Refuse entries in a recipe that also asks for proposed ones."""
     for name, entries in (("[[bucket]]", recipe.bucket), ("[buckets.opensora]", recipe.buckets.opensora)):
         if entries:
             raise UserError(
