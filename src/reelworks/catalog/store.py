@@ -267,7 +267,7 @@ def _read_parts(path: Path) -> tuple[Part, ...]:
         raise integrity.damaged(path, f"catalog.json cannot be read: {error}") from error
     if newer:
         raise UserError(
-            f"the catalog has format {stored['format']}, but this version reads at most format {FORMAT_VERSION}",
+            f"the catalog has format {stored['format']}, this version reads up to {FORMAT_VERSION}",
             code="catalog-too-new",
             field="catalog",
             value=str(path),

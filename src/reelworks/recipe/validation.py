@@ -146,7 +146,7 @@ def require_image_encoder(model: ModelConfig) -> None:
         raise UserError(
             f"{model.name} has no image encoder"
             if kind is None
-            else f"{model.name} needs a {kind} for its first frame",
+            else f"{model.name} needs an image encoder ({kind})",
             code="image-encoder-mismatch",
             field="model.image_encoder",
             value=model.image_encoder,

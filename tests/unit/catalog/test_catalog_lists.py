@@ -96,7 +96,7 @@ def test_each_row_is_a_clip_or_has_a_reason_with_its_caption_and_scores(folder: 
     assert set(live(file).num_frames.tolist()) == {0, 1}
     (note,) = result.notes
     assert note.endswith(
-        "scores aes, flow; passed over: num_frames (measured of the file), cmotion (no numbers)"
+        "scores aes, flow; ignored: num_frames (measured from the file), cmotion (no numbers)"
     )
 
 

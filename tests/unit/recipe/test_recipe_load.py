@@ -282,7 +282,7 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
         recipe_file.load(tmp_path)
     assert "line 2" in str(mistake(tmp_path, text="version = 1\nseed = = 2\n"))
     (tmp_path / "latin.toml").write_bytes("# gr\xfcn\n".encode("latin-1"))
-    with refused("not-utf-8", "RECIPE", says="not UTF-8: byte 4"):
+    with refused("not-utf-8", "RECIPE", says="not UTF-8 at byte 4"):
         recipe_file.load(tmp_path / "latin.toml")
 
 
