@@ -309,7 +309,7 @@ def _finite(column: Any) -> NDArray[np.float64]:
 
 
 def _why_no_score(column: Any) -> str:
-    """Return why a column is not a score, and the first wrong value if most texts in it are numbers."""
+    """Return why a column is not a score, and its first wrong value if other texts in it are numbers."""
     if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
         return "empty" if column.null_count == len(column) else "no numbers"
     is_number = pc.fill_null(pc.match_substring_regex(column, _NUMBER), True)

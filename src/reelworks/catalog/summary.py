@@ -1,4 +1,4 @@
-"""Summarise a catalog; a pure function of its rows."""
+"""Summarise a catalog as a pure function of its rows."""
 
 from __future__ import annotations
 
