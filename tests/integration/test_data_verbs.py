@@ -141,7 +141,7 @@ def test_a_plan_tells_what_becomes_of_incomplete_batches_and_of_auto_buckets(tin
     recipe.write_text(tomli_w.dumps(made))
     said, code = typed("plan", recipe)
     assert code == 0
-    assert "entries proposed, which the run then keeps" in said
+    assert "entries proposed, which the run will store" in said
     assert children.train(made) == [0]
     frozen = recipe_file.load(tmp_path / "run" / "recipe.toml")
     assert frozen.bucket
@@ -168,7 +168,7 @@ def test_a_list_is_scanned_inspected_and_planned(tmp_path, typed):
     assert f'root = "{tmp_path}/clips"' in told
     told, code = typed("scan", listed, "-o", tmp_path / "catalog", "--root", tmp_path / "clips")
     assert code == 0
-    assert "scores aes; passed over: cmotion (empty)" in told
+    assert "scores aes; ignored: cmotion (empty)" in told
     told, _ = typed("inspect", tmp_path / "catalog", "--html", tmp_path / "page.html")
     assert "aes (score)" in told
     recipe = tmp_path / "recipe.toml"

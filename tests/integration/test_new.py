@@ -149,7 +149,7 @@ def test_memory_without_end_is_no_size():
     [
         (("--model", "fluxx", "--data", "mug"), 'did you mean "flux"'),
         (("--model", "wan-tiny", "--data", "nothing"), "there is no such folder"),
-        (("--model", "wan-tiny", "--data", "empty"), "holds no video and no picture"),
+        (("--model", "wan-tiny", "--data", "empty"), "contains no videos or pictures"),
         (("--model", "wan-tiny", "--data", "silent"), "--trigger WORD"),
         (("--model", "wan-tiny", "--data", "mug", "--data", "./empty/../mug"), "it is given twice"),
         (("--model", "wan-tiny", "--data", "mug", "--data", "."), "lies in the other"),

@@ -12,80 +12,76 @@ from reelworks.core.errors import UserError
 
 
 class DatasetConfig(Config):
-    """One folder or list of clips."""
+    """A folder of clips or a list of them."""
 
     path: str = Field(
         min_length=1,
         description="Folder that is searched for videos and pictures, or a list of them (.csv, .parquet, .jsonl) "
-        "with a column path; its column text (or caption) has the captions, and every other column of numbers is "
-        "a score, such as aes or flow.",
+        "with a column path. A list's column text (or caption) holds the captions, and every other column of numbers "
+        "is a score, such as aes or flow.",
     )
     name: str | None = Field(
         default=None,
         min_length=1,
-        description="Name under which the clips keep their identity when the folder moves; "
-        "the folder's own name, or the list's without its ending, unless given.",
+        description="Name of the dataset, by which its clips are recognised when the folder moves; default: "
+        "the name of the folder, or of the list without its extension.",
     )
     root: str | None = Field(
         default=None,
         min_length=1,
-        description="Folder that a list's paths are relative to, and that absolute ones lie in; "
-        "the list's own folder unless given.",
+        description="Folder to which a list's relative paths refer and in which its absolute paths lie; "
+        "default: the folder of the list.",
     )
     repeats: int | float = Field(
         default=1,
         gt=0,
-        description="How often each clip is shown in one epoch, on average: 0.25 shows a quarter of the clips, other "
-        "ones each epoch; 2.5 shows all twice and half of them a third time.",
+        description="Average number of times that each clip is used in one epoch: 0.25 uses a quarter of the clips, "
+        "different ones in each epoch; 2.5 uses all clips twice and half of them a third time.",
     )
     filter: str | None = Field(
         default=None,
         min_length=1,
-        description="Trains only clips for which this holds, as in "
+        description="Condition that a clip must meet to be trained, as in "
         "\"height >= 480 and fps > 20 and kind == 'video'\"; columns: "
-        f"{', '.join((*NUMBERS, *TEXTS))}, and the scores of a list (a clip without one does not pass); "
-        "also startswith(path, 'a/'), "
-        "contains(caption, 'cat') and in [...].",
+        f"{', '.join((*NUMBERS, *TEXTS))}, and the scores of a list (a clip that lacks a score does not meet "
+        "conditions on it); also startswith(path, 'a/'), contains(caption, 'cat') and in [...].",
     )
-
     caption: str = Field(
         default="{text}",
         min_length=1,
-        description="What the model is shown as a clip's caption: its own as {text}, and numbers of the "
-        'catalog, as in "{text} frame rate: {fps:.0f}."; columns: '
-        f"{', '.join(NUMBERS)}, and the scores of a list. A part up to a comma or full stop is left out "
-        "for clips that lack its number.",
+        description="Template of the captions that the model is given: {text} is the clip's own caption, and numbers "
+        'of the catalog can be added, as in "{text} frame rate: {fps:.0f}."; columns: '
+        f"{', '.join(NUMBERS)}, and the scores of a list. Where a clip lacks a number, the part of the template "
+        "with it, up to a comma or full stop, is left out.",
     )
-
     missing_caption: str | None = Field(
         default=None,
-        description="Stands for {text} of clips whose caption file is missing or empty; it may be an empty text. "
-        "Left out: such clips are not trained.",
+        description="Caption of clips whose caption file is missing or empty, used for {text}; it may be an empty "
+        "text. Without this key, such clips are not trained.",
     )
     control: str | None = Field(
         default=None,
         min_length=1,
-        description="Folder of pictures or clips that steer the dataset's, such as edges, depth or poses: of each the "
-        "file of the same path and name, with any suffix of a picture or clip. A picture stands for all frames of a "
-        "clip. For models that are shown a control (docs/reference/models.md).",
+        description="Folder of control pictures or videos for the dataset's clips, such as edges, depth or poses. The "
+        "control of a clip has the same path and name, with the suffix of any picture or video format. A picture is "
+        "used for all frames of a clip. For models that take a control (docs/reference/models.md).",
     )
     source: str | None = Field(
         default=None,
         min_length=1,
-        description="Folder of what the dataset's clips are edits of, found in the same way; the caption is then the "
-        "instruction. For models that are shown a source.",
+        description="Folder of the originals that the dataset's clips are edits of, with names as for control; the "
+        "caption is then the editing instruction. For models that take a source.",
     )
     loss_mask: str | None = Field(
         default=None,
         min_length=1,
-        description="Folder of masks, found in the same way: white counts in the loss, black does not, grey in part. "
-        "For all models.",
+        description="Folder of loss masks, with names as for control: white areas count in the loss, black ones do "
+        "not, grey ones in part. For all models.",
     )
-
     prior_prediction: bool = Field(
         default=False,
-        description="Of these clips a LoRA is taught what the base says of them without it, instead of what they are, so "
-        "that other things of their kind stay as they were.",
+        description="Train a LoRA on these clips to predict what the base model predicts without it, instead of the "
+        "clips themselves. This regularises: it keeps the model's knowledge of similar subjects from drifting.",
     )
 
     @field_validator("root")
@@ -93,11 +89,11 @@ class DatasetConfig(Config):
     def _root(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None and not _is_list(info):
             raise UserError(
-                "a folder's files lie in it",
+                "the path is a folder, which is the root of its own files",
                 code="root-without-list",
                 field="dataset.root",
                 value=value,
-                remedy="leave it out, or name a list as path",
+                remedy="leave root out, or give a list as path",
             )
         return value
 
@@ -116,7 +112,7 @@ class DatasetConfig(Config):
 
     @property
     def place(self) -> Source:
-        """The folder or list that names the clips."""
+        """Source of the clips: a folder or a list."""
         return Source.from_path(self.path, self.name, self.root)
 
     @property
@@ -127,10 +123,10 @@ class DatasetConfig(Config):
 
     @property
     def dataset_name(self) -> str:
-        """`name`, or what `path` names."""
+        """Name of the dataset: `name`, or the name of the folder or list."""
         return self.place.name
 
 
 def _is_list(info: ValidationInfo) -> bool:
-    """Tell whether names that no catalog has may be scores; which a list has is known once it is read."""
+    """Return whether unknown names may be scores: the scores of a list are known only once it is read."""
     return is_list(info.data.get("path", ""))

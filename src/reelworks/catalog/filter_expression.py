@@ -1,4 +1,4 @@
-"""A filter's text as a checked expression over catalog columns: a small part of Python, never executed."""
+"""Parse and check filters: expressions over catalog columns in a small subset of Python, never executed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEARCHED = ("path", "caption", "codec")
 
 
 class Kind(StrEnum):
-    """Kind of a part's values, as errors name it."""
+    """Kind of value of a part of a filter, as error messages name it."""
 
     NUMBER = "a number"
     TEXT = "a text"
@@ -41,9 +41,9 @@ class Expression:
     """A checked filter.
 
     Attributes:
-        text: As the recipe has it.
-        names: Columns that it looks at, in the order in which they first stand there.
-        tree: Its syntax tree, which holds nothing but what `parse` allows.
+        text: The filter as written in the recipe.
+        names: Columns that it uses, in order of first use.
+        tree: Its syntax tree, which contains only forms that `parse` allows.
     """
 
     text: str
@@ -54,7 +54,7 @@ class Expression:
 _FORMS = (
     'use comparisons, and, or, not, + - * /, in [...], startswith(path, "a/") and contains(caption, "cat")'
 )
-_DEEPEST = 100  # parts inside parts; Python's own limit would come as a crash
+_DEEPEST = 100  # nested parts; beyond Python's own limit it would crash
 
 
 @lru_cache(maxsize=64)
@@ -64,21 +64,21 @@ def parse(
     """Read and check a filter.
 
     Args:
-        text: As the recipe has it.
-        field: Key to name in errors.
-        scores: Scores that it may name; None where any unknown name may be one.
+        text: The filter as written in the recipe.
+        field: Recipe key to name in errors.
+        scores: Scores that the filter may use; None if any unknown name may be a score.
 
     Raises:
-        UserError: It is no expression, or a part of it is unknown or of the wrong kind; names the part.
+        UserError: It is not an expression, or a part of it, which the message names, is unknown or of the wrong kind.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Python only warns of a backslash that means nothing
+            warnings.simplefilter("error")  # Python only warns of an invalid escape sequence
             tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        told = error.msg if isinstance(error, SyntaxError) else "too long or not text"
+        reason = error.msg if isinstance(error, SyntaxError) else "too long or not text"
         raise UserError(
-            f"not an expression: {told}",
+            f"the filter is not an expression: {reason}",
             code="filter-not-an-expression",
             field=field,
             value=text,
@@ -90,7 +90,7 @@ def parse(
 
 
 def constant(node: ast.expr) -> float | str | None:
-    """Return the value of a number or text that is written out, None for anything else."""
+    """Return the value of a literal number or text, None for anything else."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -104,7 +104,7 @@ def constant(node: ast.expr) -> float | str | None:
 
 
 class _Checker:
-    """Tells the kind of each part of a syntax tree; whatever is not listed here is refused."""
+    """Finds the kind of each part of a syntax tree, and refuses forms that are not listed here."""
 
     def __init__(self, text: str, field: str, scores: frozenset[str] | None) -> None:
         self.text, self.field, self.scores = text, field, scores
@@ -112,20 +112,20 @@ class _Checker:
         self.depth = 0
 
     def expect(self, node: ast.expr, kind: Kind) -> None:
-        found = self._kind(node)
-        if found != kind:
+        actual = self._kind(node)
+        if actual != kind:
             remedy = "compare it, as in height >= 480" if kind == Kind.TRUTH else _FORMS
-            self._refuse(node, f"is {found}, and {kind} is needed there", remedy)
+            self._refuse(node, f"is {actual}, but {kind} is needed", remedy)
 
     def _kind(self, node: ast.expr) -> Kind:
         self.depth += 1
         if self.depth > _DEEPEST:
             self._refuse(node, "is nested too deeply", "write a shorter filter")
-        kind = self._look_at(node)
+        kind = self._kind_of_form(node)
         self.depth -= 1
         return kind
 
-    def _look_at(self, node: ast.expr) -> Kind:
+    def _kind_of_form(self, node: ast.expr) -> Kind:
         match node:
             case ast.Name(id=name):
                 return self._column(node, name)
@@ -152,7 +152,7 @@ class _Checker:
             case ast.Call():
                 self._search(node)
                 return Kind.TRUTH
-        self._refuse(node, "is of a form that filters do not have", _FORMS)
+        self._refuse(node, "is not supported in filters", _FORMS)
 
     def _column(self, node: ast.expr, name: str) -> Kind:
         self.names.append(name)
@@ -168,10 +168,10 @@ class _Checker:
     def _constant(self, node: ast.expr, value: object) -> Kind:
         if isinstance(value, str):
             if any(0xD800 <= ord(letter) < 0xE000 for letter in value):
-                self._refuse(node, "holds half a letter", "write the letter itself")
+                self._refuse(node, "contains half of a surrogate pair", "write the character itself")
             return Kind.TEXT
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self._refuse(node, "is neither a number nor a text", _FORMS)
+            self._refuse(node, "is neither a number nor text", _FORMS)
         try:
             finite = math.isfinite(value)
         except OverflowError:
@@ -190,9 +190,9 @@ class _Checker:
         if kind == Kind.NUMBER:
             return None
         if kind == Kind.TRUTH or not isinstance(op, ast.Eq | ast.NotEq):
-            self._refuse(left, f"is {kind}, which has no order", "join with and, or, not; == suits texts")
+            self._refuse(left, f"is {kind}, which has no order", "compare texts with ==")
         if sorted(isinstance(side, ast.Name) for side in (left, right)) != [False, True]:
-            self._refuse(left, "is no column compared with a text", "write e.g. codec == 'h264'")
+            self._refuse(left, "is not a column compared with a text", "write e.g. codec == 'h264'")
         column, word = (left, right) if isinstance(left, ast.Name) else (right, left)
         return self._words(right, column, [word])
 
@@ -213,21 +213,21 @@ class _Checker:
         for word in map(constant, words) if ast.unparse(column) == "kind" else ():
             if word not in KINDS_OF_FILE:
                 self._refuse(
-                    node, f'has "{word}", which is no kind of file', nearest(str(word), KINDS_OF_FILE)
+                    node, f'has "{word}", which is not a kind of file', nearest(str(word), KINDS_OF_FILE)
                 )
 
     def _search(self, node: ast.Call) -> None:
         name = ast.unparse(node.func)
         if name not in FUNCTIONS:
-            self._refuse(node.func, "is not a function of filters", nearest(name, FUNCTIONS))
+            self._refuse(node.func, "is not a filter function", nearest(name, FUNCTIONS))
         usage = f'write {name}(path, "text"), with {", ".join(SEARCHED[:-1])} or {SEARCHED[-1]}'
         if len(node.args) != 2 or node.keywords:
-            self._refuse(node, "takes a column and a text", usage)
+            self._refuse(node, "needs a column and a text", usage)
         column, word = node.args
         self.expect(column, Kind.TEXT)
         self.expect(word, Kind.TEXT)
         if ast.unparse(column) not in SEARCHED or constant(word) is None:
-            self._refuse(node, "takes a column and a text", usage)
+            self._refuse(node, "needs a column and a text", usage)
 
     def _refuse(self, node: ast.expr, problem: str, remedy: str) -> NoReturn:
         part = ast.unparse(node) if self.depth <= _DEEPEST else "a part"

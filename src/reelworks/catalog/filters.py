@@ -1,7 +1,7 @@
-"""Filters applied to a catalog's rows by Arrow: no row becomes a Python object.
+"""Apply filters to a catalog's rows with Arrow, without a Python object for each row.
 
-A number that is not there (a score that a row lacks, 0 / 0) is null, and a comparison with it neither true nor false:
-`and`, `or` and `not` are those of Kleene's logic, and a filter keeps the rows of which it is true.
+A missing number (a score that a row lacks, 0 / 0) is null, and a comparison with it is neither true nor false:
+`and`, `or` and `not` follow Kleene's three-valued logic, and a filter keeps the rows for which it is true.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ _NUMBER = pa.float64()
 
 
 def keeps(rows: CatalogRows, text: str) -> NDArray[np.bool_]:
-    """True for the rows that a filter keeps; the measures of unreadable files count as 0.
+    """Return a mask of the rows that a filter keeps; the measures of unreadable files count as 0.
 
-    A name that is no column is a score that no row has; `scores_named` tells such names.
+    A name that is not a column counts as a score that all rows lack; `scores_named` lists such names.
 
     Raises:
         UserError: The text is not a filter.
     """
     expression = parse(text, scores=None)
-    kept = _value(expression.tree, {name: _column(rows, name) for name in expression.names})
-    if isinstance(kept, pa.Scalar):  # no column is named
-        return np.full(len(rows), bool(kept.as_py()))
-    return np.asarray(kept.fill_null(False).to_numpy(zero_copy_only=False), dtype=np.bool_)
+    mask = _value(expression.tree, {name: _column(rows, name) for name in expression.names})
+    if isinstance(mask, pa.Scalar):  # the filter uses no column
+        return np.full(len(rows), bool(mask.as_py()))
+    return np.asarray(mask.fill_null(False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def values(rows: CatalogRows, row: int, text: str) -> dict[str, Any]:
     """Return one row's values in the columns of a filter; None for a score or caption that it lacks."""
-    told: dict[str, Any] = {}
+    row_values: dict[str, Any] = {}
     for name in parse(text, scores=None).names:
         if name == "caption_length":
-            told[name] = len(rows.caption[row].as_py() or "")
+            row_values[name] = len(rows.caption[row].as_py() or "")
         elif name in NUMBERS:
-            told[name] = getattr(rows, name)[row].item()
+            row_values[name] = getattr(rows, name)[row].item()
         elif name in TEXTS:
-            told[name] = getattr(rows, name)[row].as_py()
+            row_values[name] = getattr(rows, name)[row].as_py()
         else:
             score = float(_score(rows, name)[row])
-            told[name] = None if math.isnan(score) else score
-    return told
+            row_values[name] = None if math.isnan(score) else score
+    return row_values
 
 
 def scores_named(text: str) -> set[str]:
-    """Names in a filter that are no columns of every catalog."""
+    """Return the names in a filter that are not columns of every catalog, and so must be scores."""
     return set(parse(text, scores=None).names) - {*NUMBERS, *TEXTS}
 
 
@@ -94,9 +94,9 @@ _SEARCHES = {"startswith": pc.starts_with, "contains": pc.match_substring}
 
 
 def _value(node: ast.expr, columns: Mapping[str, Any]) -> Any:
-    """Return what a part of a checked syntax tree is of each row: an Arrow array, or a scalar."""
-    if (written := constant(node)) is not None:
-        return pa.scalar(written)
+    """Evaluate a part of a checked syntax tree: an Arrow array with a value for each row, or a scalar."""
+    if (literal := constant(node)) is not None:
+        return pa.scalar(literal)
     match node:
         case ast.Name(id=name):
             return columns[name]
@@ -118,16 +118,16 @@ def _value(node: ast.expr, columns: Mapping[str, Any]) -> Any:
 
 
 def _link(left: ast.expr, op: ast.cmpop, right: ast.expr, columns: Mapping[str, Any]) -> Any:
-    """Return of which rows one comparison of a chain is true."""
-    one = _value(left, columns)
+    """Return for which rows one comparison of a chain is true."""
+    value = _value(left, columns)
     if not isinstance(op, ast.In | ast.NotIn):
-        return _COMPARISONS[type(op)](one, _value(right, columns))
+        return _COMPARISONS[type(op)](value, _value(right, columns))
     assert isinstance(right, ast.List | ast.Tuple)
     values = [constant(item) for item in right.elts]
     if isinstance(values[0], str):
-        inside = pc.is_in(one, value_set=pa.array(values, type=_TEXT))
+        inside = pc.is_in(value, value_set=pa.array(values, type=_TEXT))
     else:
-        # Of numbers, is_in takes -0.0 and 0.0 for two, and says of null that it is not there.
-        inside = pc.is_in(pc.add(one, 0.0), value_set=pc.add(pa.array(values, type=_NUMBER), 0.0))
-        inside = pc.if_else(pc.is_null(one), pa.scalar(None, pa.bool_()), inside)
+        # For numbers, is_in distinguishes -0.0 from 0.0 and returns false for null.
+        inside = pc.is_in(pc.add(value, 0.0), value_set=pc.add(pa.array(values, type=_NUMBER), 0.0))
+        inside = pc.if_else(pc.is_null(value), pa.scalar(None, pa.bool_()), inside)
     return pc.invert(inside) if isinstance(op, ast.NotIn) else inside

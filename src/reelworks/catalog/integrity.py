@@ -1,4 +1,4 @@
-"""Check that a catalog is whole and its columns are those of the schema; an error says where it is not."""
+"""Check that a catalog is intact and conforms to its schema; errors name the row and column that do not."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _NOT_NEGATIVE = (
 )
 _POSITIVE_IF_READABLE = ("num_frames", "height", "width")
 _KINDS = ("video", "image")
-# Training must not open what nobody scanned: nothing, an absolute path, a way out of the folder.
+# Training must only open scanned files: no empty or absolute path, and none that leaves the folder.
 OUTSIDE = r"^$|^/|(^|/)\.\.(/|$)|\x00"
 
 
 def damaged(path: Path, problem: str) -> UserError:
-    """Error for a catalog that cannot be trusted."""
+    """Return the error for a catalog that cannot be trusted."""
     return UserError(
         f"the catalog is damaged: {problem}",
         code="catalog-damaged",
@@ -41,10 +41,10 @@ def damaged(path: Path, problem: str) -> UserError:
 
 
 def check_rows(rows: CatalogRows, path: Path) -> None:
-    """Check ordinals, places and measures of all rows.
+    """Check the ordinals, paths and measures of all rows.
 
     Raises:
-        UserError: Ordinals are not 0, 1, 2, …, a file does not lie below its folder, a measure is
+        UserError: Ordinals are not 0, 1, 2, …, a file lies outside its folder, a measure is
             negative, not finite, or 0 in a row without an error, or a score is infinite.
     """
     _refuse(rows.ordinal != np.arange(len(rows)), rows, "ordinal", path)
@@ -75,29 +75,29 @@ def _refuse(wrong: NDArray[np.bool_], rows: CatalogRows, name: str, path: Path) 
 
 
 def check_retired(ordinals: NDArray[np.int64], first: int, path: Path) -> None:
-    """Check that a part retires rows of earlier parts only, `first` being its own first ordinal.
+    """Check that a part, whose own first ordinal is `first`, retires only rows of earlier parts.
 
     Raises:
-        UserError: It does not.
+        UserError: It retires another row.
     """
     if ordinals.min() < 0 or ordinals.max() >= first:
-        raise damaged(path, f"it retires a row that is not among the {first} before it")
+        raise damaged(path, f"a part retires a row that is not among the {first} rows before it")
 
 
 def check_one_row_per_uid(live: CatalogRows, path: Path) -> None:
-    """Check the invariant that everything else rests on.
+    """Check that each clip has one live row, which all other code relies on.
 
     Raises:
-        UserError: Two live rows have one uid.
+        UserError: Two live rows have the same uid.
     """
     ordered = np.sort(live.uid)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    if len(twice):
-        names = live.path.take(np.flatnonzero(live.uid == twice[0])).to_pylist()
-        raise damaged(path, f"two live rows have the uid {int(twice[0])}: {', '.join(names)}")
+    duplicates = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(duplicates):
+        names = live.path.take(np.flatnonzero(live.uid == duplicates[0])).to_pylist()
+        raise damaged(path, f"two live rows have the uid {int(duplicates[0])}: {', '.join(names)}")
 
 
-# Columns may be narrower than the schema's or encoded otherwise; numbers written as text are a mistake.
+# Columns may be narrower than the schema's or encoded differently; numbers stored as text are an error.
 _COLUMN_KINDS = (
     pa.types.is_boolean,
     pa.types.is_integer,
@@ -107,23 +107,23 @@ _COLUMN_KINDS = (
 
 
 class ColumnError(Exception):
-    """A column that is not what the schema says; the message names it and the row."""
+    """A column does not match the schema; the message names the column and the row."""
 
 
 def conform(table: Any, schema: Any, first: int) -> Any:
-    """Cast a table to a schema, without loss; more columns than the schema's are left out.
+    """Cast a table to a schema without loss, and drop columns that the schema lacks.
 
     Args:
-        table: A part's.
-        schema: What it must be.
+        table: Table of one part.
+        schema: Schema that it must match.
         first: Number of the part's first row, for messages.
 
     Raises:
         ColumnError: A column is missing or of another kind, or a value is missing, too large, or not UTF-8.
     """
-    absent = [name for name in sorted(schema.names) if name not in table.column_names]
-    if absent:
-        raise ColumnError(f"lacks the columns {', '.join(absent)}")
+    missing = [name for name in sorted(schema.names) if name not in table.column_names]
+    if missing:
+        raise ColumnError(f"lacks the columns {', '.join(missing)}")
     return pa.table([_conform(table.column(field.name), field, first) for field in schema], schema=schema)
 
 
@@ -150,12 +150,12 @@ def _kind(kind: Any) -> list[bool]:
 
 def _cast(column: Any, kind: Any) -> Any:
     result = column.cast(kind)
-    result.validate(full=True)  # reading does not look whether texts are UTF-8
+    result.validate(full=True)  # reading a file does not check that texts are UTF-8
     return result
 
 
 def _first_that_fails(column: Any, kind: Any) -> int:
-    """Find the first value that cannot be cast, by halving: those before `good` can be."""
+    """Find the first value that cannot be cast, by bisection: all values before `good` can be cast."""
     good, bad = 0, len(column)
     while bad - good > 1:
         middle = (good + bad) // 2

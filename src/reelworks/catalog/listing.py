@@ -1,4 +1,4 @@
-"""List the videos and pictures below a folder, with size and time of each file, and read captions beside them."""
+"""List the videos and pictures below a folder with size and time of each file, and read their caption files."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def caption_file(media: Path) -> Path:
-    """Path of the caption that belongs to a video or picture."""
+    """Return the path of the caption file of a video or picture."""
     return media.with_suffix(SUFFIX)
 
 
 def read(media: Path) -> str | None:
     """Read a clip's caption as UTF-8, stripped of white space and of a byte order mark.
 
-    A mark of UTF-16, which editors on Windows write, is obeyed. Bytes that are no such text become U+FFFD: one
-    odd letter must not cost the clip.
+    Text with a UTF-16 byte order mark, which editors on Windows write, is decoded as such. Invalid bytes become
+    U+FFFD: one wrong character must not exclude the clip.
 
     Returns:
-        The caption, "" where the file is empty, None where there is none.
+        The caption, "" if the file is empty, None if there is no file.
 
     Raises:
-        OSError: The file is there and cannot be read.
+        OSError: The file exists and cannot be read.
     """
     try:
         data = caption_file(media).read_bytes()
@@ -55,8 +55,8 @@ class SourceFile(NamedTuple):
         path: Path below the listed folder, with forward slashes.
         size_bytes: Size of the file.
         mtime_ns: Time of its last change.
-        captioned: There may be a caption file beside it.
-        problem: Why it cannot be opened, where its entry already tells.
+        captioned: Whether it may have a caption file.
+        problem: Why it cannot be opened, if the folder entry shows that already.
     """
 
     path: str
@@ -67,13 +67,13 @@ class SourceFile(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A dataset's files, and what a list says of them; arrays have one element a file.
+    """A dataset's files with the captions and scores of a list; arrays have one element for each file.
 
     Attributes:
         entries: The files.
-        captions: Texts, null for none; None where captions lie beside the files.
-        scores: Numbers by name, NaN for none.
-        note: What was taken of the list or folder and what was not.
+        captions: Captions of the list, null for none; None if captions are in files of their own.
+        scores: Scores by name, NaN for a missing one.
+        note: Message about what was used of the list or folder and what was ignored.
     """
 
     entries: list[SourceFile]
@@ -85,12 +85,12 @@ class Listing(NamedTuple):
 def list_folder(name: str, root: Path) -> Listing:
     """List a dataset's media files, depth first, in sorted order; hidden files and folders are skipped.
 
-    Links are followed, but no folder is entered from within itself, and no run folder: what a run
-    generated is no footage.
+    Links are followed, except to a folder that contains them. Run folders are skipped: what a run generated is
+    not training data.
 
     Raises:
-        UserError: The folder is missing, cannot be read, or holds no media. A folder that cannot be
-            read is no empty folder: its clips would pass for deleted ones.
+        UserError: The folder is missing or holds no media, or a folder cannot be read. An unreadable
+            folder is not treated as empty, since its clips would then count as deleted.
     """
     if not root.is_dir():
         raise UserError(
@@ -102,20 +102,20 @@ def list_folder(name: str, root: Path) -> Listing:
         )
     others: Counter[str] = Counter()
     entries = list(_walk(name, root, "", (), others))
-    found = ", ".join(f"{extension} ({count})" for extension, count in others.most_common(8))
+    other_files = ", ".join(f"{extension} ({count})" for extension, count in others.most_common(8))
     if not entries:
-        raise _no_media(name, root, found)
-    note = f"{root}: passed over, by their names neither videos nor pictures: {found}" if found else None
+        raise _no_media(name, root, other_files)
+    note = f"{root}: ignored files that are not videos or pictures: {other_files}" if other_files else None
     return Listing(entries, note=note)
 
 
-def _no_media(name: str, root: Path, found: str) -> UserError:
+def _no_media(name: str, root: Path, other_files: str) -> UserError:
     return UserError(
-        f"the folder holds no video and no picture; found: {found or 'nothing'}",
+        f"the folder contains no videos or pictures; it contains: {other_files or 'nothing'}",
         code="no-media",
         field=f"dataset {name!r}",
         value=str(root),
-        remedy=f"give a folder with files named {' '.join(sorted(probe.EXTENSIONS))}",
+        remedy=f"give a folder that contains files of the types {' '.join(sorted(probe.EXTENSIONS))}",
     )
 
 
@@ -131,17 +131,17 @@ def _walk(
             f"the folder {folder} cannot be read ({error.strerror})",
             code="folder-unreadable",
             field=f"dataset {name!r}",
-            remedy="mend its permissions, or move it out of the dataset",
+            remedy="correct its permissions, or move it out of the dataset",
         ) from error
-    place = (status.st_dev, status.st_ino)
-    if place in above:  # a link to a folder that it lies in
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:  # a link to a folder that contains it
         return
     names = {e.name for e in inside}
     if prefix and RunFolder(folder).info_file.name in names and _is_run(RunFolder(folder)):
         return
     for entry in inside:
         if entry.is_dir():
-            yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, place), others)
+            yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, identity), others)
         elif probe.kind_of(entry.name) is not None:
             yield _entry(entry, prefix, names)
         elif not entry.name.endswith(SUFFIX):
@@ -149,7 +149,7 @@ def _walk(
 
 
 def _is_run(run: RunFolder) -> bool:
-    """Tell our `run.json` from another's of that name, whose footage must not vanish silently."""
+    """Return whether `run.json` is that of a run: footage beside another file of that name must be kept."""
     try:
         info = json.loads(run.info_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

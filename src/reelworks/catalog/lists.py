@@ -1,11 +1,11 @@
-"""Lists of files, as CSV, Parquet or JSON lines: paths, captions and scores, a column each.
+"""Read lists of files as CSV, Parquet or JSON lines, with a column each for paths, captions and scores.
 
-    path             needed; absolute, or relative to the list's folder or to `root`
-    text, caption    the clip's caption; without either, the text file beside it is read
-    aes, flow, …     any other column of numbers is a score, which filters and captions may name
+    path             required; absolute, or relative to the list's folder or to `root`
+    text, caption    the clip's caption; without either, its caption file is read
+    aes, flow, …     any other column of numbers is a score, which filters and captions may use
 
-What the catalog measures itself is passed over, whatever the list says of it, and so are texts. Columns are
-worked on as a whole; only asking the disk for each file's size and time takes one file at a time.
+Columns of values that the catalog measures itself, and other columns of texts, are ignored. Columns are processed
+as arrays; only the size and time of each file are looked up one by one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from reelworks.catalog.source import Source
 from reelworks.core.errors import UserError
 
 _NO_FILE = "no such file"
-_NO_MEDIA = "its name is neither a video's nor a picture's"
+_NO_MEDIA = "its extension is not that of a video or picture"
 _ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
 
 
@@ -45,54 +45,53 @@ def relative(paths: Any, source: Source) -> Any:
     """Make a list's paths relative to the dataset's folder.
 
     Raises:
-        UserError: A path is empty, lies outside of the folder, or stands there twice.
+        UserError: A path is empty, lies outside the folder, or is listed twice.
     """
     no_path = pc.equal(pc.fill_null(paths, ""), "")
-    _refuse_at(no_path, paths, source, "has no path", "fill it in, or take out the row")
+    _refuse_at(no_path, paths, source, "has no path", "fill it in, or remove the row")
     named, root = paths, os.path.normpath(source.root.absolute())
-    paths = _straightened(paths, root)
+    paths = _normalised(paths, root)
     for prefix in dict.fromkeys((f"{root}/", f"{source.root.resolve()}/")):
         below = pc.starts_with(paths, prefix)
         paths = pc.if_else(below, pc.utf8_slice_codeunits(paths, len(prefix)), paths)
     outside = pc.match_substring_regex(paths, OUTSIDE)
-    _refuse_at(outside, paths, source, f"lies outside of {root}", _root_for(named))
+    _refuse_at(outside, paths, source, f"lies outside {root}", _root_for(named))
     _refuse_twice(paths, source)
     return paths
 
 
-def _straightened(paths: Any, root: str) -> Any:
-    """Make the few paths absolute that are roundabout, so that a file has one name."""
+def _normalised(paths: Any, root: str) -> Any:
+    """Normalise the few paths with `//`, `.` or `..`, so that each file has a single name."""
     odd = pc.match_substring_regex(paths, _ROUNDABOUT)
-    straight = [
+    normalised = [
         os.path.normpath(f"{root}/{text}" if text[0] != "/" else text)
         for text in paths.filter(odd).to_pylist()
     ]
-    return pc.replace_with_mask(paths, odd, pa.array(straight, paths.type)) if straight else paths
+    return pc.replace_with_mask(paths, odd, pa.array(normalised, paths.type)) if normalised else paths
 
 
 def _root_for(paths: Any) -> str:
-    """Suggest a root for absolute paths that do not lie in the dataset's folder."""
     absolute = paths.filter(pc.starts_with(paths, "/"))
     if not len(absolute):
         return "correct the path"
-    order = pc.min_max(absolute)  # what the first and the last in order share, all share
+    order = pc.min_max(absolute)  # a prefix of the first and the last in sorted order is one of all
     folder = os.path.commonpath([str(Path(order[end].as_py()).parent) for end in ("min", "max")])
-    return f'set root (--root of scan) to a folder that all files lie in, as in root = "{folder}"'
+    return f'set root (--root of scan) to a folder that contains all files, as in root = "{folder}"'
 
 
 def _refuse_twice(paths: Any, source: Source) -> None:
-    """One clip cannot have two captions and scores; which of the rows holds is for a person to say."""
+    """Refuse a file in several rows: which of its captions and scores is valid, only the user can tell."""
     counts = paths.value_counts()
-    twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
-    if len(twice):
-        one = twice[0].as_py()
-        rows = (np.flatnonzero(pc.equal(paths, one).to_numpy(zero_copy_only=False)) + 1).tolist()
+    duplicates = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    if len(duplicates):
+        path = duplicates[0].as_py()
+        rows = (np.flatnonzero(pc.equal(paths, path).to_numpy(zero_copy_only=False)) + 1).tolist()
         raise UserError(
-            f"{len(twice)} files stand in several rows; the first is {one} in rows {', '.join(map(str, rows[:5]))}",
+            f"{len(duplicates)} files are in several rows; the first is {path} in rows {', '.join(map(str, rows[:5]))}",
             code="duplicate-path",
             field=f"dataset {source.name!r}",
             value=str(source.list_file),
-            remedy="leave one row for each file; dataset.repeats shows clips more than once",
+            remedy="keep one row for each file; to train clips more than once, use dataset.repeats",
         )
 
 
@@ -110,23 +109,23 @@ def _refuse_at(wrong: Any, paths: Any, source: Source, problem: str, remedy: str
 
 
 def entries(paths: Any, source: Source) -> list[SourceFile]:
-    """Ask the disk for each file; one that is missing is an entry with that problem.
+    """Look up each file on disk; a missing file becomes an entry with that problem.
 
     Raises:
-        UserError: The list names no file that is there: then the folder is wrong or not mounted,
-            and no clip is to pass for deleted.
+        UserError: None of the files exists: the folder is then probably wrong or not mounted, and the
+            clips must not count as deleted.
     """
-    found = list(_entries(paths.to_pylist(), str(source.root)))
-    if all(entry.problem in (_NO_FILE, _NO_MEDIA) for entry in found):
-        first = f"; the first is {source.root}/{found[0].path}: {found[0].problem}" if found else ""
+    files = list(_entries(paths.to_pylist(), str(source.root)))
+    if all(file.problem in (_NO_FILE, _NO_MEDIA) for file in files):
+        first = f"; the first is {source.root}/{files[0].path}: {files[0].problem}" if files else ""
         raise UserError(
-            f"of the {len(found)} files of the list, none is a video or picture that is there{first}",
+            f"none of the {len(files)} files of the list is an existing video or picture{first}",
             code="no-media",
             field=f"dataset {source.name!r}",
             value=str(source.list_file),
-            remedy="check that the disk is mounted, and name the files' folder with root (--root of scan)",
+            remedy="check that the disk is mounted, and set root (--root of scan) to the files' folder",
         )
-    return found
+    return files
 
 
 def _entries(paths: list[str], root: str) -> Iterator[SourceFile]:
@@ -135,7 +134,7 @@ def _entries(paths: list[str], root: str) -> Iterator[SourceFile]:
             yield SourceFile(path, 0, 0, False, _NO_MEDIA)
             continue
         try:
-            # A Path for each of millions of files takes longer than the question.
+            # Making a Path for each of millions of files takes longer than the lookup.
             status = os.stat(f"{root}/{path}")  # noqa: PTH116
         except (FileNotFoundError, NotADirectoryError):
             yield SourceFile(path, 0, 0, False, _NO_FILE)
@@ -147,16 +146,16 @@ def _entries(paths: list[str], root: str) -> Iterator[SourceFile]:
 
 
 def hold_lines(table: Any) -> bool:
-    """Tell whether a cell of a table holds more than one line."""
+    """Return whether any cell of a table contains more than one line."""
     texts = (c for c in table.columns if pa.types.is_string(c.type) or pa.types.is_large_string(c.type))
     return any(pc.any(pc.match_substring_regex(column, r"[\r\n]")).as_py() for column in texts)
 
 
 def check(file: Path) -> None:
-    """Go through the quotes of a CSV.
+    """Check the quotes of a CSV file.
 
     Raises:
-        ValueError: One is not closed, or text stands behind one that is; says in which line the row begins.
+        ValueError: A quote is not closed, or is followed by text; the message gives the first line of the row.
     """
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
         rows = csv.reader(lines, strict=True)
@@ -165,9 +164,7 @@ def check(file: Path) -> None:
             for _ in rows:
                 line = rows.line_num + 1
         except csv.Error as error:
-            raise ValueError(
-                f"the row that begins in line {line} has a quote that is not closed ({error})"
-            ) from error
+            raise ValueError(f"the row that begins in line {line} has an unclosed quote ({error})") from error
 
 
 PATH, CAPTIONS = "path", ("text", "caption")
@@ -177,11 +174,11 @@ _NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
 
 
 def read(source: Source) -> Listing:
-    """Read a list and look for its files.
+    """Read a list and look up its files.
 
     Raises:
-        UserError: The list cannot be read, has no column of paths, names a file twice, outside of its
-            folder or not at all in some row; or none of its files is there.
+        UserError: The list cannot be read, has no column of paths, has a row without a path, with one outside the
+            folder or with that of another row; or none of its files exists.
     """
     assert source.list_file is not None
     table = _table(source.list_file)
@@ -193,7 +190,7 @@ def read(source: Source) -> Listing:
                 code="duplicate-column",
                 field=field,
                 value=value,
-                remedy="leave one of them",
+                remedy="remove or rename one of them",
             )
     if PATH not in table.column_names:
         raise UserError(
@@ -215,7 +212,7 @@ def read(source: Source) -> Listing:
 
 
 def _table(file: Path) -> Any:
-    """The list, with paths and captions as texts."""
+    """Return the list as a table, with paths and captions as texts."""
     try:
         table = _parsed(file)
         table = table.rename_columns([name.strip() for name in table.column_names])
@@ -223,23 +220,22 @@ def _table(file: Path) -> Any:
             if name in (PATH, *CAPTIONS):
                 table = table.set_column(i, name, _texts(table.column(i)))
     except (OSError, ValueError, pa.ArrowException) as error:
-        problem = "there is no such list" if not file.exists() else f"the list cannot be read: {error}"
+        problem = "the list does not exist" if not file.exists() else f"the list cannot be read: {error}"
         raise UserError(
             problem,
             code="list-unreadable",
             field="dataset.path",
             value=str(file),
-            remedy="give a CSV with a line of column names and texts with commas in double quotes, a Parquet file or "
-            "JSON lines, in UTF-8",
+            remedy="give a CSV file with a header line and double quotes around texts with commas, a Parquet file, or a "
+            "JSON lines file, in UTF-8",
         ) from error
     return table
 
 
 def _without_paths(names: list[str]) -> str:
-    """Suggest a remedy where no column has the files' names."""
     if len(names) == 1 and any(sign in names[0] for sign in ";\t|"):
         return "separate columns with commas"
-    return f"name the column of file names {PATH}"
+    return f"rename the column of file names to {PATH}"
 
 
 def _parsed(file: Path) -> Any:
@@ -260,7 +256,7 @@ def _csv(file: Path) -> Any:
     try:
         table = pa.csv.read_csv(file, parse_options=parse, convert_options=convert)
     except pa.ArrowInvalid:
-        check(file)  # says it better, if that is what is wrong
+        check(file)  # gives a better message if a quote is the cause
         raise
     if hold_lines(table):
         check(file)
@@ -268,38 +264,38 @@ def _csv(file: Path) -> Any:
 
 
 def _texts(column: Any) -> Any:
-    """A column as one array of texts; a number becomes its digits, a list of values nothing."""
+    """Return a column as one array of texts; numbers become their digits, nested values null."""
     if pa.types.is_nested(column.type):
         return pa.nulls(len(column), _TEXT)
     texts = column.cast(_TEXT)
-    texts.validate(full=True)  # reading does not look whether texts are UTF-8
+    texts.validate(full=True)  # reading a file does not check that texts are UTF-8
     return pa.chunked_array(texts, _TEXT).combine_chunks()
 
 
 def _captions(column: Any) -> Any:
-    """Captions without white space around them; null for none."""
+    """Return captions without surrounding white space, null for empty ones."""
     trimmed = pc.utf8_trim_whitespace(column.combine_chunks())
     return pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, _TEXT), trimmed)
 
 
 def _scores(table: Any, file: str) -> tuple[dict[str, NDArray[np.float64]], str]:
-    """Columns of numbers by name, and a line that says what was taken of the list and what was not."""
+    """Return the columns of numbers by name, and a message about which columns were used and which ignored."""
     scores: dict[str, NDArray[np.float64]] = {}
-    passed_over: list[str] = []
+    ignored: list[str] = []
     for name in table.column_names:
         column = table.column(name) if table.column_names.count(name) == 1 else None
         if name in (PATH, *CAPTIONS):
             continue
         if name in MEASURED:
-            passed_over.append(f"{name} (measured of the file)")
+            ignored.append(f"{name} (measured from the file)")
         elif not name.isidentifier() or keyword.iskeyword(name) or column is None:
-            passed_over.append(f'"{name}" (no name that a filter could say, or there twice)')
+            ignored.append(f'"{name}" (not a valid name in filters, or used by two columns)')
         elif _is_numeric(column.type):
             scores[name] = _finite(column)
         else:
-            passed_over.append(f"{name} ({_why_no_score(column)})")
-    told = f"{file}: " + (f"scores {', '.join(scores)}" if scores else "no scores")
-    return scores, told + (f"; passed over: {', '.join(passed_over)}" if passed_over else "")
+            ignored.append(f"{name} ({_why_no_score(column)})")
+    note = f"{file}: " + (f"scores {', '.join(scores)}" if scores else "no scores")
+    return scores, note + (f"; ignored: {', '.join(ignored)}" if ignored else "")
 
 
 def _is_numeric(kind: Any) -> bool:
@@ -307,20 +303,20 @@ def _is_numeric(kind: Any) -> bool:
 
 
 def _finite(column: Any) -> NDArray[np.float64]:
-    """Numbers as float64; NaN for what is missing or infinite."""
+    """Return numbers as float64, with NaN for missing and infinite ones."""
     values = column.cast(pa.float64(), safe=False).to_numpy()
     return np.where(np.isfinite(values), values, math.nan)
 
 
 def _why_no_score(column: Any) -> str:
-    """Say of a column of texts whether a few of them spoil a column of numbers."""
+    """Return why a column is not a score, and its first wrong value if other texts in it are numbers."""
     if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
         return "empty" if column.null_count == len(column) else "no numbers"
     is_number = pc.fill_null(pc.match_substring_regex(column, _NUMBER), True)
     bad = is_number.index(False).as_py()
     if bad < 0 or not pc.any(pc.and_(is_number, column.is_valid())).as_py():
         return "no numbers"
-    return f"row {bad + 1} has {column[bad].as_py()!r}, which is no number"
+    return f"row {bad + 1} has {column[bad].as_py()!r}, which is not a number"
 
 
 Scores = Mapping[str, NDArray[np.float64]]
@@ -328,13 +324,13 @@ Places = NDArray[np.int64]
 
 
 def same_scores(live: CatalogRows, row: Places, scores: Scores, number: Places) -> NDArray[np.bool_]:
-    """True where rows have the scores of a list, and no other.
+    """Return a mask of the rows that have exactly the scores of a list.
 
     Args:
         live: The live rows.
-        row: Places in `live`.
-        scores: Of a list.
-        number: Places in the list, one for each of `row`.
+        row: Indices into `live`.
+        scores: Scores of the list by name.
+        number: Indices into the list, one for each of `row`.
     """
     same = np.ones(len(row), dtype=np.bool_)
     for name in {**live.scores, **scores}:
@@ -347,21 +343,21 @@ def same_scores(live: CatalogRows, row: Places, scores: Scores, number: Places) 
 
 
 def same_words(live: CatalogRows, row: Places, captions: Any, root: str) -> NDArray[np.bool_]:
-    """True where rows have these captions, null for none, and this root."""
+    """Return a mask of the rows that have these captions (null for none) and this root."""
     now, was = captions, live.caption.take(pa.array(row))
     both_missing = pc.and_(pc.is_null(was), pc.is_null(now))
     same = pc.fill_null(pc.equal(was, now), both_missing)
-    there = pc.equal(live.root.take(pa.array(row)).cast(pa.string()), root)
-    return np.asarray(pc.and_(same, there).to_numpy(zero_copy_only=False), dtype=np.bool_)
+    same_root = pc.equal(live.root.take(pa.array(row)).cast(pa.string()), root)
+    return np.asarray(pc.and_(same, same_root).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def retold(live: CatalogRows, row: Places, captions: Any, root: str, scores: Scores) -> Any:
-    """Rows with other captions, root and scores, as a table; their measures stay."""
+    """Return rows with new captions, root and scores and their former measures, as a table."""
     table = replace(live.take(row), scores={}).to_table()
     roots = pa.DictionaryArray.from_arrays(np.zeros(len(row), dtype=np.int32), [root])
     for name, column in (("caption", captions), ("root", roots)):
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, table.schema.field(place), column)
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, table.schema.field(index), column)
     for name, score in scores.items():
         table = table.append_column(SCORE + name, pa.array(score, from_pandas=True))
     return table

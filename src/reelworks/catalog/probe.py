@@ -1,10 +1,9 @@
-"""Measure one video or picture, and find out whether it can be trained on.
+"""Measure one video or picture, and check that it can be trained on.
 
-Frame counts are counted, not believed: every packet of the stream is demuxed, which reads the file to
-its end (and so finds damage) without decoding it; only the first frame is decoded. Packets that an
-edit list hides are not counted, as decoders do not show them. Height and width are those a viewer
-sees: rotation of phone videos and EXIF orientation are applied. Of an animated WebP or PNG, which is
-listed as a picture, the first frame counts.
+Frames are counted rather than read from the header: every packet of the stream is demuxed, which reads the file to
+its end (and so detects damage) without decoding it; only the first frame is decoded. Packets that an edit list
+hides are not counted, as decoders do not output them. Height and width are as displayed: the rotation of phone
+videos and EXIF orientation are applied. Of an animated WebP or PNG, a picture here, the first frame is used.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from PIL import Image, UnidentifiedImageError
 
 
 class Timing(NamedTuple):
-    """Average frames per second, length in seconds, and whether frames are unevenly spaced."""
+    """Average frames per second, duration in seconds, and whether frames are unevenly spaced."""
 
     fps: float
     duration_seconds: float
@@ -43,9 +42,9 @@ def measure(
 
     Args:
         num_frames: Frames in the stream, at least one.
-        timestamps: One for each frame in ticks, in any order; of another length where the container
-            has none, and then the declared rate is all there is.
-        last_duration: Ticks for which the last frame is shown; 0 if unknown.
+        timestamps: One for each frame in ticks, in any order. Another number of them means that the
+            container has no complete timestamps; the declared rate is then used.
+        last_duration: Duration of the last frame in ticks; 0 if unknown.
         tick_seconds: Length of a tick.
         declared_fps: Rate that the container states.
     """
@@ -60,21 +59,21 @@ def measure(
         duration = float((span + (last_duration or usual)) * tick_seconds)
         return Timing(num_frames / duration, duration, True)
     measured = (num_frames - 1) / float(span * tick_seconds)
-    # Timestamps are rounded to ticks, so over a short span the declared rate is the better number.
+    # Timestamps are rounded to ticks, so over a short span the declared rate is more accurate.
     rounding = max(0.01, 1 / span)
     fps = declared if abs(declared / measured - 1) <= rounding else measured
     return Timing(fps, num_frames / fps, False)
 
 
 def _uneven(steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
-    """Tell real changes of pace from rounding: milliseconds show 30 fps as steps of 33 and 34."""
+    """Return whether steps differ by more than rounding: in milliseconds, 30 fps has steps of 33 and 34."""
     spread = int(steps.max() - steps.min())
     rounding = 1 if steps.min() >= 4 else 0  # with ticks as coarse as frames, one tick is a dropped frame
     return spread > max(rounding, 0.05 * float(np.median(steps)))
 
 
-# Top-level boxes of ISO/IEC 14496-12 and QuickTime. Other words after the last box are junk that some
-# cameras append, and no size is read out of junk.
+# Top-level boxes of ISO/IEC 14496-12 and QuickTime. Anything else after the last box is data that some
+# cameras append, and its first bytes are not a size.
 _MP4_BOXES = frozenset(
     b"ftyp moov mdat free skip wide moof mfra sidx ssix styp uuid meta pdin udta emsg prft pnot".split()
 )
@@ -82,10 +81,10 @@ _EBML_HEADER, _MATROSKA_SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 
 
 def missing_bytes(path: Path) -> int:
-    """Count the bytes that a container announces beyond the file's end.
+    """Return how many bytes are missing from a file, by the length that its container states.
 
-    Understands MP4 and QuickTime, Matroska and WebM, and AVI; other containers announce nothing and
-    give 0, as do files whose length was left open by a live recorder.
+    Supports MP4 and QuickTime, Matroska and WebM, and AVI; the result is 0 for other containers, which state no
+    length, and for files whose length a live recorder left open.
     """
     size = path.stat().st_size
     with path.open("rb") as f:
@@ -128,7 +127,7 @@ def _matroska_end(f: BinaryIO) -> int:
 
 
 def _ebml_size(f: BinaryIO) -> int | None:
-    """Read a variable-length size (RFC 8794, section 6); None where it is unknown or broken."""
+    """Read a variable-length size (RFC 8794, section 6); None if it is unknown or invalid."""
     first = f.read(1)
     if not first or first[0] == 0:
         return None
@@ -140,67 +139,67 @@ def _ebml_size(f: BinaryIO) -> int | None:
 
 def _avi_end(head: bytes) -> int:
     length = int.from_bytes(head[4:8], "little")
-    # Unclosed files say 0 or all ones; an odd chunk's padding byte may be absent.
+    # Unclosed files state 0 or all ones; an odd chunk's padding byte may be absent.
     return 0 if length in (0, 0xFFFFFFFF) else 8 + length - length % 2
 
 
-# What may hide behind an extension. Playlists are not among it: a file that is really one must not
-# make anyone open other files or the network.
+# Containers that are opened, whatever the extension. Playlists are not allowed: they could make the decoder
+# open other files or the network.
 _CONTAINERS = "mov,matroska,avi,mpeg,mpegts,mpegvideo,flv,asf,ogg,mxf,m4v,h264,hevc"
 _OPTIONS = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
 
 _EXIF_ORIENTATION = 0x0112
-_QUIET = threading.Lock()  # warning filters belong to the process, pictures are opened by many threads
+_QUIET = threading.Lock()  # warning filters are global to the process, and many threads open pictures
 
 
 class OpeningError(Exception):
-    """A file that is not what its name says; the message is short enough for a table."""
+    """The content of a file does not match its name; the message is short enough for a table."""
 
 
 def video(path: Path) -> av.container.InputContainer:
-    """Open a video, sealed against whatever else the file may name.
+    """Open a video, without access to other files or addresses that it may refer to.
 
     Raises:
-        OpeningError: The content is of another kind.
+        OpeningError: The content is not a video of an allowed container.
         OSError, ValueError: PyAV's errors for files that are missing or damaged.
     """
     try:
         return av.open(str(path.absolute()), options=dict(_OPTIONS), metadata_errors="replace")
-    except av.error.ArgumentError:  # EINVAL: the content is known, and not among the containers
-        raise OpeningError("no video: the content is of another kind than its name says") from None
+    except av.error.ArgumentError:  # EINVAL: a known format that is not among the containers
+        raise OpeningError("not a video: the content does not match the extension") from None
 
 
 def stream(container: av.container.InputContainer) -> av.VideoStream:
-    """The stream that is shown: the first video that is not a cover picture.
+    """Return the first video stream that is not a cover picture.
 
     Raises:
-        OpeningError: There is none.
+        OpeningError: There is no such stream.
     """
     for candidate in container.streams.video:
         if not candidate.disposition & Disposition.attached_pic:
-            # Files are read in parallel; threads of a decoder would only compete.
+            # Files are read in parallel, so decoder threads would only compete.
             candidate.codec_context.thread_count = 1
             return candidate
     raise OpeningError("no video stream")
 
 
 def picture(file: BinaryIO) -> Image.Image:
-    """Open a picture; its pixels are not read yet.
+    """Open a picture without reading its pixels.
 
     Raises:
-        OpeningError: No picture, or one of so many pixels that it may be an attack.
+        OpeningError: The file is not a picture, or has so many pixels that it may be a decompression bomb.
     """
     try:
         with _quiet():
             return Image.open(file)
     except Image.DecompressionBombError:
-        raise OpeningError("too many pixels for one picture: Pillow refuses it as a bomb") from None
+        raise OpeningError("too many pixels: Pillow refuses it as a possible decompression bomb") from None
     except UnidentifiedImageError:
         raise OpeningError("damaged: not a picture of a known format") from None
 
 
 def orientation(image: Image.Image) -> int:
-    """EXIF orientation, 1 to 8; 1 where there is none or it is broken, as the picture itself is not."""
+    """Return the EXIF orientation, 1 to 8; 1 if it is absent or invalid."""
     with _quiet():
         value = image.getexif().get(_EXIF_ORIENTATION, 1)
     return value if value in range(1, 9) else 1
@@ -217,12 +216,12 @@ VIDEO_EXTENSIONS = frozenset({".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", "
 IMAGE_EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 EXTENSIONS = VIDEO_EXTENSIONS | IMAGE_EXTENSIONS
 
-_CLOCKWISE = {3: 180, 4: 180, 5: 270, 6: 90, 7: 90, 8: 270}  # mirroring (2, 4, 5, 7) leaves the size alone
+_CLOCKWISE = {3: 180, 4: 180, 5: 270, 6: 90, 7: 90, 8: 270}  # mirroring (2, 4, 5, 7) does not change the size
 _PICTURE_BITS = {"1": 1, "I": 32, "F": 32}
 
 
 class ProbeError(Exception):
-    """A file that cannot be trained on; `reason` is short enough for a table."""
+    """A file cannot be trained on; `reason` is short enough for a table."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -236,16 +235,16 @@ class Probe:
     Attributes:
         kind: "video" or "image".
         num_frames: Frames that a decoder delivers; 1 for a picture.
-        height: Pixels as displayed, after rotation.
-        width: Pixels as displayed, after rotation.
+        height: Height in pixels as displayed, after rotation.
+        width: Width in pixels as displayed, after rotation.
         fps: Average frames per second; 0 for a picture.
         duration_seconds: Time from the first frame's start to the last one's end; 0 for a picture.
         codec: Codec or picture format, such as "h264" or "png".
         pixel_format: FFmpeg's name ("yuv420p10le"), or Pillow's mode ("RGB").
-        bit_depth: Bits of the deepest channel as decoded.
+        bit_depth: Largest number of bits of a channel as decoded.
         rotation: Degrees clockwise (0, 90, 180, 270) from stored to displayed frames.
-        variable_fps: Frames are unevenly spaced in time.
-        has_alpha: There is transparency.
+        variable_fps: Whether frames are unevenly spaced in time.
+        has_alpha: Whether the format has transparency.
     """
 
     kind: str
@@ -263,7 +262,7 @@ class Probe:
 
 
 class _Time(NamedTuple):
-    """When a packet's frame is shown and decoded, and for how long, in ticks."""
+    """Presentation time, decoding time and duration of a packet's frame, in ticks."""
 
     pts: int | None
     dts: int | None
@@ -271,7 +270,7 @@ class _Time(NamedTuple):
 
 
 def kind_of(name: str) -> str | None:
-    """Tell "video", "image" or None (neither) from a file's extension, in any case."""
+    """Return "video", "image" or None by a file's extension, in upper or lower case."""
     extension = Path(name).suffix.lower()
     if extension in VIDEO_EXTENSIONS:
         return "video"
@@ -282,7 +281,7 @@ def probe(path: Path) -> Probe:
     """Measure a file.
 
     Raises:
-        ProbeError: It is empty, damaged, cut short, or holds no frame.
+        ProbeError: The file is empty, damaged or truncated, or has no frame.
     """
     kind = kind_of(path.name)
     if kind is None:
@@ -331,7 +330,7 @@ def _stream(opened: av.container.InputContainer, stream: av.VideoStream) -> Prob
         bit_depth=max(component.bits for component in components),
         rotation=rotation,
         variable_fps=clock.variable_fps,
-        # WebM keeps transparency beside the stream, where the default decoder does not see it.
+        # WebM stores transparency outside the stream, where the default decoder does not see it.
         has_alpha=any(c.is_alpha for c in components) or stream.metadata.get("alpha_mode") == "1",
     )
 
@@ -339,7 +338,7 @@ def _stream(opened: av.container.InputContainer, stream: av.VideoStream) -> Prob
 def _demux(
     opened: av.container.InputContainer, stream: av.VideoStream
 ) -> tuple[av.VideoFrame | None, list[_Time]]:
-    """Decode the first frame and list the times of all frames shown, in decoding order."""
+    """Decode the first frame and list the times of all displayed frames, in decoding order."""
     frame: av.VideoFrame | None = None
     times: list[_Time] = []
     for packet in opened.demux(stream):
@@ -353,7 +352,7 @@ def _demux(
 
 
 def _stamps(times: list[_Time]) -> list[int]:
-    """Timestamps in ticks: of presentation where all frames have them, else of decoding, else none."""
+    """Return presentation timestamps in ticks if all frames have them, else those of decoding."""
     shown = [time.pts for time in times if time.pts is not None]
     decoded = [time.dts for time in times if time.dts is not None]
     return shown if len(shown) == len(times) else decoded
@@ -361,7 +360,7 @@ def _stamps(times: list[_Time]) -> list[int]:
 
 def _picture(path: Path) -> Probe:
     with path.open("rb") as f, picture(f) as image:
-        image.load()  # to its end: a picture that was cut short opens well and fails here
+        image.load()  # reads to the end: a truncated picture opens without error and fails here
         rotation = _CLOCKWISE.get(orientation(image), 0)
         width, height = image.size if rotation % 180 == 0 else image.size[::-1]
         return Probe(

@@ -1,7 +1,7 @@
-"""Apply a function to many files in threads or in processes, in order, and outlive a crash.
+"""Apply a function to many files in threads or processes, in order, and survive crashes of processes.
 
-Decoders run foreign code on foreign data. In threads, a crash ends everything; in processes, the files that were
-handed over together are tried again one at a time, and only the culprit is lost.
+Decoders are native code, which a damaged file can crash. In threads, a crash ends the program; in processes, the
+files of the chunk are tried again one at a time, and only the file at fault is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from reelworks.core.worker_pool import WorkerDied, WorkerPool
 T = TypeVar("T")
 R = TypeVar("R")
 
-_CHUNKS_PER_WORKER = 4  # in flight; bounds what waits in memory
+_CHUNKS_PER_WORKER = 4  # chunks in flight; bounds the results waiting in memory
 
 
 def map_ordered(
@@ -33,12 +33,12 @@ def map_ordered(
     """Yield `function(item)` for each item, in the items' order.
 
     Args:
-        function: With `processes`, it and its values must pickle. What it raises is raised here.
-        items: Taken as they are needed, so they may come from a generator.
-        workers: Threads or processes.
-        processes: Spawn processes rather than start threads.
-        crashed: The result for an item whose process died.
-        chunk_size: Items handed over at once.
+        function: With `processes`, it, its argument and its result must pickle. Its exceptions are raised here.
+        items: The items, consumed lazily.
+        workers: Number of threads or processes.
+        processes: Whether to use spawned processes instead of threads.
+        crashed: Returns the result for an item whose process died.
+        chunk_size: Number of items sent to a worker at once.
     """
     source = iter(items)
     chunks = iter(lambda: list(islice(source, chunk_size)), [])

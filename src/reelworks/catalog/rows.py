@@ -1,8 +1,8 @@
-"""The columns of a catalog, as arrays.
+"""The columns of a catalog as arrays.
 
-Numbers are numpy arrays and texts are Arrow arrays, so that ten million clips cost no Python object
-each. Texts that repeat (dataset, root, kind, codec, pixel_format) are dictionary-encoded. A score that some
-list has is a column of its own, which only the parts written since then have.
+Numbers are numpy arrays and texts are Arrow arrays, so that ten million clips need no Python object each. Texts
+that repeat (dataset, root, kind, codec, pixel_format) are dictionary-encoded. Each score of a list is a column of
+its own, which only parts written since the list had it contain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from reelworks.core import digests
 
 _WORD = pa.dictionary(pa.int32(), pa.string())
-_TEXT = pa.large_string()  # captions of millions of clips pass the 2 GB that `string` can address
+_TEXT = pa.large_string()  # captions of millions of clips exceed the 2 GB that `string` can address
 
 
 def _column(name: str, kind: Any, nullable: bool = False) -> Any:
@@ -55,17 +55,17 @@ SCHEMA = pa.schema(
         _column("error", _TEXT, nullable=True),
     ]
 )
-SCORE = "score:"  # before a score's name, so that no list can take a measure's place
+SCORE = "score:"  # prefix of score columns, so that a score cannot replace a measure
 
 
 def schema(scores: Iterable[str]) -> Any:
-    """`SCHEMA` and the columns of some scores."""
+    """Return `SCHEMA` with a column for each score."""
     return pa.schema([*SCHEMA, *(pa.field(SCORE + name, pa.float64()) for name in scores)])
 
 
 @dataclass(frozen=True, eq=False)
 class CatalogRows:
-    """Rows of a catalog; all arrays have one element a row.
+    """Rows of a catalog; all arrays have one element for each row.
 
     Attributes:
         ordinal: Permanent number of the row.
@@ -75,23 +75,23 @@ class CatalogRows:
         path: Path of the file below `root`, with forward slashes.
         kind: "video" or "image".
         size_bytes: Size of the file.
-        mtime_ns: Time of the file's last change; spares reading it again, decides nothing else.
-        fingerprint: Digest of the content; "" for a file that could not be read.
-        num_frames: Frames; 1 for a picture.
-        height: Pixels as displayed.
-        width: Pixels as displayed.
+        mtime_ns: Time of the file's last change, used only to avoid reading unchanged files again.
+        fingerprint: Digest of the content; "" if the file could not be read.
+        num_frames: Number of frames; 1 for a picture.
+        height: Height in pixels as displayed.
+        width: Width in pixels as displayed.
         fps: Average frames per second; 0 for a picture.
-        duration_seconds: Length in time; 0 for a picture.
+        duration_seconds: Duration; 0 for a picture.
         codec: Codec or picture format.
         pixel_format: FFmpeg's name or Pillow's mode.
-        bit_depth: Bits of the deepest channel.
+        bit_depth: Largest number of bits of a channel.
         rotation: Degrees clockwise from stored to displayed frames.
-        variable_fps: Frames are unevenly spaced in time.
-        has_alpha: There is transparency.
-        caption: Caption; null where there is no caption file or the list has none, "" where the file is empty.
-        group: Clips of one group are held out together; the source file's path.
-        error: Why the file cannot be trained on; null for a good one. All measures are then 0.
-        scores: By name, numbers that lists give; NaN for rows without that score.
+        variable_fps: Whether frames are unevenly spaced in time.
+        has_alpha: Whether the format has transparency.
+        caption: Caption; null if there is no caption file or the list has none, "" if the file is empty.
+        group: Path of the source file; clips of one group are held out together.
+        error: Why the file cannot be trained on, in which case all measures are 0; null for a good file.
+        scores: Scores of lists by name; NaN for rows without that score.
     """
 
     ordinal: NDArray[np.int64]
@@ -121,7 +121,7 @@ class CatalogRows:
 
     @classmethod
     def from_table(cls, table: pa.Table) -> CatalogRows:
-        """Take the columns of a table of `SCHEMA`, with or without scores."""
+        """Make rows of a table of `SCHEMA`, with or without scores."""
         columns = {name: table.column(name).combine_chunks() for name in SCHEMA.names}
         names = [name for name in table.column_names if name.startswith(SCORE)]
         scores = {name.removeprefix(SCORE): _numbers(table.column(name)) for name in names}
@@ -132,22 +132,23 @@ class CatalogRows:
         return len(self.ordinal)
 
     def take(self, indices: NDArray[Any]) -> CatalogRows:
-        """Pick rows by positions, or by a boolean mask."""
-        where = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
-        picked = pa.array(where, type=pa.int64())
+        """Return rows selected by indices or by a boolean mask."""
+        selected = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
+        arrow_indices = pa.array(selected, type=pa.int64())
         values: dict[str, Any] = {name: getattr(self, name) for name in SCHEMA.names}
-        scores = {name: score[where] for name, score in self.scores.items()}
+        scores = {name: score[selected] for name, score in self.scores.items()}
         return CatalogRows(
-            **{n: v.take(picked) if _is_text(n) else v[where] for n, v in values.items()}, scores=scores
+            **{n: v.take(arrow_indices) if _is_text(n) else v[selected] for n, v in values.items()},
+            scores=scores,
         )
 
     def find(self, uids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Positions of clips by uid, -1 where there is none; for rows with one row a uid."""
+        """Return the indices of clips by uid, -1 if absent; every uid must have one row at most."""
         order, ordered = self._by_uid
         if not len(ordered):
             return np.full(len(uids), -1, dtype=np.int64)
-        place = np.minimum(np.searchsorted(ordered, uids), len(ordered) - 1)
-        return np.where(ordered[place] == uids, order[place], -1)
+        rank = np.minimum(np.searchsorted(ordered, uids), len(ordered) - 1)
+        return np.where(ordered[rank] == uids, order[rank], -1)
 
     @cached_property
     def _by_uid(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
@@ -156,26 +157,26 @@ class CatalogRows:
 
     @cached_property
     def readable(self) -> NDArray[np.bool_]:
-        """True for rows of files that can be trained on."""
+        """Mask of the rows whose files can be trained on."""
         return _numbers(self.error.is_null())
 
     @cached_property
     def is_video(self) -> NDArray[np.bool_]:
-        """True for the rows of videos."""
+        """Mask of the rows of videos."""
         return _numbers(pc.equal(self.kind.cast(pa.string()), "video"))
 
     @cached_property
     def is_image(self) -> NDArray[np.bool_]:
-        """True for the rows of pictures."""
+        """Mask of the rows of pictures."""
         return ~self.is_video
 
     @cached_property
     def captioned(self) -> NDArray[np.bool_]:
-        """True for rows with a caption that says something."""
+        """Mask of the rows with a caption that is not empty."""
         return _numbers(pc.greater(pc.binary_length(self.caption.fill_null("")), 0))
 
     def of_datasets(self, names: Collection[str]) -> NDArray[np.bool_]:
-        """True for the rows of datasets."""
+        """Return a mask of the rows of these datasets."""
         wanted = [name in names for name in self.dataset.dictionary.to_pylist()]
         inside: NDArray[np.bool_] = np.array([*wanted, False])[
             self.dataset.indices.to_numpy(zero_copy_only=False)
@@ -183,22 +184,22 @@ class CatalogRows:
         return inside
 
     def file(self, index: int) -> Path:
-        """Absolute path of a row's file."""
+        """Return the absolute path of a row's file."""
         return Path(self.root[index].as_py(), self.path[index].as_py())
 
     def to_table(self) -> pa.Table:
-        """Return the rows as a table; numbers and texts are shared, not copied, a missing score is null."""
+        """Return the rows as a table that shares their memory; missing scores are null."""
         columns = [pa.array(getattr(self, f.name), type=f.type) for f in SCHEMA]
         scores = [pa.array(score, from_pandas=True) for score in self.scores.values()]
         return pa.table([*columns, *scores], schema=schema(self.scores))
 
     def digest(self) -> str:
-        """Digest of what training depends on: ordinals, uids, contents, captions and scores."""
+        """Return a digest of all that training depends on: ordinals, uids, contents, captions and scores."""
         arrays: dict[str, NDArray[Any]] = {"ordinal": self.ordinal, "uid": self.uid}
         for name in ("fingerprint", "caption"):
             arrays |= {f"{name}_{part}": a for part, a in _text_arrays(getattr(self, name)).items()}
-        there = {name: score for name, score in self.scores.items() if not np.isnan(score).all()}
-        arrays |= {SCORE + name: there[name] for name in sorted(there)}
+        scores = {name: score for name, score in self.scores.items() if not np.isnan(score).all()}
+        arrays |= {SCORE + name: scores[name] for name in sorted(scores)}
         return digests.digest_arrays(**arrays)
 
 
@@ -212,7 +213,7 @@ def _numbers(column: Any) -> NDArray[Any]:
 
 
 def _text_arrays(texts: Any) -> dict[str, NDArray[Any]]:
-    """Lengths, bytes and nulls of a text column: equal for equal texts, however they lie in memory."""
+    """Return lengths, bytes and nulls of a text column, which are equal for equal texts in any memory layout."""
     filled = texts.fill_null("")
     _, offset_buffer, data_buffer = filled.buffers()
     offsets = np.zeros(1, dtype=np.int64)

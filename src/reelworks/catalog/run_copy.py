@@ -1,8 +1,8 @@
-"""Catalogs that a run keeps beside its records, whatever becomes of the folders that they were read from.
+"""Copy a run's catalogs into its folder, so that its records stay readable if the originals are deleted.
 
-A part never changes once `catalog.json` names it, so a kept catalog shares its parts with the original by hard
-links and takes no room of its own; on another file system they are copied. A catalog that was deleted and made
-anew has other parts, and is kept as another one: its rows have other ordinals.
+A part never changes once `catalog.json` names it, so a copy shares its parts with the original by hard links and
+takes no disk space of its own; on another file system they are copied. A catalog that was deleted and made again
+has other parts and ordinals, and is copied to another folder.
 """
 
 from __future__ import annotations
@@ -20,54 +20,48 @@ _NAME = "catalog-{:03d}"
 
 
 def keep(catalog: Catalog, folder: Path) -> Path:
-    """Keep a catalog in a folder of kept ones, where it grows with the original.
+    """Copy a catalog into a folder of copies, or bring its copy there up to date.
 
     Returns:
-        Where it is kept.
+        Path of the copy.
 
     Raises:
-        OSError: It could not be written.
+        OSError: The copy could not be written.
     """
     storage.mkdirs(folder)
     number = 0
-    while (place := folder / _NAME.format(number)).exists():
-        there = _open(place)
-        if there is not None and (there.is_prefix_of(catalog) or catalog.is_prefix_of(there)):
-            _complete(place, catalog, there.version)
-            if there.version < catalog.version:
-                files.write_json(place / "catalog.json", store.document(catalog.parts))
-            return place
+    while (path := folder / _NAME.format(number)).exists():
+        copy = _open(path)
+        if copy is not None and (copy.is_prefix_of(catalog) or catalog.is_prefix_of(copy)):
+            _complete(path, catalog, copy.version)
+            if copy.version < catalog.version:
+                files.write_json(path / "catalog.json", store.document(catalog.parts))
+            return path
         number += 1
-    unfinished = place.with_name(f".{place.name}.tmp")
+    unfinished = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     storage.mkdir(unfinished)
     _complete(unfinished, catalog, 0)
     files.write_json(unfinished / "catalog.json", store.document(catalog.parts))
-    storage.rename(unfinished, place)
+    storage.rename(unfinished, path)
     storage.fsync_folder(folder)
-    return place
+    return path
 
 
-def _open(place: Path) -> Catalog | None:
+def _open(path: Path) -> Catalog | None:
     try:
-        return Catalog.open(place)
+        return Catalog.open(path)
     except UserError:
-        return None  # damaged: it stays as it is, and the catalog is kept anew
+        return None  # a damaged copy is left alone, and the catalog copied to another folder
 
 
-def _complete(place: Path, catalog: Catalog, version: int) -> None:
-    """Add the parts that are not there, before `catalog.json` names them.
-
-    Args:
-        place: The kept catalog.
-        catalog: The original.
-        version: Parts that are named there.
-    """
+def _complete(path: Path, catalog: Catalog, version: int) -> None:
+    """Add the missing parts to a copy, whose `catalog.json` names the first `version` ones."""
     unnamed = set(
         store.files_of(catalog.parts, version)
-    )  # those of a start that was killed here are made anew
+    )  # an interrupted copy may have left these incomplete
     for name in store.files_of(catalog.parts, 0):
-        target = place / name
+        target = path / name
         if name not in unnamed and target.exists():
             continue
         target.unlink(missing_ok=True)
@@ -76,4 +70,4 @@ def _complete(place: Path, catalog: Catalog, version: int) -> None:
         except OSError:
             with (catalog.path / name).open("rb") as source, storage.create(target) as f:
                 shutil.copyfileobj(source, f)
-    storage.fsync_folder(place)
+    storage.fsync_folder(path)

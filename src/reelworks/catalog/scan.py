@@ -1,8 +1,8 @@
 """Bring a catalog up to date with the folders and lists that it describes.
 
-A scan lists every file, but opens only those whose size or time of change differ from their live row.
-A new or changed file appends a row, a changed or vanished one retires its former row, and a scan that
-finds nothing changed writes nothing. A file that cannot be trained on is a row with its reason.
+A scan lists every file, but opens only those whose size or time of change differ from their live row. A new or
+changed file appends a row, a changed or vanished one retires its former row, and a scan that finds no change
+writes nothing. A file that cannot be trained on gets a row with the reason.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from reelworks.run import lock
 
 
 class Look(NamedTuple):
-    """An order to look at a file.
+    """A request to examine one file.
 
     Attributes:
         file: Absolute path.
-        captioned: Read the caption file beside it.
-        open: Open the file; otherwise only its caption is read.
-        known: Fingerprint of a content that need not be measured again.
-        problem: What the listing already found wrong; the file is then left alone.
+        captioned: Whether to read its caption file.
+        open: Whether to open the file; otherwise only its caption is read.
+        known: Fingerprint of the content at the last scan, which need not be measured again.
+        problem: Problem that the listing detected; the file is then not opened.
     """
 
     file: str
@@ -50,12 +50,12 @@ class Look(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Result of looking at one file.
+    """Result of examining one file.
 
     Attributes:
-        caption: Caption, None where there is no file.
-        fingerprint: Of the content; None if the file was not opened, "" if it could not be read.
-        probe: Measures; None if there was no need, or an error.
+        caption: Text of the caption file, None if there is no such file.
+        fingerprint: Fingerprint of the content; None if the file was not opened, "" if it could not be read.
+        probe: Measures; None if the content is known, or after an error.
         error: Why the file cannot be trained on; only for files that were opened.
     """
 
@@ -66,7 +66,7 @@ class Finding(NamedTuple):
 
 
 def examine(order: Look) -> Finding:
-    """Look at one file; whatever is wrong with it becomes `Finding.error`."""
+    """Examine one file; any problem with it becomes `Finding.error`."""
     if order.problem is not None:
         return Finding(None, "", error=order.problem)
     path = Path(order.file)
@@ -84,11 +84,11 @@ def examine(order: Look) -> Finding:
 
 
 def crashed(order: Look) -> Finding:
-    """Say of a file that the process which looked at it died; the next scan looks again."""
+    """Return the result for a file whose process died; the next scan examines it again."""
     return Finding(None, "", error="the decoder crashed on it")
 
 
-_ROWS_PER_BATCH = 8192  # rows that wait as Python values before they become Arrow arrays
+_ROWS_PER_BATCH = 8192  # rows collected as Python values before they are converted to Arrow arrays
 _UNMEASURED = {
     "num_frames": 0,
     "height": 0,
@@ -105,7 +105,7 @@ _UNMEASURED = {
 
 
 class Task(NamedTuple):
-    """One listed file: what its folder entry says, its live row (-1: none), and what to look at."""
+    """One listed file with the request to examine it; `number` is its index in `listed`."""
 
     listed: Listed
     number: int
@@ -113,27 +113,27 @@ class Task(NamedTuple):
 
     @property
     def entry(self) -> SourceFile:
-        """The file's entry."""
+        """The file's entry in the listing."""
         return self.listed.files.entries[self.number]
 
     @property
     def position(self) -> int:
-        """Position of the file's live row, -1 if it has none."""
+        """Index of the file's live row, -1 if it has none."""
         return int(self.listed.position[self.number])
 
 
 class Listed(NamedTuple):
-    """A dataset's files beside the live rows that they had; arrays have one element a file.
+    """A dataset's files and their live rows; arrays have one element for each file.
 
     Attributes:
         dataset: Name of the dataset.
         root: Absolute path of its folder.
-        files: The files, and what a list says of them.
-        uid: Their identities.
-        position: Positions of their live rows, -1 for new files.
-        open: Files that must be opened, as their row cannot be known to hold.
-        look: Files that must be looked at: opened, or read for their caption.
-        same_scores: Files whose live row has the scores of the list.
+        files: The files, with captions and scores of a list.
+        uid: Uids of the files.
+        position: Indices of the live rows, -1 for new files.
+        open: Mask of files that must be opened, because their row may be out of date.
+        look: Mask of files to examine: those to open, and those whose caption file must be read.
+        same_scores: Mask of files whose live row has the scores of the list.
     """
 
     dataset: str
@@ -147,15 +147,15 @@ class Listed(NamedTuple):
 
 
 class Update:
-    """The next part of a catalog in the making.
+    """The next part of a catalog while it is being collected.
 
     Attributes:
-        catalog: The catalog as it is.
-        rows_appended: Rows collected so far.
-        new: Files that had no live row.
-        changed: Files whose row no longer holds.
-        unchanged: Files whose row holds.
-        bad_files: Path and reason of files that cannot be trained on.
+        catalog: The catalog before the update.
+        rows_appended: Number of rows collected so far.
+        new: Number of files without a live row.
+        changed: Number of files whose row is out of date.
+        unchanged: Number of files whose row is still valid.
+        bad_files: Path and reason of each file that cannot be trained on.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -163,19 +163,21 @@ class Update:
         self.rows_appended = self.new = self.changed = self.unchanged = 0
         self.bad_files: list[tuple[str, str]] = []
         self._live = catalog.live()
-        self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # every name, in order
-        self._found = np.zeros(len(self._live), dtype=np.bool_)
+        self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # an ordered set of names
+        self._listed = np.zeros(len(self._live), dtype=np.bool_)
         self._replaced = np.zeros(len(self._live), dtype=np.bool_)
-        self._waiting: list[tuple[int, dict[str, Any]]] = []  # live row to take measures from, values
+        self._waiting: list[
+            tuple[int, dict[str, Any]]
+        ] = []  # index of the live row with the measures (or -1), values
         self._batches: list[Any] = []
 
     def compare(self, dataset: str, root: Path, files: Listing) -> Listed:
-        """Find the live rows of a dataset's files, and the files that must be looked at.
+        """Find the live rows of a dataset's files, and the files to examine.
 
-        Where a list has the captions, rows of unchanged files are brought up to date at once.
+        If a list has the captions, rows of unchanged files are brought up to date at once.
 
         Raises:
-            UserError: Two files have one uid (at ten million files, a chance of 3 in a million).
+            UserError: Two files have the same uid (with ten million files, the probability is 3 in a million).
         """
         entries = files.entries
         self._scores |= dict.fromkeys(files.scores)
@@ -184,24 +186,24 @@ class Update:
         _refuse_collision(uid, entries)
         known = np.flatnonzero(position >= 0)
         row = position[known]
-        self._found[row] = True
+        self._listed[row] = True
         size = np.fromiter((e.size_bytes for e in entries), dtype=np.int64, count=len(entries))[known]
         mtime = np.fromiter((e.mtime_ns for e in entries), dtype=np.int64, count=len(entries))[known]
-        holds = (self._live.size_bytes[row] == size) & (self._live.mtime_ns[row] == mtime)
-        # No fingerprint: the file could not be read; that may change without a trace in its times.
-        holds &= pc.not_equal(self._live.fingerprint, "").to_numpy(zero_copy_only=False)[row]
+        is_current = (self._live.size_bytes[row] == size) & (self._live.mtime_ns[row] == mtime)
+        # Without a fingerprint the file could not be read, which may change without a new time of change.
+        is_current &= pc.not_equal(self._live.fingerprint, "").to_numpy(zero_copy_only=False)[row]
         open_ = np.ones(len(entries), dtype=np.bool_)
-        open_[known] = ~holds
-        same = np.zeros(len(entries), dtype=np.bool_)
-        same[known] = lists.same_scores(self._live, row, files.scores, known)
-        look_at = open_ if files.captions is not None else np.ones(len(entries), dtype=np.bool_)
-        listed = Listed(dataset, str(root), files, uid, position, open_, look_at, same)
+        open_[known] = ~is_current
+        same_scores = np.zeros(len(entries), dtype=np.bool_)
+        same_scores[known] = lists.same_scores(self._live, row, files.scores, known)
+        look = open_ if files.captions is not None else np.ones(len(entries), dtype=np.bool_)
+        listed = Listed(dataset, str(root), files, uid, position, open_, look, same_scores)
         if files.captions is not None:
-            self._take_over(listed, np.flatnonzero(~look_at))
+            self._update_listed(listed, np.flatnonzero(~look))
         return listed
 
-    def _take_over(self, listed: Listed, number: NDArray[np.int64]) -> None:
-        """Compare what a list says of files that need no look, all at once, and collect rows that differ."""
+    def _update_listed(self, listed: Listed, number: NDArray[np.int64]) -> None:
+        """Compare a list with the rows of files that need no examination, and collect the rows that differ."""
         row, files = listed.position[number], listed.files
         error = self._live.error.take(pa.array(row))
         for i in np.flatnonzero(error.is_valid()).tolist():
@@ -220,7 +222,7 @@ class Update:
             self.rows_appended += len(differs)
 
     def tasks(self, listed: Listed) -> Iterator[Task]:
-        """Yield what is to be looked at, as it is needed: ten million orders are never held at once."""
+        """Yield the files to examine one by one, since ten million tasks would take too much memory."""
         read_captions = listed.files.captions is None
         for i in np.flatnonzero(listed.look).tolist():
             entry, position = listed.files.entries[i], int(listed.position[i])
@@ -229,7 +231,7 @@ class Update:
             yield Task(listed, i, Look(file, captioned, bool(listed.open[i]), known, entry.problem))
 
     def apply(self, task: Task, finding: Finding) -> None:
-        """Take in what was found of a file."""
+        """Update the part with the result of examining a file."""
         position, measured = task.position, finding.probe is not None or finding.error is not None
         fingerprint = task.look.known if finding.fingerprint is None else finding.fingerprint
         error = finding.error if measured else self._live.error[position].as_py()
@@ -237,7 +239,7 @@ class Update:
             self.bad_files.append((task.look.file, error))
         captions = task.listed.files.captions
         caption = finding.caption if captions is None else captions[task.number].as_py()
-        if position >= 0 and self._holds(task, fingerprint, caption, error):
+        if position >= 0 and self._is_unchanged(task, fingerprint, caption, error):
             self.unchanged += 1
             return
         if position >= 0:
@@ -250,7 +252,7 @@ class Update:
         values |= (_UNMEASURED if finding.probe is None else asdict(finding.probe)) if measured else {}
         self._collect(-1 if measured else position, values)
 
-    def _holds(self, task: Task, fingerprint: str, caption: str | None, error: str | None) -> bool:
+    def _is_unchanged(self, task: Task, fingerprint: str, caption: str | None, error: str | None) -> bool:
         now = {"root": task.listed.root, "fingerprint": fingerprint, "caption": caption, "error": error}
         same = all(getattr(self._live, name)[task.position].as_py() == value for name, value in now.items())
         return same and bool(task.listed.same_scores[task.number])
@@ -269,7 +271,7 @@ class Update:
             self._flush()
 
     def _flush(self) -> None:
-        """Turn waiting values into Arrow columns, with the measures of former rows where they hold."""
+        """Convert the collected values to Arrow columns, with measures of former rows that are still valid."""
         positions = np.array([p for p, _ in self._waiting if p >= 0], dtype=np.int64)
         former = iter(self._live.take(positions).to_table().to_pylist())
         rows = [(next(former) if p >= 0 else {}) | values for p, values in self._waiting]
@@ -277,28 +279,28 @@ class Update:
         self._waiting = []
 
     def table(self) -> Any:
-        """The rows to append, as a table of `SCHEMA` and of scores."""
+        """Return the rows to append, as a table of `SCHEMA` and scores."""
         self._flush()
         return pa.concat_tables(self._batches, promote_options="default").unify_dictionaries()
 
     def retired(self, datasets: Sequence[str]) -> NDArray[np.int64]:
-        """Ordinals of rows to retire: changed files, and files of these datasets that have vanished."""
-        ours = pc.is_in(self._live.dataset.dictionary_decode(), value_set=pa.array(datasets, pa.string()))
-        vanished = ours.to_numpy(zero_copy_only=False) & ~self._found
+        """Return the ordinals of rows to retire: changed files, and vanished files of these datasets."""
+        scanned = pc.is_in(self._live.dataset.dictionary_decode(), value_set=pa.array(datasets, pa.string()))
+        vanished = scanned.to_numpy(zero_copy_only=False) & ~self._listed
         ordinals: NDArray[np.int64] = self._live.ordinal[self._replaced | vanished]
         return ordinals
 
 
 def uids_of(dataset: str, paths: Sequence[str]) -> NDArray[np.uint64]:
-    """Identities of clips: a hash of the dataset's name and the path below its folder."""
+    """Return the uids of clips: a hash of the dataset's name and the path below its folder."""
     return hash_rng.hash64(dataset, hash_rng.text_words(paths))
 
 
 def _refuse_collision(uid: NDArray[np.uint64], entries: list[SourceFile]) -> None:
     order = np.argsort(uid)
-    twice = np.flatnonzero(uid[order][1:] == uid[order][:-1])
-    if len(twice):
-        first, second = (entries[order[twice[0] + i]].path for i in (0, 1))
+    duplicates = np.flatnonzero(uid[order][1:] == uid[order][:-1])
+    if len(duplicates):
+        first, second = (entries[order[duplicates[0] + i]].path for i in (0, 1))
         raise UserError(
             f"{first} and {second} have the same uid",
             code="duplicate-uid",
@@ -307,29 +309,30 @@ def _refuse_collision(uid: NDArray[np.uint64], entries: list[SourceFile]) -> Non
 
 
 def _identity(task: Task) -> dict[str, Any]:
-    """Columns that follow from where a file lies and what its folder entry says."""
+    """Return the columns that depend only on a file's path and folder entry."""
     listed, entry = task.listed, task.entry
     return {
-        "ordinal": 0,  # given when the part is written
+        "ordinal": 0,  # assigned when the part is written
         "uid": int(listed.uid[task.number]),
         "dataset": listed.dataset,
         "root": listed.root,
         "path": entry.path,
-        "kind": kind_of(entry.path) or "video",  # of a list's file that is neither, which is never trained
+        "kind": kind_of(entry.path)
+        or "video",  # "video" for a list's file of another type, which is never trained
         "size_bytes": entry.size_bytes,
         "mtime_ns": entry.mtime_ns,
         "group": entry.path,
     }
 
 
-# Two threads open 3300 files a second, and spawning processes costs a second or two of imports.
+# Two threads open 3300 files a second; spawning processes takes a second or two for imports.
 PROCESSES_FROM = 2000
 _SECONDS_BETWEEN_REPORTS = 0.2
 
 
 @dataclass(frozen=True)
 class ScanProgress:
-    """How far a scan is: files done of all, files a second, and seconds to go at that rate."""
+    """Progress of a scan: files done and in total, files per second, and seconds left at that rate."""
 
     done: int
     total: int
@@ -342,14 +345,14 @@ class ScanResult:
     """Result of a scan; `found` = `new` + `changed` + `unchanged`.
 
     Attributes:
-        found: Files with the extension of a video or picture, and rows of lists.
-        new: Files that had no live row.
-        changed: Files whose content, caption, scores or folder differ from their former row.
-        unchanged: Files whose row still holds.
-        removed: Rows whose file has vanished.
+        found: Number of files with the extension of a video or picture, and of rows of lists.
+        new: Number of files without a live row.
+        changed: Number of files whose content, caption, scores or folder differ from their former row.
+        unchanged: Number of files whose row is still valid.
+        removed: Number of rows whose file has vanished.
         bad_files: Path and reason of each file that cannot be trained on, known ones included.
         version: Version of the catalog after the scan.
-        notes: Of each list, what was taken of it and what was not; of each folder, what else lies there.
+        notes: Messages about the columns used and ignored of each list, and the files ignored in each folder.
     """
 
     found: int
@@ -374,29 +377,28 @@ def scan_sources(
     workers: int,
     on_progress: Callable[[ScanProgress], None] | None = None,
 ) -> ScanResult:
-    """Scan folders and lists into a catalog; datasets of the catalog that are not named stay as they are.
+    """Scan folders and lists into a catalog; other datasets of the catalog are not changed.
 
     Args:
         sources: The datasets.
-        catalog_path: The catalog's folder; made if it is not there.
-        workers: Threads, or from `PROCESSES_FROM` files to open, processes.
-        on_progress: Called a few times a second and once at the end, if any file had to be looked at.
+        catalog_path: The catalog's folder; created if it does not exist.
+        workers: Number of threads, or of processes if at least `PROCESSES_FROM` files must be opened.
+        on_progress: Called a few times a second and once at the end, if any file must be examined.
 
     Raises:
-        UserError: Two sources have one name; a folder is missing or holds no media; a list cannot be read,
-            or is wrong in some row (see `lists.read`); the catalog is damaged, cannot be written, or is being
+        UserError: Two sources have the same name; a folder is missing or holds no media; a list cannot be read,
+            or has an invalid row (see `lists.read`); the catalog is damaged, cannot be written, or is being
             written by another scan.
     """
     _check_names(sources)
     listings = [_listing(source) for source in sources]
-    busy = "wait until it has finished"
-    with lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy=busy):
+    with lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended"):
         update = Update(Catalog.open_or_new(catalog_path))
         listed = [
             update.compare(source.name, source.root.resolve(), listing)
             for source, listing in zip(sources, listings, strict=True)
         ]
-        _look_at_all(update, listed, workers, on_progress)
+        _examine_all(update, listed, workers, on_progress)
         result = _finish(update, sources)
     return replace(result, notes=tuple(listing.note for listing in listings if listing.note is not None))
 
@@ -407,16 +409,13 @@ def _listing(source: Source) -> Listing:
     return list_folder(source.name, source.root.resolve())
 
 
-def _look_at_all(
-    update: Update,
-    listed: Sequence[Listed],
-    workers: int,
-    on_progress: Callable[[ScanProgress], None] | None,
+def _examine_all(
+    update: Update, listed: Sequence[Listed], workers: int, on_progress: Callable[[ScanProgress], None] | None
 ) -> None:
-    to_apply, to_look_at = itertools.tee(task for files in listed for task in update.tasks(files))
+    to_apply, to_examine = itertools.tee(task for files in listed for task in update.tasks(files))
     findings = probe_pool.map_ordered(
         examine,
-        (task.look for task in to_look_at),
+        (task.look for task in to_examine),
         workers=workers,
         processes=sum(int(files.open.sum()) for files in listed) >= PROCESSES_FROM,
         crashed=crashed,
@@ -450,16 +449,16 @@ def _check_names(sources: Sequence[Source]) -> None:
         if names.count(source.name) > 1:
             folders = ", ".join(str(s.root) for s in sources if s.name == source.name)
             raise UserError(
-                f"two datasets have this name: {folders}",
+                f"two datasets have the same name: {folders}",
                 code="duplicate-dataset-name",
                 field="dataset.name",
                 value=source.name,
-                remedy="give each [[dataset]] a name of its own: clips are identified by it",
+                remedy="give each [[dataset]] its own name, by which clips are identified",
             )
 
 
 class _Reporter:
-    """Counts files and reports now and then."""
+    """Counts files and reports progress at intervals."""
 
     def __init__(self, total: int, report: Callable[[ScanProgress], None] | None) -> None:
         self._total, self._report = total, report
@@ -467,7 +466,6 @@ class _Reporter:
         self._start = self._last = time.monotonic()
 
     def step(self) -> None:
-        """Count one file."""
         self._done += 1
         now = time.monotonic()
         due = now - self._last >= _SECONDS_BETWEEN_REPORTS or self._done == self._total

@@ -9,18 +9,18 @@ LISTS = (".csv", ".parquet", ".jsonl")
 
 
 def is_list(path: str | Path) -> bool:
-    """Tell a list of files from a folder, by its name alone."""
+    """Return whether a path is a list of files rather than a folder, by its suffix alone."""
     return Path(path).suffix.lower() in LISTS
 
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset; the name is part of its clips' identity.
+    """A folder or list of clips under a name, which is part of the clips' identity.
 
     Attributes:
-        name: Of the dataset.
-        root: Folder that its files lie below.
-        list_file: The list that names them; None where the folder is searched.
+        name: Name of the dataset.
+        root: Folder that contains its files.
+        list_file: List of the files; None if the folder is searched.
     """
 
     name: str
@@ -29,12 +29,12 @@ class Source:
 
     @classmethod
     def from_path(cls, path: str | Path, name: str | None = None, root: str | Path | None = None) -> Source:
-        """Make a source of what a recipe or a command line has.
+        """Make a source from the values of a recipe or command line.
 
         Args:
-            path: A folder, or a list named as one of `LISTS`.
-            name: The folder's name, or the list's without its ending, unless given.
-            root: Folder that a list's paths are relative to; the list's own unless given.
+            path: A folder, or a list with a suffix of `LISTS`.
+            name: Name of the dataset; default: that of the folder, or of the list without its suffix.
+            root: Folder that a list's paths are relative to; default: the folder of the list.
         """
         path = Path(path)
         if is_list(path):

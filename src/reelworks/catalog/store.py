@@ -1,12 +1,11 @@
-"""The catalog's folder: Parquet parts that are only ever added to.
+"""Read and write the folder of a catalog: Parquet parts, which are only ever added.
 
     catalog.json            format, and one entry for each part: rows, retired, time, sources
     part-000000.parquet     rows that a scan appended, sorted by uid
     retired-000000.parquet  ordinals of former rows that the same scan retired
 
-The number of parts is the catalog's version; to see an earlier version is to read fewer parts. Parts
-are made durable before `catalog.json` names them, so that a crash leaves at most files that nothing
-refers to, and the next scan writes over them.
+The number of parts is the catalog's version; an earlier version is its first parts. Parts are flushed to disk
+before `catalog.json` names them, so that a crash leaves at most unreferenced files, which the next scan replaces.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ class Part:
     """Rows that one scan added.
 
     Attributes:
-        rows: Rows appended.
-        retired: Rows of earlier parts that it retired.
-        time: Seconds since 1970.
+        rows: Number of rows appended.
+        retired: Number of rows of earlier parts that it retired.
+        time: Time of the scan in seconds since 1970.
         sources: The folders scanned, each with "name" and "root".
     """
 
@@ -52,20 +51,20 @@ class Part:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Part:
-        """Read an entry of `catalog.json`; a wrong one raises KeyError, TypeError, ValueError or OverflowError."""
+        """Read an entry of `catalog.json`; an invalid one raises KeyError, TypeError, ValueError or OverflowError."""
         rows, retired = int(value["rows"]), int(value["retired"])
         if min(rows, retired) < 0:
-            raise ValueError(f"a part of {rows} rows, which retires {retired}")
+            raise ValueError(f"a part has {rows} rows and retires {retired}")
         return cls(rows, retired, float(value["time"]), list(value["sources"]))
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """One version of a catalog; what it shows never changes, whatever is scanned later.
+    """One version of a catalog; later scans do not change it.
 
     Attributes:
-        path: Its folder.
-        parts: What scans appended, oldest first.
+        path: Folder of the catalog.
+        parts: Parts that scans appended, oldest first.
 
     Examples:
         >>> import reelworks as rw
@@ -86,8 +85,8 @@ class Catalog:
 
         Args:
             folders: One folder or list, or several by the name of their dataset.
-            to: Folder of the catalog; made if it is not there. Files that did not change are not opened again.
-            workers: Threads or processes that look at files; 0 takes one for each core.
+            to: Folder of the catalog; created if it does not exist. Unchanged files are not opened again.
+            workers: Number of threads or processes that read files; 0 uses one for each core.
 
         Raises:
             UserError: A folder is missing or holds no media, or the catalog cannot be written.
@@ -105,8 +104,7 @@ class Catalog:
         """Open a catalog as it is, or as it was when it had `version` parts.
 
         Raises:
-            UserError: There is no catalog, it is damaged or newer than this Reelworks, or it has no
-                such version.
+            UserError: There is no catalog, it has no such version, is damaged, or was written by a newer Reelworks.
         """
         path = Path(path)
         if not (path / "catalog.json").is_file():
@@ -115,12 +113,12 @@ class Catalog:
                 code="no-catalog",
                 field="catalog",
                 value=str(path),
-                remedy=f"make one with: reelworks scan DIR -o {path}",
+                remedy=f"create one with: reelworks scan DIR -o {path}",
             )
         parts = _read_parts(path)
         if version is not None and not 0 <= version <= len(parts):
             raise UserError(
-                f"the catalog {path} has no such version, its newest is {len(parts)}",
+                f"the catalog {path} has no such version; its newest is {len(parts)}",
                 code="no-such-catalog-version",
                 field="version",
                 value=version,
@@ -130,21 +128,21 @@ class Catalog:
 
     @classmethod
     def open_or_new(cls, path: Path) -> Catalog:
-        """Open the newest version, or an empty catalog where there is none yet."""
+        """Open the newest version, or an empty catalog if none exists yet."""
         return cls.open(path) if (path / "catalog.json").exists() else cls(path, ())
 
     @property
     def version(self) -> int:
-        """Number of parts that this catalog shows."""
+        """Version of the catalog: its number of parts."""
         return len(self.parts)
 
     def is_prefix_of(self, other: Catalog) -> bool:
-        """Tell whether another catalog grew from this one, so that ordinals mean the same rows in both."""
+        """Return whether another catalog is a later version of this one, with the same ordinals for its rows."""
         return self.parts == other.parts[: len(self.parts)]
 
     @cached_property
     def table(self) -> pa.Table:
-        """All rows ever appended up to this version, by ordinal.
+        """Table of all rows appended up to this version, by ordinal.
 
         Raises:
             UserError: A part is missing or damaged.
@@ -159,7 +157,7 @@ class Catalog:
         return pa.concat_tables(tables, promote_options="default").unify_dictionaries()
 
     def columns(self, *names: str) -> pa.Table:
-        """Some columns of all rows ever appended up to this version, by ordinal; of millions, a part of the memory.
+        """Return some columns of all rows appended up to this version, by ordinal, to save memory.
 
         Raises:
             UserError: A part is missing or damaged.
@@ -168,18 +166,17 @@ class Catalog:
         first, tables = 0, [schema.empty_table()]
         for i, part in enumerate(self.parts):
             if part.rows:
-                tables.append(
-                    _read_parquet(self.path / _part_name(i), schema, part.rows, first, scores=False)
-                )
+                file = self.path / _part_name(i)
+                tables.append(_read_parquet(file, schema, part.rows, first, scores=False))
             first += part.rows
         return pa.concat_tables(tables).unify_dictionaries()
 
     def all_rows(self) -> CatalogRows:
-        """All rows up to this version, retired ones included."""
+        """Return all rows up to this version, retired ones included."""
         return CatalogRows.from_table(self.table)
 
     def live(self) -> CatalogRows:
-        """The rows that hold in this version, by ordinal: one for each clip."""
+        """Return the rows that are valid in this version, by ordinal: one for each clip."""
         return self._live
 
     @cached_property
@@ -193,7 +190,6 @@ class Catalog:
         return live
 
     def _retired(self) -> NDArray[np.int64]:
-        """Ordinals retired up to this version."""
         first, ordinals = 0, [np.zeros(0, dtype=np.int64)]
         for i, part in enumerate(self.parts):
             if part.retired:
@@ -204,7 +200,7 @@ class Catalog:
         return np.concatenate(ordinals)
 
     def live_ordinals(self, uids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Ordinals of the live rows of clips; -1 where a clip has none."""
+        """Return the ordinals of the live rows of clips, -1 for a clip without one."""
         live = self.live()
         if not len(live):
             return np.full(len(uids), -1, dtype=np.int64)
@@ -212,17 +208,17 @@ class Catalog:
         return np.where(positions < 0, -1, live.ordinal[positions])
 
     def digest(self) -> str:
-        """Digest of the live rows' ordinals, uids, contents, captions and scores."""
+        """Return a digest of the live rows' ordinals, uids, contents, captions and scores."""
         return self.live().digest()
 
     def append(
         self, rows: pa.Table, retired: NDArray[np.int64], sources: Sequence[dict[str, str]]
     ) -> Catalog:
-        """Write one more part; call while holding the catalog's lock.
+        """Append a part; the caller must hold the catalog's lock.
 
         Args:
-            rows: Columns of `SCHEMA`, and of scores; ordinals are given here.
-            retired: Ordinals of live rows that no longer hold.
+            rows: Table of `SCHEMA` and scores; ordinals are assigned here.
+            retired: Ordinals of live rows that are no longer valid.
             sources: The folders scanned, each with "name" and "root".
         """
         assert self.parts == Catalog.open_or_new(self.path).parts, "only the newest version can grow"
@@ -242,12 +238,12 @@ class Catalog:
 
 
 def document(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return what `catalog.json` holds of a catalog of these parts."""
+    """Return the content of `catalog.json` for a catalog of these parts."""
     return {"format": FORMAT_VERSION, "parts": [asdict(part) for part in parts]}
 
 
 def files_of(parts: Sequence[Part], first: int) -> list[str]:
-    """Name the files of the parts from `first` on."""
+    """Return the names of the files of the parts from `first` on."""
     names = []
     for i, part in enumerate(parts[first:], first):
         names += [_part_name(i)] * bool(part.rows) + [_retired_name(i)] * bool(part.retired)
@@ -282,10 +278,10 @@ def _read_parts(path: Path) -> tuple[Part, ...]:
 
 def _read_parquet(file: Path, schema: Any, num_rows: int, first: int = 0, *, scores: bool = True) -> pa.Table:
     try:
-        there = pq.read_schema(file).names
+        stored = pq.read_schema(file).names
         if scores:
-            schema = pa.schema([*schema, *(_score(name) for name in there if name.startswith(SCORE))])
-        names = [name for name in schema.names if name in there]
+            schema = pa.schema([*schema, *(_score(name) for name in stored if name.startswith(SCORE))])
+        names = [name for name in schema.names if name in stored]
         table = pq.read_table(file, columns=names, page_checksum_verification=True)
         table = integrity.conform(table, schema, first)
     except integrity.ColumnError as error:
@@ -302,7 +298,9 @@ def _score(name: str) -> Any:
 
 
 def _write_parquet(file: Path, table: pa.Table) -> None:
-    file.unlink(missing_ok=True)  # a run may keep the former file by a link, which must not be written over
+    file.unlink(
+        missing_ok=True
+    )  # a run may have a hard link to the former file, which must not be overwritten
     with file.open("wb") as f:
         pq.write_table(table, f, compression="zstd", write_page_checksum=True)
         f.flush()

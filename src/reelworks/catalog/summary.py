@@ -1,4 +1,4 @@
-"""Count what a catalog holds; a pure function of its rows."""
+"""Summarise a catalog as a pure function of its rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reelworks.catalog.rows import CatalogRows
 
 Histogram = list[tuple[str, int]]
 
-_SHORT_SIDES = (144, 240, 360, 480, 720, 1080, 1440, 2160)  # a class holds all below the next
+_SHORT_SIDES = (144, 240, 360, 480, 720, 1080, 1440, 2160)  # lower bounds of the classes
 _FRAME_EDGES = (1, 2, 17, 33, 65, 129, 257, 513)
 _FPS_EDGES = (0.0, 12.0, 20.0, 24.5, 25.5, 30.5, 50.5, 60.5)
 _FPS_LABELS = ("under 12", "12–20", "20–24", "25", "26–30", "31–50", "51–60", "over 60")
@@ -35,22 +35,22 @@ _ASPECTS = {
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of a catalog. Histograms list (label, count), empty classes left out.
+    """Summary of a catalog. Histograms list (label, count) of the classes that are not empty.
 
     Attributes:
-        clips: Rows, bad ones included.
-        by_kind: Readable "video" and "image" rows.
-        bad: Files that cannot be trained on.
-        bad_reasons: Their reasons without particulars, most frequent first.
-        captions_missing: Readable clips without a caption file.
-        captions_empty: Readable clips whose caption file is empty.
-        size_bytes: Size of the readable files.
-        duration_seconds: Length of the readable videos.
-        resolution: Short sides of readable clips.
-        num_frames: Frames of readable clips.
-        fps: Frame rates of readable videos.
-        aspect_ratio: Nearest common ratio, width to height, of readable clips.
-        scores: By name, the values that readable clips have, and how many have none.
+        clips: Number of rows, bad ones included.
+        by_kind: Number of readable "video" and "image" rows.
+        bad: Number of files that cannot be trained on.
+        bad_reasons: Histogram of their reasons without details, most frequent first.
+        captions_missing: Number of readable clips without a caption file.
+        captions_empty: Number of readable clips whose caption file is empty.
+        size_bytes: Total size of the readable files.
+        duration_seconds: Total duration of the readable videos.
+        resolution: Histogram of the short sides of readable clips.
+        num_frames: Histogram of the frame counts of readable clips.
+        fps: Histogram of the frame rates of readable videos.
+        aspect_ratio: Histogram of the nearest common width-to-height ratios of readable clips.
+        scores: Histograms of the scores of readable clips by name, with the number of clips that lack one.
     """
 
     clips: int
@@ -68,7 +68,7 @@ class Summary:
     scores: dict[str, Histogram]
 
     def to_json(self) -> dict[str, Any]:
-        """The summary as a JSON value."""
+        """Return the summary as a JSON value."""
         return asdict(self)
 
 
@@ -114,28 +114,28 @@ def _aspects(rows: CatalogRows) -> Histogram:
 
 
 def _score(score: NDArray[np.float64]) -> Histogram:
-    """Classes whose width is 1, 2 or 5 times a power of ten, so that there are about ten at most."""
-    there = score[~np.isnan(score)]
-    edges = _edges(float(there.min()), float(there.max()))
+    """Return a histogram of about ten classes at most, 1, 2 or 5 times a power of ten wide."""
+    present = score[~np.isnan(score)]
+    edges = _edges(float(present.min()), float(present.max()))
     labels = [f"{a:.6g}–{b:.6g}" for a, b in pairwise(edges)] or [f"{edges[0]:.6g}"]
-    place = np.clip(np.searchsorted(edges, there, side="right") - 1, 0, len(labels) - 1)
-    counts = np.bincount(place, minlength=len(labels)).tolist()
-    return _present([("none", len(score) - len(there)), *zip(labels, counts, strict=True)])
+    index = np.clip(np.searchsorted(edges, present, side="right") - 1, 0, len(labels) - 1)
+    counts = np.bincount(index, minlength=len(labels)).tolist()
+    return _present([("none", len(score) - len(present)), *zip(labels, counts, strict=True)])
 
 
 def _edges(low: float, high: float) -> list[float]:
     if low == high:
         return [low]
-    if not 1e-4 * max(-low, high) < high - low < 1e100:  # six digits do not tell ten classes apart
+    if not 1e-4 * max(-low, high) < high - low < 1e100:  # six digits cannot label ten classes distinctly
         return [low, high]
     power = 10.0 ** math.floor(math.log10((high - low) / 10))
     width = next(power * n for n in (1, 2, 5, 10) if power * n * 10 >= high - low)
-    # Rounded, as 3 × 0.2 lies above 0.6; one class more than quotients tell, as 5.8 / 0.2 lies below 29.
+    # Rounded, since 3 × 0.2 is above 0.6; one class more than the quotients say, since 5.8 / 0.2 is below 29.
     return [float(f"{width * i:.6g}") for i in range(math.floor(low / width), math.floor(high / width) + 3)]
 
 
 def _classes(values: NDArray[Any], lower_edges: Any, labels: Any) -> Histogram:
-    """Count values by class; a class begins at its lower edge and ends before the next one's."""
+    """Count values by class, from its lower edge to below that of the next class."""
     counts = np.bincount(np.searchsorted(lower_edges, values, side="right") - 1, minlength=len(labels))
     return _present([(label, int(count)) for label, count in zip(labels, counts, strict=True)])
 

@@ -1,8 +1,7 @@
-"""Captions made of a clip's own and of its numbers: `{text} frame rate: {fps:.0f}, aesthetic score: {aes:.1f}.`
+"""Fill caption templates such as `{text} frame rate: {fps:.0f}, aesthetic score: {aes:.1f}.`
 
-A template is cut into pieces around `{text}` and behind every comma and full stop. A piece with a number
-that a clip does not have, such as the rate of a picture or a score, is left out of that clip's caption; so no clip is
-said to have a rate of 0.
+A template is split before and after `{text}` and after every comma and full stop. A piece with a number that a clip
+lacks, such as the frame rate of a picture or a score, is left out of its caption, so that none states a rate of 0.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from reelworks.core.errors import UserError, nearest
 TEXT = "text"
 FIELD = "dataset.caption"
 _CUT = re.compile(r"(?<=[.,])(?=\s|$)")
-_LONELY = re.compile(
+_STRAY = re.compile(
     r"\s*,(?=\s*[.,])|\s+(?=[.,])"
-)  # a comma with nothing behind it, and space before a mark
+)  # a comma without text after it, white space before a mark
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part that stands in a caption as a whole or not at all.
+    """A part of a template that a caption contains completely or not at all.
 
     Attributes:
-        form: What `str.format` takes.
-        numbers: Columns that it names.
+        form: Format string for `str.format`.
+        numbers: Columns of numbers that it uses.
     """
 
     form: str
@@ -39,31 +38,31 @@ class Piece:
 
 
 def fill(template: str, text: str, numbers: Mapping[str, float]) -> str:
-    """Make the caption of a clip.
+    """Return the caption of a clip.
 
     Args:
-        template: One that `parse` accepts.
-        text: The clip's own caption; where it is empty, commas and spaces around its place go too.
-        numbers: Its columns; for none stands 0, and NaN where it is a score.
+        template: Template that `parse` accepts.
+        text: The clip's own caption; if it is empty, the commas and spaces around it are removed too.
+        numbers: Values of the clip's columns; a missing one is 0, or NaN for a score.
     """
     pieces = parse(template, None)
-    kept = [piece for piece in pieces if all(_is_there(name, numbers[name]) for name in piece.numbers)]
-    caption = "".join(piece.form.format(text=text, **numbers) for piece in kept)
+    filled = [piece for piece in pieces if all(_is_present(name, numbers[name]) for name in piece.numbers)]
+    caption = "".join(piece.form.format(text=text, **numbers) for piece in filled)
     if not text:
-        caption = re.sub(r" {2,}", " ", _LONELY.sub("", caption))
-    return caption if text and len(kept) == len(pieces) else caption.strip(" ,")
+        caption = re.sub(r" {2,}", " ", _STRAY.sub("", caption))
+    return caption if text and len(filled) == len(pieces) else caption.strip(" ,")
 
 
 @functools.lru_cache(maxsize=64)
 def parse(template: str, scores: frozenset[str] | None = frozenset()) -> tuple[Piece, ...]:
-    """Cut a template into pieces.
+    """Split a template into pieces.
 
     Args:
-        template: As the recipe has it.
-        scores: Scores that it may name; None where any unknown name may be one.
+        template: The template as written in the recipe.
+        scores: Scores that it may use; None if any unknown name may be a score.
 
     Raises:
-        UserError: A brace is open, a column does not exist, or a format does not fit a number.
+        UserError: A brace is not closed, a column does not exist, or a format does not suit numbers.
     """
     try:
         pieces = tuple(_pieces(template, scores))
@@ -73,21 +72,21 @@ def parse(template: str, scores: frozenset[str] | None = frozenset()) -> tuple[P
         raise
     except (ValueError, IndexError, AttributeError) as error:
         raise UserError(
-            f"this is no template ({error})",
+            f"the caption template is invalid ({error})",
             code="template-invalid",
             field=FIELD,
             value=template,
-            remedy="write it as in {text} frame rate: {fps:.0f}.",
+            remedy="write, for example, {text} frame rate: {fps:.0f}.",
         ) from error
     return pieces
 
 
 def names(template: str) -> set[str]:
-    """Columns that a template names."""
+    """Return the columns of numbers that a template uses."""
     return {name for piece in parse(template, None) for name in piece.numbers}
 
 
-def _is_there(name: str, number: float) -> bool:
+def _is_present(name: str, number: float) -> bool:
     return number != 0 if name in NUMBERS else not math.isnan(number)
 
 
@@ -104,7 +103,7 @@ def _pieces(template: str, scores: frozenset[str] | None) -> Iterator[Piece]:
             continue
         _check_name(name, template, scores)
         if "{" in (spec or ""):
-            raise ValueError("a format is written out, as in {fps:.0f}")
+            raise ValueError("a format cannot contain fields; write, for example, {fps:.0f}")
         field = "{" + name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "") + "}"
         if name == TEXT:
             yield Piece(form, tuple(numbers))

@@ -1,5 +1,5 @@
-"""Files to frames: decode, choose frames, resize and crop to one exact shape, as uint8; and the pool that does it.
+"""Decode files to frames: choose frames, resize and crop to one exact shape, as uint8; and a pool of decoders.
 
-PyAV reads clips and Pillow pictures. Torch-free, so that worker processes start fast; knows nothing of plans or
-batches.
+PyAV reads videos, Pillow reads pictures. Torch-free, so that worker processes start fast; independent of plans
+and batches.
 """

@@ -1,4 +1,4 @@
-"""Decode one file to frames of one exact shape: which frames are used, and which part of each."""
+"""Decode one file to frames of one exact shape: choose the frames and the part of each that is used."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from reelworks.core import retry
 from reelworks.core.shape import Shape
 from reelworks.media.config import DataConfig, ShortClips
 
-# The rate that Open-Sora v1.2 tells the model for a picture; a published model knows it.
+# Open-Sora v1.2 conditions the model on this frame rate for pictures; its published weights expect it.
 IMAGE_FPS = 120.0
-# 25 · (30 / 24) may come out just below the whole number that it is.
+# Rounding may leave a product such as 25 · (30 / 24) just below an integer.
 _EPSILON = 1e-6
 
 
 def frame_step(fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.float64]:
-    """Source frames from one used frame to the next; never below 1, since frames are not made up."""
+    """Return the source frames from one used frame to the next; at least 1, since no frames are interpolated."""
     if config.fps is None:
         return np.full(np.shape(fps), float(config.frame_interval))
     return np.maximum(np.asarray(fps, dtype=np.float64) / config.fps, 1.0)
@@ -33,7 +33,7 @@ def frame_step(fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.floa
 def frames_available(
     num_frames: NDArray[Any], fps: NDArray[Any] | float, config: DataConfig
 ) -> NDArray[np.int64]:
-    """Frames that a clip offers at the configured rate: the most that `frame_indices` finds in it."""
+    """Return how many frames a clip has at the configured rate: the most that `frame_indices` can choose."""
     frames = np.asarray(num_frames, dtype=np.float64)
     return np.where(frames > 0, np.ceil((frames - _EPSILON) / frame_step(fps, config)), 0).astype(np.int64)
 
@@ -41,50 +41,50 @@ def frames_available(
 def frame_indices(
     num_frames: int, wanted: int, step: float, draw: float, short_clips: ShortClips = "reject"
 ) -> NDArray[np.int64]:
-    """Indices of `wanted` frames that lie `step` apart, begun at a drawn place.
+    """Return the indices of `wanted` frames that lie `step` apart, from a randomly drawn first frame on.
 
     Args:
         num_frames: Frames in the file, at least one.
-        wanted: Frames of the bucket.
+        wanted: Number of frames of the bucket.
         step: Source frames from one used frame to the next.
-        draw: In [0, 1), chooses the first frame among all that leave room; 0 starts at the beginning.
-        short_clips: What comes after the last frame of a file that is too short: "hold" repeats it, "loop"
-            starts over.
+        draw: Number in [0, 1) that chooses among the possible first frames; 0 starts at the beginning.
+        short_clips: How a file that is too short continues after its last frame: "hold" repeats that frame,
+            "loop" starts over.
 
     Returns:
-        `[wanted]` ascending; of a file that is too short, with "reject" the last ones lie beyond its end.
+        Indices `[wanted]`, ascending unless looped; with "reject", those of a too short file exceed its end.
     """
     span = np.floor(np.arange(wanted) * step + _EPSILON).astype(np.int64)
     room = max(num_frames - int(span[-1]), 1)
     start = min(int(draw * room), room - 1)
-    offered = int(np.searchsorted(span, num_frames))
-    place = np.arange(wanted)
+    available = int(np.searchsorted(span, num_frames))
+    position = np.arange(wanted)
     if short_clips == "hold":
-        place = np.minimum(place, offered - 1)
+        position = np.minimum(position, available - 1)
     elif short_clips == "loop":
-        place %= offered
-    indices: NDArray[np.int64] = span[place] + start
+        position %= available
+    indices: NDArray[np.int64] = span[position] + start
     return indices
 
 
 def cover(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
-    """Size that a frame is resized to so that it just covers the target."""
+    """Return the size, height and width, to which a frame is resized so that it just covers the target."""
     scale = max(target_height / height, target_width / width)
     return max(round(height * scale), target_height), max(round(width * scale), target_width)
 
 
 def crop_offset(size: int, target: int, draw: float) -> int:
-    """Return where a crop begins; a draw of 0.5 is the centre."""
+    """Return the first pixel of a crop along one axis; a draw of 0.5 is the centre."""
     return min(int(draw * (size - target + 1)), size - target)
 
 
 Frames = NDArray[np.uint8]
 
-# Accurate rounding: without it swscale's SIMD paths may round differently from its C path.
+# Without accurate rounding, swscale's SIMD paths may round differently from its C path.
 _RESIZE = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
 _RESIZE_NEAREST = Interpolation.POINT | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
 
-# What undoes each EXIF orientation; 1 is upright.
+# Transposition that turns a picture of each EXIF orientation upright; 1 is upright already.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -97,12 +97,12 @@ _UPRIGHT = {
 
 
 class MediaError(Exception):
-    """A file cannot give the frames that were asked of it; the message is the reason."""
+    """A file cannot provide the requested frames; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Measures:
-    """Measures of a clip by a scan: frames, and its size in pixels as displayed."""
+    """Number of frames of a clip and its size in pixels as displayed, as measured by a scan."""
 
     num_frames: int
     height: int
@@ -111,19 +111,19 @@ class Measures:
 
 @dataclass(frozen=True)
 class Request:
-    """A clip to read, with every choice already drawn.
+    """A request to read one clip, with every random choice already drawn.
 
     Attributes:
         path: The file.
-        is_image: True for pictures.
-        shape: Frames, height and width to return.
+        is_image: Whether the file is a picture.
+        shape: Number of frames, height and width to return.
         step: Source frames from one used frame to the next.
-        first_frame_draw: In [0, 1).
-        crop_draw: In [0, 1), along height and along width; 0.5 is the centre.
-        short_clips: What to do with a video of fewer frames than asked for.
-        measures: Frames are chosen, and edges cut, as of a file of these; of the file itself where there are none.
-            So a clip and its companions show the same moments and the same part. A picture stands for all frames.
-        nearest: Resize without blending neighbours.
+        first_frame_draw: Number in [0, 1) that chooses the first frame.
+        crop_draw: Numbers in [0, 1) that choose the crop along height and width; 0.5 is the centre.
+        short_clips: What to do with a video of too few frames.
+        measures: Measures by which frames and crop are chosen, so that a clip and its companions show the same
+            frames and region; None for the file's own. A companion picture is used for every frame.
+        nearest: Whether to resize by nearest neighbour, without interpolation.
     """
 
     path: Path
@@ -137,20 +137,20 @@ class Request:
     nearest: bool = False
 
     def cover(self, height: int, width: int) -> tuple[int, int]:
-        """Size to which a file of this size is resized, before it is cut."""
+        """Return the size to which a file of this size is resized before the crop."""
         size = (height, width) if self.measures is None else (self.measures.height, self.measures.width)
         return cover(*size, self.shape.height, self.shape.width)
 
 
 def load(request: Request) -> Frames:
-    """Read a clip or picture; where the storage errs in passing, again after a pause.
+    """Read a clip or picture; transient storage errors are retried after a pause.
 
     Returns:
-        `[T, H, W, 3]` uint8 RGB, as displayed: rotation metadata and EXIF orientation applied, alpha laid
-        over white.
+        Frames `[T, H, W, 3]`, uint8 RGB, as displayed: rotation metadata and EXIF orientation are applied, and
+        transparency is blended over white.
 
     Raises:
-        MediaError: Missing, damaged, or with fewer frames than asked for.
+        MediaError: The file is missing or damaged, or has fewer frames than requested.
     """
     try:
         frames = retry.with_retries(
@@ -166,7 +166,7 @@ def load(request: Request) -> Frames:
         raise MediaError(f"{type(error).__name__}: {error}") from error
     expected = (request.shape.num_frames, request.shape.height, request.shape.width, 3)
     if frames.shape != expected:
-        raise MediaError(f"gave frames {frames.shape}, not {expected}")
+        raise MediaError(f"decoded to frames of shape {frames.shape} instead of {expected}")
     return frames
 
 
@@ -200,29 +200,29 @@ def _load_video(request: Request) -> Frames:
         stream = probe.stream(container)
         times = _presentation_times(container, stream)
         if not times:
-            raise MediaError("no frame")
+            raise MediaError("the file has no frames")
         count = len(times) if request.measures is None else request.measures.num_frames
         indices = frame_indices(
             count, shape.num_frames, request.step, request.first_frame_draw, request.short_clips
         )
         if indices[-1] >= len(times):
-            raise MediaError(f"{len(times)} frames are there, {int(indices[-1]) + 1} are needed")
+            raise MediaError(f"the file has {len(times)} frames, {int(indices[-1]) + 1} are needed")
         keys = [times[i] for i in indices]
-        found = {}
+        converted = {}
         if isinstance(keys[0], int):
             container.seek(keys[0], stream=stream, backward=True)
-            found = _collect(_timed(container, stream), set(keys), request)
-    if len(found) < len(set(keys)):
-        found = _from_start(request, keys)
-    return np.stack([found[key] for key in keys])
+            converted = _collect(_timed(container, stream), set(keys), request)
+    if len(converted) < len(set(keys)):
+        converted = _from_start(request, keys)
+    return np.stack([converted[key] for key in keys])
 
 
-# A frame's time in ticks, or where the container has no complete times, its number as `(number,)`.
+# A frame's time in ticks, or `(number,)` if the container lacks the times of some frames.
 _Key = int | tuple[int]
 
 
 def _presentation_times(container: Any, stream: Any) -> list[_Key]:
-    """Keys of all frames in the order shown, by reading packets alone: exact for variable rates too."""
+    """Return the keys of all frames in display order, from packets alone: exact for variable rates too."""
     times = [p.pts for p in container.demux(stream) if p.size and not p.is_discard]
     if any(time is None for time in times):
         return [(number,) for number in range(len(times))]
@@ -240,30 +240,30 @@ def _numbered(container: Any, stream: Any) -> Iterator[tuple[_Key, Any]]:
 
 
 def _from_start(request: Request, keys: list[_Key]) -> dict[_Key, Frames]:
-    """Decode a file from its start; AVI files and raw streams may seek past the key frame needed."""
+    """Decode a file from its start; AVI files and raw streams may seek past the needed key frame."""
     with probe.video(request.path) as container:
         stream = probe.stream(container)
         read = _timed if isinstance(keys[0], int) else _numbered
-        found = _collect(read(container, stream), set(keys), request)
-    missing = len(set(keys)) - len(found)
+        converted = _collect(read(container, stream), set(keys), request)
+    missing = len(set(keys)) - len(converted)
     if missing:
         raise MediaError(f"{missing} of {len(set(keys))} frames could not be decoded")
-    return found
+    return converted
 
 
 def _collect(frames: Iterator[tuple[_Key, Any]], keys: set[_Key], request: Request) -> dict[_Key, Frames]:
-    """Convert the frames asked for, until all are there or the file ends."""
-    found: dict[_Key, Frames] = {}
+    """Convert the requested frames, until all are converted or the file ends."""
+    converted: dict[_Key, Frames] = {}
     for key, frame in frames:
         if key in keys:
-            found.setdefault(key, _convert(frame, request))
-        if len(found) == len(keys):
+            converted.setdefault(key, _convert(frame, request))
+        if len(converted) == len(keys):
             break
-    return found
+    return converted
 
 
 def _convert(frame: Any, request: Request) -> Frames:
-    """Resize in one pass with the colour conversion, then turn and crop."""
+    """Resize and convert colours in one pass, then rotate and crop."""
     quarter_turns = round(frame.rotation / 90) % 4
     turned = quarter_turns % 2 == 1
     shown = (frame.width, frame.height) if turned else (frame.height, frame.width)

@@ -1,4 +1,4 @@
-"""Decode clips in the background, in processes that are killed where they hang over a clip; or in threads."""
+"""Decode clips in the background, in threads or in processes that are killed if they hang on a clip."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from reelworks.media.decode import Frames, MediaError, Request, load
 
 _THREADS = 2
 _PATIENCE_SECONDS = 5.0
-# A process may also be killed from outside, for memory say; a clip whose process dies each time is to blame.
+# A process may be killed from outside, e.g. for memory; a clip is blamed only if every attempt dies.
 _ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a clip gave no frames."""
+    """Reason why a clip could not be decoded."""
 
     reason: str
 
@@ -26,8 +26,8 @@ class DecodePool:
 
     Args:
         num_workers: Spawned processes; 0 uses two threads of this process.
-        timeout_seconds: A process that is at one clip for longer is killed, and the clip is a failure. A
-            thread cannot be killed: with 0 workers, a decoder that hangs is waited for.
+        timeout_seconds: Seconds that a process may spend on one clip before it is killed and the clip fails.
+            A thread cannot be killed: with 0 workers, a decoder that hangs is waited for.
     """
 
     def __init__(self, num_workers: int, timeout_seconds: float) -> None:
@@ -36,7 +36,7 @@ class DecodePool:
         self._processes = WorkerPool() if num_workers else None
 
     def submit(self, request: Request) -> Future[Frames | Failure]:
-        """Queue a clip; one that hangs, or whose process dies again and again, is a failure as any other."""
+        """Queue a clip; one that hangs, or whose process dies in every attempt, results in a `Failure`."""
         return self._threads.submit(_read if self._processes is None else self._read_in_process, request)
 
     def _read_in_process(self, request: Request) -> Frames | Failure:
@@ -45,13 +45,13 @@ class DecodePool:
             try:
                 return self._processes.call(_read, request, self.timeout_seconds)
             except WorkerHung:
-                return Failure(f"decoding took more than {self.timeout_seconds:g} s and was ended")
+                return Failure(f"decoding took more than {self.timeout_seconds:g} s and was stopped")
             except WorkerDied:
                 continue
         return Failure("the decoder crashed on it")
 
     def close(self) -> None:
-        """Stop the workers; what is queued is dropped, and a process that hangs in a decoder is killed."""
+        """Stop the workers: drop queued clips, and kill a process that hangs in a decoder."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._processes is not None:
             self._processes.close(_PATIENCE_SECONDS)
@@ -59,7 +59,7 @@ class DecodePool:
 
 
 def _read(request: Request) -> Frames | Failure:
-    """Decode one clip; every failure of the file is a value, so that it never stops a worker."""
+    """Decode one clip; return a file's failure as a value, so that it never stops a worker."""
     try:
         return load(request)
     except MediaError as error:

@@ -1,4 +1,4 @@
-"""`buckets = "auto"`: entries that a recipe leaves to its data, and that its run then keeps."""
+"""`buckets = "auto"`: propose bucket entries from the data, which the run then stores in its recipe."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 
-_AGAIN = "--set buckets.entries=again proposes new ones from the catalog as it is now"
+_AGAIN = "--set buckets.entries=refresh proposes new ones from the present catalog"
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Entries that a recipe does not give itself.
+    """Bucket entries that were chosen for a recipe that has none of its own.
 
     Attributes:
         entries: The entries.
-        proposal: What they were chosen by; None for those that a run keeps.
-        run: The run folder that keeps them, or will.
+        proposal: The proposal that they come from; None if they come from the run's recipe.
+        run: Run folder whose recipe has the entries, or will have them.
     """
 
     entries: tuple[Suggestion, ...]
@@ -36,17 +36,19 @@ class Chosen:
     run: str
 
     def lines(self) -> list[str]:
-        """Say for people what was chosen and why."""
+        """Describe the chosen entries and the reasons for them, for people."""
         if self.proposal is None:
-            head = f"buckets: the {len(self.entries)} entries kept in {self.run}/recipe.toml; {_AGAIN}"
+            head = (
+                f"buckets: using the {len(self.entries)} entries stored in {self.run}/recipe.toml; {_AGAIN}"
+            )
         else:
-            head = f"buckets: {len(self.entries)} entries proposed, which the run then keeps; {self.proposal.headline()}"
+            head = f"buckets: {len(self.entries)} entries proposed, which the run will store; {self.proposal.headline()}"
         return [head, *(f"  {_line(entry)}" for entry in self.entries)]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        told = self.proposal.to_json() if self.proposal else {"entries": [asdict(e) for e in self.entries]}
-        return {"kept": self.proposal is None, "lines": self.lines(), **told}
+        """Return the entries as a JSON value."""
+        source = self.proposal.to_json() if self.proposal else {"entries": [asdict(e) for e in self.entries]}
+        return {"kept": self.proposal is None, "lines": self.lines(), **source}
 
 
 def _line(entry: Suggestion) -> str:
@@ -55,27 +57,27 @@ def _line(entry: Suggestion) -> str:
 
 
 def choose(recipe: Recipe, geometry: Geometry, clips: Callable[[], Clips]) -> tuple[Recipe, Chosen]:
-    """Find the entries of a recipe that leaves them open.
+    """Choose the entries of a recipe that leaves them open.
 
     Args:
-        recipe: Its `buckets.entries` is "auto" or "refresh".
-        geometry: What the model takes.
-        clips: Gives the recipe's clips; asked only where entries are proposed.
+        recipe: A recipe whose `buckets.entries` is "auto" or "refresh".
+        geometry: Geometry of the model.
+        clips: Returns the recipe's clips; called only if entries must be proposed.
 
     Returns:
-        The recipe with plain entries, marked "keep"; and how they were found.
+        The recipe with the chosen entries, and how they were chosen.
 
     Raises:
-        UserError: No entry takes any clip, `max_tokens` is too small, or the run's recipe cannot be read.
+        UserError: No entry suits any clip, `max_tokens` is too small, or the run's recipe cannot be read.
     """
-    kept = _kept(recipe)
-    if kept is None:
-        found = propose.propose(there := clips(), recipe.buckets, geometry)
-        if not found.reached:
-            raise _nothing(there)
-        chosen = Chosen(found.entries, found, recipe.output)
+    stored = _stored_entries(recipe)
+    if stored is None:
+        proposal = propose.propose(candidates := clips(), recipe.buckets, geometry)
+        if not proposal.reached:
+            raise _no_clips(candidates)
+        chosen = Chosen(proposal.entries, proposal, recipe.output)
     else:
-        chosen = Chosen(kept, None, recipe.output)
+        chosen = Chosen(stored, None, recipe.output)
     update = {
         "bucket": [entry.config() for entry in chosen.entries],
         "buckets": recipe.buckets.model_copy(update={"entries": "keep"}),
@@ -83,38 +85,36 @@ def choose(recipe: Recipe, geometry: Geometry, clips: Callable[[], Clips]) -> tu
     return recipe.model_copy(update=update), chosen
 
 
-def _kept(recipe: Recipe) -> tuple[Suggestion, ...] | None:
-    """Entries that the recipe's run was begun with; None where there is none, or others are asked for."""
+def _stored_entries(recipe: Recipe) -> tuple[Suggestion, ...] | None:
+    """Return the entries in the run's recipe; None without a run, or if new entries or limits are requested."""
     file = RunFolder(Path(recipe.output)).recipe_file
     if recipe.buckets.entries == "refresh" or not file.exists():
         return None
-    then = recipe_file.load(file)
-    limits = (then.buckets.max_tokens, then.buckets.max_batch_size)
-    if then.buckets.entries != "keep" or limits != (
-        recipe.buckets.max_tokens,
-        recipe.buckets.max_batch_size,
-    ):
+    stored = recipe_file.load(file)
+    stored_limits = (stored.buckets.max_tokens, stored.buckets.max_batch_size)
+    limits = (recipe.buckets.max_tokens, recipe.buckets.max_batch_size)
+    if stored.buckets.entries != "keep" or stored_limits != limits:
         return None
     return tuple(
-        Suggestion(config.resolution, frames, batch_size or then.buckets.batch_size, keep_prob)
-        for config in then.bucket
+        Suggestion(config.resolution, frames, batch_size or stored.buckets.batch_size, keep_prob)
+        for config in stored.bucket
         for frames, batch_size, keep_prob in zip(
             config.frames(), config.batch_sizes(), config.keep_probs(), strict=True
         )
     )
 
 
-def _nothing(clips: Clips) -> UserError:
+def _no_clips(clips: Clips) -> UserError:
     reasons, counts = np.unique(clips.excluded, return_counts=True)
-    named = {
+    count_by_reason = {
         "smaller than any bucket" if reason == Reason.NONE else Reason(reason).label: count
         for reason, count in zip(reasons.tolist(), counts.tolist(), strict=True)
     }
-    told = ", ".join(f"{count} {name}" for name, count in named.items())
+    listed = ", ".join(f"{count} {reason}" for reason, count in count_by_reason.items())
     return UserError(
-        f"there is no clip to propose entries for ({told or 'the datasets are empty'})",
+        f"there is no clip to propose bucket entries for ({listed or 'the datasets are empty'})",
         code="no-clip-to-propose-from",
         field="buckets",
         value="auto",
-        remedy="mend the clips, or choose other datasets or a smaller autoencoder.stride",
+        remedy="repair the clips, or choose other datasets or a smaller autoencoder.stride",
     )

@@ -1,4 +1,4 @@
-"""The dataset that a recipe describes."""
+"""Open the dataset that a recipe describes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class RecipeData(Dataset):
     """A recipe's dataset.
 
     Attributes:
-        recipe: The recipe, with its buckets chosen.
-        chosen: How the bucket entries were found, where the recipe left them open.
+        recipe: The recipe, with its bucket entries chosen.
+        chosen: How the bucket entries were chosen; None if the recipe has its own.
     """
 
     recipe: Recipe = None  # type: ignore[assignment]  # `open` and `of_rows` set it
@@ -37,7 +37,7 @@ class RecipeData(Dataset):
 
     @classmethod
     def open(cls, recipe: Recipe, version: int | None = None) -> RecipeData:
-        """Read the catalog, as it is or as it was when it had `version` parts, and compute the table.
+        """Read the newest catalog, or the given version of it, and compute the bucket table.
 
         Raises:
             UserError: There is no catalog, the buckets do not fit the model, or a filter or caption of the
@@ -45,7 +45,7 @@ class RecipeData(Dataset):
         """
         catalog = Catalog.open(Path(recipe.catalog_folder), version)
         opened = cls(catalog, table.EMPTY, spec_of(recipe), recipe=recipe)
-        if version is None:  # what a former version lacks is no mistake of the recipe
+        if version is None:  # scores that an earlier version lacks are not a mistake in the recipe
             eligibility.require_scores(recipe.dataset, opened.rows)
         if recipe.buckets.proposes:
             recipe, chosen = auto_buckets.choose(recipe, geometry_of(recipe), lambda: opened.clips()[0])
@@ -54,16 +54,16 @@ class RecipeData(Dataset):
 
     @classmethod
     def of_rows(cls, recipe: Recipe, catalog: Catalog, ordinals: NDArray[np.int64]) -> RecipeData:
-        """Take some rows of a catalog as they were once, for a recipe whose buckets are chosen.
+        """Make the dataset of some rows of an earlier catalog version, for a recipe with chosen bucket entries.
 
         Args:
-            recipe: The recipe of then.
-            catalog: The catalog at the version of then.
-            ordinals: The rows, ascending.
+            recipe: The recipe that was used with that version.
+            catalog: The catalog at that version.
+            ordinals: Ordinals of the rows, ascending.
         """
         spec, rows = spec_of(recipe), catalog.all_rows().take(ordinals)
-        beside = companion_sources(spec.datasets)
-        companions = rows_of(catalog.live(), beside) if beside else rows.take(ordinals[:0])
+        sources = companion_sources(spec.datasets)
+        companions = rows_of(catalog.live(), sources) if sources else rows.take(ordinals[:0])
         return cls(catalog, table_of(recipe), spec, rows, companions, rows.digest(), recipe=recipe)
 
     @property
@@ -78,7 +78,7 @@ def geometry_of(recipe: Recipe) -> Geometry:
 
 
 def table_of(recipe: Recipe) -> BucketTable:
-    """Bucket table of a recipe whose entries are chosen.
+    """Return the bucket table of a recipe with chosen bucket entries.
 
     Raises:
         UserError: The buckets do not fit the model.
@@ -105,8 +105,8 @@ def scan_recipe(recipe: Recipe, on_progress: Callable[[ScanProgress], None] | No
     """Bring the recipe's catalog up to date; unchanged files are not opened.
 
     Raises:
-        UserError: A folder is missing or empty, a list is wrong, or the catalog cannot be written.
+        UserError: A folder is missing or empty, a list is invalid, or the catalog cannot be written.
     """
-    every = clip_sources(recipe.dataset) + companion_sources(recipe.dataset)
+    sources = clip_sources(recipe.dataset) + companion_sources(recipe.dataset)
     workers = os.cpu_count() or 1
-    return scan_sources(every, Path(recipe.catalog_folder), workers=workers, on_progress=on_progress)
+    return scan_sources(sources, Path(recipe.catalog_folder), workers=workers, on_progress=on_progress)

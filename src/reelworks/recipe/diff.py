@@ -1,4 +1,4 @@
-"""Compare two recipes key by key, and tell what a resume finds changed."""
+"""Compare two recipes key by key, and describe the changes since an earlier step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NOT_SET = "not set"
 
 @dataclass(frozen=True)
 class Change:
-    """A key whose value differs.
+    """A recipe key whose value differs.
 
     Attributes:
-        key: Dotted, with numbers for entries of lists of tables: `bucket.0.batch_size`.
-        before, after: Values, or "not set" where a recipe does not have the key.
+        key: Dotted key, with indices for entries of lists of tables: `bucket.0.batch_size`.
+        before, after: Values, or "not set" if a recipe does not have the key.
     """
 
     key: str
@@ -29,23 +29,23 @@ class Change:
 
 
 def values(recipe: Recipe) -> dict[str, Any]:
-    """A resolved recipe as nested plain values, as its TOML has them."""
+    """Return a resolved recipe as nested plain values, as in its TOML."""
     return toml_none.to_toml(recipe)
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Change]:
-    """Keys of two recipes' values that differ, by name."""
+    """Return the keys in which the values of two recipes differ, sorted."""
     a, b = _flat(before), _flat(after)
     changed = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
     return [Change(key, a.get(key, NOT_SET), b.get(key, NOT_SET)) for key in changed]
 
 
 def _flat(nested: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested tables and lists of tables as dotted keys."""
+    """Return nested tables and lists of tables as a dictionary with dotted keys."""
     items = nested.items() if isinstance(nested, dict) else enumerate(nested)
     flat: dict[str, Any] = {}
     for key, value in items:
-        tables = isinstance(value, list) and any(isinstance(one, dict) for one in value)
+        tables = isinstance(value, list) and any(isinstance(item, dict) for item in value)
         if isinstance(value, dict) or tables:
             flat |= _flat(value, f"{prefix}{key}.")
         else:
@@ -53,17 +53,16 @@ def _flat(nested: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-# How many changed keys are told one by one.
-_SHOWN = 12
+_SHOWN = 12  # changed keys listed one by one
 
 
 def of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
-    """Compare the recipe that a step was trained by with the present one, key by key."""
+    """Describe how the recipe with which a step was trained differs from the present one, a line for each key."""
     try:
-        then = tomllib.loads(history.recipe_of(folder, step).read_text(encoding="utf-8"))
+        before = tomllib.loads(history.recipe_of(folder, step).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    changed = changes(then, values(now))
-    lines = [f"{one.key}: {one.before} then, {one.after} now" for one in changed]
+    changed = changes(before, values(now))
+    lines = [f"{change.key}: {change.before} then, {change.after} now" for change in changed]
     more = len(lines) - _SHOWN
     return lines[:_SHOWN] + ([f"and {more} more keys of the recipe"] if more > 0 else [])

@@ -1,4 +1,4 @@
-"""Mistakes in a recipe, told as field, value and remedy."""
+"""Explain mistakes in a recipe by field, value and remedy."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from reelworks.core import toml_none
 from reelworks.core.errors import UserError, nearest
 from reelworks.recipe.recipe import Recipe
 
-_SHOWN = 6  # problems told at once
+_SHOWN = 6  # problems listed at once
 _REFERENCE = "see docs/reference/recipe.md"
 _TYPE_WORDS = {
     "int_type": "a whole number",
     "float_type": "a number",
     "finite_number": "a finite number",
-    "string_type": 'a text in quotes, as in "..."',
+    "string_type": 'text in quotes, as in "..."',
     "bool_type": "true or false",
     "list_type": "a list, as in [1, 17]",
     "dict_type": "a table",
     "model_type": "a table",
 }
-# Keys as earlier versions had them, and what to write today.
+# Keys of earlier versions, and what to write instead.
 _RENAMED = {
     "buckets.compat": "buckets.opensora_drop_exact_length",
     "data.first_frame": "data.clip_start",
     "data.locality_clips": "data.shuffle_window",
     "data.max_failure_share": "data.max_decode_failures",
     "dataset.prior_preservation": "dataset.prior_prediction",
-    "dataset.weight": "dataset.repeats, which takes any number above 0: the product of both",
+    "dataset.weight": "dataset.repeats, which can be any number above 0, as the product of both",
     "exports.every_saves": "exports.every_n_saves",
     "objective.compat": "objective.opensora_frame_quantization",
     "preview": "[samples]",
@@ -46,12 +46,12 @@ _RENAMED = {
 
 
 def explain(error: ValidationError) -> UserError:
-    """Make one error of all that is wrong: the first problem in full, the others below its remedy."""
-    found = error.errors()
-    paths = [_path(e) for e in found]
-    # Of the alternatives of a union, the one meant is that of which a part is wrong.
-    meant = [e for e, path in zip(found, paths, strict=True) if not any(_is_part(p, path) for p in paths)]
-    first, *others = [_problem(e) for e in meant]
+    """Combine all problems into one error: the first in full, the others below its remedy."""
+    errors = error.errors()
+    paths = [_path(e) for e in errors]
+    # Each alternative of a union reports an error; the most specific path belongs to the intended one.
+    specific = [e for e, path in zip(errors, paths, strict=True) if not any(_is_part(p, path) for p in paths)]
+    first, *others = [_problem(e) for e in specific]
     more = [f"\n  also {p.field} = {p.value!r}: {p.problem}; {p.remedy}" for p in others[: _SHOWN - 1]]
     return UserError(
         first.problem,
@@ -63,27 +63,23 @@ def explain(error: ValidationError) -> UserError:
 
 
 def _problem(error: Any) -> UserError:
-    """One of pydantic's errors as ours."""
+    """Convert one of pydantic's errors to a `UserError`."""
     path = _path(error)
     field = ".".join(str(part) for part in path)
     kind, value, message = error["type"], error["input"], error["msg"]
-    told = error.get("ctx", {}).get("error")
-    if isinstance(told, UserError):
-        return told
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, UserError):
+        return cause
     if kind == "extra_forbidden":
-        if (now := _RENAMED.get(".".join(str(part) for part in path if isinstance(part, str)))) is not None:
+        if (new := _RENAMED.get(".".join(str(part) for part in path if isinstance(part, str)))) is not None:
             return UserError(
-                "this key has another name now",
-                code="renamed-key",
-                field=field,
-                value=value,
-                remedy=f"write {now}",
+                "this key was renamed", code="renamed-key", field=field, value=value, remedy=f"write {new}"
             )
         remedy = nearest(str(path[-1]), _keys_beside(path))
         return UserError("there is no such key", code="unknown-key", field=field, value=value, remedy=remedy)
     if kind == "missing":
         return UserError(
-            "this key is needed", code="key-missing", field=field, remedy=f"add {field} to the recipe"
+            "this key is required", code="key-missing", field=field, remedy=f"add {field} to the recipe"
         )
     if kind in _TYPE_WORDS:
         return UserError(
@@ -91,7 +87,7 @@ def _problem(error: Any) -> UserError:
         )
     if kind == "string_too_short":
         return UserError(
-            "this is empty",
+            "the value is empty",
             code="empty-value",
             field=field,
             value=value,
@@ -99,14 +95,14 @@ def _problem(error: Any) -> UserError:
         )
     if message.startswith("Input should be "):
         allowed = message.removeprefix("Input should be ")
-        what = "a number " if allowed.startswith(("greater", "less")) else ""
-        spelt = _spelt(value, allowed) if kind == "literal_error" and isinstance(value, str) else ""
+        noun = "a number " if allowed.startswith(("greater", "less")) else ""
+        suggestion = _suggestion(value, allowed) if kind == "literal_error" and isinstance(value, str) else ""
         return UserError(
-            "this value is not allowed",
+            "the value is not allowed",
             code="value-not-allowed",
             field=field,
             value=value,
-            remedy=f"{spelt}give {what}{allowed}",
+            remedy=f"{suggestion}give {noun}{allowed}",
         )
     message = message.removeprefix("Value error, ")
     return UserError(
@@ -114,8 +110,8 @@ def _problem(error: Any) -> UserError:
     )
 
 
-def _spelt(value: str, allowed: str) -> str:
-    """Suggest the allowed value that a misspelt one was meant to be: "AdamW", "adamw_8bit"."""
+def _suggestion(value: str, allowed: str) -> str:
+    """Suggest the allowed value that is closest to a misspelt one, such as "AdamW"."""
     close = difflib.get_close_matches(value.casefold(), re.findall("'([^']*)'", allowed), n=1, cutoff=0.8)
     return f'did you mean "{close[0]}"? Else ' if close else ""
 
@@ -129,12 +125,12 @@ def _is_part(path: Sequence[int | str], of: Sequence[int | str]) -> bool:
 
 
 def _names_a_type(part: int | str) -> bool:
-    """Inside a union, pydantic puts the alternative's type among the keys."""
+    """Return whether a part of a path is a type, which pydantic adds for each alternative of a union."""
     return isinstance(part, str) and ("[" in part or part in ("int", "float", "str"))
 
 
 def _keys_beside(path: Sequence[int | str]) -> list[str]:
-    """Keys that the table holding the last element of a path knows."""
+    """Return the valid keys of the table that contains the last element of a path."""
     config: type[BaseModel] = Recipe
     for part in path[:-1]:
         if isinstance(part, str):

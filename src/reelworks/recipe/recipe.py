@@ -1,4 +1,4 @@
-"""The whole recipe as one frozen value."""
+"""The complete recipe as one frozen value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reelworks.train.config import SamplesConfig, TrainConfig, ValidationConfig
 
 
 class Recipe(Config):
-    """A complete run. Relative paths start at the folder in which the command is given.
+    """Description of a complete run. Relative paths start at the current folder of the command.
 
     Examples:
         >>> import reelworks as rw
@@ -35,27 +35,27 @@ class Recipe(Config):
         (42, 'runs/mine/catalog')
     """
 
-    version: Literal[1] = Field(description="of the recipe's format")
+    version: Literal[1] = Field(description="version of the recipe format")
     output: str = Field(min_length=1, description="the run folder; default: runs/<the recipe's file name>")
     catalog: str | None = Field(
         None, min_length=1, description="folder of the catalog; default: <output>/catalog"
     )
-    seed: int = Field(42, ge=0, lt=2**63, description="of every random choice")
+    seed: int = Field(42, ge=0, lt=2**63, description="seed of all random choices")
     exclude_file: str | None = Field(
         None,
         min_length=1,
-        description="a text file of clips not to train: a line for each, dataset/path as reports print it; "
+        description="a text file that lists clips not to train, one dataset/path per line as reports print them; "
         "lines that begin with # are comments",
     )
     dataset: list[DatasetConfig] = Field(min_length=1)
     bucket: list[BucketEntryConfig] = Field(
-        [], description='needed, unless there is `buckets = "auto"` or `[buckets.opensora]`'
+        [], description='required, unless the recipe has `buckets = "auto"` or `[buckets.opensora]`'
     )
     buckets: BucketsField = BucketsConfig()
     cost: CostConfig = CostConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
-    lora: LoraConfig | None = Field(None, description="left out: all weights of the model are trained")
+    lora: LoraConfig | None = Field(None, description="train a LoRA; without it, all weights are trained")
     autoencoder: AutoencoderConfig = AutoencoderConfig()
     text_encoder: TextEncoderConfig = TextEncoderConfig()
     objective: ObjectiveConfig = ObjectiveConfig()

@@ -1,4 +1,4 @@
-"""Recipes from files: TOML, `--set` overrides, and errors that say what to type instead."""
+"""Read recipes from TOML files, apply `--set` overrides, and check them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
     Args:
         path: The TOML file.
-        overrides: Texts `a.b=value`; the value is TOML, or a plain text where it is not.
+        overrides: Texts `a.b=value`; a value that is not valid TOML is used as plain text.
 
     Raises:
-        UserError: The file is missing or not TOML, a key is unknown, a value has the wrong type.
+        UserError: The file is missing or not valid TOML, or `parse` refuses its values.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -41,15 +41,15 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
             code="file-unreadable",
             field="RECIPE",
             value=str(path),
-            remedy="check the path; complete recipes lie in the project's recipes/ folder",
+            remedy="check the path; complete recipes are in the project's recipes/ folder",
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(
-            f"not TOML: {error}", code="not-toml", field="RECIPE", value=str(path), remedy="mend that line"
+            f"not TOML: {error}", code="not-toml", field="RECIPE", value=str(path), remedy="correct it"
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(
-            f"not UTF-8: byte {error.start}",
+            f"the recipe is not UTF-8 at byte {error.start}",
             code="not-utf-8",
             field="RECIPE",
             value=str(path),
@@ -62,10 +62,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def parse(values: dict[str, Any]) -> Recipe:
-    """Check values against the schema, and names, sizes and frame counts against the model.
+    """Make a recipe of plain values, and check it against the schema and the model.
 
     Raises:
-        UserError: With every problem, the first as its field.
+        UserError: Values are invalid; the error has the field of the first problem and lists the others.
     """
     try:
         recipe = Recipe.model_validate(toml_none.from_toml(values, Recipe))
@@ -76,13 +76,13 @@ def parse(values: dict[str, Any]) -> Recipe:
     validation.require_objective(recipe.model, recipe.objective.name, recipe.objective.mask_ratios)
     validation.require_text_encoder(recipe.model, recipe.text_encoder)
     validation.require_autoencoder(recipe.model, recipe.autoencoder)
-    _require_base(recipe)
-    _require_lora(recipe)
+    _require_lora_base(recipe)
+    _require_base_target(recipe)
     validation.require_image_encoder(recipe.model)
     validation.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
-    recipe = _of_experts(recipe)
+    recipe = _with_timestep_range(recipe)
     if recipe.buckets.proposes:
-        _refuse_given(recipe)
+        _refuse_entries(recipe)
     else:
         table.build(recipe.bucket, recipe.buckets, geometry)
     if recipe.samples.prompts:
@@ -91,7 +91,7 @@ def parse(values: dict[str, Any]) -> Recipe:
 
 
 def _require_samples(recipe: Recipe, geometry: Geometry) -> None:
-    """Refuse samples that the model cannot make; sizes that are left out are those of a bucket."""
+    """Refuse samples that the model cannot generate; sizes that are left out come from a bucket and are valid."""
     samples, (height, width) = recipe.samples, geometry.multiple
     shape = Shape(samples.num_frames or 1, samples.height or height, samples.width or width)
     fields = ("samples.num_frames", "samples.height", "samples.width")
@@ -103,43 +103,46 @@ def _require_samples(recipe: Recipe, geometry: Geometry) -> None:
         )
 
 
-def _require_base(recipe: Recipe) -> None:
-    """Refuse a base of a LoRA that cannot be computed with, or cannot lie where it is to lie."""
+def _require_lora_base(recipe: Recipe) -> None:
+    """Refuse a data type of the LoRA's base that does not suit the compute type or offloading."""
     if recipe.lora is None:
         return
     base = recipe.lora.exact_base(recipe.precision.compute)
     if recipe.parallel.offload and base not in ("float32", "bfloat16"):
         raise UserError(
-            f"a base of {base} stays on the GPU, since blocks are fetched from CPU memory as plain weights",
+            f"a LoRA base in {base} cannot be offloaded: only unpacked weights can be moved between CPU and GPU",
             code="offload-of-packed-base",
             field="parallel.offload",
             value=True,
-            remedy='say lora.base = "bfloat16", or leave offload out',
+            remedy='write lora.base = "bfloat16", or leave offload out',
         )
 
 
-def _of_experts(recipe: Recipe) -> Recipe:
-    """Say which timesteps are trained where the model's experts decide it."""
+def _with_timestep_range(recipe: Recipe) -> Recipe:
+    """Set the trained timestep range, which depends on the expert if the model has several."""
     objective, lora = recipe.objective, recipe.lora
     if recipe.model.experts == "both" and lora is not None and lora.weights is not None:
         raise UserError(
-            "a file holds the LoRA of one expert",
+            "lora.weights is the LoRA of one expert, but both experts are trained",
             code="lora-of-one-expert",
             field="lora.weights",
             value=lora.weights,
             remedy='leave it out, or train one: model.experts = "high" or "low"',
         )
-    trained = timestep_range(recipe.model, objective.name, objective.timestep_range)
-    return recipe.model_copy(update={"objective": objective.model_copy(update={"timestep_range": trained})})
+    timesteps = timestep_range(recipe.model, objective.name, objective.timestep_range)
+    return recipe.model_copy(update={"objective": objective.model_copy(update={"timestep_range": timesteps})})
 
 
-def _require_lora(recipe: Recipe) -> None:
-    """Refuse clips that are to keep a base as it is where none is kept, and a run that would learn nothing."""
-    preserved = [d.prior_prediction for d in recipe.dataset]
-    if any(preserved) and recipe.lora is None:
-        problem, remedy = "all weights are trained, so that there is no base to compare with", "add [lora]"
-    elif all(preserved):
-        problem, remedy = "no dataset is left to learn from", "leave it out of one dataset, or add another"
+def _require_base_target(recipe: Recipe) -> None:
+    """Refuse `prior_prediction` without a LoRA, and for all datasets, so that nothing would be learned."""
+    targets_base = [d.prior_prediction for d in recipe.dataset]
+    if any(targets_base) and recipe.lora is None:
+        problem, remedy = "without a LoRA there is no frozen base to predict the target", "add [lora]"
+    elif all(targets_base):
+        problem, remedy = (
+            "all datasets have it, so that the LoRA would learn nothing",
+            "unset it for one dataset",
+        )
     else:
         return
     raise UserError(
@@ -147,12 +150,11 @@ def _require_lora(recipe: Recipe) -> None:
     )
 
 
-def _refuse_given(recipe: Recipe) -> None:
-    """Refuse entries beside the wish to have them proposed."""
-    for name, given in (("[[bucket]]", recipe.bucket), ("[buckets.opensora]", recipe.buckets.opensora)):
-        if given:
+def _refuse_entries(recipe: Recipe) -> None:
+    for name, entries in (("[[bucket]]", recipe.bucket), ("[buckets.opensora]", recipe.buckets.opensora)):
+        if entries:
             raise UserError(
-                f"entries are to be proposed, and the recipe gives {name} too",
+                f"the recipe asks for proposed entries, but also has {name}",
                 code="entries-given-and-proposed",
                 field="buckets.entries",
                 value=recipe.buckets.entries,
@@ -161,7 +163,7 @@ def _refuse_given(recipe: Recipe) -> None:
 
 
 def dump(recipe: Recipe) -> str:
-    """Write a resolved recipe as TOML; reading it again gives an equal recipe."""
+    """Return a resolved recipe as TOML; reading it again gives an equal recipe."""
     return tomli_w.dumps(toml_none.to_toml(recipe))
 
 
@@ -170,40 +172,40 @@ def _override(values: dict[str, Any], text: str) -> None:
     *parents, last = (part.strip() for part in key.split("."))
     if not sign or not all((*parents, last)):
         raise UserError(
-            "not of the form a.b=value",
+            "the override is not of the form a.b=value",
             code="override-invalid",
             field="--set",
             value=text,
-            remedy="e.g. --set train.max_steps=100",
+            remedy="write, for example, --set train.max_steps=100",
         )
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw
     values.update({"buckets": as_table(values["buckets"])} if "buckets" in values else {})
-    here: Any = values
+    node: Any = values
     for part in parents:
-        here = _descend(here, part, text)
-    if isinstance(here, list):
-        here[_index(here, last, text)] = value
-    elif isinstance(here, dict):
-        here[last] = value
+        node = _descend(node, part, text)
+    if isinstance(node, list):
+        node[_index(node, last, text)] = value
+    elif isinstance(node, dict):
+        node[last] = value
     else:
-        raise _no_such_place(text)
+        raise _no_such_table(text)
 
 
-def _descend(here: Any, part: str, text: str) -> Any:
-    if isinstance(here, list):
-        return here[_index(here, part, text)]
-    if isinstance(here, dict):
-        return here.setdefault(part, {})
-    raise _no_such_place(text)
+def _descend(node: Any, part: str, text: str) -> Any:
+    if isinstance(node, list):
+        return node[_index(node, part, text)]
+    if isinstance(node, dict):
+        return node.setdefault(part, {})
+    raise _no_such_table(text)
 
 
-def _index(here: list[Any], part: str, text: str) -> int:
-    if not part.isdecimal() or int(part) >= len(here):
+def _index(node: list[Any], part: str, text: str) -> int:
+    if not part.isdecimal() or int(part) >= len(node):
         raise UserError(
-            f'"{part}" is not one of the {len(here)} entries',
+            f'"{part}" is not the index of one of the {len(node)} entries',
             code="override-index-out-of-range",
             field="--set",
             value=text,
@@ -212,7 +214,7 @@ def _index(here: list[Any], part: str, text: str) -> int:
     return int(part)
 
 
-def _no_such_place(text: str) -> UserError:
+def _no_such_table(text: str) -> UserError:
     return UserError(
         "there is no table of that name",
         code="unknown-table",

@@ -1,4 +1,4 @@
-"""Recipes for people to read on: TOML with the reason for a value behind it."""
+"""Write recipes for people: TOML with the reason for each value in a comment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import tomli_w
 
-_COLUMN = 31  # of comments, where a line leaves it free
+_COLUMN = 31  # where comments begin, unless the line is longer
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,11 @@ class Line:
     """One key of a recipe.
 
     Attributes:
-        table: Its header: "" on top, "[model]", or "[[dataset]]", which each begin another one.
-        key: Name.
-        value: A number, text, or list of them.
-        why: What a reader is told of it.
-        number: Tells entries of one list of tables apart.
+        table: Header of its table, such as "[model]" or "[[dataset]]"; "" for keys at the top.
+        key: Name of the key.
+        value: A number, a text, or a list of them.
+        why: Comment for the reader.
+        number: Index of the table among those with the same header.
     """
 
     table: str
@@ -36,7 +36,7 @@ class Line:
 
 
 def write(title: str, lines: Iterable[Line]) -> str:
-    """Write a recipe whose keys stand table by table."""
+    """Return a recipe as TOML; lines of one table must be adjacent."""
     parts = []
     for (table, _), keys in groupby(lines, key=lambda line: (line.table, line.number)):
         parts.append("\n".join([table] * bool(table) + [str(key) for key in keys]))

@@ -56,12 +56,12 @@ def found(root, catalog):
 
 WORDS = {
     "none": "no control {depth}/none.*",
-    "twice": "is not the only file of its name",
+    "twice": "is not the only file of that name",
     "broken": "broken.mp4 is unusable: ",
     "short": "short.mp4 has 7 frames, the clip 8",
     "slow": "slow.mp4 has 12 frames a second, the clip 24",
     "square": "square.mp4 is 48 × 48 pixels, the clip 48 × 64",
-    "moves": "moves.mp4 is a clip, and this a picture",
+    "moves": "moves.mp4 is a video, but the clip is a picture",
 }
 
 

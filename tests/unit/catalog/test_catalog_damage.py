@@ -175,7 +175,7 @@ def test_two_live_rows_of_a_uid_are_named(catalog: Path) -> None:
 @pytest.mark.parametrize("ordinals", [[3], [-1]])
 def test_a_retired_row_must_be_an_earlier_one(catalog: Path, ordinals: list[int]) -> None:
     pq.write_table(pa.table({"ordinal": ordinals}), catalog / "retired-000001.parquet")
-    assert "retires a row that is not among the 3 before it" in refusal(catalog)
+    assert "retires a row that is not among the 3 rows before it" in refusal(catalog)
 
 
 @pytest.mark.parametrize("name", ["part-000000.parquet", "part-000001.parquet", "retired-000001.parquet"])

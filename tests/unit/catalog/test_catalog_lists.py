@@ -88,7 +88,7 @@ def test_each_row_is_a_clip_or_has_a_reason_with_its_caption_and_scores(folder: 
         "gone.mp4": {"caption": "a film", "error": "no such file", "aes": 4, "flow": None},
         "sub/notes.pdf": {
             "caption": "123",
-            "error": "its name is neither a video's nor a picture's",
+            "error": "its extension is not that of a video or picture",
             "aes": 1e3,
             "flow": 1,
         },
@@ -96,7 +96,7 @@ def test_each_row_is_a_clip_or_has_a_reason_with_its_caption_and_scores(folder: 
     assert set(live(file).num_frames.tolist()) == {0, 1}
     (note,) = result.notes
     assert note.endswith(
-        "scores aes, flow; passed over: num_frames (measured of the file), cmotion (no numbers)"
+        "scores aes, flow; ignored: num_frames (measured from the file), cmotion (no numbers)"
     )
 
 
@@ -273,9 +273,9 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
         ("path\na.png\n/etc/passwd.png\n", "row 2, /etc/passwd.png, lies outside"),
         (
             "path\nx.png\ny.mp4\n",
-            "of the 2 files of the list, none is .* the first is .*/x.png: no such file",
+            "none of the 2 files of the list is .* the first is .*/x.png: no such file",
         ),
-        ("path\n", "of the 0 files"),
+        ("path\n", "none of the 0 files"),
         ("path,aes\na.png,1,2\n", "cannot be read"),
         ("", "cannot be read"),
         ("path,path\na.png,b\n", "two columns are named path"),
@@ -300,7 +300,7 @@ def test_a_wrong_list_is_refused_with_its_row_before_anything_is_written(
         (pa.array([b"\xff.png"]), "cannot be read: Invalid UTF8"),
         (pa.array(["a\0.png"]), "row 1, .* lies outside"),
         (pa.array([["a.png"]]), "row 1 has no path"),
-        (None, "there is no such list"),
+        (None, "the list does not exist"),
     ],
 )
 def test_a_list_that_no_disk_could_have_is_refused(folder: Path, path: Any, said: str) -> None:
@@ -317,8 +317,8 @@ def test_a_word_in_a_column_of_numbers_is_named(folder: Path) -> None:
     (folder / "meta.csv").write_text(text)
     (note,) = scanned(folder / "meta.csv").notes
     assert "scores flow, match;" in note
-    assert "aes (row 2 has 'bad', which is no number)" in note
-    assert '"in" (no name that a filter could say' in note
+    assert "aes (row 2 has 'bad', which is not a number)" in note
+    assert '"in" (not a valid name in filters' in note
     assert "words (no numbers)" in note
     assert by_path(folder / "meta.csv")["sub/b.png"]["flow"] is None
 

@@ -157,7 +157,7 @@ def test_a_playlist_in_disguise_opens_nothing(clips: Path, tmp_path: Path) -> No
     (tmp_path / "real.mp4").write_bytes((clips / "clip.mp4").read_bytes())
     (tmp_path / "a.mp4").write_text("ffconcat version 1.0\nfile real.mp4\n")
     assert media.decoded_frames(tmp_path / "a.mp4") == 11, "a careless reader follows it"
-    with pytest.raises(probe.ProbeError, match="of another kind"):
+    with pytest.raises(probe.ProbeError, match="does not match the extension"):
         probe.probe(tmp_path / "a.mp4")
 
 

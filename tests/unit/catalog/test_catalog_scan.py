@@ -70,7 +70,7 @@ def test_a_first_scan(data: Path, target: Path) -> None:
     assert counts(result) == (4, 0, 0, 0)
     assert result.bad_files == ((str(data / "sub/bad.mp4"), "zero bytes"),)
     assert (result.bad, result.version) == (1, 1)
-    assert result.notes == (f"{data}: passed over, by their names neither videos nor pictures: .md (1)",)
+    assert result.notes == (f"{data}: ignored files that are not videos or pictures: .md (1)",)
     assert paths(target) == ["a.png", "sub/B.PNG", "sub/bad.mp4", "sub/c.mp4"]
     rows = {row["path"]: row for row in Catalog.open(target).live().to_table().to_pylist()}
     film, bad = rows["sub/c.mp4"], rows["sub/bad.mp4"]
@@ -219,8 +219,8 @@ def test_sources_that_cannot_be_scanned(data: Path, target: Path, tmp_path: Path
     cases = {
         tmp_path / "nowhere": "no such folder",
         data / "a.png": "this is a file, not a folder",
-        tmp_path / "empty": "found: nothing",
-        tmp_path / "gifs": r"found: \.gif \(2\), \.tar \(1\)(?s:.*)\.mp4",
+        tmp_path / "empty": "it contains: nothing",
+        tmp_path / "gifs": r"it contains: \.gif \(2\), \.tar \(1\)(?s:.*)\.mp4",
     }
     for folder, message in cases.items():
         with pytest.raises(UserError, match=message) as caught:
@@ -251,7 +251,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(data: Path, target: Path, mo
 
 
 def test_two_sources_of_one_name(data: Path, target: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="two datasets have this name"):
+    with pytest.raises(UserError, match="two datasets have the same name"):
         scan_sources([Source("d", data), Source("d", tmp_path)], target, workers=1)
 
 

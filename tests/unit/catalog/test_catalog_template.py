@@ -71,9 +71,9 @@ def test_a_caption_is_never_read_as_a_template(text):
     [
         ("{text} {aes:.1f}", 'no column "aes"'),
         ("{text} {hight}", 'did you mean "height"'),
-        ("{text", "no template"),
-        ("{text} {fps:.0q}", "no template"),
-        ("{text} {fps:{height}}", "no template .a format is written out"),
+        ("{text", "template is invalid"),
+        ("{text} {fps:.0q}", "template is invalid"),
+        ("{text} {fps:{height}}", "template is invalid .a format cannot contain fields"),
         ("{text} {}", "no column"),
         ("{text.real}", "no column"),
     ],

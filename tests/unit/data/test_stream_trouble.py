@@ -88,7 +88,7 @@ def test_a_clip_that_hangs_is_ended_named_and_not_tried_again(pictures: list[Pat
     assert [greys(batch) for batch in batches] == [[0, 1], [2, 0, 3], [4, 5, 6, 7]]
     assert [batch.failures for batch in batches] == [
         (),
-        ((1, "decoding took more than 1 s and was ended"),),
+        ((1, "decoding took more than 1 s and was stopped"),),
         (),
     ]
     with pytest.raises(OSError, match="No such device") as nobody_reads:

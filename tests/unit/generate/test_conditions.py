@@ -113,7 +113,7 @@ def test_a_picture_and_the_end_of_a_clip_are_read_at_the_size_of_the_clip(tmp_pa
     writers.write(tmp_path / "a.mp4", ramp, 24.0)
     read = conditions.read(tmp_path / "a.mp4", OPTIONS.shape, 3).mean(axis=(1, 2, 3))
     assert np.abs(read - [180, 200, 220]).max() < 8
-    with refused("condition-unreadable", "--reference", says="12 frames are there"):
+    with refused("condition-unreadable", "--reference", says="the file has 12 frames"):
         conditions.read(tmp_path / "a.mp4", OPTIONS.shape, 13)
 
 

@@ -224,7 +224,7 @@ def test_the_usual_shape_is_that_of_the_most_tokens(tmp_path: Path) -> None:
         ("out.png", ["--num-frames", "4"], "a picture file cannot hold 4 frames"),
         ("out.png", ["--height", "20"], "--height = 20: this autoencoder takes multiples of 8"),
         ("out.png", ["--reference", "no.png"], "--reference = 'no.png': No such file or directory"),
-        ("out.png", ["--control", "{run}/made.png"], "is not shown a control"),
+        ("out.png", ["--control", "{run}/made.png"], "does not take a control"),
         ("out.png", ["--reference", "{run}/made.png"], "nothing is left of 1 frames"),
     ],
 )

@@ -70,5 +70,5 @@ def test_nearest_invents_no_grey(folder, tmp_path):
 
 def test_a_companion_that_ends_before_is_refused(folder):
     """Frames that it lacks are not made up."""
-    with pytest.raises(MediaError, match="9 frames are there, 20 are needed"):
+    with pytest.raises(MediaError, match="the file has 9 frames, 20 are needed"):
         read(folder / "short.mp4", (0.999, 0.5, 0.5), 1.0)

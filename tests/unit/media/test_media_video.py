@@ -174,9 +174,9 @@ def test_a_cover_picture_is_no_film(tmp_path: Path) -> None:
 
 
 def test_too_few_frames(clip: Path) -> None:
-    with pytest.raises(MediaError, match="36 frames are there, 37 are needed"):
+    with pytest.raises(MediaError, match="the file has 36 frames, 37 are needed"):
         load(request(clip, 37, first_frame_draw=0.999))
-    with pytest.raises(MediaError, match="36 frames are there, 41 are needed"):
+    with pytest.raises(MediaError, match="the file has 36 frames, 41 are needed"):
         load(request(clip, 5, step=10, first_frame_draw=0.9))
 
 
@@ -189,7 +189,7 @@ def test_a_clip_cut_short(clip: Path, tmp_path: Path) -> None:
     fast = files.write(tmp_path / "fast.mp4", noise, container_options={"movflags": "faststart"})
     fast.write_bytes(fast.read_bytes()[: fast.stat().st_size // 2])
     assert len(load(request(fast, 2))) == 2
-    with pytest.raises(MediaError, match=r"\d frames are there, 12 are needed"):
+    with pytest.raises(MediaError, match=r"the file has \d frames, 12 are needed"):
         load(request(fast, 12))
 
 
@@ -197,7 +197,7 @@ def test_a_clip_cut_short(clip: Path, tmp_path: Path) -> None:
 def test_a_playlist_in_disguise_opens_nothing(clip: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "real.mp4").write_bytes(clip.read_bytes())
     (tmp_path / "a.mp4").write_text(text)
-    with pytest.raises(MediaError, match=r"another kind|InvalidDataError"):
+    with pytest.raises(MediaError, match=r"does not match the extension|InvalidDataError"):
         load(request(tmp_path / "a.mp4"))
 
 

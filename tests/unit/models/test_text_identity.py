@@ -112,5 +112,5 @@ def test_weights_that_a_run_of_ours_exported_go_with_what_it_trained_them_beside
     validation.require_autoencoder(model, AutoencoderConfig(name="flux", weights="x"))
     with pytest.raises(UserError, match="other text encoders"):
         validation.require_text_encoder(model, told("t5", "x"))
-    with pytest.raises(UserError, match="other latents"):
+    with pytest.raises(UserError, match="latents of another autoencoder"):
         validation.require_autoencoder(model, AutoencoderConfig(name="sd3", weights="x"))

@@ -65,7 +65,7 @@ def test_a_run_goes_on_with_the_entries_that_it_began_with(folder):
     grow(folder)
     later = made.opened(recipe(folder))
     assert later.recipe.bucket == first.recipe.bucket
-    assert "--set buckets.entries=again" in later.chosen.lines()[0]
+    assert "--set buckets.entries=refresh" in later.chosen.lines()[0]
     assert len(later.rows) > len(first.rows)
 
 

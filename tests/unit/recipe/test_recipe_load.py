@@ -282,7 +282,7 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
         recipe_file.load(tmp_path)
     assert "line 2" in str(mistake(tmp_path, text="version = 1\nseed = = 2\n"))
     (tmp_path / "latin.toml").write_bytes("# gr\xfcn\n".encode("latin-1"))
-    with refused("not-utf-8", "RECIPE", says="not UTF-8: byte 4"):
+    with refused("not-utf-8", "RECIPE", says="not UTF-8 at byte 4"):
         recipe_file.load(tmp_path / "latin.toml")
 
 
@@ -337,7 +337,7 @@ def test_overrides_that_lead_nowhere(tmp_path: Path, override: str, remedy: str)
             "lora.base",
             'say precision.compute = "bfloat16"',
         ),
-        (["lora.base=nf4", "parallel.offload=true"], "parallel.offload", 'say lora.base = "bfloat16"'),
+        (["lora.base=nf4", "parallel.offload=true"], "parallel.offload", 'write lora.base = "bfloat16"'),
     ],
 )
 def test_a_base_that_cannot_lie_so_is_refused_when_the_recipe_is_read(tmp_path, overrides, field, remedy):

@@ -101,8 +101,8 @@ def test_learning_from_them_alone_leads_back_to_the_base(adapted):
 @pytest.mark.parametrize(
     ("lora", "datasets", "problem"),
     [
-        (None, [True, False], "no base to compare with"),
-        ({}, [True, True], "no dataset is left to learn from"),
+        (None, [True, False], "no frozen base to predict the target"),
+        ({}, [True, True], "the LoRA would learn nothing"),
     ],
 )
 def test_what_cannot_work_is_refused(lora, datasets, problem):
