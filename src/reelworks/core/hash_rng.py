@@ -48,7 +48,7 @@ def _mix(x: U64) -> U64:
 
 
 def text_words(texts: Iterable[str]) -> U64:
-    """Return an integer for each text, such that `hash64(text_words(texts))` hashes each as `hash_int(text)` does."""
+    """Return an integer for each text, so that `hash64(text_words(texts))` equals `hash_int(text)` of each."""
     eight_bytes = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.frombuffer(b"".join(eight_bytes), dtype="<u8").astype(np.uint64)
 

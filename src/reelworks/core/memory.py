@@ -9,7 +9,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int:
-    """Return the memory that machine and container have left; `sys.maxsize` if unknown (systems other than Linux)."""
+    """Return the memory that machine and container have left, or `sys.maxsize` on systems other than Linux."""
     return min(_machine(), _container())
 
 
