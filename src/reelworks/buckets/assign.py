@@ -221,7 +221,7 @@ class _Sizes:
     def best(
         self, height_px: NDArray[np.int64], width_px: NDArray[np.int64], table: BucketTable
     ) -> tuple[I32, NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return the bucket of the nearest ratio, whether a clip is large enough, and whether the crop is allowed."""
+        """Return each clip's nearest bucket, whether it is large enough, and whether the crop is allowed."""
         height = np.maximum(height_px, 1).astype(np.float64)
         width = np.maximum(width_px, 1).astype(np.float64)
         pick = np.searchsorted(self.edges, np.log(width / height))

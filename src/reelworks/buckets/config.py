@@ -26,9 +26,7 @@ class BucketEntryConfig(Config):
     )
     num_frames: int | list[int] = Field(description="frame counts; 1 takes pictures, all others take videos")
     batch_size: int | list[int] | None = Field(None, description="clips per micro-batch on one GPU")
-    keep_prob: float | list[float] = Field(
-        1.0, description="probability that a fitting clip is assigned here"
-    )
+    keep_prob: float | list[float] = Field(1.0, description="chance that a fitting clip is assigned here")
 
     @model_validator(mode="after")
     def _check(self) -> BucketEntryConfig:
@@ -86,7 +84,7 @@ class BucketsConfig(Config):
 
     entries: Literal["recipe", "auto", "refresh", "keep"] = Field(
         "recipe",
-        description='"recipe": the `[[bucket]]` entries of the recipe. "auto": entries proposed from datasets, model '
+        description='"recipe": the recipe\'s `[[bucket]]` entries. "auto": entries proposed from datasets, model '
         'and max_tokens; a resumed run keeps its first proposal. "refresh": a new proposal, even if the run already '
         'has one. "keep": written by a run into its own recipe, together with the `[[bucket]]` entries in use',
     )

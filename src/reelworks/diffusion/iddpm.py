@@ -72,24 +72,24 @@ def schedule(num_steps: int = NUM_STEPS) -> Schedule:
     betas = (
         exact.float()
     )  # the derived coefficients are float32 too, as in the training of the published weights
-    kept = torch.cumprod(1 - betas, dim=0)
-    before = torch.cat([kept.new_ones(1), kept[:-1]])
-    variance = betas * (1 - before) / (1 - kept)
+    retained = torch.cumprod(1 - betas, dim=0)
+    before = torch.cat([retained.new_ones(1), retained[:-1]])
+    variance = betas * (1 - before) / (1 - retained)
     clipped = torch.cat([variance[1:2], variance[1:]]) if num_steps > 1 else betas
     return Schedule(
         steps,
         betas,
-        kept,
+        retained,
         clipped.log(),
-        betas * before.sqrt() / (1 - kept),
-        (1 - before) * (1 - betas).sqrt() / (1 - kept),
+        betas * before.sqrt() / (1 - retained),
+        (1 - before) * (1 - betas).sqrt() / (1 - retained),
     )
 
 
 def noised_at(plan: Schedule, x0_BCTHW: Tensor, noise_BCTHW: Tensor, index_B: Tensor) -> Tensor:
     """Blend latents with the noise of a step of `plan`."""
-    kept = plan.at("share_kept", index_B)
-    return kept.sqrt() * x0_BCTHW + (1 - kept).sqrt() * noise_BCTHW
+    retained = plan.at("share_kept", index_B)
+    return retained.sqrt() * x0_BCTHW + (1 - retained).sqrt() * noise_BCTHW
 
 
 def noised(x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
@@ -116,8 +116,8 @@ def _index(t_B: Tensor) -> Tensor:
 def posterior(plan: Schedule, output: Tensor, x_t_BCTHW: Tensor, index_B: Tensor) -> Posterior:
     """Return the posterior one step earlier that the network's output implies, `[B, 2·C, T, H, W]`."""
     noise, fraction = output.chunk(2, dim=1)
-    kept = plan.at("share_kept", index_B)
-    x0 = (1 / kept).sqrt() * x_t_BCTHW - (1 / kept - 1).sqrt() * noise
+    retained = plan.at("share_kept", index_B)
+    x0 = (1 / retained).sqrt() * x_t_BCTHW - (1 / retained - 1).sqrt() * noise
     lowest, highest = plan.at("log_variance", index_B), plan.at("betas", index_B).log()
     share = (fraction + 1) / 2
     return Posterior(_mean(plan, x0, x_t_BCTHW, index_B), share * highest + (1 - share) * lowest)

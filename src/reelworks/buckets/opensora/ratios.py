@@ -169,7 +169,7 @@ def _computed_size(pixels: int, ratio: float) -> tuple[int, int]:
 def _pin(base: Resolution, setting: str) -> Resolution:
     """Reduce a resolution to one ratio: "max" is that of most pixels, "ar16:9" that of this name (width:height)."""
     if not setting and not base.name.endswith("_"):
-        return resolution
+        return base
     if setting == "max":
         index = max(range(len(base.sizes)), key=lambda i: math.prod(base.sizes[i]))
     elif setting.removeprefix("ar") in base.keys and setting.startswith("ar"):
