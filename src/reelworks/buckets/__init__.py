@@ -1,5 +1,4 @@
-"""The bucket table and the assignment of clips to it: counts, reasons, held-out clips.
+"""The bucket table, and the assignment of clips to buckets or to reasons why they have none.
 
-Vectorised over the whole catalog with numpy; knows core and the catalog's words. Reads and writes no
-files.
+Vectorised with numpy over a catalog; imports core and the catalog's row types, and reads and writes no files.
 """

@@ -1,7 +1,7 @@
-"""Clip → bucket, or a reason from a closed list; vectorised over the whole catalog.
+"""Assignment of each clip to a bucket, or to a reason from a closed list; vectorised over a catalog.
 
 A clip tries the entries by pixels and then by frames, descending, and takes the first that it fills and
-whose `keep_prob` its own draw passes. Pictures use entries of one frame, videos all the others. Where the table
+whose `keep_prob` its random draw passes. Pictures use entries of one frame, videos all others. If the table
 extends short videos, one that is too short for every entry whose size it fills takes the shortest of these.
 """
 
@@ -23,12 +23,12 @@ from reelworks.core.hash_rng import Purpose
 U64 = NDArray[np.uint64]
 I32 = NDArray[np.int32]
 
-# Clips looked at together: few enough that what is computed about them stays in the processor's cache.
+# Number of clips assigned at a time; small enough that intermediate results stay in the processor's cache.
 _BLOCK = 1 << 16
 
 
 class Reason(IntEnum):
-    """Why a clip is not in an epoch. `NONE` means that it is."""
+    """Reason why a clip is not in an epoch; `NONE` if it is."""
 
     NONE = 0
     UNREADABLE = 1
@@ -44,23 +44,23 @@ class Reason(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name as reports print it."""
+        """The name in reports."""
         return self.name.lower()
 
 
 @dataclass(frozen=True)
 class Clips:
-    """Clips to be assigned, as arrays of one length.
+    """Clips to be assigned, as arrays of equal length.
 
     Attributes:
         uid: Identity of the clip.
-        copy: Which repeat of the clip this is, from 0.
-        num_frames: Frames there after the frame interval; 1 for a picture.
-        height: Pixels as displayed.
-        width: Pixels as displayed.
+        copy: Index of the repeat, from 0.
+        num_frames: Frames after applying the frame interval; 1 for a picture.
+        height: Height in pixels, as displayed.
+        width: Width in pixels, as displayed.
         is_image: True for pictures.
-        excluded: A reason that is known before shapes are looked at, or `Reason.NONE`.
-        held_out: True for clips kept for validation.
+        excluded: `Reason` to exclude the clip whatever its shape, or `Reason.NONE`.
+        held_out: True for clips reserved for validation.
     """
 
     uid: NDArray[np.uint64]
@@ -73,18 +73,18 @@ class Clips:
     held_out: NDArray[np.bool_]
 
     def take(self, where: NDArray[np.int64]) -> Clips:
-        """Clips at the given places."""
+        """Return the clips at these indices."""
         return Clips(**{name: column[where] for name, column in vars(self).items()})
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Result for every clip.
+    """Result of the assignment, with one element for each clip.
 
     Attributes:
-        bucket: Index into the table's buckets, -1 where there is none. Held-out clips keep theirs.
-        reason: `Reason` of every clip that the epoch does not train.
-        nearest: For clips that fit nowhere, the entry that would ask least of them; else -1.
+        bucket: Index into the table's buckets, or -1. Held-out clips have a bucket too.
+        reason: `Reason` why the epoch does not train the clip, or `Reason.NONE`.
+        nearest: For clips that fit no entry, the entry that they miss by the least; else -1.
     """
 
     bucket: NDArray[np.int32]
@@ -93,15 +93,15 @@ class Assignment:
 
 
 def held_out(seed: int, group: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
-    """Choose a share of groups for validation by hash, the same for every world size and epoch."""
+    """Return which groups are held out for validation, chosen by hash, the same in every epoch and world size."""
     return hash_rng.passes(hash_rng.hash64(seed, Purpose.HOLD_OUT, group), share)
 
 
 def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assignment:
-    """Assign every clip for one epoch.
+    """Assign every clip to a bucket or a reason for one epoch.
 
-    Held-out clips are assigned without a draw (an entry of `keep_prob` 0 still takes none), so that
-    validation sees the same shapes in every epoch.
+    Held-out clips are assigned without a random draw (an entry of `keep_prob` 0 still takes none), so that
+    validation uses the same shapes in every epoch.
     """
     n = len(clips.uid)
     count = range(len(table.entries))
@@ -129,7 +129,7 @@ def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assign
 def _take(
     clips: Clips, table: BucketTable, sizes: list[_Sizes], state: U64, is_image: bool, bucket: I32
 ) -> None:
-    """Give the clips of one kind to the entries in turn; each entry looks at those that are left."""
+    """Assign the clips of one kind to the entries in turn; each entry takes from those that are left."""
     left = np.flatnonzero((clips.excluded == Reason.NONE) & (clips.is_image == is_image))
     for index, entry in enumerate(table.entries):
         if (entry.num_frames == 1) != is_image or not len(left):
@@ -137,7 +137,7 @@ def _take(
         open_ = left[clips.num_frames[left] >= entry.num_frames]
         if entry.keep_prob < 1:
             drawn = hash_rng.passes(hash_rng.extend(state[open_], *entry.draw_words), entry.keep_prob)
-            # An entry that training never uses is none for validation either.
+            # An entry that training never uses is not used for validation either.
             open_ = open_[drawn | (clips.held_out[open_] & (entry.keep_prob > 0))]
         choice, large_enough, shape_fits = sizes[index].best(clips.height[open_], clips.width[open_], table)
         fits = large_enough & shape_fits
@@ -148,10 +148,10 @@ def _take(
 def _take_short(
     clips: Clips, table: BucketTable, sizes: Sequence[_Sizes | DialectSizes], state: U64, bucket: I32
 ) -> Clips:
-    """Give videos that are too short for every entry whose size they fill to the shortest of these.
+    """Assign videos that are too short for every entry whose size they fill to the shortest of these.
 
     Returns:
-        The clips with these as long as any entry asks, since their length keeps them from nothing.
+        The clips, with these videos as long as any entry needs, so that `_explain` does not call them too short.
     """
     at = np.flatnonzero((clips.excluded == Reason.NONE) & ~clips.is_image & (bucket < 0))
     shortest = np.full(len(at), -1, dtype=np.int64)
@@ -160,11 +160,11 @@ def _take_short(
     used = [i for i, e in enumerate(table.entries) if e.keep_prob > 0 and e.keep_length > 0]
     videos = [i for i in used if table.entries[i].num_frames > 1]
     for index in sorted(videos, key=lambda i: table.entries[i].num_frames):
-        its, large_enough, shape_fits = sizes[index].best(clips.height[at], clips.width[at], table)
+        pick, large_enough, shape_fits = sizes[index].best(clips.height[at], clips.width[at], table)
         fits = large_enough & shape_fits
         short &= ~fits | (clips.num_frames[at] < table.entries[index].needed_frames)
         first = fits & (shortest < 0)
-        shortest[first], choice[first] = index, its[first]
+        shortest[first], choice[first] = index, pick[first]
     num_frames = clips.num_frames.copy()
     num_frames[at[short]] = max((e.needed_frames for e in table.entries), default=1)
     for index in videos:
@@ -179,7 +179,7 @@ def _take_short(
 def _explain(
     clips: Clips, table: BucketTable, sizes: Sequence[_Sizes | DialectSizes]
 ) -> tuple[NDArray[np.int8], I32]:
-    """Reason of each clip that no entry took, and the nearest entry of those that fit nowhere."""
+    """Return the reason of each clip that no entry took, and the nearest entry of those that fit none."""
     n = len(clips.uid)
     short, small = np.ones(n, dtype=np.bool_), np.ones(n, dtype=np.bool_)
     fits_any, kind_known = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
@@ -202,7 +202,7 @@ def _explain(
 
 @dataclass(frozen=True)
 class _Sizes:
-    """An entry's sizes by width / height ascending; `edges` lie half way between their log ratios."""
+    """Sizes of an entry by width / height, ascending; `edges` lie half way between their log ratios."""
 
     bucket: I32
     height: NDArray[np.float64]
@@ -221,18 +221,18 @@ class _Sizes:
     def best(
         self, height_px: NDArray[np.int64], width_px: NDArray[np.int64], table: BucketTable
     ) -> tuple[I32, NDArray[np.bool_], NDArray[np.bool_]]:
-        """Nearest aspect ratio for every clip: bucket index, size reached, crop bearable."""
+        """Return each clip's nearest bucket, whether it is large enough, and whether the crop is allowed."""
         height = np.maximum(height_px, 1).astype(np.float64)
         width = np.maximum(width_px, 1).astype(np.float64)
         pick = np.searchsorted(self.edges, np.log(width / height))
         to_height, to_width = self.height[pick], self.width[pick]
         scale = np.maximum(to_height / height, to_width / width)
-        kept = (to_height * to_width) / (scale * scale * height * width)
-        return self.bucket[pick], (scale <= 1.0) | table.upscale, kept >= 1.0 - table.max_crop
+        visible = (to_height * to_width) / (scale * scale * height * width)
+        return self.bucket[pick], (scale <= 1.0) | table.upscale, visible >= 1.0 - table.max_crop
 
 
 def _nearest_entry(clips: Clips, table: BucketTable) -> NDArray[np.int32]:
-    """The entry of the clip's kind that asks for the least growth in frames and size together."""
+    """Return the entry of each clip's kind that needs the least growth in frames and size together."""
     best = np.full(len(clips.uid), -1, dtype=np.int32)
     least = np.full(len(clips.uid), np.inf)
     area = np.maximum(clips.height * clips.width, 1).astype(np.float64)

@@ -14,19 +14,19 @@ from reelworks.core.errors import UserError
 
 DEFAULT_ASPECT_RATIOS = ["21:9", "16:9", "3:2", "4:3", "1:1", "3:4", "2:3", "9:16", "9:21"]
 AUTO = "auto"
-MOST_EXTREME = 20  # no footage is wider; beyond it a side would round to a handful of pixels
+MOST_EXTREME = 20  # no footage is wider; beyond it one side would have only a few pixels
 
 
 class BucketEntryConfig(Config):
     """One `[[bucket]]`: a resolution crossed with frame counts."""
 
     resolution: str = Field(
-        description='"480p" (480 lines at 16:9), "512px" (512 × 512 pixels in all), or one size as "480x854" '
+        description='"480p" (480 lines at 16:9), "512px" (512 × 512 pixels in total), or one size as "480x854" '
         "(height x width)"
     )
-    num_frames: int | list[int] = Field(description="frame counts; pictures use 1, videos never do")
-    batch_size: int | list[int] | None = Field(None, description="clips of a micro-batch, per GPU")
-    keep_prob: float | list[float] = Field(1.0, description="chance that a clip which fits is kept here")
+    num_frames: int | list[int] = Field(description="frame counts; 1 takes pictures, all others take videos")
+    batch_size: int | list[int] | None = Field(None, description="clips per micro-batch on one GPU")
+    keep_prob: float | list[float] = Field(1.0, description="chance that a fitting clip is assigned here")
 
     @model_validator(mode="after")
     def _check(self) -> BucketEntryConfig:
@@ -37,7 +37,7 @@ class BucketEntryConfig(Config):
                     name,
                     values,
                     f"{len(values)} values for {len(frames)} frame counts",
-                    f"list {len(frames)}, one for each of num_frames, or give one number for all",
+                    f"list {len(frames)} values, one for each of num_frames, or give one number for all",
                 )
         if not frames:
             raise _bad_entry("num_frames", [], "the list is empty", "list at least one, as in [1, 17]")
@@ -48,22 +48,22 @@ class BucketEntryConfig(Config):
             "batch_size", sizes, [1 <= b <= most for b in sizes], f"give a whole number from 1 to {most}"
         )
         chances = self.keep_probs()
-        # Written so that NaN fails.
-        _check_each("keep_prob", chances, [0 <= p <= 1 for p in chances], "give a chance from 0 to 1")
+        # This comparison is False for NaN.
+        _check_each("keep_prob", chances, [0 <= p <= 1 for p in chances], "give a probability from 0 to 1")
         return self
 
     def frames(self) -> list[int]:
-        """Frame counts as a list."""
+        """Return the frame counts as a list."""
         return self.num_frames if isinstance(self.num_frames, list) else [self.num_frames]
 
     def batch_sizes(self) -> list[int | None]:
-        """Batch size for each frame count."""
+        """Return the batch size for each frame count."""
         if isinstance(self.batch_size, list):
             return list(self.batch_size)
         return [self.batch_size] * len(self.frames())
 
     def keep_probs(self) -> list[float]:
-        """Keep probability for each frame count."""
+        """Return the keep probability for each frame count."""
         if isinstance(self.keep_prob, list):
             return self.keep_prob
         return [self.keep_prob] * len(self.frames())
@@ -80,51 +80,52 @@ def _bad_entry(name: str, value: object, problem: str, remedy: str) -> UserError
 
 
 class BucketsConfig(Config):
-    """`[buckets]`: what holds for all entries. `buckets = "auto"` is short for `entries = "auto"` in it."""
+    """`[buckets]`: settings of all entries. `buckets = "auto"` is short for `entries = "auto"` in this table."""
 
     entries: Literal["recipe", "auto", "refresh", "keep"] = Field(
         "recipe",
-        description='"recipe": those of the recipe. "auto": proposed from what the datasets hold, what the model takes '
-        'and what fits max_tokens; a run keeps those that it began with. "refresh": proposed anew, also where the run '
-        'has some. "keep" stands in the recipe that a run writes, beside the `[[bucket]]` entries that it keeps',
+        description='"recipe": the recipe\'s `[[bucket]]` entries. "auto": entries proposed from datasets, model '
+        'and max_tokens; a resumed run keeps its first proposal. "refresh": a new proposal, even if the run already '
+        'has one. "keep": written by a run into its own recipe, together with the `[[bucket]]` entries in use',
     )
     max_tokens: int = Field(
         36_864,
         ge=1,
-        description="with proposed entries: most latent tokens of a micro-batch. The default is one clip of "
-        "480p × 81 frames where an autoencoder makes 4 frames one",
+        description="with proposed entries: maximum of latent tokens per micro-batch. The default is one clip of "
+        "480p × 81 frames with an autoencoder that encodes 4 frames as one",
     )
     max_batch_size: int = Field(
-        64, ge=1, le=parse.MOST_CLIPS, description="with proposed entries: most clips of a micro-batch"
+        64, ge=1, le=parse.MOST_CLIPS, description="with proposed entries: maximum of clips per micro-batch"
     )
-    batch_size: int = Field(1, ge=1, le=parse.MOST_CLIPS, description="where an entry names none")
+    batch_size: int = Field(1, ge=1, le=parse.MOST_CLIPS, description="batch size of entries without one")
     incomplete_batch: Literal["partial", "pad", "merge", "repeat"] = Field(
         "partial",
-        description="last micro-batch of a bucket: fewer clips, weight-0 copies, its clips go to the next "
-        "smaller bucket that can take them, or clips of the bucket shown once more",
+        description='how to treat the incomplete last micro-batch of a bucket. "partial": keep it with fewer clips. '
+        '"pad": fill it with copies of weight 0. "merge": move its clips to a smaller bucket that can take them. '
+        '"repeat": fill it with clips of the bucket that are trained once more',
     )
-    aspect_ratios: list[str] = Field(DEFAULT_ASPECT_RATIOS, description="width:height")
-    upscale: bool = Field(False, description="let clips smaller than a bucket be enlarged")
-    max_crop: float = Field(0.5, gt=0, lt=1, description="largest share of a frame that a crop may cut")
+    aspect_ratios: list[str] = Field(DEFAULT_ASPECT_RATIOS, description="aspect ratios as width:height")
+    upscale: bool = Field(False, description="enlarge clips that are smaller than a bucket")
+    max_crop: float = Field(0.5, gt=0, lt=1, description="largest share of a frame that may be cropped away")
     probability: Literal["native", "opensora-1.2", "opensora-2.0", "downgrade"] = Field(
         "native",
-        description='what the probabilities of `opensora` mean: "opensora-1.2" (also 1.1) chances to stay, '
-        '"opensora-2.0" chance to stay, then to be shortened, "downgrade" chance to be moved to a lower '
-        "resolution, else to be shortened",
+        description='meaning of the pair of probabilities in `opensora`. "opensora-1.2" (also for 1.1): to stay at '
+        'this resolution, and to stay at this length. "opensora-2.0": to stay at this resolution, and to be '
+        'shortened. "downgrade": to move to a lower resolution, and else to be shortened',
     )
     opensora_drop_exact_length: bool = Field(
-        False, description="lose the clips of exactly an entry's length, as Open-Sora 1.1 and 1.2 do"
+        False, description="exclude clips of exactly an entry's frame count, as Open-Sora 1.1 and 1.2 do"
     )
     opensora: dict[str, dict[str, parse.Value]] | None = Field(
         None,
-        description='a table of Open-Sora in place of `[[bucket]]`: "240p" = { 1 = [0.3, 297], '
-        '51 = [[0.4, 0.33], 20], 408 = [0.0, "none"] }; sizes and what is large enough follow its rules, '
-        "not aspect_ratios, upscale and max_crop",
+        description='a bucket table of Open-Sora instead of `[[bucket]]`, as in "240p" = { 1 = [0.3, 297], '
+        '51 = [[0.4, 0.33], 20], 408 = [0.0, "none"] }; its sizes and its minimum clip size follow the rules of '
+        "Open-Sora, so that aspect_ratios, upscale and max_crop are not used",
     )
 
     @property
     def proposes(self) -> bool:
-        """True where the entries are still to be found."""
+        """Whether the entries are to be proposed."""
         return self.entries in ("auto", "refresh")
 
     @field_validator("opensora", mode="before")
@@ -138,10 +139,10 @@ class BucketsConfig(Config):
         return self
 
     def dialect(self) -> parse.Dialect | None:
-        """The table of Open-Sora, read; None where there is none.
+        """Return the parsed table of Open-Sora, or None.
 
         Raises:
-            UserError: A name or value in it is not possible, or what its probabilities mean is not said.
+            UserError: A name or value in it is invalid, or the meaning of its probabilities is not set.
         """
         if self.opensora is not None:
             return parse.parse(
@@ -149,7 +150,7 @@ class BucketsConfig(Config):
             )
         if self.probability != "native" or self.opensora_drop_exact_length:
             raise UserError(
-                "there is no table of Open-Sora",
+                "this key needs a bucket table of Open-Sora, and the recipe has none",
                 code="opensora-table-missing",
                 field="buckets.probability"
                 if self.probability != "native"
@@ -170,27 +171,27 @@ class BucketsConfig(Config):
 
 
 def as_table(value: Any) -> Any:
-    """The table that `buckets = "auto"` is short for; any other value as it is."""
+    """Return the table that `buckets = "auto"` is short for, and any other value unchanged."""
     return {"entries": AUTO} if value == AUTO else value
 
 
-# What a recipe may say of `buckets`.
+# Type of the recipe key `buckets`: a table, or "auto".
 BucketsField = Annotated[
     BucketsConfig, BeforeValidator(as_table, json_schema_input_type=BucketsConfig | Literal["auto"])
 ]
 
 
 def parse_ratio(text: str) -> float:
-    """Read `"16:9"` (width:height) as a number.
+    """Return an aspect ratio such as `"16:9"` (width:height) as a number.
 
     Raises:
-        UserError: It is not two positive numbers, or narrower than 1:20 or 20:1.
+        UserError: The text is not a pair of positive numbers, or more extreme than 1:20 or 20:1.
     """
     try:
         width, height = (float(part) for part in text.split(":"))
     except ValueError:
         raise _bad_ratio(text, "an aspect ratio has the form width:height") from None
-    # Written so that NaN fails each comparison.
+    # These comparisons are False for NaN.
     if not (0 < width < math.inf and 0 < height < math.inf):
         raise _bad_ratio(text, "both sides of an aspect ratio are positive numbers")
     if not (width <= MOST_EXTREME * height and height <= MOST_EXTREME * width):

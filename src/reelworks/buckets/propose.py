@@ -1,4 +1,4 @@
-"""Propose bucket entries for clips, each with its reason; a pure function of the clips' sizes and lengths."""
+"""Proposal of bucket entries with reasons, as a pure function of the clips' sizes and lengths."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 
 NEARLY_ALL = 0.98
-# A rung more is worth it if clips keep a tenth more on average.
+# Another rung must increase the average size or length of the clips by this share.
 _LEAST_GAIN = 0.1
-# All but 5 are both 4n+1 and 8n+1, which every video autoencoder in use takes.
+# All but 5 are both 4n+1 and 8n+1, which every video autoencoder in use accepts.
 _FRAMES = (5, 9, 17, 33, 49, 65, 81, 97, 121)
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """Sizes, smallest first.
+    """Candidate sizes (rungs), smallest first.
 
     Attributes:
-        names: As `bucket.resolution` has them.
-        table: One entry of one frame for each; entry `-1 - i` is that of rung `i`.
-        geometry: What the model takes.
+        names: Sizes in the format of `bucket.resolution`.
+        table: Bucket table with a one-frame entry for each rung; entry `-1 - i` is that of rung `i`.
+        geometry: Geometry of the model.
     """
 
     names: tuple[str, ...]
@@ -42,9 +42,9 @@ class Ladder:
 
     @classmethod
     def from_steps(cls, steps: Sequence[int | str], config: BucketsConfig, geometry: Geometry) -> Ladder:
-        """Take the distinct sizes of `steps` (sides of squares, or resolutions) that the model supports.
+        """Build a ladder of the distinct sizes of `steps` (sides of squares, or resolutions) that the model supports.
 
-        The model's multiple is the lowest. Clips are never enlarged here, else all would fill all.
+        Its lowest rung is a square of the model's multiple. Clips are never enlarged, else all would fill all rungs.
         """
         multiple = max(geometry.multiple)
         names = [f"{step}px" if isinstance(step, int) else step for step in (multiple, *steps)]
@@ -52,19 +52,19 @@ class Ladder:
         rules = config.model_copy(update={"entries": "recipe", "upscale": False})
         shapes: dict[tuple[Shape, ...], str] = {}
         for _, name in sorted(by_pixels.items()):
-            one = table.build([BucketEntryConfig(resolution=name, num_frames=1)], rules, geometry)
-            shapes.setdefault(tuple(bucket.shape for bucket in one.buckets), name)
+            built = table.build([BucketEntryConfig(resolution=name, num_frames=1)], rules, geometry)
+            shapes.setdefault(tuple(bucket.shape for bucket in built.buckets), name)
         chosen = tuple(shapes.values())
         entries = [BucketEntryConfig(resolution=name, num_frames=1) for name in chosen]
         return cls(chosen, table.build(entries, rules, geometry), geometry)
 
     @property
     def worth(self) -> NDArray[np.float64]:
-        """Return the value of a clip at each rung, as a logarithm."""
+        """Logarithm of the pixels of each rung."""
         return np.log([_pixels(name) for name in self.names])
 
     def highest(self, height: NDArray[np.int64], width: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The highest rung that each clip fills, -1 where it fills none."""
+        """Return the highest rung that each clip fills, or -1."""
         n = len(height)
         clips = Clips(
             uid=np.zeros(n, dtype=np.uint64),
@@ -76,20 +76,20 @@ class Ladder:
             excluded=np.zeros(n, dtype=np.int8),
             held_out=np.zeros(n, dtype=np.bool_),
         )
-        bucket = assign.assign(clips, self.table, seed=0, epoch=0).bucket
-        entry = np.array([one.entry for one in self.table.buckets], dtype=np.int64)
-        rung: NDArray[np.int64] = np.where(bucket >= 0, len(self.names) - 1 - entry[bucket], -1)
+        assigned = assign.assign(clips, self.table, seed=0, epoch=0).bucket
+        entry = np.array([bucket.entry for bucket in self.table.buckets], dtype=np.int64)
+        rung: NDArray[np.int64] = np.where(assigned >= 0, len(self.names) - 1 - entry[assigned], -1)
         return rung
 
     def tokens(self, rung: int, num_frames: int) -> int:
-        """Most latent tokens that one clip has at a rung, whatever its aspect ratio."""
+        """Return the most latent tokens of one clip at a rung, over all aspect ratios."""
         buckets = self.table.of_entry(len(self.names) - 1 - rung)
         shapes = [self.table.buckets[i].shape for i in buckets]
         return max(self.geometry.tokens(Shape(num_frames, s.height, s.width)) for s in shapes)
 
 
 def frame_counts(geometry: Geometry) -> NDArray[np.int64]:
-    """Lengths of videos that the model takes, near the usual ones, and the shortest."""
+    """Return frame counts of videos that the model accepts: the shortest, and those near the usual ones."""
     a, b = geometry.frame_rule
     if a == 0:
         return np.zeros(0, dtype=np.int64)
@@ -99,15 +99,15 @@ def frame_counts(geometry: Geometry) -> NDArray[np.int64]:
 
 
 def rungs(highest: NDArray[np.int64], worth: NDArray[np.float64], most: int) -> list[int]:
-    """Choose rungs, the highest first: the highest that nearly all reach, and what keeps most of the others.
+    """Choose rungs, highest first: the highest one that nearly all clips reach, and those that add most to it.
 
     Args:
-        highest: The highest rung of each clip; those of -1 are not looked at.
-        worth: What a clip has at each rung, as a logarithm.
-        most: Rungs to choose at most.
+        highest: Highest rung of each clip; clips of -1 are ignored.
+        worth: Logarithm of the size or length of each rung.
+        most: Maximum number of rungs.
 
     Returns:
-        None where no clip reaches any.
+        Indices of the chosen rungs; empty if no clip reaches any.
     """
     count = np.bincount(highest[highest >= 0], minlength=len(worth))
     total = count.sum()
@@ -135,10 +135,10 @@ _PICTURES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1536)
 _VIDEOS = (16, 32, 48, 64, 96, 128, "144p", 256, "240p", "360p", "480p", "720p", "1080p")
 _MOST_SIZES, _MOST_LENGTHS = 3, 2
 _FEWEST_FRAMES = 5  # fewer show no motion
-_SAMPLE = 1 << 18  # clips that are looked at: what counts is shares
+_SAMPLE = 1 << 18  # number of clips that suffices to estimate shares
 _FLOOR_FROM = 0.01
-_LEAST_SHARE = 0.1  # of the clips that must have most at an entry
-# 8-fold autoencoder and patches of 2, the commonest multiple.
+_LEAST_SHARE = 0.1  # share of the clips that an entry must suit best to be proposed
+# An 8-fold autoencoder and patches of 2 give the most common multiple.
 _COMMON = Geometry(stride=(1, 8, 8), patch=(1, 2, 2))
 
 
@@ -153,7 +153,7 @@ class Suggestion:
     why: str = ""
 
     def config(self) -> BucketEntryConfig:
-        """The entry as a recipe has it."""
+        """Return the entry in the format of a recipe."""
         values = asdict(self)
         del values["why"]
         return BucketEntryConfig(**values)
@@ -161,13 +161,13 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Entries, largest first.
+    """Proposed entries and the share of the clips that fit them.
 
     Attributes:
-        entries: The buckets.
-        reached: Clips that fit one of them.
-        clips: Clips that they are for.
-        max_tokens: Most latent tokens of a micro-batch.
+        entries: Proposed entries, largest first.
+        reached: Number of clips that fit an entry.
+        clips: Number of clips that the proposal is for.
+        max_tokens: Maximum of latent tokens per micro-batch.
     """
 
     entries: tuple[Suggestion, ...]
@@ -176,12 +176,12 @@ class Proposal:
     max_tokens: int
 
     def headline(self) -> str:
-        """Say in one line how the entries were chosen."""
+        """Return one line with the number of clips that fit and the token limit."""
         return f"{self.reached} of {self.clips} clips fit; a micro-batch has at most {self.max_tokens} latent tokens"
 
     def to_toml(self) -> str:
-        """The entries as they stand in a recipe, reasons as comments."""
-        lines = [f"# from what the catalog holds: {self.headline()}", ""]
+        """Return the entries as TOML for a recipe, with the reasons as comments."""
+        lines = [f"# proposed from the clips of the catalog: {self.headline()}", ""]
         for entry in self.entries:
             lines += [f"# {entry.why}", "[[bucket]]", f'resolution = "{entry.resolution}"']
             lines += [f"num_frames = {entry.num_frames}", f"batch_size = {entry.batch_size}"]
@@ -189,12 +189,12 @@ class Proposal:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, the TOML text among them."""
+        """Return plain values, including the TOML text."""
         return {**asdict(self), "toml": self.to_toml()}
 
 
 def of_rows(rows: CatalogRows) -> Proposal:
-    """Propose buckets for the readable rows of a catalog, of which no recipe says what trains on it."""
+    """Propose buckets for the readable rows of a catalog, with default settings and the most common geometry."""
     good = rows.take(rows.readable)
     n, video = len(good), good.is_video
     clips = Clips(
@@ -211,39 +211,38 @@ def of_rows(rows: CatalogRows) -> Proposal:
 
 
 def propose(clips: Clips, config: BucketsConfig, geometry: Geometry) -> Proposal:
-    """Propose buckets: few sizes and lengths that keep most of what the clips have and that nearly all fill.
+    """Propose a few sizes and lengths that nearly all clips fill and that preserve most of their content.
 
-    Where a size and a length together exceed the budget, there is an entry of the same length and smaller,
-    and one of the same size and shorter. Clips that fit several entries are shared out among them.
+    If a size and a length together exceed `max_tokens`, one entry has this length at a smaller size, and another
+    this size at a shorter length. Clips that fit several entries are divided among them.
 
     Args:
-        clips: Those of a recipe; excluded ones are left out.
-        config: `max_tokens`, `max_batch_size`, and what sizes there are.
-        geometry: What the model takes.
+        clips: Clips of a recipe; excluded ones are ignored.
+        config: Token and batch size limits, and the rules for sizes.
+        geometry: Geometry of the model.
 
     Raises:
         UserError: One clip of the smallest size exceeds `max_tokens`.
     """
     wanted = clips.take(np.flatnonzero(clips.excluded == Reason.NONE))
-    found: list[Suggestion] = []
+    suggestions: list[Suggestion] = []
     for is_image in (False, True):
         of_kind = wanted.take(np.flatnonzero(wanted.is_image == is_image))
         if len(of_kind.uid):
             sample = _sample(of_kind)
             entries = (_of_pictures if is_image else _of_videos)(sample, config, geometry)
             entries = _shared_out(entries, sample, config, geometry)
-            found += _with_batch_sizes(entries, sample, len(of_kind.uid), config, geometry)
-    made = (
-        _build([replace(entry, keep_prob=1.0) for entry in found], config, geometry) if found else table.EMPTY
-    )
-    of = {(entry.resolution, entry.num_frames): entry for entry in found}
-    fit = assign.assign(wanted, made, seed=0, epoch=0).bucket >= 0
-    ordered = tuple(of[entry.resolution, entry.num_frames] for entry in made.entries)
+            suggestions += _with_batch_sizes(entries, sample, len(of_kind.uid), config, geometry)
+    certain = [replace(entry, keep_prob=1.0) for entry in suggestions]
+    built = _build(certain, config, geometry) if certain else table.EMPTY
+    by_shape = {(entry.resolution, entry.num_frames): entry for entry in suggestions}
+    fit = assign.assign(wanted, built, seed=0, epoch=0).bucket >= 0
+    ordered = tuple(by_shape[entry.resolution, entry.num_frames] for entry in built.entries)
     return Proposal(ordered, int(fit.sum()), len(wanted.uid), config.max_tokens)
 
 
 def _sample(clips: Clips) -> Clips:
-    """Some of the clips by hash: an even stride would meet the pattern in which copies or folders stand."""
+    """Return a sample of the clips by hash; an even stride could coincide with patterns of copies or folders."""
     share = min(_SAMPLE / len(clips.uid), 1.0)
     return clips.take(np.flatnonzero(hash_rng.passes(hash_rng.hash64(0, clips.uid, clips.copy), share)))
 
@@ -259,27 +258,27 @@ def _of_videos(clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[
     ladder, counts = Ladder.from_steps(_VIDEOS, config, geometry), frame_counts(geometry)
     highest = ladder.highest(clips.height, clips.width)
     longest = np.searchsorted(counts, clips.num_frames, side="right") - 1
-    there = (highest >= 0) & (longest >= 0)
-    chosen = rungs(highest[there], ladder.worth, _MOST_SIZES)
-    lengths = [int(counts[i]) for i in rungs(longest[there], np.log(counts), _MOST_LENGTHS)]
+    usable = (highest >= 0) & (longest >= 0)
+    chosen = rungs(highest[usable], ladder.worth, _MOST_SIZES)
+    lengths = [int(counts[i]) for i in rungs(longest[usable], np.log(counts), _MOST_LENGTHS)]
     if not chosen:
         return []
-    found: dict[tuple[int, int], str] = {}
-    for place, why in _pairs(ladder, chosen, lengths, counts.tolist(), config):
-        found.setdefault(place, why)
-    # Below all others, for the clips that are too short for the smallest: else a draw could leave them out.
-    smallest = min(found, key=lambda place: (place[0], place[1]))
-    left = (longest[there] < np.searchsorted(counts, smallest[1])).mean()
+    reasons: dict[tuple[int, int], str] = {}
+    for pair, why in _pairs(ladder, chosen, lengths, counts.tolist(), config):
+        reasons.setdefault(pair, why)
+    # If clips are too short for the smallest entry, a shorter one below all others takes them.
+    smallest = min(reasons)
+    left = (longest[usable] < np.searchsorted(counts, smallest[1])).mean()
     if left > _FLOOR_FROM:
-        found.setdefault((smallest[0], lengths[-1]), "so that shorter clips have a place too")
-    order = sorted(found, key=lambda place: (-place[0], -place[1]))
-    return [Suggestion(ladder.names[size], frames, why=found[size, frames]) for size, frames in order]
+        reasons.setdefault((smallest[0], lengths[-1]), "added so that shorter clips fit too")
+    order = sorted(reasons, reverse=True)
+    return [Suggestion(ladder.names[size], frames, why=reasons[size, frames]) for size, frames in order]
 
 
 def _pairs(
     ladder: Ladder, chosen: list[int], lengths: list[int], counts: list[int], config: BucketsConfig
 ) -> Iterator[tuple[tuple[int, int], str]]:
-    """Sizes at lengths, both as the budget allows: for each length the size, for each size the length."""
+    """Yield (size, length) pairs within the budget with reasons: each length at its largest size, and vice versa."""
     few = min(lengths[-1], next((c for c in counts if c >= _FEWEST_FRAMES), counts[-1]))
     for size in chosen:
         for frames in lengths:
@@ -297,7 +296,7 @@ def _pairs(
 
 
 def _fit(ladder: Ladder, size: int, num_frames: int, config: BucketsConfig) -> int:
-    """The largest size up to one at which so many frames fit the budget."""
+    """Return the largest size, at most `size`, at which `num_frames` frames fit the budget."""
     for smaller in range(size, -1, -1):
         if ladder.tokens(smaller, num_frames) <= config.max_tokens:
             return smaller
@@ -307,54 +306,54 @@ def _fit(ladder: Ladder, size: int, num_frames: int, config: BucketsConfig) -> i
         code="token-limit-too-low",
         field="buckets.max_tokens",
         value=config.max_tokens,
-        remedy=f"give at least {least}",
+        remedy=f"set it to at least {least}",
     )
 
 
 def _shared_out(
     entries: list[Suggestion], clips: Clips, config: BucketsConfig, geometry: Geometry
 ) -> list[Suggestion]:
-    """The entries that are needed, with the chances at which clips come to each of those that they fit.
+    """Return the entries that are needed, with keep probabilities that divide clips among the entries they fit.
 
-    A clip's showings go to its entries by the root of their tokens: evenly between large and long ones, and few
-    to those that are only there for small or short clips.
+    A clip's showings are divided by the square root of the entries' tokens: evenly between large and long ones,
+    and few for entries that exist for small or short clips.
     """
     noun = "pictures" if len(clips.uid) and clips.is_image[0] else "videos"
-    native = config.model_copy(update={"upscale": False})  # else all clips would be for the largest
+    native = config.model_copy(update={"upscale": False})  # else all clips would fit the largest
     tables = [_build([entry], native, geometry) for entry in entries]
     fits = [assign.assign(clips, built, seed=0, epoch=0).bucket >= 0 for built in tables]
-    left = np.zeros(len(clips.uid))  # of each clip's showings, for this entry and those below
-    told = []
+    left = np.zeros(len(clips.uid))  # total weight of the entries from this one down that a clip fits
+    needed = []
     for i in reversed(_needed([built.entries[0] for built in tables], fits)):
         weight = float(tables[i].tokens().max()) ** 0.5
         left[fits[i]] += weight
         chance = max(round(float((weight / left[fits[i]]).mean()), 2), 0.01) if fits[i].any() else 1.0
         parts = [f"{fits[i].mean():.0%} of the {noun} fill it", entries[i].why]
-        parts.append(f"keep_prob {chance:g} leaves the rest to smaller or shorter ones" if chance < 1 else "")
-        told.append(replace(entries[i], keep_prob=chance, why="; ".join(part for part in parts if part)))
-    return told[::-1]
+        parts.append(f"keep_prob {chance:g} leaves some to smaller or shorter entries" if chance < 1 else "")
+        needed.append(replace(entries[i], keep_prob=chance, why="; ".join(part for part in parts if part)))
+    return needed[::-1]
 
 
 def _needed(entries: list[table.Entry], fits: list[NDArray[np.bool_]]) -> list[int]:
-    """Places of the entries that show enough clips more of them than others do; the last is for all."""
-    kept = list(range(len(entries)))
-    while len(kept) > 1:
-        best = {i: fits[i].copy() for i in kept[:-1]}  # clips of which no other entry shows as much
-        for i, j in itertools.permutations(kept, 2):
+    """Return the indices of the entries that suit enough clips better than all others, and of the last entry."""
+    remaining = list(range(len(entries)))
+    while len(remaining) > 1:
+        best = {i: fits[i].copy() for i in remaining[:-1]}  # clips that no other entry shows as completely
+        for i, j in itertools.permutations(remaining, 2):
             a, b = entries[i], entries[j]
             if i in best and b.pixels >= a.pixels and b.num_frames >= a.num_frames:
                 best[i] &= ~fits[j]
         least = min(best, key=lambda i: best[i].mean())
         if best[least].mean() >= _LEAST_SHARE:
             break
-        kept.remove(least)
-    return kept
+        remaining.remove(least)
+    return remaining
 
 
 def _with_batch_sizes(
     entries: list[Suggestion], sample: Clips, clips: int, config: BucketsConfig, geometry: Geometry
 ) -> list[Suggestion]:
-    """Entries with as many clips in a micro-batch as fit the budget and as their fullest bucket has."""
+    """Return the entries with the largest batch sizes that fit the budget and that their fullest bucket can fill."""
     if not entries:
         return []
     built = _build(entries, config, geometry)

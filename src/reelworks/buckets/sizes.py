@@ -1,4 +1,4 @@
-"""Sizes of buckets, computed from a pixel budget, an aspect ratio and the model's multiple."""
+"""Sizes of buckets from a pixel budget, an aspect ratio and the model's multiple."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from reelworks.core.errors import UserError
 
 _NUMBER = "([1-9][0-9]*)"
 _WIDE = 16 / 9
-_MOST_SIDE_PX = 16_384  # of a square; footage of 8K has an eighth of its pixels
+_MOST_SIDE_PX = 16_384  # side of the largest square; 8K footage has an eighth of its pixels
 
 
 def pixel_budget(resolution: str) -> int | tuple[int, int]:
-    """Read a resolution: pixels in all for "480p" and "512px", `(height, width)` for "480x854".
+    """Parse a resolution: total pixels for "480p" and "512px", `(height, width)` for "480x854".
 
     Raises:
-        UserError: It has none of the three forms, or more pixels than any footage.
+        UserError: The text has none of the three forms, or has more pixels than any footage.
     """
     budget = _read(resolution)
     pixels = budget if isinstance(budget, int) else budget[0] * budget[1]
@@ -27,7 +27,7 @@ def pixel_budget(resolution: str) -> int | tuple[int, int]:
             code="resolution-too-large",
             field="bucket.resolution",
             value=resolution,
-            remedy='"480p" is 480 lines at 16:9, "512px" is 512 × 512 pixels in all',
+            remedy='"480p" means 480 lines at 16:9, "512px" means 512 × 512 pixels in total',
         )
     return budget
 
@@ -44,15 +44,15 @@ def _read(resolution: str) -> int | tuple[int, int]:
         code="unknown-resolution",
         field="bucket.resolution",
         value=resolution,
-        remedy='write "480p" (480 lines at 16:9), "512px" (512 × 512 pixels in all) or "480x854" (one size)',
+        remedy='write "480p" (480 lines at 16:9), "512px" (512 × 512 pixels in total) or "480x854" (one size)',
     )
 
 
 def size_at(resolution: str, ratio: float, multiple: tuple[int, int]) -> tuple[int, int]:
-    """Height and width of a resolution at an aspect ratio (width / height).
+    """Return the height and width of a resolution at an aspect ratio (width / height).
 
-    A resolution named by its lines is no larger than its format, upright or not: footage of 1920 × 1080 is to
-    fill "1080p", though 1080 is no multiple of 16.
+    A resolution named by its lines does not exceed its format at 16:9 or 9:16: footage of 1920 × 1080 must fill
+    "1080p", although 1080 is not a multiple of 16.
     """
     budget = pixel_budget(resolution)
     if isinstance(budget, tuple):
@@ -71,10 +71,10 @@ def nearest_size(
     multiple: tuple[int, int],
     most: tuple[float, float] = (math.inf, math.inf),
 ) -> tuple[int, int]:
-    """Height and width nearest to `pixels` in area and to `ratio` (width / height) in shape.
+    """Return the height and width nearest to `pixels` in area and to `ratio` (width / height) in shape.
 
-    Both are multiples of `multiple`, and not above `most` unless one multiple is; nearness is the sum of the
-    two absolute log ratios.
+    Both are multiples of `multiple`, and do not exceed `most` unless a single multiple does. The distance is the
+    sum of the absolute log ratios of area and shape.
     """
     height = math.sqrt(pixels / ratio)
     candidates = itertools.product(

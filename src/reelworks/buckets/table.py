@@ -1,4 +1,4 @@
-"""The bucket table: entries in the order in which clips try them, each at its sizes."""
+"""The bucket table: entries in the order in which clips try them, and their sizes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Entry:
     """A resolution at one frame count.
 
     Attributes:
-        resolution: Its name.
-        pixels: Pixels in all.
-        num_frames: Frames.
-        batch_size: Clips of a micro-batch; 0 for an entry that takes no clip.
-        keep_prob: Chance that a clip which fits stays.
-        size: (height, width) where the resolution names one.
-        keep_length: In the Open-Sora dialect, chance to be kept at this length.
-        spare_frames: Frames that a clip must have beyond `num_frames`; pictures need none.
+        resolution: Name of the resolution.
+        pixels: Total pixels of a frame.
+        num_frames: Frames of a clip.
+        batch_size: Clips per micro-batch; 0 for an entry that takes no clip.
+        keep_prob: Probability that a clip which fits is assigned here.
+        size: (height, width) if the resolution is a single size.
+        keep_length: Probability to stay at this length, in a table of Open-Sora.
+        spare_frames: Frames that a video must have in addition to `num_frames`.
         pixel_share: Share of `pixels` that a clip must have.
     """
 
@@ -46,17 +46,17 @@ class Entry:
 
     @property
     def needed_frames(self) -> int:
-        """Frames that a clip must have."""
+        """Minimum of frames of a clip."""
         return self.num_frames + (self.spare_frames if self.num_frames > 1 else 0)
 
     @property
     def needed_pixels(self) -> float:
-        """Pixels in all that a clip must have."""
+        """Minimum of total pixels of a clip."""
         return self.pixels * self.pixel_share
 
     @property
     def draw_words(self) -> tuple[int, ...]:
-        """Words that set this entry's draws apart from those of others, whatever else the table holds."""
+        """Hash words of this entry's random draws, which do not depend on the other entries."""
         return (self.pixels, self.num_frames, *(self.size or ()))
 
     def __str__(self) -> str:
@@ -68,10 +68,10 @@ class BucketEntry:
     """A resolution crossed with frame counts: one `[[bucket]]` of a recipe.
 
     Attributes:
-        resolution: "480p" (480 lines at 16:9), "512px" (512 × 512 pixels in all), or one size as "480x854".
-        num_frames: Frame counts; pictures use 1, videos never do.
-        batch_size: Clips of a micro-batch: one number, or one for each frame count.
-        keep_prob: Chance that a clip which fits is kept: one number, or one for each frame count.
+        resolution: "480p" (480 lines at 16:9), "512px" (512 × 512 pixels in total), or one size as "480x854".
+        num_frames: Frame counts; 1 takes pictures, all others take videos.
+        batch_size: Clips per micro-batch: one number, or one for each frame count.
+        keep_prob: Probability that a clip which fits is assigned here: one number, or one for each frame count.
 
     Examples:
         >>> import reelworks as rw
@@ -87,7 +87,7 @@ class BucketEntry:
 
 @dataclass(frozen=True)
 class Bucket:
-    """An entry at one aspect ratio: one exact shape."""
+    """An entry at one aspect ratio, with its exact shape."""
 
     entry: int
     ratio: str
@@ -99,15 +99,17 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BucketTable:
-    """Entries by pixels and then by frames, descending; buckets entry by entry.
+    """The entries of a recipe and their buckets.
 
     Attributes:
-        upscale: Clips smaller than a bucket are enlarged.
-        max_crop: Largest share of a frame that a crop may cut.
-        extends_short: A video shorter than every entry whose size it fills goes to the shortest of these.
-        dialect: There in a table of Open-Sora; its entries are those of the table, one by one.
-        config: `[buckets]` that it was built by.
-        given: `[[bucket]]` entries that it was built from.
+        entries: Entries by pixels and then by frames, descending.
+        buckets: Buckets of all entries, in the order of the entries.
+        upscale: Whether clips smaller than a bucket are enlarged.
+        max_crop: Largest share of a frame that may be cropped away.
+        extends_short: Whether a video shorter than every entry whose size it fills goes to the shortest of these.
+        dialect: Parsed table of Open-Sora, whose entries correspond to `entries`, or None.
+        config: The recipe's `[buckets]`.
+        given: The recipe's `[[bucket]]` entries.
 
     Examples:
         >>> import reelworks as rw
@@ -136,30 +138,30 @@ class BucketTable:
         extends_short: bool = False,
         **settings: Any,
     ) -> BucketTable:
-        """Compute the table of some entries.
+        """Compute the bucket table of entries.
 
         Args:
             entries: Resolutions with their frame counts.
             geometry: Multiples and frame rule of the model and its autoencoder.
-            extends_short: Videos may be shorter than their bucket.
+            extends_short: Whether videos may be shorter than their bucket.
             **settings: Keys of a recipe's `[buckets]`, such as `aspect_ratios` or `incomplete_batch`.
 
         Raises:
-            UserError: A value is not possible; names it, and what is.
+            UserError: A value is invalid; the error names it and what is allowed.
         """
         given = [BucketEntryConfig.model_validate(asdict(entry)) for entry in entries]
         return build(given, BucketsConfig.model_validate(settings), geometry, extends_short=extends_short)
 
     def of_entry(self, entry: int) -> list[int]:
-        """Indices of an entry's buckets."""
+        """Return the indices of an entry's buckets."""
         return [i for i, bucket in enumerate(self.buckets) if bucket.entry == entry]
 
     def batch_sizes(self) -> NDArray[np.int64]:
-        """Batch size of every bucket."""
+        """Return the batch size of every bucket."""
         return np.array([b.batch_size for b in self.buckets], dtype=np.int64)
 
     def tokens(self) -> NDArray[np.int64]:
-        """Latent tokens of one clip of every bucket."""
+        """Return the number of latent tokens of one clip of every bucket."""
         return np.array([b.tokens for b in self.buckets], dtype=np.int64)
 
 
@@ -173,17 +175,17 @@ def build(
     *,
     extends_short: bool = False,
 ) -> BucketTable:
-    """Compute the table.
+    """Compute the bucket table of a recipe.
 
     Args:
-        entries: `[[bucket]]` entries of a recipe.
-        config: `[buckets]`.
+        entries: The recipe's `[[bucket]]` entries.
+        config: The recipe's `[buckets]`.
         geometry: Multiples and frame rule of the model and its autoencoder.
-        extends_short: Videos may be shorter than their bucket.
+        extends_short: Whether videos may be shorter than their bucket.
 
     Raises:
-        UserError: No entry, two equal entries, a frame count or a size that the model does not take,
-            or entries both of ours and of Open-Sora.
+        UserError: There is no entry, two entries are equal, the model does not support a frame count or a size,
+            or the recipe has both `[[bucket]]` entries and a table of Open-Sora.
     """
     dialect = config.dialect()
     if dialect is not None:
@@ -195,7 +197,7 @@ def build(
             code="no-bucket",
             field="bucket",
             remedy='add e.g. [[bucket]] resolution = "256px", num_frames = [1, 17], or a table of Open-Sora as '
-            '[buckets.opensora], or write buckets = "auto"',
+            '[buckets.opensora], or write buckets = "auto" to have entries proposed',
         )
     expanded = sorted(
         (entry for config_entry in entries for entry in _expand(config_entry, config, geometry)),
@@ -218,7 +220,7 @@ def build(
 def _refuse_both(entries: Sequence[BucketEntryConfig]) -> None:
     if entries:
         raise UserError(
-            "the recipe has a table of Open-Sora too",
+            "the recipe has both [[bucket]] entries and a bucket table of Open-Sora",
             code="two-bucket-tables",
             field="bucket",
             value=[entry.resolution for entry in entries],
@@ -227,8 +229,8 @@ def _refuse_both(entries: Sequence[BucketEntryConfig]) -> None:
 
 
 def _of_dialect(dialect: Dialect, geometry: Geometry, extends_short: bool) -> BucketTable:
-    """The table of Open-Sora; entries without a batch size have no bucket, since no clip stays there."""
-    # Where its clips of exactly an entry's length are to be lost, shorter ones are too.
+    """Build the table of Open-Sora; entries without a batch size have no bucket, since no clip stays there."""
+    # If clips of exactly an entry's length are refused, shorter ones must be too.
     extends_short = extends_short and not dialect.spare_frames
     entries, buckets = [], []
     for index, parsed in enumerate(dialect.entries):
@@ -252,12 +254,12 @@ def _of_dialect(dialect: Dialect, geometry: Geometry, extends_short: bool) -> Bu
             shape = Shape(frames, height, width)
             name = f"{resolution.name} {ratio} ×{frames}"
             buckets.append(Bucket(index, ratio, shape, name, entry.batch_size, geometry.tokens(shape)))
-    # Its own rule says what is large enough, and it cuts away whatever its sizes ask for.
+    # The dialect has its own minimum clip size, and crops as much as its sizes need.
     return BucketTable(tuple(entries), tuple(buckets), True, 1.0, extends_short, dialect)
 
 
 def _check_strides(resolution: Resolution, geometry: Geometry) -> None:
-    """Refuse sizes that the autoencoder does not divide; what a patch leaves over, the denoiser pads."""
+    """Refuse sizes that are not multiples of the autoencoder's stride; the denoiser pads incomplete patches."""
     if geometry.drops_rest:
         return
     _, down, across = geometry.stride
@@ -265,18 +267,18 @@ def _check_strides(resolution: Resolution, geometry: Geometry) -> None:
     if wrong:
         side = round(resolution.pixels**0.5)
         raise UserError(
-            f"this autoencoder takes multiples of {down} × {across} pixels, and {len(wrong)} of the "
-            f"{len(resolution.sizes)} sizes are none, such as {wrong[0][0]} × {wrong[0][1]}",
+            f"this autoencoder takes multiples of {down} × {across} pixels, which {len(wrong)} of the "
+            f"{len(resolution.sizes)} sizes are not, for example {wrong[0][0]} × {wrong[0][1]}",
             code="size-not-a-multiple",
             field="buckets.opensora",
             value=resolution.name,
-            remedy=f'write "{side}px" in its place, which has as many pixels at multiples of '
-            f"{COMPUTED_MULTIPLE}, or choose an autoencoder (autoencoder.stride) that divides all of them",
+            remedy=f'write "{side}px" instead, which has about as many pixels at multiples of '
+            f"{COMPUTED_MULTIPLE}, or choose an autoencoder whose stride (autoencoder.stride) divides all sizes",
         )
 
 
 def _refuse_equal(first: Entry, second: Entry) -> None:
-    """A clip could not tell which of two entries comes first; only sizes of unlike shape may be as large."""
+    """Refuse equal entries, between which a clip could not choose; different sizes may have equal pixels."""
     alike = first.size is None or second.size is None or first.size == second.size
     if alike and (first.pixels, first.num_frames) == (second.pixels, second.num_frames):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Packages that can be called, so that a public function and a package may have one name."""
+"""Callable packages, so that a public function and a package can share a name."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def make_callable(package: str, module: str, function: str) -> None:
-    """Let calls of a package go to a function, which is imported with the first one.
+    """Make a package callable: forward calls to a function, which is imported at the first call.
 
     Args:
-        package: Dotted name of the package, which is being imported.
+        package: Dotted name of the package; call this from its `__init__`.
         module: Dotted name of the function's module.
-        function: Its name.
+        function: Name of the function.
     """
 
     class CallablePackage(ModuleType):

@@ -1,9 +1,9 @@
-"""The base of every config: frozen, strict, unknown keys refused."""
+"""Base class of all configs: frozen and strict, with unknown keys refused."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Config(BaseModel):
-    """Values only; runtime objects go into `build(...)` functions of the owning package."""
+    """Base of all configs: plain values; runtime objects are arguments of the owning package's `build(...)`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

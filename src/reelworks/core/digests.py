@@ -1,4 +1,4 @@
-"""Digests in hex: 128-bit BLAKE2b of bytes, JSON and arrays for identity, 128-bit XXH3 of files against damage."""
+"""Hex digests: 128-bit BLAKE2b of bytes, JSON and arrays for identity, 128-bit XXH3 of files to detect damage."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 import xxhash
 
 _BLOCK_BYTES = 1 << 20
-_WHOLE_LIMIT_BYTES = 64 << 20
+_FULL_READ_LIMIT_BYTES = 64 << 20
 
 
 def digest_bytes(data: bytes) -> str:
-    """Digest a byte string."""
+    """Return the BLAKE2b digest of a byte string."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def digest_json(value: Any) -> str:
-    """Digest a JSON value independently of key order and white space."""
+    """Return the digest of a JSON value, which does not depend on the order of keys."""
     return digest_bytes(json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
 
 
 def digest_arrays(**arrays: np.ndarray[Any, Any]) -> str:
-    """Digest named arrays: name, dtype, shape and little-endian content each count."""
+    """Return the digest of named arrays: their names, dtypes, shapes and little-endian contents."""
     h = hashlib.blake2b(digest_size=16)
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -36,7 +36,7 @@ def digest_arrays(**arrays: np.ndarray[Any, Any]) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """Digest a whole file, read in blocks."""
+    """Return the BLAKE2b digest of a file, which is read in blocks."""
     h = hashlib.blake2b(digest_size=16)
     with path.open("rb") as f:
         while block := f.read(_BLOCK_BYTES):
@@ -45,13 +45,13 @@ def digest_file(path: Path) -> str:
 
 
 def fingerprint_file(path: Path) -> str:
-    """Tell whether a file's content changed: its size and a digest.
+    """Return a file's size and a digest, by which a changed file is recognised.
 
-    Files up to 64 MB are read whole; larger ones by 64 blocks of 1 MB, spread evenly, first and last
-    included, so that a long film costs no more than a short clip.
+    Files up to 64 MiB are read completely; of larger ones 64 evenly spread blocks of 1 MiB, including the first
+    and the last, so that a long film takes no more time than a short clip.
     """
     size = path.stat().st_size
-    if size <= _WHOLE_LIMIT_BYTES:
+    if size <= _FULL_READ_LIMIT_BYTES:
         return f"{size:x}-{digest_file(path)}"
     h = hashlib.blake2b(digest_size=16)
     with path.open("rb") as f:
@@ -65,12 +65,12 @@ running = xxhash.xxh3_128
 
 
 def of_bytes(data: bytes) -> str:
-    """Checksum of a byte string."""
+    """Return the XXH3 checksum of a byte string."""
     return running(data).hexdigest()
 
 
 def of_file(path: Path) -> str:
-    """Checksum of a whole file, read in blocks."""
+    """Return the XXH3 checksum of a file, which is read in blocks."""
     checksum = running()
     with path.open("rb") as f:
         while block := f.read(_BLOCK_BYTES):

@@ -1,24 +1,22 @@
-"""Errors for people: which field, which value, what to do about it."""
+"""User-facing errors, which name the field, its value and the remedy."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
 
-_SHOWN = 3
+_MAX_NAMES = 3
 
 
 class UserError(ValueError):
-    """Input that a person can mend.
-
-    The command line prints it without a traceback and leaves with exit code 2.
+    """Wrong input that the user can correct; the command line prints it without a traceback and exits with code 2.
 
     Args:
         problem: What is wrong, in one sentence.
-        code: Stable name of the mistake, as docs/reference/errors.md lists it; the sentence may change.
+        code: Stable name of the error, as docs/reference/errors.md lists it; the sentence may change.
         field: The recipe key, option or file that holds the value.
         value: The offending value as the user wrote it.
-        remedy: What to type, change or look at next.
+        remedy: What the user can type, change or look at next.
     """
 
     def __init__(
@@ -31,7 +29,7 @@ class UserError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Name the known word most like `word`, as a phrase for a remedy: `did you mean "x"?`, or the list."""
+    """Return a remedy for an unknown word: `did you mean "x"?` with the closest known word, or all known words."""
     known = sorted(known)
     folded = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
@@ -39,6 +37,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def first_few(names: Sequence[str]) -> str:
-    """The first names of a list, which tell what is wrong, and how many more there are."""
-    more = f", and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    """Join the first three names of a list, and say how many more there are."""
+    more = f", and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: write beside, fsync, rename, fsync the folder."""
+"""Atomic and durable file writes: write a temporary file, fsync it, rename it, fsync the folder."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_for(option: str, path: Path, data: bytes) -> None:
-    """Write the file that an option of the command line names, its folder too, atomically.
+    """Atomically write the file that a command-line option names, and create its folder if necessary.
 
     Raises:
-        UserError: It cannot be written; names the option.
+        UserError: The file cannot be written; the error names the option.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,12 +45,11 @@ def write_for(option: str, path: Path, data: bytes) -> None:
             code="file-unwritable",
             field=option,
             value=str(path),
-            remedy="name a file in a folder that you may write to and that has space left",
+            remedy="name a file in a folder that is writable and has free space",
         ) from error
 
 
 def _plain(value: Any) -> Any:
-    """Turn what json does not know (numpy numbers, paths) into what it does."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Path):
@@ -59,22 +58,22 @@ def _plain(value: Any) -> Any:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Encode as JSON; numpy numbers and paths are understood, NaN becomes an error."""
+    """Encode a value as JSON; numpy numbers and paths are converted, NaN raises an error."""
     return json.dumps(value, indent=indent, default=_plain, ensure_ascii=False, allow_nan=False)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by pretty JSON, atomically."""
+    """Replace `path` atomically by indented JSON."""
     write_bytes(path, (to_json(value, indent=2) + "\n").encode())
 
 
 def append_json_line(path: Path, value: Any) -> None:
-    """Append one JSON line with a single write, starting afresh after a line that a crash tore."""
+    """Append one JSON line with a single write, on a new line if a crash left the last one incomplete."""
     line = (to_json(value) + "\n").encode()
-    storage.append(path, b"\n" + line if _is_torn(path) else line)
+    storage.append(path, b"\n" + line if _ends_mid_line(path) else line)
 
 
-def _is_torn(path: Path) -> bool:
+def _ends_mid_line(path: Path) -> bool:
     try:
         with path.open("rb") as f:
             return f.seek(0, os.SEEK_END) > 0 and (f.seek(-1, os.SEEK_END), f.read(1))[1] != b"\n"
@@ -83,14 +82,14 @@ def _is_torn(path: Path) -> bool:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of a JSON-lines file; a torn line (a crash in mid-write) is passed over."""
+    """Yield the objects of a JSON-lines file; lines that a crash left incomplete are skipped."""
     if path.exists():
         with path.open("rb") as f:
             yield from parse_json_lines(f)
 
 
 def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield what the lines of a JSON-lines file say; torn ones are passed over."""
+    """Yield the objects that lines of JSON hold; incomplete lines are skipped."""
     for line in lines:
         try:
             value = json.loads(line)

@@ -1,8 +1,8 @@
-"""Random choices as functions, not as histories.
+"""Random draws as pure functions of their keys, without generator state.
 
 Every choice about a clip is `hash64(seed, epoch, uid, copy, purpose)`: it does not depend on other
 clips, on rank, world size or workers, nor on the order of execution, so there is no generator state
-to save. Draws are unsigned 64-bit integer arithmetic and equal on every platform.
+to save. Draws use unsigned 64-bit integer arithmetic and are equal on every platform.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _mix(x: U64) -> U64:
 
 
 def text_words(texts: Iterable[str]) -> U64:
-    """Integers that stand for texts: `hash64(text_words(texts))` hashes each as `hash_int(text)` does."""
+    """Return an integer for each text, so that `hash64(text_words(texts))` equals `hash_int(text)` of each."""
     eight_bytes = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.frombuffer(b"".join(eight_bytes), dtype="<u8").astype(np.uint64)
 
@@ -67,7 +67,7 @@ def hash64(*words: Word) -> U64:
 
 
 def extend(state: U64, *words: Word) -> U64:
-    """Go on with a hash: `extend(hash64(a), b) == hash64(a, b)`, so that many draws share a beginning."""
+    """Continue a hash: `extend(hash64(a), b) == hash64(a, b)`, so that draws can share a common prefix."""
     with np.errstate(over="ignore"):
         for word in words:
             state = _mix(state + _word(word) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1))
@@ -90,6 +90,6 @@ def below(h: U64, n: int | NDArray[Any]) -> NDArray[np.int64]:
 
 
 def passes(h: U64, probability: float | NDArray[Any]) -> NDArray[np.bool_]:
-    """Draw booleans that are True with `probability`; 0 never passes and 1 always does."""
+    """Return booleans that are True with the given probability: never for 0, always for 1."""
     threshold = np.asarray(np.floor(np.asarray(probability, dtype=np.float64) * 2.0**53)).astype(np.uint64)
     return (h >> np.uint64(11)) < threshold

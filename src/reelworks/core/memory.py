@@ -1,4 +1,4 @@
-"""How much memory a process may still take."""
+"""Available memory of this machine or container."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int:
-    """Memory that the machine, and the container that limits this process, have left.
-
-    Where neither tells (other systems than Linux), there is no limit to know.
-    """
+    """Return the memory that machine and container have left, or `sys.maxsize` on systems other than Linux."""
     return min(_machine(), _container())
 
 
@@ -21,8 +18,8 @@ def _machine() -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return sys.maxsize
-    told = {name: value for name, _, value in (line.partition(":") for line in lines)}
-    return int(told["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in told else sys.maxsize
+    fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else sys.maxsize
 
 
 def _container() -> int:
@@ -33,5 +30,5 @@ def _container() -> int:
         return sys.maxsize
     if limit == "max":
         return sys.maxsize
-    # What is cached of files gives way.
+    # The system evicts cached files when memory is needed.
     return max(int(limit) - int(used) + int(cached.get("inactive_file", 0)), 0)

@@ -1,4 +1,4 @@
-"""Reading from storage that has moments: try again before believing an error."""
+"""Retries of reads from network storage, whose errors are often transient."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# What network storage says for a while and then takes back; it tells nothing about the file.
-_PASSING = frozenset(
+# Errors that network storage recovers from; they say nothing about the file itself.
+_TRANSIENT = frozenset(
     {
         errno.EIO,
         errno.ESTALE,
@@ -34,15 +34,15 @@ WAITS_SECONDS = (0.1, 0.5, 2.0)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Tell an error of the storage, which may be gone in a moment, from one of the file."""
-    return isinstance(error, OSError) and error.errno in _PASSING
+    """Whether an error comes from the storage and may vanish on a retry, rather than from the file itself."""
+    return isinstance(error, OSError) and error.errno in _TRANSIENT
 
 
 def with_retries(work: Callable[[], T]) -> T:
-    """Do `work`, again after a pause if storage errs in passing; `len(WAITS_SECONDS) + 1` tries in all.
+    """Return `work()`, retried after transient storage errors; at most `len(WAITS_SECONDS) + 1` attempts.
 
     Raises:
-        OSError: Another error, or the passing one did not pass.
+        OSError: The error is not transient, or the last attempt failed too.
     """
     for seconds in WAITS_SECONDS:
         try:

@@ -21,15 +21,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Effect of an autoencoder and a denoiser together on a shape.
+    """Constraints that an autoencoder and a denoiser put on shapes, and the latent shapes that result.
 
     Attributes:
         stride: Pixels per latent element along (time, height, width).
         patch: Latent elements per token along (time, height, width).
-        frame_rule: `(a, b)`: frame counts are a·n + b; (1, 0) takes any, (0, 1) pictures alone.
-        chunk_frames: Frames that are encoded together, each chunk's latent frames rounded up on their own;
-            None encodes a clip as a whole.
-        drops_rest: Heights and widths need not be multiples of the stride: what is left over has no latent.
+        frame_rule: `(a, b)`: frame counts are a·n + b; (1, 0) allows any, (0, 1) pictures only.
+        chunk_frames: Frames that are encoded together, with the latent frames of each chunk rounded up;
+            None encodes a clip in one piece.
+        drops_rest: Heights and widths need not be multiples of the stride; the remaining pixels have no latent.
 
     Examples:
         >>> import reelworks as rw
@@ -45,37 +45,37 @@ class Geometry:
 
     @property
     def multiple(self) -> tuple[int, int]:
-        """Heights and widths of a bucket are multiples of these."""
+        """Divisors that a bucket's height and width must have, `(height, width)`."""
         return self.stride[1] * self.patch[1], self.stride[2] * self.patch[2]
 
     def accepts_frames(self, num_frames: int) -> bool:
-        """Say whether the frame rule allows `num_frames`; one frame (a picture) is always allowed."""
+        """Whether the frame rule allows `num_frames`; one frame (a picture) is always allowed."""
         a, b = self.frame_rule
         return num_frames == 1 or (a > 0 and num_frames >= max(b, 1) and (num_frames - b) % a == 0)
 
     @property
     def frame_words(self) -> str:
-        """The frame rule as a sentence."""
+        """The frame rule as a sentence for messages."""
         a, b = self.frame_rule
-        return f"this model takes {a}n+{b} frames" if a else "this model takes pictures alone"
+        return f"this model takes {a}n+{b} frames" if a else "this model takes pictures only"
 
     def nearest_frames(self, num_frames: int) -> int:
-        """Find the frame count nearest to `num_frames` that the frame rule allows."""
+        """Return the allowed frame count nearest to `num_frames`."""
         a, b = self.frame_rule
         below = (num_frames - b) // max(a, 1) * a + b
-        taken = (n for n in (1, below, below + a) if self.accepts_frames(n))
-        return min(taken, key=lambda n: abs(n - num_frames))
+        allowed = (n for n in (1, below, below + a) if self.accepts_frames(n))
+        return min(allowed, key=lambda n: abs(n - num_frames))
 
     def require(self, shape: Shape, fields: tuple[str, str, str], *, whole_patches: bool = False) -> None:
-        """Refuse a shape that does not come back from its latent.
+        """Refuse a shape that the autoencoder would not decode to the same shape.
 
         Args:
-            shape: What is to be encoded or decoded.
-            fields: The keys or options that hold frames, height and width.
-            whole_patches: Sizes must fill the denoiser's patches too.
+            shape: Shape to encode or decode.
+            fields: Recipe keys or options of frames, height and width, for the error.
+            whole_patches: Require that height and width also fill the denoiser's patches.
 
         Raises:
-            UserError: Names the first that does not fit, and the nearest value that does.
+            UserError: A value does not fit; the error names its field and the nearest valid value.
         """
         frames, *sizes = fields
         multiples = self.multiple if whole_patches else self.stride[1:]
@@ -99,15 +99,15 @@ class Geometry:
             )
 
     def latent(self, shape: Shape) -> tuple[int, int, int]:
-        """Latent (T, H, W) of a pixel shape."""
+        """Return the latent size (T, H, W) of a pixel shape."""
         st, sh, sw = self.stride
         chunk = self.chunk_frames or shape.num_frames
-        whole, rest = divmod(shape.num_frames, chunk)
-        frames = whole * -(-chunk // st) + -(-rest // st)
+        full_chunks, rest = divmod(shape.num_frames, chunk)
+        frames = full_chunks * -(-chunk // st) + -(-rest // st)
         return frames, shape.height // sh, shape.width // sw
 
     def tokens(self, shape: Shape) -> int:
-        """Tokens that the denoiser sees for one clip of this shape."""
+        """Return the number of the denoiser's tokens for one clip of this shape."""
         pt, ph, pw = self.patch
         t, h, w = self.latent(shape)
         return -(-t // pt) * -(-h // ph) * -(-w // pw)

@@ -1,7 +1,6 @@
-"""Every change to a disk that a checkpoint rests on, through one door, so that faults can stand in its way.
+"""Writes, renames and removals of files, all of which pass a guard, so that tests can inject disk faults.
 
-Nothing here adds to what the system does: one call is one system call, but for a write that the system cuts
-short, which goes on where it stopped.
+Each function makes one system call; only a write that the system cuts short is continued by another.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing_extensions import Buffer
 from reelworks.core import digests
 
 # Called before "open", "write", "fsync", "rename", "unlink", "mkdir" or "rmdir" of a path. It may raise an
-# OSError, end the process, or allow a write only that many bytes.
+# OSError, end the process, or return a maximum number of bytes for a write.
 Guard = Callable[[str, Path], int | None]
 
 _guard: Guard | None = None
@@ -27,7 +26,7 @@ _BUFFER_BYTES = 1 << 20
 
 @contextmanager
 def guarded(guard: Guard) -> Iterator[None]:
-    """Put a guard in the way of all calls in this process; for tests of what must survive faults."""
+    """Call a guard before each operation of this process while the block runs; for tests that inject faults."""
     global _guard
     former, _guard = _guard, guard
     try:
@@ -41,7 +40,7 @@ def _ask(call: str, path: Path) -> int | None:
 
 
 class _Raw(io.RawIOBase):
-    """A file that is only written, from its start or at its end; sums up what reaches it on the way."""
+    """Unbuffered write-only file that computes the checksum of the bytes written."""
 
     def __init__(self, path: Path, flags: int) -> None:
         _ask("open", path)
@@ -60,8 +59,8 @@ class _Raw(io.RawIOBase):
     def write(self, data: Buffer) -> int:
         with memoryview(data).cast("B") as view:
             if self._fd < 0:
-                # A buffer that failed is flushed once more when it is collected: by then the number of the
-                # descriptor may be another file's.
+                # A buffer whose flush failed is flushed again when it is collected; by then the descriptor
+                # number may belong to another file.
                 return len(view)
             limit = _ask("write", self.path)
             written = os.write(self._fd, view if limit is None else view[:limit])
@@ -70,22 +69,22 @@ class _Raw(io.RawIOBase):
             return written
 
     def release(self) -> None:
-        """Let go of the file; closing the stream does not, so that it can be made durable after that."""
+        """Close the descriptor; closing the stream leaves it open, so that it can still be fsynced."""
         os.close(self._fd)
         self._fd = -1
 
 
 @contextmanager
 def create(path: Path, *, told: Callable[[int, str], None] | None = None) -> Iterator[BinaryIO]:
-    """Write a new file; it is durable, but not its name, when the block ends without an error.
+    """Open a new file for writing, and fsync it at the end of the block; its folder entry is not yet durable then.
 
     Args:
-        path: Where nothing may be yet.
-        told: Called at the end with the file's size and the checksum of what was written.
+        path: Path of the new file.
+        told: Called at the end with the file's size in bytes and its checksum.
 
     Raises:
-        FileExistsError: There is something.
-        OSError: It could not be written whole; what there is of it stays.
+        FileExistsError: The path exists.
+        OSError: Writing failed; the incomplete file remains.
     """
     raw = _Raw(path, os.O_EXCL)
     try:
@@ -100,7 +99,7 @@ def create(path: Path, *, told: Callable[[int, str], None] | None = None) -> Ite
 
 
 def append(path: Path, data: bytes) -> None:
-    """Append to a file, made if it is not there; with one write, unless the system cuts it short."""
+    """Append to a file, which is created if missing, with one write unless the system cuts it short."""
     raw = _Raw(path, os.O_APPEND)
     try:
         while data:
@@ -110,7 +109,7 @@ def append(path: Path, data: bytes) -> None:
 
 
 def fsync(fd: int, path: Path) -> None:
-    """Make a file, or a folder's entries, durable."""
+    """Make an open file, or the entries of an open folder, durable."""
     _ask("fsync", path)
     os.fsync(fd)
 
@@ -125,7 +124,7 @@ def fsync_folder(path: Path) -> None:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Rename; a file that lies at the target is replaced."""
+    """Rename a file or folder; an existing file at the target is replaced."""
     _ask("rename", path)
     path.rename(target)
 
@@ -137,17 +136,17 @@ def unlink(path: Path) -> None:
 
 
 def mkdir(path: Path) -> None:
-    """Make a folder whose parent is there.
+    """Create a folder whose parent exists.
 
     Raises:
-        FileExistsError: There is something already.
+        FileExistsError: The path exists.
     """
     _ask("mkdir", path)
     path.mkdir()
 
 
 def mkdirs(path: Path) -> None:
-    """Make a folder and the parents that it lacks, durably; nothing happens where it is there."""
+    """Create a folder and its missing parents durably; do nothing if it exists."""
     if not path.is_dir():
         mkdirs(path.parent)
         mkdir(path)
@@ -155,10 +154,10 @@ def mkdirs(path: Path) -> None:
 
 
 def rmtree(path: Path) -> None:
-    """Remove a file, a link or a folder with all that is in it.
+    """Remove a file, a link, or a folder and its contents.
 
     Raises:
-        OSError: Something could not be removed; the rest of it stays.
+        OSError: An entry could not be removed; it and the entries not yet reached remain.
     """
     if path.is_symlink() or not path.is_dir():
         unlink(path)
@@ -170,6 +169,6 @@ def rmtree(path: Path) -> None:
 
 
 def rmtree_if_possible(path: Path) -> None:
-    """Remove as much as can be removed now."""
+    """Call `rmtree` and ignore its errors."""
     with suppress(OSError):
         rmtree(path)

@@ -1,4 +1,4 @@
-"""TOML has no null: the word "none" stands for it, in keys that may have no value."""
+"""None in TOML, which has no null: the word "none" stands for it in optional keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WORD = "none"
 
 
 def from_toml(values: Any, annotation: Any) -> Any:
-    """Turn "none" into None where the config classes inside an annotation allow it."""
+    """Return the values with "none" replaced by None in the keys whose annotation allows None."""
     if values == WORD and type(None) in typing.get_args(annotation):
         return None
     config = config_in(annotation)
@@ -26,7 +26,7 @@ def from_toml(values: Any, annotation: Any) -> Any:
 
 
 def to_toml(config: BaseModel) -> dict[str, Any]:
-    """Plain values of a config; None is left out where it is the default, else it is "none"."""
+    """Return a config as plain values; None is left out if it is the default, else written as "none"."""
     values = {}
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
@@ -46,8 +46,8 @@ def _plain(value: Any) -> Any:
 
 
 def config_in(annotation: Any) -> type[BaseModel] | None:
-    """The config class inside an annotation such as `list[X]` or `X | None`; None where there is none."""
+    """Return the config class inside an annotation such as `list[X]` or `X | None`, or None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    found = (config_in(inner) for inner in typing.get_args(annotation))
-    return next((config for config in found if config is not None), None)
+    configs = (config_in(inner) for inner in typing.get_args(annotation))
+    return next((config for config in configs if config is not None), None)

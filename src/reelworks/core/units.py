@@ -1,4 +1,4 @@
-"""Numbers with units: read as people type them ("500GB", "7d"), and printed as they read them."""
+"""Parsing and formatting of numbers with units, such as "500GB" or "7d"."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def size_bytes(text: str, field: str) -> int:
-    """Read a size: "500GB" is 500 · 1000³ bytes, "500GiB" 500 · 1024³.
+    """Parse a size: "500GB" is 500 · 1000³ bytes, "500GiB" 500 · 1024³.
 
     Raises:
-        UserError: It is not one, or nothing.
+        UserError: The text is not a size above 0.
     """
     return round(_read(text, field, _SIZES, 'write a size above 0, such as "500GB" or "1.5TB"'))
 
 
 def duration_seconds(text: str, field: str) -> float:
-    """Read a duration: "90m", "48h", "7d".
+    """Parse a duration such as "90m", "48h" or "7d".
 
     Raises:
-        UserError: It is not one, or nothing.
+        UserError: The text is not a duration above 0.
     """
     return _read(
         text, field, _DURATIONS, 'write a duration above 0 in s, m, h, d or w, such as "48h" or "7d"'
@@ -44,7 +44,7 @@ def _read(text: str, field: str, units: dict[str, int], remedy: str) -> float:
 
 
 def told_bytes(size: float) -> str:
-    """Write a size for people, "41.2 GB"."""
+    """Format a size with one decimal, `41.2 GB`."""
     for unit in ("GB", "MB", "kB"):
         if abs(size) >= _SIZES[unit]:
             return f"{size / _SIZES[unit]:.1f} {unit}"
@@ -52,31 +52,31 @@ def told_bytes(size: float) -> str:
 
 
 def told_seconds(seconds: float) -> str:
-    """Write a duration for people by its largest unit, "3 d"."""
+    """Format a duration in its largest unit, `3 d`."""
     seconds = max(seconds, 0)
     unit = next((u for u in ("d", "h", "m") if seconds >= _DURATIONS[u]), "s")
     return f"{seconds / _DURATIONS[unit]:.0f} {unit}"
 
 
 def count(value: float | None) -> str:
-    """Write 12345 as `12,345`; nothing is a dash."""
+    """Format 12345 as `12,345`, and None as a dash."""
     return "–" if value is None else f"{value:,.0f}"
 
 
 def loss(value: float | None) -> str:
-    """Write a loss so that losses of usual size align: 0.3 as `0.3000`."""
+    """Format a loss with four decimals if it is of usual size: 0.3 as `0.3000`."""
     if value is None:
         return "–"
     return f"{value:.4f}" if 0.01 <= abs(value) < 100 else f"{value:.4g}"
 
 
 def percent(share: float) -> str:
-    """Write 0.1234 as `12.3 %`."""
+    """Format 0.1234 as `12.3 %`."""
     return f"{100 * share:.1f} %"
 
 
 def size(num_bytes: float | None) -> str:
-    """Write bytes in decimal units."""
+    """Format a number of bytes in decimal units with three digits, and None as a dash."""
     if num_bytes is None:
         return "–"
     for unit in ("B", "kB", "MB", "GB"):
@@ -87,7 +87,7 @@ def size(num_bytes: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write seconds by their two largest units."""
+    """Format seconds in their two largest units."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -99,24 +99,24 @@ def duration(seconds: float) -> str:
 
 
 def moment(seconds_since_1970: float | None) -> str:
-    """Write a time in UTC, so that reports of two machines compare."""
+    """Format a time in UTC, so that reports of two machines can be compared."""
     if seconds_since_1970 is None:
         return "–"
     return datetime.fromtimestamp(seconds_since_1970, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def plural(number: float, noun: str) -> str:
-    """Write `1 clip`, `2 clips`."""
+    """Format a number with its noun: `1 clip`, `2 clips`."""
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def change(proposal: dict[str, Any]) -> str:
-    """Write what a proposal changes as it is typed.
+    """Format a proposal's changes as command-line options.
 
-    Batch sizes that stand in a table of Open-Sora, where `--set` is unwieldy, are told by name.
+    Batch sizes of an Open-Sora table, for which `--set` is unwieldy, are listed by the name of their entry.
     """
-    typed = " ".join(f"--set '{text}'" for text in proposal["set"])
+    options = " ".join(f"--set '{text}'" for text in proposal["set"])
     if any(text.startswith("bucket.") for text in proposal["set"]):
-        return typed
+        return options
     sizes = [f"{b['entry']}: batch size {b['to']} (now {b['from']})" for b in proposal["batch_sizes"]]
-    return ", ".join(filter(None, [typed, *sizes]))
+    return ", ".join(filter(None, [options, *sizes]))

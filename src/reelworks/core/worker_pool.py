@@ -1,8 +1,7 @@
-"""Spawned processes that make calls for threads of this one, so that foreign code may crash or hang in them.
+"""Pool of spawned processes that run calls for threads of this one, so that a crash or hang stays isolated.
 
-Each process has a pipe of its own, which nobody else writes to. One that dies in the middle of a result, or is
-killed because it hangs, therefore costs its own call and no other, and whose call that was is known. Arrays cross
-the pipe straight from memory to memory.
+Each process has its own pipe. A process that dies in the middle of a result, or is killed because it hangs,
+therefore fails only its own call, and that call is known. Arrays are sent without an intermediate copy.
 """
 
 from __future__ import annotations
@@ -26,18 +25,19 @@ R = TypeVar("R")
 
 
 class WorkerDied(Exception):  # noqa: N818
-    """A process ended during its call."""
+    """A worker process ended during a call."""
 
 
 class WorkerHung(Exception):  # noqa: N818
-    """A call took too long, and its process was killed."""
+    """A call took too long, and its worker process was killed."""
 
 
 class WorkerPool:
-    """Processes that are started as calls need them, and kept for later calls.
+    """Pool of worker processes, which are started on demand and reused.
 
-    As many calls are made at a time as there are threads that make them. Processes are spawned, never forked: a
-    forked child inherits locks that threads of its parent held.
+    Each thread that calls has a process for the time of its call, so the pool grows to the largest number of
+    concurrent calls. Processes are spawned, never forked: a forked child inherits locks that threads of its parent
+    held.
     """
 
     def __init__(self) -> None:
@@ -45,19 +45,19 @@ class WorkerPool:
         self._busy: set[_Worker] = set()
         self._changed = threading.Condition()
         self._closed = False
-        # Before multiprocessing's own exit handler, which waits for all processes.
+        # Runs before multiprocessing's own exit handler, which waits for all processes.
         atexit.register(self.close)
 
     def call(self, function: Callable[[T], R], value: T, timeout_seconds: float | None = None) -> R:
-        """Return `function(value)` from a process; what it raises is raised here.
+        """Return `function(value)`, computed in a worker process; its exceptions are raised in the calling thread.
 
         Args:
-            function: Pickles, as the value and the result do.
-            value: Its argument.
-            timeout_seconds: The process is killed where the call takes longer; starting it does not count.
+            function: Function to call; function, value and result must be picklable.
+            value: Argument of the function.
+            timeout_seconds: Time after which the process is killed, not counting its start; None waits forever.
 
         Raises:
-            WorkerDied: The process ended meanwhile, or the pool is closed.
+            WorkerDied: The process ended during the call, or the pool is closed.
             WorkerHung: The call took longer than `timeout_seconds`.
         """
         worker = self._take()
@@ -72,9 +72,9 @@ class WorkerPool:
         return result
 
     def close(self, patience_seconds: float = 5.0) -> None:
-        """End all processes; those whose calls last longer than the patience are killed, and the calls fail.
+        """End all processes; those still busy after `patience_seconds` are killed, and their calls fail.
 
-        Where it is interrupted, it may be called again.
+        If it is interrupted, it can be called again.
         """
         with self._changed:
             self._closed = True
@@ -112,14 +112,10 @@ class WorkerPool:
 
 @dataclass(frozen=True)
 class _Raised:
-    """An error that a call raised instead of giving a result."""
-
     error: Exception
 
 
 class _Worker:
-    """A process and this side of its pipe."""
-
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
@@ -130,7 +126,7 @@ class _Worker:
     def call(self, function: Callable[[T], R], value: T, timeout_seconds: float | None) -> R | _Raised:
         try:
             self.connection.send((function, value))
-            self.connection.recv()  # that it has begun
+            self.connection.recv()  # the worker's message that the call has begun
             if not self.connection.poll(timeout_seconds):
                 raise WorkerHung(f"a call took more than {timeout_seconds:g} s")
             result: R | _Raised = _receive(self.connection)
@@ -139,14 +135,12 @@ class _Worker:
             raise WorkerDied("a process ended during its call") from error
 
     def end(self) -> None:
-        """Kill the process, if it has not ended."""
         self.process.kill()
         self.process.join()
         self.connection.close()
 
 
 def _serve(connection: Connection) -> None:
-    """Make calls until the other side closes the pipe."""
     worker_process.serve()
     try:
         while True:
@@ -166,7 +160,7 @@ def _result(function: Callable[[T], R], value: T) -> R | _Raised:
 
 
 def _send(connection: Connection, message: object) -> None:
-    """Send an object: its pickle and the sizes of its arrays, then the arrays, which are not copied first."""
+    """Send an object: its pickle and the sizes of its arrays, then the arrays themselves without a copy."""
     arrays: list[pickle.PickleBuffer] = []
     data = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
     raw = [array.raw() for array in arrays]

@@ -1,4 +1,4 @@
-"""Manners of a process that serves another: it leaves signals to its parent, and does not outlive it."""
+"""Setup of worker processes: ignore signals meant for the parent, and exit when the parent ends."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import signal
 import threading
 import time
 
-_LOOK_EVERY_SECONDS = 1.0
+_CHECK_EVERY_SECONDS = 1.0
 
 
 def serve() -> None:
-    """Prepare a spawned worker.
+    """Prepare a spawned worker process.
 
-    Ctrl-C and a scheduler's signal reach every process of a job: the parent decides what they mean. A
-    parent that is killed cannot tell anybody, so the worker looks for itself.
+    Ctrl-C and a scheduler's signals reach every process of a job, but only the parent handles them. A parent
+    that is killed cannot stop its workers, so each worker checks whether it is alive.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -22,11 +22,11 @@ def serve() -> None:
 
 
 def end_with_parent() -> None:
-    """End this process soon after its parent, however that ended."""
+    """Start a thread that ends this process soon after its parent, even if that was killed."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
 
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(_LOOK_EVERY_SECONDS)
+        time.sleep(_CHECK_EVERY_SECONDS)
     os._exit(1)

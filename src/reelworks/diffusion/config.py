@@ -10,7 +10,7 @@ from reelworks.core.config import Config
 from reelworks.core.errors import UserError, nearest
 from reelworks.diffusion import frame_masks
 
-_OF_RECTIFIED_FLOW = (
+_RECTIFIED_FLOW_KEYS = (
     "timestep_sampling",
     "logit_mean",
     "logit_std",
@@ -22,26 +22,26 @@ _OF_RECTIFIED_FLOW = (
 
 
 class ObjectiveConfig(Config):
-    """How timesteps, conditioning masks and empty captions are drawn.
+    """Objective, and distributions of timesteps, conditioning masks and empty captions.
 
     Attributes:
-        name: `rectified-flow`; `iddpm`: Open-Sora 1.1's 1000 steps of noise with a learned variance; `epsilon` or
-            `v-prediction`: Stable Diffusion's 1000 steps, of which the network predicts the noise or v. All but
-            the first know neither density nor shift of timesteps, nor what `prediction` says.
+        name: `rectified-flow`; `iddpm`: Open-Sora 1.1's 1000 diffusion steps with a learned variance; `epsilon` or
+            `v-prediction`: Stable Diffusion's 1000 diffusion steps, with a network that predicts the noise or v.
+            All but the first have no density, shift and range of timesteps and no `prediction`.
         timestep_sampling: Density of the timesteps before the shift.
-        logit_mean, logit_std: Of the normal variable whose sigmoid is a logit-normal timestep; a mean above 0 trains
-            more noise, one below 0 less. Open-Sora's `loc` and `scale`.
-        timestep_shift: "auto" moves timesteps towards noise for large and long clips, "none" leaves them,
+        logit_mean, logit_std: Mean and standard deviation of the normal variable whose sigmoid is a logit-normal
+            timestep; a mean above 0 trains more at high noise, one below 0 less. Open-Sora's `loc` and `scale`.
+        timestep_shift: "auto" moves timesteps towards noise for large and long clips, "none" leaves them unchanged,
             a number is a fixed ratio r in t' = r·t / (1 + (r − 1)·t).
-        timestep_range: Lowest and highest timestep that is trained, after the shift; the density between them stays
-            what it is. Those of Wan 2.2's experts follow from `model.experts`.
-        opensora_frame_quantization: Measure a clip's length as Open-Sora 1.2 did, `(num_frames // 17) · 5`. It is 0 for 2 to 16
-            frames, which then train at timestep 0 only.
+        timestep_range: Lowest and highest timestep to train, after the shift; the density between them does not
+            change. The ranges of Wan 2.2's experts follow from `model.experts`.
+        opensora_frame_quantization: Measure a clip's length as Open-Sora 1.2 did, `(num_frames // 17) · 5`. It is
+            0 for 2 to 16 frames, which then train at timestep 0 only.
         mask_ratios: Share of clips by conditioning strategy; `identity` (no condition) takes the rest.
-        prediction: What the network's output means: the velocity, or the clean sample, from which the
-            velocity follows. A narrow network over large patches cannot pass the noise through that a
-            velocity contains; it can still name the sample.
-        caption_dropout: Share of clips shown with the empty caption, which guidance needs.
+        prediction: Meaning of the network's output: the velocity, or the clean sample, from which the velocity is
+            computed. A narrow network over large patches cannot reproduce the noise in a velocity, but can predict
+            the sample.
+        caption_dropout: Share of clips trained with the empty caption, which guidance needs.
     """
 
     name: Literal["rectified-flow", "iddpm", "epsilon", "v-prediction"] = "rectified-flow"
@@ -61,7 +61,7 @@ class ObjectiveConfig(Config):
         if isinstance(value, str) or value > 0:
             return value
         raise UserError(
-            "a fixed shift is a ratio above 0",
+            "a fixed shift must be a ratio above 0",
             code="timestep-shift-invalid",
             field="objective.timestep_shift",
             value=value,
@@ -75,7 +75,7 @@ class ObjectiveConfig(Config):
         if 0 <= low < high <= 1000:
             return value
         raise UserError(
-            "not a range within [0, 1000]",
+            "this is not a range within [0, 1000]",
             code="timestep-range-invalid",
             field="objective.timestep_range",
             value=value,
@@ -88,33 +88,32 @@ class ObjectiveConfig(Config):
         for name, ratio in ratios.items():
             key = f"objective.mask_ratios.{name}"
             if name not in frame_masks.STRATEGIES:
-                known = nearest(name, frame_masks.STRATEGIES)
+                remedy = nearest(name, frame_masks.STRATEGIES)
                 raise UserError(
                     "there is no such mask strategy",
                     code="unknown-mask-strategy",
                     field=key,
                     value=ratio,
-                    remedy=known,
+                    remedy=remedy,
                 )
             if not 0 <= ratio <= 1:
-                remedy = "write a share of the clips between 0 and 1"
                 raise UserError(
-                    "a ratio lies between 0 and 1",
+                    "the ratio is not between 0 and 1",
                     code="mask-ratio-invalid",
                     field=key,
                     value=ratio,
-                    remedy=remedy,
+                    remedy="write the share of the clips, a number between 0 and 1",
                 )
         _check_total(ratios)
         return ratios
 
     @model_validator(mode="after")
     def _keys_belong_to_the_objective(self) -> Self:
-        for key in () if self.name == "rectified-flow" else _OF_RECTIFIED_FLOW:
+        for key in () if self.name == "rectified-flow" else _RECTIFIED_FLOW_KEYS:
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:
                 raise UserError(
-                    f"this key is of rectified flow, and {self.name} has nothing like it",
+                    f"this key belongs to rectified flow and has no meaning for {self.name}",
                     code="key-of-another-objective",
                     field=f"objective.{key}",
                     value=value,

@@ -1,7 +1,7 @@
-"""Diffusion by 1000 steps of noise (Ho et al. 2020) with the schedule of Stable Diffusion.
+"""Diffusion in 1000 steps (Ho et al. 2020) with the noise schedule of Stable Diffusion.
 
 The square roots of the variances grow linearly. The network predicts the noise, or v = √a · noise − √(1 − a) · x0
-(Salimans and Ho 2022), a the share of the data's variance that a step has left.
+(Salimans and Ho 2022), where a is the remaining share of the data's variance.
 
 Legend: B clips, C channels, T latent frames, H height, W width. Frame masks are True where a frame is
 generated and False where it is a condition.
@@ -24,7 +24,7 @@ Prediction = Literal["epsilon", "v"]
 
 @functools.cache
 def share_kept() -> Tensor:
-    """Share of the data's variance after each step, `[1000]` float32."""
+    """Return the share of the data's variance that remains after each step, `[1000]` float32."""
     roots = torch.linspace(FIRST_BETA**0.5, LAST_BETA**0.5, NUM_STEPS, dtype=torch.float64)
     return torch.cumprod(1 - roots.square(), dim=0).float()
 
@@ -41,8 +41,8 @@ def noised(x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor, frame_mask_BT: Te
     Args:
         x0_BCTHW: Clean latents.
         noise_BCTHW: Standard normal noise.
-        t_B: Steps in [0, 999]; a number between two counts as the lower, and 1000 as 999.
-        frame_mask_BT: Which frames are generated; None means all.
+        t_B: Steps in [0, 999]; fractions are rounded down, and 1000 counts as 999.
+        frame_mask_BT: Mask of the generated frames; None means all.
     """
     data, noise = weights(t_B)
     x_t = data * x0_BCTHW + noise * noise_BCTHW
@@ -50,7 +50,7 @@ def noised(x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor, frame_mask_BT: Te
 
 
 def target(prediction: Prediction, x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor) -> Tensor:
-    """Return the target that the network should predict."""
+    """Return the network's target, the noise or v."""
     if prediction == "epsilon":
         return noise_BCTHW
     data, noise = weights(t_B)
@@ -58,7 +58,7 @@ def target(prediction: Prediction, x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: T
 
 
 def read(prediction: Prediction, output: Tensor, x_t: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Clean latents and noise that a prediction implies."""
+    """Return the clean latents and the noise that a prediction implies."""
     data, noise = weights(t_B)
     if prediction == "epsilon":
         return (x_t - noise * output) / data, output
@@ -74,7 +74,7 @@ def loss_per_sample(
     frame_mask_BT: Tensor | None,
     weight_BTHW: Tensor | None = None,
 ) -> Tensor:
-    """Mean squared error of the prediction over what counts of each clip, `[B]` float32."""
+    """Return the mean squared error of the prediction over each clip's counted elements, `[B]` float32."""
     error = output_BCTHW.float() - target(prediction, x0_BCTHW.float(), noise_BCTHW.float(), t_B)
     counted = generated_only(error, frame_mask_BT, weight_BTHW)
     return mean_over_generated(counted.square(), frame_mask_BT, weight_BTHW)

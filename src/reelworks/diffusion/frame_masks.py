@@ -1,12 +1,11 @@
-"""Conditioning masks: which latent frames are generated and which are given.
+"""Conditioning masks: which latent frames are generated and which are conditions.
 
-A mask is True where a frame is generated (takes part with its own timestep) and False where it is a
-condition (stays clean, timestep 0). Strategy names and distributions are those of Open-Sora 1.2. Where
-its rules fail on short clips (a quarter of two or three frames; head and tail that together leave
-nothing to generate), all frames are generated here instead.
+A mask is True for a generated frame, which has the clip's timestep, and False for a condition, which stays clean
+at timestep 0. Strategy names and distributions are those of Open-Sora 1.2. Where its rules fail on short clips (a
+quarter of two or three frames; head and tail that together leave nothing to generate), all frames are generated.
 
-Each clip brings one 64-bit word, `draws.hash64(seed, epoch, uid, copy, Purpose.MASK)`, from which all
-of its draws are derived. Legend: B clips, N latent frames.
+Each clip has one 64-bit word, `hash_rng.hash64(seed, epoch, uid, copy, Purpose.MASK)`, from which all of its draws
+are derived. Legend: B clips, N latent frames.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Strategy = Callable[[int, hash_rng.U64], Mask]
 
-TOLERANCE = 1e-6  # how far ratios may sum from 1; shares typed as 0.1 + 0.2 do not sum exactly
+TOLERANCE = 1e-6  # allowed error of the sum of ratios, since decimals such as 0.1 + 0.2 do not sum exactly
 
 
 def _identity(n: int, word_B: hash_rng.U64) -> Mask:
@@ -30,7 +29,7 @@ def _identity(n: int, word_B: hash_rng.U64) -> Mask:
 
 
 def _outside(start_B: Ints, length_B: Ints, n: int) -> Mask:
-    """True everywhere but in `[start, start + length)`."""
+    """Return a mask that is False in `[start, start + length)`."""
     frame_N = np.arange(n)
     start_B1, stop_B1 = start_B[:, None], (start_B + length_B)[:, None]
     mask: Mask = (frame_N < start_B1) | (frame_N >= stop_B1)
@@ -42,13 +41,13 @@ def _one(n: int, word_B: hash_rng.U64) -> Ints:
 
 
 def _up_to_a_quarter(n: int, word_B: hash_rng.U64) -> Ints:
-    """1 to n // 4 conditioning frames; 0 where a quarter is less than one frame."""
+    """Draw 1 to n // 4 conditioning frames, or 0 if a quarter is less than one frame."""
     quarter = n // 4
     return hash_rng.below(hash_rng.hash64(word_B, "length"), quarter) + 1 if quarter else 0 * _one(n, word_B)
 
 
 def _run(length: Callable[[int, hash_rng.U64], Ints], place: str) -> Strategy:
-    """Make a strategy whose condition is one run of frames, or two equal ones at both ends."""
+    """Return a strategy whose condition is one run of frames, or two of equal length at both ends."""
 
     def strategy(n: int, word_B: hash_rng.U64) -> Mask:
         length_B = length(n, word_B)
@@ -63,15 +62,15 @@ def _run(length: Callable[[int, hash_rng.U64], Ints], place: str) -> Strategy:
 
 
 def _random(n: int, word_B: hash_rng.U64) -> Mask:
-    """Give each frame with a chance that is itself drawn from [0.1, 0.9); generate one at least."""
-    given_B = 0.1 + 0.8 * hash_rng.uniform(hash_rng.hash64(word_B, "given"))
-    mask: Mask = hash_rng.uniform(hash_rng.hash64(word_B[:, None], "frame", np.arange(n))) > given_B[:, None]
+    """Condition on each frame with a probability drawn from [0.1, 0.9); at least one frame is generated."""
+    share_B = 0.1 + 0.8 * hash_rng.uniform(hash_rng.hash64(word_B, "given"))
+    mask: Mask = hash_rng.uniform(hash_rng.hash64(word_B[:, None], "frame", np.arange(n))) > share_B[:, None]
     mask[~mask.any(axis=1), -1] = True
     return mask
 
 
 def _interpolate(n: int, word_B: hash_rng.U64) -> Mask:
-    """Give every second frame, from the first or the second on."""
+    """Condition on every second frame, from the first or the second on."""
     start_B = hash_rng.below(hash_rng.hash64(word_B, "start"), 2)
     mask: Mask = np.arange(n) % 2 != start_B[:, None]
     return mask
@@ -99,7 +98,7 @@ def frame_mask(name: str, n: int, word_B: hash_rng.U64) -> Mask:
     Args:
         name: A key of `STRATEGIES`.
         n: Latent frames of the clips.
-        word_B: `[B]` hash words, one a clip.
+        word_B: `[B]` hash word of each clip.
 
     Returns:
         `[B, N]`, True = generated; never all False, and all True for pictures.
@@ -110,13 +109,12 @@ def frame_mask(name: str, n: int, word_B: hash_rng.U64) -> Mask:
 
 
 def draw_frame_mask(ratios: Mapping[str, float], n: int, word_B: hash_rng.U64) -> Mask:
-    """Draw each clip's strategy by `ratios`, the rest being `identity`, then its mask.
+    """Draw each clip's strategy by `ratios`, with `identity` for the rest, and then its mask.
 
     Args:
-        ratios: Shares by strategy name, as `ObjectiveConfig.mask_ratios` checked them. Their order does
-            not matter.
+        ratios: Shares by strategy name, validated by `ObjectiveConfig.mask_ratios`, in any order.
         n: Latent frames of the clips.
-        word_B: `[B]` hash words, one a clip.
+        word_B: `[B]` hash word of each clip.
 
     Returns:
         `[B, N]`, True = generated.

@@ -1,4 +1,4 @@
-"""The objectives by name: what training and generation ask of either.
+"""The objectives, with a common interface for training and generation.
 
 Legend: B clips, C channels, T latent frames, H height, W width.
 """
@@ -16,11 +16,11 @@ from reelworks.diffusion.config import ObjectiveConfig
 
 
 class Objective(Protocol):
-    """An objective, as functions of tensors."""
+    """Interface of an objective, as functions of tensors."""
 
     @property
     def learns_variance(self) -> bool:
-        """Whether the loss reads a second half of channels."""
+        """Whether the network outputs twice the channels, the second half for the variance."""
         ...
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
@@ -41,9 +41,9 @@ class Objective(Protocol):
         frame_mask_BT: Tensor | None,
         weight_BTHW: Tensor | None = None,
     ) -> Tensor:
-        """Loss of each clip, `[B]`, from the network's output `[B, C or 2·C, T, H, W]`.
+        """Return the loss of each clip, `[B]`, from the network's output `[B, C or 2·C, T, H, W]`.
 
-        Where there are weights, it is the mean by them, so that a small mask counts as much as a large one.
+        With `weight_BTHW`, it is the weighted mean, so that a small mask counts as much as a large one.
         """
         ...
 
@@ -53,8 +53,9 @@ class RectifiedFlow:
     """Rectified flow: straight lines from noise to data, and the velocity along them (`diffusion.rectified_flow`).
 
     Args:
-        config: `[objective]` of a recipe; without it the keywords hold.
-        shift: "auto" moves timesteps towards noise for large and long clips, "none" leaves them, a number is a ratio.
+        config: The recipe's `[objective]`; if given, the keywords are ignored.
+        shift: "auto" moves timesteps towards noise for large and long clips, "none" leaves them unchanged, a number
+            is a fixed ratio.
         **settings: Other keys of `[objective]`, such as `timestep_sampling`.
 
     Examples:
@@ -76,13 +77,13 @@ class RectifiedFlow:
         self.config = config or ObjectiveConfig.model_validate({"timestep_shift": shift, **settings})
 
     def shift_ratio(self, *, height: int, width: int, num_frames: int, latent_frames: int) -> float:
-        """Ratio by which `times` shifts clips of one shape; see `diffusion.timesteps.shift_ratio`."""
+        """Return the ratio by which `times` shifts clips of one shape; see `diffusion.timesteps.shift_ratio`."""
         return timesteps.shift_ratio(
             self.config, height=height, width=width, num_frames=num_frames, latent_frames=latent_frames
         )
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
-        """Timesteps of the recipe's density, within its range."""
+        """Map draws to timesteps of the configured density and range, before and after the shift."""
         config = self.config
         kind, mean, std = config.timestep_sampling, config.logit_mean, config.logit_std
         first, last = config.timestep_range
@@ -91,7 +92,7 @@ class RectifiedFlow:
         return t_B, timesteps.within(timesteps.shift(t_B, shift), first, last)
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
-        """Blend on straight lines; conditioning frames stay clean."""
+        """Blend latents with noise on straight lines; conditioning frames stay clean."""
         return rectified_flow.noised(x0, noise, t_B, frame_mask_BT)
 
     def losses(
@@ -104,7 +105,7 @@ class RectifiedFlow:
         frame_mask_BT: Tensor | None,
         weight_BTHW: Tensor | None = None,
     ) -> Tensor:
-        """Squared error of the velocity."""
+        """Return the mean squared error of the velocity of each clip."""
         velocity = rectified_flow.velocity_from(output, x_t, t_B, self.config.prediction)
         return rectified_flow.loss_per_sample(velocity, x0, noise, frame_mask_BT, weight_BTHW)
 
@@ -112,16 +113,16 @@ class RectifiedFlow:
 @final
 @dataclass(frozen=True)
 class Iddpm:
-    """See `diffusion.iddpm`."""
+    """Diffusion with a learned variance (`diffusion.iddpm`)."""
 
     learns_variance: bool = True
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
-        """Every step alike; nothing is shifted."""
+        """Map draws to steps of uniform density, without a shift."""
         return _whole_step(uniform_B, iddpm.NUM_STEPS)
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
-        """Blend by the schedule of variances."""
+        """Blend latents with noise by the noise schedule."""
         return iddpm.noised(x0, noise, t_B, frame_mask_BT)
 
     def losses(
@@ -134,7 +135,7 @@ class Iddpm:
         frame_mask_BT: Tensor | None,
         weight_BTHW: Tensor | None = None,
     ) -> Tensor:
-        """Squared error of the noise, and the bound that teaches the variance."""
+        """Return the squared error of the noise plus the bound that trains the variance, of each clip."""
         mse_B, bound_B = iddpm.terms(output, x_t, x0, noise, t_B, frame_mask_BT, weight_BTHW)
         return mse_B + bound_B
 
@@ -142,17 +143,17 @@ class Iddpm:
 @final
 @dataclass(frozen=True)
 class Ddpm:
-    """See `diffusion.ddpm`."""
+    """Diffusion with prediction of the noise or v (`diffusion.ddpm`)."""
 
     prediction: ddpm.Prediction
     learns_variance: bool = False
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
-        """Every step alike; nothing is shifted."""
+        """Map draws to steps of uniform density, without a shift."""
         return _whole_step(uniform_B, ddpm.NUM_STEPS)
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
-        """Blend by the schedule of variances."""
+        """Blend latents with noise by the noise schedule."""
         return ddpm.noised(x0, noise, t_B, frame_mask_BT)
 
     def losses(
@@ -165,7 +166,7 @@ class Ddpm:
         frame_mask_BT: Tensor | None,
         weight_BTHW: Tensor | None = None,
     ) -> Tensor:
-        """Squared error of what is predicted."""
+        """Return the mean squared error of the predicted noise or v of each clip."""
         return ddpm.loss_per_sample(self.prediction, output, x0, noise, t_B, frame_mask_BT, weight_BTHW)
 
 
@@ -178,7 +179,7 @@ PREDICTIONS: dict[str, ddpm.Prediction] = {"epsilon": "epsilon", "v-prediction":
 
 
 def from_config(config: ObjectiveConfig) -> Objective:
-    """The recipe's objective."""
+    """Return the objective that a recipe names."""
     if config.name in PREDICTIONS:
         return Ddpm(PREDICTIONS[config.name])
     return Iddpm() if config.name == "iddpm" else RectifiedFlow(config)

@@ -31,11 +31,11 @@ def noised(x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor, frame_mask_BT: Te
         x0_BCTHW: Clean latents.
         noise_BCTHW: Standard normal noise.
         t_B: Timesteps in [0, 1000], float32.
-        frame_mask_BT: Which frames are generated; None means all.
+        frame_mask_BT: Mask of the generated frames; None means all.
 
     Returns:
         `[B, C, T, H, W]` in the common dtype of latents and timesteps: float32 for bfloat16 latents, so
-        that the model's boundary casts once.
+        that they are cast only once, at the model's input.
     """
     share = (t_B / NUM_TIMESTEPS)[:, None, None, None, None]
     x_t = (1 - share) * x0_BCTHW + share * noise_BCTHW
@@ -43,17 +43,17 @@ def noised(x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor, frame_mask_BT: Te
 
 
 def velocity_target(x0_BCTHW: Tensor, noise_BCTHW: Tensor) -> Tensor:
-    """Velocity that the model should predict."""
+    """Return the velocity that the model should predict."""
     return x0_BCTHW - noise_BCTHW
 
 
 def velocity_from(
     output_BCTHW: Tensor, x_t_BCTHW: Tensor, t_B: Tensor, prediction: Literal["velocity", "sample"]
 ) -> Tensor:
-    """Read a network's output as a velocity; a second half of channels (variance) is not read.
+    """Return the velocity that a network's output implies; a second half of channels (variance) is ignored.
 
-    From a predicted sample it is v = (x0 − x_t) / (t/1000), the same straight line. Times below 0.05 count
-    as 0.05, as in Li and He 2025 (arXiv:2511.13720), since errors of the sample grow as 1/t.
+    From a predicted sample it is v = (x0 − x_t) / (t/1000), the same straight line. Values of t/1000 below 0.05
+    count as 0.05, as in Li and He 2025 (arXiv:2511.13720), since errors of the sample grow as 1/t.
     """
     output_BCTHW = output_BCTHW[:, : x_t_BCTHW.shape[1]]
     if prediction == "velocity":
@@ -69,14 +69,14 @@ def loss_per_sample(
     frame_mask_BT: Tensor | None,
     weight_BTHW: Tensor | None = None,
 ) -> Tensor:
-    """Mean squared error of the velocity over what counts of each clip, in float32.
+    """Return the mean squared error of the velocity over each clip's counted elements, in float32.
 
-    What counts are the generated frames, each latent element by its weight where there are weights. A clip of
-    which nothing counts has loss 0 and no gradient. Non-finite values elsewhere reach neither: they are selected
-    away, not multiplied by 0.
+    Elements of generated frames are counted, by their weights if there are any. A clip without counted elements
+    has loss 0 and no gradient. Non-finite values of other elements affect neither: they are replaced, not
+    multiplied by 0.
 
     Returns:
-        `[B]`; weights between clips are the trainer's business.
+        `[B]`, without weights between clips.
     """
     error_BCTHW = prediction_BCTHW.float() - velocity_target(x0_BCTHW.float(), noise_BCTHW.float())
     counted_BCTHW = generated_only(error_BCTHW, frame_mask_BT, weight_BTHW)
@@ -86,7 +86,7 @@ def loss_per_sample(
 def generated_only(
     value_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
 ) -> Tensor:
-    """Put 0 where nothing counts, before anything that is not finite there can reach a gradient."""
+    """Replace elements that are not counted by 0, so that non-finite ones cannot reach a gradient."""
     zero = value_BCTHW.new_zeros(())
     if weight_BTHW is not None:
         value_BCTHW = torch.where(weight_BTHW[:, None] > 0, value_BCTHW, zero)
@@ -98,13 +98,13 @@ def generated_only(
 def mean_over_generated(
     value_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
 ) -> Tensor:
-    """Mean over what counts of each clip, `[B]`; 0 where nothing does."""
+    """Return the mean over each clip's counted elements, `[B]`; 0 if there are none."""
     if weight_BTHW is not None:
-        kept_BTHW = generated_only(value_BCTHW, frame_mask_BT, weight_BTHW).mean(dim=1)
+        counted_BTHW = generated_only(value_BCTHW, frame_mask_BT, weight_BTHW).mean(dim=1)
         total_B = generated_only(weight_BTHW[:, None], frame_mask_BT).sum(dim=(1, 2, 3, 4))
         smallest = torch.finfo(total_B.dtype).tiny
-        return (kept_BTHW * weight_BTHW).sum(dim=(1, 2, 3)) / total_B.clamp(min=smallest)
+        return (counted_BTHW * weight_BTHW).sum(dim=(1, 2, 3)) / total_B.clamp(min=smallest)
     if frame_mask_BT is None:
         return value_BCTHW.mean(dim=(1, 2, 3, 4))
-    kept_BCTHW = generated_only(value_BCTHW, frame_mask_BT)
-    return kept_BCTHW.mean(dim=(1, 3, 4)).sum(dim=1) / frame_mask_BT.sum(dim=1).clamp(min=1)
+    counted_BCTHW = generated_only(value_BCTHW, frame_mask_BT)
+    return counted_BCTHW.mean(dim=(1, 3, 4)).sum(dim=1) / frame_mask_BT.sum(dim=1).clamp(min=1)

@@ -15,7 +15,9 @@ from reelworks.diffusion.config import ObjectiveConfig
 
 NUM_TIMESTEPS = 1000
 _BASE_SIZE_PX = 512  # the shift is 1 for a picture of 512 × 512
-_EDGE = 2.0**-53  # hashed draws are multiples of 2^-53: 0 is moved to half a step, 1 is never drawn
+_EDGE = (
+    2.0**-53
+)  # hashed draws are multiples of 2^-53; a draw of 0 counts as half of that, and 1 never occurs
 
 
 def sample(
@@ -23,13 +25,13 @@ def sample(
 ) -> Tensor:
     """Map uniform draws to timesteps before the shift.
 
-    Logit-normal as in Stable Diffusion 3 (Esser et al. 2024): the sigmoid of a normal variable, here the inverse
-    normal distribution function of the draw.
+    Logit-normal timesteps, as in Stable Diffusion 3 (Esser et al. 2024), are the sigmoid of a normal variable,
+    which is the inverse normal distribution function of the draw here.
 
     Args:
-        uniform_B: `[B]` draws in [0, 1), hashed per clip, so that no generator is consumed.
-        kind: The density.
-        mean, std: Of the normal variable.
+        uniform_B: `[B]` draws in [0, 1), hashed per clip, so that no generator is needed.
+        kind: Density of the timesteps.
+        mean, std: Mean and standard deviation of the normal variable.
 
     Returns:
         `[B]` float32 in (0, 1000].
@@ -42,7 +44,7 @@ def sample(
 def share_below(
     t: float, kind: Literal["logit-normal", "uniform"], ratio: float, mean: float = 0.0, std: float = 1.0
 ) -> float:
-    """Share of all shifted timesteps that lie below `t`: what `sample` and `shift` map to it."""
+    """Return the share of shifted timesteps below `t`: the draw that `sample` and `shift` map to `t`."""
     if t <= 0 or t >= NUM_TIMESTEPS:
         return float(t >= NUM_TIMESTEPS)
     share = t / NUM_TIMESTEPS
@@ -53,7 +55,7 @@ def share_below(
 
 
 def within(t_B: Tensor, first: float, last: float) -> Tensor:
-    """Move timesteps that were rounded out of `[first, last)` back into it, since another network may train there."""
+    """Move timesteps that rounding put outside of `[first, last)` back, since another network may train there."""
     if last < NUM_TIMESTEPS:
         end = t_B.new_tensor(last)
         t_B = torch.minimum(t_B, torch.nextafter(end, torch.zeros_like(end)))
@@ -61,10 +63,10 @@ def within(t_B: Tensor, first: float, last: float) -> Tensor:
 
 
 def compat_ratio(height_B: Tensor, width_B: Tensor, num_frames_B: Tensor) -> Tensor:
-    """Compute the shift as Open-Sora 1.2 did, in the dtype of the inputs.
+    """Return the shift ratio of Open-Sora 1.2, in the dtype of the inputs.
 
-    Length counts as `(num_frames // 17) · 5`, its autoencoder's latent frames rounded down, which is 0 for
-    2 to 16 frames. A picture counts as 1, and if the first clip is a picture, so does the whole batch.
+    A clip's length counts as `(num_frames // 17) · 5`, its autoencoder's latent frames rounded down, which is 0
+    for 2 to 16 frames. A picture counts as 1, and if the first clip is a picture, so do all clips of the batch.
     """
     frames_B = torch.ones_like(num_frames_B) if num_frames_B[0] == 1 else num_frames_B // 17 * 5
     return torch.sqrt(height_B * width_B / _BASE_SIZE_PX**2) * torch.sqrt(frames_B)
@@ -73,20 +75,17 @@ def compat_ratio(height_B: Tensor, width_B: Tensor, num_frames_B: Tensor) -> Ten
 def shift_ratio(
     config: ObjectiveConfig, *, height: int, width: int, num_frames: int, latent_frames: int
 ) -> float:
-    """Choose the ratio r by which `shift` moves the timesteps of one shape.
+    """Return the ratio r by which `shift` moves the timesteps of one shape; 1 leaves them unchanged.
 
-    More pixels and more frames carry more redundant signal, so the same noise hides less of it and
-    training belongs at later times: r = √(height · width / 512²) · √(latent_frames).
+    More pixels and more frames carry more redundant signal, so the same noise hides less of it and training
+    needs later timesteps: r = √(height · width / 512²) · √(latent_frames).
 
     Args:
-        config: Its `timestep_shift` and `opensora_frame_quantization` decide.
-        height: Pixels.
-        width: Pixels.
-        num_frames: Pixel frames; used by `opensora_frame_quantization` alone.
-        latent_frames: True number of latent frames.
-
-    Returns:
-        The ratio; 1 leaves timesteps as they are.
+        config: Objective, of which `timestep_shift` and `opensora_frame_quantization` are used.
+        height: Height in pixels.
+        width: Width in pixels.
+        num_frames: Frames before encoding; used by `opensora_frame_quantization` only.
+        latent_frames: Actual number of latent frames.
     """
     if config.timestep_shift == "none":
         return 1.0
@@ -103,7 +102,7 @@ def shift(t_B: Tensor, ratio: float | Tensor) -> Tensor:
 
     Args:
         t_B: Timesteps in [0, 1000], of any shape.
-        ratio: r ≥ 0, one number or a tensor that broadcasts.
+        ratio: Ratio r ≥ 0, a number or a tensor that broadcasts.
 
     Returns:
         Shifted timesteps in float32, or float64 if `t_B` has it.

@@ -1,5 +1,5 @@
-"""An epoch as a pure function: plan, incomplete batches, cursor, coverage.
+"""The plan of an epoch as a pure function of arrays, and the cursor that marks a position in it.
 
-Arrays in, arrays out: no files, no torch, no generator state. The same arguments give the same plan on
-every platform, so a resume builds the plan again instead of replaying it.
+The same arguments give the same plan on every platform, so a resume builds the plan again instead of replaying
+it. Needs no torch and no generator state.
 """

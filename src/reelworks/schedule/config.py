@@ -1,4 +1,4 @@
-"""Recipe keys of what a clip costs, by which the plan balances ranks."""
+"""Recipe keys of the cost of a clip, by which the plan balances ranks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from reelworks.core.config import Config
 
 
 class CostConfig(Config):
-    """`[cost]`: time that one clip takes; only ratios between buckets matter."""
+    """`[cost]`: training time of one clip; only ratios between buckets matter."""
 
     measured: str | None = Field(
         None,
         min_length=1,
-        description="a JSON file of milliseconds per clip by the bucket's name, as `reelworks report RUN "
-        "--costs FILE` writes it; buckets that it lacks follow the formula, scaled to those that it has",
+        description="path of a JSON file with milliseconds per clip by bucket name, as `reelworks report RUN "
+        "--costs FILE` writes it; buckets missing from it use the formula, scaled to the measured buckets",
     )
-    per_clip_us: float = Field(0.0, ge=0, allow_inf_nan=False, description="microseconds of each clip")
-    per_token_us: float = Field(1.0, ge=0, allow_inf_nan=False, description="for each latent token")
+    per_clip_us: float = Field(0.0, ge=0, allow_inf_nan=False, description="microseconds per clip")
+    per_token_us: float = Field(1.0, ge=0, allow_inf_nan=False, description="microseconds per latent token")
     per_token_squared_us: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="for each pair of tokens: full attention over long clips"
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="microseconds per pair of latent tokens, for full attention over long clips",
     )
 
     @model_validator(mode="after")

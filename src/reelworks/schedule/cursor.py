@@ -1,7 +1,7 @@
-"""The place of training in the data, and the clips that are consumed; resume is arithmetic on these.
+"""Position of training in the data, and the consumed clips; a resume is computed from these.
 
-A cursor names a catalog state, a spec and a plan by digest, and a row in it. Consumed are the clips of
-the rows before it and those that `excluded` names from earlier segments of the epoch.
+A cursor names a catalog state, a spec and a plan by digest, and a row of the plan. Consumed clips are those of
+the rows before it and those that `excluded` lists from earlier segments of the epoch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from reelworks.core import digests
 from reelworks.core.errors import UserError
 from reelworks.schedule.plan import Entries, EpochPlan
 
-# Clips looked up together, so that a block's own sorting stays cheap.
+# Number of clips looked up at a time, so that sorting a block stays cheap.
 _BLOCK = 1 << 18
-# A uid is a hash: most clips that are not consumed show it by their first bits.
+# A uid is a hash: for most clips that are not consumed, the first bits suffice to see that.
 _PREFIX_BITS = 24
 _PREFIX_SHIFT = np.uint64(64 - _PREFIX_BITS)
 
@@ -30,18 +30,18 @@ class Cursor:
 
     Attributes:
         catalog: Digest of the catalog's live rows.
-        catalog_version: Parts that the catalog had.
+        catalog_version: Number of parts of the catalog.
         spec: Digest of the plan's spec.
         plan: Digest of the plan.
         next_row: Digest of the uids of the row to train next.
-        generation: Times that the data were restarted from scratch.
-        epoch: From 0.
-        segment: Stretch of the epoch under one plan, from 0.
-        row: Row to train next; equal to the plan's steps at an epoch's end.
+        generation: How often the data were restarted from the beginning.
+        epoch: Index of the epoch, from 0.
+        segment: Index of the part of the epoch under one plan, from 0.
+        row: Row to train next; equal to the plan's number of steps at the end of an epoch.
         global_step: Optimizer steps done in the run.
         planned: Clips planned in the epoch so far, all segments.
-        trained, failed, skipped: What became of the clips consumed in the epoch.
-        repeated: Second and later showings in the epoch; they consume nothing.
+        trained, failed, skipped: Clips consumed in the epoch, by outcome.
+        repeated: Repeated showings in the epoch that filled micro-batches; they consume nothing.
     """
 
     catalog: str
@@ -61,7 +61,7 @@ class Cursor:
     repeated: int
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields as plain values."""
         return asdict(self)
 
 
@@ -78,8 +78,8 @@ class Excluded:
     """Clips consumed in earlier segments of the epoch.
 
     Attributes:
-        bits: Bitmap over (ordinal, copy) of the catalog that the present segment is planned on.
-        gone_key, gone_copy: Those that this catalog has no live row of; they may come back.
+        bits: Bitmap over (ordinal, copy) of the catalog that the current segment is planned on.
+        gone_key, gone_copy: Consumed clips without a live row in this catalog; they may reappear later.
     """
 
     bits: NDArray[np.bool_]
@@ -88,14 +88,14 @@ class Excluded:
 
     @classmethod
     def none(cls) -> Excluded:
-        """Nothing is consumed: a first segment."""
+        """Return the exclusions of a first segment: none."""
         return cls(np.zeros((0, 1), dtype=np.bool_))
 
     def __bool__(self) -> bool:
         return bool(self.bits.any()) or bool(len(self.gone_key))
 
     def with_places(self, ordinal: NDArray[np.int64], copy: NDArray[np.int64]) -> Excluded:
-        """Add consumed places."""
+        """Return these exclusions plus the given (ordinal, copy) pairs."""
         if not len(ordinal):
             return self
         rows = max(len(self.bits), int(ordinal.max()) + 1)
@@ -106,12 +106,12 @@ class Excluded:
         return replace(self, bits=bits)
 
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ordinals and copies that are consumed."""
+        """Return the ordinals and copies of the consumed clips."""
         ordinal, copy = np.nonzero(self.bits)
         return ordinal.astype(np.int64), copy.astype(np.int64)
 
     def holds(self, ordinal: NDArray[np.int64], copy: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """True for the places that are consumed."""
+        """Return True for each (ordinal, copy) that is consumed."""
         rows, copies = self.bits.shape
         held = np.zeros(len(ordinal), dtype=np.bool_)
         known = np.flatnonzero((ordinal < rows) & (copy < copies))
@@ -119,11 +119,11 @@ class Excluded:
         return held
 
     def digest(self) -> str:
-        """Digest of the places consumed."""
+        """Return the digest of the bitmap."""
         return digests.digest_arrays(bits=np.packbits(self.bits), shape=np.array(self.bits.shape))
 
     def to_bytes(self) -> bytes:
-        """Pack: a small header, a bit for each (ordinal, copy), and the clips that are gone."""
+        """Serialise as a small header, one bit per (ordinal, copy), and the clips without a live row."""
         buffer = io.BytesIO()
         np.savez(
             buffer,
@@ -136,7 +136,7 @@ class Excluded:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Excluded:
-        """Unpack."""
+        """Read the output of `to_bytes`."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             shape = tuple(int(n) for n in arrays["shape"])
             bits = np.unpackbits(arrays["bits"], count=int(np.prod(shape))).reshape(shape)
@@ -145,14 +145,14 @@ class Excluded:
 
 @dataclass(frozen=True)
 class Aliases:
-    """Live rows whose clip goes by another key than its uid, because its dataset was renamed, split or swapped.
+    """Live rows whose clip has another key than its uid, because its dataset was renamed, split or swapped.
 
-    A clip's key is the uid under which the run first met its file. Consumption goes by key, so that a file
-    under a new name is the clip that it was.
+    A clip's key is the uid under which the run first saw its file. Consumed clips are identified by key, so that
+    a file under a new name remains the same clip.
 
     Attributes:
-        ordinal: The rows, ascending.
-        key: The key of each.
+        ordinal: Ordinals of the rows, ascending.
+        key: Key of each row.
     """
 
     ordinal: NDArray[np.int64] = field(default_factory=_no_numbers)
@@ -162,26 +162,26 @@ class Aliases:
         return bool(len(self.ordinal))
 
     def keys(self, ordinal: NDArray[np.int64], uid: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Keys of rows, given their ordinals and uids."""
+        """Return the keys of the rows with these ordinals and uids."""
         if not len(self.ordinal):
             return uid
         place = np.minimum(np.searchsorted(self.ordinal, ordinal), len(self.ordinal) - 1)
         return np.where(self.ordinal[place] == ordinal, self.key[place], uid)
 
     def with_more(self, ordinal: NDArray[np.int64], key: NDArray[np.uint64]) -> Aliases:
-        """These and others; of a row that both name, the other's key holds."""
+        """Return these aliases and further ones, which take precedence."""
         ordinals, last = np.unique(np.concatenate([ordinal, self.ordinal]), return_index=True)
         return Aliases(ordinals, np.concatenate([key, self.key])[last])
 
     def to_bytes(self) -> bytes:
-        """Pack."""
+        """Serialise as bytes."""
         buffer = io.BytesIO()
         np.savez(buffer, ordinal=self.ordinal, key=self.key)
         return buffer.getvalue()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Aliases:
-        """Unpack."""
+        """Read the output of `to_bytes`."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return cls(arrays["ordinal"], arrays["key"])
 
@@ -189,7 +189,7 @@ class Aliases:
 def remaining(
     entries: Entries, consumed_uid: NDArray[np.uint64], consumed_copy: NDArray[np.int64]
 ) -> Entries:
-    """Entries whose (uid, copy) is not consumed; an edited clip keeps its uid and so stays consumed."""
+    """Return the entries whose (uid, copy) is not consumed; an edited clip keeps its uid and remains consumed."""
     keep = np.ones(len(entries), dtype=np.bool_)
     for copy in np.flatnonzero(np.bincount(consumed_copy)):
         done = np.sort(consumed_uid[consumed_copy == copy])
@@ -203,12 +203,12 @@ def remaining(
 
 
 def remaining_after(entries: Entries, excluded: Excluded, uid: NDArray[np.uint64]) -> Entries:
-    """Entries that are not excluded: `remaining`, faster, where ordinals mean the same rows as before.
+    """Return the entries that are not excluded: a faster `remaining` for unchanged ordinals.
 
     Args:
-        entries: Of the catalog as it is now.
-        excluded: Places consumed.
-        uid: Of every row that the catalog ever had, by ordinal.
+        entries: Entries of the current catalog.
+        excluded: Consumed clips.
+        uid: Uid of every row that the catalog ever had, by ordinal.
     """
     rows, copies = excluded.bits.shape
     known = np.flatnonzero((entries.ordinal < rows) & (entries.copy < copies))
@@ -216,7 +216,7 @@ def remaining_after(entries: Entries, excluded: Excluded, uid: NDArray[np.uint64
     done = excluded.bits.reshape(-1)
     keep = np.ones(len(entries), dtype=np.bool_)
     keep[known[done[place]]] = False
-    # The others were edited since, which gave them a new row, or have no bucket any more.
+    # The other clips were edited, which gave them a new row, or no longer have a bucket.
     others = done.copy()
     others[place] = False
     elsewhere = np.flatnonzero(others)
@@ -225,19 +225,19 @@ def remaining_after(entries: Entries, excluded: Excluded, uid: NDArray[np.uint64
 
 
 def _among(uid: NDArray[np.uint64], done: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which uids are among the sorted ones; looked up in their order, so that the search walks forward."""
+    """Return which uids are in the sorted array; looked up in sorted order, so that the search moves forward."""
     order = np.argsort(uid)
     place = np.minimum(np.searchsorted(done, uid[order]), len(done) - 1)
-    found = np.empty(len(uid), dtype=np.bool_)
-    found[order] = done[place] == uid[order]
-    return found
+    among = np.empty(len(uid), dtype=np.bool_)
+    among[order] = done[place] == uid[order]
+    return among
 
 
 def check_same(cursor: Cursor, plan: EpochPlan) -> None:
-    """Refuse to go on where catalog and spec are as before and yet the plan is not.
+    """Refuse to resume if the plan changed although catalog and spec did not.
 
     Raises:
-        UserError: The plan or its next row differs from what the checkpoint says.
+        UserError: The plan or its next row differs from the checkpoint's.
     """
     if (plan.digest(), plan.row_digest(cursor.row)) != (cursor.plan, cursor.next_row):
         raise UserError(
@@ -245,6 +245,6 @@ def check_same(cursor: Cursor, plan: EpochPlan) -> None:
             code="plan-differs",
             field="resume",
             value=f"epoch {cursor.epoch}, row {cursor.row}",
-            remedy="the checkpoint was written by another planner version; go on with that version, or "
+            remedy="the checkpoint was written by another version of the planner: resume with that version, or "
             "train into another folder with --output",
         )

@@ -1,4 +1,4 @@
-"""Cut clips of one bucket into micro-batches, fill up incomplete ones from other buckets, and group them into steps."""
+"""Cut clips into micro-batches of one bucket, fill or merge incomplete ones, and group them into steps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Cut:
-    """Micro-batches over clips that lie bucket by bucket.
+    """Micro-batches over clips that are sorted by bucket.
 
     Attributes:
-        bucket: Of each micro-batch.
-        clips: How many clips of its own each micro-batch has.
-        length: How many places it has; more than clips where something fills it.
+        bucket: Bucket of each micro-batch.
+        clips: Number of each micro-batch's own clips.
+        length: Number of its places, which exceeds `clips` if copies or repeats fill it.
     """
 
     bucket: I64
@@ -29,17 +29,17 @@ class Cut:
 
     @property
     def offsets(self) -> I64:
-        """Starts in the places, with the total at the end."""
+        """First place of each micro-batch, with the total number of places at the end."""
         return np.concatenate([[0], np.cumsum(self.length)]).astype(np.int64)
 
     def fill(self, *, repeat: bool) -> Fill:
-        """Say what takes the places that a micro-batch has beyond its own clips.
+        """Return the clip of each place, including the places beyond a micro-batch's own clips.
 
-        What pads are the micro-batch's own clips in turn: same bucket, nothing else to decode. What is shown
-        once more are clips of the bucket from its first one on, so that the own ones come last.
+        Padding copies are the micro-batch's own clips in turn: they have the same bucket and are decoded anyway.
+        Repeats are clips of the bucket from its first one on, so that the micro-batch's own clips come last.
 
         Args:
-            repeat: Second showings in place of weight-0 copies.
+            repeat: Fill with repeated showings instead of weight-0 copies.
         """
         places = np.arange(int(self.clips.sum()))
         showing = np.zeros(int(self.length.sum()), dtype=np.int32)
@@ -62,11 +62,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class Fill:
-    """Contents of the places of a cut.
+    """Clips in the places of a cut.
 
     Attributes:
-        source: The clip behind each place.
-        showing: As in `EpochPlan`.
+        source: Index of the clip in each place.
+        showing: Showing of each place, as in `EpochPlan`.
     """
 
     source: I64
@@ -74,18 +74,18 @@ class Fill:
 
 
 def runs(bucket: I64) -> tuple[I64, I64]:
-    """Starts and lengths of the runs of equal buckets."""
+    """Return the starts and lengths of the runs of equal buckets."""
     starts = np.flatnonzero(np.concatenate([[len(bucket) > 0], bucket[1:] != bucket[:-1]])[: len(bucket)])
     return starts, np.diff(np.append(starts, len(bucket)))
 
 
 def cut_micro_batches(bucket: I64, batch_sizes: tuple[int, ...], *, whole: bool) -> Cut:
-    """Cut into micro-batches; only the last of a bucket may have fewer clips than the batch size.
+    """Cut clips into micro-batches; only the last of a bucket may have fewer clips than the batch size.
 
     Args:
         bucket: Bucket of each clip, in runs.
-        batch_sizes: Per bucket.
-        whole: Give also that one as many places as the others.
+        batch_sizes: Batch size of each bucket.
+        whole: Give incomplete micro-batches as many places as the batch size.
     """
     starts, counts = runs(bucket)
     size = np.array(batch_sizes, dtype=np.int64)[bucket[starts]]
@@ -99,37 +99,37 @@ def cut_micro_batches(bucket: I64, batch_sizes: tuple[int, ...], *, whole: bool)
 def merge_into_larger(
     bucket: I64, batch_sizes: tuple[int, ...], merge_to: tuple[int, ...]
 ) -> tuple[I64, I64]:
-    """Move what buckets have beyond whole micro-batches to the buckets named for it, where that saves any.
+    """Move the clips of incomplete micro-batches to each bucket's merge target if that saves micro-batches.
 
-    A bucket takes what all its givers have left over, or none of it where there would be as many
-    micro-batches as before. What arrived lies before the bucket's own clips, so that own ones go on to
-    the next bucket rather than the same ones again.
+    A target takes the left-over clips of all its source buckets, or none if that would not reduce the number of
+    micro-batches. Moved clips precede the target's own clips, so that the target in turn passes on its own clips
+    and no clip is moved repeatedly.
 
     Args:
         bucket: Bucket of each clip, ascending.
-        batch_sizes: Per bucket.
-        merge_to: Per bucket one of a higher index, or -1.
+        batch_sizes: Batch size of each bucket.
+        merge_to: Merge target of each bucket, which has a higher index, or -1.
 
     Returns:
-        Order of the clips and their buckets then, ascending.
+        New order of the clips, and the bucket of each in that order, ascending.
     """
     starts, counts = runs(bucket)
     clips = [np.zeros(0, dtype=np.int64) for _ in batch_sizes]
     for first, count in zip(starts.tolist(), counts.tolist(), strict=True):
         clips[bucket[first]] = np.arange(first, first + count)
-    givers: list[list[int]] = [[] for _ in batch_sizes]
+    sources: list[list[int]] = [[] for _ in batch_sizes]
     for index, size in enumerate(batch_sizes):
-        rests = {g: len(clips[g]) % batch_sizes[g] for g in givers[index]}
-        here, arriving = len(clips[index]), sum(rests.values())
-        if -(-(here + arriving) // size) < -(-here // size) + sum(rest > 0 for rest in rests.values()):
+        rests = {g: len(clips[g]) % batch_sizes[g] for g in sources[index]}
+        own, arriving = len(clips[index]), sum(rests.values())
+        if -(-(own + arriving) // size) < -(-own // size) + sum(rest > 0 for rest in rests.values()):
             clips[index] = np.concatenate(
                 [*(clips[g][len(clips[g]) - rests[g] :] for g in rests), clips[index]]
             )
-            for giver, rest in rests.items():
-                clips[giver] = clips[giver][: len(clips[giver]) - rest]
+            for source, rest in rests.items():
+                clips[source] = clips[source][: len(clips[source]) - rest]
         if (to := merge_to[index]) >= 0:
             assert to > index
-            givers[to].append(index)
+            sources[to].append(index)
     lengths = [len(of_bucket) for of_bucket in clips]
     return np.concatenate(clips), np.repeat(np.arange(len(clips)), lengths)
 
@@ -144,19 +144,19 @@ def group_into_steps(
     epoch: int,
     window: I64 | None = None,
 ) -> I64:
-    """Group micro-batches that lie bucket by bucket into rows of `[steps, G]`, -1 where a row has none.
+    """Group micro-batches that are sorted by bucket into rows, `[steps, G]`, -1 for empty columns.
 
-    A row takes its slots from different buckets where possible. The order of the rows is a hash of their
-    number, so a bucket's steps lie anywhere in the epoch, and elsewhere in the next one.
+    A row takes its slots from different buckets if possible. Rows are ordered by a hash of their number, so the
+    steps of a bucket are spread over the epoch, differently in each epoch.
 
     Args:
         micro_bucket: Bucket of each micro-batch.
-        costs: What each micro-batch costs.
-        micro_batches_per_step: `G`.
-        same_bucket_run: `L`.
-        seed: The recipe's.
-        epoch: From 0.
-        window: Of each micro-batch. Rows then follow window after window, and are shuffled inside of them.
+        costs: Cost of each micro-batch.
+        micro_batches_per_step: Micro-batches of an optimizer step, `G`.
+        same_bucket_run: Micro-batches of a slot, `L`.
+        seed: The recipe's seed.
+        epoch: Index of the epoch, from 0.
+        window: Window of each micro-batch; rows then follow window by window, shuffled within each.
     """
     per_row = micro_batches_per_step // same_bucket_run
     slots = _slots(micro_bucket, costs, same_bucket_run)
@@ -166,7 +166,7 @@ def group_into_steps(
     grid: I64 = np.full((n_rows * per_row, same_bucket_run), -1, dtype=np.int64)
     grid[: len(slots)] = slots
     if window is None:
-        # Slots lie bucket by bucket; dealt out like cards, a row gets slots that are n_rows apart.
+        # Slots are sorted by bucket; dealt out like cards, a row gets slots that are n_rows apart.
         dealt: I64 = grid.reshape(per_row, n_rows, same_bucket_run).transpose(1, 0, 2)
         order = np.argsort(hash_rng.hash64(seed, epoch, np.arange(n_rows), Purpose.STEP_ORDER), kind="stable")
     else:
@@ -175,7 +175,7 @@ def group_into_steps(
         grid[: len(slots)] = slots[np.lexsort((hashed, window[slots[:, 0]], gap_last))]
         dealt, order = grid, np.arange(n_rows)
     result = dealt.reshape(n_rows, -1)
-    # Real columns first, so that empty ones can be left out for all ranks at once.
+    # Real columns come first, so that all ranks can skip empty ones together.
     gaps = np.flatnonzero((result < 0).any(axis=1))
     result[gaps] = np.take_along_axis(
         result[gaps], np.argsort(result[gaps] < 0, axis=1, kind="stable"), axis=1
@@ -184,13 +184,13 @@ def group_into_steps(
 
 
 def _slots(micro_bucket: I64, costs: I64, width: int) -> I64:
-    """Slots of `width` micro-batches: those of one bucket, then the left over ones by cost."""
+    """Return slots of `width` micro-batches: those of one bucket, then the left-over micro-batches by cost."""
     index = np.arange(len(micro_bucket), dtype=np.int64)
     starts, counts = runs(micro_bucket)
     within = index - np.repeat(starts, counts)
-    whole = within < np.repeat(counts // width * width, counts)
-    left = index[~whole]
+    in_full_slot = within < np.repeat(counts // width * width, counts)
+    left = index[~in_full_slot]
     left = left[np.argsort(costs[left], kind="stable")]
     padded = np.full(-(-len(left) // width) * width, -1, dtype=np.int64)
     padded[: len(left)] = left
-    return np.concatenate([index[whole].reshape(-1, width), padded.reshape(-1, width)])
+    return np.concatenate([index[in_full_slot].reshape(-1, width), padded.reshape(-1, width)])

@@ -1,4 +1,4 @@
-"""The order of an epoch's clips: by bucket, within a bucket by hash, at the price of one sort of integers."""
+"""Order of an epoch's clips, by bucket and then by hash, computed with a single sort of integers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from reelworks.core.hash_rng import Purpose
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
-# Clips hashed together: few enough that the hash's steps stay in the processor's cache.
+# Number of clips hashed at a time; small enough that intermediate results stay in the processor's cache.
 _BLOCK = 1 << 15
 
 
 def by_bucket_and_hash(uid: U64, copy: I64, bucket: I64, *, seed: int, epoch: int) -> I64:
-    """Places in the order of `(bucket, upper 48 bits of the hash, uid, copy)`.
+    """Return the indices of the clips in the order of `(bucket, upper 48 bits of the hash, uid, copy)`.
 
-    One word holds the bucket, as much of the hash as there is room for, and the place; sorting these
-    words as values is about twice as fast as sorting places by key. The few neighbours that the word
-    cannot tell apart are put right afterwards by all that tells them apart, so the order of the input
-    never matters.
+    One 64-bit word holds the bucket, as many bits of the hash as fit, and the index; sorting these words as
+    values is about twice as fast as an argsort. The few neighbours that differ in the index alone are sorted by
+    the complete key afterwards, so the order of the input never matters.
     """
     place_bits = _bits(len(uid))
     hash_bits = min(64 - place_bits - _bits(int(bucket.max(initial=0)) + 1), 48)
@@ -43,12 +42,12 @@ def by_bucket_and_hash(uid: U64, copy: I64, bucket: I64, *, seed: int, epoch: in
 
 
 def _bits(values: int) -> int:
-    """Bits that tell `values` values apart; at least one, since a shift by a whole word is undefined."""
+    """Return the bits that `values` distinct values need; at least one, since a shift by 64 bits is undefined."""
     return max((values - 1).bit_length(), 1)
 
 
 def _tied(words: U64, place_bits: np.uint64) -> I64:
-    """Find sorted words that differ from a neighbour in the place alone."""
+    """Return the positions of sorted words that differ from a neighbour in the place alone."""
     tied = np.zeros(len(words), dtype=np.bool_)
     for first in range(0, len(words) - 1, _BLOCK):
         block = words[first : first + _BLOCK + 1] >> place_bits
@@ -59,7 +58,7 @@ def _tied(words: U64, place_bits: np.uint64) -> I64:
 
 
 def _settle(order: I64, tied: I64, uid: U64, copy: I64, bucket: I64, seed: int, epoch: int) -> None:
-    """Order the tied ones in place: each group keeps its stretch, since its bucket and hash begin alike."""
+    """Sort tied words by the complete key; each group keeps its positions, since bucket and hash begin alike."""
     at = order[tied]
     hashed = hash_rng.hash64(seed, epoch, uid[at], copy[at], Purpose.SHUFFLE) >> np.uint64(16)
     order[tied] = at[np.lexsort((copy[at], uid[at], hashed, bucket[at]))]

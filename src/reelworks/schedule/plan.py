@@ -1,12 +1,12 @@
-"""The plan of an epoch: which clips form which micro-batch, which micro-batches form which step.
+"""The plan of an epoch: which clips form which micro-batch, and which micro-batches form which step.
 
-1. Clips are ordered by (bucket, hash of (seed, epoch, uid, copy)): a full shuffle inside each bucket
-   that stays as it is when other clips come or go.
-2. Each bucket is cut into micro-batches of its size; the last may be incomplete. It then stays so
-   ("partial"), is filled with weight-0 copies ("pad") or with second showings ("repeat"), or its clips go
-   to a smaller bucket ("merge").
-3. `L` micro-batches of one bucket make a slot, `G / L` slots make a step (a *row*), of different buckets
-   where possible. What is left over per bucket is grouped with its likes in cost.
+1. Clips are ordered by (bucket, hash of (seed, epoch, uid, copy)): a full shuffle within each bucket, in which
+   the order of two clips does not depend on the other clips.
+2. Each bucket is cut into micro-batches of its batch size. An incomplete last one stays incomplete ("partial"),
+   is filled with weight-0 copies ("pad") or repeated clips ("repeat"), or its clips move to a smaller bucket
+   ("merge").
+3. `L` micro-batches of one bucket form a slot, `G / L` slots form a step (a *row*), of different buckets if
+   possible. Left-over micro-batches of all buckets are grouped with others of similar cost.
 4. Rank `r` of `W` takes the columns `r, r + W, ...` of a row. The global batch is the same for every `W`.
 """
 
@@ -30,14 +30,14 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Entries:
-    """Clips that an epoch has to train: one place for each clip and copy.
+    """Clips that an epoch trains: one element for each clip and repeat.
 
     Attributes:
         uid: Identity of the clip.
-        copy: Which repeat, from 0.
-        ordinal: The clip's row in the catalog.
+        copy: Index of the repeat, from 0.
+        ordinal: Row of the clip in the catalog.
         bucket: Index into the bucket table.
-        group: With locality, a hash of what the clip is stored with; clips of a group are read together.
+        group: With locality, a hash of the storage unit of the clip; clips of a group are read together.
     """
 
     uid: NDArray[np.uint64]
@@ -47,7 +47,7 @@ class Entries:
     group: NDArray[np.uint64] | None = None
 
     def take(self, where: NDArray[np.bool_] | I64) -> Entries:
-        """Entries at the given places."""
+        """Return the entries at these indices or under this mask."""
         group = None if self.group is None else self.group[where]
         return Entries(self.uid[where], self.copy[where], self.ordinal[where], self.bucket[where], group)
 
@@ -57,19 +57,19 @@ class Entries:
 
 @dataclass(frozen=True)
 class PlanSpec:
-    """All that shapes a plan besides the entries.
+    """All parameters of a plan besides the entries.
 
     Attributes:
         seed: The recipe's seed.
-        micro_batches_per_step: `G`.
-        same_bucket_run: `L`, a divisor of `G`.
+        micro_batches_per_step: Micro-batches of an optimizer step on all ranks, `G`.
+        same_bucket_run: Micro-batches of a slot, `L`, a divisor of `G`.
         incomplete_batch: "partial", "pad", "merge" or "repeat".
-        batch_sizes: Per bucket.
-        costs_us: Whole microseconds that one clip of each bucket takes.
-        buckets_digest: Digest of the table, since equal numbers may mean other shapes.
-        merge_to: With "merge", for each bucket the one of a higher index that takes its clips, or -1.
-        window_clips: With locality, about how many clips are shuffled together; 0 shuffles all.
-        planner_version: Changes whenever the same arguments would give another plan.
+        batch_sizes: Batch size of each bucket.
+        costs_us: Cost of one clip of each bucket, an integer, in microseconds or a finer unit.
+        buckets_digest: Digest of the bucket table, since equal indices can mean different shapes.
+        merge_to: With "merge", the bucket of a higher index that takes each bucket's left-over clips, or -1.
+        window_clips: With locality, the approximate number of clips shuffled together; 0 shuffles all.
+        planner_version: Version that changes whenever the same arguments would give another plan.
     """
 
     seed: int
@@ -84,21 +84,21 @@ class PlanSpec:
     planner_version: int = PLANNER_VERSION
 
     def digest(self) -> str:
-        """Digest of all fields."""
+        """Return the digest of all fields."""
         return digests.digest_json(asdict(self))
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """An epoch, or the rest of one, as arrays.
+    """Plan of an epoch, or of the rest of one, as arrays.
 
     Attributes:
         uid, copy, ordinal, bucket: One element for each place; micro-batch `m` owns the places
             `offsets[m]:offsets[m + 1]`.
-        showing: 0 where a clip is shown, n where it is shown for the nth time more to fill its micro-batch,
-            -1 where a weight-0 copy pads it.
-        offsets: Starts of the micro-batches in the places, with the total at the end.
-        rows: `[steps, G]` micro-batch indices, -1 where a row has none; real ones come first.
+        showing: 0 for the first showing of a clip, n for its nth additional showing that fills a micro-batch,
+            -1 for a weight-0 padding copy.
+        offsets: First place of each micro-batch, with the total number of places at the end.
+        rows: `[steps, G]` micro-batch indices; empty columns are -1 and come last.
     """
 
     uid: NDArray[np.uint64]
@@ -111,55 +111,55 @@ class EpochPlan:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the plan."""
+        """Number of optimizer steps of the plan."""
         return len(self.rows)
 
     @property
     def real(self) -> NDArray[np.bool_]:
-        """True for the places that count in the loss."""
+        """Mask of the places that count in the loss."""
         real: NDArray[np.bool_] = self.showing >= 0
         return real
 
     @property
     def first(self) -> NDArray[np.bool_]:
-        """True for the places that consume their clip: its only showing, or the first one."""
+        """Mask of the places that consume their clip, by its first showing."""
         first: NDArray[np.bool_] = self.showing == 0
         return first
 
     @property
     def planned(self) -> int:
-        """Clips that the plan trains, each counted once."""
+        """Number of clips that the plan trains, each counted once."""
         return int(self.first.sum())
 
     @property
     def repeated(self) -> int:
-        """Second and later showings that fill micro-batches."""
+        """Number of additional showings that fill micro-batches."""
         return int((self.showing > 0).sum())
 
     def places(self, micro_batch: int) -> slice:
-        """Places of a micro-batch."""
+        """Return the places of a micro-batch."""
         return slice(int(self.offsets[micro_batch]), int(self.offsets[micro_batch + 1]))
 
     def micro_batches(self, row: int) -> I64:
-        """Micro-batches of a row, without the empty columns."""
+        """Return the micro-batches of a row, without empty columns."""
         columns: I64 = self.rows[row]
         return columns[columns >= 0]
 
     def counted(self, places: NDArray[np.bool_]) -> I64:
-        """How many of the places that a mask names each micro-batch has."""
+        """Return how many places of each micro-batch are True in a mask of places."""
         before = np.concatenate([[0], np.cumsum(places)]).astype(np.int64)
         return np.diff(before[self.offsets])
 
     def own_clips(self) -> I64:
-        """How many clips each micro-batch has that are not there to fill it."""
+        """Return the number of clips of each micro-batch, without copies and repeats that fill it."""
         return self.counted(self.first)
 
     def planned_in(self, row: int) -> int:
-        """Clips that a row trains, each counted once."""
+        """Return the number of clips that a row trains, each counted once."""
         return sum(int((self.showing[self.places(int(m))] == 0).sum()) for m in self.micro_batches(row))
 
     def digest(self) -> str:
-        """Digest of all arrays but the ordinals, which tell where a catalog has the clips."""
+        """Return the digest of all arrays except the ordinals, which depend on the catalog."""
         return self._digest
 
     @cached_property
@@ -167,11 +167,11 @@ class EpochPlan:
         return digests.digest_arrays(**{k: a for k, a in self.arrays().items() if k != "ordinal"})
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """All arrays by name, as files keep them."""
+        """Return all arrays by name, as they are saved to files."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def row_digest(self, row: int) -> str:
-        """Digest of a row's uids, copies and showings in order; of nothing past the last row."""
+        """Return the digest of a row's uids, copies and showings in order; of empty arrays past the last row."""
         places = (
             np.concatenate([np.r_[self.places(int(m))] for m in self.micro_batches(row)])
             if row < self.steps
@@ -182,31 +182,31 @@ class EpochPlan:
         )
 
     def places_before(self, row: int) -> NDArray[np.bool_]:
-        """Mask of the places in the rows before `row` that consume their clip."""
+        """Return the mask of the places in the rows before `row` that consume their clip."""
         done = np.zeros(len(self.offsets) - 1, dtype=np.bool_)
         before = self.rows[:row].ravel()
         done[before[before >= 0]] = True
         return np.repeat(done, np.diff(self.offsets)) & self.first
 
     def costs_us(self, spec: PlanSpec) -> I64:
-        """Cost of every micro-batch; what fills it costs what a clip costs."""
+        """Return the cost of every micro-batch, in which copies and repeats count like clips."""
         costs = np.array(spec.costs_us, dtype=np.int64)
         return np.diff(self.offsets) * costs[self.bucket[self.offsets[:-1]]]
 
 
 def plan_epoch(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:
-    """Plan an epoch over the entries (those not yet consumed, if the epoch goes on).
+    """Plan an epoch over its entries, or over those not yet consumed if the epoch has begun.
 
     Args:
-        entries: In any order; the plan does not depend on it.
-        spec: Everything else that shapes the plan.
-        epoch: Number of the epoch, from 0.
+        entries: Entries in any order, on which the plan does not depend.
+        spec: All other parameters of the plan.
+        epoch: Index of the epoch, from 0.
     """
     windows = _windows(entries, spec, epoch)
     order = by_bucket_and_hash(
         entries.uid,
         entries.copy,
-        # Within a bucket, window after window.
+        # Within a bucket, clips are sorted by window.
         entries.bucket if windows is None else entries.bucket * (windows.max(initial=0) + 1) + windows,
         seed=spec.seed,
         epoch=epoch,
@@ -241,7 +241,7 @@ def plan_epoch(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:
 
 
 def _windows(entries: Entries, spec: PlanSpec, epoch: int) -> I64 | None:
-    """Window of each clip: each group is thrown into one by hash, whatever other groups there are."""
+    """Return the window of each clip, chosen by a hash of its group alone."""
     if not spec.window_clips:
         return None
     assert entries.group is not None
@@ -250,9 +250,9 @@ def _windows(entries: Entries, spec: PlanSpec, epoch: int) -> I64 | None:
 
 
 def draw_copies(copy: I64, showing: NDArray[np.int32]) -> I64:
-    """Return numbers that tell the draws about copies of a clip apart, and those about showings of a copy.
+    """Return the copy number for random draws, distinct for each repeat and each additional showing of a clip.
 
-    A copy that pads meets what the clip itself does.
+    A padding copy has the number of the clip that it copies.
     """
     drawn: I64 = copy | (np.maximum(showing, 0).astype(np.int64) << 32)
     return drawn

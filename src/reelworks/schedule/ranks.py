@@ -1,4 +1,4 @@
-"""Divide a plan's rows among ranks, and measure how long ranks wait for each other."""
+"""Division of a plan's rows among ranks, and the share of time that ranks wait for each other."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ I64 = NDArray[np.int64]
 
 
 def columns(row: I64, rank: int, world: int) -> Iterator[tuple[int, bool]]:
-    """Yield `(micro-batch, is filler)` for one rank, the same number for every rank of a row.
+    """Yield `(micro-batch, is filler)` for one rank, equally many for each rank.
 
-    Where a rank has no column of its own, it runs the row's last micro-batch with weight 0, so that
-    collectives stay matched.
+    A rank without a column of its own runs the row's last micro-batch with weight 0, so that all ranks take part
+    in the same collectives.
     """
     taken = row[row >= 0]
     for first in range(0, len(taken), world):
@@ -25,9 +25,9 @@ def columns(row: I64, rank: int, world: int) -> Iterator[tuple[int, bool]]:
 
 
 def waste(plan: EpochPlan, spec: PlanSpec, world: int) -> float:
-    """Planned share of time that ranks wait for the slowest, over the epoch.
+    """Return the planned share of an epoch's time that ranks wait for the slowest one.
 
-    Ranks meet after every column; a rank with a filler counts as waiting.
+    Ranks synchronise after every micro-batch; a rank with a filler counts as waiting.
     """
     if not plan.steps:
         return 0.0

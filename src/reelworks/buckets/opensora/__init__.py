@@ -1,5 +1,5 @@
-"""The Open-Sora dialect of the bucket table: names, fixed sizes, value forms, and the walk of a clip.
+"""Bucket tables of Open-Sora: their names, fixed sizes and value formats, and their assignment of clips.
 
-Turns `[buckets.opensora]` into plain values and decides which entry takes a clip as the releases 1.1 to
-2.0 do. May import core; knows neither the recipe nor the model, and reads no files.
+Parses `[buckets.opensora]` and assigns clips to its entries as the releases 1.1 to 2.0 do. May import core; knows
+neither the recipe nor the model, and reads no files.
 """

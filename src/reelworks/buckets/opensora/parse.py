@@ -1,15 +1,14 @@
-"""`[buckets.opensora]` as plain values: every value form, each of the three meanings of probabilities.
+"""Parser of `[buckets.opensora]`, with its three value formats and the three meanings of its probabilities.
 
-The forms, by resolution and frame count: `[p, batch_size]`, `[[p, p2], batch_size]`, `[0.0, "none"]`.
-What p and p2 mean differs between releases, and nothing in a table tells which is meant:
+Values by resolution and frame count are `[p, batch_size]`, `[[p, p2], batch_size]` or `[0.0, "none"]`. The
+meaning of p and p2 differs between releases, and cannot be inferred from a table:
 
-* "opensora-1.2" (and 1.1): p2 is the chance to be kept at this length; then p that to stay at this
-  resolution.
-* "opensora-2.0": p2 is the chance to be *shortened*; then p that to stay at this resolution.
-* "downgrade": p is the chance to be *moved* to a lower resolution; else p2 that to be shortened.
+* "opensora-1.2" (and 1.1): p2 is the probability to stay at this length, then p to stay at this resolution.
+* "opensora-2.0": p2 is the probability to be *shortened*, then p to stay at this resolution.
+* "downgrade": p is the probability to *move* to a lower resolution, else p2 to be shortened.
 
-Here all become chances to stay. A clip that does not stay at a length tries the next shorter one, a clip
-that does not stay at a resolution the next lower one.
+The parser converts all of them to probabilities to stay. A clip that does not stay at a length tries the next
+shorter one, a clip that does not stay at a resolution tries the next lower one.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from reelworks.buckets.opensora.ratios import Resolution
 from reelworks.core.errors import UserError
 
 Meaning = Literal["native", "opensora-1.2", "opensora-2.0", "downgrade"]
-# A pair of probabilities (or of one) and batch size; `parse` says what is wrong with any other.
+# One or two probabilities, and a batch size; `parse` reports any other value.
 Value = list[Any]
 Table = dict[str, dict[str, Value]]
 
 NO_BATCH = "none"
-MOST_CLIPS = 65_536  # of a micro-batch: copies that pad it take memory too
-# A clip may be this much smaller than a resolution, in pixels; it is then enlarged.
+MOST_CLIPS = 65_536  # largest batch size, since padding copies take memory too
+# Share of a resolution's pixels that a clip must have; smaller clips are enlarged.
 PIXEL_SHARE = 0.8
 FIELD = "buckets.opensora"
-_FORMS = 'write [0.5, 8], [[0.5, 0.3], 8], or [0.0, "none"] for an entry that takes nothing'
+_FORMS = 'write [0.5, 8], [[0.5, 0.3], 8], or [0.0, "none"] for an entry that takes no clips'
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """One entry: a resolution at a length; `batch_size` 0 takes no clip."""
+    """An entry, a resolution at a length; with `batch_size` 0 it takes no clip."""
 
     resolution: Resolution
     num_frames: int
@@ -49,12 +48,12 @@ class Parsed:
 
 @dataclass(frozen=True)
 class Dialect:
-    """A table that is read, and how clips walk through it.
+    """A parsed table, with its rules of assignment.
 
     Attributes:
-        entries: Resolutions by pixels, descending (equal ones as written), lengths descending.
-        resolution_first: Whether a clip leaves the resolution before it is asked about its length.
-        spare_frames: Frames that a clip must have beyond an entry's.
+        entries: Entries by pixels, descending (equal ones in the table's order), then by length, descending.
+        resolution_first: Whether the draw about a clip's resolution precedes that about its length.
+        spare_frames: Frames that a clip must have in addition to an entry's.
     """
 
     entries: tuple[Parsed, ...]
@@ -63,7 +62,7 @@ class Dialect:
 
 
 def normal_form(value: Any) -> Any:
-    """A table as TOML can hold it: text keys, lists, and "none" for None."""
+    """Return a table in the form that TOML can hold: text keys, lists, and "none" for None."""
     if isinstance(value, Mapping):
         return {str(key): normal_form(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -72,33 +71,38 @@ def normal_form(value: Any) -> Any:
 
 
 def parse(table: Table, meaning: Meaning, *, drop_exact_length: bool) -> Dialect:
-    """Read a table.
+    """Parse a table.
 
     Args:
-        table: By resolution and number of frames.
-        meaning: What the probabilities mean.
-        drop_exact_length: Lose the clips of exactly an entry's length, as 1.1 and 1.2 do; 2.0 loses none.
+        table: Values by resolution and number of frames.
+        meaning: Meaning of the probabilities.
+        drop_exact_length: Refuse clips of exactly an entry's length, as 1.1 and 1.2 do; ignored for 2.0.
 
     Raises:
-        UserError: The meaning is not said; a name, length, probability or batch size is not possible.
+        UserError: The meaning is not set, or a name, length, probability or batch size is invalid.
     """
     if meaning == "native":
         raise UserError(
-            "releases differ in what the probabilities of such a table mean",
+            "the probabilities of a table of Open-Sora mean different things in different releases",
             code="opensora-probability-ambiguous",
             field="buckets.probability",
             value=meaning,
-            remedy='write "opensora-1.2" (1.1, 1.2: chances to stay), "opensora-2.0" (chance to stay, then '
-            'to be shortened) or "downgrade" (chance to be moved to a lower resolution, else shortened)',
+            remedy='write "opensora-1.2" (1.1, 1.2: to stay at the resolution, and at the length), "opensora-2.0" '
+            '(to stay at the resolution, and to be shortened) or "downgrade" (to move to a lower resolution, and '
+            "else to be shortened)",
         )
-    found = [(ratios.resolution(name, computed=meaning == "opensora-2.0"), table[name]) for name in table]
-    found.sort(key=lambda pair: -pair[0].pixels)
+    by_resolution = [
+        (ratios.resolution(name, computed=meaning == "opensora-2.0"), table[name]) for name in table
+    ]
+    by_resolution.sort(key=lambda pair: -pair[0].pixels)
     result: list[Parsed] = []
-    for resolution, lengths in found:
+    for resolution, lengths in by_resolution:
         entries = [_entry(resolution, text, value, meaning) for text, value in lengths.items()]
         if not entries:
             where = f'"{resolution.name}"'
-            raise _wrong(where, lengths, "it names no number of frames", "write { 51 = [1.0, 8] }")
+            raise _wrong(
+                where, lengths, "the resolution has no frame counts", "add one, as in { 51 = [1.0, 8] }"
+            )
         result += sorted(entries, key=lambda entry: -entry.num_frames)
     if not result:
         raise UserError(
@@ -116,7 +120,7 @@ def _entry(resolution: Resolution, text: str, value: Value, meaning: Meaning) ->
     if not re.fullmatch("[1-9][0-9]{0,5}", text):
         raise _wrong(where, text, "this is not a number of frames", "write a whole number, at least 1")
     if len(value) != 2:
-        raise _wrong(where, value, f"{len(value)} values where there are two", _FORMS)
+        raise _wrong(where, value, f"{len(value)} values instead of two", _FORMS)
     chances, batch = value
     first, second = _chances(where, chances, pictures=int(text) == 1)
     stay = 1 - first if meaning == "downgrade" else first
@@ -127,10 +131,9 @@ def _entry(resolution: Resolution, text: str, value: Value, meaning: Meaning) ->
         remedy = f'write a whole number from 1 to {MOST_CLIPS}, or "none"'
         raise _wrong(where, batch, "this is not a batch size", remedy)
     if batch == NO_BATCH and stay > 0:
-        never = "1.0, to move all of them on" if meaning == "downgrade" else "0.0, so that none stays"
-        raise _wrong(
-            where, value, "clips stay here and there is no batch size", f"give one, or write {never}"
-        )
+        never = "1.0, so that all move on" if meaning == "downgrade" else "0.0, so that none stays"
+        remedy = f"give a batch size, or the probability {never}"
+        raise _wrong(where, value, "clips stay here, but the entry has no batch size", remedy)
     return Parsed(resolution, int(text), stay, stay_long, batch if isinstance(batch, int) else 0)
 
 
@@ -143,9 +146,9 @@ def _chances(where: str, chances: object, *, pictures: bool) -> tuple[float, flo
     if not isinstance(chances, list):
         return numbers[0], None
     if len(numbers) != 2:
-        raise _wrong(where, chances, "a pair of probabilities has two", _FORMS)
+        raise _wrong(where, chances, "a list of probabilities must have two", _FORMS)
     if pictures:
-        raise _wrong(where, chances, "pictures have one length", "give one probability, as in [0.5, 8]")
+        raise _wrong(where, chances, "pictures have one length only", "give one probability, as in [0.5, 8]")
     return numbers[0], numbers[1]
 
 

@@ -1,4 +1,4 @@
-"""Resolutions by the names of Open-Sora v1.1 to 2.0, and the aspect ratio that is nearest to a clip's."""
+"""Named resolutions of Open-Sora v1.1 to 2.0, and the aspect ratio nearest to a clip's."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from reelworks.buckets.opensora.tables import TABLES
 from reelworks.core.errors import UserError, nearest
 
-# width:height, as release 2.0 lists them; each also counts the other way round.
+# width:height, as release 2.0 lists them; their inverses are used too.
 COMPUTED_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1")
-# Height and width of computed sizes; what 2.0 takes unless its environment says otherwise.
+# Divisor of the height and width of computed sizes; the default of release 2.0.
 COMPUTED_MULTIPLE = 16
 
 # height:width → key of the fixed tables.
@@ -46,11 +46,11 @@ class Resolution:
     """A named resolution.
 
     Attributes:
-        name: As the table writes it.
-        pixels: Pixels in all; a clip needs 0.8 of them.
-        keys: Names of the aspect ratios, in the order in which ties are decided.
-        ratios: height / width by which a clip chooses, one for each key.
-        sizes: (height, width), one for each key.
+        name: Name of the resolution in the table.
+        pixels: Total pixels of a frame; a clip needs 0.8 of them.
+        keys: Names of the aspect ratios; of equally near ones, the first is chosen.
+        ratios: height / width of each key, to which a clip's is compared.
+        sizes: (height, width) of each key.
     """
 
     name: str
@@ -60,34 +60,34 @@ class Resolution:
     sizes: tuple[tuple[int, int], ...]
 
     def nearest(self, height: NDArray[Any], width: NDArray[Any]) -> NDArray[np.int64]:
-        """Index of the ratio nearest to height / width; of two as near, the first in the table.
+        """Return the index of the ratio nearest to height / width; of equally near ones, the first in the table.
 
         Args:
-            height: `[N]` pixels, above 0.
-            width: `[N]` pixels, above 0.
+            height: `[N]` heights in pixels, above 0.
+            width: `[N]` widths in pixels, above 0.
         """
         wanted = np.asarray(height, dtype=np.float64) / np.asarray(width, dtype=np.float64)
         ratios = np.array(self.ratios)
         order = np.argsort(ratios, kind="stable")
         above = np.clip(np.searchsorted(ratios[order], wanted), 1, max(len(order) - 1, 1))
         low, high = order[above - 1], order[np.minimum(above, len(order) - 1)]
-        # The same subtraction as upstream's, so that a tie here is a tie there.
+        # The same subtraction as upstream's, so that ties are the same.
         to_low, to_high = np.abs(ratios[low] - wanted), np.abs(ratios[high] - wanted)
         take_high = (to_high < to_low) | ((to_high == to_low) & (high < low))
         return np.where(take_high, high, low)
 
 
 def size_of(resolution: str, ratio: str) -> tuple[int, int]:
-    """Height and width of a fixed resolution at a ratio given by name (height:width, "9:16") or by key.
+    """Return the height and width of a fixed resolution at a ratio's name (height:width, "9:16") or key.
 
-    Keys are compared as numbers: the releases look up "1.00" in tables that say "1.0", and fail.
+    Keys are compared as numbers; the releases look up "1.00" in tables that have "1.0", and fail.
 
     Raises:
         UserError: The resolution has no such ratio.
     """
-    found = fixed(resolution)
+    table = fixed(resolution)
     wanted = RATIO_NAMES.get(ratio, ratio)
-    for key, size in zip(found.keys, found.sizes, strict=True):
+    for key, size in zip(table.keys, table.sizes, strict=True):
         if key == wanted or (_is_number(wanted) and float(key) == float(wanted)):
             return size
     raise UserError(
@@ -95,7 +95,7 @@ def size_of(resolution: str, ratio: str) -> tuple[int, int]:
         code="unknown-aspect-ratio",
         field="ratio",
         value=ratio,
-        remedy=f"its ratios (height / width) are {', '.join(found.keys)}",
+        remedy=f"its ratios (height / width) are {', '.join(table.keys)}",
     )
 
 
@@ -116,18 +116,18 @@ def resolution(name: str, *, computed: bool) -> Resolution:
         return fixed(name)
     if pixels is None:
         raise UserError(
-            "there is no such resolution",
+            "this resolution is not known",
             code="unknown-resolution",
             field="buckets.opensora",
             value=name,
-            remedy=f'{nearest(name, TABLES)} Else write "<N>px" or "<N>p", if wanted with "_max" or "_ar16:9"',
+            remedy=f'{nearest(name, TABLES)} Other sizes: "<N>px" or "<N>p", optionally with "_max" or "_ar16:9"',
         )
     return _pin(Resolution(name, pixels, *_computed_sizes(pixels)), setting)
 
 
 @functools.cache
 def fixed(name: str) -> Resolution:
-    """A resolution of the fixed tables of v1.1 and v1.2."""
+    """Return a resolution of the fixed tables of v1.1 and v1.2."""
     pixels, text = TABLES[name]
     pairs = [item.split("=") for item in text.split()]
     keys = tuple(key for key, _ in pairs)
@@ -136,7 +136,7 @@ def fixed(name: str) -> Resolution:
 
 
 def _computed_pixels(base: str) -> int | None:
-    """Pixels of "<N>px" and "<N>p"."""
+    """Return the pixels of "<N>px" or "<N>p", or None for other names."""
     match = re.fullmatch("([1-9][0-9]{0,4})(px|p)", base)
     if match is None:
         return None
@@ -147,17 +147,17 @@ def _computed_pixels(base: str) -> int | None:
 def _computed_sizes(
     pixels: int,
 ) -> tuple[tuple[str, ...], tuple[float, ...], tuple[tuple[int, int], ...]]:
-    """Keys, ratios and sizes at the ratios of 2.0; of equal sizes the first stays."""
-    found: dict[tuple[int, int], tuple[str, float]] = {}
+    """Return keys, ratios and distinct sizes at the ratios of 2.0."""
+    by_size: dict[tuple[int, int], tuple[str, float]] = {}
     inverse = [":".join(reversed(text.split(":"))) for text in COMPUTED_RATIOS]
     for text in [*COMPUTED_RATIOS, *inverse]:
         width, height = (float(part) for part in text.split(":"))
-        found.setdefault(_computed_size(pixels, width / height), (text, height / width))
-    return tuple(k for k, _ in found.values()), tuple(r for _, r in found.values()), tuple(found)
+        by_size.setdefault(_computed_size(pixels, width / height), (text, height / width))
+    return tuple(k for k, _ in by_size.values()), tuple(r for _, r in by_size.values()), tuple(by_size)
 
 
 def _computed_size(pixels: int, ratio: float) -> tuple[int, int]:
-    """Multiples of 16 below the exact size, then one step up or down where that comes nearer in pixels."""
+    """Return multiples of 16 below the exact size, with one side a step up or down if that is nearer in pixels."""
     d = COMPUTED_MULTIPLE
     width = max(int(math.sqrt(pixels * ratio) // d), 1) * d
     height = max(int(pixels / width // d), 1) * d
@@ -166,24 +166,24 @@ def _computed_size(pixels: int, ratio: float) -> tuple[int, int]:
     return min(around, key=lambda size: abs(size[0] * size[1] - pixels))
 
 
-def _pin(found: Resolution, setting: str) -> Resolution:
-    """Keep one ratio: "max" the one with most pixels, "ar16:9" the one of that name (width:height)."""
-    if not setting and not found.name.endswith("_"):
-        return found
+def _pin(base: Resolution, setting: str) -> Resolution:
+    """Reduce a resolution to one ratio: "max" is that of most pixels, "ar16:9" that of this name (width:height)."""
+    if not setting and not base.name.endswith("_"):
+        return base
     if setting == "max":
-        index = max(range(len(found.sizes)), key=lambda i: math.prod(found.sizes[i]))
-    elif setting.removeprefix("ar") in found.keys and setting.startswith("ar"):
-        index = found.keys.index(setting.removeprefix("ar"))
+        index = max(range(len(base.sizes)), key=lambda i: math.prod(base.sizes[i]))
+    elif setting.removeprefix("ar") in base.keys and setting.startswith("ar"):
+        index = base.keys.index(setting.removeprefix("ar"))
     else:
         raise UserError(
-            "what follows the resolution is not known",
+            "the suffix of the resolution is not known",
             code="unknown-resolution-suffix",
             field="buckets.opensora",
-            value=found.name,
-            remedy=f'write "_max", or "_ar" and one of {", ".join(found.keys)}',
+            value=base.name,
+            remedy=f'write "_max", or "_ar" and one of {", ".join(base.keys)}',
         )
-    one = slice(index, index + 1)
-    return Resolution(found.name, found.pixels, found.keys[one], found.ratios[one], found.sizes[one])
+    at = slice(index, index + 1)
+    return Resolution(base.name, base.pixels, base.keys[at], base.ratios[at], base.sizes[at])
 
 
 def _is_number(text: str) -> bool:

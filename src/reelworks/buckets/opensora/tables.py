@@ -1,8 +1,8 @@
 """The fixed sizes of Open-Sora v1.1 and v1.2, as text: pixels, then ratio=heightxwidth.
 
-A ratio is height / width as the releases wrote it, to two digits. The order matters: of two ratios that
-lie as near to a clip's, the first one wins, and that of "4k" does not ascend. Sizes are what the releases
-train on, not what the ratios compute to; many are multiples of nothing.
+A ratio is height / width as the releases write it, with two decimals. The order matters: of two ratios equally
+near to a clip's, the first is chosen, and those of "4k" are not ascending. Sizes are those that the releases
+train on and differ from those computed from the ratios; many have no common divisor.
 """
 
 from __future__ import annotations

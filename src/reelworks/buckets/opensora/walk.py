@@ -1,9 +1,9 @@
-"""How clips walk through a table of Open-Sora, vectorised.
+"""Assignment of clips to the entries of an Open-Sora table, vectorised.
 
-From the largest resolution down: a clip with at least 0.8 of its pixels tries the lengths that it has,
-longest first, until one keeps it; it then stays at this resolution or goes on to the next lower one (with
-all lengths open again). Pictures use the entries of one frame, videos all the others. Each decision about
-a clip is a draw of its own.
+From the largest resolution down, a clip with at least 0.8 of its pixels tries the lengths that it has, longest
+first, until one keeps it; it then stays at this resolution or moves on to the next lower one (where it tries all
+lengths again). Pictures use the entries of one frame, videos all others. Each decision about a clip has its own
+random draw.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _RESOLUTION, _LENGTH = 1, 2
 
 
 class Clips(Protocol):
-    """Clips as the walk sees them, as arrays of one length."""
+    """Attributes of clips that the assignment needs, as arrays of equal length."""
 
     @property
     def num_frames(self) -> NDArray[np.int64]:
-        """Frames there after the frame interval."""
+        """Frames after applying the frame interval."""
 
     @property
     def height(self) -> NDArray[np.int64]:
-        """Pixels as displayed."""
+        """Height in pixels, as displayed."""
 
     @property
     def width(self) -> NDArray[np.int64]:
-        """Pixels as displayed."""
+        """Width in pixels, as displayed."""
 
     @property
     def is_image(self) -> NDArray[np.bool_]:
@@ -46,12 +46,12 @@ class Clips(Protocol):
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """True for clips kept for validation."""
+        """True for clips reserved for validation."""
 
 
 @dataclass(frozen=True)
 class DialectSizes:
-    """An entry's sizes, as explaining a lost clip asks for them."""
+    """Sizes of an entry of a table of Open-Sora."""
 
     resolution: Resolution
     first_bucket: int
@@ -59,7 +59,7 @@ class DialectSizes:
 
     @classmethod
     def of_entry(cls, table: BucketTable, entry: int) -> DialectSizes:
-        """Sizes of one entry of a table that has a dialect."""
+        """Return the sizes of one entry of a table that has a dialect."""
         assert table.dialect is not None
         buckets = table.of_entry(entry)
         parsed = table.dialect.entries[entry]
@@ -68,7 +68,7 @@ class DialectSizes:
     def best(
         self, height_px: Places, width_px: Places, table: BucketTable
     ) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Nearest aspect ratio for every clip: bucket index, size reached; any crop is borne."""
+        """Return the bucket of the nearest aspect ratio, whether a clip is large enough, and True for any crop."""
         pick = self.resolution.nearest(np.maximum(height_px, 1), np.maximum(width_px, 1))
         large_enough = height_px * width_px >= self.needed_pixels
         return (self.first_bucket + pick).astype(np.int32), large_enough, np.ones(len(pick), dtype=np.bool_)
@@ -82,15 +82,15 @@ def take(
     state: hash_rng.U64,
     bucket: NDArray[np.int32],
 ) -> None:
-    """Give clips their buckets.
+    """Assign clips to buckets.
 
     Args:
-        clips: The clips.
-        open_: `[N]` those that want a bucket.
-        table: A table with a dialect.
-        sizes: One for each entry.
-        state: `[N]` hashes that every draw about a clip goes on from.
-        bucket: `[N]` written where a clip finds a place.
+        clips: Clips of the catalog.
+        open_: `[N]` mask of the clips to assign.
+        table: Table with a dialect.
+        sizes: Sizes of each entry.
+        state: `[N]` hashes that each random draw about a clip extends.
+        bucket: `[N]` output, which is set for the clips that are assigned.
     """
     assert table.dialect is not None
     area = clips.height * clips.width
@@ -110,13 +110,13 @@ def take(
 def _ask(
     clips: Clips, entry: Entry, trying: Places, state: hash_rng.U64, resolution_first: bool
 ) -> tuple[Places, Places]:
-    """Clips that stay at an entry, and those that try the next shorter length of its resolution."""
+    """Return the clips that stay at an entry, and those that try the next shorter length of its resolution."""
     is_long = clips.num_frames[trying] >= entry.needed_frames
     shorter, trying = trying[~is_long], trying[is_long]
     if resolution_first:
         trying = trying[_stays(clips, entry, trying, state, _RESOLUTION)]
-    kept = _stays(clips, entry, trying, state, _LENGTH)
-    shorter, trying = np.concatenate([shorter, trying[~kept]]), trying[kept]
+    stays_long = _stays(clips, entry, trying, state, _LENGTH)
+    shorter, trying = np.concatenate([shorter, trying[~stays_long]]), trying[stays_long]
     if not resolution_first:
         trying = trying[_stays(clips, entry, trying, state, _RESOLUTION)]
     return trying, shorter
@@ -125,7 +125,7 @@ def _ask(
 def _stays(
     clips: Clips, entry: Entry, where: Places, state: hash_rng.U64, decision: int
 ) -> NDArray[np.bool_]:
-    """Draw; held-out clips pass wherever training may, so that validation is the same in every epoch."""
+    """Draw which clips stay; held-out clips stay if training clips may, so that validation never varies."""
     chance = entry.keep_prob if decision == _RESOLUTION else entry.keep_length
     if chance in (0.0, 1.0):
         return np.full(len(where), chance == 1.0)

@@ -1,1 +1,1 @@
-"""Samplers: from noise to latents by a function that predicts velocity, noise or a clean sample."""
+"""Samplers, which turn noise into latents with a network that predicts velocity, noise or v."""

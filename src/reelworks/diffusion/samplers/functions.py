@@ -1,4 +1,4 @@
-"""Samplers for a loop of one's own: the model is a function of latents and times, the result are clean latents."""
+"""Samplers for custom code: the model is a function of latents and timesteps, the result is clean latents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reelworks.diffusion.samplers.flow import sample_flow
 from reelworks.diffusion.samplers.iddpm import sample_iddpm
 
 Model = Callable[[Tensor, Tensor], Tensor]
-"""`model(latents [B, C, T, H, W], times [B])`: what the network predicts; times in [0, 1000], float32."""
+"""`model(latents [B, C, T, H, W], times [B])` returns the network's prediction; times in [0, 1000], float32."""
 
 
 def flow(
@@ -28,12 +28,12 @@ def flow(
     """Sample rectified flow by Euler steps.
 
     Args:
-        velocity: Predicts the velocity, with the condition.
-        noise: `[B, C, T, H, W]`, standard normal.
-        steps: Euler steps.
-        shift: Ratio of the timestep shift, as `RectifiedFlow.shift_ratio` gives it for the shape.
+        velocity: Model that predicts the velocity, with the condition.
+        noise: `[B, C, T, H, W]` standard normal noise.
+        steps: Number of Euler steps.
+        shift: Ratio of the timestep shift for the shape, from `RectifiedFlow.shift_ratio`.
         guidance_scale: Strength of the condition; 1 is no guidance.
-        unconditional: Predicts the velocity without the condition; needed for guidance alone.
+        unconditional: Model without the condition; needed for guidance only.
 
     Returns:
         `[B, C, T, H, W]` latents in the dtype of the noise.
@@ -58,15 +58,15 @@ def ddim(
     guidance_scale: float = 1.0,
     unconditional: Model | None = None,
 ) -> Tensor:
-    """Sample a model of noise or v, trained on Stable Diffusion's 1000 steps.
+    """Sample a model that predicts noise or v, trained on Stable Diffusion's 1000 steps.
 
     Args:
-        model: Predicts noise or v, with the condition.
-        noise: `[B, C, T, H, W]`, standard normal.
-        prediction: What the model predicts.
-        steps: Steps of the 1000 that are taken.
+        model: Model that predicts noise or v, with the condition.
+        noise: `[B, C, T, H, W]` standard normal noise.
+        prediction: Whether the model predicts the noise or v.
+        steps: Number of the 1000 steps to use.
         guidance_scale: Strength of the condition; 1 is no guidance.
-        unconditional: The same without the condition; needed for guidance alone.
+        unconditional: Model without the condition; needed for guidance only.
 
     Returns:
         `[B, C, T, H, W]` latents in the dtype of the noise.
@@ -84,15 +84,15 @@ def iddpm(
     unconditional: Model | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Sample a model of noise with learned variance, as Open-Sora 1.1 has it, by ancestral steps.
+    """Sample a model that predicts noise with a learned variance, as in Open-Sora 1.1, by ancestral steps.
 
     Args:
-        model: Predicts `[B, 2·C, T, H, W]`: noise and variance, with the condition.
-        noise: `[B, C, T, H, W]`, standard normal.
-        steps: Steps of the 1000 that are taken.
+        model: Model that predicts noise and variance, `[B, 2·C, T, H, W]`, with the condition.
+        noise: `[B, C, T, H, W]` standard normal noise.
+        steps: Number of the 1000 steps to use.
         guidance_scale: Strength of the condition; 1 is no guidance.
-        unconditional: The same without the condition; needed for guidance alone.
-        generator: Draws the noise of each step.
+        unconditional: Model without the condition; needed for guidance only.
+        generator: Random generator of the noise of each step.
 
     Returns:
         `[B, C, T, H, W]` latents in the dtype of the noise.
@@ -108,15 +108,15 @@ def iddpm(
 def _doubled(
     model: Model, guidance_scale: float, unconditional: Model | None
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """A model of a doubled batch: the first half with its condition, the second without."""
+    """Return a model of a doubled batch: the first half with the condition, the second without."""
     if guidance_scale != 1.0 and unconditional is None:
         raise ValueError(
-            f"guidance_scale = {guidance_scale} needs unconditional, the model without its condition"
+            f"guidance_scale = {guidance_scale} needs `unconditional`, the model without the condition"
         )
 
     def both(z_2B: Tensor, t_2B: Tensor, _: Tensor | None) -> Tensor:
         (z, rest), (t, t_rest) = z_2B.chunk(2), t_2B.chunk(2)
-        told = model(z, t)
-        return torch.cat([told, told if unconditional is None else unconditional(rest, t_rest)])
+        output = model(z, t)
+        return torch.cat([output, output if unconditional is None else unconditional(rest, t_rest)])
 
     return both

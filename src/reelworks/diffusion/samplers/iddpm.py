@@ -1,6 +1,6 @@
 """Ancestral sampling of diffusion with learned variance, with classifier-free guidance.
 
-Legend: B clips, 2B the doubled batch (first half with its condition, second half without), C channels,
+Legend: B clips, 2B the doubled batch (first half with the condition, second half without), C channels,
 T latent frames, H height, W width.
 """
 
@@ -29,51 +29,51 @@ def sample_iddpm(
     step_noise: Callable[[int], Tensor],
     edit: Edit | None = None,
 ) -> Tensor:
-    """Draw each step's latents from the posterior that the network tells.
+    """Return the latents drawn step by step from the posterior that the network predicts.
 
-    The predicted noise is guided, the variance is that of the condition.
+    Guidance applies to the predicted noise; the variance is that of the conditional prediction.
 
     Args:
-        network: The model; its first half of the batch is conditional, its second half is not.
-        noise_BCTHW: Where to start, standard normal noise. With `edit`, frames of ratio below 1 hold
-            the given latents instead.
-        num_steps: Steps of the 1000 that are taken, evenly spread.
+        network: The model of a doubled batch.
+        noise_BCTHW: Standard normal noise to start from. With `edit`, frames of ratio below 1 contain
+            the input latents instead.
+        num_steps: Number of the 1000 steps to use, evenly spread.
         guidance_scale: Strength of the condition; 1 is no guidance.
-        step_noise: `step_noise(step)` gives the `[B, C, T, H, W]` noise of a step.
-        edit: Which frames are conditions; None generates all, and the model gets no frame mask. Given
-            frames get the noise of the last step and are cleaned of it, as in v1.1.
+        step_noise: `step_noise(step)` returns the `[B, C, T, H, W]` noise of a step.
+        edit: Frames to keep or edit; None generates all, and the model gets no frame mask. Kept frames
+            get the noise of the last step and are denoised in it, as in v1.1.
 
     Returns:
         `[B, C, T, H, W]` latents.
 
     Raises:
-        UserError: There are not so many steps.
+        UserError: `num_steps` is out of range.
     """
     if not 2 <= num_steps <= iddpm.NUM_STEPS:
         raise UserError(
-            f"not in [2, {iddpm.NUM_STEPS}]",
+            f"the number of steps is not in [2, {iddpm.NUM_STEPS}]",
             code="steps-out-of-range",
             field="num_inference_steps",
             value=num_steps,
-            remedy="use some 50 to 250",
+            remedy="use 50 to 250, as is usual",
         )
     plan, z = iddpm.schedule(num_steps), noise_BCTHW
-    begins_BT = None if edit is None else (edit.ratio * num_steps).long()
+    starts_BT = None if edit is None else (edit.ratio * num_steps).long()
     for step in range(num_steps):
         index_B = torch.full((len(z),), num_steps - 1 - step, device=z.device)
         mask_BT = None
-        if edit is not None and begins_BT is not None:
-            new_BT = rectified_flow.per_frame(begins_BT == index_B[:, None])
+        if edit is not None and starts_BT is not None:
+            new_BT = rectified_flow.per_frame(starts_BT == index_B[:, None])
             z = torch.where(new_BT, iddpm.noised_at(plan, z, edit.noise(step), index_B), z)
-            mask_BT = begins_BT > index_B[:, None]
+            mask_BT = starts_BT > index_B[:, None]
         time_B = plan.steps.to(z.device)[index_B].float()
         output = _guided(network, z, time_B, mask_BT, guidance_scale)
-        told = iddpm.posterior(plan, output, z, index_B)
-        moved = told.mean
+        predicted = iddpm.posterior(plan, output, z, index_B)
+        moved = predicted.mean
         if step < num_steps - 1:
-            moved = moved + torch.exp(0.5 * told.log_variance) * step_noise(step)
-        if begins_BT is not None:
-            moved = torch.where(rectified_flow.per_frame(begins_BT >= index_B[:, None]), moved, z)
+            moved = moved + torch.exp(0.5 * predicted.log_variance) * step_noise(step)
+        if starts_BT is not None:
+            moved = torch.where(rectified_flow.per_frame(starts_BT >= index_B[:, None]), moved, z)
         z = moved
     return z
 
