@@ -36,7 +36,9 @@ def test_every_preset_has_its_parts_and_they_fit():
         parts = registry.PRESETS[name].parts
         text = TextEncoderConfig(name=parts.text, weights="-")
         autoencoder = config.AutoencoderConfig(name=parts.autoencoder, weights="-")
-        neighbours = ComponentShapes(components.latent_channels(autoencoder), text.dim, text.pooled_dim)
+        neighbours = ComponentShapes(
+            components.latent_channels(autoencoder), text.dim, text.pooled_dim
+        )
         assert preset.config.fit(neighbours) == preset.config, name
 
 
