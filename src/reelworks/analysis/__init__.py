@@ -1,5 +1,5 @@
-"""Forecasts of plans and accounts of runs, as values: rejections, costs, the history of every clip.
+"""Forecast plans and account for runs, as plain values: rejections, costs, the history of every clip.
 
-Knows the recipe and everything that plans need; torch-free, so that the command line answers at once. Pages and
-tables for people are drawn from these values by `report` and `cli`.
+Imports the recipe and everything that plans need, but not torch, so that the command line starts fast. `report` and
+`cli` turn these values into pages and tables.
 """

@@ -1,8 +1,8 @@
-"""Joins the records of a run's segments to what became of every clip.
+"""Join the records of a run's segments to the state of every clip in every epoch.
 
-Which segments hold, and how far the one under way went, the run's events tell; which clips they had and why others
-stayed out, the records tell, as it was written when it happened. Nothing is planned again: where a record is
-missing, its segment is named.
+The run's events tell which segments are valid and how far the current one went; the records, written when it
+happened, list the clips of each segment and why others were left out. Nothing is planned again: a segment whose
+record is missing is reported as lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STATES = {**{r.label: int(r) for r in Reason}, **{s.label: int(s) for s in Stat
 
 
 def cover(run: RunFolder) -> Coverage:
-    """Read what became of every clip of a run so far.
+    """Return the state of every clip of a run in every epoch so far.
 
     Raises:
         UserError: There is no run.
@@ -38,52 +38,45 @@ def cover(run: RunFolder) -> Coverage:
 
 
 def totals(run: RunFolder, generation: int, epoch: int) -> dict[str, Any]:
-    """Totals of one epoch, to be kept where its records go."""
+    """Return the totals of one epoch, to store when its records are removed."""
     begun = [e for e in history.epochs(run) if (e.generation, e.epoch) == (generation, epoch)]
-    found = [{k: v for k, v in e.to_json().items() if k != "pruned"} for e in _cover(run, begun).epochs]
-    return found[0] if found else {"planned": 0, "counts": {}, "done": False}
+    values = [{k: v for k, v in e.to_json().items() if k != "pruned"} for e in _cover(run, begun).epochs]
+    return values[0] if values else {"planned": 0, "counts": {}, "done": False}
 
 
 def _cover(run: RunFolder, begun: list[Epoch]) -> Coverage:
     catalogs = _Catalogs(run)
     pruned = records.pruned(run)
     segments = [{} if (e.generation, e.epoch) in pruned else _segments(run, e, catalogs) for e in begun]
-    clips = _Clips.number(
-        catalogs.named, [s for found in segments for s in found.values() if isinstance(s, _Segment)]
-    )
+    recorded = [s for by_number in segments for s in by_number.values() if isinstance(s, _Segment)]
+    clips = _Clips.number(catalogs.named, recorded)
     epochs = []
-    for epoch, found in zip(begun, segments, strict=True):
+    for epoch, by_number in zip(begun, segments, strict=True):
         totals = pruned.get((epoch.generation, epoch.epoch))
         account = _Account(epoch, clips, catalogs.named)
-        epochs.append(_pruned(epoch, clips, totals) if totals else account.build(found))
+        epochs.append(_pruned(epoch, clips, totals) if totals else account.build(by_number))
     return Coverage(clips.key, clips.copy, epochs, catalogs.named, clips.catalog, clips.ordinal)
 
 
-def _pruned(epoch: Epoch, clips: _Clips, kept: dict[str, Any]) -> EpochCoverage:
+def _pruned(epoch: Epoch, clips: _Clips, totals: dict[str, Any]) -> EpochCoverage:
     unknown = np.full(len(clips), State.NOT_AVAILABLE, dtype=np.int8)
     return EpochCoverage(
         epoch.generation,
         epoch.epoch,
-        kept["planned"],
-        kept["counts"],
-        kept["done"],
+        totals["planned"],
+        totals["counts"],
+        totals["done"],
         [],
         [],
         unknown,
         np.zeros(len(clips), dtype=np.int32),
-        pruned=kept["time"],
+        pruned=totals["time"],
     )
 
 
 @dataclass(frozen=True)
 class _Segment:
-    """A segment's record.
-
-    Attributes:
-        record: The record.
-        catalog: Index of its catalog.
-        outcome: How it ended, or how far it went.
-    """
+    """A segment's record, the index of its catalog, and how far the segment went."""
 
     record: Record
     catalog: int
@@ -92,7 +85,7 @@ class _Segment:
 
 def _segments(run: RunFolder, epoch: Epoch, catalogs: _Catalogs) -> dict[int, _Segment | Lost]:
     """Read the records of an epoch's segments that trained something or are under way."""
-    found: dict[int, _Segment | Lost] = {}
+    segments: dict[int, _Segment | Lost] = {}
     for number in sorted(epoch.plans):
         key = epoch.generation, epoch.epoch, number
         try:
@@ -103,14 +96,14 @@ def _segments(run: RunFolder, epoch: Epoch, catalogs: _Catalogs) -> dict[int, _S
             steps = epoch.steps.get(number, [])
             failed = sum(len(epoch.failures.get(s.step, [])) for s in steps)
             trained = sum(s.clips for s in steps if s.applied)
-            found[number] = Lost(number, str(missing), len(steps), trained, failed)
+            segments[number] = Lost(number, str(missing), len(steps), trained, failed)
             continue
-        found[number] = _Segment(record, catalog, outcome)
-    return found
+        segments[number] = _Segment(record, catalog, outcome)
+    return segments
 
 
 def _outcome(run: RunFolder, epoch: Epoch, record: Record) -> Outcome:
-    """How a segment ended, as it was recorded; how far it went by the events, if it is under way or was killed."""
+    """Return a segment's recorded outcome, or, if it is under way or was killed, its outcome by the events."""
     key = record.about.key
     recorded_outcome = records.read_outcome(run, key)
     if recorded_outcome is not None:
@@ -121,17 +114,17 @@ def _outcome(run: RunFolder, epoch: Epoch, record: Record) -> Outcome:
 
 @dataclass
 class _Catalogs:
-    """The kept catalogs of a run, opened once each."""
+    """A run's copies of catalogs, opened once each."""
 
     run: RunFolder
     named: list[Named] = field(default_factory=list)
     _number: dict[str, int] = field(default_factory=dict)
 
     def number_of(self, record: Record) -> int:
-        """Index of a record's catalog.
+        """Return the index of a record's catalog.
 
         Raises:
-            RecordError: It is gone or damaged.
+            RecordError: The catalog is missing or damaged.
         """
         name = record.about.catalog
         at = self._number.get(name)
@@ -151,11 +144,11 @@ class _Catalogs:
 
 @dataclass(frozen=True)
 class _Clips:
-    """Every clip and copy of a run: copies of a clip stand side by side.
+    """Every clip and repeat of a run; repeats of a clip are adjacent.
 
     Attributes:
-        key, copy: Its identity.
-        catalog, ordinal: The catalog that has it last, and its row there.
+        key, copy: Key and repeat number of each.
+        catalog, ordinal: The catalog that has the clip in its latest state, and its row.
     """
 
     key: U64
@@ -170,16 +163,16 @@ class _Clips:
 
     @classmethod
     def number(cls, named: list[Named], segments: list[_Segment]) -> _Clips:
-        """Number the clips of catalogs; rows with one key are one clip."""
+        """Number the clips of catalogs; rows with the same key are one clip."""
         key = np.zeros(0, np.uint64)
         catalog, ordinal = np.zeros(0, np.int8), np.zeros(0, np.int64)
         clip_of = []
-        for i, one in enumerate(named):
-            mine = np.zeros(len(one.uids), dtype=np.int64)
+        for i, catalog_i in enumerate(named):
+            mine = np.zeros(len(catalog_i.uids), dtype=np.int64)
             row = 0
-            for part in one.catalog.parts:
+            for part in catalog_i.catalog.parts:
                 rows = np.arange(row, row + part.rows)
-                keys = one.aliases.keys(rows, one.uids[rows])
+                keys = catalog_i.aliases.keys(rows, catalog_i.uids[rows])
                 known = _among(key, keys)
                 new = np.flatnonzero(known < 0)
                 known[new] = np.arange(len(key), len(key) + len(new))
@@ -207,26 +200,26 @@ class _Clips:
         )
 
     def find(self, catalog: int, ordinal: I64, copy: I64) -> I64:
-        """Places of rows of a catalog."""
+        """Return the indices of the clips of a catalog's rows."""
         places: I64 = self._first[self._clip_of[catalog][ordinal]] + copy
         return places
 
 
 def _among(known: U64, wanted: U64) -> I64:
-    """Places of keys among others that are all different, -1 where they are not there.
+    """Return the indices of keys among others that are all different, -1 for missing ones.
 
-    Both are sorted, since a search among millions in no order waits for memory at each step.
+    Both are sorted, since an unordered search among millions waits for memory at each step.
     """
-    found = np.full(len(wanted), -1, dtype=np.int64)
+    index = np.full(len(wanted), -1, dtype=np.int64)
     if len(known) and len(wanted):
         order, ask = np.argsort(known), np.argsort(wanted)
         place = np.minimum(np.searchsorted(known[order], wanted[ask]), len(known) - 1)
-        found[ask] = np.where(known[order][place] == wanted[ask], order[place], -1)
-    return found
+        index[ask] = np.where(known[order][place] == wanted[ask], order[place], -1)
+    return index
 
 
 class _Account:
-    """The account of one epoch, built from its segments in their order."""
+    """State of every clip in one epoch, built from its segments in their order."""
 
     def __init__(self, epoch: Epoch, clips: _Clips, named: list[Named]) -> None:
         self.epoch, self.clips, self.named = epoch, clips, named
@@ -236,16 +229,15 @@ class _Account:
         self.problems: list[str] = []
         self.planned = 0
 
-    def build(self, found: dict[int, _Segment | Lost]) -> EpochCoverage:
-        """Account for an epoch."""
-        lost = [segment for segment in found.values() if isinstance(segment, Lost)]
-        for number, segment in found.items():
+    def build(self, segments: dict[int, _Segment | Lost]) -> EpochCoverage:
+        lost = [segment for segment in segments.values() if isinstance(segment, Lost)]
+        for number, segment in segments.items():
             if isinstance(segment, Lost):
-                # What it planned and left out is unknown; a later record tells anew what it knows of them.
+                # Its clips are unknown until a later record lists them.
                 self.state[(self.step == 0) & (self.state != State.ABSENT)] = State.NOT_AVAILABLE
             else:
-                self._add(number, segment, is_whole=not any(one.segment < number for one in lost))
-        ended = self._ended(found)
+                self._add(number, segment, none_lost=not any(gap.segment < number for gap in lost))
+        ended = self._ended(segments)
         numbers = np.bincount(self.state)[: State.ABSENT].tolist()
         counts = {LABELS[state]: number for state, number in enumerate(numbers) if number}
         planned = self.planned + counts.get(State.NOT_YET.label, 0)
@@ -253,11 +245,11 @@ class _Account:
             planned = self.epoch.planned or planned
         elif self.epoch.planned not in (planned, None):
             self._problem(
-                max(found),
-                f"the trainer told of {self.epoch.planned} planned clips, its records of {planned}",
+                max(segments),
+                f"{self.epoch.planned} clips are planned according to the events, {planned} according to the records",
             )
         elif self.epoch.ended is not None:
-            self._compare_end(max(found), counts, self.epoch.ended)
+            self._compare_end(max(segments), counts, self.epoch.ended)
         return EpochCoverage(
             self.epoch.generation,
             self.epoch.epoch,
@@ -272,17 +264,18 @@ class _Account:
         )
 
     def _compare_end(self, segment: int, counts: dict[str, int], ended: dict[str, Any]) -> None:
-        """Hold the account that the trainer gave of the epoch against the records."""
+        """Compare the counts that the trainer reported at the epoch's end with the records."""
         for state in (State.TRAINED, State.FAILED, State.SKIPPED):
             by_record = counts.get(state.label, 0)
             if by_record != ended[state.label]:
                 self._problem(
                     segment,
-                    f"the trainer counted {ended[state.label]} clips {state.label}, its records {by_record}",
+                    f"{ended[state.label]} clips are {state.label} according to the events, {by_record} according to "
+                    "the records",
                 )
 
-    def _ended(self, found: dict[int, _Segment | Lost]) -> bool:
-        last = found.get(self.epoch.segment)
+    def _ended(self, segments: dict[int, _Segment | Lost]) -> bool:
+        last = segments.get(self.epoch.segment)
         if isinstance(last, _Segment):
             return last.outcome.rows >= last.record.about.rows
         return self.epoch.ended is not None
@@ -291,8 +284,8 @@ class _Account:
         generation = f" of generation {self.epoch.generation}" if self.epoch.generation else ""
         self.problems.append(f"epoch {self.epoch.epoch}{generation}, segment {segment}: {what}")
 
-    def _add(self, number: int, segment: _Segment, *, is_whole: bool) -> None:
-        """Go on with a segment: who left, why others stay out, and what its steps took."""
+    def _add(self, number: int, segment: _Segment, *, none_lost: bool) -> None:
+        """Add a segment: clips that left, clips that it leaves out and why, and clips that its steps consumed."""
         record, open_ = segment.record, self.step == 0
         first = record.first
         at = self.clips.find(segment.catalog, record.ordinal[first], record.copy[first])
@@ -303,12 +296,14 @@ class _Account:
         codes = np.array([_STATES.get(label, State.NOT_AVAILABLE) for label in record.labels], dtype=np.int8)
         free = open_[others]
         self.state[others[free]] = codes[record.other_reason[free]]
-        if is_whole and (unknown := int((record.consumed & free).sum())):
+        if none_lost and (unknown := int((record.consumed & free).sum())):
             self._problem(
-                number, f"{unknown} clips are said to be done earlier in the epoch, and no record tells how"
+                number, f"{unknown} clips are marked as consumed earlier in the epoch, but no record has them"
             )
         if twice := len(at) - int(open_[at].sum()):
-            self._problem(number, f"{twice} clips are planned that a step of the epoch had taken before")
+            self._problem(
+                number, f"{twice} clips are planned although a step of the epoch had consumed them before"
+            )
         alive[others] = False
         if again := len(at) - int(alive.sum()):
             self._problem(number, f"{again} clips are planned twice")
@@ -316,7 +311,7 @@ class _Account:
         self._take(number, segment, at, record.row_of_place()[first])
 
     def _leave(self, gone: I64, segment: _Segment, alive: NDArray[np.bool_]) -> None:
-        """Say why clips that are not done are not there any more."""
+        """Set why clips that were not consumed have left the epoch."""
         if not len(gone):
             return
         same_clip = _among(self.clips.key[alive], self.clips.key[gone]) >= 0
@@ -328,7 +323,7 @@ class _Account:
             self.state[mine[np.array(other, dtype=np.bool_)]] = State.DATASET_REMOVED
 
     def _take(self, number: int, segment: _Segment, at: I64, row: I64) -> None:
-        """Tell what the rows that are done made of their clips."""
+        """Set the state of the clips of the rows that are done."""
         about, outcome = segment.record.about, segment.outcome
         done = row < outcome.rows
         skipped = np.isin(row[done], np.array(outcome.skipped, dtype=np.int64))
@@ -340,30 +335,33 @@ class _Account:
         self._compare_steps(number, segment, row[done])
 
     def _fail(self, number: int, segment: _Segment, at: I64, row: I64, failure: Failure) -> None:
-        """Name the clip of a failure; a step has few clips, in which it is found by uid and copy."""
+        """Mark the clip of a failure, which is searched among the few clips of its step by uid and repeat."""
         record, first = segment.record, segment.record.first
         where = slice(*np.searchsorted(row, [failure.row, failure.row + 1]))
         uid = self.named[segment.catalog].uids[record.ordinal[first][where]]
-        found = np.flatnonzero((uid == failure.uid) & (record.copy[first][where] == failure.copy_index))
-        if len(found) != 1:
+        matches = np.flatnonzero((uid == failure.uid) & (record.copy[first][where] == failure.copy_index))
+        if len(matches) != 1:
             self._problem(
-                number, f"the clip {failure.uid} failed in row {failure.row}, which does not have it"
+                number, f"clip {failure.uid} failed in row {failure.row}, which does not contain it"
             )
             return
-        place = int(at[where][found[0]])
+        place = int(at[where][matches[0]])
         self.state[place] = State.FAILED
         self.failures[place] = failure.reason
 
     def _compare_steps(self, number: int, segment: _Segment, row: I64) -> None:
-        """Hold what the trainer counted in each step against the record."""
+        """Compare the clips that the trainer counted in each step with the record."""
         about, outcome = segment.record.about, segment.outcome
         expected = np.bincount(row, minlength=about.rows)
         np.subtract.at(expected, np.array([f.row for f in outcome.failures], dtype=np.int64), 1)
         for step in self.epoch.steps.get(number, []):
             if step.row >= outcome.rows or step.step != about.first_step + step.row + 1:
                 self._problem(
-                    number, f"step {step.step} trained row {step.row}, which its record does not have there"
+                    number, f"step {step.step} trained row {step.row}, which is not its row in the record"
                 )
             elif step.applied and step.clips != expected[step.row]:
-                counted = int(expected[step.row])
-                self._problem(number, f"step {step.step} trained {step.clips} clips, by its record {counted}")
+                recorded = int(expected[step.row])
+                self._problem(
+                    number,
+                    f"step {step.step} trained {step.clips} clips, but its record has {recorded} clips",
+                )

@@ -1,4 +1,4 @@
-"""Two recipes side by side: what differs in them and in what they plan."""
+"""Compare two recipes: their keys and their plans."""
 
 from __future__ import annotations
 
@@ -15,24 +15,22 @@ def compare(before: tuple[Recipe, Json], after: tuple[Recipe, Json]) -> Json:
     """Compare two recipes and their forecasts.
 
     Args:
-        before: A recipe and what `forecast` said of it.
-        after: The other one, for as many ranks and epochs.
+        before: A recipe and its `forecast`.
+        after: The other recipe and its forecast, for the same numbers of ranks and epochs.
 
     Returns:
-        Changed keys; `figures` over all epochs; clips by bucket over all epochs, and clips by reason in the
-        first one, 0 where a recipe has none of them. Each as `key` or `name`, `a`, `b`.
+        Changed `keys`; `figures` over all epochs; clips by bucket (`buckets`) over all epochs; and clips by reason
+        (`reasons`) in the first epoch. Each as `key` or `name`, `a`, `b`; a missing count is 0.
     """
     (recipe_a, a), (recipe_b, b) = before, after
     changed = diff.changes(diff.values(recipe_a), diff.values(recipe_b))
     return {
         "world": a["world"],
         "epochs": len(a["epochs"]),
-        "keys": [{"key": one.key, "a": one.before, "b": one.after} for one in changed],
+        "keys": [{"key": change.key, "a": change.before, "b": change.after} for change in changed],
         "figures": [{"name": name, "a": a["sum"][name], "b": b["sum"][name]} for name in FIGURES],
-        "buckets": _side_by_side(*({one["name"]: one["clips"] for one in told["shares"]} for told in (a, b))),
-        "reasons": _side_by_side(
-            *({reason: one["clips"] for reason, one in told["left_out"].items()} for told in (a, b))
-        ),
+        "buckets": _side_by_side(*({share["name"]: share["clips"] for share in f["shares"]} for f in (a, b))),
+        "reasons": _side_by_side(*({k: one["clips"] for k, one in f["left_out"].items()} for f in (a, b))),
     }
 
 

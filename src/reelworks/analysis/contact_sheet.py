@@ -1,4 +1,4 @@
-"""Show clips as training reads them: frames, the part that a crop leaves, and the files beside them."""
+"""Show clips as training reads them: frames, the crop, and companion files."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class CompanionFrames:
-    """Frames of a companion of a clip, or of its first frame.
+    """Frames of a companion of a clip, or the first frame of the clip.
 
     Attributes:
-        kind: Of `companions.KINDS`, or "first_frame".
-        path: The file; empty for the clip's own first frame.
-        frames: `[T, H, W, 3]` what training reads; of a first frame, that one alone.
+        kind: One of `companions.KINDS`, or "first_frame".
+        path: The companion file; empty for the clip's own first frame.
+        frames: `[T, H, W, 3]` frames that training reads; T = 1 for a first frame.
     """
 
     kind: str
@@ -40,17 +40,17 @@ class SampleView:
     """A clip as an epoch reads it.
 
     Attributes:
-        path: Dataset and path.
-        caption: As the model is told it.
+        path: "dataset/path" of the clip.
+        caption: Caption that the model gets.
         source: Frames, height and width of the file as displayed.
         lost: Share of the frame's area that the crop cuts away.
-        first_frame: Number of the first frame read, and how far apart the frames read lie.
-        step: Source frames from one frame read to the next.
+        first_frame: Number of the first source frame read.
+        step: Distance in source frames from one frame read to the next.
         window: (top, left, height, width) of the crop in `whole`.
-        frames: `[T, H, W, 3]` what training reads; None if it cannot be read.
-        whole: `[h, w, 3]` the first frame read, resized as for training and not cropped.
-        beside: Its companions, and its first frame where the model is shown that.
-        error: Why it cannot be trained.
+        frames: `[T, H, W, 3]` frames that training reads; None if the clip cannot be read.
+        whole: `[h, w, 3]` first frame read, resized as for training but not cropped; None if it cannot be read.
+        beside: Companions of the clip, and its first frame if the model is conditioned on it.
+        error: Why the clip cannot be trained, or empty.
     """
 
     path: str
@@ -67,7 +67,7 @@ class SampleView:
 
 
 def choose(data: RecipeData, entries: Entries, lost: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Places of clips to show: the one that loses most, then others by chance, always the same ones."""
+    """Return the indices of clips to show: the one that loses most, then others drawn from the recipe's seed."""
     order = np.argsort(hash64(data.recipe.seed, entries.uid, entries.copy, Purpose.SAMPLES), kind="stable")
     worst = int(np.argmax(lost))
     chosen: NDArray[np.int64] = np.r_[worst, order[order != worst]][:count]
@@ -82,19 +82,19 @@ def sample_views(
     Args:
         data: The recipe's data.
         entries: Clips of one bucket, at least one.
-        lost: Of `losses.lost_shares`.
+        lost: Result of `discarded.lost_shares` for the clips.
         epoch: Number of the epoch.
     """
     rows, bucket = data.rows.find(entries.uid), int(entries.bucket[0])
     built = decode_requests.decode_requests(data, rows, entries.copy, bucket, epoch=epoch)
     companions = decode_requests.companion_requests(data, rows, built)
     return [
-        _look(data, row, share, request, {kind: every[place] for kind, every in companions.items()})
-        for place, (row, share, request) in enumerate(zip(rows.tolist(), lost.tolist(), built, strict=True))
+        _sample_view(data, row, share, request, {kind: all_[i] for kind, all_ in companions.items()})
+        for i, (row, share, request) in enumerate(zip(rows.tolist(), lost.tolist(), built, strict=True))
     ]
 
 
-def _look(
+def _sample_view(
     data: RecipeData, row: int, lost: float, request: Request, companions: dict[str, Request | None]
 ) -> SampleView:
     rows = data.rows
@@ -104,9 +104,9 @@ def _look(
     try:
         frames, whole = load(request), load(replace(request, shape=resized))[0]
         beside += _first_frame(data, frames)
-        for kind, one in companions.items():
-            if one is not None:
-                beside.append(_beside(kind, one))
+        for kind, companion in companions.items():
+            if companion is not None:
+                beside.append(_load_companion(kind, companion))
     except MediaError as problem:
         error = str(problem)
     return SampleView(
@@ -125,16 +125,16 @@ def _look(
 
 
 def _first_frame(data: RecipeData, frames: Frames) -> list[CompanionFrames]:
-    """The frame that an i2v model is shown of a clip; of a picture nothing is given."""
+    """Return the frame that an i2v model is conditioned on; none for an image."""
     shown = components.conditioning(data.recipe.model).first_frame is not None and len(frames) > 1
     return [CompanionFrames("first_frame", "", frames[:1])] if shown else []
 
 
-def _beside(kind: str, request: Request) -> CompanionFrames:
-    """Read a companion.
+def _load_companion(kind: str, request: Request) -> CompanionFrames:
+    """Read a companion, with the same errors as in training.
 
     Raises:
-        MediaError: For what training would call the clip a failure; names the file.
+        MediaError: The file cannot be read, or is an empty loss mask.
     """
     try:
         frames = load(request)
@@ -146,11 +146,11 @@ def _beside(kind: str, request: Request) -> CompanionFrames:
 
 
 def placed(request: Request, source: Shape) -> tuple[int, tuple[int, int, int, int], Shape]:
-    """Return where a request begins and crops.
+    """Return the first frame and the crop of a request.
 
     Returns:
-        The first frame's number; (top, left, height, width) of the crop in the resized frame; and the shape
-        that gives all of the resized frames.
+        The first frame's number; (top, left, height, width) of the crop in the resized frame; and the shape of the
+        resized frames without the crop.
     """
     shape = request.shape
     height, width = decode.cover(source.height, source.width, shape.height, shape.width)

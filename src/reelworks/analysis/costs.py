@@ -1,4 +1,4 @@
-"""Measured costs: from a run's steps to a file, and from the file to the plan."""
+"""Measure the cost of a clip of each bucket from a run's steps, for later plans."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from reelworks.core.errors import UserError
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
-# A first step warms up caches, compilers and allocators.
-_WARM_UP_STEPS = 1
+_WARM_UP_STEPS = 1  # caches, compilers and allocators warm up
 
 
 def measure_costs(run: RunFolder) -> dict[str, float]:
-    """Milliseconds that a rank spent on one clip of each bucket: the median over steps of that bucket alone.
+    """Return the milliseconds that a rank spends on a clip of each bucket: the median over single-bucket steps.
 
     Raises:
-        UserError: There is no run, or no step that can tell.
+        UserError: There is no run, or it has no step from which a cost can be measured.
     """
     run.info()
     seconds: dict[str, list[float]] = {}
@@ -34,17 +33,17 @@ def measure_costs(run: RunFolder) -> dict[str, float]:
             seconds.setdefault(event["buckets"][0], []).append(event["seconds"] * world / shown)
     if not seconds:
         raise UserError(
-            "no step of the run tells the cost of a bucket",
+            "the run has no step from which the cost of a bucket can be measured",
             code="no-measured-cost",
             field="RUN",
             value=str(run.path),
-            remedy="train some more steps; only those of a single bucket count, without each start's first one",
+            remedy="train more steps; only steps with a single bucket count, and not the first step after a start",
         )
     return {name: float(np.median(values)) * 1000 for name, values in sorted(seconds.items())}
 
 
 def write_costs(path: Path, measured_ms: dict[str, float]) -> None:
-    """Write what `measure` found, as `read` reads it.
+    """Write the result of `measure_costs` as the file that `cost.measured` of a recipe names.
 
     Raises:
         UserError: The file cannot be written.

@@ -1,4 +1,4 @@
-"""The state of every clip in every epoch of a run, as `clip_history.cover` read it from the records."""
+"""The state of every clip in every epoch of a run, as `clip_history.cover` reads it from the records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ I64 = NDArray[np.int64]
 
 
 class State(IntEnum):
-    """State of a clip in an epoch; `Reason` has the numbers below these."""
+    """State of a clip in an epoch; the numbers continue those of `Reason`."""
 
     NOT_YET = 32
     TRAINED = 33
@@ -37,7 +37,7 @@ class State(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name as reports print it."""
+        """Name of the state in reports."""
         return self.name.lower()
 
 
@@ -47,13 +47,13 @@ _CONSUMED = (State.TRAINED, State.FAILED, State.SKIPPED)
 
 @dataclass(frozen=True)
 class Lost:
-    """A segment without a record, and what the run's events still prove of it.
+    """A segment without a readable record, with the counts that the run's events still prove.
 
     Attributes:
-        segment: From 0.
+        segment: Number of the segment, from 0.
         why: What is wrong with the record.
-        steps: Steps of it that hold.
-        trained, failed: Clips that these trained, and that failed in them.
+        steps: Number of valid steps of the segment.
+        trained, failed: Numbers of clips that were trained and that failed in these steps.
     """
 
     segment: int
@@ -64,8 +64,8 @@ class Lost:
 
     def __str__(self) -> str:
         return (
-            f"segment {self.segment} has no record ({self.why}); by the events it had {self.steps} steps, with "
-            f"{self.trained} clips trained and {self.failed} failed"
+            f"segment {self.segment} has no record ({self.why}); according to the events it had {self.steps} steps, "
+            f"with {self.trained} clips trained and {self.failed} failed"
         )
 
 
@@ -74,17 +74,17 @@ class EpochCoverage:
     """One epoch, for the clips of a `Coverage`.
 
     Attributes:
-        generation: Times that the data were restarted from scratch.
-        epoch: From 0.
-        planned: Clips planned, all segments together.
-        counts: Clips by label.
+        generation: Number of restarts of the data.
+        epoch: Number of the epoch, from 0.
+        planned: Clips planned by all segments together.
+        counts: Number of clips by label.
         ended: True once all its steps are done.
-        lost: Segments without a record; then not every clip can be told.
-        problems: What contradicts itself, each with the segment's name.
-        state: Values of `State` or `Reason`.
-        step: Step that took the clip, 0 where none did.
-        failures: Reason by place.
-        pruned: When the records were removed to make room, in seconds since 1970.
+        lost: Segments without a record, whose clips may be unknown.
+        problems: Contradictions in the records and events, each with the segment's name.
+        state: `State` or `Reason` of each clip.
+        step: Step that consumed each clip, 0 if none did.
+        failures: Why a clip failed, by its index.
+        pruned: When the records were removed to free disk space, in seconds since 1970, or None.
     """
 
     generation: int
@@ -100,22 +100,22 @@ class EpochCoverage:
     pruned: float | None = None
 
     def number(self, state: State) -> int:
-        """Clips in a state."""
+        """Return the number of clips in a state."""
         return self.counts.get(state.label, 0)
 
     @property
     def available(self) -> bool:
-        """False where a record is gone, so that not every clip is accounted for."""
+        """False if a record is lost or was removed, so that not every clip is accounted for."""
         return not self.lost and self.pruned is None
 
     @property
     def adds_up(self) -> bool:
-        """True if planned = trained + failed + skipped + not yet, and nothing contradicts itself."""
+        """True if planned = trained + failed + skipped + not yet, and there is no contradiction."""
         parts = sum(self.number(state) for state in (*_CONSUMED, State.NOT_YET))
         return self.available and not self.problems and self.planned == parts
 
     def to_json(self) -> Json:
-        """Counts and whether they add up; no clip by name."""
+        """Return the counts and whether they add up, without single clips."""
         return {
             "generation": self.generation,
             "epoch": self.epoch,
@@ -130,7 +130,7 @@ class EpochCoverage:
         }
 
     def became(self, place: int) -> Json:
-        """Return the state of one clip, with step and reason where it has them."""
+        """Return the state of one clip, with its step and reason if it has them."""
         value: Json = {"generation": self.generation, "epoch": self.epoch}
         value["became"] = LABELS[int(self.state[place])]
         if self.step[place]:
@@ -142,12 +142,12 @@ class EpochCoverage:
 
 @dataclass(frozen=True)
 class Named:
-    """A kept catalog by which clips have names.
+    """A run's copy of a catalog, which gives clips their paths.
 
     Attributes:
-        catalog: At the newest version that a record speaks of.
-        aliases: Rows whose clip goes by another key than its uid.
-        uids: Of all its rows, by ordinal.
+        catalog: The catalog, at the newest version that a record refers to.
+        aliases: Keys of the clips whose key is not their uid.
+        uids: Uids of all rows, indexed by ordinal.
     """
 
     catalog: Catalog
@@ -155,7 +155,7 @@ class Named:
     uids: NDArray[np.uint64]
 
     def paths(self, ordinal: I64) -> list[str]:
-        """Dataset and path of rows."""
+        """Return "dataset/path" of rows."""
         rows = self.catalog.columns("dataset", "path").take(pa.array(ordinal))
         dataset = rows.column("dataset").cast(pa.large_string())
         paths: list[str] = pc.binary_join_element_wise(
@@ -164,14 +164,14 @@ class Named:
         return paths
 
     def datasets(self, ordinal: I64) -> list[str]:
-        """Datasets of rows."""
+        """Return the datasets of rows."""
         names: list[str] = (
             self.catalog.columns("dataset").column("dataset").take(pa.array(ordinal)).to_pylist()
         )
         return names
 
     def keys_named(self, clip: str) -> NDArray[np.uint64]:
-        """Keys of the clips that a person names, by any path that they had."""
+        """Return the keys of the clips that have, or once had, a path that matches a user's text."""
         likely = pc.ends_with(self.catalog.columns("path").column("path"), Path(clip).name)
         rows = np.flatnonzero(likely.to_numpy())
         named = [o for o, path in zip(rows.tolist(), self.paths(rows), strict=True) if _matches(path, clip)]
@@ -181,14 +181,14 @@ class Named:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Clips and copies of a run, and what became of them.
+    """Clips and repeats of a run, with their state in every epoch.
 
     Attributes:
-        uid: Key of each: the uid under which the run first met the clip.
-        copy: Which of its showings.
+        uid: Key of each clip: the uid that it had when the run first used it.
+        copy: Repeat number of each.
         epochs: The epochs so far.
-        named: Catalogs that name them.
-        catalog, ordinal: For each the catalog that named it last, an index into `named`, and its row there.
+        named: Catalogs that give the clips their paths.
+        catalog, ordinal: The catalog that has each clip in its latest state, as an index into `named`, and its row.
     """
 
     uid: NDArray[np.uint64]
@@ -200,11 +200,11 @@ class Coverage:
 
     @property
     def problems(self) -> list[str]:
-        """List contradictions in the account of some epoch."""
+        """Contradictions in the records and events of all epochs."""
         return [problem for epoch in self.epochs for problem in epoch.problems]
 
     def paths(self, places: list[int]) -> list[str]:
-        """Dataset and path of clips, as they were called last."""
+        """Return the latest "dataset/path" of clips."""
         at = np.array(places, dtype=np.int64)
         paths = np.empty(len(at), dtype=object)
         for i, named in enumerate(self.named):
@@ -214,54 +214,54 @@ class Coverage:
         return list(paths)
 
     def places(self, *, never_trained: bool = False, clip: str | None = None) -> list[int]:
-        """Places of the clips asked for, by path.
+        """Return the indices of clips, ordered by path.
 
         Args:
-            never_trained: Only those that no epoch trained.
-            clip: Only those of this path, with or without the dataset, or of this file on disk.
+            never_trained: Only clips that no epoch trained.
+            clip: Only clips with this path, with or without the dataset, or of this file on disk.
 
         Raises:
             UserError: No clip has that path.
         """
-        # The catalog may have rows of datasets that no segment had.
+        # The catalog may have rows of datasets that no segment used.
         chosen = np.zeros(len(self.uid), dtype=np.bool_)
         for epoch in self.epochs:
             chosen |= epoch.state != State.ABSENT
         for epoch in self.epochs if never_trained else ():
             chosen &= epoch.state != State.TRAINED
         if clip is not None:
-            chosen &= self._called(clip)
+            chosen &= self._has_path(clip)
         places = np.flatnonzero(chosen).tolist()
         paths = dict(zip(places, self.paths(places), strict=True))
         return sorted(places, key=lambda i: (paths[i], int(self.copy[i])))
 
-    def _called(self, clip: str) -> NDArray[np.bool_]:
+    def _has_path(self, clip: str) -> NDArray[np.bool_]:
         keys = [named.keys_named(clip) for named in self.named]
-        called = np.isin(self.uid, np.concatenate([np.zeros(0, np.uint64), *keys]))
-        if not called.any():
+        matches = np.isin(self.uid, np.concatenate([np.zeros(0, np.uint64), *keys]))
+        if not matches.any():
             raise UserError(
-                "the run has no such clip",
+                "the run has no clip with this path",
                 code="unknown-clip",
                 field="--clip",
                 value=clip,
-                remedy="give its path below the dataset's folder; `reelworks coverage RUN --json` lists all",
+                remedy="use the path below the dataset's folder; `reelworks coverage RUN --json` lists all clips",
             )
-        return called
+        return matches
 
     def clips(self, places: list[int]) -> Iterator[Json]:
-        """One JSON value for each place; epochs in which the clip was not there are left out."""
+        """Yield a JSON value for each clip at `places`, without the epochs in which the clip was absent."""
         for i, path in zip(places, self.paths(places), strict=True):
             became = [epoch.became(i) for epoch in self.epochs if epoch.state[i] != State.ABSENT]
             identity = {"path": path, "uid": int(self.uid[i]), "copy": int(self.copy[i])}
             yield {**identity, "epochs": became}
 
     def to_json(self, places: list[int]) -> Json:
-        """Counts of all clips by epoch, and what became of those at `places`."""
+        """Return the counts of all clips by epoch, and the states of the clips at `places`."""
         return {"epochs": [epoch.to_json() for epoch in self.epochs], "clips": list(self.clips(places))}
 
 
-def _matches(path: str, asked: str) -> bool:
-    """Tell whether a path is what a person typed: a part of it from a folder's name on, or a file on disk."""
-    typed = Path(asked).as_posix()
+def _matches(path: str, text: str) -> bool:
+    """Return whether a user's text names a path, by its last parts or as a file on disk."""
+    typed = Path(text).as_posix()
     below = path.partition("/")[2]
     return f"/{path}".endswith(f"/{typed}") or (Path(typed).is_absolute() and typed.endswith(f"/{below}"))

@@ -1,4 +1,4 @@
-"""Advice on a catalog before it is trained on: damaged, small, duplicate and shared files; pure functions of rows."""
+"""Advise on a catalog before training: damaged, small, duplicate and shared files. Pure functions of rows."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.summary import summarise
 
 FEW_PICTURES = 15  # LoRA guides agree on 15 to 20 pictures of a subject
-MAX_TOKENS = 77  # of CLIP's text encoder, the shortest in use
+MAX_TOKENS = 77  # limit of CLIP's text encoder, the shortest in use
 SMALL_SIDE_PX = 256
 SHORT_FRAMES = 17
 LONG_SECONDS = 20.0
 ONE_ASPECT = 0.9
-ENOUGH = 10  # clips of which a share says something
+ENOUGH = 10  # fewest clips for a meaningful share
 _FILES_NAMED = 20
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
 class DataAdvice:
-    """One remark.
+    """One piece of advice.
 
     Attributes:
-        name: What it is about, for programs.
-        text: For people.
+        name: Subject, for programs.
+        text: Message to print.
         remedy: What to do about it.
-        files: Datasets and paths of some of the clips it is about; empty where it is about all.
+        files: "dataset/path" of some of the clips concerned; empty if all clips are concerned.
     """
 
     name: str
@@ -47,17 +47,17 @@ class DataAdvice:
 
 
 def advise(rows: CatalogRows) -> list[DataAdvice]:
-    """All advice that rows call for, the gravest first."""
+    """Return all advice about rows, the most serious first."""
     return [advice for rule in RULES if (advice := rule(rows)) is not None]
 
 
 def count_tokens(caption: str) -> int:
-    """Count words and punctuation marks; a tokenizer makes at least as many tokens of them."""
+    """Return the number of words and punctuation marks, a lower bound for the number of tokens."""
     return len(_TOKEN.findall(caption))
 
 
 def clips_by_folder(rows: CatalogRows) -> Counter[str]:
-    """How many clips lie in each folder, named from the dataset on."""
+    """Return the number of clips in each folder, by "dataset/folder"."""
     text = pa.large_string()
     names = pc.binary_join_element_wise(rows.dataset.cast(text), rows.path, pa.scalar("/", text))
     counted = pc.value_counts(pc.replace_substring_regex(names, pattern="/[^/]*$", replacement=""))
@@ -67,65 +67,66 @@ def clips_by_folder(rows: CatalogRows) -> Counter[str]:
 
 
 def unreadable(rows: CatalogRows) -> DataAdvice | None:
-    """Files that cannot be read."""
+    """Advise on files that cannot be read."""
     where = ~rows.readable
-    remedy = "replace or remove them; training passes over them"
+    remedy = "replace or remove them; training skips them"
     return _about(rows, "unreadable", where, "{n} cannot be read", remedy)
 
 
 def captions_missing(rows: CatalogRows) -> DataAdvice | None:
-    """Clips without a caption file."""
+    """Advise on clips without a caption file."""
     where = rows.readable & _mask(rows.caption.is_null())
-    remedy = "write each into a text file beside its clip: cat.mp4 and cat.txt"
+    remedy = "write each caption into a text file next to its clip, for example cat.txt for cat.mp4"
     return _about(rows, "captions_missing", where, "{n} without a caption", remedy)
 
 
 def captions_empty(rows: CatalogRows) -> DataAdvice | None:
-    """Captions that say nothing."""
+    """Advise on empty captions."""
     blank = pc.equal(pc.utf8_trim_whitespace(rows.caption.fill_null("-")), "")
     where = rows.readable & _mask(blank)
     n = int(where.sum())
     text = "1 caption is empty" if n == 1 else f"{n} captions are empty"
-    return _about(rows, "captions_empty", where, text, "write what the clip shows")
+    return _about(rows, "captions_empty", where, text, "describe what the clip shows")
 
 
 def captions_garbled(rows: CatalogRows) -> DataAdvice | None:
-    """Captions in which bytes were no letters."""
-    said = rows.caption.fill_null("")
-    odd = pc.or_(pc.match_substring(said, "\ufffd"), pc.match_substring(said, "\0"))
+    """Advise on captions with bytes that are not text."""
+    captions = rows.caption.fill_null("")
+    odd = pc.or_(pc.match_substring(captions, "\ufffd"), pc.match_substring(captions, "\0"))
     where = rows.readable & _mask(odd)
     n = int(where.sum())
-    text = ("1 caption has" if n == 1 else f"{n} captions have") + " bytes that are no UTF-8"
+    text = ("1 caption has" if n == 1 else f"{n} captions have") + " bytes that are not UTF-8"
     return _about(rows, "captions_garbled", where, text, "save the text files as UTF-8")
 
 
 def captions_long(rows: CatalogRows) -> DataAdvice | None:
-    """Captions of which text encoders cut the end off."""
+    """Advise on captions that text encoders truncate."""
     lengths = pc.utf8_length(rows.caption.fill_null("")).to_numpy(zero_copy_only=False)
     where = np.zeros(len(rows), dtype=np.bool_)
     for i in np.flatnonzero(rows.readable & (lengths > MAX_TOKENS)).tolist():
         where[i] = count_tokens(rows.caption[i].as_py()) > MAX_TOKENS
     n = int(where.sum())
     text = ("1 caption is" if n == 1 else f"{n} captions are") + f" longer than {MAX_TOKENS} tokens"
-    remedy = f"an encoder of the CLIP kind reads the first {MAX_TOKENS} alone; put what matters first"
+    remedy = f"CLIP text encoders read only the first {MAX_TOKENS} tokens; put what matters first"
     return _about(rows, "captions_long", where, text, remedy)
 
 
 def captions_equal(rows: CatalogRows) -> DataAdvice | None:
-    """One caption for most of the clips."""
-    said = rows.take(rows.readable & ~_mask(rows.caption.is_null())).caption
-    if len(said) < ENOUGH:
+    """Advise on a caption that most of the clips share."""
+    captions = rows.take(rows.readable & ~_mask(rows.caption.is_null())).caption
+    if len(captions) < ENOUGH:
         return None
-    counted = pc.value_counts(said)
+    counted = pc.value_counts(captions)
     most = counted.field("counts").to_numpy().max()
-    if most < ONE_ASPECT * len(said):
+    if most < ONE_ASPECT * len(captions):
         return None
-    text = f"{most} of {len(said)} captions are the same"
-    return DataAdvice("captions_equal", text, "say what differs, or the prompt will have no effect")
+    text = f"{most} of {len(captions)} captions are the same"
+    remedy = "describe how the clips differ, or the prompt will have no effect"
+    return DataAdvice("captions_equal", text, remedy)
 
 
 def few_pictures(rows: CatalogRows) -> DataAdvice | None:
-    """Folders of a few pictures and nothing else, as for a LoRA."""
+    """Advise on folders that hold nothing but a few images, as for a LoRA."""
     good = rows.readable
     videos, pictures = (
         clips_by_folder(rows.take(good & rows.is_video)),
@@ -142,7 +143,7 @@ def few_pictures(rows: CatalogRows) -> DataAdvice | None:
 
 
 def duplicates(rows: CatalogRows) -> DataAdvice | None:
-    """Files with the content of another."""
+    """Advise on files with the same content as another."""
     where = np.zeros(len(rows), dtype=np.bool_)
     good = np.flatnonzero(rows.readable)
     codes = rows.fingerprint.take(pa.array(good)).dictionary_encode().indices.to_numpy()
@@ -150,67 +151,67 @@ def duplicates(rows: CatalogRows) -> DataAdvice | None:
     where[good] = True
     where[good[first]] = False
     remedy = "remove them, or use [[dataset]] repeats if they are meant to count twice"
-    return _about(rows, "duplicates", where, "{n} with the content of another file", remedy)
+    return _about(rows, "duplicates", where, "{n} with the same content as another file", remedy)
 
 
 def small(rows: CatalogRows) -> DataAdvice | None:
-    """Clips of few pixels."""
+    """Advise on clips with few pixels."""
     where = rows.readable & (np.minimum(rows.height, rows.width) < SMALL_SIDE_PX)
-    text = f"{{n}} of fewer than {SMALL_SIDE_PX} pixels on the short side"
-    return _about(rows, "small", where, text, "choose buckets that they fill, or leave them out")
+    text = f"{{n}} with fewer than {SMALL_SIDE_PX} pixels on the short side"
+    return _about(rows, "small", where, text, "add buckets of their size, or remove them")
 
 
 def short(rows: CatalogRows) -> DataAdvice | None:
-    """Videos of few frames."""
+    """Advise on videos with few frames."""
     where = rows.readable & rows.is_video & (rows.num_frames < SHORT_FRAMES)
-    text = f"{{n}} of fewer than {SHORT_FRAMES} frames"
+    text = f"{{n}} with fewer than {SHORT_FRAMES} frames"
     return _about(
-        rows, "short", where, text, "add a bucket of fewer frames, or they are left out as too_short"
+        rows, "short", where, text, "add a bucket with fewer frames, or they are rejected as too_short"
     )
 
 
 def long(rows: CatalogRows) -> DataAdvice | None:
-    """Videos of which an epoch sees a small part."""
+    """Advise on videos of which an epoch shows only a small part."""
     where = rows.readable & (rows.duration_seconds > LONG_SECONDS)
     text = f"{{n}} longer than {LONG_SECONDS:g} s"
-    remedy = "an epoch reads one stretch of each; cut them at scene changes"
+    remedy = "an epoch reads one section of each; cut them at scene changes"
     return _about(rows, "long", where, text, remedy)
 
 
 def mixed_fps(rows: CatalogRows) -> DataAdvice | None:
-    """Videos of different speeds."""
+    """Advise on videos with different frame rates."""
     fps = rows.fps[rows.readable & rows.is_video]
     if not len(fps) or fps.max() < 1.2 * fps.min():
         return None
     common = np.median(fps)
-    text = f"videos have {fps.min():.3g} to {fps.max():.3g} frames per second, most often some {common:.3g}"
-    return DataAdvice("mixed_fps", text, f"set [data] fps = {common:.0f} to show all motion at one speed")
+    text = f"videos have {fps.min():.3g} to {fps.max():.3g} frames per second, with a median of {common:.3g}"
+    return DataAdvice(
+        "mixed_fps", text, f"set [data] fps = {common:.0f} to read all videos at one frame rate"
+    )
 
 
 def variable_fps(rows: CatalogRows) -> DataAdvice | None:
-    """Videos whose frames are unevenly spaced."""
+    """Advise on videos whose frames are unevenly spaced."""
     where = rows.readable & rows.variable_fps
     remedy = "motion looks uneven; convert them to a constant rate if that matters"
-    return _about(rows, "variable_fps", where, "{n} of variable frame rate", remedy)
+    return _about(rows, "variable_fps", where, "{n} with variable frame rate", remedy)
 
 
 def one_aspect(rows: CatalogRows) -> DataAdvice | None:
-    """Nearly all of one aspect ratio."""
+    """Advise on clips that nearly all have one aspect ratio."""
     good = int(rows.readable.sum())
     label, n = max(summarise(rows).aspect_ratio, key=lambda item: item[1], default=("", 0))
     if good < ENOUGH or n < ONE_ASPECT * good:
         return None
     text = f"{n / good:.0%} of the clips are about {label}"
-    remedy = (
-        f'one ratio would do: [buckets] aspect_ratios = ["{label}"]; others will look worse when generated'
-    )
+    remedy = f'one ratio is enough: [buckets] aspect_ratios = ["{label}"]; generated clips of other ratios look worse'
     return DataAdvice("one_aspect", text, remedy)
 
 
 def transparent(rows: CatalogRows) -> DataAdvice | None:
-    """Clips with an alpha channel."""
+    """Advise on clips with an alpha channel."""
     where = rows.readable & rows.has_alpha
-    return _about(rows, "transparent", where, "{n} with transparency", "they are laid over white")
+    return _about(rows, "transparent", where, "{n} with transparency", "they are drawn on a white background")
 
 
 RULES: tuple[Callable[[CatalogRows], DataAdvice | None], ...] = (
@@ -235,7 +236,7 @@ RULES: tuple[Callable[[CatalogRows], DataAdvice | None], ...] = (
 def _about(
     rows: CatalogRows, name: str, where: NDArray[np.bool_], text: str, remedy: str
 ) -> DataAdvice | None:
-    """Advice about some clips, if there are any; `{n}` in the text becomes "3 clips"."""
+    """Return advice about some clips, if there are any; `{n}` in the text becomes "3 clips"."""
     n = int(where.sum())
     if not n:
         return None
@@ -252,22 +253,22 @@ Json = dict[str, Any]
 
 
 def shared_files(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[Json]:
-    """Pairs of datasets that nobody can have meant to overlap, as {"datasets", "files"}; the wider one stands first.
+    """Return pairs of datasets that overlap by mistake, as {"datasets", "files"}, the outer folder first.
 
-    Whoever gives one of them a name, or another caption or filter, means it.
+    Datasets are meant to overlap if one has a name, or if their captions or filters differ.
     """
     wide_first = sorted(datasets, key=lambda d: len(d.place.root.resolve().parts))
     pairs = [
         (a, b) for a, b in itertools.combinations(wide_first, 2) if _may_share(a, b) and not _meant(a, b)
     ]
     number = _numbered({d.dataset_name: d for pair in pairs for d in pair}.values(), rows)
-    found = []
+    overlaps = []
     for pair in pairs:
         names = [d.dataset_name for d in pair]
         wide, narrow = (number[name] for name in names)
         if count := int(np.isin(narrow, wide, kind="table").sum()):
-            found.append({"datasets": names, "files": count})
-    return found
+            overlaps.append({"datasets": names, "files": count})
+    return overlaps
 
 
 def _may_share(wide: DatasetConfig, narrow: DatasetConfig) -> bool:
@@ -280,7 +281,7 @@ def _meant(one: DatasetConfig, other: DatasetConfig) -> bool:
 
 
 def _numbered(datasets: Collection[DatasetConfig], rows: CatalogRows) -> dict[str, NDArray[np.int32]]:
-    """A number for each file, the same in all datasets, so that strings are compared once."""
+    """Return a number for each file, the same in all datasets, so that strings are compared only once."""
     paths = []
     for dataset in datasets:
         own = rows.path.filter(pa.array(rows.of_datasets([dataset.dataset_name])))

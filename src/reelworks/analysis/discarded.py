@@ -1,4 +1,4 @@
-"""Measure what an epoch discards of the clips that it trains: borders cut away, frames not read."""
+"""Measure how much an epoch discards of the clips that it trains: cropped borders, frames not read."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ Json = dict[str, Any]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 FILES_NAMED = 10
-_NOTHING = 1e-6  # a share that is rounding alone
+_ROUNDING = 1e-6  # smaller shares are rounding errors
 
 
 def planned(plan: EpochPlan) -> Entries:
-    """Clips of a plan in the buckets that train them, each once."""
+    """Return the clips of a plan with their buckets, each clip and repeat once."""
     first = plan.first
     bucket = plan.bucket[first].astype(np.int64)
     return Entries(plan.uid[first], plan.copy[first].astype(np.int64), plan.ordinal[first], bucket)
 
 
 def losses(data: RecipeData, plan: EpochPlan) -> Json:
-    """Sum up what an epoch does not show.
+    """Return how much of its clips an epoch discards.
 
     Returns:
-        `crop`: the mean share of the picture that is cut away, in all and `by_bucket`, and the `worst` clips.
-        `frames`: of the videos, frames `trained` of those `there` at the rate at which they are read, in all
-        and `by_bucket`; how many clips show `less_than_half`, and the `longest` of these. `short_clips`: videos
-        that are shorter than their bucket. Copies count each.
+        `crop`: the mean share of the frame's area that is cropped, in total and `by_bucket`, and the `worst` clips.
+        `frames`: for videos, the frames `trained` of those available (`there`) at the frame rate of reading, in total
+        and `by_bucket`; the number of clips with `less_than_half` of their frames trained, and the `longest` of these.
+        `short_clips`: the number of videos shorter than their bucket. Means and sums count each repeat.
     """
     entries = planned(plan)
     row = data.rows_at(entries.ordinal)
     lost = lost_shares(data, entries)
-    there, wanted = _frames_there(data, row), _frames_wanted(data, entries)
+    available, wanted = _frames_available(data, row), _frames_wanted(data, entries)
     return {
         "crop": {
             "mean": float(lost.mean()) if len(lost) else 0.0,
             "by_bucket": _by_bucket(data, entries, {"mean": lost}),
             "worst": worst(data, entries, lost, FILES_NAMED),
         },
-        "frames": _frames(data, entries, row, np.minimum(wanted, there), there),
+        "frames": _frames(data, entries, row, np.minimum(wanted, available), available),
         "short_clips": short_clips(data, entries),
     }
 
 
 def short_clips(data: RecipeData, entries: Entries) -> int:
-    """Videos that are shorter than their bucket."""
+    """Return the number of videos that are shorter than their bucket."""
     row = data.rows_at(entries.ordinal)
-    return _clips(data, row[_frames_there(data, row) < _frames_wanted(data, entries)])
+    return _num_clips(data, row[_frames_available(data, row) < _frames_wanted(data, entries)])
 
 
 def lost_shares(data: RecipeData, entries: Entries) -> F64:
-    """Share of the frame's area that each entry's bucket cuts away."""
+    """Return the share of the frame's area that the crop to its bucket cuts away, for each entry."""
     row = data.rows_at(entries.ordinal)
     height, width = data.rows.height[row].astype(np.float64), data.rows.width[row].astype(np.float64)
     shapes = [bucket.shape for bucket in data.table.buckets]
@@ -68,7 +68,7 @@ def lost_shares(data: RecipeData, entries: Entries) -> F64:
 
 
 def worst(data: RecipeData, entries: Entries, lost: F64, count: int) -> list[Json]:
-    """The clips of which crops cut most, each once; those that lose nothing are none of them."""
+    """Return the clips that lose most to cropping, each once, without those that lose nothing."""
     first = _largest(entries, lost, count)
     row = data.rows_at(entries.ordinal[first])
     return [
@@ -88,67 +88,67 @@ def _frames_wanted(data: RecipeData, entries: Entries) -> I64:
     return frames[entries.bucket]
 
 
-def _frames_there(data: RecipeData, row: I64) -> I64:
+def _frames_available(data: RecipeData, row: I64) -> I64:
     rows = data.rows
     frames = decode.frames_available(rows.num_frames[row], np.maximum(rows.fps[row], 1e-6), data.recipe.data)
     return np.where(data.rows.is_image[row], 1, frames)
 
 
-def _frames(data: RecipeData, entries: Entries, row: I64, trained: I64, there: I64) -> Json:
-    video = ~data.rows.is_image[row]
-    of_video = entries.take(np.flatnonzero(video))
-    trained, there, row = trained[video], there[video], row[video]
-    half = np.flatnonzero(2 * trained < there)
-    longest = half[_largest(of_video.take(half), there[half], FILES_NAMED)]
+def _frames(data: RecipeData, entries: Entries, row: I64, trained: I64, available: I64) -> Json:
+    is_video = ~data.rows.is_image[row]
+    videos = entries.take(np.flatnonzero(is_video))
+    trained, available, row = trained[is_video], available[is_video], row[is_video]
+    half = np.flatnonzero(2 * trained < available)
+    longest = half[_largest(videos.take(half), available[half], FILES_NAMED)]
     return {
         "trained": int(trained.sum()),
-        "there": int(there.sum()),
-        "by_bucket": _by_bucket(data, of_video, {"trained": trained, "there": there}),
-        "less_than_half": _clips(data, row[half]),
+        "there": int(available.sum()),
+        "by_bucket": _by_bucket(data, videos, {"trained": trained, "there": available}),
+        "less_than_half": _num_clips(data, row[half]),
         "longest": [
             {
                 "path": _path(data, int(row[i])),
-                "bucket": data.table.buckets[int(of_video.bucket[i])].name,
+                "bucket": data.table.buckets[int(videos.bucket[i])].name,
                 "trained": int(trained[i]),
-                "there": int(there[i]),
+                "there": int(available[i]),
             }
             for i in longest.tolist()
         ],
     }
 
 
-def _clips(data: RecipeData, row: I64) -> int:
-    """How many clips these are, copies of one counted once."""
-    there = np.zeros(len(data.rows), dtype=np.bool_)
-    there[row] = True
-    return int(there.sum())
+def _num_clips(data: RecipeData, row: I64) -> int:
+    """Return the number of different rows."""
+    present = np.zeros(len(data.rows), dtype=np.bool_)
+    present[row] = True
+    return int(present.sum())
 
 
 def _by_bucket(data: RecipeData, entries: Entries, columns: dict[str, F64 | I64]) -> list[Json]:
-    """Means of shares and sums of counts, of the buckets that have clips."""
+    """Return means of float columns and sums of integer columns for the buckets that have clips."""
     n = len(data.table.buckets)
     clips = np.bincount(entries.bucket, minlength=n)
     sums = {name: np.bincount(entries.bucket, values, minlength=n) for name, values in columns.items()}
     return [
         {"name": data.table.buckets[i].name}
         | {
-            name: float(of[i] / clips[i]) if columns[name].dtype.kind == "f" else int(of[i])
-            for name, of in sums.items()
+            name: float(total[i] / clips[i]) if columns[name].dtype.kind == "f" else int(total[i])
+            for name, total in sums.items()
         }
         for i in np.flatnonzero(clips).tolist()
     ]
 
 
 def _largest(entries: Entries, value: F64 | I64, count: int) -> I64:
-    """Places of the largest values, descending, one for each clip; those that are nothing left out."""
+    """Return the indices of the largest values, descending, one for each clip, without values of about 0."""
     order = np.argsort(-value, kind="stable")
-    order = order[value[order] > _NOTHING]
-    looked_at = count
-    while True:  # only as far as copies of the same clips make it necessary
-        _, first = np.unique(entries.uid[order[:looked_at]], return_index=True)
-        if len(first) >= count or looked_at >= len(order):
+    order = order[value[order] > _ROUNDING]
+    end = count
+    while True:  # look further only if repeats of the same clips make it necessary
+        _, first = np.unique(entries.uid[order[:end]], return_index=True)
+        if len(first) >= count or end >= len(order):
             return order[np.sort(first)[:count]]
-        looked_at *= 4
+        end *= 4
 
 
 def _path(data: RecipeData, row: int) -> str:

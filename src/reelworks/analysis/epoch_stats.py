@@ -1,4 +1,4 @@
-"""Statistics of plans that add up over epochs, in all and by bucket and dataset."""
+"""Additive statistics of epoch plans, in total and by bucket and dataset."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Figures:
 
     Attributes:
         steps: Optimizer steps.
-        clips: Showings that count, copies that pad left out.
-        repeated: Those among them that fill micro-batches with clips shown before.
-        tokens: What the model sees of them.
-        micro_batches: All.
+        clips: Showings of clips that count in the loss, padding left out.
+        repeated: Extra showings among `clips`, which fill up micro-batches.
+        tokens: Tokens of `clips`.
+        micro_batches: Micro-batches in total.
         incomplete: Micro-batches with fewer clips than the batch size.
-        places: Clips and copies that pad.
-        useful_us: What the clips cost a mean rank, copies that pad left out, in microseconds.
-        busy_us: Planned work of a mean rank.
-        spent_us: Planned time of every rank, waiting included.
+        places: Showings of clips, padding included.
+        useful_us: Mean planned time of a rank for `clips`, in microseconds.
+        busy_us: Mean planned working time of a rank, padding included, in microseconds.
+        spent_us: Planned time of every rank, waiting included, in microseconds.
     """
 
     steps: int = 0
@@ -56,16 +56,16 @@ class Figures:
 
     @property
     def padding(self) -> float:
-        """Share of places that carry weight 0."""
+        """Share of showings that carry weight 0."""
         return 1 - self.clips / self.places if self.places else 0.0
 
     @property
     def waste(self) -> float:
-        """Share of time that trains nothing: waiting, and copies that pad."""
+        """Share of time that trains nothing: waiting and padding."""
         return 1 - self.useful_us / self.spent_us if self.spent_us else 0.0
 
     def to_json(self) -> Json:
-        """Counts and shares."""
+        """Return counts and shares."""
         return {
             "steps": self.steps,
             "clips": self.clips,
@@ -80,13 +80,13 @@ class Figures:
 
 
 def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures:
-    """Figures of one epoch.
+    """Return the figures of one epoch.
 
     Args:
         plan: The epoch's plan.
-        spec: What shaped it.
-        tokens: Per bucket, of one clip.
-        world: Ranks.
+        spec: Spec of the plan.
+        tokens: Tokens of a clip, by bucket.
+        world: Number of ranks.
     """
     bucket, clips = micro_batches(plan)
     costs = np.array(spec.costs_us, dtype=np.int64)
@@ -106,27 +106,26 @@ def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures
 
 
 def micro_batches(plan: EpochPlan) -> tuple[I64, I64]:
-    """Bucket of every micro-batch, and how many of its places count."""
+    """Return the bucket of every micro-batch, and the number of its clips that count."""
     return plan.bucket[plan.offsets[:-1]].astype(np.int64), plan.counted(plan.real)
 
 
 def gradient_weight(plan: EpochPlan, tokens: I64, loss_reduction: LossReduction) -> F64:
     """Return each bucket's share of an epoch's gradients, in steps: the sum is the number of steps.
 
-    Every step counts alike, and within a step its micro-batches do by the weight that `train.loss_reduction`
-    gives their clips.
+    Every step has the same weight; within a step, micro-batches are weighted as `train.loss_reduction` says.
 
     Args:
         plan: The epoch's plan.
-        tokens: Per bucket, of one clip.
-        loss_reduction: What counts alike.
+        tokens: Tokens of a clip, by bucket.
+        loss_reduction: The unit that has equal weight within a step.
     """
     bucket, clips = micro_batches(plan)
     weight = clips * cost.loss_weight(loss_reduction, tokens[bucket], clips)
-    of_row = np.append(weight, 0.0)[plan.rows].sum(axis=1)
-    there = plan.rows >= 0
-    share = weight[plan.rows[there]] / np.repeat(of_row, there.sum(axis=1))
-    summed: F64 = np.bincount(bucket[plan.rows[there]], share, minlength=len(tokens)).astype(np.float64)
+    row_weight = np.append(weight, 0.0)[plan.rows].sum(axis=1)
+    used = plan.rows >= 0
+    share = weight[plan.rows[used]] / np.repeat(row_weight, used.sum(axis=1))
+    summed: F64 = np.bincount(bucket[plan.rows[used]], share, minlength=len(tokens)).astype(np.float64)
     return summed
 
 
@@ -136,9 +135,9 @@ OTHERS = "others"
 
 
 def of_buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> F64:
-    """Sums of an epoch by measure and bucket, `[4, buckets]`; those of several epochs add up.
+    """Return the sums of an epoch by measure and bucket, `[4, buckets]`; sums of several epochs add up.
 
-    Time is the cost of the micro-batches, copies that pad included.
+    Time is the cost of the micro-batches, padding included.
     """
     tokens = data.table.tokens()
     bucket, clips = micro_batches(plan)
@@ -150,7 +149,7 @@ def of_buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> F64:
 
 
 def of_datasets(data: RecipeData, plan: EpochPlan, spec: PlanSpec, dataset: I64) -> F64:
-    """Sum clips, tokens and time by dataset, `[3, datasets]`; `dataset` is that of every place."""
+    """Return clips, tokens and time by dataset, `[3, datasets]`; `dataset[i]` is the dataset of showing `i`."""
     n = len(data.recipe.dataset)
     costs = np.array(spec.costs_us, dtype=np.int64)
     tokens = data.table.tokens()[plan.bucket] * plan.real
@@ -159,25 +158,23 @@ def of_datasets(data: RecipeData, plan: EpochPlan, spec: PlanSpec, dataset: I64)
 
 
 def dataset_of_rows(data: RecipeData) -> I64:
-    """Place of each row's dataset among the recipe's."""
-    names = [one.dataset_name for one in data.recipe.dataset]
-    place = {name: i for i, name in enumerate(names)}
-    # The catalog may know datasets that the recipe does not name; none of these rows is theirs.
-    of_word = np.array(
-        [place.get(name, -1) for name in data.rows.dataset.dictionary.to_pylist()], dtype=np.int64
-    )
-    rows: I64 = of_word[data.rows.dataset.indices.to_numpy(zero_copy_only=False)]
+    """Return the index of each row's dataset in the recipe."""
+    index = {dataset.dataset_name: i for i, dataset in enumerate(data.recipe.dataset)}
+    # The dictionary may have datasets that the recipe does not name, but none of the rows uses them.
+    names = data.rows.dataset.dictionary.to_pylist()
+    by_name = np.array([index.get(name, -1) for name in names], dtype=np.int64)
+    rows: I64 = by_name[data.rows.dataset.indices.to_numpy(zero_copy_only=False)]
     return rows
 
 
 def groups(data: RecipeData, sums: F64) -> list[str]:
-    """Name each bucket for plots: by itself, or by its entry if there are too many to tell apart.
+    """Return a plot label for each bucket: its own name, or its entry's if there are too many buckets.
 
-    The `NAMED` that take most time have a name, the rest are `OTHERS`.
+    The `NAMED` names that take most time are labels, the rest are `OTHERS`.
     """
     table = data.table
     few = np.count_nonzero(sums[0]) <= NAMED
-    names = [one.name if few else str(table.entries[one.entry]) for one in table.buckets]
+    names = [bucket.name if few else str(table.entries[bucket.entry]) for bucket in table.buckets]
     time: dict[str, float] = dict.fromkeys(names, 0.0)
     for name, spent in zip(names, sums[MEASURES.index("time")].tolist(), strict=True):
         time[name] += spent
@@ -186,33 +183,33 @@ def groups(data: RecipeData, sums: F64) -> list[str]:
 
 
 def buckets_told(data: RecipeData, sums: F64, groups: list[str]) -> list[Json]:
-    """Shares of the buckets that have clips; each measure adds up to 1."""
+    """Return the shares of the buckets that have clips; each measure adds up to 1."""
     return [
-        _told(data.table.buckets[i].name, sums, i) | {"group": groups[i]}
+        _shares(data.table.buckets[i].name, sums, i) | {"group": groups[i]}
         for i in np.flatnonzero(sums[0]).tolist()
     ]
 
 
 def datasets_told(data: RecipeData, sums: F64, trainable: I64) -> list[Json]:
-    """Shares of the datasets, those without clips too; `trainable` counts the clips of each that can be drawn."""
+    """Return the shares of all datasets; `trainable` counts the clips of each that can be drawn."""
     return [
-        _told(one.dataset_name, sums, i)
+        _shares(dataset.dataset_name, sums, i)
         | {
             "trainable_clips": int(trainable[i]),
             "showings_per_clip": float(sums[0, i] / max(trainable[i], 1)),
         }
-        for i, one in enumerate(data.recipe.dataset)
+        for i, dataset in enumerate(data.recipe.dataset)
     ]
 
 
-def _told(name: str, sums: F64, i: int) -> Json:
+def _shares(name: str, sums: F64, i: int) -> Json:
     shares = sums[:, i] / sums.sum(axis=1)
-    told = {"name": name, "clips": int(sums[0, i])}
-    return told | {f"share_of_{m}": float(share) for m, share in zip(MEASURES, shares, strict=False)}
+    value = {"name": name, "clips": int(sums[0, i])}
+    return value | {f"share_of_{m}": float(share) for m, share in zip(MEASURES, shares, strict=False)}
 
 
 def course(plan: EpochPlan, groups: list[str]) -> Json:
-    """Count the micro-batches of each group over an epoch, in at most `BINS` stretches of steps."""
+    """Return the micro-batches of each group over an epoch, in at most `BINS` bins of steps."""
     names = sorted(set(groups), key=lambda name: (name == OTHERS, groups.index(name)))
     line = np.array([names.index(name) for name in groups], dtype=np.int64)
     bins = min(BINS, plan.steps)

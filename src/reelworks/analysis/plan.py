@@ -18,8 +18,8 @@ class Rejected:
     counts: dict[str, int]
 
     def by_reason(self) -> dict[str, int]:
-        """Clips by reason, the most frequent first."""
-        return dict(sorted(self.counts.items(), key=lambda one: (-one[1], one[0])))
+        """Return the number of clips by reason, the most frequent first."""
+        return dict(sorted(self.counts.items(), key=lambda item: (-item[1], item[0])))
 
     def __len__(self) -> int:
         return sum(self.counts.values())
@@ -27,17 +27,17 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Plan:
-    """An epoch before anything is trained.
+    """Statistics of a planned epoch.
 
     Attributes:
-        epoch: From 0.
+        epoch: Number of the epoch, from 0.
         steps: Optimizer steps.
-        micro_batches: In all.
-        clips: Clips that are trained, each once.
+        micro_batches: Micro-batches of all steps and ranks.
+        clips: Clips that are trained, each repeat once.
         imbalance: Share of time, from 0 to 1, that ranks wait for the slowest of them under the cost model.
-        padding: Share of places that only fill up micro-batches.
-        buckets: Clips by bucket.
-        rejected: Clips that stay out.
+        padding: Share of the clips in micro-batches that only fill them up.
+        buckets: Number of clips by bucket.
+        rejected: Clips that the epoch leaves out.
     """
 
     epoch: int
@@ -56,10 +56,10 @@ def plan(
     """Plan an epoch without reading a file.
 
     Args:
-        dataset: What is planned.
-        micro_batches_per_step: Micro-batches of all ranks that make an optimizer step.
-        world_size: Ranks; None takes one for each micro-batch of a step.
-        epoch: From 0.
+        dataset: The dataset to plan.
+        micro_batches_per_step: Micro-batches of an optimizer step, over all ranks.
+        world_size: Number of ranks; None for one per micro-batch of a step.
+        epoch: Number of the epoch, from 0.
 
     Examples:
         >>> import reelworks as rw
@@ -70,18 +70,18 @@ def plan(
     """
     world = world_size or micro_batches_per_step
     spec = dataset.plan_spec(micro_batches_per_step, world if micro_batches_per_step % world == 0 else 1)
-    made = dataset.plan(spec, epoch)
+    epoch_plan = dataset.plan(spec, epoch)
     assignment, _ = dataset.assignment(epoch)
     reasons, counts = np.unique(assignment.reason[assignment.reason != Reason.NONE], return_counts=True)
-    buckets, clips = np.unique(made.bucket[made.first], return_counts=True)
+    buckets, clips = np.unique(epoch_plan.bucket[epoch_plan.first], return_counts=True)
     names = [bucket.name for bucket in dataset.table.buckets]
     return Plan(
         epoch=epoch,
-        steps=made.steps,
-        micro_batches=len(made.offsets) - 1,
-        clips=int(made.first.sum()),
-        imbalance=ranks.waste(made, spec, world),
-        padding=float(1 - made.first.mean()) if len(made.first) else 0.0,
+        steps=epoch_plan.steps,
+        micro_batches=len(epoch_plan.offsets) - 1,
+        clips=int(epoch_plan.first.sum()),
+        imbalance=ranks.waste(epoch_plan, spec, world),
+        padding=float(1 - epoch_plan.first.mean()) if len(epoch_plan.first) else 0.0,
         buckets={names[i]: n for i, n in zip(buckets.tolist(), clips.tolist(), strict=True)},
         rejected=Rejected(
             {Reason(r).label: n for r, n in zip(reasons.tolist(), counts.tolist(), strict=True)}

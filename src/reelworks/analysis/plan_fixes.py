@@ -1,4 +1,4 @@
-"""Find changes of a recipe that make its plan waste less time; each is planned to see its effect."""
+"""Find changes of a recipe that make its plan waste less time, by planning with each of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reelworks.schedule.plan import PlanSpec, plan_epoch
 
 Json = dict[str, Any]
 WASTE_ALLOWED = 0.10
-# Smaller micro-batches are fuller and more even, and slower per clip: the largest that cures is proposed.
+# Smaller micro-batches are fuller and more balanced, but slower per clip: the largest that suffice are proposed.
 _SCALES = (1.0, 0.5, 0.25, 0.125)
 
 
@@ -26,9 +26,9 @@ class PlanFix:
     """A change to try.
 
     Attributes:
-        kind: Of each kind one is proposed.
-        incomplete_batch: The recipe's, or another.
-        batch_sizes: Per entry of the table, where they change.
+        kind: Kind of the change; at most one of each kind is proposed.
+        incomplete_batch: Value of `buckets.incomplete_batch`.
+        batch_sizes: Changed batch sizes, by index of the bucket entry.
     """
 
     kind: str
@@ -37,48 +37,48 @@ class PlanFix:
 
 
 def too_much(total: Figures) -> bool:
-    """True if imbalance or padding is more than a person should put up with."""
+    """Return whether imbalance or padding is above `WASTE_ALLOWED`."""
     return max(total.imbalance, total.padding) > WASTE_ALLOWED
 
 
 def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, epochs: int) -> list[Json]:
-    """Cures that make a plan better, those that suffice first; of each kind the mildest or else the best.
+    """Return fixes that improve a plan, those that suffice first; of each kind the mildest that suffices, or the best.
 
     Args:
         data: The recipe's data.
-        spec: What shapes its plans.
-        total: What they come to.
-        world: Ranks.
-        epochs: Epochs that `total` sums up.
+        spec: Spec of the recipe's plans.
+        total: Figures of the recipe's plans.
+        world: Number of ranks.
+        epochs: Number of epochs that `total` covers.
     """
-    cures = list(_cures(data, spec))
-    found = _totals(data, spec, cures, world, epochs)
+    fixes = list(_fixes(data, spec))
+    totals = _totals(data, spec, fixes, world, epochs)
     chosen: dict[str, int] = {}
-    for i, cure in enumerate(cures):
-        former = chosen.get(cure.kind)
-        better = former is None or (too_much(found[former]) and found[i].waste < found[former].waste)
-        if better and found[i].waste < total.waste:
-            chosen[cure.kind] = i
-    _drop_needless(chosen, found)
-    order = sorted(chosen.values(), key=lambda i: (too_much(found[i]), len(cures[i].batch_sizes)))
-    return [_told(data, cures[i], found[i]) for i in order]
+    for i, fix in enumerate(fixes):
+        former = chosen.get(fix.kind)
+        better = former is None or (too_much(totals[former]) and totals[i].waste < totals[former].waste)
+        if better and totals[i].waste < total.waste:
+            chosen[fix.kind] = i
+    _drop_needless(chosen, totals)
+    order = sorted(chosen.values(), key=lambda i: (too_much(totals[i]), len(fixes[i].batch_sizes)))
+    return [_to_json(data, fixes[i], totals[i]) for i in order]
 
 
 def fewer_ranks(
     data: RecipeData, spec_for: Callable[[int], PlanSpec], *, world: int, epochs: int
 ) -> Json | None:
-    """The most ranks, of halves of `world`, that do not wait too long; None if none do.
+    """Return the largest of half, a quarter, ... of `world` at which waste is allowed, with figures, or None.
 
     Args:
         data: The recipe's data.
-        spec_for: What shapes the plans of a run that so many ranks begin.
-        world: Ranks that wait too long.
-        epochs: Epochs to sum up.
+        spec_for: Returns the spec of plans for a number of ranks.
+        world: Number of ranks at which too much time is wasted.
+        epochs: Number of epochs to sum up.
     """
     while (world := world // 2) >= 1:
         try:
             spec = spec_for(world)
-        except UserError:  # the recipe's slot width or micro-batches per step do not suit so many
+        except UserError:  # the recipe's same_bucket_run or micro_batches_per_step does not allow this number
             continue
         total = Figures()
         for epoch in range(epochs):
@@ -88,18 +88,18 @@ def fewer_ranks(
     return None
 
 
-def _drop_needless(chosen: dict[str, int], found: list[Figures]) -> None:
-    """Take back what changes two things where one of them does."""
-    others = [found[i] for kind, i in chosen.items() if kind != "both"]
+def _drop_needless(chosen: dict[str, int], totals: list[Figures]) -> None:
+    """Drop the fix that changes two settings if a change of one setting is as good."""
+    others = [totals[i] for kind, i in chosen.items() if kind != "both"]
     both = chosen.get("both")
     if both is None:
         return
-    if any(not too_much(one) or one.waste <= found[both].waste for one in others):
+    if any(not too_much(other) or other.waste <= totals[both].waste for other in others):
         del chosen["both"]
 
 
-def _cures(data: RecipeData, spec: PlanSpec) -> Iterator[PlanFix]:
-    """Changes from mild to strong, kind by kind."""
+def _fixes(data: RecipeData, spec: PlanSpec) -> Iterator[PlanFix]:
+    """Yield changes kind by kind, from mild to strong."""
     now = spec.incomplete_batch
     if now == "pad":
         yield PlanFix("partial", "partial", {})
@@ -112,11 +112,11 @@ def _cures(data: RecipeData, spec: PlanSpec) -> Iterator[PlanFix]:
 
 
 def _batch_sizes(data: RecipeData, spec: PlanSpec) -> Iterator[dict[int, int]]:
-    """Batch sizes at which a full micro-batch of every entry costs about the same, the largest first."""
+    """Yield batch sizes at which a full micro-batch of every entry costs about the same, the largest first."""
     inside = np.bincount(data.entries(0).bucket, minlength=len(data.table.buckets))
     costs = np.array(spec.costs_us, dtype=np.float64)
     sizes = np.array(spec.batch_sizes, dtype=np.float64)
-    even = float((inside * costs).sum() / (inside / np.maximum(sizes, 1)).sum())  # as it is in the mean
+    even = float((inside * costs).sum() / (inside / np.maximum(sizes, 1)).sum())  # mean cost at present
     tried = []
     for scale in _SCALES:
         changed = {}
@@ -132,10 +132,10 @@ def _batch_sizes(data: RecipeData, spec: PlanSpec) -> Iterator[dict[int, int]]:
             yield changed
 
 
-def _totals(data: RecipeData, spec: PlanSpec, cures: list[PlanFix], world: int, epochs: int) -> list[Figures]:
-    """Plan the same clips with each fix and sum up."""
-    specs = [_spec(data, spec, cure) for cure in cures]
-    totals = [Figures()] * len(cures)
+def _totals(data: RecipeData, spec: PlanSpec, fixes: list[PlanFix], world: int, epochs: int) -> list[Figures]:
+    """Return the summed figures of plans with each fix."""
+    specs = [_spec(data, spec, fix) for fix in fixes]
+    totals = [Figures()] * len(fixes)
     for epoch in range(epochs):
         entries = data.entries(epoch)
         for i, changed in enumerate(specs):
@@ -144,44 +144,44 @@ def _totals(data: RecipeData, spec: PlanSpec, cures: list[PlanFix], world: int, 
     return totals
 
 
-def _spec(data: RecipeData, spec: PlanSpec, cure: PlanFix) -> PlanSpec:
+def _spec(data: RecipeData, spec: PlanSpec, fix: PlanFix) -> PlanSpec:
     sizes = tuple(
-        cure.batch_sizes.get(bucket.entry, size)
+        fix.batch_sizes.get(bucket.entry, size)
         for bucket, size in zip(data.table.buckets, spec.batch_sizes, strict=True)
     )
-    merges = cure.incomplete_batch == "merge"
+    merges = fix.incomplete_batch == "merge"
     return replace(
         spec,
-        incomplete_batch=cure.incomplete_batch,
+        incomplete_batch=fix.incomplete_batch,
         batch_sizes=sizes,
         merge_to=tuple(int(n) for n in merge_targets.targets(data.table)) if merges else (),
     )
 
 
-def _told(data: RecipeData, cure: PlanFix, total: Figures) -> Json:
+def _to_json(data: RecipeData, fix: PlanFix, total: Figures) -> Json:
     entries = data.table.entries
     return {
-        "incomplete_batch": cure.incomplete_batch,
+        "incomplete_batch": fix.incomplete_batch,
         "batch_sizes": [
             {"entry": str(entries[i]), "from": entries[i].batch_size, "to": size}
-            for i, size in cure.batch_sizes.items()
+            for i, size in fix.batch_sizes.items()
         ],
-        "set": _settings(data, cure),
+        "set": _settings(data, fix),
         "suffices": not too_much(total),
     } | total.to_json()
 
 
-def _settings(data: RecipeData, cure: PlanFix) -> list[str]:
-    """The cure as it is typed after `--set`, without batch sizes of entries that stand elsewhere."""
+def _settings(data: RecipeData, fix: PlanFix) -> list[str]:
+    """Return the fix as arguments of `--set`, without batch sizes of entries that the recipe does not list."""
     recipe = data.recipe
     settings = []
-    if cure.incomplete_batch != recipe.buckets.incomplete_batch:
-        settings.append(f"buckets.incomplete_batch={cure.incomplete_batch}")
-    if data.chosen is not None:  # entries that stand in no file that is read next
+    if fix.incomplete_batch != recipe.buckets.incomplete_batch:
+        settings.append(f"buckets.incomplete_batch={fix.incomplete_batch}")
+    if data.chosen is not None:  # the entries were chosen automatically, so --set cannot name them
         return settings
     new = {
         (data.table.entries[i].resolution, data.table.entries[i].num_frames): size
-        for i, size in cure.batch_sizes.items()
+        for i, size in fix.batch_sizes.items()
     }
     return settings + _bucket_settings(recipe, new)
 

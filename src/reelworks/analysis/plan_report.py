@@ -1,4 +1,4 @@
-"""Summary and forecast of a plan as one JSON value, from which the terminal and the report are drawn."""
+"""Summarise and forecast plans as one JSON value, from which terminal output and report are built."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
 
     Args:
         data: The recipe's data.
-        spec: What shaped the plan.
+        spec: Spec of the plan.
         plan: The epoch's plan.
-        world: Ranks for which imbalance and global batches are computed.
-        epoch: Which epoch the assignment is for.
+        world: Number of ranks, for the imbalance.
+        epoch: Number of the epoch, from 0.
     """
     assignment, row = data.assignment(epoch)
     left_out = rejections.left_out(assignment, row)
@@ -47,7 +47,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         },
         "planned": plan.planned,
         "repeated": plan.repeated,
-        "held_out": sum(len(one.row) for one in left_out if one.reason == Reason.HELD_OUT),
+        "held_out": sum(len(r.row) for r in left_out if r.reason == Reason.HELD_OUT),
         "left_out": rejections.counts(data, left_out),
         "reasons": rejections.named(data, left_out),
         "exclude_list_unmatched": data.exclude_list.unmatched(data.rows),
@@ -69,7 +69,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
 
 
 def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[Json]:
-    """Every bucket, those without a clip too."""
+    """Return statistics of every bucket, empty ones included."""
     table, n = data.table, len(data.table.buckets)
     bucket, _ = epoch_stats.micro_batches(plan)
     clips = np.bincount(plan.bucket[plan.first], minlength=n).tolist()
@@ -77,36 +77,36 @@ def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[Json]:
     batches = np.bincount(bucket, minlength=n).tolist()
     return [
         {
-            "name": one.name,
-            "num_frames": one.shape.num_frames,
-            "height": one.shape.height,
-            "width": one.shape.width,
-            "batch_size": one.batch_size,
-            "global_batch": one.batch_size * spec.micro_batches_per_step,
-            "keep_prob": table.entries[one.entry].keep_prob,
+            "name": b.name,
+            "num_frames": b.shape.num_frames,
+            "height": b.shape.height,
+            "width": b.shape.width,
+            "batch_size": b.batch_size,
+            "global_batch": b.batch_size * spec.micro_batches_per_step,
+            "keep_prob": table.entries[b.entry].keep_prob,
             "clips": clips[i],
             "micro_batches": batches[i],
             "incomplete": incomplete[i],
-            "tokens_per_clip": one.tokens,
+            "tokens_per_clip": b.tokens,
         }
-        for i, one in enumerate(table.buckets)
+        for i, b in enumerate(table.buckets)
     ]
 
 
-def warnings(told: Json) -> list[str]:
-    """List warnings that a person should read before training."""
-    unmatched = told["exclude_list_unmatched"]
+def warnings(summary: Json) -> list[str]:
+    """Return the warnings of a summary, to print before training."""
+    unmatched = summary["exclude_list_unmatched"]
     lines = [
         f"exclude_file names {line}, which is no clip of the recipe" for line in unmatched[:_LINES_SHOWN]
     ]
     more = len(unmatched) - _LINES_SHOWN
-    lines += [f"and {more} more lines of it that name no clip"] if more > 0 else []
-    for one in told["shared_files"]:
-        outer, inner = one["datasets"]
-        count = "1 file" if one["files"] == 1 else f"{one['files']} files"
+    lines += [f"exclude_file has {more} more lines that name no clip"] if more > 0 else []
+    for overlap in summary["shared_files"]:
+        outer, inner = overlap["datasets"]
+        count = "1 file" if overlap["files"] == 1 else f"{overlap['files']} files"
         lines.append(
             f"the datasets {outer} and {inner} share {count}, which an epoch trains twice; "
-            "leave one dataset out, or give it a name if that is meant"
+            "remove one of the datasets, or give it a name if this is intended"
         )
     return lines
 
@@ -120,12 +120,12 @@ def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: int) -> 
 
     Args:
         data: The recipe's data.
-        spec: What shapes the plans.
-        world: Ranks for which imbalance is computed.
-        epochs: How many, at least one.
+        spec: Spec of the plans.
+        world: Number of ranks, for the imbalance.
+        epochs: Number of epochs, at least one.
 
     Returns:
-        `epochs`, `sum`, `shares`, `datasets`, `course` (of the first epoch) and `never_seen` as JSON; and the sum.
+        `epochs`, `sum`, `shares`, `datasets`, `course` (of the first epoch) and `never_seen` as JSON; and the total.
     """
     dataset = epoch_stats.dataset_of_rows(data)
     by_bucket = np.zeros((4, len(data.table.buckets)))
@@ -144,8 +144,8 @@ def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: int) -> 
             course = epoch_stats.course(plan, groups)
     total = sum(each, Figures())
     reason, trainable = _reasons(data)
-    told = {
-        "epochs": [{"epoch": epoch} | one.to_json() for epoch, one in enumerate(each)],
+    value = {
+        "epochs": [{"epoch": epoch} | f.to_json() for epoch, f in enumerate(each)],
         "sum": total.to_json(),
         "shares": epoch_stats.buckets_told(data, by_bucket, groups),
         "datasets": epoch_stats.datasets_told(
@@ -154,28 +154,28 @@ def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: int) -> 
         "course": course,
         "never_seen": _never_seen(data, seen, reason),
     }
-    return told, total
+    return value, total
 
 
 def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world: int) -> list[Json]:
-    """The first epoch of runs that 8, 64, ... ranks begin, fewer than `world`, where the recipe suits so many."""
+    """Return figures of the first epoch on 8, 64, ... ranks, below `world`, as far as the recipe allows so many."""
     worlds = [size for size in _WORLDS if size < world]
     if not worlds:
         return []
     entries = data.entries(0)
-    told = []
+    values = []
     for size in worlds:
         try:
             spec = spec_for(size)
-        except UserError:  # the recipe's slot width
+        except UserError:  # the recipe's same_bucket_run does not allow this number
             continue
         plan = plan_epoch(entries, spec, 0)
-        told.append({"world": size} | figures(plan, spec, data.table.tokens(), size).to_json())
-    return told
+        values.append({"world": size} | figures(plan, spec, data.table.tokens(), size).to_json())
+    return values
 
 
 def _reasons(data: RecipeData) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
-    """Why the first epoch leaves out each row, and which rows training can draw at all."""
+    """Return why the first epoch leaves out each row, and which rows any epoch can draw."""
     assignment, row = data.assignment(0)
     reason, trainable = np.zeros(len(data.rows), dtype=np.int8), np.zeros(len(data.rows), dtype=np.bool_)
     reason[row] = assignment.reason
@@ -184,7 +184,7 @@ def _reasons(data: RecipeData) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
 
 
 def _never_seen(data: RecipeData, seen: NDArray[np.bool_], reason: NDArray[np.int8]) -> Json:
-    """Clips that no epoch trains, by reason, the first by name; held-out ones are not among them."""
+    """Return the clips that no epoch trains, by reason, with the first paths; held-out clips are left out."""
     lost = ~seen & (reason != Reason.HELD_OUT)
     by_reason = {}
     for kind in Reason:
@@ -196,14 +196,14 @@ def _never_seen(data: RecipeData, seen: NDArray[np.bool_], reason: NDArray[np.in
     return {"clips": int(lost.sum()), "by_reason": by_reason}
 
 
-_MOST_MICRO_BATCHES = 1_000_000  # of a step: a row of the plan has a place for each
+_MOST_MICRO_BATCHES = 1_000_000  # per step: a row of the plan has an element for each
 
 
 def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
-    """Micro-batches per step and slot width that a run of `world` ranks begins with.
+    """Return the micro-batches per step and the `same_bucket_run` of a run that begins with `world` ranks.
 
     Raises:
-        UserError: The slot width does not divide the micro-batches per step, or these are too many or too few.
+        UserError: `same_bucket_run` does not divide the micro-batches per step, or these are too many or too few.
     """
     train = recipe.train
     if train.micro_batches_per_step is not None and train.micro_batches_per_step < world:
@@ -212,15 +212,15 @@ def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
     steps = train.micro_batches_per_step or world * train.gradient_accumulation_steps
     if steps > _MOST_MICRO_BATCHES:
         raise UserError(
-            "no step has so many micro-batches",
+            f"a step can have at most {_MOST_MICRO_BATCHES} micro-batches",
             code="unknown-micro-batch-count",
             field="train.micro_batches_per_step",
             value=steps,
-            remedy="it is GPUs × train.gradient_accumulation_steps where the recipe does not name it; use fewer of both",
+            remedy="lower it; if the recipe does not set it, it is GPUs × train.gradient_accumulation_steps",
         )
     if steps % width:
         raise UserError(
-            f"it must divide micro_batches_per_step, which is {steps}",
+            f"same_bucket_run must divide micro_batches_per_step, which is {steps}",
             code="run-length-must-divide",
             field="train.same_bucket_run",
             value=width,
@@ -230,26 +230,29 @@ def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
 
 
 def too_many_ranks(micro_batches_per_step: int, world: int) -> UserError:
-    """The error for a world in which some ranks would never work."""
+    """Return the error for a number of ranks of which some would have no micro-batch."""
     return UserError(
-        f"a step has {micro_batches_per_step} micro-batches, so some of {world} ranks would never work",
+        f"a step has {micro_batches_per_step} micro-batches, so some of {world} ranks would have nothing to do",
         code="too-many-ranks",
         field="train.micro_batches_per_step",
         value=micro_batches_per_step,
-        remedy=f"use at most {micro_batches_per_step} ranks, or raise it (the rest of the epoch is then "
-        "planned anew)",
+        remedy=f"use at most {micro_batches_per_step} ranks, or raise train.micro_batches_per_step (the rest of the "
+        "epoch is then planned anew)",
     )
 
 
 def forecast(recipe: Recipe, world: int, epochs: int = 1) -> dict[str, Any]:
-    """Summarise the first epoch of a run that `world` ranks begin, and look further ahead.
+    """Summarise the first epoch of a run on `world` ranks, and look further ahead.
 
     Args:
-        recipe: The recipe; its catalog must be there.
-        world: Ranks.
-        epochs: Epochs that `epochs`, `sum`, `shares` and `never_seen` are about. `proposals` is None unless
-            imbalance or padding is above `cure.WASTE_ALLOWED`; `fewer_ranks` is where no proposal suffices.
-            `max_steps_to_set` is None unless the learning rate falls and lacks an end.
+        recipe: The recipe; its catalog must exist.
+        world: Number of ranks.
+        epochs: Number of epochs that `epochs`, `sum`, `shares` and `never_seen` cover.
+
+    Returns:
+        The results of `summarise` and `look_ahead`, with `proposals` if imbalance or padding is above
+        `plan_fixes.WASTE_ALLOWED`, `fewer_ranks` if no proposal suffices, and `max_steps_to_set` if the learning rate
+        decays without an end; all three are None otherwise.
 
     Raises:
         UserError: The first epoch would have no step.
@@ -257,25 +260,25 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> dict[str, Any]:
     data = RecipeData.open(recipe)
     spec = _spec(data, world)
     position = begin_epoch(data, spec, epoch=0)
-    told = summarise(data, spec, position.plan, world=world)
+    summary = summarise(data, spec, position.plan, world=world)
     further, total = look_ahead(data, spec, world=world, epochs=epochs)
-    cures = _cures(data, spec, total, world=world, epochs=epochs)
+    fixes = _fixes(data, spec, total, world=world, epochs=epochs)
     smaller = smaller_worlds(data, partial(_spec, data), world)
     train = recipe.train
     to_set = (train.max_epochs or 0) * position.plan.steps if train.lacks_end else None
     further |= {"smaller_worlds": smaller, "loss_reduction": train.loss_reduction, "max_steps_to_set": to_set}
-    return told | further | cures
+    return summary | further | fixes
 
 
 def _spec(data: RecipeData, world: int) -> PlanSpec:
     return data.plan_spec(*step_shape(data.recipe, world))
 
 
-def _cures(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, epochs: int) -> dict[str, Any]:
+def _fixes(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, epochs: int) -> dict[str, Any]:
     if not plan_fixes.too_much(total):
         return {"proposals": None, "fewer_ranks": None}
-    found = plan_fixes.proposals(data, spec, total, world=world, epochs=epochs)
-    if any(one["suffices"] for one in found):
-        return {"proposals": found, "fewer_ranks": None}
+    proposals = plan_fixes.proposals(data, spec, total, world=world, epochs=epochs)
+    if any(proposal["suffices"] for proposal in proposals):
+        return {"proposals": proposals, "fewer_ranks": None}
     fewer = plan_fixes.fewer_ranks(data, partial(_spec, data), world=world, epochs=epochs)
-    return {"proposals": found, "fewer_ranks": fewer}
+    return {"proposals": proposals, "fewer_ranks": fewer}

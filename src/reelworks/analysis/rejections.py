@@ -1,6 +1,6 @@
-"""Clips that an epoch leaves out: how many for each reason, the first by name, all of them as a file.
+"""List the clips that an epoch leaves out: their number by reason, the first by name, all of them in a file.
 
-Counts are over files: copies of a clip count once, and not at all where one of them is trained.
+Repeats of a clip count once, and not at all if one of them is trained.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from reelworks.run.records import RecordError
 
 Json = dict[str, Any]
 _NAMED = ("dataset", "path", "num_frames", "height", "width", "error")
-FILES_NAMED = 1000  # of each reason; more would make a summary that nobody opens
+FILES_NAMED = 1000  # most files listed for each reason
 _WRITERS: dict[str, Callable[[Any, Any], None]] = {".parquet": parquet.write_table, ".csv": csv.write_csv}
 
 
@@ -40,9 +40,9 @@ class Rejection:
     """Clips left out for one reason.
 
     Attributes:
-        reason: Why.
-        row: Their rows, ascending.
-        nearest: For each the entry that would ask least of it, -1 where there is none.
+        reason: Why the clips are left out.
+        row: Rows of the clips, ascending.
+        nearest: Index of the bucket entry that each clip misses by least, -1 if there is none.
     """
 
     reason: Reason
@@ -51,51 +51,49 @@ class Rejection:
 
 
 def left_out(assignment: Assignment, row: NDArray[np.int64]) -> list[Rejection]:
-    """Group what an epoch leaves out by reason; a clip of which any copy is trained is not left out.
+    """Group the clips that an epoch leaves out by reason; a clip is not left out if any repeat is trained.
 
     Args:
-        assignment: Of every clip and copy.
-        row: Row behind each, copies of a clip side by side.
+        assignment: Assignment of every clip and repeat.
+        row: Row of each clip and repeat; repeats of a clip are adjacent.
 
     Returns:
-        One for each reason that some clip has.
+        One rejection for each reason that occurs.
     """
     trained = np.zeros(int(row.max(initial=-1)) + 1, dtype=np.bool_)
     trained[row[assignment.reason == Reason.NONE]] = True
-    found = []
+    rejections = []
     for reason in list(Reason)[1:]:  # all but NONE
         where = np.flatnonzero((assignment.reason == reason) & ~trained[row])
         where = where[np.diff(row[where], prepend=-1) != 0]
         if len(where):
-            found.append(Rejection(reason, row[where], assignment.nearest[where]))
-    return found
+            rejections.append(Rejection(reason, row[where], assignment.nearest[where]))
+    return rejections
 
 
-def counts(data: RecipeData, found: list[Rejection]) -> Json:
-    """Clips by reason, and of those that fit nowhere by the entry that would ask least of them."""
-    told: Json = {}
-    for one in found:
-        entry, number = np.unique(one.nearest[one.nearest >= 0], return_counts=True)
+def counts(data: RecipeData, rejections: list[Rejection]) -> Json:
+    """Return the number of clips by reason, and for clips that fit no bucket also by nearest entry."""
+    by_reason: Json = {}
+    for r in rejections:
+        entry, number = np.unique(r.nearest[r.nearest >= 0], return_counts=True)
         names = [str(data.table.entries[i]) for i in entry.tolist()]
-        told[one.reason.label] = {
-            "clips": len(one.row),
-            "nearest": dict(zip(names, number.tolist(), strict=True)),
-        }
-    return told
+        nearest = dict(zip(names, number.tolist(), strict=True))
+        by_reason[r.reason.label] = {"clips": len(r.row), "nearest": nearest}
+    return by_reason
 
 
-def named(data: RecipeData, found: list[Rejection]) -> dict[str, list[dict[str, str]]]:
-    """The first files of each reason by dataset and path, `FILES_NAMED` at most, with particulars."""
+def named(data: RecipeData, rejections: list[Rejection]) -> dict[str, list[dict[str, str]]]:
+    """Return the first files of each reason by dataset and path, at most `FILES_NAMED`, with details."""
     return {
-        one.reason.label: [
-            _explain(data, one.reason, int(one.row[i]), int(one.nearest[i])) for i in _first(data, one.row)
+        r.reason.label: [
+            _explain(data, r.reason, int(r.row[i]), int(r.nearest[i])) for i in _first(data, r.row)
         ]
-        for one in found
+        for r in rejections
     }
 
 
 def _first(data: RecipeData, row: NDArray[np.int64]) -> list[int]:
-    """Places of the first rows by dataset and path."""
+    """Return the indices of the first rows by dataset and path."""
     taken = pa.array(row)
     names = pa.table({"dataset": _words(data.rows.dataset.take(taken)), "path": data.rows.path.take(taken)})
     order = [("dataset", "ascending"), ("path", "ascending")]
@@ -109,12 +107,12 @@ def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[s
     if reason == Reason.UNREADABLE:
         detail = str(rows.error[row].as_py())
     elif reason == Reason.IN_EXCLUDE_FILE:
-        detail = f"named in {data.recipe.exclude_file}"
+        detail = f"listed in {data.recipe.exclude_file}"
     elif reason == Reason.FILTERED:
         dataset = rows.dataset[row].as_py()
         text = next(d.filter for d in data.recipe.dataset if d.filter and d.dataset_name == dataset)
-        found = filters.values(rows, row, text)
-        detail = f"{text}; it has " + ", ".join(_told(name, value) for name, value in found.items())
+        values = filters.values(rows, row, text)
+        detail = f"{text}; the clip has " + ", ".join(_value_text(name, v) for name, v in values.items())
     elif reason == Reason.NO_CAPTION:
         detail = _no_caption(data, row)
     elif reason == Reason.NO_COMPANION:
@@ -132,28 +130,28 @@ def _no_caption(data: RecipeData, row: int) -> str:
     listed = {d.dataset_name for d in data.recipe.dataset if d.place.list_file is not None}
     name = data.rows.dataset[row].as_py()
     return (
-        "no caption in the list, or beside the clip if the list has none"
+        "no caption in the list, nor in a file next to the clip if the list has no captions"
         if name in listed
         else "no caption file"
     )
 
 
-def _told(name: str, value: Any) -> str:
+def _value_text(name: str, value: Any) -> str:
     if value is None:
         return f"no {name}"
     return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value!r}"
 
 
 def write(path: Path, data: RecipeData, epoch: int) -> None:
-    """Write all that an epoch leaves out, a row each, by reason: names, measures, nearest entry, error.
+    """Write a table of all clips that an epoch leaves out, by reason: path, size, nearest entry, error.
 
     Args:
-        path: Ends in .parquet or .csv.
+        path: File to write, .parquet or .csv.
         data: The recipe's data.
-        epoch: From 0.
+        epoch: Number of the epoch, from 0.
 
     Raises:
-        UserError: The name ends otherwise, or the file cannot be written.
+        UserError: The file name has another ending, or the file cannot be written.
     """
     clips, row, assignment = data.assigned(epoch)
     out = assignment.reason != Reason.NONE
@@ -165,28 +163,28 @@ def write(path: Path, data: RecipeData, epoch: int) -> None:
 
 
 def write_recorded(path: Path, run: RunFolder) -> str:
-    """Write all that the latest segment of a run left out, as `write` does, by its record alone.
+    """Write a table of all clips that the latest segment of a run left out, as `write` does, from its record.
 
     Returns:
         The segment's name.
 
     Raises:
-        UserError: The run has no record, it is lost, or the file cannot be written.
+        UserError: The run has no record, the record is lost, or the file cannot be written.
     """
     run.info()
     keys = records.keys(run)
     try:
         if not keys:
-            raise RecordError("no segment has begun")
+            raise RecordError("training has not begun")
         record = records.read(run, keys[-1])
         catalog = segment_record.recorded_catalog(run, record.about)
     except RecordError as missing:
         raise UserError(
-            f"the run has no record of what it left out: {missing}",
+            f"the run has no record of the clips that it left out: {missing}",
             code="record-missing",
             field="RUN",
             value=str(run.path),
-            remedy="give the recipe instead of the run, to see what its next start would leave out",
+            remedy="pass the recipe instead of the run, to list the clips that its next start would leave out",
         ) from None
     consumed = record.consumed
     reason = record.other_reason.astype(np.int8)
@@ -203,11 +201,11 @@ def _write(path: Path, table: Any) -> None:
     writer = _WRITERS.get(path.suffix)
     if writer is None:
         raise UserError(
-            "neither .parquet nor .csv",
+            "the file is neither .parquet nor .csv",
             code="unknown-table-format",
             field="--rejected",
             value=str(path),
-            remedy="end the name in one of them",
+            remedy="use a file name that ends in .parquet or .csv",
         )
     buffer = pa.BufferOutputStream()
     writer(table, buffer)
@@ -222,7 +220,7 @@ def _table(
     labels: list[str],
     entries: list[str],
 ) -> Any:
-    """A row for each clip of which no copy is trained, by reason and ordinal."""
+    """Return a table with a row for each clip of which no repeat is trained, by reason and ordinal."""
     first = np.flatnonzero(np.diff(others.ordinal, prepend=-1) != 0)
     first = first[~np.isin(others.ordinal[first], trained)]
     first = first[np.argsort(others.reason[first], kind="stable")]
@@ -245,5 +243,5 @@ def _table(
 
 
 def _words(column: Any) -> Any:
-    """A dictionary-encoded column as plain texts, which sort and stand in CSV."""
+    """Return a dictionary-encoded column as plain texts, which can be sorted and written as CSV."""
     return column.cast(pa.string())

@@ -1,5 +1,5 @@
-"""From a catalog, a bucket table and a schedule to micro-batches.
+"""Turn a catalog, a bucket table and a schedule into micro-batches.
 
-Owns which clips an epoch trains and why the others stay out, the position in the data and its exact resume, the
-records of segments, and the loader. Takes values (`DataSpec`), never a recipe. Only `loader` needs torch.
+Decides which clips an epoch trains and why the others are left out, tracks the position in the data and resumes it
+exactly, writes the records of segments, and loads. Takes values (`DataSpec`), never a recipe. Only `loader` needs torch.
 """

@@ -1,4 +1,4 @@
-"""Which clips of a catalog an epoch trains, in which bucket each, and the plan of the epoch."""
+"""Select the clips of a catalog that an epoch trains, assign them to buckets, and plan the epoch."""
 
 from __future__ import annotations
 
@@ -35,24 +35,28 @@ from reelworks.schedule.cursor import Excluded
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
 
 I64 = NDArray[np.int64]
-_HOW_FOUND = {"entries", "max_tokens", "max_batch_size"}  # of buckets; what they found counts
-# What companions leave out, the catalog's digest tells.
+_BUCKET_SEARCH = {
+    "entries",
+    "max_tokens",
+    "max_batch_size",
+}  # only the buckets that result from these are digested
+# Clips that lack a companion are covered by the catalog's digest.
 _NOT_OF_A_PLAN = {"path", "root", "caption", *companions.KINDS}
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Settings of a dataset besides its catalog and its bucket table, as plain values.
+    """Settings of a dataset other than its catalog and bucket table, as plain values.
 
     Attributes:
-        datasets: The catalog's datasets that are trained, each with its settings.
+        datasets: Datasets of the catalog to train, each with its settings.
         seed: Seed of every random choice.
         data: How clips are read: frame rate, crops, short clips, locality.
         split: Share of files, or of folders, held out for validation.
-        group: What is held out as a whole.
-        max_held_out: Held-out clips that validation looks at.
-        exclude_file: A text file of clips that are not trained, or None.
-        cost: What a clip costs, by which the plan balances ranks.
+        group: Unit of the split: single files, or folders as a whole.
+        max_held_out: Maximum number of held-out clips that validation uses.
+        exclude_file: Text file that lists clips not to train, or None.
+        cost: Cost of a clip, by which the plan balances ranks.
     """
 
     datasets: tuple[DatasetConfig, ...]
@@ -70,14 +74,14 @@ class Dataset:
     """The clips of a catalog, the bucket of each, and the plan of each epoch.
 
     Attributes:
-        catalog: The catalog at the version that is planned on.
+        catalog: The catalog, at the version to plan on.
         table: The bucket table.
-        spec: What shapes the dataset besides; given none, every dataset of the catalog, with default settings.
+        spec: All other settings; by default every dataset of the catalog, with default settings.
         rows: Live rows of the catalog that belong to the spec's datasets.
-        companion_rows: Live rows of their controls, sources and loss masks.
+        companion_rows: Live rows of the controls, edit sources and loss masks of these clips.
         digest: Digest of the catalog's state.
         run: The run folder whose processes share their plans, or None.
-        seed: Replaces the spec's.
+        seed: Replaces the seed of `spec`.
 
     Examples:
         >>> import reelworks as rw
@@ -91,7 +95,7 @@ class Dataset:
 
     catalog: Catalog
     table: BucketTable
-    spec: DataSpec = None  # type: ignore[assignment]  # `__post_init__` fills in what is not given
+    spec: DataSpec = None  # type: ignore[assignment]  # `__post_init__` sets the defaults
     rows: CatalogRows = None  # type: ignore[assignment]
     companion_rows: CatalogRows = None  # type: ignore[assignment]
     digest: str = ""
@@ -112,7 +116,7 @@ class Dataset:
             self.spec = replace(self.spec, seed=seed)
 
     def rows_at(self, ordinals: I64) -> I64:
-        """Places in `rows` of live clips by ordinal; of millions much faster than by uid."""
+        """Return the indices into `rows` of live clips by ordinal; for millions much faster than by uid."""
         return self._row_of_ordinal[ordinals]
 
     @cached_property
@@ -123,7 +127,7 @@ class Dataset:
 
     @cached_property
     def exclude_list(self) -> ExcludeList:
-        """The recipe's list of clips not to train.
+        """The list of clips not to train.
 
         Raises:
             UserError: Its file cannot be read.
@@ -137,17 +141,17 @@ class Dataset:
 
     @cached_property
     def companions(self) -> dict[str, Found]:
-        """Companions of the rows by kind, for the kinds that some dataset has."""
-        found = {}
+        """Companions of the rows by kind, for the kinds that at least one dataset uses."""
+        by_kind = {}
         for kind in companions.KINDS:
             folders = {d.dataset_name: d.companions[kind] for d in self.spec.datasets if kind in d.companions}
             if folders:
-                found[kind] = companions.find(self.rows, self.companion_rows, kind, folders)
-        return found
+                by_kind[kind] = companions.find(self.rows, self.companion_rows, kind, folders)
+        return by_kind
 
     @cached_property
     def excluded(self) -> NDArray[np.int8]:
-        """Reason of each row that is known before shapes are looked at, or `Reason.NONE`."""
+        """Why each row is excluded whatever its shape, or `Reason.NONE`."""
         return eligibility.exclusion_reasons(
             self.rows,
             self.spec.datasets,
@@ -157,11 +161,11 @@ class Dataset:
 
     @cached_property
     def _showings(self) -> NDArray[np.float64]:
-        """How often an epoch shows each row on average."""
+        """Mean number of times that an epoch shows each row."""
         return repeats.showings_per_epoch(self.rows, self.spec.datasets)
 
     def clips(self) -> tuple[Clips, I64]:
-        """Return the clips to be assigned, and the row behind every element: repeats stand side by side.
+        """Return the clips to assign, a repeat as one element each, and the row of every element.
 
         Raises:
             UserError: There are too many repeats.
@@ -184,17 +188,17 @@ class Dataset:
         return clips, row
 
     def assigned(self, epoch: int) -> tuple[Clips, I64, Assignment]:
-        """Every clip and copy of an epoch, the row behind each, and their assignment."""
+        """Return every clip and repeat of an epoch, the row of each, and their assignment."""
         clips, row = self.clips()
         return clips, row, self._assign(clips, row, epoch)
 
     def assignment(self, epoch: int) -> tuple[Assignment, I64]:
-        """Assignment of every clip and copy in an epoch, and the row behind each."""
+        """Return the assignment of every clip and repeat of an epoch, and the row of each."""
         _, row, result = self.assigned(epoch)
         return result, row
 
     def _assign(self, clips: Clips, row: I64, epoch: int) -> Assignment:
-        """Assign; of a dataset whose weight is no whole number, the last copy is only drawn."""
+        """Assign clips to buckets; where `repeats` is fractional, chance decides whether the last repeat is trained."""
         result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=epoch)
         chance = self._showings[row] - clips.copy
         at = np.flatnonzero((chance < 1) & (result.reason == Reason.NONE))
@@ -205,7 +209,7 @@ class Dataset:
         return result
 
     def entries(self, epoch: int) -> Entries:
-        """Clips that an epoch trains."""
+        """Return the clips that an epoch trains."""
         clips, row, result = self.assigned(epoch)
         return self._entries_without_reason(clips, row, result)
 
@@ -218,7 +222,7 @@ class Dataset:
         )
 
     def held_out(self) -> Entries:
-        """Clips that validation looks at, one copy of each, in an order of their own."""
+        """Return the clips that validation uses, each once, in an order drawn from the seed."""
         clips, row = self.clips()
         result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=0)
         where = np.flatnonzero((result.reason == Reason.HELD_OUT) & (clips.copy == 0))
@@ -231,15 +235,15 @@ class Dataset:
 
     @cached_property
     def measured_ms(self) -> dict[str, float]:
-        """Milliseconds per clip by bucket, where `cost.measured` tells them."""
+        """Milliseconds per clip by bucket, as `cost.measured` lists them."""
         return cost.read_measured(self.spec.cost.measured, [b.name for b in self.table.buckets])
 
     def plan_spec(self, micro_batches_per_step: int, same_bucket_run: int) -> PlanSpec:
-        """All that shapes a plan besides the entries.
+        """Return everything that determines a plan, except the entries.
 
         Args:
-            micro_batches_per_step: Of all ranks together.
-            same_bucket_run: Micro-batches of a slot.
+            micro_batches_per_step: Micro-batches of an optimizer step, over all ranks.
+            same_bucket_run: Number of micro-batches of one bucket that run at the same time.
         """
         names = [bucket.name for bucket in self.table.buckets]
         buckets = self.table.config
@@ -261,7 +265,7 @@ class Dataset:
         return digests.digest_json(
             [
                 [[b.name, *b.shape.__dict__.values(), b.batch_size] for b in buckets.buckets],
-                buckets.config.model_dump(exclude=_HOW_FOUND),
+                buckets.config.model_dump(exclude=_BUCKET_SEARCH),
                 [entry.model_dump() for entry in buckets.given],
                 spec.data.frame_interval,
                 spec.data.fps,
@@ -283,24 +287,24 @@ class Dataset:
         segment: int = 0,
         excluded: Excluded | None = None,
     ) -> EpochPlan:
-        """Plan of an epoch; the last few are kept, since reading ahead and training share them.
+        """Return the plan of an epoch; the last few are cached, since reading ahead and training share them.
 
         Args:
-            spec: All that shapes it besides the entries.
-            epoch: From 0.
-            generation: Times that the data were restarted.
-            segment: Stretch of the epoch, from 0.
-            excluded: What earlier segments consumed.
+            spec: Everything that determines the plan, except the entries.
+            epoch: Number of the epoch, from 0.
+            generation: Number of restarts of the data.
+            segment: Number of the segment in the epoch, from 0.
+            excluded: Clips that earlier segments consumed.
         """
         return self.planned(spec, (generation, epoch, segment), excluded).plan
 
     def planned(self, spec: PlanSpec, place: tuple[int, int, int], excluded: Excluded | None) -> Planned:
-        """Plan of an epoch as `plan` gives it, and the clips that it leaves out.
+        """Return the plan of an epoch, as `plan` does, and the clips that it leaves out.
 
         Args:
-            spec: All that shapes it besides the entries.
+            spec: Everything that determines the plan, except the entries.
             place: Generation, epoch and segment.
-            excluded: What earlier segments consumed.
+            excluded: Clips that earlier segments consumed.
         """
         consumed = Excluded.none() if excluded is None else excluded
         epoch = place[1]
@@ -316,36 +320,36 @@ class Dataset:
             entries = cursor.remaining_after(entries, excluded, self.catalog.all_rows().uid)
             out |= excluded.holds(ordinal, clips.copy)
         others = Unplanned(ordinal[out], clips.copy[out], result.reason[out], result.nearest[out])
-        del clips, row, result, ordinal, out  # of millions, they would lie beside the plan in its making
+        del clips, row, result, ordinal, out  # free the memory of millions of clips before planning
         return Planned(plan_epoch(entries, spec, epoch), others)
 
 
 def rows_of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:
-    """The rows of some datasets."""
+    """Return the rows of some datasets."""
     mine = rows.of_datasets([source.name for source in wanted])
     return rows if mine.all() else rows.take(mine)  # a copy of millions of rows takes gigabytes
 
 
 def clip_sources(datasets: Iterable[DatasetConfig]) -> list[Source]:
-    """Folders and lists that datasets name."""
+    """Return the folders and lists that datasets name."""
     return [d.place for d in datasets]
 
 
 def companion_sources(datasets: Iterable[DatasetConfig]) -> list[Source]:
-    """Folders of companions that they name.
+    """Return the folders of companions that datasets name.
 
     Raises:
-        UserError: One lies in the folder of its clips.
+        UserError: A companion folder lies inside the folder of its clips.
     """
     return [s for d in datasets for s in companions.sources(d.place, d.companions)]
 
 
 def datasets_of(rows: CatalogRows) -> tuple[DatasetConfig, ...]:
-    """The datasets of a catalog's live rows, each with default settings."""
+    """Return the datasets of a catalog's live rows, each with default settings."""
     clips = companions.without(rows)
     name = pc.cast(clips.dataset, pa.large_string())
     pairs = pa.table({"name": name, "root": pc.cast(clips.root, pa.large_string())})
     first = (
         pairs.group_by("name", use_threads=False).aggregate([("root", "first")]).sort_by("name").to_pylist()
     )
-    return tuple(DatasetConfig(path=one["root_first"], name=one["name"]) for one in first)
+    return tuple(DatasetConfig(path=pair["root_first"], name=pair["name"]) for pair in first)

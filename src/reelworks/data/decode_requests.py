@@ -1,4 +1,4 @@
-"""Turn places of a plan into decode requests and captions; every random choice about a clip is drawn here."""
+"""Turn clips of a plan into decode requests and captions; every random choice about a clip is drawn here."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from reelworks.media.decode import Measures, Request
 def decode_requests(
     data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], bucket: int, *, epoch: int
 ) -> list[Request]:
-    """Say what an epoch reads of clips that it shows in one bucket.
+    """Return the decode requests of clips that an epoch shows in one bucket.
 
     Args:
-        data: The recipe's data.
-        rows: Places of the clips in `data.rows`.
-        copies: Which repeat and showing of each, as `schedule.plan.draw_copies` tells them.
+        data: The dataset.
+        rows: Indices of the clips in `data.rows`.
+        copies: Repeat and showing of each clip, as `schedule.plan.draw_copies` numbers them.
         bucket: Index into the bucket table.
         epoch: Number of the epoch, from 0.
     """
@@ -54,36 +54,36 @@ def decode_requests(
 def companion_requests(
     data: Dataset, rows: NDArray[np.int64], own: Sequence[Request]
 ) -> dict[str, tuple[Request | None, ...]]:
-    """Say what is read of companions, by kind: the same moments and the same part as of their clips.
+    """Return the decode requests of companions by kind, with the same frames and the same crop as their clips.
 
     Args:
-        data: The recipe's data.
-        rows: Places of the clips in `data.rows`.
-        own: What is read of the clips.
+        data: The dataset.
+        rows: Indices of the clips in `data.rows`.
+        own: Decode requests of the clips.
 
     Returns:
         A request for each clip, None where its dataset has no such companion.
     """
     return {
-        kind: tuple(
-            _of_companion(found, row, request) for row, request in zip(rows.tolist(), own, strict=True)
-        )
-        for kind, found in data.companions.items()
+        kind: tuple(_of_companion(c, row, request) for row, request in zip(rows.tolist(), own, strict=True))
+        for kind, c in data.companions.items()
     }
 
 
-def _of_companion(found: Found, row: int, own: Request) -> Request | None:
-    at = int(found.row[row])
+def _of_companion(companions: Found, row: int, own: Request) -> Request | None:
+    at = int(companions.row[row])
     if at < 0:
         return None
-    is_image = found.rows.kind[at].as_py() == "image"
-    return replace(own, path=found.rows.file(at), is_image=is_image, nearest=found.kind == "loss_mask")
+    is_image = companions.rows.kind[at].as_py() == "image"
+    return replace(
+        own, path=companions.rows.file(at), is_image=is_image, nearest=companions.kind == "loss_mask"
+    )
 
 
 def _draws(
     data: Dataset, uids: NDArray[np.uint64], copies: NDArray[np.int64], epoch: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Draw where each clip begins, and where it is cropped along height and width; in [0, 1)."""
+    """Draw the start of each clip and its crop along height and width, all in [0, 1)."""
     seed, config = data.spec.seed, data.spec.data
     first, down, across = np.zeros(len(uids)), np.full(len(uids), 0.5), np.full(len(uids), 0.5)
     if config.clip_start == "random":
@@ -97,7 +97,7 @@ def _draws(
 
 
 def shown_fps(data: Dataset, row: int) -> float:
-    """Frames per second of a row's clip as the model is told them."""
+    """Return the frames per second of a row's clip that the model gets as conditioning."""
     if data.rows.is_image[row]:
         return decode.IMAGE_FPS
     fps = float(data.rows.fps[row])
@@ -105,12 +105,12 @@ def shown_fps(data: Dataset, row: int) -> float:
 
 
 def caption_of_row(data: Dataset, row: int) -> str:
-    """Fill the template of a row's dataset with its caption and its numbers."""
+    """Return the caption template of a row's dataset, filled with the row's caption and numbers."""
     rows = data.rows
     name = rows.dataset[row].as_py()
     dataset = next(d for d in data.spec.datasets if d.dataset_name == name)
     form, text = dataset.caption, rows.caption[row].as_py() or dataset.missing_caption
-    assert text is not None, "clips without a caption are left out where nothing stands for it"
+    assert text is not None, "clips without a caption are excluded unless missing_caption is set"
     numbers = {column: _number(data, row, column) for column in template.names(form)}
     return template.fill(form, text, numbers)
 

@@ -1,4 +1,4 @@
-"""Decide which clips may be trained, before shapes are looked at: filters, captions, companions, the exclude list."""
+"""Decide which clips may be trained, whatever their shape: filters, captions, companions, the exclude list."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def exclusion_reasons(
     companions: Iterable[Found],
     in_exclude_file: NDArray[np.bool_],
 ) -> NDArray[np.int8]:
-    """Reason of each row, or `Reason.NONE`; of several the last one here.
+    """Return why each row is excluded, or `Reason.NONE`; of several reasons the one assigned last below.
 
     Args:
         rows: Rows of the catalog.
-        datasets: The recipe's.
-        companions: Those of the rows, of each kind that some dataset has.
+        datasets: Datasets of the recipe.
+        companions: Companions of the rows, one element for each kind that a dataset uses.
         in_exclude_file: True for rows that the exclude list names.
     """
     excluded = np.full(len(rows), Reason.NONE, dtype=np.int8)
     for text in {d.filter for d in datasets if d.filter is not None}:
-        its = rows.of_datasets([d.dataset_name for d in datasets if d.filter == text])
-        excluded[its & ~filters.keeps(rows, text)] = Reason.FILTERED
+        filtered = rows.of_datasets([d.dataset_name for d in datasets if d.filter == text])
+        excluded[filtered & ~filters.keeps(rows, text)] = Reason.FILTERED
     for found in companions:
         excluded[found.problem != Problem.NONE] = Reason.NO_COMPANION
     filled = rows.of_datasets([d.dataset_name for d in datasets if d.missing_caption is not None])
@@ -53,66 +53,66 @@ def require_scores(datasets: list[DatasetConfig], rows: CatalogRows) -> None:
     """Refuse a name that is neither a column of the catalog nor a score of any clip of its dataset.
 
     Args:
-        datasets: The recipe's.
+        datasets: Datasets of the recipe.
         rows: Live rows of their clips.
 
     Raises:
-        UserError: With the name and the one nearest to it.
+        UserError: A filter or a caption template uses such a name; the error suggests the nearest known one.
     """
-    for one in datasets:
-        named = filters.scores_named(one.filter) if one.filter else set()
-        if not named | (template.names(one.caption) - set(NUMBERS)):
+    for dataset in datasets:
+        named = filters.scores_named(dataset.filter) if dataset.filter else set()
+        if not named | (template.names(dataset.caption) - set(NUMBERS)):
             continue
-        its = rows.of_datasets([one.dataset_name])
-        known = frozenset(name for name, score in rows.scores.items() if np.isfinite(score[its]).any())
-        if one.filter:
-            filter_expression.parse(one.filter, scores=known)
-        template.parse(one.caption, known)
+        clips = rows.of_datasets([dataset.dataset_name])
+        known = frozenset(name for name, score in rows.scores.items() if np.isfinite(score[clips]).any())
+        if dataset.filter:
+            filter_expression.parse(dataset.filter, scores=known)
+        template.parse(dataset.caption, known)
 
 
 @dataclass(frozen=True)
 class ExcludeList:
-    """Clips by dataset and path.
+    """A list of clips not to train, each named as "dataset/path".
 
     Attributes:
-        lines: As the file has them, comments and empty lines left out, each once.
+        lines: Distinct lines of the file, without comments and empty lines.
     """
 
     lines: tuple[str, ...] = ()
 
     def digest(self) -> str:
-        """Digest of the lines; their order and comments do not count."""
+        """Return the digest of the lines, independent of their order and of comments."""
         return digests.digest_json(sorted(self.lines))
 
     def rows(self, rows: CatalogRows) -> NDArray[np.bool_]:
-        """True for the rows that a line names."""
+        """Return True for the rows that a line names."""
         named = np.zeros(len(rows), dtype=np.bool_)
-        named[list(self._found(rows).values())] = True
+        named[list(self._matches(rows).values())] = True
         return named
 
     def unmatched(self, rows: CatalogRows) -> list[str]:
-        """Lines that name no row."""
-        found = self._found(rows)
-        return [line for line in self.lines if not any(clip in found for clip in _readings(line))]
+        """Return the lines that name no row."""
+        matches = self._matches(rows)
+        return [line for line in self.lines if not any(clip in matches for clip in _readings(line))]
 
-    def _found(self, rows: CatalogRows) -> dict[str, int]:
-        """Row of each clip that a line names; of a line's readings the first that is a clip counts."""
+    def _matches(self, rows: CatalogRows) -> dict[str, int]:
+        """Return the row of each clip that a line names; of a line's readings the first that is a clip counts."""
         known = _named(rows, {clip for line in self.lines for clip in _readings(line)})
         chosen = (next((clip for clip in _readings(line) if clip in known), None) for line in self.lines)
         return {clip: known[clip] for clip in chosen if clip is not None}
 
 
 def _readings(line: str) -> list[str]:
-    """List the clips that a line may name: a file's name may hold a #, and a comment may follow a path."""
+    """Return the clips that a line may name: a `#` may belong to a file name or begin a comment after a path."""
     path, comment, _ = line.partition(" #")
     return [line, path.rstrip()] if comment else [line]
 
 
 def _named(rows: CatalogRows, clips: Iterable[str]) -> dict[str, int]:
-    """Rows by "dataset/path", for those of `clips` that are there."""
+    """Return the rows of those `clips` that exist, by "dataset/path"."""
     clips = set(clips)
-    found: dict[str, int] = {}
-    # Paths are compared as they lie: joining millions of them with their datasets would copy them all.
+    row_of: dict[str, int] = {}
+    # Compare the paths alone: joining millions of them with their datasets would copy them all.
     for dataset in set(rows.dataset.dictionary.to_pylist()):
         below = [clip.removeprefix(f"{dataset}/") for clip in clips if clip.startswith(f"{dataset}/")]
         if not below:
@@ -120,15 +120,15 @@ def _named(rows: CatalogRows, clips: Iterable[str]) -> dict[str, int]:
         inside = pc.is_in(rows.path, value_set=pa.array(below, type=rows.path.type))
         for row in np.flatnonzero(inside.to_numpy(zero_copy_only=False)).tolist():
             if rows.dataset[row].as_py() == dataset:
-                found[f"{dataset}/{rows.path[row].as_py()}"] = row
-    return found
+                row_of[f"{dataset}/{rows.path[row].as_py()}"] = row
+    return row_of
 
 
 def read_exclude_list(path: str | None) -> ExcludeList:
-    """Read an exclude list; None is one without a line.
+    """Read an exclude list; None stands for an empty one.
 
     Raises:
-        UserError: It cannot be read, or is not UTF-8.
+        UserError: The file cannot be read, or is not UTF-8.
     """
     if path is None:
         return ExcludeList()
@@ -136,19 +136,21 @@ def read_exclude_list(path: str | None) -> ExcludeList:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(
-            f"the list cannot be read ({error.strerror})",
+            f"the exclude list cannot be read ({error.strerror})",
             code="file-unreadable",
             field="exclude_file",
             value=path,
-            remedy="check the path; relative ones start at the folder in which the command is given",
+            remedy="check the path; relative paths start at the folder in which the command runs",
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(
-            f"not UTF-8: byte {error.start}",
+            f"the file is not UTF-8, from byte {error.start} on",
             code="not-utf-8",
             field="exclude_file",
             value=path,
-            remedy="save it as UTF-8",
+            remedy="save the file as UTF-8",
         ) from error
-    lines = (line.strip() for line in text.split("\n"))  # a name may hold what else ends a line
+    lines = (
+        line.strip() for line in text.split("\n")
+    )  # splitlines() would also split at characters that a file name may contain
     return ExcludeList(tuple(dict.fromkeys(line for line in lines if line and not line.startswith("#"))))

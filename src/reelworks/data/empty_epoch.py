@@ -1,4 +1,4 @@
-"""The error for an epoch without a step: what leaves its clips out, and what would cure it."""
+"""Explain an epoch without a step: why its clips are left out, and how to fix that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reelworks.data.dataset import Dataset, DataSpec
 
 
 def no_steps(data: Dataset, epoch: int = 0) -> UserError:
-    """The error for an epoch without a step: every entry with its clips, and what would cure it."""
+    """Return the error for an epoch without a step, with the clips of every entry and a remedy."""
     result, _ = data.assignment(epoch)
     if (error := _mostly(data.spec, result.reason)) is not None:
         return error
@@ -38,13 +38,8 @@ def no_steps(data: Dataset, epoch: int = 0) -> UserError:
 
 
 def _mostly(spec: DataSpec, reason: NDArray[np.int8]) -> UserError | None:
-    """Name the one choice that leaves out more than half of the clips; None where there is no such choice.
-
-    Args:
-        spec: The dataset's.
-        reason: `Reason` of every clip of an epoch without a step.
-    """
-    for kind, (problem, field, value, remedy) in _told(spec).items():
+    """Return the error for the one setting that leaves out more than half of the clips, or None."""
+    for kind, (problem, field, value, remedy) in _settings(spec).items():
         count = int((reason == kind).sum())
         if 2 * count > len(reason):
             problem = f"{count} of {len(reason)} clips {problem} (reason {kind.label}), so an epoch would have no step"
@@ -52,8 +47,8 @@ def _mostly(spec: DataSpec, reason: NDArray[np.int8]) -> UserError | None:
     return None
 
 
-def _told(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
-    """Problem, field, value and remedy of each choice."""
+def _settings(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
+    """Return problem, field, value and remedy of each setting that leaves clips out."""
     folders = spec.group == "folder"
     lower = "lower validation.split" + (', or set validation.group = "file"' if folders else "")
     return {
@@ -61,25 +56,25 @@ def _told(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
             "have no caption",
             "dataset.path",
             [dataset.path for dataset in spec.datasets],
-            "write each caption into a text file beside its clip: cat.mp4 and cat.txt",
+            "write each caption into a text file next to its clip, for example cat.txt for cat.mp4",
         ),
         Reason.NO_COMPANION: (
-            "lack a companion that fits them",
+            "have no companion file (control, source or mask) that fits them",
             "dataset",
             [dataset.companions for dataset in spec.datasets],
-            "`reelworks plan RECIPE --rejected FILE.csv` names each with what is wrong",
+            "list each clip with its problem: `reelworks plan RECIPE --rejected FILE.csv`",
         ),
         Reason.FILTERED: (
             "do not pass their dataset's filter",
             "dataset.filter",
             [dataset.filter for dataset in spec.datasets],
-            "loosen it; `reelworks inspect CATALOG` shows what the clips have",
+            "loosen the filter; `reelworks inspect CATALOG` shows the values that the clips have",
         ),
         Reason.IN_EXCLUDE_FILE: (
-            "are excluded by a list",
+            "are in the exclude list",
             "exclude_file",
             spec.exclude_file,
-            "take lines out of that file",
+            "remove lines from that file",
         ),
         Reason.HELD_OUT: ("are held out for validation", "validation.split", spec.split, lower),
     }

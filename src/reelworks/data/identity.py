@@ -1,8 +1,8 @@
-"""Recognises clips in a catalog that changed since a segment was planned.
+"""Recognise clips in a catalog that changed since a segment was planned.
 
-A clip's key is the uid under which the run first met its file. A uid is made of the dataset's name and the path
-below its folder, so a dataset that was renamed, split, or swapped with another has other uids although its files
-are the same. Content and path together tell that: without it the epoch would train these files twice.
+A clip's key is the uid that its file had when the run first used it. A uid is made of the dataset's name and the path
+below its folder, so a dataset that was renamed, split, or swapped with another has new uids although its files are
+the same. Such clips are recognised by content and path together; otherwise the epoch would train these files twice.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Known:
 
     Attributes:
         catalog: The catalog, at the version that the segment was planned on.
-        ordinal: The rows, ascending.
-        aliases: Those whose key is not their uid.
+        ordinal: Ordinals of the rows, ascending.
+        aliases: Keys of the clips whose key is not their uid.
     """
 
     catalog: Catalog
@@ -45,12 +45,12 @@ class Known:
 
     @cached_property
     def uids(self) -> U64:
-        """Uids of all rows of the catalog, by ordinal."""
+        """Uids of all rows of the catalog, indexed by ordinal."""
         uids: U64 = self.catalog.columns("uid").column("uid").to_numpy()
         return uids
 
     def keys(self, ordinal: I64) -> U64:
-        """Keys of rows of the catalog."""
+        """Return the keys of rows of the catalog."""
         return self.aliases.keys(ordinal, self.uids[ordinal])
 
 
@@ -61,9 +61,9 @@ class Identity:
     Attributes:
         ordinal, key: Each live row, ascending, and the key of its clip.
         kept: True for the rows that were live before, with the same ordinal.
-        aliases: Those whose key is not their uid.
-        added, removed, edited: Clips by what happened to them.
-        renamed: Clips by dataset before and dataset now, of those whose files have other names.
+        aliases: Keys of the clips whose key is not their uid.
+        added, removed, edited: Numbers of clips.
+        renamed: Numbers of clips whose files have other names, by former and present dataset.
     """
 
     ordinal: I64
@@ -76,30 +76,30 @@ class Identity:
     renamed: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def lines(self, how: RenamedClips) -> list[str]:
-        """Tell renamed clips, a line for each pair of datasets."""
-        said = []
+        """Return lines to print about renamed clips, one for each pair of datasets."""
+        lines = []
         for (before, now), number in sorted(self.renamed.items()):
             clips = (
                 f"{number} clip{'s are' if number > 1 else ' is'} the same file{'s' if number > 1 else ''}"
             )
-            where = f"seems to be `{now}` now" if before != now else "has other paths now"
-            then = (
-                'those done in this epoch are not trained again (data.renamed_clips = "new" would)'
+            change = f"seems to be `{now}` now" if before != now else "has other paths now"
+            effect = (
+                'clips already trained in this epoch are not trained again (set data.renamed_clips = "new" to train them)'
                 if how == "same"
-                else 'they are trained as new clips, as data.renamed_clips = "new" says'
+                else 'they are trained as new clips because of data.renamed_clips = "new"'
             )
-            said.append(f"dataset `{before}` {where}: {clips}; {then}")
-        return said
+            lines.append(f"dataset `{before}` {change}: {clips}; {effect}")
+        return lines
 
 
 def identify(rows: CatalogRows, catalog: Catalog, former: Sequence[Known], how: RenamedClips) -> Identity:
-    """Find the clips that a run knows among the rows of a catalog.
+    """Relate the rows of a catalog to the clips that a run knows.
 
     Args:
         rows: The live rows of the recipe's datasets.
-        catalog: The catalog that they are of.
+        catalog: The catalog of these rows.
         former: Segments planned before, the latest first.
-        how: Whether the same file under another name is the same clip.
+        how: Whether the same file under another name is the same clip or a new one.
     """
     latest = former[0]
     grown = latest.catalog.is_prefix_of(catalog)
@@ -115,7 +115,7 @@ def identify(rows: CatalogRows, catalog: Catalog, former: Sequence[Known], how: 
         known = matched >= 0
         key[new[known]] = gone.key[matched[known]]
         removed -= int(gone.latest[matched[known]].sum())
-        # A catalog that was made anew has other rows of the same files; one that grew, of those that changed.
+        # A catalog scanned anew has new rows for all files; one that grew has new rows only for changed files.
         edited = (
             int(known.sum()) - (sum(renamed.values()) if how == "same" else 0) - (0 if grown else unchanged)
         )
@@ -135,13 +135,13 @@ def identify(rows: CatalogRows, catalog: Catalog, former: Sequence[Known], how: 
 
 
 def carry_over(identity: Identity, former: Known, ordinal: I64, copy: I64, excluded: Excluded) -> Excluded:
-    """Translate the clips that are consumed into rows of the catalog as it is now.
+    """Translate consumed clips into rows of the present catalog.
 
     Args:
-        identity: The rows of now.
-        former: The segment that consumed them.
-        ordinal, copy: Rows of its catalog that it, and segments before it, consumed.
-        excluded: What it held of clips that had no row in its catalog either.
+        identity: The rows of the present catalog.
+        former: The segment that consumed the clips.
+        ordinal, copy: Rows and repeats of its catalog that it and the segments before it consumed.
+        excluded: Its excluded clips, some of which may have had no row in its catalog either.
     """
     kept = identity.ordinal[identity.kept]
     stays = _among(ordinal, kept)
@@ -151,14 +151,14 @@ def carry_over(identity: Identity, former: Known, ordinal: I64, copy: I64, exclu
     new = np.flatnonzero(~identity.kept)
     order = new[np.argsort(identity.key[new], kind="stable")]
     place = _find(identity.key[order], key)
-    there = place >= 0
-    consumed = consumed.with_places(identity.ordinal[order][place[there]], copy[there])
-    return Excluded(consumed.bits, key[~there], copy[~there])
+    matched = place >= 0
+    consumed = consumed.with_places(identity.ordinal[order][place[matched]], copy[matched])
+    return Excluded(consumed.bits, key[~matched], copy[~matched])
 
 
 @dataclass(frozen=True)
 class _Texts:
-    """Words of rows by which they are told apart, as 64-bit hashes."""
+    """The texts by which rows are compared, as 64-bit hashes."""
 
     uid: U64
     content: U64
@@ -171,7 +171,6 @@ class _Texts:
 
     @classmethod
     def from_rows(cls, rows: Any) -> _Texts:
-        """Hash the texts of rows, or of a table with the same columns."""
         texts = {name: _plain(rows, name) for name in _TEXTS}
         name = pc.replace_substring_regex(texts["path"], pattern="^.*/", replacement="")
         words = {key: hash_rng.text_words(text.to_pylist()) for key, text in texts.items()}
@@ -199,16 +198,16 @@ def _plain(rows: Any, name: str) -> Any:
 
 @dataclass(frozen=True)
 class _Gone:
-    """Clips that were live once in the epoch and whose rows are not, each as it was last."""
+    """Clips that were live earlier in the epoch and have no live row now, each in its latest state."""
 
     key: U64
     latest: NDArray[np.bool_]
     texts: _Texts
 
     @classmethod
-    def collect(cls, former: Sequence[Known], there: U64) -> _Gone:
-        """Collect those whose key is not among the keys that are there."""
-        held, keys, tables, latest = np.sort(there), [], [], []
+    def collect(cls, former: Sequence[Known], live: U64) -> _Gone:
+        """Collect the clips whose key is not among the live keys."""
+        held, keys, tables, latest = np.sort(live), [], [], []
         for i, known in enumerate(former):
             key = known.keys(known.ordinal)
             mine = np.flatnonzero(_find(held, key) < 0)
@@ -225,11 +224,11 @@ class _Gone:
 
 
 def _match(ours: _Texts, gone: _Gone, how: RenamedClips) -> tuple[I64, int, Counter[tuple[str, str]]]:
-    """Match new rows with clips that are gone; the surest signs first.
+    """Match new rows with clips that are gone, by the most reliable criteria first.
 
     Returns:
-        Place in `gone` of each new row, -1 where it is a new clip; how many have their name and content; and the
-        renamed ones.
+        Index into `gone` of each new row, -1 for a new clip; the number of clips with unchanged name and content; and
+        the numbers of renamed clips by former and present dataset.
     """
     theirs = gone.texts
     matched = np.full(len(ours.uid), -1, dtype=np.int64)
@@ -240,9 +239,9 @@ def _match(ours: _Texts, gone: _Gone, how: RenamedClips) -> tuple[I64, int, Coun
         hash_rng.hash64(theirs.uid, theirs.content),
     )
     unchanged, renamed = int((matched >= 0).sum()), matched.copy()
-    for sign in ("file", "path", "name"):
-        a, b = getattr(ours, sign), getattr(theirs, sign)
-        may = ours.readable if sign != "name" else ours.readable & _elsewhere(ours, theirs)
+    for criterion in ("file", "path", "name"):
+        a, b = getattr(ours, criterion), getattr(theirs, criterion)
+        may = ours.readable if criterion != "name" else ours.readable & _elsewhere(ours, theirs)
         _pair(renamed, gone.key, hash_rng.hash64(ours.content, a), hash_rng.hash64(theirs.content, b), may)
     names = Counter(
         (theirs.dataset[renamed[i]], ours.dataset[i]) for i in np.flatnonzero(renamed != matched).tolist()
@@ -250,7 +249,7 @@ def _match(ours: _Texts, gone: _Gone, how: RenamedClips) -> tuple[I64, int, Coun
     if how == "same":
         matched = renamed
     for was, now in sorted(names, key=lambda pair: -names[pair]) if how == "same" else ():
-        # The others of a renamed dataset were edited.
+        # The remaining clips of a renamed dataset were edited.
         left, right = np.array(ours.dataset) == now, np.array(theirs.dataset) == was
         _pair(matched, gone.key, ours.file, theirs.file, left, right)
         _pair(matched, gone.key, ours.path, theirs.path, left, right)
@@ -260,7 +259,7 @@ def _match(ours: _Texts, gone: _Gone, how: RenamedClips) -> tuple[I64, int, Coun
 
 
 def _elsewhere(ours: _Texts, theirs: _Texts) -> NDArray[np.bool_]:
-    """True for rows of datasets that no clip that is gone was of: a file renamed in its dataset is a new clip."""
+    """Return True for rows of datasets that lost no clip: a file renamed within its dataset is a new clip."""
     return ~np.isin(np.array(ours.dataset), np.array(theirs.dataset))
 
 
@@ -272,47 +271,50 @@ def _pair(
     may: NDArray[np.bool_] | bool = True,
     those: NDArray[np.bool_] | bool = True,
 ) -> None:
-    """Match open rows one to one with open clips of the same code; of equal ones in their order."""
+    """Match unmatched rows one to one with unmatched clips of the same code, equal codes in their order."""
     free = np.ones(len(gone), dtype=np.bool_)
     free[matched[matched >= 0]] = False
     left, right = np.flatnonzero((matched < 0) & may), np.flatnonzero(free & those)
     a, b = _numbered(ours[left]), _numbered(theirs[right])
     order = np.argsort(b, kind="stable")
     place = _find(b[order], a)
-    there = place >= 0
-    matched[left[there]] = right[order[place[there]]]
+    equal = place >= 0
+    matched[left[equal]] = right[order[place[equal]]]
 
 
 def _pair_moved(
     matched: I64, gone: _Gone, ours: _Texts, left: NDArray[np.bool_], right: NDArray[np.bool_]
 ) -> None:
-    """Match open rows with clips whose dataset began at another folder: one path is the end of the other."""
-    theirs, found = gone.texts, matched.copy()
+    """Match unmatched rows with clips whose dataset began at another folder: one path is the end of the other."""
+    theirs, candidate = gone.texts, matched.copy()
     right = right & ~np.isin(np.arange(len(gone.key)), matched[matched >= 0])
     left = left & (matched < 0)
     _pair(
-        found,
+        candidate,
         gone.key,
         ours.name,
         theirs.name,
         left & _single(ours.name, left),
         right & _single(theirs.name, right),
     )
-    at = np.flatnonzero(found != matched)
-    now, was = ours.paths.take(pa.array(at)).to_pylist(), theirs.paths.take(pa.array(found[at])).to_pylist()
+    at = np.flatnonzero(candidate != matched)
+    now, was = (
+        ours.paths.take(pa.array(at)).to_pylist(),
+        theirs.paths.take(pa.array(candidate[at])).to_pylist(),
+    )
     for i, a, b in zip(at.tolist(), now, was, strict=True):
         if f"/{a}".endswith(f"/{b}") or f"/{b}".endswith(f"/{a}"):
-            matched[i] = found[i]
+            matched[i] = candidate[i]
 
 
 def _single(code: U64, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """True for the codes that are not there twice among the chosen ones."""
+    """Return True for the codes that occur at most once among the chosen ones."""
     codes, times = np.unique(code[among], return_counts=True)
     return ~np.isin(code, codes[times > 1])
 
 
 def _numbered(code: U64) -> U64:
-    """Codes that are all different: equal ones are numbered."""
+    """Return codes that are all different, by numbering equal ones."""
     order = np.argsort(code, kind="stable")
     ordered = code[order]
     begins = np.r_[True, ordered[1:] != ordered[:-1]] if len(code) else np.zeros(0, np.bool_)
@@ -323,7 +325,7 @@ def _numbered(code: U64) -> U64:
 
 
 def _without_collisions(key: U64, new: I64, gone: U64, rows: CatalogRows) -> U64:
-    """Give another key to new clips whose uid is the key of another clip, live or gone, as after a swap of names."""
+    """Assign another key to new clips whose uid is the key of another clip, as after a swap of dataset names."""
     if len(new):
         held = np.sort(np.concatenate([np.delete(key, new), gone]))
         taken = new[_find(held, key[new]) >= 0]
@@ -333,7 +335,7 @@ def _without_collisions(key: U64, new: I64, gone: U64, rows: CatalogRows) -> U64
 
 
 def _find(ordered: NDArray[Any], wanted: NDArray[Any]) -> I64:
-    """Places of values in an ascending array, -1 where they are not there."""
+    """Return the indices of values in an ascending array, -1 for missing ones."""
     if not len(ordered):
         return np.full(len(wanted), -1, dtype=np.int64)
     place = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
@@ -341,7 +343,7 @@ def _find(ordered: NDArray[Any], wanted: NDArray[Any]) -> I64:
 
 
 def _among(ordinal: I64, ascending: I64) -> NDArray[np.bool_]:
-    """True for the ordinals that another set of them holds."""
+    """Return True for the ordinals that are in `ascending`."""
     held = np.zeros(max(int(ordinal.max(initial=-1)), int(ascending.max(initial=-1))) + 1, dtype=np.bool_)
     held[ascending] = True
     return held[ordinal]

@@ -1,4 +1,4 @@
-"""Micro-batches in the order of the plan, read ahead, and the loader that resumes exactly."""
+"""Read micro-batches ahead in the order of the plan, with a loader that resumes exactly."""
 
 from __future__ import annotations
 
@@ -32,27 +32,28 @@ from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 _CLIPS = "clips"
-# By kind of companion, those of the clips themselves under `_CLIPS`.
+# Decode jobs by kind of companion; the jobs of the clips themselves are under `_CLIPS`.
 _Jobs = dict[str, list[Future[Frames | Failure] | None]]
 
 
 @dataclass(frozen=True)
 class MicroBatchRequest:
-    """One micro-batch to be read, every choice about its clips already drawn.
+    """A micro-batch to be decoded; every random choice about its clips is already drawn.
 
     Attributes:
-        epoch, row: Place in the data.
-        index: Place of the micro-batch in its step, for seeds of the model's own randomness.
-        last: True for the last micro-batch that this rank has in the row.
-        filler: True where the rank only keeps the others company: nothing of it counts.
+        epoch, row: Epoch, and row (optimizer step) of the epoch's plan.
+        index: Index of the micro-batch in its step over all ranks; seeds the model's random numbers.
+        last: True for the last micro-batch of this rank in the row.
+        filler: True if the rank runs this micro-batch only to take part in collectives; it has no weight in the loss.
         bucket: Index into the bucket table.
-        uids, copies: Identities, one for each clip.
-        showing: 0 where a clip is shown, n where it is shown for the nth time more, -1 where it only pads.
-        requests: What to decode.
-        captions, fps: As the model is told them.
-        companions: What to decode of companions by kind, None for a clip whose dataset has none.
-        preserved: True for a clip that teaches what the base says of it, not what it is.
-        clips_in_step: Clips that count in the loss of the step, of all ranks.
+        shape: Shape of the clips.
+        uids, copies: Uid and repeat number of each clip.
+        showing: 0 for a clip's regular showing, n for its nth extra one, -1 for a clip that only pads.
+        requests: Decode request of each clip.
+        captions, fps: Caption and frames per second of each clip, as the model gets them.
+        companions: Decode requests of companions by kind, None for a clip whose dataset has none of the kind.
+        preserved: True for a clip whose target is the base model's prediction.
+        clips_in_step: Clips that count in the loss of the optimizer step, over all ranks.
     """
 
     epoch: int
@@ -80,25 +81,25 @@ class MicroBatchRequest:
 
     @property
     def first(self) -> NDArray[np.bool_]:
-        """True where the clip is not shown once more."""
+        """True for a clip's regular showing, False for extra ones and padding."""
         first: NDArray[np.bool_] = self.showing == 0
         return first
 
     @property
     def draw_copies(self) -> NDArray[np.int64]:
-        """Numbers that tell the draws about a clip's copies and showings apart."""
+        """Numbers that make the random draws of a clip's repeats and showings differ."""
         return planning.draw_copies(self.copies, self.showing)
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Decoded work.
+    """A decoded micro-batch.
 
     Attributes:
-        work: What was asked for.
+        work: The request.
         frames: `[B, T, H, W, 3]` uint8; zeros where a clip failed.
-        counts: `[B]` True where a clip counts in the loss: real, decoded, and not of a filler.
-        failures: Place in the micro-batch and reason, copies that pad left out.
+        counts: `[B]` True where a clip counts in the loss: decoded, no padding, and not in a filler.
+        failures: Index in the micro-batch and reason of each failed clip, padding left out.
         companions: `[B, T, H, W, 3]` uint8 by kind; white where a clip has none.
     """
 
@@ -110,37 +111,37 @@ class MicroBatch:
 
     @property
     def is_idle(self) -> bool:
-        """True where the rank only joins in collectives: all weights are 0."""
+        """True if the rank runs this micro-batch only to take part in collectives; all weights are 0."""
         return self.work.filler
 
     @property
     def captions(self) -> tuple[str, ...]:
-        """Caption of each clip, as the model is shown it."""
+        """Caption of each clip, as the model gets it."""
         return self.work.captions
 
     @property
     def fps(self) -> tuple[float, ...]:
-        """Frames per second of each clip, as the model is told them."""
+        """Frames per second of each clip, as the model gets them."""
         return self.work.fps
 
     @property
     def loss_weight(self) -> Tensor:
         """`[B]` float32: 1 / clips of the step, and 0 where a clip does not count.
 
-        Losses times these weights, summed over the micro-batches of all ranks, are the mean over the step's clips.
+        The weighted losses, summed over the micro-batches of all ranks, are the mean over the step's clips.
         """
         return self.counts.float() / max(self.work.clips_in_step, 1)
 
     @property
     def failed(self) -> int:
-        """Clips that could not be decoded; a second showing is told, but is no clip of its own."""
-        return sum(bool(self.work.first[place]) for place, _ in self.failures)
+        """Number of clips that could not be decoded; extra showings are not counted again."""
+        return sum(bool(self.work.first[index]) for index, _ in self.failures)
 
 
 def read_ahead(work: Iterable[MicroBatchRequest], pool: DecodePool, depth: int) -> Iterator[MicroBatch]:
-    """Yield micro-batches in the order of the work, with up to `depth` of them decoding ahead.
+    """Yield the micro-batches of `work` in its order, with up to `depth` of them decoding ahead.
 
-    The work may go on over the edge of an epoch; reading ahead then does too.
+    Reading ahead crosses the end of an epoch if `work` does.
     """
     queue: deque[tuple[MicroBatchRequest, _Jobs]] = deque()
     source = iter(work)
@@ -154,13 +155,12 @@ def read_ahead(work: Iterable[MicroBatchRequest], pool: DecodePool, depth: int) 
 
 
 def _submit(work: MicroBatchRequest, pool: DecodePool) -> _Jobs:
-    """Queue a micro-batch, each clip with its companions behind it."""
     jobs: _Jobs = {kind: [] for kind in (_CLIPS, *work.companions)}
-    for place, request in enumerate(work.requests):
+    for index, request in enumerate(work.requests):
         jobs[_CLIPS].append(pool.submit(request))
         for kind, requests in work.companions.items():
-            beside = requests[place]
-            jobs[kind].append(None if beside is None else pool.submit(beside))
+            companion = requests[index]
+            jobs[kind].append(None if companion is None else pool.submit(companion))
     return jobs
 
 
@@ -169,28 +169,28 @@ def _collect(work: MicroBatchRequest, jobs: _Jobs) -> MicroBatch:
     frames = {kind: np.full(size, 0 if kind == _CLIPS else 255, dtype=np.uint8) for kind in jobs}
     failures: dict[int, str] = {}
     for kind, queued in jobs.items():
-        for place, job in enumerate(queued):
+        for index, job in enumerate(queued):
             if job is None:
                 continue
-            result = _useful(kind, job.result())
+            result = _check_mask(kind, job.result())
             if not isinstance(result, Failure):
-                frames[kind][place] = result
+                frames[kind][index] = result
             elif kind == _CLIPS:
-                failures[place] = result.reason
+                failures[index] = result.reason
             else:
-                beside = work.companions[kind][place]
-                assert beside is not None  # it was submitted
-                failures.setdefault(place, f"{kind} {beside.path}: {result.reason}")
+                companion = work.companions[kind][index]
+                assert companion is not None  # it was submitted
+                failures.setdefault(index, f"{kind} {companion.path}: {result.reason}")
     real = work.real & (not work.filler)
     counts = real.copy()
     counts[list(failures)] = False
-    told = tuple((place, reason) for place, reason in sorted(failures.items()) if real[place])
+    real_failures = tuple((index, reason) for index, reason in sorted(failures.items()) if real[index])
     decoded = {kind: torch.from_numpy(array) for kind, array in frames.items()}
-    return MicroBatch(work, decoded.pop(_CLIPS), torch.from_numpy(counts), told, decoded)
+    return MicroBatch(work, decoded.pop(_CLIPS), torch.from_numpy(counts), real_failures, decoded)
 
 
-def _useful(kind: str, result: Frames | Failure) -> Frames | Failure:
-    """Refuse a mask by which the clip would have no loss."""
+def _check_mask(kind: str, result: Frames | Failure) -> Frames | Failure:
+    """Turn an empty loss mask into a failure: its clip would have no loss."""
     if kind == "loss_mask" and not isinstance(result, Failure) and not masks.counts(result):
         return Failure(masks.EMPTY)
     return result
@@ -198,15 +198,15 @@ def _useful(kind: str, result: Frames | Failure) -> Frames | Failure:
 
 @dataclass(frozen=True)
 class StepSource:
-    """The work of one rank, in the order of the plan.
+    """The micro-batches that one rank reads, in the order of the plan.
 
     Attributes:
         data: The dataset.
         rank: This rank.
-        world: Ranks in all.
-        max_steps: Optimizer steps of the run after which there is no work; None for no such end.
-        max_epochs: Epochs after which there is none; None for no such end.
-        skips: Tells of a step whether it is left out; its clips are not read then.
+        world: Number of ranks.
+        max_steps: Optimizer steps of the run after which it ends, or None.
+        max_epochs: Epochs after which it ends, or None.
+        skips: Whether a step, by its number from 1, is skipped without reading its clips.
     """
 
     data: Dataset
@@ -217,7 +217,7 @@ class StepSource:
     skips: Callable[[int], bool] = lambda step: False
 
     def rows(self, position: DataPosition) -> Iterator[MicroBatchRequest]:
-        """Yield the micro-batches from a position on, over the edges of epochs, to the end of training."""
+        """Yield the micro-batches from a position on, across epochs, to the end of training."""
         max_steps, max_epochs = self.max_steps, self.max_epochs
         while max_epochs is None or position.epoch < max_epochs:
             left = position.plan.steps - position.row
@@ -236,7 +236,7 @@ class StepSource:
         """Yield this rank's micro-batches of one step."""
         columns = list(ranks.columns(plan.rows[row], self.rank, self.world))
         clips, _ = _clips_of_row(plan, row)
-        for place, (micro_batch, filler) in enumerate(columns):
+        for index, (micro_batch, filler) in enumerate(columns):
             where = plan.places(micro_batch)
             yield self.work(
                 plan.uid[where],
@@ -245,8 +245,8 @@ class StepSource:
                 int(plan.bucket[where.start]),
                 epoch=epoch,
                 row=row,
-                index=place * self.world + self.rank,
-                last=place == len(columns) - 1,
+                index=index * self.world + self.rank,
+                last=index == len(columns) - 1,
                 filler=filler,
                 showing=plan.showing[where],
                 clips_in_step=clips,
@@ -271,7 +271,7 @@ class StepSource:
         showing: NDArray[np.int32] | None = None,
         clips_in_step: int | None = None,
     ) -> MicroBatchRequest:
-        """Describe one micro-batch completely."""
+        """Return the complete request of one micro-batch."""
         rows = np.searchsorted(self.data.rows.ordinal, ordinals)
         showing = np.zeros(len(uids), dtype=np.int32) if showing is None else showing
         drawn = planning.draw_copies(copies, showing)
@@ -297,12 +297,12 @@ class StepSource:
 
 
 class Step:
-    """An optimizer step: an iterable of this rank's micro-batches, to be gone through once, before the next step.
+    """An optimizer step: an iterable of this rank's micro-batches, to be iterated once, before the next step.
 
     Attributes:
-        number: Optimizer steps done when it is, from 1.
-        epoch: Epoch that it is of, from 0.
-        clips: Clips that count in its loss, of all ranks.
+        number: Number of the step in the run, from 1.
+        epoch: Epoch of the step, from 0.
+        clips: Clips that count in the step's loss, over all ranks.
     """
 
     def __init__(self, number: int, epoch: int, clips: int, micro_batches: Iterator[MicroBatch]) -> None:
@@ -313,13 +313,13 @@ class Step:
     def __iter__(self) -> Iterator[MicroBatch]:
         if self._passed:
             raise RuntimeError(
-                f"step {self.number} was passed over: its micro-batches were dropped when the next step was asked for; "
-                "go through each step before that"
+                f"the micro-batches of step {self.number} were dropped when the next step was requested; "
+                "iterate each step before requesting the next"
             )
         return self._micro_batches
 
     def drop_rest(self) -> None:
-        """Go past the micro-batches that were not looked at."""
+        """Drop the micro-batches that were not iterated."""
         self._passed = True
         deque(self._micro_batches, maxlen=0)
 
@@ -327,23 +327,23 @@ class Step:
 class Loader:
     """Steps of decoded micro-batches for one rank, with an exact resume.
 
-    Iterating gives the steps that are left of the epoch; iterating again gives the next epoch. All ranks get the
-    same number of steps, and of micro-batches in each. `state_dict` may be taken between any two steps, is the same
-    on every rank, and loads at another number of ranks: each clip of the epoch is still trained exactly once.
+    Iterating yields the remaining steps of the epoch; iterating again yields the next epoch. All ranks get the same
+    number of steps, and of micro-batches in each. `state_dict` may be taken between any two steps, is the same on
+    every rank, and loads with another number of ranks: each clip of the epoch is still trained exactly once.
 
     Args:
-        dataset: What is read.
-        micro_batches_per_step: Micro-batches of all ranks that make an optimizer step; None takes one for each rank.
-        rank: This rank; None asks torch.distributed, then the environment (RANK), and is 0 elsewhere.
-        world_size: Ranks; None asks as for the rank (WORLD_SIZE), and is 1 elsewhere.
+        dataset: The dataset to read.
+        micro_batches_per_step: Micro-batches of an optimizer step, over all ranks; None for one on each rank.
+        rank: This rank; None takes it from torch.distributed or the environment (RANK), else 0.
+        world_size: Number of ranks; None takes it from torch.distributed or the environment (WORLD_SIZE), else 1.
         num_workers: Spawned processes that decode; 0 decodes in threads of this process.
         prefetch: Micro-batches that are decoded ahead.
-        decode_timeout: Seconds after which a process that is still at one clip is ended, and the clip has failed.
-        record_to: A folder of records of what was trained. With it a resume is exact also where the data or the
-            buckets changed in between; all ranks name the same one.
+        decode_timeout: Seconds after which a process that still decodes the same clip is ended; the clip has failed.
+        record_to: Folder of records of the trained clips, the same on all ranks. With it a resume is exact even if
+            the data or the buckets changed in between.
 
     Raises:
-        UserError: The rank is not one of them, or no clip fits a bucket.
+        UserError: The rank is not below the number of ranks, or no clip fits a bucket.
 
     Examples:
         >>> import reelworks as rw
@@ -379,16 +379,16 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch under way, or done last; from 0."""
+        """Number of the current epoch, or of the last one done; from 0."""
         return self._position.epoch
 
     @property
     def step(self) -> int:
-        """Optimizer steps given out so far."""
+        """Optimizer steps yielded so far."""
         return self._position.global_step
 
     def __len__(self) -> int:
-        """Optimizer steps of the epoch, or of what was left of it when the data changed."""
+        """Return the optimizer steps of the epoch, or of its rest if the data changed in the middle of it."""
         return self._position.plan.steps
 
     def __iter__(self) -> Iterator[Step]:
@@ -410,10 +410,10 @@ class Loader:
             yield step
             step.drop_rest()
             if self._position.row != row + 1 or self._position.plan is not begun.plan:
-                return  # a state was loaded meanwhile
+                return  # the caller loaded a state in the meantime
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the data: plain values, the same on every rank, which any serializer keeps."""
+        """Return the position in the data as plain, serializable values, the same on every rank."""
         position = self._position
         return {
             "cursor": position.to_cursor(self.dataset).to_json(),
@@ -423,20 +423,20 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; `changes` then tells what differs from the data that it was taken with.
+        """Continue from a state; `changes` then lists the differences from the data of that state.
 
         Raises:
-            UserError: The data or the settings changed, and there is no record of what was trained.
+            UserError: The data or the settings changed, and there is no record of the trained clips.
         """
         cursor = Cursor(**state["cursor"])
         spec = self._spec_of(state["same_bucket_run"])
         if self._run is None and (cursor.catalog, cursor.spec) != (self.dataset.digest, spec.digest()):
             raise UserError(
-                "the data, the buckets or micro_batches_per_step changed since the state was taken, and nothing tells "
-                "which clips were trained",
+                "the data, the buckets or micro_batches_per_step changed since the state was taken, and there is no "
+                "record of the clips that were trained",
                 code="data-changed",
                 field="record_to",
-                remedy="undo the change, or keep a record from the beginning: Loader(..., record_to=FOLDER)",
+                remedy="undo the change, or write records from the first step on: Loader(..., record_to=FOLDER)",
             )
         excluded = Excluded.from_bytes(_from_text(state["excluded"]))
         aliases = Aliases.from_bytes(_from_text(state["aliases"]))
@@ -446,7 +446,7 @@ class Loader:
         self._spec = spec
 
     def close(self) -> None:
-        """End the processes that decode; the loader may be used again."""
+        """End the decoding processes; the loader can still be used afterwards and starts them again."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -462,7 +462,7 @@ class Loader:
 
 
 def _clips_of_row(plan: EpochPlan, row: int) -> tuple[int, int]:
-    """Clips that count in the loss of a row, and those of them that are shown for the first time."""
+    """Return how many clips count in the loss of a row, and how many of them are regular showings."""
     places = [plan.places(m) for m in plan.rows[row][plan.rows[row] >= 0].tolist()]
     return sum(int(plan.real[p].sum()) for p in places), sum(int(plan.first[p].sum()) for p in places)
 
@@ -484,24 +484,24 @@ def _from_text(text: str) -> bytes:
 
 
 def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """This rank and the number of ranks: as given, else of torch.distributed, else of the environment, else 0 of 1.
+    """Return rank and number of ranks: the arguments, else from torch.distributed, the environment, or 0 and 1.
 
     Raises:
-        UserError: The rank is not one of them.
+        UserError: The rank is not below the number of ranks.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         known = torch.distributed.get_rank(), torch.distributed.get_world_size()
     else:
         known = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     rank, world_size = (
-        one if given is None else given for given, one in zip((rank, world_size), known, strict=True)
+        default if value is None else value for value, default in zip((rank, world_size), known, strict=True)
     )
     if not 0 <= rank < world_size:
         raise UserError(
-            f"there are {world_size} ranks",
+            f"the rank is not below the number of ranks, {world_size}",
             code="rank-outside-world",
             field="rank",
             value=rank,
-            remedy=f"give a rank from 0 to {world_size - 1}, or leave rank and world_size out",
+            remedy=f"set a rank from 0 to {world_size - 1}, or omit rank and world_size",
         )
     return rank, world_size

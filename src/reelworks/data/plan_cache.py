@@ -1,4 +1,4 @@
-"""Cache of plans: the last few in memory, and memory-mapped files in the run folder for all processes of a machine."""
+"""Cache plans: the last few in memory, and as memory-mapped files in the run folder for all processes of a machine."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ Arrays = dict[str, NDArray[Any]]
 _NAME = re.compile(r"plan-(\d{3,})-(\d{6,})-(\d{3,})")
 _ABOUT = "about.json"
 _UNFINISHED = ".new-"
-_NOBODY_WRITES_FOR_SECONDS = 3600.0  # a plan takes seconds
+_ABANDONED_AFTER_SECONDS = 3600.0  # writing a plan takes seconds
+_KEPT = 3
 
 
 def path(run: RunFolder, generation: int, epoch: int, segment: int) -> Path:
-    """Folder of a segment's plan."""
+    """Return the folder of a segment's plan."""
     return run.plan_folder / f"plan-{generation:03d}-{epoch:06d}-{segment:03d}"
 
 
 def shared(
     run: RunFolder, generation: int, epoch: int, segment: int, made_of: str, make: Callable[[], Arrays]
 ) -> Arrays:
-    """Map a segment's plan; the first process that asks for it makes it, and others wait for that.
+    """Return a segment's plan, memory-mapped; the first process that needs it computes it while the others wait.
 
     Args:
         run: The run folder.
-        generation: Times that the data were restarted.
+        generation: Number of restarts of the data.
         epoch: The segment's epoch.
-        segment: Its number in the epoch.
-        made_of: Digest of all that the plan follows from; a stored one of something else is replaced.
-        make: Makes the plan.
+        segment: Number of the segment in the epoch.
+        made_of: Digest of all inputs of the plan; a stored plan with another digest is replaced.
+        make: Computes the plan.
 
     Raises:
         OSError: The plan could not be written, or not read back.
@@ -58,20 +59,20 @@ def shared(
             _write(folder, made_of, make())
             stored = _read(folder)
     if stored is None:
-        raise OSError(f"{folder} reads otherwise than it was written")
+        raise OSError(f"{folder}: the plan read back is not the plan written")
     return stored[1]
 
 
 def drop(run: RunFolder, now: tuple[int, int]) -> None:
-    """Remove the plans of former epochs, and what killed processes left half written.
+    """Remove the plans of former epochs, and unfinished ones of killed processes.
 
     Args:
         run: The run folder.
-        now: Generation and epoch that training is in; later epochs may have been planned ahead.
+        now: Current generation and epoch; later epochs may have been planned ahead.
     """
-    for half in run.plan_folder.glob(f"{_UNFINISHED}*"):
-        if time.time() - half.stat().st_mtime > _NOBODY_WRITES_FOR_SECONDS:
-            shutil.rmtree(half, ignore_errors=True)
+    for unfinished in run.plan_folder.glob(f"{_UNFINISHED}*"):
+        if time.time() - unfinished.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
+            shutil.rmtree(unfinished, ignore_errors=True)
     for old in run.plan_folder.glob("plan-*"):
         name = _NAME.fullmatch(old.name)
         if name and not (int(name[1]) == now[0] and int(name[2]) >= now[1]):
@@ -79,14 +80,14 @@ def drop(run: RunFolder, now: tuple[int, int]) -> None:
 
 
 def _read(folder: Path) -> tuple[str, Arrays] | None:
-    """Read a stored plan and the digest of its sources; None unless they are as they were written."""
+    """Read a stored plan and the digest of its inputs; None if it is missing or damaged."""
     try:
         about = json.loads((folder / _ABOUT).read_bytes())
         arrays = {
             file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in folder.glob("*.npy")
         }
-        whole = digests.digest_arrays(**arrays) == about["digest"]
-        return (str(about["made_of"]), arrays) if whole else None
+        intact = digests.digest_arrays(**arrays) == about["digest"]
+        return (str(about["made_of"]), arrays) if intact else None
     except (OSError, ValueError, EOFError, KeyError, TypeError):
         return None
 
@@ -102,7 +103,7 @@ def _write(folder: Path, made_of: str, arrays: Arrays) -> None:
                 storage.fsync(f.fileno(), unfinished)
         about = {"made_of": made_of, "digest": digests.digest_arrays(**arrays)}
         files.write_json(unfinished / _ABOUT, about)
-        # Who maps the former one keeps it: its pages outlive its name.
+        # A process that has mapped the former plan can still read it after this.
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     finally:
@@ -112,24 +113,21 @@ def _write(folder: Path, made_of: str, arrays: Arrays) -> None:
 
 @contextmanager
 def _lock(run: RunFolder) -> Iterator[None]:
-    """Wait for one's turn; on a file system without locks each machine makes its own, which are equal."""
+    """Wait for the lock; on a file system without locks each machine computes the plan, with equal results."""
     with (run.plan_folder / ".lock").open("a") as f:
         with suppress(OSError):
             fcntl.flock(f, fcntl.LOCK_EX)
         yield
 
 
-_KEPT = 3
-
-
 @dataclass(frozen=True)
 class Unplanned:
-    """Live clips and copies that a plan does not hold, by ordinal.
+    """Live clips and repeats that a plan leaves out.
 
     Attributes:
-        ordinal, copy: The clip.
-        reason: `Reason` of each; `NONE` where an earlier segment of the epoch consumed it.
-        nearest: Entry that would ask least of it, -1 where there is none.
+        ordinal, copy: Ordinal and repeat number of each clip.
+        reason: `Reason` of each clip; `NONE` if an earlier segment of the epoch consumed it.
+        nearest: Index of the bucket entry that each clip misses by least, -1 if there is none.
     """
 
     ordinal: NDArray[np.int64]
@@ -138,7 +136,7 @@ class Unplanned:
     nearest: NDArray[np.int32]
 
     def take(self, where: NDArray[np.int64]) -> Unplanned:
-        """Take the clips at the given places."""
+        """Return the clips at some indices."""
         return Unplanned(self.ordinal[where], self.copy[where], self.reason[where], self.nearest[where])
 
 
@@ -150,7 +148,7 @@ class Planned:
     others: Unplanned
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """All arrays by name, as files keep them."""
+        """Return all arrays by name, as they are stored."""
         return {
             **self.plan.arrays(),
             **{f"other_{f.name}": getattr(self.others, f.name) for f in fields(Unplanned)},
@@ -158,7 +156,7 @@ class Planned:
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Planned:
-        """Take what `arrays` gave."""
+        """Restore from the result of `arrays`."""
         plan = EpochPlan(**{f.name: arrays[f.name] for f in fields(EpochPlan)})
         return cls(plan, Unplanned(**{f.name: arrays[f"other_{f.name}"] for f in fields(Unplanned)}))
 
@@ -172,13 +170,13 @@ class PlanCache:
     def get(
         self, run: RunFolder | None, place: tuple[int, int, int], made_of: str, make: Callable[[], Planned]
     ) -> Planned:
-        """Return a plan that was made before, or a new one.
+        """Return a plan from the cache, or compute it.
 
         Args:
             run: The run folder whose processes share their plans, or None.
             place: Generation, epoch and segment.
-            made_of: Digest of all that the plan follows from.
-            make: Makes it.
+            made_of: Digest of all inputs of the plan.
+            make: Computes the plan.
         """
         if made_of not in self._plans:
             self._plans[made_of] = make() if run is None else _shared(run, place, made_of, make)
@@ -192,5 +190,5 @@ def _shared(
 ) -> Planned:
     try:
         return Planned.of_arrays(shared(run, *place, made_of, lambda: make().arrays()))
-    except OSError:  # a full disk ends no training; the record tells that it could not be kept
+    except OSError:  # a full disk must not end training
         return make()

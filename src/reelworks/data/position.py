@@ -1,4 +1,4 @@
-"""A position in the data of a run: where it starts, how it advances."""
+"""Position of a run in its data: the start of an epoch and the advance to the next."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from reelworks.data.dataset import Dataset
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
-# So many empty epochs in a row are no chance any more.
-_EMPTY_EPOCHS = 1000
+_EMPTY_EPOCHS = 1000  # so many empty epochs in a row are not due to chance
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of an epoch's clips so far."""
+    """Clips of an epoch so far, by what happened to them."""
 
     planned: int = 0
     trained: int = 0
@@ -25,7 +24,7 @@ class Counts:
     repeated: int = 0
 
     def add(self, trained: int, failed: int, skipped: int, repeated: int) -> Counts:
-        """Counts after one more step."""
+        """Return the counts after one more step."""
         return replace(
             self,
             trained=self.trained + trained,
@@ -37,7 +36,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class DataPosition:
-    """The row to train next, with the plan that holds it."""
+    """The row (optimizer step) to train next, with its plan."""
 
     spec: PlanSpec
     plan: EpochPlan
@@ -57,11 +56,11 @@ class DataPosition:
 
     @property
     def at_end(self) -> bool:
-        """True when the epoch's rows are done."""
+        """True when all rows of the epoch are done."""
         return self.row >= self.plan.steps
 
     def to_cursor(self, data: Dataset) -> Cursor:
-        """Return the cursor that a checkpoint holds; the excluded clips are stored beside."""
+        """Return the cursor that a checkpoint stores; the excluded clips are stored separately."""
         return Cursor(
             catalog=data.digest,
             catalog_version=data.catalog.version,
@@ -90,10 +89,10 @@ def begin_epoch(
     generation: int = 0,
     aliases: Aliases | None = None,
 ) -> DataPosition:
-    """The first row of an epoch.
+    """Return the position at the first row of an epoch.
 
     Raises:
-        UserError: The epoch has no step; names every bucket with its clips and what would cure it.
+        UserError: The epoch has no step; the error lists the clips of every bucket entry, with a remedy.
     """
     epoch_plan = data.plan(spec, epoch, generation=generation)
     if epoch_plan.steps == 0:
@@ -116,12 +115,12 @@ def begin_epoch(
 def next_epoch(
     data: Dataset, spec: PlanSpec, position: DataPosition | None, *, generation: int = 0
 ) -> tuple[DataPosition, list[int]]:
-    """The first row of the next epoch that has one; of the first epoch, without a position.
+    """Return the position at the first row of the next epoch, or of the first epoch if `position` is None.
 
-    With `keep_prob` below 1 a small set may draw no clip at all in an epoch: such epochs are passed over.
+    With `keep_prob` below 1 a small dataset may draw no clip at all in an epoch; such epochs are skipped.
 
     Returns:
-        The position, and the epochs passed over.
+        The position, and the skipped epochs.
 
     Raises:
         UserError: No epoch can have a step.

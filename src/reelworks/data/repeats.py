@@ -1,4 +1,4 @@
-"""Copies of clips in an epoch (`dataset.repeats`), and which clips belong together."""
+"""Repeat clips in an epoch (`dataset.repeats`), and group the clips that belong together."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MOST = 1 << 30  # more would not fit into memory
 
 
 def showings_per_epoch(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> NDArray[np.float64]:
-    """Showings of each row in an epoch, on average."""
-    of = {d.dataset_name: d.repeats for d in datasets}
-    names = rows.dataset.dictionary.to_pylist()  # it may hold datasets that no row is of
-    shown: NDArray[np.float64] = np.array([of.get(name, 0) for name in names], dtype=np.float64)[
+    """Return the mean number of times that an epoch shows each row."""
+    repeats = {d.dataset_name: d.repeats for d in datasets}
+    names = rows.dataset.dictionary.to_pylist()  # it may hold datasets without a row
+    shown: NDArray[np.float64] = np.array([repeats.get(name, 0) for name in names], dtype=np.float64)[
         rows.dataset.indices.to_numpy(zero_copy_only=False)
     ]
     return shown
@@ -31,26 +31,26 @@ def showings_per_epoch(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> 
 def copies(
     shown: NDArray[np.float64], datasets: Sequence[DatasetConfig]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row and copy number of everything that an epoch may show; copies of a clip stand side by side.
+    """Return row and repeat number of every clip that an epoch may show; repeats of a clip are adjacent.
 
     Raises:
-        UserError: There are too many.
+        UserError: There are too many repeats.
     """
     times = np.ceil(shown).astype(np.int64)
     if (total := int(times.sum())) > _MOST:
         raise UserError(
-            f"an epoch would have {total} showings of {len(times)} clips",
+            f"an epoch would show {len(times)} clips {total} times in total, the maximum is {_MOST}",
             code="too-many-repeats",
             field="dataset.repeats",
             value=[d.repeats for d in datasets],
-            remedy="lower it",
+            remedy="lower dataset.repeats",
         )
     row = np.repeat(np.arange(len(times)), times)
     return row, np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
 
 
 def group_keys(rows: CatalogRows, by: Literal["file", "folder"]) -> NDArray[np.uint64]:
-    """A number for what each row belongs to; a file that is its own group is known by its uid."""
+    """Return a key for the group of each row; a file that is its own group has its uid as key."""
     if by == "folder":
         return _folders(rows)
     own = pc.equal(rows.group, rows.path).to_numpy(zero_copy_only=False)
@@ -61,13 +61,13 @@ def group_keys(rows: CatalogRows, by: Literal["file", "folder"]) -> NDArray[np.u
 
 
 def _folders(rows: CatalogRows) -> NDArray[np.uint64]:
-    """A number for the dataset and folder of each row; clips right in a dataset's folder share one."""
+    """Return a key for dataset and folder of each row; clips directly in a dataset's folder share one."""
     folder = pc.replace_substring_regex(rows.path, pattern=r"/?[^/]*$", replacement="").dictionary_encode()
     return hash64(_hashes(rows.dataset), _hashes(folder))
 
 
 def _hashes(words: Any) -> NDArray[np.uint64]:
-    """Hash a dictionary-encoded column: each word once, as `hash_int` does."""
-    of_word = hash64(text_words(words.dictionary.to_pylist()))
-    hashes: NDArray[np.uint64] = of_word[words.indices.to_numpy(zero_copy_only=False)]
+    """Hash a dictionary-encoded column, each distinct word once, as `hash_int` does."""
+    word_hashes = hash64(text_words(words.dictionary.to_pylist()))
+    hashes: NDArray[np.uint64] = word_hashes[words.indices.to_numpy(zero_copy_only=False)]
     return hashes

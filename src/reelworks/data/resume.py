@@ -1,4 +1,4 @@
-"""A checkpoint's position in the data, found again whatever changed since."""
+"""Restore a checkpoint's position in the data, even if the data or the buckets changed since."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ class Resumed:
 def resume(
     data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, excluded: Excluded, aliases: Aliases
 ) -> Resumed:
-    """Find a checkpoint's place again, whatever changed since.
+    """Return a checkpoint's position, even if the data changed since.
 
-    Where catalog and spec are the same, the plan is built again and must be the same. Otherwise the live
-    clips that are not consumed are planned as a new segment of the epoch.
+    If catalog and spec are unchanged, the plan is computed again and must be equal. Otherwise the live clips that
+    are not consumed yet are planned as a new segment of the epoch.
 
     Raises:
-        UserError: The record of the segment that the checkpoint is in is needed and missing, or the plan is not
-            the same again.
+        UserError: The record of the checkpoint's segment is needed and missing, or the plan computed again differs.
     """
     counts = Counts(cursor.planned, cursor.trained, cursor.failed, cursor.skipped, cursor.repeated)
     same = (cursor.catalog, cursor.spec) == (data.digest, spec.digest())
@@ -65,7 +64,7 @@ def resume(
         check_same(cursor, plan)
     else:
         counts = replace(counts, planned=done + plan.planned)
-    found = DataPosition(
+    resumed = DataPosition(
         spec,
         plan,
         excluded,
@@ -78,25 +77,28 @@ def resume(
         aliases=aliases,
     )
     changes = [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
-    return Resumed(found, changes)
+    return Resumed(resumed, changes)
 
 
 def start_again(data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases) -> Resumed:
-    """Find the first row of epoch 0 in a new generation of the data; steps count on, and only renamed datasets are told."""
-    begun, _ = position.next_epoch(data, spec, None, generation=cursor.generation + 1)
+    """Return the first position of epoch 0 in a new generation of the data; the step count continues.
+
+    Only renamed datasets are listed as changes.
+    """
+    first, _ = position.next_epoch(data, spec, None, generation=cursor.generation + 1)
     changes: list[str] = []
     if cursor.catalog != data.digest:
         try:
             _, identity = _identify(data, run, cursor, aliases)
-        except UserError:  # what was done before does not count any more, so it may be unknown
+        except UserError:  # a restart does not need the clips that were trained before
             aliases = Aliases()
         else:
             aliases, changes = identity.aliases, identity.lines(data.spec.data.renamed_clips)
-    return Resumed(replace(begun, global_step=cursor.global_step, aliases=aliases), changes)
+    return Resumed(replace(first, global_step=cursor.global_step, aliases=aliases), changes)
 
 
 def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Identity]:
-    """Know the clips again that the epoch had, by the records of its segments.
+    """Recognise the clips that the epoch had, by the records of its segments.
 
     Raises:
         UserError: The record of the cursor's segment is missing or damaged.
@@ -107,18 +109,18 @@ def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -
         known = [_known(run, former, aliases)]
     except RecordError as missing:
         raise UserError(
-            f"the data changed since the checkpoint, and the record of what was trained before is lost: {missing}",
+            f"the data changed since the checkpoint, and the record of the clips trained before is lost: {missing}",
             code="record-missing",
             field="resume",
             value=str(records.path(run, key)),
-            remedy="restore that folder from a backup of the run, undo the changes, or begin the data again with "
+            remedy="restore that folder from a backup of the run, undo the changes, or restart the data with "
             "--restart-data",
         ) from None
     for segment in range(cursor.segment - 1, -1, -1):
         try:
             known.append(_known(run, records.read(run, (*key[:2], segment))))
         except RecordError:
-            continue  # what its clips became is in the cursor; only a clip that left since is not known again
+            continue  # the cursor has its consumed clips; only clips removed since then are not recognised
     identity = identify(data.rows, data.catalog, known, data.spec.data.renamed_clips)
     return former, identity
 
@@ -135,15 +137,15 @@ def _difference(
     lines = []
     if cursor.catalog != data.digest:
         counts = identity.added, identity.removed, identity.edited
-        told = "{} clips added, {} removed, {} changed".format(*counts)
+        changes = "{} clips added, {} removed, {} changed".format(*counts)
         if not any(counts) and not identity.renamed:
-            told = "the same clips; companions were added, removed or changed"
-        lines.append(f"catalog: {told}")
+            changes = "the same clips; companions were added, removed or changed"
+        lines.append(f"catalog: {changes}")
         lines += identity.lines(data.spec.data.renamed_clips)
     if cursor.spec != spec.digest():
         lines.append(
-            "buckets, batch sizes, costs, what is trained of the datasets, the step's shape or the seed differ from "
-            "the checkpoint's"
+            "buckets, batch sizes, costs, dataset settings, micro-batches per step or the seed differ from the "
+            "checkpoint's"
         )
     lines.append(f"epoch {cursor.epoch}: {done} clips done, {rest.planned} left in {rest.steps} new steps")
     return lines

@@ -1,4 +1,4 @@
-"""Make the record of a segment: the plan in the order of its steps, and the reason of every other live clip."""
+"""Write the record of a segment: its plan in the order of the steps, and why each other live clip is left out."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _CONSUMED = len(LABELS) - 1
 
 
 def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: str) -> Record:
-    """Make and write the record of the segment that a position begins or goes on with.
+    """Write the record of the segment that a position is in, and return it.
 
     Args:
         run: The run folder.
-        data: The data that the segment is planned on.
-        position: Where the segment stands.
-        recipe_file: File of the start's recipe, below `recipes/`.
+        data: The dataset that the segment is planned on.
+        position: Current position in the segment.
+        recipe_file: File of the recipe that this start uses, below `recipes/`.
 
     Raises:
-        OSError: It could not be written.
+        OSError: The record could not be written.
     """
     place = run_copy.keep(data.catalog, run.coverage_folder)
     about = About(
@@ -80,12 +80,12 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
 
 
 def uids_digest(catalog: Catalog) -> str:
-    """Digest of the uids of a catalog's rows, which tells it from one that was made anew."""
+    """Return the digest of the uids of a catalog's rows, which differs if the catalog was scanned anew."""
     return digests.digest_arrays(uid=catalog.columns("uid").column("uid").to_numpy())
 
 
 def _kept_exclude_list(run: RunFolder, data: Dataset) -> str | None:
-    """Keep a copy of the recipe's exclude list, since the file may change."""
+    """Copy the recipe's exclude list into the run folder, since the file may change."""
     lines = "".join(f"{line}\n" for line in data.exclude_list.lines)
     return run.keep_input("exclude.txt", lines) if data.spec.exclude_file else None
 
@@ -119,7 +119,7 @@ def _record(about: About, data: Dataset, position: DataPosition) -> Record:
 
 
 def _in_order_of_steps(plan: EpochPlan) -> tuple[I64, I64, I64, I64]:
-    """Places of a plan in the order of its steps, then row, column and places of each micro-batch."""
+    """Return the plan's clip indices in the order of its steps, then row, column and size of each micro-batch."""
     row, column = np.nonzero(plan.rows >= 0)
     micro_batch = plan.rows[row, column]
     size = np.diff(plan.offsets)[micro_batch]
@@ -129,32 +129,32 @@ def _in_order_of_steps(plan: EpochPlan) -> tuple[I64, I64, I64, I64]:
 
 
 def notes(data: Dataset, others: Unplanned) -> Any:
-    """Say of clips without a fitting companion which one is wrong, and how; null for the others."""
-    said = pa.nulls(len(others.ordinal), pa.string())
+    """Return which companion is wrong and how, for clips left out because of one; null for the others."""
+    texts = pa.nulls(len(others.ordinal), pa.string())
     if not data.companions:
-        return said
+        return texts
     row = data.rows_at(others.ordinal)
-    for kind, found in data.companions.items():
-        words = [f"{kind} {problem.name.lower().replace('_', ' ')}" for problem in list(Problem)[1:]]
-        named = pa.array([None, *words], type=pa.string()).take(pa.array(found.problem[row]))
-        said = pc.coalesce(said, named)
-    return pc.if_else(pa.array(others.reason == Reason.NO_COMPANION), said, None)
+    for kind, companions in data.companions.items():
+        problems = [f"{kind} {problem.name.lower().replace('_', ' ')}" for problem in list(Problem)[1:]]
+        named = pa.array([None, *problems], type=pa.string()).take(pa.array(companions.problem[row]))
+        texts = pc.coalesce(texts, named)
+    return pc.if_else(pa.array(others.reason == Reason.NO_COMPANION), texts, None)
 
 
 def recorded_catalog(run: RunFolder, about: About) -> Catalog:
-    """Open the kept catalog of a record, at the version that the segment was planned on.
+    """Open the run's copy of a record's catalog, at the version that the segment was planned on.
 
     Raises:
-        RecordError: It is gone or damaged.
+        RecordError: The copy is missing or damaged.
     """
-    place = run.coverage_folder / about.catalog
+    folder = run.coverage_folder / about.catalog
     try:
-        found = Catalog.open(place, about.catalog_version)
-        same = uids_digest(found) == about.catalog_uids
+        catalog = Catalog.open(folder, about.catalog_version)
+        same = uids_digest(catalog) == about.catalog_uids
     except UserError as error:
         raise RecordError(
-            f"{place.name}, the catalog that the records speak of, cannot be read: {error.problem}"
+            f"{folder.name}, the run's copy of the catalog, cannot be read: {error.problem}"
         ) from error
     if not same:
-        raise RecordError(f"{place.name}, the catalog that the records speak of, is not as it was kept")
-    return found
+        raise RecordError(f"{folder.name}, the run's copy of the catalog, has changed since it was written")
+    return catalog

@@ -1,4 +1,4 @@
-"""The run folder: layout, lock, events, records of segments. Knows core alone; no torch.
+"""The run folder: layout, lock, events, records of segments. Imports only `core`; no torch.
 
-Everything that a person sees of a run, on the terminal or on a page, is drawn from these files.
+Terminal output and report pages about a run are built from these files alone.
 """

@@ -1,4 +1,4 @@
-"""`[coverage]` of a recipe: how much room the records of former epochs may take."""
+"""`[coverage]` of a recipe: the disk space for the records of former epochs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from reelworks.core.config import Config
 
 
 class CoverageConfig(Config):
-    """`[coverage]`: what a run keeps of the account of its clips."""
+    """`[coverage]`: how long a run keeps its records of clips."""
 
     max_disk: str | None = Field(
         "20GB",
-        description="what the records of segments may take, a record of ten million clips being some 30 MB; then those "
-        "of the oldest epochs go, with a line that says so, and their totals stay",
+        description="disk space for the records of which clips each epoch trained (about 30 MB for ten million clips); "
+        "above it, the records of the oldest epochs are deleted with a message, and only their totals are kept",
     )
 
     @property

@@ -1,7 +1,7 @@
 """Events of a run, as append-only JSON lines with one schema.
 
 Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, except for the first few,
-`step` (optimizer steps done). Kinds and their fields:
+`step` (optimizer steps done). The kinds and their fields are:
 
     start       world_size, micro_batches_per_step, same_bucket_run, threads, device, recipe (file below recipes/),
                 resumed_from (step or null)
@@ -12,13 +12,13 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     checkpoint  name, bytes, seconds
     retention   kept [{step, reasons}], deleted [{step, reasons}]
     mirrored    bytes, seconds: the step's checkpoint is in the mirror
-    mirror_skipped    newer (step): it was not mirrored, because a newer one waited
-    unmirrored  reason: it could not be mirrored; training went on
+    mirror_skipped    newer (step): the checkpoint was not mirrored, because a newer one was waiting
+    unmirrored  reason: the checkpoint could not be mirrored; training continued
     mirror_retention  kept, deleted: as in retention
     samples     files [path below samples/], prompts [text, ...], by (what made them), num_inference_steps, guidance_scale
-    failure     uid, copy, showing, path, reason: a clip became a filler
+    failure     uid, copy, showing, path, reason: a clip could not be decoded and was trained with weight 0
     epoch_end   epoch, planned, trained, failed, skipped
-    unsaved     reason: a checkpoint could not be written; training went on
+    unsaved     reason: a checkpoint could not be written; training continued
     stop        reason: "finished" | "signal"
 """
 
@@ -35,7 +35,7 @@ SCHEMA_VERSION = 1
 
 
 class EventLog:
-    """Writes events of one run."""
+    """Write the events of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,24 +46,24 @@ class EventLog:
 
 
 def read(path: Path, *kinds: str) -> Iterator[dict[str, Any]]:
-    """Yield the events of the given kinds (all, if none is given), oldest first."""
+    """Yield the events of some kinds, or of all kinds by default, oldest first."""
     for event in files.read_json_lines(path):
         if not kinds or event.get("kind") in kinds:
             yield event
 
 
 def timeline(path: Path, *kinds: str) -> list[dict[str, Any]]:
-    """Events that still hold: a start from step s voids earlier events of later steps.
+    """Return the events that are still valid: a start from step s voids earlier events of later steps.
 
-    A run that was killed at step 130 and resumed from its checkpoint of step 100 repeats 101 to 130;
-    the first telling of them is dropped. One that was killed before its first checkpoint begins again
-    from nothing. Starts are all kept.
+    A run that was killed at step 130 and resumed from its checkpoint of step 100 repeats steps 101 to 130; their
+    first events are dropped. A run that was killed before its first checkpoint begins again at step 0. All start
+    events are kept.
     """
-    kept: list[dict[str, Any]] = []
+    valid: list[dict[str, Any]] = []
     for event in read(path):
         if event.get("kind") == "start":
             resumed = event.get("resumed_from")
-            holds = -1 if resumed is None else resumed
-            kept = [e for e in kept if e.get("kind") == "start" or e.get("step", 0) <= holds]
-        kept.append(event)
-    return [e for e in kept if not kinds or e.get("kind") in kinds]
+            last_step = -1 if resumed is None else resumed
+            valid = [e for e in valid if e.get("kind") == "start" or e.get("step", 0) <= last_step]
+        valid.append(event)
+    return [e for e in valid if not kinds or e.get("kind") in kinds]

@@ -17,13 +17,13 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths of a run; nothing is created by looking."""
+    """Paths of a run; reading them creates nothing."""
 
     path: Path
 
     @property
     def info_file(self) -> Path:
-        """`run.json`: format, identity and what is frozen at the run's start."""
+        """`run.json`: format, identity and the values frozen at the run's start."""
         return self.path / "run.json"
 
     @property
@@ -33,7 +33,7 @@ class RunFolder:
 
     @property
     def recipes_folder(self) -> Path:
-        """Every resolved recipe that a start went by, and what its exclude list and costs said, named by digests."""
+        """The resolved recipe of every start, with copies of its exclude list and costs, named by digests."""
         return self.path / "recipes"
 
     @property
@@ -43,7 +43,7 @@ class RunFolder:
 
     @property
     def plan_folder(self) -> Path:
-        """Plans as arrays and the summary that reports draw."""
+        """Plans as arrays, and the summary that reports show."""
         return self.path / "plan"
 
     @property
@@ -53,7 +53,7 @@ class RunFolder:
 
     @property
     def coverage_folder(self) -> Path:
-        """Records of segments, the catalogs that they speak of, and failures by epoch."""
+        """Records of segments, copies of their catalogs, and failures by epoch."""
         return self.path / "coverage"
 
     @property
@@ -63,7 +63,7 @@ class RunFolder:
 
     @property
     def samples_folder(self) -> Path:
-        """Clips and pictures generated on schedule, `step-000000100/00.mp4`."""
+        """Videos and images generated on schedule, such as `step-000000100/00.mp4`."""
         return self.path / "samples"
 
     @property
@@ -73,7 +73,7 @@ class RunFolder:
 
     @property
     def exports_folder(self) -> Path:
-        """Weights for use, written along with checkpoints."""
+        """Exported weights for inference, written along with checkpoints."""
         return self.path / "exports"
 
     @property
@@ -83,12 +83,12 @@ class RunFolder:
 
     @property
     def save_file(self) -> Path:
-        """A file by which a person asks a running training to save."""
+        """File whose creation requests a checkpoint from a running training."""
         return self.path / "save"
 
     @property
     def lock_file(self) -> Path:
-        """Held by the process that trains."""
+        """Lock file held by the training process."""
         return self.path / ".lock"
 
     @property
@@ -97,7 +97,7 @@ class RunFolder:
         return self.info_file.is_file()
 
     def create(self, frozen: dict[str, Any]) -> None:
-        """Make the folder and write `run.json`, last, with what stays fixed for the run's life.
+        """Create the folder, and write `run.json` last, with the values that stay fixed for the run's life.
 
         Args:
             frozen: Values that later starts read back, such as `micro_batches_per_step`.
@@ -117,14 +117,14 @@ class RunFolder:
                 code="file-unwritable",
                 field="output",
                 value=str(self.path),
-                remedy="choose a folder you may write to with --output DIR, or mend its permissions",
+                remedy="choose a folder you may write to with --output DIR, or fix its permissions",
             ) from error
 
     def keep_recipe(self, text: str) -> str:
-        """Write a start's resolved recipe, beside those of former starts.
+        """Store a start's resolved recipe, without overwriting those of former starts.
 
         Returns:
-            The name of its file below `recipes/`, the same for the same text.
+            The name of its file below `recipes/`, equal for equal texts.
         """
         name = f"recipe-{digests.digest_bytes(text.encode())[:8]}.toml"
         self.recipes_folder.mkdir(exist_ok=True)
@@ -133,31 +133,31 @@ class RunFolder:
         return name
 
     def keep_input(self, name: str, text: str) -> str:
-        """Keep what a file said that a recipe names, beside the recipes.
+        """Store a copy of a file that a recipe names, next to the recipes.
 
         Args:
-            name: Of the copy, such as "exclude.txt"; a digest of the text is put before its suffix.
-            text: What the file said.
+            name: Name of the copy, such as "exclude.txt"; a digest of the text is inserted before its suffix.
+            text: Content of the file.
 
         Returns:
-            The name of the copy below `recipes/`, the same for the same text.
+            The name of the copy below `recipes/`, equal for equal texts.
         """
         file = Path(name)
-        kept = f"{file.stem}-{digests.digest_bytes(text.encode())[:8]}{file.suffix}"
+        copy = f"{file.stem}-{digests.digest_bytes(text.encode())[:8]}{file.suffix}"
         self.recipes_folder.mkdir(exist_ok=True)
-        if not (self.recipes_folder / kept).exists():
-            files.write_bytes(self.recipes_folder / kept, text.encode())
-        return kept
+        if not (self.recipes_folder / copy).exists():
+            files.write_bytes(self.recipes_folder / copy, text.encode())
+        return copy
 
     def refreeze(self, frozen: dict[str, Any]) -> None:
-        """Replace what `create` froze, keeping the run's identity."""
+        """Replace the values that `create` froze, keeping the run's identity."""
         files.write_json(self.info_file, {**self.info(), **frozen})
 
     def info(self) -> dict[str, Any]:
         """Read `run.json`.
 
         Raises:
-            UserError: There is no run here, or a newer Reelworks wrote it.
+            UserError: There is no run in the folder, or a newer Reelworks wrote it.
         """
         try:
             info: dict[str, Any] = json.loads(self.info_file.read_text())
@@ -168,11 +168,11 @@ class RunFolder:
                 code="no-run",
                 field="RUN",
                 value=str(self.path),
-                remedy='give the folder that a recipe names as "output"',
+                remedy='pass the folder that is the "output" of a recipe',
             ) from error
         if newer:
             raise UserError(
-                f"the run has format {info['format']}, this version reads up to {FORMAT_VERSION}",
+                f"the run has format {info['format']}, this version of Reelworks reads formats up to {FORMAT_VERSION}",
                 code="run-too-new",
                 field="RUN",
                 value=str(self.path),

@@ -1,12 +1,12 @@
-"""A lock for file systems that have none: a file that its holder renews, and another may take when it is not.
+"""Lock for file systems without locks: a file that its holder renews; another process takes over a stale one.
 
-A holder rewrites its file every `BEAT_SECONDS`. Who finds a file watches it: a change means that the holder
-lives; none for `LOST_SECONDS` means that it is gone, and the file is replaced. Only the watcher's own clock
-counts, and whether the file changed, so clocks that differ between machines do no harm.
+A holder rewrites its file every `BEAT_SECONDS`. A process that wants the lock watches an existing file: if it changes,
+the holder is alive; if it does not for `LOST_SECONDS`, the holder is gone and the file is replaced. Only changes and
+the watcher's own clock matter, so clocks that differ between machines do no harm.
 
-A holder that is stopped for so long (a paused machine, storage that hangs) loses the lock without knowing.
-That is why it looks for its own token before it publishes. Between that look and the publishing, moments
-remain that no file can guard; a kernel's lock has none.
+A holder that is stopped for that long (a paused machine, storage that hangs) loses the lock without noticing. That is
+why it checks for its own token before it publishes. A short race remains between this check and the publishing, which
+a kernel lock does not have.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from reelworks.run.holder import LockedError, LockOwner
 
 BEAT_SECONDS = 10.0
 LOST_SECONDS = 60.0
-# Of several that find a file abandoned at once the last to replace it stays; so long each waits to see.
+# If several processes replace an abandoned file at once, the last one wins; each waits this long to see which.
 _SETTLE_SECONDS = 2.0
 
 
 @contextmanager
 def beating(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
-    """Hold a heartbeat file, and give the question whether it is still held.
+    """Hold a heartbeat file, and yield a function that returns whether it is still held.
 
     Args:
-        path: The file.
+        path: The heartbeat file.
         me: This process.
 
     Raises:
-        Busy: Another process holds it.
+        LockedError: Another process holds the file.
         OSError: The file cannot be written.
     """
     heart = _Heart(path, me, _take(path, me))
@@ -55,7 +55,7 @@ def beating(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
 
 
 class _Heart:
-    """The open file of a holder. What is written after another one replaced it goes to no name any more."""
+    """The open heartbeat file of a holder. Writes after another process replaced it do not reach the new file."""
 
     def __init__(self, path: Path, me: LockOwner, fd: int) -> None:
         self.path, self.me, self.fd = path, me, fd
@@ -64,37 +64,38 @@ class _Heart:
         beats = 0
         while not stop.wait(BEAT_SECONDS):
             beats += 1
-            with suppress(OSError):  # storage that is away for a moment
+            with suppress(OSError):  # the storage may be unavailable for a moment
                 if not self.is_ours():
                     return
                 _write(self.fd, self.me, beats)
 
     def is_ours(self) -> bool:
-        seen = _look(self.path)
+        seen = _snapshot(self.path)
         holder = None if seen is None else LockOwner.parse(seen[1])
         return holder is not None and holder.token == self.me.token
 
 
 def _take(path: Path, me: LockOwner) -> int:
-    """Make the file, or replace one that nobody renews; returns it open."""
+    """Create the file, or replace one that nobody renews; return its descriptor."""
     while True:
         with suppress(FileExistsError):
             return _create(path, me)
-        seen = _look(path)
+        seen = _snapshot(path)
         if seen is not None and _is_abandoned(path, seen):
             return _replace(path, me, seen)
 
 
 def _is_abandoned(path: Path, seen: tuple[int, str]) -> bool:
-    """Watch a file; False if it is removed meanwhile."""
+    """Watch a file until it counts as abandoned; False if it is removed in the meantime."""
     holder = LockOwner.parse(seen[1])
     logger.info(
-        f"waiting up to {LOST_SECONDS:.0f} s to see whether this folder's holder lives: {LockedError(holder)}"
+        f"this folder is locked ({LockedError(holder)}); waiting up to {LOST_SECONDS:.0f} s to see whether that "
+        "process is still alive"
     )
     until = time.monotonic() + LOST_SECONDS
     while time.monotonic() < until:
         time.sleep(BEAT_SECONDS / 10)
-        now = _look(path)
+        now = _snapshot(path)
         if now is None:
             return False
         if now != seen:
@@ -106,10 +107,10 @@ def _replace(path: Path, me: LockOwner, abandoned: tuple[int, str]) -> int:
     temporary = path.with_name(f"{path.name}.{me.token}")
     fd = _create(temporary, me)
     try:
-        if _look(path) == abandoned:
+        if _snapshot(path) == abandoned:
             temporary.replace(path)
             time.sleep(_SETTLE_SECONDS)
-        seen = _look(path)
+        seen = _snapshot(path)
         holder = None if seen is None else LockOwner.parse(seen[1])
         if holder is None or holder.token != me.token:
             raise LockedError(holder)
@@ -131,8 +132,8 @@ def _write(fd: int, me: LockOwner, beats: int) -> None:
     os.fsync(fd)
 
 
-def _look(path: Path) -> tuple[int, str] | None:
-    """Time of change and content; None if it is not there. Opened anew, as network file systems then ask."""
+def _snapshot(path: Path) -> tuple[int, str] | None:
+    """Return modification time and content, or None; opens the file so that network file systems refresh their cache."""
     try:
         with path.open() as f:
             return os.fstat(f.fileno()).st_mtime_ns, f.read()

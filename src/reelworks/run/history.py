@@ -1,7 +1,7 @@
-"""Read from a run's events which steps hold, by which plan they went, and which clips failed.
+"""Read from a run's events which steps are valid, which plan they followed, and which clips failed.
 
-The plan says which clips a step was to train, so that "trained" needs no log of every clip: it follows
-from the steps that hold and the exceptions.
+The plan lists the clips of each step, so no log of every clip is needed: the trained clips follow from the plan, the
+valid steps and the failures. A step is valid unless a later start resumed from before it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """An optimizer step that holds.
+    """A valid optimizer step.
 
     Attributes:
-        step: Its number, from 1.
-        row: Its row in the segment's plan.
-        clips: Clips that counted.
-        applied: False where it was skipped: a loss or gradient was not finite, or no clip was decoded.
-        recipe: File of the recipe that its start went by, below `recipes/`.
+        step: Number of the step, from 1.
+        row: Row of the step in the segment's plan.
+        clips: Clips that counted in the loss.
+        applied: False if the step was skipped: a loss or gradient was not finite, or no clip was decoded.
+        recipe: File of the recipe that its start used, below `recipes/`.
     """
 
     step: int
@@ -38,17 +38,17 @@ class Step:
 
 @dataclass
 class Epoch:
-    """An epoch as far as it went.
+    """The part of an epoch that was trained so far.
 
     Attributes:
-        generation: Times that the data were restarted from scratch.
-        epoch: From 0.
-        planned: Clips planned, all segments together; None where only the record of the last one tells.
-        segment: The one under way, or the last.
+        generation: Number of restarts of the data.
+        epoch: Number of the epoch, from 0.
+        planned: Clips planned by all segments together; None if only the record of the last segment has it.
+        segment: The current segment, or the last one.
         plans: Digest of each segment's plan, by the segment's number.
-        steps: Steps that hold, by segment.
-        failures: Clips that failed, by step.
-        ended: The account that training gave at the epoch's end; None while it runs.
+        steps: Valid steps, by segment.
+        failures: Failure events, by step.
+        ended: The event with the clip counts at the epoch's end; None before it.
     """
 
     generation: int
@@ -61,7 +61,7 @@ class Epoch:
     ended: Event | None = None
 
     def outcome(self, segment: int, rows: int) -> Outcome:
-        """Return how the first rows of a segment went, by the events."""
+        """Return the outcome of the first rows of a segment, by the events."""
         steps = [s for s in self.steps.get(segment, []) if s.row < rows]
         failures = [
             Failure(row=s.row, uid=e["uid"], copy_index=e["copy"], reason=e["reason"])
@@ -72,12 +72,12 @@ class Epoch:
 
 
 def epochs(run: RunFolder) -> list[Epoch]:
-    """Epochs that hold, oldest first.
+    """Return the valid epochs, oldest first.
 
-    The files below `coverage/` name the same failures, those of steps that a resume repeated included, so
-    the events decide which of them hold.
+    The files below `coverage/` list the same failures, but also those of steps that a resume repeated, so the events
+    decide which failures are valid.
     """
-    told: dict[tuple[int, int], Epoch] = {}
+    valid: dict[tuple[int, int], Epoch] = {}
     now: Epoch | None = None
     recipe, goes_back = "", False
     for event in events.timeline(run.events_file, "start", "epoch", "step", "failure", "epoch_end"):
@@ -86,11 +86,11 @@ def epochs(run: RunFolder) -> list[Epoch]:
         elif event["kind"] == "epoch":
             goes_back = False
             key = (event["generation"], event["epoch"])
-            # What was begun beyond it is void: the run went back before anything of that was saved.
-            told = {begun: one for begun, one in told.items() if begun <= key}
-            now = told.setdefault(key, Epoch(*key))
+            # Later epochs are void: the run went back before it saved anything of them.
+            valid = {begun: epoch for begun, epoch in valid.items() if begun <= key}
+            now = valid.setdefault(key, Epoch(*key))
             if now.plans and event["segment"] != now.segment and event["rows"]:
-                now.ended = None  # clips came after the epoch's account, and it goes on with them
+                now.ended = None  # clips were added after the epoch's end, and it continues with them
             now.planned, now.segment = event["planned"], event["segment"]
             now.plans[now.segment] = event["plan"]
         elif now is None:
@@ -98,19 +98,19 @@ def epochs(run: RunFolder) -> list[Epoch]:
         elif event["kind"] == "step":
             now.steps.setdefault(now.segment, []).append(_step(event, recipe))
         elif event["kind"] == "failure" and event["showing"]:
-            continue  # its first showing tells what became of the clip
+            continue  # only the first showing of a clip counts as its failure
         elif event["kind"] == "failure":
             now.failures.setdefault(event["step"], []).append(event)
         else:
             now.ended = event
-    return [told[key] for key in sorted(told) if not goes_back or _is_left(run, told[key])]
+    return [valid[key] for key in sorted(valid) if not goes_back or _is_left(run, valid[key])]
 
 
 def _is_left(run: RunFolder, epoch: Epoch) -> bool:
-    """True unless a start that goes back has removed the epoch, of which no step holds.
+    """Return whether the epoch remains after a start that goes back; updates its plans from the records.
 
-    Such a start removes or replaces the records of segments without a step before it tells which one it
-    begins, and may have been killed between.
+    Such a start removes or replaces the records of segments without a valid step before it writes the event of the
+    segment that it begins, and may have been killed in between.
     """
     for number in sorted(epoch.plans.keys() - epoch.steps.keys()):
         try:
@@ -126,18 +126,18 @@ def _is_left(run: RunFolder, epoch: Epoch) -> bool:
 
 
 def recipe_of(run: RunFolder, step: int) -> Path:
-    """File of the recipe that a step was trained by; of the latest start's, if the events do not tell the step."""
-    recipe, found = "", ""
+    """Return the file of the recipe that a step was trained with; of the latest start if the events lack the step."""
+    recipe, name = "", ""
     for event in events.timeline(run.events_file, "start", "step"):
         if event["kind"] == "start":
             recipe = event["recipe"]
         elif event["step"] == step:
-            found = recipe
-    return run.recipes_folder / found if found else run.recipe_file
+            name = recipe
+    return run.recipes_folder / name if name else run.recipe_file
 
 
 def finished_generations(run: RunFolder) -> set[int]:
-    """Generations of the data whose training came to its end at least once."""
+    """Return the generations of the data whose training finished at least once."""
     finished, now = set(), 0
     for event in events.timeline(run.events_file, "epoch", "stop"):
         if event["kind"] == "epoch":
@@ -148,6 +148,6 @@ def finished_generations(run: RunFolder) -> set[int]:
 
 
 def _step(event: Event, recipe: str) -> Step:
-    # What is not finite stands as null; a step with either was not applied.
+    # Values that are not finite are stored as null; such a step was not applied.
     applied = event["loss"] is not None and event["grad_norm"] is not None and event["clips"] > 0
     return Step(event["step"], event["row"], event["clips"], applied, recipe)

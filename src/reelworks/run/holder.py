@@ -1,4 +1,4 @@
-"""Who holds a lock."""
+"""Identify the process that holds a lock."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class LockOwner:
     """A process that holds a lock.
 
     Attributes:
-        pid: Its process id, for people: another process may have it by now.
-        host: The machine it runs on.
-        started: When it took the lock, in seconds since 1970, by its own clock.
-        token: Random; tells two holders apart for good.
+        pid: Process id, for messages only: another process may have it by now.
+        host: Name of the machine.
+        started: When the process took the lock, in seconds since 1970, by its own clock.
+        token: Random text that distinguishes holders.
     """
 
     pid: int
@@ -30,20 +30,20 @@ class LockOwner:
 
     @classmethod
     def here(cls) -> Self:
-        """This process, now."""
+        """Return an owner for this process, with the present time and a new token."""
         return cls(os.getpid(), socket.gethostname(), time.time(), uuid.uuid4().hex)
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Read what `to_json` wrote; None where it is something else."""
+        """Parse the result of `to_json`; return None for any other text."""
         try:
-            told = json.loads(text)
-            return cls(int(told["pid"]), str(told["host"]), float(told["started"]), str(told["token"]))
+            owner = json.loads(text)
+            return cls(int(owner["pid"]), str(owner["host"]), float(owner["started"]), str(owner["token"]))
         except (ValueError, KeyError, TypeError):
             return None
 
     def to_json(self, **more: int) -> str:
-        """Return one line of JSON."""
+        """Return the owner, and more fields, as one line of JSON."""
         return json.dumps({**asdict(self), **more})
 
     def __str__(self) -> str:
@@ -52,8 +52,8 @@ class LockOwner:
 
 
 class LockedError(Exception):
-    """Another process holds the lock; it may not be known which."""
+    """Another process holds the lock; `holder` is None if it is not known which."""
 
     def __init__(self, holder: LockOwner | None) -> None:
         self.holder = holder
-        super().__init__("its process is not known" if holder is None else str(holder))
+        super().__init__("by an unknown process" if holder is None else str(holder))

@@ -1,8 +1,8 @@
-"""One writer a folder: one training a run, one scan a catalog.
+"""Allow one writer per folder: one training per run, one scan per catalog.
 
-The kernel's lock serves where the file system has locks: it ends with its process, however that dies, and no
-process id has to be trusted. Elsewhere a heartbeat serves (`run.heartbeat`), which a holder that stands still
-for long can lose; so whoever publishes something asks `LockHandle.check` first.
+Uses the kernel's file lock where the file system supports it: it ends with its process, however that dies, and no
+process id has to be trusted. Elsewhere a heartbeat file is used (`run.heartbeat`), which a process that is stopped
+for long can lose; so call `LockHandle.check` before publishing anything.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOS
 
 
 class LockLost(UserError):  # noqa: N818
-    """Another process has taken the folder over: nothing may be published in it any more."""
+    """Another process has taken over the folder: this one must not publish anything in it any more."""
 
 
 class LockHandle:
-    """A lock that was taken."""
+    """A held lock."""
 
     def __init__(self, folder: Path, doing: str, field: str, is_ours: Callable[[], bool]) -> None:
         self._folder, self._doing, self._field, self._is_ours = folder, doing, field, is_ours
 
     def check(self) -> None:
-        """Ask right before something is published.
+        """Check that the lock is still held; call this right before publishing something.
 
         Raises:
-            LockLost: The lock was taken over, or its file removed.
-            OSError: The file system does not answer.
+            LockLost: Another process took over the lock, or its file was removed.
+            OSError: The lock file cannot be read.
         """
         if not self._is_ours():
             raise LockLost(
-                f"another {self._doing} has taken this folder over, so this one must not write into it any more",
+                f"another {self._doing} has taken over this folder, so this one must not write into it any more",
                 code="lock-lost",
                 field=self._field,
                 value=str(self._folder),
-                remedy="let the other one go on; what was published before is as it was",
+                remedy="let the other process continue; everything that this one published before is intact",
             )
 
 
@@ -60,13 +60,13 @@ def hold(
     """Hold an exclusive lock.
 
     Args:
-        path: The lock's file; its folder is made if it is not there.
-        doing: What the lock is held for, in one word.
+        path: The lock file; its folder is created if missing.
+        doing: The activity that holds the lock, in one word, for messages.
         field: The recipe key or option that names the folder.
-        remedy: What to do when another process holds it.
+        remedy: What to do when another process holds the lock.
 
     Raises:
-        UserError: Another process holds it, or the folder cannot be written.
+        UserError: Another process holds the lock, or the folder cannot be written.
     """
     with ExitStack() as stack:
         try:
@@ -85,7 +85,7 @@ def hold(
                 code="file-unwritable",
                 field=field,
                 value=str(path.parent),
-                remedy="choose a folder you may write to with --output DIR, or mend its permissions",
+                remedy="choose a folder you may write to with --output DIR, or fix its permissions",
             ) from error
         yield LockHandle(path.parent, doing, field, is_ours)
 
@@ -103,7 +103,7 @@ def _take(path: Path, stack: ExitStack) -> Callable[[], bool]:
 
 @contextmanager
 def _locked(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
-    """Hold the kernel's lock on a file; the file says who holds it."""
+    """Hold the kernel's lock on a file, and write the holder into it."""
     with path.open("a+") as f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,7 +111,7 @@ def _locked(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
             f.seek(0)
             raise LockedError(LockOwner.parse(f.read())) from error
         f.truncate(0)
-        # For people alone. A full disk refuses it, and it is under this lock that room is made there.
+        # The content only informs people, so a full disk must not fail here: freeing disk space needs this lock.
         with suppress(OSError):
             os.write(f.fileno(), me.to_json().encode())
         try:
@@ -121,7 +121,7 @@ def _locked(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
 
 
 def _is_file(path: Path, fd: int) -> bool:
-    """Say whether an open file still has its name: another one there could be locked by another process."""
+    """Return whether the open file is still the one at `path`; another process could hold a lock on a new one."""
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except FileNotFoundError:

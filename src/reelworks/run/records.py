@@ -1,13 +1,13 @@
-"""Records of segments: which clips one planned, why the other clips stayed out, and how it ended.
+"""Records of segments: which clips a segment planned, why the others were left out, and how it ended.
 
-A segment's folder below `coverage/` is written when the segment begins, before its first step, and committed as a
-whole: files, then `about.json` with their checksums, then a rename. `outcome.json` joins it when the segment ends.
-Clips are rows of a catalog that the run keeps beside the records, by ordinal.
+A segment's folder below `coverage/` is written when the segment begins, before its first step, and committed
+atomically: files, then `about.json` with their checksums, then a rename. `outcome.json` is added when the segment
+ends. Clips are rows, by ordinal, of a catalog that the run copies next to the records.
 
     places.parquet         the planned clips in the order of the steps: ordinal, copy, showing
-    micro_batches.parquet  row, column and bucket of each micro-batch in the same order, and its number of places
+    micro_batches.parquet  row, column, bucket and size of each micro-batch in the same order
     others.parquet         the live clips that were not planned: ordinal, copy, reason, nearest entry, note
-    aliases.parquet        ordinals of clips that the run knew under another uid before, and that key
+    aliases.parquet        ordinals of clips that the run first used under another uid, and that uid as their key
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from reelworks.core.config import Config
 from reelworks.run.folder import RunFolder
 
 FORMAT_VERSION = 1
-CONSUMED = "consumed"  # the reason of a clip that an earlier segment of the epoch took
+CONSUMED = "consumed"  # reason of a clip that an earlier segment of the epoch consumed
 I64 = NDArray[np.int64]
 Key = tuple[int, int, int]
 
@@ -39,16 +39,16 @@ _ABOUT = "about.json"
 _OUTCOME = "outcome.json"
 _TOTALS = "totals.jsonl"
 _NAME = re.compile(r"segment-(\d{3,})-(\d{6,})-(\d{3,})")
-_SPLIT = "BYTE_STREAM_SPLIT"  # numbers without an order: their upper bytes are mostly zeros
+_SPLIT = "BYTE_STREAM_SPLIT"  # for unsorted numbers, whose upper bytes are mostly zeros
 _ASCENDING = "DELTA_BINARY_PACKED"
 
 
 class RecordError(Exception):
-    """A record is not there or not whole; the message says which and why."""
+    """A record is missing or damaged; the message says which and why."""
 
 
 class BucketShape(Config):
-    """A bucket as a segment had it."""
+    """A bucket of a segment."""
 
     name: str
     num_frames: int
@@ -58,26 +58,26 @@ class BucketShape(Config):
 
 
 class About(Config):
-    """The values of a record.
+    """Metadata of a record, stored as `about.json`.
 
     Attributes:
         format: Version of this schema.
-        generation, epoch, segment: The segment.
-        time: When it was written, in seconds since 1970.
-        first_step: Optimizer steps of the run before its first row.
-        rows: Rows of the plan, one step each.
-        planned: Clips planned.
+        generation, epoch, segment: Key of the segment.
+        time: When the record was written, in seconds since 1970.
+        first_step: Optimizer steps of the run before the segment's first row.
+        rows: Rows of the plan, one optimizer step each.
+        planned: Number of planned clips.
         plan: Digest of the plan.
-        catalog_digest, spec_digest: Digests of what the plan follows from.
+        catalog_digest, spec_digest: Digests of the plan's inputs.
         spec: The plan's spec.
         recipe: File of the recipe, below `recipes/`.
-        exclude_list, costs: Files with the contents of what the recipe names, below `recipes/`.
-        catalog: Folder of the kept catalog, below `coverage/`.
-        catalog_version: Its parts that the segment was planned on.
+        exclude_list, costs: Copies of the files that the recipe names, below `recipes/`.
+        catalog: Folder of the run's copy of the catalog, below `coverage/`.
+        catalog_version: Number of parts of the catalog that the segment was planned on.
         catalog_uids: Digest of the uids of all rows of these parts.
         datasets: Names of the recipe's datasets.
         buckets: The bucket table.
-        entries: Its entries, as reports print them.
+        entries: Entries of the bucket table, as reports print them.
         files: Checksums of the record's other files.
     """
 
@@ -111,7 +111,7 @@ class About(Config):
 
 
 class Failure(Config):
-    """A planned clip that could not be decoded: the row of its step, the clip, and why."""
+    """A planned clip that could not be decoded: the row of its step, its identity, and the reason."""
 
     row: int
     uid: int
@@ -123,9 +123,9 @@ class Outcome(Config):
     """How a segment ended.
 
     Attributes:
-        rows: Rows that were trained or skipped; the clips of later rows were left to another segment.
+        rows: Number of rows that were trained or skipped; the clips of later rows are left to another segment.
         skipped: Rows of the steps that were not applied.
-        failures: Clips that failed in them.
+        failures: Clips that failed in these rows.
     """
 
     rows: int
@@ -138,15 +138,15 @@ class Record:
     """Clips that a segment planned, and why it left out the others.
 
     Attributes:
-        about: The record's values.
-        ordinal, copy, showing: The places in the order of the steps, as in `EpochPlan`.
-        row, column, bucket, size: The micro-batches in the same order; `size` counts places.
-        other_ordinal, other_copy: Live clips without a place.
-        other_reason: Why, as an index into `labels`.
-        other_nearest: Index of the entry that would ask least of them, -1 where there is none.
-        other_note: More about the reason, or null.
+        about: Metadata of the record.
+        ordinal, copy, showing: The planned clips in the order of the steps, as in `EpochPlan`.
+        row, column, bucket, size: The micro-batches in the same order; `size` counts clips, padding included.
+        other_ordinal, other_copy: Live clips that are not planned.
+        other_reason: Why each is not planned, as an index into `labels`.
+        other_nearest: Index of the bucket entry that each misses by least, -1 if there is none.
+        other_note: Details of the reason, or null.
         labels: Names of the reasons.
-        alias_ordinal, alias_key: Rows whose clip goes by another key than its uid, by ordinal.
+        alias_ordinal, alias_key: Ordinals and keys of the clips whose key is not their uid.
     """
 
     about: About
@@ -168,42 +168,42 @@ class Record:
 
     @property
     def first(self) -> NDArray[np.bool_]:
-        """True for the places that consume their clip."""
+        """True for the regular showings, which consume their clip; False for extra ones and padding."""
         first: NDArray[np.bool_] = self.showing == 0
         return first
 
     @property
     def consumed(self) -> NDArray[np.bool_]:
-        """True for the clips without a place that an earlier segment of the epoch took."""
+        """True for the clips that are not planned because an earlier segment of the epoch consumed them."""
         return np.isin(self.other_reason, [i for i, label in enumerate(self.labels) if label == CONSUMED])
 
     def row_of_place(self) -> I64:
-        """Row of each place."""
+        """Return the row of each planned clip."""
         return np.repeat(self.row, self.size)
 
     def before(self, row: int) -> tuple[I64, I64]:
-        """Ordinals and copies of the clips that the rows before `row` consume."""
+        """Return ordinals and copies of the clips that the rows before `row` consume."""
         done = int(self.size[: np.searchsorted(self.row, row)].sum())
         first = self.first[:done]
         return self.ordinal[:done][first], self.copy[:done][first]
 
 
 def path(run: RunFolder, key: Key) -> Path:
-    """Folder of a segment's record."""
+    """Return the folder of a segment's record."""
     return run.coverage_folder / "segment-{:03d}-{:06d}-{:03d}".format(*key)
 
 
 def keys(run: RunFolder) -> list[Key]:
-    """Segments that have a record, oldest first."""
-    found = [_NAME.fullmatch(p.name) for p in run.coverage_folder.glob("segment-*")]
-    return sorted((int(m[1]), int(m[2]), int(m[3])) for m in found if m)
+    """Return the keys of the segments that have a record, oldest first."""
+    matches = [_NAME.fullmatch(p.name) for p in run.coverage_folder.glob("segment-*")]
+    return sorted((int(m[1]), int(m[2]), int(m[3])) for m in matches if m)
 
 
 def write(run: RunFolder, record: Record) -> None:
-    """Commit a record; a former one of the same segment is replaced.
+    """Commit a record, replacing a former one of the same segment.
 
     Raises:
-        OSError: It could not be written; a former one may be gone then.
+        OSError: The record could not be written; a former one may be lost then.
     """
     target = path(run, record.about.key)
     unfinished = target.with_name(f".{target.name}.tmp")
@@ -221,7 +221,7 @@ def write(run: RunFolder, record: Record) -> None:
 
 
 def _tables(record: Record) -> dict[str, tuple[Any, dict[str, str]]]:
-    """Each file's table, and the encodings of its columns; others are dictionaries."""
+    """Return each file's table, with the encodings of its columns; other columns are dictionary-encoded."""
     places = {"ordinal": _small(record.ordinal), "copy": _small(record.copy), "showing": record.showing}
     micro_batches = {
         "row": _small(record.row),
@@ -249,15 +249,15 @@ def _tables(record: Record) -> dict[str, tuple[Any, dict[str, str]]]:
 
 
 def _small(numbers: NDArray[Any]) -> Any:
-    """Numbers in as few bits as they need."""
+    """Return numbers as int32 if they fit."""
     fits = numbers.max(initial=0) < 2**31
     return pa.array(numbers.astype(np.int32) if fits else numbers)
 
 
 def _write_table(file: Path, table: Any, encodings: dict[str, str]) -> str:
-    """Write a table; returns the checksum of the file."""
-    found: list[str] = []
-    with storage.create(file, told=lambda _, checksum: found.append(checksum)) as f:
+    """Write a table and return the checksum of the file."""
+    checksums: list[str] = []
+    with storage.create(file, told=lambda _, checksum: checksums.append(checksum)) as f:
         pq.write_table(
             table,
             f,
@@ -267,11 +267,11 @@ def _write_table(file: Path, table: Any, encodings: dict[str, str]) -> str:
             column_encoding=encodings,
             write_statistics=False,
         )
-    return found[0]
+    return checksums[0]
 
 
 def read_about(run: RunFolder, key: Key) -> About:
-    """Read a record's values.
+    """Read a record's metadata.
 
     Raises:
         RecordError: There is no record, or it is damaged.
@@ -280,11 +280,11 @@ def read_about(run: RunFolder, key: Key) -> About:
     try:
         about = About.model_validate(_read_values(file))
     except FileNotFoundError:
-        raise RecordError(f"{path(run, key).name} is not there") from None
+        raise RecordError(f"{path(run, key).name} does not exist") from None
     except ValidationError as error:
         raise RecordError(f"{file.parent.name}/{_ABOUT} cannot be read: {error}") from error
     if about.format > FORMAT_VERSION or about.key != key:
-        raise RecordError(f"{file.parent.name} is of a newer version or of another segment")
+        raise RecordError(f"{file.parent.name} has a newer format or belongs to another segment")
     return about
 
 
@@ -294,15 +294,15 @@ def read(run: RunFolder, key: Key, plan: str | None = None) -> Record:
     Args:
         run: The run folder.
         key: Generation, epoch and segment.
-        plan: Digest of the plan that the segment went by, where the caller knows it.
+        plan: Digest of the segment's plan, to verify it; None to accept any.
 
     Raises:
-        RecordError: There is no record, it is damaged, or it is of another plan.
+        RecordError: There is no record, it is damaged, or it belongs to another plan.
     """
     about = read_about(run, key)
     folder = path(run, key)
     if plan is not None and about.plan != plan:
-        raise RecordError(f"{folder.name} is the record of another plan")
+        raise RecordError(f"{folder.name} belongs to another plan")
     places = _read_table(folder, "places.parquet", about)
     batches = _read_table(folder, "micro_batches.parquet", about)
     others = _read_table(folder, "others.parquet", about)
@@ -336,36 +336,34 @@ def _column(table: Any, name: str, kind: Any) -> NDArray[Any]:
 def _read_table(folder: Path, name: str, about: About) -> Any:
     try:
         if digests.of_file(folder / name) != about.files[name]:
-            raise RecordError(
-                f"{folder.name}/{name} is damaged: it does not have the checksum it was written with"
-            )
+            raise RecordError(f"{folder.name}/{name} is damaged: its checksum is not the one that was stored")
         return pq.read_table(folder / name)
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise RecordError(f"{folder.name}/{name} cannot be read: {error}") from error
 
 
 def write_outcome(run: RunFolder, key: Key, outcome: Outcome) -> None:
-    """Record how a segment ended; nothing where the segment has no record.
+    """Record how a segment ended, if the segment has a record.
 
     Raises:
-        OSError: It could not be written.
+        OSError: The outcome could not be written.
     """
     if path(run, key).is_dir():
         _write_values(path(run, key) / _OUTCOME, outcome)
 
 
 def _write_values(file: Path, values: Config) -> None:
-    """Write values with a checksum of their own."""
+    """Write values together with their checksum."""
     plain = values.model_dump(mode="json")
     files.write_json(file, {"checksum": digests.digest_json(plain), **plain})
 
 
 def _read_values(file: Path) -> dict[str, Any]:
-    """Read values and verify them.
+    """Read values and verify their checksum.
 
     Raises:
-        FileNotFoundError: They are not there.
-        RecordError: They are damaged.
+        FileNotFoundError: The file does not exist.
+        RecordError: The file is damaged.
     """
     try:
         plain = json.loads(file.read_bytes())
@@ -376,16 +374,16 @@ def _read_values(file: Path) -> dict[str, Any]:
         raise RecordError(f"{file.parent.name}/{file.name} cannot be read: {error}") from error
     if not same:
         raise RecordError(
-            f"{file.parent.name}/{file.name} is damaged: it does not have the checksum it was written with"
+            f"{file.parent.name}/{file.name} is damaged: its checksum is not the one that was stored"
         )
     return dict(plain)
 
 
 def read_outcome(run: RunFolder, key: Key) -> Outcome | None:
-    """Read how a segment ended; None where that is not recorded.
+    """Read how a segment ended; None if that is not recorded.
 
     Raises:
-        RecordError: It is damaged.
+        RecordError: The outcome is damaged.
     """
     file = path(run, key) / _OUTCOME
     try:
@@ -397,12 +395,12 @@ def read_outcome(run: RunFolder, key: Key) -> Outcome | None:
 
 
 def reopen(run: RunFolder, step: int, key: Key | None) -> None:
-    """Take back what was recorded of segments that end beyond a step, to which the run goes back.
+    """Remove the outcomes of segments that end after the step to which the run goes back.
 
     Args:
         run: The run folder.
-        step: Optimizer steps of the run that hold.
-        key: A segment that training goes on with, so that it has not ended either.
+        step: Optimizer step of the run from which it continues.
+        key: The segment with which training continues, which has not ended either.
     """
     for other in reversed(keys(run)):
         try:
@@ -421,7 +419,7 @@ def drop(run: RunFolder, key: Key) -> None:
 
 
 def size_bytes(run: RunFolder, key: Key) -> int:
-    """Bytes that a record takes."""
+    """Return the size of a record on disk in bytes."""
     return sum(file.stat().st_size for file in path(run, key).glob("*"))
 
 
@@ -431,16 +429,16 @@ def prune(
     in_use: Collection[tuple[int, int]],
     totals: Callable[[tuple[int, int]], dict[str, Any]],
 ) -> Iterator[tuple[int, int]]:
-    """Remove the records of the oldest epochs until the others fit, and keep their totals.
+    """Remove the records of the oldest epochs until the others fit, and store their totals.
 
     Args:
         run: The run folder.
-        max_bytes: What all records may take.
-        in_use: Generation and epoch of those that must stay.
-        totals: Finds what to keep of an epoch.
+        max_bytes: Maximum size of all records together.
+        in_use: Generation and epoch of the records that must stay.
+        totals: Returns the totals of an epoch, by generation and epoch.
 
     Yields:
-        Generation and epoch of what was removed.
+        Generation and epoch of each removed record.
     """
     sizes: dict[tuple[int, int], int] = {}
     for key in keys(run):
@@ -451,8 +449,8 @@ def prune(
             return
         if epoch in in_use:
             continue
-        kept = {"time": time.time(), "generation": epoch[0], "epoch": epoch[1], **totals(epoch)}
-        files.append_json_line(run.coverage_folder / _TOTALS, kept)
+        line = {"time": time.time(), "generation": epoch[0], "epoch": epoch[1], **totals(epoch)}
+        files.append_json_line(run.coverage_folder / _TOTALS, line)
         for key in [k for k in keys(run) if k[:2] == epoch]:
             storage.rmtree(path(run, key))
         over -= sizes[epoch]
@@ -460,14 +458,14 @@ def prune(
 
 
 def pruned(run: RunFolder) -> dict[tuple[int, int], dict[str, Any]]:
-    """Totals of the epochs whose records were removed to make room; not of one that was trained anew since."""
+    """Return the totals of epochs whose records `prune` removed, except epochs that were trained anew since."""
     lines = files.read_json_lines(run.coverage_folder / _TOTALS)
     totals = {(line["generation"], line["epoch"]): line for line in lines}
     for key in keys(run) if totals else ():
         try:
-            anew = key[:2] in totals and read_about(run, key).time > totals[key[:2]]["time"]
+            trained_anew = key[:2] in totals and read_about(run, key).time > totals[key[:2]]["time"]
         except RecordError:
             continue
-        if anew:
+        if trained_anew:
             del totals[key[:2]]
     return totals

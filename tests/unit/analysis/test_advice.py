@@ -26,7 +26,7 @@ CASES = [
     (
         data_advice.captions_garbled,
         [{"caption": "caf\ufffd"}, {"caption": "a\0 \0c\0"}, VIDEO],
-        "2 captions have bytes that are no UTF-8",
+        "2 captions have bytes that are not UTF-8",
         [{"caption": None}, {"caption": "caf\u00e9 \U0001f600"}, BAD],
     ),
     (
@@ -56,29 +56,29 @@ CASES = [
     (
         data_advice.duplicates,
         [{"fingerprint": "x"}, {"fingerprint": "x"}, {"fingerprint": "x"}, VIDEO],
-        "2 clips with the content of another file",
+        "2 clips with the same content as another file",
         [VIDEO, VIDEO, {**BAD, "fingerprint": ""}, {**BAD, "fingerprint": ""}],
     ),
     (
         data_advice.small,
         [{"height": 255}, {"width": 100}, VIDEO],
-        "2 clips of fewer than 256 pixels on the short side",
+        "2 clips with fewer than 256 pixels on the short side",
         [{"height": 256}],
     ),
     (
         data_advice.short,
         [{"num_frames": 16}],
-        "1 clip of fewer than 17 frames",
+        "1 clip with fewer than 17 frames",
         [{"num_frames": 17}, PICTURE],
     ),
     (data_advice.long, [{"duration_seconds": 20.1}], "1 clip longer than 20 s", [{"duration_seconds": 20.0}]),
     (
         data_advice.mixed_fps,
         [{"fps": 12.0}, {"fps": 25.0}, {"fps": 25.0}],
-        "videos have 12 to 25 frames per second, most often some 25",
+        "videos have 12 to 25 frames per second, with a median of 25",
         [{"fps": 23.976}, {"fps": 25.0}, PICTURE],
     ),
-    (data_advice.variable_fps, [{"variable_fps": True}], "1 clip of variable frame rate", [VIDEO]),
+    (data_advice.variable_fps, [{"variable_fps": True}], "1 clip with variable frame rate", [VIDEO]),
     (
         data_advice.one_aspect,
         [SIXTEEN_BY_NINE] * 19 + [{"height": 500, "width": 500}],

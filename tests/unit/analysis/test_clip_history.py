@@ -119,7 +119,7 @@ def test_an_account_that_differs_is_a_problem_of_its_segment(told):
     found = clip_history.cover(told.run)
     assert not found.epochs[0].adds_up
     assert [problem.split(":")[0] for problem in found.problems] == ["epoch 0, segment 0"] * 2
-    assert "the trainer counted 6 clips trained, its records 7" in found.problems[0]
+    assert "6 clips are trained according to the events, 7 according to the records" in found.problems[0]
 
 
 def plant_a_step_of_no_row(told):
@@ -146,10 +146,10 @@ def plant_another_total(told):
 @pytest.mark.parametrize(
     ("plant", "what"),
     [
-        (plant_a_step_of_no_row, "step 3 trained row 9, which its record does not have there"),
+        (plant_a_step_of_no_row, "step 3 trained row 9, which is not its row in the record"),
         (plant_a_step_of_other_clips, "step 3 trained"),
-        (plant_a_failure_elsewhere, "failed in row 0, which does not have it"),
-        (plant_another_total, "the trainer told of 8 planned clips, its records of 7"),
+        (plant_a_failure_elsewhere, "failed in row 0, which does not contain it"),
+        (plant_another_total, "8 clips are planned according to the events, 7 according to the records"),
     ],
 )
 def test_what_contradicts_the_records_is_named_with_its_segment(told, plant, what):
@@ -170,7 +170,7 @@ def test_clips_that_two_segments_took_are_a_problem_of_the_second(told, tmp_path
     whole = positions.begin_epoch(told.data, told.spec, epoch=0, global_step=1)
     told.begin(replace(whole, segment=1))
     found = clip_history.cover(told.run)
-    assert f"epoch 0, segment 1: {told.size(0)} clips are planned that a step of the epoch had taken" in (
+    assert f"epoch 0, segment 1: {told.size(0)} clips are planned although a step of the epoch" in (
         "\n".join(found.problems)
     )
 
@@ -308,7 +308,7 @@ def test_a_segment_without_its_record_is_named_with_what_events_prove(told, how)
     (lost,) = epoch.lost
     assert (lost.segment, lost.steps, lost.failed) == (0, 3, 1)
     assert lost.trained == told.size(0) - 1 + told.size(2)
-    what = {"record": "is not there", "damage": "places.parquet", "catalog": "catalog-000"}[how]
+    what = {"record": "does not exist", "damage": "places.parquet", "catalog": "catalog-000"}[how]
     assert record.name in str(lost) or how == "catalog"
     assert what in str(lost)
 

@@ -162,7 +162,7 @@ def test_lines_of_the_exclude_list_without_a_clip_are_told_and_many_are_counted(
     told = {"exclude_list_unmatched": [f"data/{i}.png" for i in range(30)], "shared_files": []}
     lines = plan_report.warnings(told)
     assert lines[0] == "exclude_file names data/0.png, which is no clip of the recipe"
-    assert (len(lines), lines[-1]) == (21, "and 10 more lines of it that name no clip")
+    assert (len(lines), lines[-1]) == (21, "exclude_file has 10 more lines that name no clip")
     assert plan_report.warnings({"exclude_list_unmatched": [], "shared_files": []}) == []
 
 

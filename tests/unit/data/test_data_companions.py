@@ -80,5 +80,5 @@ def test_companions_that_all_lack_are_said_as_the_reason(folder: Any) -> None:
     picture(folder / "wrong/else.png", caption=None)
     data = opened(made(folder, loss_mask=str(folder / "wrong")))
     assert (data.excluded == Reason.NO_COMPANION).sum() == 3
-    with refused("empty-epoch", "dataset", says="3 of 4 clips lack a companion that fits them"):
+    with refused("empty-epoch", "dataset", says="3 of 4 clips have no companion file"):
         raise empty_epoch.no_steps(data)

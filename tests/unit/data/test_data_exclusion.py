@@ -70,7 +70,7 @@ def test_a_filtered_clip_is_told_with_what_it_has(folder: Path) -> None:
     assert told["reasons"]["filtered"] == [
         {
             "path": "more/shot-0/tall.png",
-            "detail": "height <= width and kind == 'image'; it has height 96, width 48, kind 'image'",
+            "detail": "height <= width and kind == 'image'; the clip has height 96, width 48, kind 'image'",
         }
     ]
 
@@ -93,7 +93,10 @@ def test_an_exclude_list_leaves_out_what_it_names_and_tells_what_it_does_not_fin
     assert told["more/broken.png"] == "unreadable"
     seen = plan_report.forecast(recipe(folder, exclude_file=str(bad)), 1)
     assert seen["exclude_list_unmatched"] == ["data/shot-2/9.png", "more/shot-2/2.png", "shot-2/2.png"]
-    assert seen["reasons"]["in_exclude_file"][0] == {"path": "data/shot-2/0.png", "detail": f"named in {bad}"}
+    assert seen["reasons"]["in_exclude_file"][0] == {
+        "path": "data/shot-2/0.png",
+        "detail": f"listed in {bad}",
+    }
     show.plan(seen)
     told_lines = capsys.readouterr().out
     assert "warning: exclude_file names data/shot-2/9.png, which is no clip" in told_lines

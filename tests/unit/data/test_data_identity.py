@@ -151,8 +151,8 @@ def test_a_renamed_dataset_has_the_clips_that_it_had(run: Run) -> None:
     assert run.consumed() == {("b/x", 0), ("b/z", 1)}
     assert run.changes() == (0, 0, 0)
     assert run.lines() == [
-        "dataset `a` seems to be `b` now: 3 clips are the same files; those done in this epoch are not trained again "
-        '(data.renamed_clips = "new" would)'
+        "dataset `a` seems to be `b` now: 3 clips are the same files; clips already trained in this epoch are not "
+        'trained again (set data.renamed_clips = "new" to train them)'
     ]
     assert run.see(renamed(ONE, "a", "c")) == {"c/x": "a/x", "c/sub/y": "a/sub/y", "c/z": "a/z"}
     assert run.see(ONE) == {name: name for name in ONE}
@@ -168,8 +168,8 @@ def test_with_renamed_clips_new_they_are_new_ones_and_that_is_told(run: Run) -> 
     assert run.consumed() == set()
     assert run.changes() == (3, 3, 0)
     assert run.lines() == [
-        "dataset `a` seems to be `b` now: 3 clips are the same files; they are trained as new clips, as "
-        'data.renamed_clips = "new" says'
+        "dataset `a` seems to be `b` now: 3 clips are the same files; they are trained as new clips "
+        'because of data.renamed_clips = "new"'
     ]
     assert run.see(ONE) == {name: name for name in ONE}
     assert run.consumed() == {("a/x", 0)}  # they came back

@@ -53,8 +53,8 @@ def test_clips_are_filtered_by_scores_and_told_why(listed):
     }
     told = rejections.named(data, rejections.left_out(*data.assignment(0)))
     assert [one["detail"] for one in told["filtered"]] == [
-        "aes > 4.5; it has aes 4",
-        "aes > 4.5; it has no aes",
+        "aes > 4.5; the clip has aes 4",
+        "aes > 4.5; the clip has no aes",
     ]
     assert "no caption in the list" in told["no_caption"][0]["detail"]
 

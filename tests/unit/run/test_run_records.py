@@ -237,7 +237,7 @@ def test_an_about_file_that_says_nothing_is_no_record(run: RunFolder, text: str)
             read(run, KEY)
     file.unlink()
     for read in (records.read, records.read_about):
-        with pytest.raises(RecordError, match=r"segment-000-000003-001 is not there"):
+        with pytest.raises(RecordError, match=r"segment-000-000003-001 does not exist"):
             read(run, KEY)
 
 
@@ -245,13 +245,15 @@ def test_the_record_of_another_plan_or_segment_or_of_a_newer_version_is_refused(
     written = small()
     records.write(run, written)
     assert records.read(run, KEY, written.about.plan).about.plan == written.about.plan
-    with pytest.raises(RecordError, match=r"segment-000-000003-001 is the record of another plan"):
+    with pytest.raises(RecordError, match=r"segment-000-000003-001 belongs to another plan"):
         records.read(run, KEY, "another")
     shutil.copytree(records.path(run, KEY), records.path(run, (0, 3, 2)))
-    with pytest.raises(RecordError, match=r"segment-000-000003-002 is .* of another segment"):
+    with pytest.raises(
+        RecordError, match=r"segment-000-000003-002 has a newer format or belongs to another segment"
+    ):
         records.read(run, (0, 3, 2))
     records.write(run, small(format=records.FORMAT_VERSION + 1))
-    with pytest.raises(RecordError, match=r"segment-000-000003-001 is of a newer version"):
+    with pytest.raises(RecordError, match=r"segment-000-000003-001 has a newer format"):
         records.read(run, KEY)
 
 
@@ -325,7 +327,7 @@ def _state(run: RunFolder, may_be: dict[str, Record]) -> tuple[str, int | None]:
     try:
         found = values(records.read(run, KEY))
     except RecordError as error:
-        return ("none" if "is not there" in str(error) else str(error)), None
+        return ("none" if "does not exist" in str(error) else str(error)), None
     (name,) = [name for name, one in may_be.items() if values(one) == found]
     outcome = records.read_outcome(run, KEY)
     return name, None if outcome is None else outcome.rows
