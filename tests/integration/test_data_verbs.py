@@ -56,7 +56,7 @@ def test_the_three_verbs_after_a_training(tiny, tmp_path, typed):
 
     told, code = typed("contact-sheet", recipe, "-o", tmp_path / "sheets", "--clips", 2)
     assert code == 0
-    assert "cut most" in told
+    assert "cropped most" in told
     assert (tmp_path / "sheets" / "index.html").is_file()
     value = json.loads(typed("contact-sheet", recipe, "--json")[0])
     assert value["index"] == str(tmp_path / "run" / "contact-sheet" / "index.html")

@@ -1,4 +1,4 @@
-"""How a check looks on a terminal."""
+"""Terminal output of `check`."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ _DTYPES = ("storage", "compute", "master", "reduction", "output")
 _console = Console(highlight=False)
 
 
-def result(told: dict[str, Any]) -> None:
-    """Dtypes, casts, memory and violations."""
-    _dtypes(told["components"])
-    for component in told["components"]:
+def result(report: dict[str, Any]) -> None:
+    """Print dtypes, casts, memory and violations."""
+    _dtypes(report["components"])
+    for component in report["components"]:
         _casts(component)
-    _memory(told)
-    line(f"{told['shapes']} shapes tried without numbers")
-    for one in told["rehearsed"]:
+    _memory(report)
+    line(f"{report['shapes']} shapes checked on the meta device")
+    for rehearsal in report["rehearsed"]:
         line(
-            f"{one['bucket']}, batch size {one['batch_size']}: forward and backward in {one['seconds']:.1f} s on "
-            f"{told['device']}, {_size(one['activations_bytes'])} of activations"
+            f"{rehearsal['bucket']}, batch size {rehearsal['batch_size']}: forward and backward in "
+            f"{rehearsal['seconds']:.1f} s on {report['device']}, {_size(rehearsal['activations_bytes'])} of activations"
         )
-    for fault in told["violations"]:
+    for fault in report["violations"]:
         line(f"violation: {fault['module']}: {fault['problem']}\n  remedy: {fault['remedy']}")
-    count = len(told["violations"])
+    count = len(report["violations"])
     line(f"{count} violation{'s' if count > 1 else ''}" if count else "no violation")
 
 
 def _dtypes(components: list[dict[str, Any]]) -> None:
-    """A column for each component: so many dtypes beside one another would not fit into 80 signs."""
+    """Print a column for each component; columns of dtypes would not fit into 80 characters."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column()
-    for one in components:
-        table.add_column(f"{one['component']}\n{one['name']}")
+    for component in components:
+        table.add_column(f"{component['component']}\n{component['name']}")
     for key in (*_DTYPES, "device"):
-        table.add_row(key, *(one[key] or "–" for one in components))
-    table.add_row("parameters", *(f"{one['parameters']:,}" for one in components))
+        table.add_row(key, *(component[key] or "–" for component in components))
+    table.add_row("parameters", *(f"{component['parameters']:,}" for component in components))
     _console.print(table)
 
 
 def _casts(component: dict[str, Any]) -> None:
-    """How a frozen base lies there, and inputs with the same cast in one line."""
+    """Print the storage of a frozen base, and inputs with the same cast in one line."""
     if component["base"]:
         line(f"{component['component']}: weights of the frozen base: {component['base']}")
     inputs: dict[str, list[str]] = {}
@@ -57,13 +57,13 @@ def _casts(component: dict[str, Any]) -> None:
         line(f"{component['component']}: {', '.join(names)}: {words}")
 
 
-def _memory(told: dict[str, Any]) -> None:
-    sizes = dict(told["memory"])
+def _memory(report: dict[str, Any]) -> None:
+    sizes = dict(report["memory"])
     total, host = sizes.pop("total"), sizes.pop("host")
     parts = [f"{name} {_size(size)}" for name, size in sizes.items() if size]
-    beside = f"; {_size(host)} of CPU memory" if host else ""
-    each = f" of each of {told['world']} processes" if told["world"] > 1 else ""
-    line(f"\nmemory{each}, estimated: {_size(total)} ({', '.join(parts)}){beside}")
+    on_host = f"; {_size(host)} of CPU memory" if host else ""
+    each = f" of each of {report['world']} processes" if report["world"] > 1 else ""
+    line(f"\nmemory{each}, estimated: {_size(total)} ({', '.join(parts)}){on_host}")
 
 
 def _size(count_bytes: int) -> str:
