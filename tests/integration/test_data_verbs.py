@@ -123,9 +123,9 @@ def test_a_plan_tells_what_becomes_of_incomplete_batches_and_of_auto_buckets(tin
     recipe = tmp_path / "recipe.toml"
     told = {
         "partial": "trained with fewer clips",
-        "pad": "filled with weight-0 copies",
-        "merge": "where no smaller bucket takes their clips",
-        "repeat": "clips shown once more",
+        "pad": "padded with copies of weight 0",
+        "merge": "whose clips fit no smaller bucket",
+        "repeat": "repeated clips",
     }
     for way, words in told.items():
         recipe.write_text(recipe_file.dump(recipe_file.parse(tiny(buckets={"incomplete_batch": way}))))
