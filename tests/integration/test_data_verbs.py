@@ -56,7 +56,7 @@ def test_the_three_verbs_after_a_training(tiny, tmp_path, typed):
 
     told, code = typed("contact-sheet", recipe, "-o", tmp_path / "sheets", "--clips", 2)
     assert code == 0
-    assert "cut most" in told
+    assert "cropped most" in told
     assert (tmp_path / "sheets" / "index.html").is_file()
     value = json.loads(typed("contact-sheet", recipe, "--json")[0])
     assert value["index"] == str(tmp_path / "run" / "contact-sheet" / "index.html")
@@ -123,9 +123,9 @@ def test_a_plan_tells_what_becomes_of_incomplete_batches_and_of_auto_buckets(tin
     recipe = tmp_path / "recipe.toml"
     told = {
         "partial": "trained with fewer clips",
-        "pad": "filled with weight-0 copies",
-        "merge": "where no smaller bucket takes their clips",
-        "repeat": "clips shown once more",
+        "pad": "padded with copies of weight 0",
+        "merge": "whose clips fit no smaller bucket",
+        "repeat": "repeated clips",
     }
     for way, words in told.items():
         recipe.write_text(recipe_file.dump(recipe_file.parse(tiny(buckets={"incomplete_batch": way}))))

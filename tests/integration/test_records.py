@@ -138,10 +138,10 @@ def test_a_lost_record_is_told_with_what_events_prove_and_training_goes_on(
     text, code = typed(monkeypatch, capsys, "coverage", run.path)
     assert code == 0
     assert text.splitlines() == [
-        "epoch 0: 6 planned; not every clip can be told, since a record is missing",
+        "epoch 0: 6 planned; some clips are unknown, since a record is missing",
         "  segment 0 has no record (segment-000-000000-000 does not exist); according to the events it had 3 steps, with 6 "
         "clips trained and 0 failed",
-        "epoch 1: 6 planned; not every clip can be told, since a record is missing",
+        "epoch 1: 6 planned; some clips are unknown, since a record is missing",
         "  segment 0 has no record (segment-000-000001-000/places.parquet is damaged: its checksum is not the one that "
         "was stored); according to the events it had 1 steps, with 2 clips trained and 0 failed",
     ]

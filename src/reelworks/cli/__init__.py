@@ -1,7 +1,7 @@
-"""The command line: one file a verb; parse, call, print; no logic.
+"""The command line, one file for each command: parse, call, print; no logic.
 
-Heavy imports happen inside the verbs, so that `--help` answers at once.
+Heavy imports happen inside the commands, so that `--help` answers at once.
 
-`exit_codes` holds the codes that commands end with. `docs/reference/cli.md` is written from the help texts here
-(`make reference`), so what they leave out stands in no reference.
+`exit_codes` holds the exit codes of all commands. `make reference` generates `docs/reference/cli.md` from the help
+texts.
 """

@@ -1,4 +1,4 @@
-"""`reelworks check`: whether the dtypes of a recipe fit together, and what memory it takes."""
+"""`reelworks check`: check the dtypes of a recipe and estimate its memory."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def check(
 ) -> None:
     """Check dtypes and memory, without training.
 
-    Loads the model, tries the shape of every bucket without numbers, and runs the largest bucket of each
-    resolution for real, forward and backward. Reads no data, unless buckets are to be proposed from them.
+    Loads the model, runs the shape of every bucket on the meta device, and runs the largest bucket of each
+    resolution for real, forward and backward. Reads no data, unless buckets have to be proposed from them.
 
-    Prints the dtypes of each component, the casts of its inputs, parameters, and the estimated memory of one
-    process: weights, gradients, optimizer, average, encoders, and the most that a pass holds at a time beside
-    these, recomputation included.
+    Prints the dtypes of each component, the casts of its inputs, the number of parameters, and the estimated memory of
+    one process: weights, gradients, optimizer, weight average, encoders, and the peak of activations in a pass,
+    recomputation included.
 
-    A violation is named by the path of its module, with both dtypes and what to do, and the exit code is 1.
-    `train` checks the largest bucket alone at each start.
+    Each violation is reported with the path of its module, both dtypes and a remedy, and the exit code is 1.
+    `train` checks only the largest bucket at each start.
     """
     from reelworks.cli import show, show_check
 
@@ -45,7 +45,7 @@ def check(
 
 
 def _with_buckets(recipe: Recipe, quiet: bool) -> tuple[Recipe, BucketTable]:
-    """The bucket table; only where entries are to be proposed it takes a scan."""
+    """Return recipe and bucket table; scan the data only if entries have to be proposed from them."""
     from reelworks.buckets import table
     from reelworks.cli import show
     from reelworks.models.components import geometry

@@ -1,4 +1,4 @@
-"""`reelworks checkpoints`: what a run has kept, why, and for how long."""
+"""`reelworks checkpoints`: list, verify, prune, pin and export the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Dtype(enum.StrEnum):
 
 @app.callback()
 def checkpoints() -> None:
-    """Look at the checkpoints of a run, keep them, let them go.
+    """Inspect, keep and delete the checkpoints of a run.
 
-    None of these but `export` loads torch, so they answer at once.
+    Only `export` loads torch; the others answer at once.
     """
 
 
 def _open(run: Path, overrides: list[str] | None = None) -> tuple[CheckpointStore, CheckpointsConfig]:
-    """A run's checkpoints, and the policy that it was last started with."""
+    """Open a run's checkpoints, with the policy of its latest start."""
     from reelworks.checkpoint.store import CheckpointStore
     from reelworks.recipe import recipe_file
     from reelworks.run.folder import RunFolder
@@ -63,18 +63,18 @@ def _open(run: Path, overrides: list[str] | None = None) -> tuple[CheckpointStor
 
 @contextmanager
 def _changing(store: CheckpointStore) -> Iterator[None]:
-    """Tell of a disk that refuses a change."""
+    """Turn errors of the disk into a `UserError`."""
     from reelworks.core.errors import UserError
 
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"the folder of checkpoints cannot be changed ({error.strerror or error})",
+            f"the folder of checkpoints cannot be written to ({error.strerror or error})",
             code="checkpoints-unwritable",
             field="RUN",
             value=str(store.root),
-            remedy="mend its permissions or its disk, or free disk space",
+            remedy="check its permissions and its disk, or free disk space",
         ) from error
 
 
@@ -82,7 +82,7 @@ def _changing(store: CheckpointStore) -> Iterator[None]:
 def ls(run: RunArgument, json: Json = False) -> None:
     """List checkpoints: step, epoch, size, age and metrics of each.
 
-    Says of each why it is kept, that it would go at the next save, or what is damaged.
+    Tells for each why it is kept, that the next save would delete it, or what is damaged.
     """
     import shutil
 
@@ -98,14 +98,14 @@ def ls(run: RunArgument, json: Json = False) -> None:
 
 @app.command("show")
 def show_one(run: RunArgument, step: OptionalStep = None, json: Json = False) -> None:
-    """Show files, metrics and versions of one checkpoint; of the newest, if no step is given."""
+    """Show files, metrics and versions of one checkpoint, by default of the newest."""
     from reelworks.checkpoint import listing
     from reelworks.cli import show, show_checkpoints
 
     store, policy = _open(run)
     newest = max(store.steps(), default=-1) if step is None else step
-    told = listing.details(store, policy, newest)
-    show.json(told) if json else show_checkpoints.details(told)
+    report = listing.details(store, policy, newest)
+    show.json(report) if json else show_checkpoints.details(report)
 
 
 @app.command("verify")
@@ -134,13 +134,13 @@ def verify(
 @app.command("prune")
 def prune(
     run: RunArgument,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
     json: Json = False,
     overrides: Overrides = None,
 ) -> None:
-    """Delete now what the policy would delete at the next save, and say why.
+    """Delete now what the policy would delete at the next save, and print why.
 
-    Also removes what killed processes left. Refused while the run trains. Another policy is asked with --set, as in
+    Also removes incomplete files of killed processes. Refused while the run trains. --set changes the policy, such as
     --set checkpoints.keep_last=1.
     """
     from contextlib import nullcontext
@@ -151,39 +151,39 @@ def prune(
     from reelworks.run.folder import RunFolder
 
     store, policy = _open(run, overrides)
-    remedy = "wait for it: it prunes by itself after each save; --dry-run looks without deleting"
+    remedy = "wait for the run, which prunes after each save, or give --dry-run to look without deleting"
     alone = lock.hold(RunFolder(run).lock_file, field="RUN", remedy=remedy)
     with _changing(store), nullcontext() if dry_run else alone:
         sizes = {info.step: info.num_bytes for info in store.list()}
         decisions = (retention.plan if dry_run else retention.prune)(store, policy)
-    told: dict[str, Any] = {"dry_run": dry_run, "kept": [], "deleted": []}
-    for one in decisions:
-        if one.step not in sizes:  # saved meanwhile by a training, which --dry-run may look at
+    report: dict[str, Any] = {"dry_run": dry_run, "kept": [], "deleted": []}
+    for decision in decisions:
+        if decision.step not in sizes:  # saved meanwhile: --dry-run also works while the run trains
             continue
-        row = {"step": one.step, "bytes": sizes[one.step], "reasons": list(one.reasons)}
-        told["kept" if one.keep else "deleted"].append(row)
-    show.json(told) if json else show_checkpoints.pruned(told)
+        row = {"step": decision.step, "bytes": sizes[decision.step], "reasons": list(decision.reasons)}
+        report["kept" if decision.keep else "deleted"].append(row)
+    show.json(report) if json else show_checkpoints.pruned(report)
 
 
 @app.command("explain")
 def explain(run: RunArgument, step: StepArgument, json: Json = False) -> None:
-    """Say why a checkpoint is there, or when and why it went; also long after."""
+    """Tell why a checkpoint is kept, or when and why it was deleted."""
     from reelworks.checkpoint import listing
     from reelworks.cli import show, show_checkpoints
 
-    told = listing.explain(*_open(run), step)
-    show.json(told) if json else show_checkpoints.explained(told)
+    report = listing.explain(*_open(run), step)
+    show.json(report) if json else show_checkpoints.explained(report)
 
 
 @app.command("pin")
 def pin(run: RunArgument, step: StepArgument, json: Json = False) -> None:
-    """Keep a checkpoint whatever the policy says; also while the run trains."""
+    """Keep a checkpoint whatever the policy says; works while the run trains too."""
     _set_pin(run, step, True, json)
 
 
 @app.command("unpin")
 def unpin(run: RunArgument, step: StepArgument, json: Json = False) -> None:
-    """Leave a checkpoint to the policy again."""
+    """Let the policy decide about a checkpoint again."""
     _set_pin(run, step, False, json)
 
 
@@ -200,7 +200,7 @@ def _set_pin(run: Path, step: int, pinned: bool, json: bool) -> None:
 
 @app.command("best")
 def best(run: RunArgument, json: Json = False) -> None:
-    """Print the folder of the best checkpoint, by the recipe's keep_best."""
+    """Print the folder of the best checkpoint by the metric of the recipe's keep_best."""
     from reelworks.checkpoint import listing
     from reelworks.cli import show
 
@@ -218,32 +218,40 @@ def export(
         typer.Option(
             "--output",
             "-o",
-            help="A .safetensors file that is not there yet; above 10 GB, shards and an index.",
+            help="A new .safetensors file; above 10 GB, shards and an index.",
         ),
     ],
-    ema: Annotated[bool, typer.Option("--ema/--weights", help="The average, or the trained weights.")] = True,
-    dtype: Annotated[Dtype, typer.Option(help="Of floating-point tensors.")] = Dtype.bfloat16,
+    ema: Annotated[
+        bool, typer.Option("--ema/--weights", help="Export the averaged or the trained weights.")
+    ] = True,
+    dtype: Annotated[Dtype, typer.Option(help="Dtype of floating-point tensors.")] = Dtype.bfloat16,
     format: Annotated[
         Format | None,
-        typer.Option(help="Names of a LoRA's tensors; diffusers unless given.", show_default=False),
+        typer.Option(help="Naming convention of a LoRA's tensors; default: diffusers.", show_default=False),
     ] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Of a LoRA run: whole weights, the LoRA added to its base.")
+        bool, typer.Option("--merge", help="Export full weights, with the LoRA merged into its base model.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write the weights of a run's newest checkpoint, or of the one named, as .safetensors; of a LoRA run, the LoRA.
+    """Write the weights of a run's newest checkpoint, or of one checkpoint, as .safetensors; for a LoRA run, the LoRA.
 
-    Reads all of the checkpoint first to compare digests, and a few tensors at a time after that. The run may train
-    meanwhile.
+    Reads the whole checkpoint first to compare digests, then a few tensors at a time. The run may train meanwhile.
     """
     from reelworks.cli import show
     from reelworks.generate import export_run
 
-    made = export_run.export(
+    exported = export_run.export(
         source, output, ema=ema, dtype=dtype.value, format=format.value if format else None, merge=merge
     )
-    for path in [] if json else made.files:
-        show.line(f"{path}: {made.weights} of step {made.step} in {made.dtype}")
+    for path in [] if json else exported.files:
+        show.line(f"{path}: {exported.weights} of step {exported.step} in {exported.dtype}")
     if json:
-        show.json({"step": made.step, "weights": made.weights, "dtype": made.dtype, "files": made.files})
+        show.json(
+            {
+                "step": exported.step,
+                "weights": exported.weights,
+                "dtype": exported.dtype,
+                "files": exported.files,
+            }
+        )

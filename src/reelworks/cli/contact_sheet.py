@@ -1,4 +1,4 @@
-"""`reelworks contact-sheet`: what each bucket will see."""
+"""`reelworks contact-sheet`: draw the frames that training reads from each bucket."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ def contact_sheet(
         typer.Option("--output", "-o", metavar="DIR", help="Default: contact-sheet/ in the run folder."),
     ] = None,
     clips: Annotated[
-        int, typer.Option(min=1, help="Clips shown of each bucket, the one that loses most first.")
+        int,
+        typer.Option(min=1, help="Clips to show for each bucket, those that lose most to the crop first."),
     ] = 6,
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Draw what each bucket will see, and what is cut away.
+    """Draw what training reads of each bucket's clips, and what is cropped away.
 
-    Draws a contact sheet for each bucket of the first epoch, with the frames that training will read and the whole
-    first frame, on which what the crop cuts away is dark. Below them stand the same moments and the same part of
-    each companion, and the first frame where the model is shown it. Writes an index page too, and names the clips of
-    which most is cut away.
+    Draws a contact sheet for each bucket of the first epoch: the frames that training will read, and the full first
+    frame with the part that the crop removes darkened. Below them it shows the same frames and crop of each companion,
+    and the first frame if the model is conditioned on it. Also writes an index page, and lists the clips that lose most
+    to the crop.
 
     Scans the data, loads no model.
     """
@@ -39,8 +40,8 @@ def contact_sheet(
     loaded = load_recipe(recipe, overrides, data_path)
     with show.scan_progress(quiet=json) as on_progress:
         dataset.scan_recipe(loaded, on_progress)
-    told = contact_sheet_page.write(loaded, output or Path(loaded.output) / "contact-sheet", clips)
+    report = contact_sheet_page.write(loaded, output or Path(loaded.output) / "contact-sheet", clips)
     if json:
-        show.json(told)
+        show.json(report)
     else:
-        show_data.contact_sheet(told)
+        show_data.contact_sheet(report)

@@ -1,4 +1,4 @@
-"""`reelworks coverage`: what became of every clip."""
+"""`reelworks coverage`: account for every clip of every epoch."""
 
 from __future__ import annotations
 
@@ -14,45 +14,48 @@ def coverage(
     never_trained: Annotated[
         bool,
         typer.Option(
-            "--never-trained", help="List the clips that no epoch trained, with the reason of each epoch."
+            "--never-trained", help="List the clips that no epoch trained, with the reason in each epoch."
         ),
     ] = False,
     clip: Annotated[
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Say what became of this clip: its path, or an end of it from a folder's name on.",
+            help="Report on this clip only: its path, or the last parts of its path.",
         ),
     ] = None,
     json: Annotated[
         bool,
-        typer.Option("--json", help="Print one JSON value, with the clips asked for; with all, if none are."),
+        typer.Option(
+            "--json", help="Print one JSON value, with the selected clips; with all, if none are selected."
+        ),
     ] = False,
 ) -> None:
-    """Say what became of each clip in each epoch so far.
+    """Report what happened to each clip in each epoch so far.
 
-    Prints an account of every epoch, and checks that planned = trained + failed + skipped (+ not yet). All is read
-    from the records that training wrote; where they contradict each other, the segment is named and the exit code is 2.
+    Prints the counts of every epoch, and checks that planned = trained + failed + skipped (+ not yet). Everything is
+    read from the records that training wrote; if they contradict each other, the segment is named and the exit code is
+    2.
     """
     from reelworks.analysis import clip_history
     from reelworks.cli import show, show_data
     from reelworks.core.errors import UserError
     from reelworks.run.folder import RunFolder
 
-    told = clip_history.cover(RunFolder(run))
-    named = never_trained or clip is not None
-    places = told.places(never_trained=never_trained, clip=clip) if named or json else []
+    history = clip_history.cover(RunFolder(run))
+    selected = never_trained or clip is not None
+    places = history.places(never_trained=never_trained, clip=clip) if selected or json else []
     if json:
-        show.json(told.to_json(places))
+        show.json(history.to_json(places))
     else:
-        show_data.coverage(told, places)
-    if told.problems:
-        more = f", and {len(told.problems) - 1} more" if len(told.problems) > 1 else ""
+        show_data.coverage(history, places)
+    if history.problems:
+        more = f", and {len(history.problems) - 1} more" if len(history.problems) > 1 else ""
         raise UserError(
-            f"the records contradict each other: {told.problems[0]}{more}",
+            f"the records contradict each other: {history.problems[0]}{more}",
             code="records-contradict",
             field="RUN",
             value=str(run),
-            remedy="bring back coverage/ and events.jsonl from a backup of the run, if somebody changed them; otherwise "
-            "report it as a defect, with both",
+            remedy="restore coverage/ and events.jsonl from a backup of the run, if they were changed; otherwise report a "
+            "defect and attach both",
         )

@@ -1,4 +1,4 @@
-"""`reelworks demo`: the whole way on footage that it makes."""
+"""`reelworks demo`: every step from footage to report, on footage that it makes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 def demo() -> None:
     """Make footage, train on it, interrupt, resume, generate and report, in a folder demo/.
 
-    Downloads nothing; takes some minutes on two cores. Ends with the facts, and with code 1 if the model did not
+    Downloads nothing; takes some minutes on two cores. Prints a summary, and ends with code 1 if the model did not
     learn.
     """
     from reelworks.demo import walkthrough

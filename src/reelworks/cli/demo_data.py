@@ -1,4 +1,4 @@
-"""`reelworks demo-data`: sample footage, made here."""
+"""`reelworks demo-data`: make sample footage."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import typer
 
 
 def demo_data(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="An empty folder, or one that is not there yet.")
-    ],
-    seed: Annotated[int, typer.Option(help="Another seed makes other footage.")] = 0,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    seed: Annotated[int, typer.Option(help="Seed of the footage.")] = 0,
 ) -> None:
-    """Make sample footage: some 120 captioned clips and pictures, good and bad ones."""
+    """Make about 120 captioned clips and pictures as sample footage, some of them damaged."""
     from reelworks.demo import make
 
     summary = make.make(folder, seed=seed)
     print(
-        f"{folder}: {len(summary.videos)} clips, {len(summary.pictures)} pictures and {len(summary.bad)} with "
-        f"something wrong, {summary.total_bytes / 1e6:.1f} MB"
+        f"{folder}: {len(summary.videos)} clips, {len(summary.pictures)} pictures and {len(summary.bad)} "
+        f"damaged or unusable files, {summary.total_bytes / 1e6:.1f} MB"
     )

@@ -1,4 +1,4 @@
-"""Exit codes, in one place for the verbs and for the reference."""
+"""Exit codes of all commands, also used by the reference."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """Codes that a command ends with.
+    """Exit codes of the command line.
 
-    With `--nproc-per-node`, a process that signal N ended makes the whole command end with 128 + N, such as 137
-    where the system ended it for want of memory. torchrun makes 1 of every code but 0.
+    With `--nproc-per-node`, if signal N kills a process, the whole command ends with 128 + N, such as 137 if the
+    system ran out of memory. torchrun turns every code but 0 into 1.
 
     Attributes:
-        DONE: The work is done.
-        FAILED: `check` found a violation, `checkpoints verify` a bad checkpoint, `demo` a model that did not learn;
-            or something unforeseen happened, which is told with a traceback.
-        BAD_INPUT: Something that you can mend: a mistake on the command line, in the recipe or in the data, a full
-            disk. The message says what it is and how to mend it.
-        REQUEUE: `train` was asked by a signal to save and leave, and did. The same command goes on.
+        DONE: The command succeeded.
+        FAILED: `check` found a violation, `checkpoints verify` a bad checkpoint, or `demo` a model that did not
+            learn; or an unexpected error occurred, which prints a traceback.
+        BAD_INPUT: An error that you can fix: a mistake on the command line, in the recipe or in the data, or a full
+            disk. The message tells what is wrong and how to fix it.
+        REQUEUE: A signal asked `train` to save and exit, and it did. The same command resumes.
         INTERRUPTED: Ctrl-C ended the command, without a save.
     """
 

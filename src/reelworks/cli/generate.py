@@ -1,4 +1,4 @@
-"""`reelworks generate`: a prompt to a clip or picture."""
+"""`reelworks generate`: make clips and pictures from prompts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 
 class Sampler(enum.StrEnum):
-    """Ways to generate."""
+    """Sampler to generate with."""
 
     own = "own"
     pipeline = "pipeline"
@@ -20,57 +20,62 @@ def generate(
     source: Annotated[
         Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")
     ],
-    prompts: Annotated[list[str], typer.Option("--prompt", help="What to show; several give several clips.")],
+    prompts: Annotated[
+        list[str],
+        typer.Option("--prompt", help="Text to generate from; give it several times for several clips."),
+    ],
     output: Annotated[
         Path,
         typer.Option(
             "--output",
             "-o",
-            help="A .mp4 or .webm; a .png for one frame. {index} in its name becomes 00, 01, ...; several clips need it.",
+            help="A .mp4 or .webm file, or a .png for one frame. Several clips need {index} in its name, which becomes 00, 01, ...",
         ),
     ],
     height: Annotated[
         int | None,
-        typer.Option(min=1, help="Pixels; default: of the bucket of which the run trained most tokens."),
+        typer.Option(min=1, help="Pixels; default: those of the bucket with the most trained tokens."),
     ] = None,
-    width: Annotated[int | None, typer.Option(min=1, help="Pixels; default: of that bucket.")] = None,
+    width: Annotated[
+        int | None, typer.Option(min=1, help="Pixels; default: those of the same bucket.")
+    ] = None,
     num_frames: Annotated[
-        int | None, typer.Option(min=1, help="Default: 1 where the file is a .png, else of that bucket.")
+        int | None, typer.Option(min=1, help="Default: 1 for a .png, else those of the same bucket.")
     ] = None,
     fps: Annotated[float, typer.Option(min=1, max=240, help="Frames per second.")] = 24.0,
     guidance_scale: Annotated[
         float | None,
         typer.Option(
             min=1,
-            help="1 is no guidance; default: samples.guidance_scale of the recipe, or what is usual for the model.",
+            help="1 turns guidance off; default: samples.guidance_scale of the recipe, or the model's usual value.",
         ),
     ] = None,
     num_inference_steps: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Default: samples.num_inference_steps of the recipe, or what is usual for the model."
+            min=1, help="Default: samples.num_inference_steps of the recipe, or the model's usual value."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the noise.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the noise.")] = 0,
     reference: Annotated[
         Path | None,
         typer.Option(
-            help="A picture or clip; the picture, or the clip's last frames, are what it begins with."
+            help="A picture or clip to begin with: the result starts with the picture, or with the clip's last frames."
         ),
     ] = None,
     loop: Annotated[
-        int, typer.Option(min=1, help="Clips to join; each begins with the end of the one before.")
+        int, typer.Option(min=1, help="Clips to join; each begins with the last frames of the one before.")
     ] = 1,
     condition_frames: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Frames of --reference, and of the end with which a clip goes on; default: 17, or 1 for i2v models.",
+            help="Frames to take from --reference and, with --loop, from the end of each clip; default: 17, or 1 for i2v models.",
         ),
     ] = None,
     control: Annotated[
         Path | None,
-        typer.Option(help="A picture or clip that steers what is made, for models that take one."),
+        typer.Option(help="A picture or clip of control signals, for models that take one."),
     ] = None,
     edited: Annotated[
         Path | None, typer.Option("--source", help="A picture or clip to edit, for models that take one.")
@@ -78,19 +83,19 @@ def generate(
     sampler: Annotated[
         Sampler | None,
         typer.Option(
-            help="That of the family's pipeline in diffusers, or our own; default: the pipeline's, where there is one.",
+            help="Sampler of the family's diffusers pipeline, or of Reelworks; default: the pipeline's, if there is one.",
             show_default=False,
         ),
     ] = None,
     raw_weights: Annotated[
-        bool, typer.Option("--raw-weights", help="Take the trained weights, not their average.")
+        bool, typer.Option("--raw-weights", help="Use the trained weights instead of their average.")
     ] = False,
 ) -> None:
     """Generate clips or pictures from prompts.
 
-    Uses the averaged weights of a run's newest checkpoint, or of the one named, and the recipe that it was trained by.
-    If a prompt has more words than the text encoder takes, a line says how many are not seen. The line printed for
-    each file says what drew it, with steps and guidance scale.
+    Uses the averaged weights of a run's newest checkpoint, or of one checkpoint, and the recipe that trained it. Warns
+    if a prompt has more tokens than the text encoder takes. Prints a line for each file, with its sampler, steps and
+    guidance scale.
     """
     from reelworks.checkpoint.store import CheckpointStore
     from reelworks.cli import show
@@ -107,14 +112,14 @@ def generate(
     picture = writers.is_picture(output) if num_frames is None else num_frames == 1
     run, step = init_from.locate(source)
     recipe = recipe_file.load(history.recipe_of(run, step))
-    most = defaults.shape(run, recipe, picture=picture)
-    shape = Shape(num_frames or most.num_frames, height or most.height, width or most.width)
+    usual = defaults.shape(run, recipe, picture=picture)
+    shape = Shape(num_frames or usual.num_frames, height or usual.height, width or usual.width)
     for path in paths:
         writers.check(path, shape.num_frames * loop)
         writers.require_place(path)
-    given_frames = condition_frames or defaults.condition_frames(recipe)
-    given = None if reference is None else conditions.read(reference, shape, given_frames)
-    shown = {"control": control, "source": edited}
+    begin_frames = condition_frames or defaults.condition_frames(recipe)
+    begin = None if reference is None else conditions.read(reference, shape, begin_frames)
+    companions = {"control": control, "source": edited}
     sampled = defaults.sampled(recipe)
     options = GenerateOptions(
         shape,
@@ -122,17 +127,17 @@ def generate(
         num_inference_steps or sampled.num_inference_steps,
         guidance_scale or sampled.guidance_scale,
         seed,
-        Conditions(given, loop, given_frames),
-        {name: conditions.companion(path, shape, f"--{name}") for name, path in shown.items() if path},
+        Conditions(begin, loop, begin_frames),
+        {name: conditions.companion(path, shape, f"--{name}") for name, path in companions.items() if path},
         None if sampler is None else sampler.value,
     )
     load_run.require(recipe, options)
-    # A training may have saved again meanwhile: the step whose recipe was read.
+    # Load the step whose recipe was read: a run in progress may have saved again meanwhile.
     model = LoadedModel.load(CheckpointStore(run.checkpoints_folder).path(step), averaged=not raw_weights)
     for line in model.unseen(prompts):
         show.line(line)
-    made = model.generate(prompts, options)
-    for path, frames in zip(paths, made.clips, strict=True):
+    generated = model.generate(prompts, options)
+    for path, frames in zip(paths, generated.clips, strict=True):
         writers.write(path, frames, fps)
         size = Shape(len(frames), shape.height, shape.width)
-        show.line(f"{path}: {size}, step {model.step}, by {made.by}, {options.to_text()}")
+        show.line(f"{path}: {size}, step {model.step}, by {generated.by}, {options.to_text()}")

@@ -1,4 +1,4 @@
-"""`reelworks import-opensora`: a recipe from a config of Open-Sora."""
+"""`reelworks import-opensora`: convert a training config of Open-Sora to a recipe."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ class Meaning(StrEnum):
 
 
 def import_opensora(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A training config, a Python file.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A training config (a Python file).")],
     output: Annotated[
         Path,
-        typer.Option(
-            "--output", "-o", metavar="RECIPE", help="The recipe to write, a file that is not there yet."
-        ),
+        typer.Option("--output", "-o", metavar="RECIPE", help="The recipe to write, a new file."),
     ],
     data_path: Annotated[
-        str | None, typer.Option(help="The list or folder of clips, if not the config's.")
+        str | None, typer.Option(help="List or folder of clips in place of the config's.")
     ] = None,
     probability: Annotated[
         Meaning | None,
-        typer.Option(help="What bucket_config's probabilities mean, if the model does not tell."),
+        typer.Option(
+            help="Meaning of bucket_config's probabilities, if the config's model does not determine it."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Make a recipe of a training config of Open-Sora 1.1, 1.2 or 2.0.
+    """Convert a training config of Open-Sora 1.1, 1.2 or 2.0 to a recipe.
 
-    The config is read as literals and never run. Prints what became of each key, and what is not there yet.
+    Reads the config as literals and never runs it. Prints how each key was converted, and which are not supported yet.
     """
     from reelworks.cli import show
     from reelworks.compat.opensora import importer
@@ -51,24 +51,24 @@ def import_opensora(
 
     if output.exists():
         raise UserError(
-            "there is such a file",
+            "the file exists already",
             code="file-exists",
             field="--output",
             value=str(output),
-            remedy="remove it or name another",
+            remedy="remove it or choose another name",
         )
     meaning: parse.Meaning | None = None if probability is None else probability.value
-    made = importer.convert(config, name=output.stem, data_path=data_path, probability=meaning)
+    converted = importer.convert(config, name=output.stem, data_path=data_path, probability=meaning)
     output.parent.mkdir(parents=True, exist_ok=True)
-    files.write_bytes(output, made.text.encode())
+    files.write_bytes(output, converted.text.encode())
     if json:
-        keys = [{"key": n.key, "value": n.value, "fate": n.fate, "remark": n.remark} for n in made.lines]
+        keys = [{"key": n.key, "value": n.value, "fate": n.fate, "remark": n.remark} for n in converted.lines]
         show.json({"recipe": str(output), "keys": keys})
         return
     for fate in Fate:
-        told = [line for line in made.lines if line.fate == fate]
-        if told:
-            show.line(f"{fate} ({len(told)})")
-            for line in told:
+        lines = [line for line in converted.lines if line.fate == fate]
+        if lines:
+            show.line(f"{fate} ({len(lines)})")
+            for line in lines:
                 show.line(f"  {line.key}: {line.remark}")
     show.line(f"{output}")

@@ -1,4 +1,4 @@
-"""`reelworks inspect`: what a catalog holds, what to mend, and buckets for it."""
+"""`reelworks inspect`: summarise a catalog, give advice and propose buckets."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ def inspect(
     catalog: Annotated[Path, typer.Argument(metavar="CATALOG", help="A catalog's folder.")],
     html: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Also draw it as one HTML file that needs neither network nor server."
-        ),
+        typer.Option(metavar="FILE", help="Also write it as one self-contained HTML file."),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON value, with the first 20 files of each advice.")
     ] = False,
 ) -> None:
-    """Say what a catalog holds, what to mend, and which buckets suit it.
+    """Summarise a catalog, give advice on its files and propose buckets.
 
     Prints distributions of resolution, aspect ratio, frames, frame rate, duration, caption length, pictures per
-    folder and every score; advice, such as on captions that are empty or too long, few pictures, mixed frame rates
-    and files with the same content; and bucket entries to copy into a recipe, each with its reason.
+    folder and every score; advice, for instance on empty or overlong captions, few pictures, mixed frame rates
+    and duplicate files; and bucket entries to copy into a recipe, each with its reason.
 
-    Caption length is counted in words and punctuation marks, of which a tokenizer makes at least as many tokens.
+    Caption length is counted in words and punctuation marks; a tokenizer makes at least as many tokens.
     """
     from reelworks.catalog import companions
     from reelworks.catalog.store import Catalog
@@ -34,10 +32,10 @@ def inspect(
     from reelworks.report.inspect import inspect_rows, write_inspection
 
     rows = companions.without(Catalog.open(catalog).live())
-    found = inspect_rows(rows)
+    inspection = inspect_rows(rows)
     if html is not None:
-        write_inspection(found, catalog, html)
+        write_inspection(inspection, catalog, html)
     if json:
-        show.json(found.to_json())
+        show.json(inspection.to_json())
     else:
-        show_data.inspection(found, html)
+        show_data.inspection(inspection, html)

@@ -1,4 +1,4 @@
-"""All verbs together, and how errors reach a person."""
+"""The `reelworks` command with all its subcommands, and its handling of errors."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _PATIENCE_SECONDS = 5.0
 
 app = typer.Typer(
     name="reelworks",
-    help="Train video and image diffusion models on footage of every shape.",
+    help="Train video and image diffusion models on footage of any shape.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    # Plain help: drawing it with rich would take longer than everything else together.
+    # Plain help: drawing it with rich takes longer than everything else together.
     rich_markup_mode=None,
 )
 app.command("demo")(demo.demo)
@@ -58,22 +58,22 @@ app.add_typer(checkpoints.app, name="checkpoints")
 
 
 def main() -> None:
-    """Run the command line; mistakes print one screen and no traceback."""
+    """Run the command line; a `UserError` prints its message without a traceback."""
     codes: list[int] = []
-    # First registered is last called: what other parts clean up at the end is done by then.
+    # Registered first, so called last, after the exit handlers of other modules.
     atexit.register(_leave, codes)
     try:
         app()
-    except SystemExit as leaving:
-        if isinstance(leaving.code, int):
-            codes.append(leaving.code)
+    except SystemExit as exit_:
+        if isinstance(exit_.code, int):
+            codes.append(exit_.code)
         raise
     except UserError as error:
         _let_the_first_rank_speak()
         print(f"error: {error}", file=sys.stderr, flush=True)
-        # Other ranks of a distributed run may be waiting: leaving at once lets the launcher end them.
+        # Other ranks of a distributed run may be waiting: exiting at once lets the launcher end them.
         os._exit(ExitCode.BAD_INPUT) if "RANK" in os.environ else sys.exit(ExitCode.BAD_INPUT)
-    except KeyboardInterrupt:  # before or after the verb, which turns its own into this code
+    except KeyboardInterrupt:  # outside the command, which handles its own
         sys.exit(ExitCode.INTERRUPTED)
     except Exception:
         _let_the_first_rank_speak()
@@ -81,20 +81,19 @@ def main() -> None:
 
 
 def _leave(codes: list[int]) -> None:
-    """End the process with the code that was decided, before the interpreter is taken down.
+    """End the process with its exit code before the interpreter is torn down.
 
-    gloo's threads may outlive their process group, as caches of DTensor hold it, and free the tensors of
-    the last collective late. That needs the interpreter: without it the whole process aborts, and a
-    finished run would be reported as failed.
+    gloo's threads may outlive their process group, which caches of DTensor hold, and free the tensors of the last
+    collective late. Without an interpreter that aborts the process, and a finished run would be reported as failed.
     """
     if codes:
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:  # as it is where the caller closed it
+            if stream is not None:  # None if the caller closed it
                 stream.flush()
         os._exit(codes[0])
 
 
 def _let_the_first_rank_speak() -> None:
-    """Wait to be ended by the launcher where rank 0 fails of the same thing, and has told it better."""
+    """Give rank 0 time to print the same error, and the launcher time to end this process."""
     if os.environ.get("RANK", "0") != "0":
         time.sleep(_PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""`reelworks new`: a recipe to begin with."""
+"""`reelworks new`: write a recipe to begin with."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=Fa
 MODEL = typer.Option(metavar="NAME", help="A model, such as flux-dev, or a family, such as wan.")
 Data = Annotated[
     list[Path] | None,
-    typer.Option(
-        metavar="DIR", help="A folder of pictures and clips, or a list of them; may be given several times."
-    ),
+    typer.Option(metavar="DIR", help="A folder or list of pictures and clips; may be given several times."),
 ]
 Vram = Annotated[
     float | None,
@@ -27,17 +25,18 @@ Vram = Annotated[
         metavar="GB",
         min=1,
         max=100_000,
-        help="Memory of the GPU, which settings are chosen to fit; default: of the one here.",
+        help="GPU memory that settings are chosen to fit; default: that of this machine's GPU.",
     ),
 ]
 Trigger = Annotated[
     str | None,
     typer.Option(
-        metavar="WORD", help="A rare word, put before every caption and the caption of what has none."
+        metavar="WORD",
+        help="A rare word that is put before every caption, and that is the caption of clips without one.",
     ),
 ]
 Weights = Annotated[
-    str | None, typer.Option(metavar="PATH|HUB", help="Weights in place of the published ones.")
+    str | None, typer.Option(metavar="PATH|HUB", help="Weights to use in place of the published ones.")
 ]
 
 
@@ -55,19 +54,22 @@ def lora(
     weights: Weights = None,
     tflops: Annotated[
         float | None,
-        typer.Option(min=0.1, help="What the GPU computes in bfloat16, to estimate seconds; default: 165."),
+        typer.Option(min=0.1, help="Speed of the GPU in bfloat16, to estimate training time; default: 165."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="RECIPE", help="Default: DIR-MODEL.toml here.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="RECIPE", help="Default: DIR-MODEL.toml in the current folder."
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a recipe that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing recipe.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a recipe for a LoRA of what some folders hold, and say what it will take.
+    """Write a recipe for a LoRA on folders of footage, and estimate its memory and time.
 
-    Writes the reason of each value beside it, and says how many parameters it has, what memory by part, whether that
-    fits, and how many seconds. Writes nothing if no settings fit. Without --data it writes a placeholder, for 20
-    pictures. Downloads nothing and reads no weights.
+    Comments each value of the recipe with its reason. Prints the number of parameters, the memory of each part, whether
+    that fits, and the training time. Writes nothing if no settings fit. Without --data the recipe has a placeholder for
+    20 pictures. Downloads nothing and reads no weights.
     """
     from reelworks.core.errors import UserError
 
@@ -75,21 +77,21 @@ def lora(
     path = output or default_path(data or [], model)
     if path.exists() and not force:
         raise UserError(
-            "there is such a recipe",
+            "the recipe exists already",
             code="file-exists",
             field="--output",
             value=str(path),
-            remedy="give --force to write over it, or another name with -o",
+            remedy="give --force to overwrite it, or another name with -o",
         )
     from reelworks.quickstart.quickstart import QuickstartOptions
     from reelworks.train.preflight.estimate import ASSUMED_TFLOPS
 
-    wishes = QuickstartOptions(model, tuple(data or ()), vram, trigger, weights, tflops or ASSUMED_TFLOPS)
-    write(path, wishes, json=json)
+    options = QuickstartOptions(model, tuple(data or ()), vram, trigger, weights, tflops or ASSUMED_TFLOPS)
+    write(path, options, json=json)
 
 
 def _require(data: list[Path], model: str) -> None:
-    """Refuse a model or a folder that is not there before torch is imported, which takes seconds."""
+    """Refuse an unknown model or a missing folder before torch is imported, which takes seconds."""
     from reelworks.models import registry
     from reelworks.quickstart import kohya_folders
 
@@ -98,7 +100,7 @@ def _require(data: list[Path], model: str) -> None:
 
 
 def default_path(data: list[Path], model: str) -> Path:
-    """Name a recipe that nobody named, after the first folder and the model."""
+    """Return the default name of a recipe, from the first folder and the model."""
     from reelworks.models import registry
 
     folder = data[0].resolve().name if data else "lora"
@@ -108,7 +110,7 @@ def default_path(data: list[Path], model: str) -> Path:
 def recipe_for(
     data: list[Path], model: str | None, vram: float | None, trigger: str | None, weights: str | None
 ) -> Path:
-    """The recipe of `train --data DIR --model NAME`: the one that an earlier such command wrote, or a new one."""
+    """Return the recipe of `train --data DIR --model NAME`: that of an earlier such command, or a new one."""
     import os
 
     from reelworks.cli import show
@@ -116,22 +118,22 @@ def recipe_for(
 
     if not data or model is None:
         raise UserError(
-            "nothing says what to train",
+            "there is neither a recipe nor data to train on",
             code="nothing-to-train",
             field="RECIPE",
-            remedy="name a recipe, or give --data DIR and --model NAME",
+            remedy="give a recipe, or --data DIR and --model NAME",
         )
     _require(data, model)
     path = default_path(data, model)
     if path.exists():
-        show.line(f"recipe: {path}, as it is there; remove it to have it made anew")
+        show.line(f"recipe: {path}, which exists already; remove it to write a new one")
     elif "LOCAL_RANK" in os.environ:
         raise UserError(
-            "several processes would write one recipe",
+            "several processes would write the same recipe",
             code="recipe-made-by-several-processes",
             field="--data",
             value=str(data[0]),
-            remedy="give `reelworks new lora` first and train its recipe, or use --nproc-per-node",
+            remedy="run `reelworks new lora` first and train its recipe, or use --nproc-per-node",
         )
     else:
         from reelworks.quickstart.quickstart import QuickstartOptions
@@ -140,12 +142,12 @@ def recipe_for(
     return path
 
 
-def write(path: Path, wishes: QuickstartOptions, *, json: bool) -> QuickstartResult:
-    """Make the recipe and print what it is."""
+def write(path: Path, options: QuickstartOptions, *, json: bool) -> QuickstartResult:
+    """Write the recipe and print a summary of it."""
     from reelworks.cli import show, show_new
     from reelworks.quickstart import quickstart
 
     with show.scan_progress(quiet=json) as on_progress:
-        made = quickstart.lora(path, wishes, on_progress)
-    show.json(made.to_json() | {"recipe": str(path)}) if json else show_new.made(path, made)
-    return made
+        result = quickstart.lora(path, options, on_progress)
+    show.json(result.to_json() | {"recipe": str(path)}) if json else show_new.made(path, result)
+    return result

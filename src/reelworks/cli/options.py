@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from reelworks.recipe.recipe import Recipe
 
-RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, a TOML file.")]
+RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (a TOML file).")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of tables.")]
 Overrides = Annotated[
@@ -18,26 +18,26 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="A.B=V",
-        help="Override a recipe key, as often as you like; the value is TOML, or plain text where it is not.",
+        help="Override a recipe key; may be given several times. The value is TOML, or else plain text.",
     ),
 ]
 DataPath = Annotated[
     Path | None,
     typer.Option(
-        help="Use this folder or list in the first dataset's place, and no other; wins over what --set says of datasets."
+        help="Train on this folder or list only, with the options of the first dataset; wins over datasets of --set."
     ),
 ]
 
 
 def setting(key: str, text: str) -> str:
-    """Write an override whose value is a text, whatever it looks like: `2026-11-20` is a folder too."""
+    """Return an override whose value is a string, whatever it looks like: `2026-11-20` may be a folder."""
     import tomli_w
 
     return f"{key}={tomli_w.dumps({'value': text}).removeprefix('value = ').rstrip()}"
 
 
 def load_recipe(path: Path, overrides: list[str] | None, data_path: Path | None = None) -> Recipe:
-    """Read a recipe with what the command line changes of it."""
+    """Load a recipe and apply the overrides of the command line."""
     from reelworks.recipe import recipe_file
 
     recipe = recipe_file.load(path, list(overrides or []))

@@ -1,4 +1,4 @@
-"""`reelworks plan`: what training would do, without training."""
+"""`reelworks plan`: forecast what training would do."""
 
 from __future__ import annotations
 
@@ -16,42 +16,40 @@ if TYPE_CHECKING:
 def plan(
     recipes: Annotated[
         list[Path],
-        typer.Argument(metavar="RECIPE", help="A recipe, or two with --diff; or a run, with --rejected."),
+        typer.Argument(metavar="RECIPE", help="A recipe; two with --diff; or a run with --rejected."),
     ],
-    world: Annotated[int, typer.Option(min=1, help="GPUs to plan for.")] = 1,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs to look ahead.")] = 1,
+    world: Annotated[int, typer.Option(min=1, help="Number of GPUs to plan for.")] = 1,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs to plan.")] = 1,
     html: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Also draw it as one HTML file that needs neither network nor server."
-        ),
+        typer.Option(metavar="FILE", help="Also write it as one self-contained HTML file."),
     ] = None,
     rejected: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also list all clips that the first epoch leaves out, with reasons, as .csv or .parquet.",
+            help="Also write all clips that the first epoch leaves out, with reasons, as .csv or .parquet.",
         ),
     ] = None,
     diff: Annotated[
         bool,
         typer.Option(
-            "--diff", help="Compare two recipes and their plans; --set and --data-path hold for both."
+            "--diff", help="Compare two recipes and their plans; --set and --data-path apply to both."
         ),
     ] = False,
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Say what training would do.
+    """Forecast what training would do, without training.
 
-    Prints buckets, counts, reasons, steps per epoch, global batches and imbalance of the first epoch; the share
-    that each bucket and each dataset has of clips, tokens, time and gradients; what all epochs asked for come to,
-    and the clips that none of them sees. Where imbalance or padding is above 10 %, it says which --set would cure
-    it, and what the plan is then.
+    Prints buckets, counts, reasons, steps per epoch, global batches and imbalance of the first epoch; the share of
+    each bucket and each dataset in clips, tokens, time and gradients; the totals of all planned epochs, and the clips
+    that none of them trains. If imbalance or padding is above 10 %, it proposes values for --set that reduce them, and
+    prints the plan with each.
 
-    With --diff it prints the keys that differ, and of both recipes steps, imbalance, padding, and clips by bucket and
-    by reason. With a run in place of the recipe, --rejected lists what its latest segment left out, by its record.
+    With --diff it prints the keys that differ, and for both recipes steps, imbalance, padding, and clips by bucket and
+    by reason. With a run in place of the recipe, --rejected lists the clips that its latest segment left out.
 
     Scans the data, loads no model.
     """
@@ -65,15 +63,15 @@ def plan(
 
         segment = rejections.write_recorded(rejected, RunFolder(recipes[0]))
         show.json({"rejected": str(rejected), "segment": segment}) if json else show.line(
-            f"{rejected}: what {segment} left out, by its record"
+            f"{rejected}: clips that {segment} left out"
         )
         return
-    told = [_forecast(load_recipe(path, overrides, data_path), world, epochs, json) for path in recipes]
+    forecasts = [_forecast(load_recipe(path, overrides, data_path), world, epochs, json) for path in recipes]
     if diff:
-        compared = compare.compare(told[0], told[1])
+        compared = compare.compare(*forecasts)
         show.json(compared) if json else show_plan.difference(compared, (str(recipes[0]), str(recipes[1])))
         return
-    (recipe, forecast), (path,) = told[0], recipes
+    (recipe, forecast), (path,) = forecasts[0], recipes
     if rejected is not None:
         from reelworks.analysis import rejections
         from reelworks.recipe.dataset import RecipeData
@@ -87,7 +85,7 @@ def plan(
 
 
 def _forecast(recipe: Recipe, world: int, epochs: int, quiet: bool) -> tuple[Recipe, dict[str, Any]]:
-    """Bring the catalog up to date and look ahead."""
+    """Update the catalog and plan the epochs."""
     from reelworks.analysis import plan_report
     from reelworks.cli import show
     from reelworks.recipe import dataset
@@ -105,7 +103,7 @@ def _check_options(recipes: list[Path], diff: bool, files: dict[str, Path | None
     for option, path in files.items():
         if diff and path is not None:
             raise UserError(
-                "the file is of one plan",
+                "the file describes a single plan",
                 code="one-plan-only",
                 field=option,
                 value=str(path),
@@ -113,7 +111,7 @@ def _check_options(recipes: list[Path], diff: bool, files: dict[str, Path | None
             )
     if len(recipes) != (2 if diff else 1):
         raise UserError(
-            "--diff compares two recipes" if diff else "one recipe is planned at a time",
+            "--diff compares exactly two recipes" if diff else "only one recipe is planned at a time",
             code="wrong-number-of-recipes",
             field="RECIPE",
             value=[str(path) for path in recipes],

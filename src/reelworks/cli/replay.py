@@ -1,4 +1,4 @@
-"""`reelworks replay`: what one step was fed."""
+"""`reelworks replay`: show the clips and random draws of one step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from reelworks.cli.options import RunArgument
 
 def replay(
     run: RunArgument,
-    step: Annotated[int, typer.Option(min=1, help="The step, counted from 1.")],
+    step: Annotated[int, typer.Option(min=1, help="Step to replay, counted from 1.")],
     pictures: Annotated[
         bool,
         typer.Option(
             "--pictures",
-            help="Also draw the frames, a contact sheet for each micro-batch; reads the files as they are now.",
+            help="Also draw a contact sheet of each micro-batch, from the files as they are now.",
         ),
     ] = False,
     output: Annotated[
@@ -30,29 +30,29 @@ def replay(
         ),
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON value, the raw draws included.")
+        bool, typer.Option("--json", help="Print one JSON value, including the raw draws.")
     ] = False,
 ) -> None:
-    """Say what one step was fed: clips, shapes, ranks and every draw.
+    """Show what one step was trained on: clips, shapes, ranks and random draws.
 
-    Says which clips, in which bucket and shape, on which rank; and of each clip its first frame and crop, the timestep
-    before and after the shift, the latent frames that were given, whether its caption was dropped, and whether it
-    failed. Clips are read from the record of the step's segment; draws are made again with the functions that training
-    uses, by the recipe that the step was trained by.
+    Prints the clips with bucket, shape and rank, and for each clip its first frame and crop, the timestep before and
+    after the shift, the latent frames that condition the others, whether its caption was dropped, and whether it failed.
+    Clips come from the record of the step's segment; draws are repeated with the functions that training uses, by the
+    recipe that trained the step.
 
-    Any step that still holds can be asked for; what a resume repeated is told as it went the last time. Clips that
-    were edited or removed since are told as they were planned, and marked.
+    Steps that a resume discarded cannot be replayed; a repeated step is shown as it went the last time. Clips that were
+    edited or removed since are shown as they were planned, and marked.
     """
     from reelworks.cli import show
     from reelworks.report.replay import write_sheets
     from reelworks.run.folder import RunFolder
     from reelworks.train.replay import replay_step
 
-    told = replay_step(RunFolder(run), step)
-    value = told.to_json()
+    replayed = replay_step(RunFolder(run), step)
+    value = replayed.to_json()
     if pictures:
         folder = output or run / "replay" / f"step-{step:09d}"
-        value["sheets"] = [str(path) for path in write_sheets(told, folder)]
+        value["sheets"] = [str(path) for path in write_sheets(replayed, folder)]
     if json:
         show.json(value)
     else:
@@ -61,7 +61,6 @@ def replay(
 
 
 def _lines(value: dict[str, Any]) -> list[str]:
-    """The step, then its micro-batches with a line for each clip."""
     ranks = f"{value['world_size']} rank{'s' if value['world_size'] > 1 else ''}"
     lines = [
         f"step {value['step']}: epoch {value['epoch']}"
@@ -70,12 +69,12 @@ def _lines(value: dict[str, Any]) -> list[str]:
         f"{value['clips']} clips counted" + ("" if value["applied"] else "; skipped"),
         f"plan {value['plan']}",
     ]
-    for one in value["micro_batches"]:
-        size = f"{one['num_frames']}×{one['height']}×{one['width']}"
-        lines.append(f"\ncolumn {one['column']}, rank {one['rank']}: {one['bucket']}, {size}")
-        lines += [f"  {_clip(clip)}" for clip in one["clips"]]
+    for batch in value["micro_batches"]:
+        size = f"{batch['num_frames']}×{batch['height']}×{batch['width']}"
+        lines.append(f"\ncolumn {batch['column']}, rank {batch['rank']}: {batch['bucket']}, {size}")
+        lines += [f"  {_clip(clip)}" for clip in batch["clips"]]
     if value["fillers"]:
-        lines.append(f"\nonly kept the others company: rank {', '.join(map(str, value['fillers']))}")
+        lines.append(f"\nidle (no clip in this step): rank {', '.join(map(str, value['fillers']))}")
     return lines + [str(path) for path in value.get("sheets", [])]
 
 
@@ -88,7 +87,7 @@ def _clip(clip: dict[str, Any]) -> str:
         f"timestep {clip['timestep_before_shift']:.1f} shifted to {clip['timestep']:.1f}",
     ]
     if not all(generated):
-        parts.append("frames given " + "".join("-" if g else "g" for g in generated))
+        parts.append("conditioning frames " + "".join("-" if g else "g" for g in generated))
     if clip["caption_dropped"]:
         parts.append("caption dropped")
     if clip["became"] != "trained":

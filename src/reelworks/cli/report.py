@@ -1,4 +1,4 @@
-"""`reelworks report`: a run as one HTML file."""
+"""`reelworks report`: write the report of a run as one HTML file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ def report(
     run: RunArgument,
     costs: Annotated[
         Path | None,
-        typer.Option(help="Also write what a clip of each bucket cost, for a recipe's cost.measured."),
+        typer.Option(
+            help="Also write the measured cost of a clip of each bucket, for a recipe's cost.measured."
+        ),
     ] = None,
 ) -> None:
-    """Draw a run as one HTML file, RUN/report.html, that needs neither network nor server."""
+    """Write the report of a run as one self-contained HTML file, RUN/report.html."""
     from reelworks.analysis.costs import measure_costs, write_costs
     from reelworks.cli import show
     from reelworks.report import html

@@ -1,4 +1,4 @@
-"""`reelworks scan`: what is on disk, into a catalog."""
+"""`reelworks scan`: write a catalog of the clips on disk."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ def scan(
         list[Path],
         typer.Argument(
             metavar="DIR...",
-            help="Folders of clips and pictures, or lists of them: .csv, .parquet, .jsonl with a column path.",
+            help="Folders of clips and pictures, or lists of them: .csv, .parquet or .jsonl with a column path.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="CATALOG", help="The catalog's folder.")],
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Threads, or processes from 2000 files on; default: one for each core."),
+        typer.Option(
+            min=1, help="Number of threads, or of processes from 2000 files on; default: one for each core."
+        ),
     ] = None,
     root: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder that paths of lists are relative to; default: the list's own."
+            metavar="DIR", help="Folder that paths of lists are relative to; default: that of the list."
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Probe clips and pictures and write what was found to a catalog.
+    """Probe clips and pictures and write the results to a catalog.
 
-    A bad file becomes a row with its reason and never stops the scan. Running it again opens only what
-    changed.
+    A bad file becomes a row with its reason and never stops the scan. Another scan opens only files that changed.
     """
     import os
 

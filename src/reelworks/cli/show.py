@@ -1,4 +1,4 @@
-"""How results look on a terminal: tables from the values that `--json` prints."""
+"""Terminal output of scans and plans, from the values that `--json` prints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _console = Console(highlight=False)
 
 
 def line(text: str) -> None:
-    """Print one line as it is."""
+    """Print one line without markup or wrapping."""
     _console.print(text, markup=False, soft_wrap=True)
 
 
@@ -37,7 +37,7 @@ def json(value: Any) -> None:
 
 @contextmanager
 def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None]]:
-    """A bar with ETA from the first report to the last; what follows has the terminal to itself."""
+    """Show a progress bar with ETA from the first report to the last, then remove it."""
     columns = (TextColumn("scanning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=_console, transient=True, disable=quiet or not _console.is_terminal)
     task = bar.add_task("scanning", total=None)
@@ -55,12 +55,12 @@ def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None
 
 
 def scan_json(result: ScanResult) -> dict[str, Any]:
-    """A scan's result as JSON."""
+    """Return a scan's result as JSON values."""
     return {**asdict(result), "bad": result.bad}
 
 
 def scan_result(result: ScanResult, summary: Summary) -> None:
-    """Counts, bad files with reasons, distributions."""
+    """Print counts, bad files with reasons, and distributions of a scan."""
     kinds = ", ".join(f"{count} {kind}s" for kind, count in summary.by_kind)
     line(
         f"{result.found} files: {kinds}, {result.bad} bad; {result.new} new, {result.changed} changed, "
@@ -88,44 +88,44 @@ def _histogram(title: str, histogram: Sequence[tuple[str, int]]) -> None:
         line(f"  {label:>12}  {'█' * math.ceil(30 * count / largest):<30}  {count}")
 
 
-def plan(told: dict[str, Any]) -> None:
-    """Buckets, reasons and the figures of an epoch."""
+def plan(forecast: dict[str, Any]) -> None:
+    """Print buckets, reasons and totals of an epoch."""
     from reelworks.analysis import plan_report
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("bucket", no_wrap=True)
     for name in ("size", "batch", "global", "clips", "batches", "not full", "tokens"):
         table.add_column(name, justify="right")
-    for bucket in told["buckets"]:
+    for bucket in forecast["buckets"]:
         cells = [bucket[key] for key in _BUCKET_KEYS]
         table.add_row(bucket["name"], f"{bucket['height']}×{bucket['width']}", *map(str, cells))
     _console.print(table)
-    _reasons(told)
-    for warning in plan_report.warnings(told):
+    _reasons(forecast)
+    for warning in plan_report.warnings(forecast):
         line(f"warning: {warning}")
     line(
-        f"{told['steps_per_epoch']} steps per epoch of {told['micro_batches_per_step']} micro-batches "
-        f"(slots of {told['same_bucket_run']}); {told['micro_batches']} micro-batches, "
-        f"{told['incomplete']} not full ({_incomplete(told)}), {told['rows_not_full']} steps not full"
+        f"{forecast['steps_per_epoch']} steps per epoch of {forecast['micro_batches_per_step']} micro-batches "
+        f"(slots of {forecast['same_bucket_run']}); {forecast['micro_batches']} micro-batches, "
+        f"{forecast['incomplete']} not full ({_incomplete(forecast)}), {forecast['rows_not_full']} steps not full"
     )
     line(
-        f"{told['planned']} clips planned; at {told['world']} GPU{'s' if told['world'] > 1 else ''}: "
-        f"imbalance {told['imbalance']:.1%}, padding {told['padding']:.1%}"
+        f"{forecast['planned']} clips planned; at {forecast['world']} GPU{'s' if forecast['world'] > 1 else ''}: "
+        f"imbalance {forecast['imbalance']:.1%}, padding {forecast['padding']:.1%}"
     )
 
 
-def _incomplete(told: dict[str, Any]) -> str:
+def _incomplete(forecast: dict[str, Any]) -> str:
     return {
         "partial": "trained with fewer clips",
-        "pad": "filled with weight-0 copies",
-        "merge": "where no smaller bucket takes their clips",
-        "repeat": f"filled with {told['repeated']} clips shown once more",
-    }[told["incomplete_batch"]]
+        "pad": "padded with copies of weight 0",
+        "merge": "whose clips fit no smaller bucket",
+        "repeat": f"filled with {forecast['repeated']} repeated clips",
+    }[forecast["incomplete_batch"]]
 
 
-def _reasons(told: dict[str, Any]) -> None:
-    for reason, entries in told["reasons"].items():
-        clips = told["left_out"][reason]["clips"]
+def _reasons(forecast: dict[str, Any]) -> None:
+    for reason, entries in forecast["reasons"].items():
+        clips = forecast["left_out"][reason]["clips"]
         line(f"{reason}: {clips}")
         if reason == "held_out":
             continue

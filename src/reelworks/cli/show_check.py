@@ -1,4 +1,4 @@
-"""How a check looks on a terminal."""
+"""Terminal output of `check`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def report(report: CheckReport) -> None:
     for component in report.components:
         _casts(component)
     _memory(report)
-    line(f"{report.shapes} shapes tried without numbers")
-    for one in report.rehearsed:
+    line(f"{report.shapes} shapes checked on the meta device")
+    for rehearsal in report.rehearsed:
         line(
-            f"{one.bucket}, batch size {one.batch_size}: forward and backward in {one.seconds:.1f} s on "
-            f"{report.device}, {_size(one.activations_bytes)} of activations"
+            f"{rehearsal.bucket}, batch size {rehearsal.batch_size}: forward and backward in "
+            f"{rehearsal.seconds:.1f} s on {report.device}, {_size(rehearsal.activations_bytes)} of activations"
         )
     for fault in report.violations:
         line(f"violation: {fault.field}: {fault.problem}\n  remedy: {fault.remedy}")
@@ -35,20 +35,20 @@ def report(report: CheckReport) -> None:
 
 
 def _dtypes(components: list[ComponentReport]) -> None:
-    """A column for each component: so many dtypes beside one another would not fit into 80 signs."""
+    """Print a column for each component; columns of dtypes would not fit into 80 characters."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column()
-    for one in components:
-        table.add_column(f"{one.kind}\n{one.name}")
-    columns = [one.dtypes | {"device": one.device} for one in components]
+    for component in components:
+        table.add_column(f"{component.kind}\n{component.name}")
+    columns = [component.dtypes | {"device": component.device} for component in components]
     for key in columns[0]:
         table.add_row(key, *(column[key] or "–" for column in columns))
-    table.add_row("parameters", *(f"{one.parameters:,}" for one in components))
+    table.add_row("parameters", *(f"{component.parameters:,}" for component in components))
     _console.print(table)
 
 
 def _casts(component: ComponentReport) -> None:
-    """How a frozen base lies there, and inputs with the same cast in one line."""
+    """Print the storage of a frozen base, and inputs with the same cast in one line."""
     if component.contract.base:
         line(f"{component.kind}: weights of the frozen base: {component.contract.base}")
     inputs: dict[str, list[str]] = {}
@@ -63,9 +63,9 @@ def _casts(component: ComponentReport) -> None:
 def _memory(report: CheckReport) -> None:
     memory = report.memory
     parts = [f"{name} {_size(size)}" for name, size in memory.parts.items() if size]
-    beside = f"; {_size(memory.host)} of CPU memory" if memory.host else ""
+    on_host = f"; {_size(memory.host)} of CPU memory" if memory.host else ""
     each = f" of each of {report.world} processes" if report.world > 1 else ""
-    line(f"\nmemory{each}, estimated: {_size(memory.total)} ({', '.join(parts)}){beside}")
+    line(f"\nmemory{each}, estimated: {_size(memory.total)} ({', '.join(parts)}){on_host}")
 
 
 def _size(count_bytes: int) -> str:

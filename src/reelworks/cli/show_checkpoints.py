@@ -1,4 +1,4 @@
-"""How checkpoints look on a terminal, drawn from the values that `--json` prints."""
+"""Terminal output of `checkpoints`, from the values that `--json` prints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _console = Console(highlight=False)
 
 
 def table(rows: Sequence[Row], free_bytes: int) -> None:
-    """A line for each checkpoint, and what they come to."""
+    """Print a line for each checkpoint, and the total size."""
     drawn = Table()
     for name in ("step", "epoch", "size", "age"):
         drawn.add_column(name, justify="right", no_wrap=True)
@@ -36,19 +36,19 @@ def table(rows: Sequence[Row], free_bytes: int) -> None:
     _console.print(drawn)
     total = told_bytes(sum(row.get("bytes", 0) for row in rows))
     count = "1 checkpoint" if len(rows) == 1 else f"{len(rows)} checkpoints"
-    show.line(f"{count}, {total}; {told_bytes(free_bytes)} are free")
+    show.line(f"{count}, {total}; {told_bytes(free_bytes)} free on the disk")
 
 
 def why(row: Row) -> str:
-    """Why a checkpoint stays, or what is the matter with it."""
+    """Return why a checkpoint is kept or will be deleted, or what is damaged."""
     reasons = "; ".join(row["reasons"])
-    return {"kept": reasons, "goes": f"goes at the next save: {reasons}"}.get(
+    return {"kept": reasons, "goes": f"deleted at the next save: {reasons}"}.get(
         row["state"], f"damaged: {reasons}"
     )
 
 
 def details(row: Row) -> None:
-    """One checkpoint and its files."""
+    """Print one checkpoint and its files."""
     show.line(f"step {row['step']}: {why(row)}")
     show.line(f"  {row['path']}")
     if "files" not in row:
@@ -65,43 +65,45 @@ def details(row: Row) -> None:
 
 
 def verified(rows: Sequence[Row], full: bool) -> None:
-    """Which checkpoints are good."""
+    """Print which checkpoints are good."""
     how = "all digests compared" if full else "sizes compared; --full reads everything"
     for row in rows:
         show.line(f"step {row['step']}: {'good' if row['good'] else 'bad: ' + row['reason']}")
     show.line(f"{sum(row['good'] for row in rows)} of {len(rows)} good ({how})")
 
 
-def pruned(told: Row) -> None:
+def pruned(report: Row) -> None:
     """Print checkpoints that were deleted, or would be, with their reasons."""
-    for row in told["deleted"]:
-        verb = "would delete" if told["dry_run"] else "deleted"
+    for row in report["deleted"]:
+        verb = "would delete" if report["dry_run"] else "deleted"
         show.line(f"{verb} step {row['step']} ({told_bytes(row['bytes'])}): {'; '.join(row['reasons'])}")
-    freed = told_bytes(sum(row["bytes"] for row in told["deleted"]))
-    show.line(f"{len(told['deleted'])} of {len(told['deleted']) + len(told['kept'])} checkpoints, {freed}")
+    freed = told_bytes(sum(row["bytes"] for row in report["deleted"]))
+    show.line(
+        f"{len(report['deleted'])} of {len(report['deleted']) + len(report['kept'])} checkpoints, {freed}"
+    )
 
 
-def explained(told: Row) -> None:
-    """Print the history of a checkpoint, and everything known of it."""
-    for text in _explained(told):
+def explained(report: Row) -> None:
+    """Print the state and history of a checkpoint."""
+    for text in _explained(report):
         show.line(text)
 
 
-def _explained(told: Row) -> Iterator[str]:
-    if told["state"] in ("kept", "goes", "damaged"):
-        yield f"step {told['step']} is there; {'' if told['state'] != 'kept' else 'kept: '}{why(told)}"
+def _explained(report: Row) -> Iterator[str]:
+    if report["state"] in ("kept", "goes", "damaged"):
+        yield f"step {report['step']} exists; {'' if report['state'] != 'kept' else 'kept: '}{why(report)}"
     else:
-        ended = f" {_when(told['ended'])}" if told["ended"] else ""
-        yield f"step {told['step']} is {told['state']}{ended}: {'; '.join(told['reasons'])}"
-    size = f", {told_bytes(told['bytes'])}" if told["bytes"] is not None else ""
-    yield f"  saved {_when(told['saved']) if told['saved'] else 'at a time not known'}{size}"
-    yield f"  metrics: {_metrics(told) or 'none'}"
-    kinds = [event["event"] for event in told["history"]]
-    for i, event in enumerate(told["history"]):
+        ended = f" {_when(report['ended'])}" if report["ended"] else ""
+        yield f"step {report['step']} is {report['state']}{ended}: {'; '.join(report['reasons'])}"
+    size = f", {told_bytes(report['bytes'])}" if report["bytes"] is not None else ""
+    yield f"  saved {_when(report['saved']) if report['saved'] else 'at an unknown time'}{size}"
+    yield f"  metrics: {_metrics(report) or 'none'}"
+    kinds = [event["event"] for event in report["history"]]
+    for i, event in enumerate(report["history"]):
         if event["event"] == "deleting" and "deleted" in kinds[i:]:
             continue
-        about = event.get("reasons") or [event["reason"]] if {"reasons", "reason"} & event.keys() else []
-        yield f"  {_when(event['time'])}  {event['event']}" + (f": {'; '.join(about)}" if about else "")
+        reasons = event.get("reasons") or [event["reason"]] if {"reasons", "reason"} & event.keys() else []
+        yield f"  {_when(event['time'])}  {event['event']}" + (f": {'; '.join(reasons)}" if reasons else "")
 
 
 def _metrics(row: Row) -> str:

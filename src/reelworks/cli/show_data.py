@@ -1,4 +1,4 @@
-"""How coverage, inspections and contact sheets look on a terminal."""
+"""Terminal output of `coverage`, `inspect` and `contact-sheet`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _WORST_SHOWN = 10
 _ACCOUNT = ("trained", "failed", "skipped", "not_yet")
 
 
-def coverage(told: Coverage, places: list[int]) -> None:
-    """The account of every epoch, then the clips asked for."""
-    if not told.epochs:
+def coverage(report: Coverage, places: list[int]) -> None:
+    """Print the counts of every epoch, then the selected clips."""
+    if not report.epochs:
         show.line("no epoch has begun")
-    for epoch in told.epochs:
+    for epoch in report.epochs:
         show.line(f"{_epoch(epoch.generation, epoch.epoch)}: {_account(epoch)}")
         others = {label: n for label, n in epoch.counts.items() if label not in _ACCOUNT}
         if others:
@@ -31,21 +31,21 @@ def coverage(told: Coverage, places: list[int]) -> None:
             show.line(f"  {lost}")
         for problem in epoch.problems:
             show.line(f"  {problem}")
-    for clip in told.clips(places):
-        copy = f" (copy {clip['copy']})" if told.copy.any() else ""
+    for clip in report.clips(places):
+        copy = f" (copy {clip['copy']})" if report.copy.any() else ""
         show.line(f"\n{clip['path']}{copy}")
         for one in clip["epochs"]:
             show.line(f"  {_epoch(one['generation'], one['epoch'])}: {_became(one)}")
 
 
 def _epoch(generation: int, epoch: int) -> str:
-    """An epoch's name; data that began again count their epochs from 0 again."""
+    """Return an epoch's name; a new generation of the data counts its epochs from 0."""
     return f"epoch {epoch}" + (f" of generation {generation}" if generation else "")
 
 
 def _account(epoch: EpochCoverage) -> str:
     if epoch.lost:
-        return f"{epoch.planned} planned; not every clip can be told, since a record is missing"
+        return f"{epoch.planned} planned; some clips are unknown, since a record is missing"
     parts = [epoch.counts.get(name, 0) for name in _ACCOUNT]
     text = f"{epoch.planned} planned = {parts[0]} trained + {parts[1]} failed + {parts[2]} skipped"
     text += f" + {parts[3]} not yet" if parts[3] or not epoch.ended else ""
@@ -63,45 +63,45 @@ def _became(one: dict[str, Any]) -> str:
     return str(one["became"]).replace("_", " ") + step + reason
 
 
-def inspection(found: Inspection, html: Path | None) -> None:
-    """Distributions, advice, and buckets as TOML."""
-    s = found.summary
+def inspection(inspected: Inspection, html: Path | None) -> None:
+    """Print distributions, advice, and buckets as TOML."""
+    s = inspected.summary
     kinds = ", ".join(f"{count} {kind}s" for kind, count in s.by_kind)
     show.line(f"{s.clips} clips: {kinds}, {s.bad} unreadable; {s.duration_seconds:.0f} s of video")
-    for title, unit, histogram in found.histograms:
+    for title, unit, histogram in inspected.histograms:
         largest = max(count for _, count in histogram)
         width = max(12, *(len(label) for label, _ in histogram))
         show.line(f"\n{title} ({unit})")
         for label, count in histogram:
             show.line(f"  {label:>{width}}  {'█' * math.ceil(30 * count / largest):<30}  {count}")
-    if found.advice:
+    if inspected.advice:
         show.line("\nadvice")
-    for one in found.advice:
-        show.line(f"  {one.text}: {one.remedy}")
-        for file in one.files[:_FILES_SHOWN]:
+    for advice in inspected.advice:
+        show.line(f"  {advice.text}: {advice.remedy}")
+        for file in advice.files[:_FILES_SHOWN]:
             show.line(f"    {file}")
-        if len(one.files) > _FILES_SHOWN:
-            show.line("    and more; --json names them")
+        if len(advice.files) > _FILES_SHOWN:
+            show.line("    and more; --json lists them")
     show.line("\nproposed buckets")
-    show.line(found.proposal.to_toml())
+    show.line(inspected.proposal.to_toml())
     if html is not None:
         show.line(str(html))
 
 
-def contact_sheet(told: dict[str, Any]) -> None:
-    """Crop losses by bucket, the clips that lose most, and where the sheets are."""
-    for bucket in told["buckets"]:
+def contact_sheet(summary: dict[str, Any]) -> None:
+    """Print crop losses by bucket, the clips that lose most, and the path of the index page."""
+    for bucket in summary["buckets"]:
         show.line(
             f"{bucket['name']}: {bucket['clips']} clip{'s' if bucket['clips'] > 1 else ''} of {bucket['shape']}, "
-            f"{bucket['mean_lost']:.1%} cut away in the mean, {bucket['max_lost']:.1%} at most"
+            f"{bucket['mean_lost']:.1%} cropped away on average, {bucket['max_lost']:.1%} at most"
         )
-        for one in bucket["shown"]:
-            if one["error"]:
-                show.line(f"  cannot be trained: {one['path']}: {one['error']}")
-    show.line("cut most")
-    for one in told["worst"][:_WORST_SHOWN]:
-        size = f"{one['width']}×{one['height']}"
-        show.line(f"  {one['lost']:>6.1%}  {one['path']}  {size} in {one['bucket']}")
-    if told["short_clips"]:
-        show.line(show_losses.short_clips(told["short_clips"]))
-    show.line(told["index"])
+        for clip in bucket["shown"]:
+            if clip["error"]:
+                show.line(f"  cannot be trained: {clip['path']}: {clip['error']}")
+    show.line("cropped most")
+    for clip in summary["worst"][:_WORST_SHOWN]:
+        size = f"{clip['width']}×{clip['height']}"
+        show.line(f"  {clip['lost']:>6.1%}  {clip['path']}  {size} in {clip['bucket']}")
+    if summary["short_clips"]:
+        show.line(show_losses.short_clips(summary["short_clips"]))
+    show.line(summary["index"])

@@ -1,4 +1,4 @@
-"""How proposed buckets, and what crops and short buckets leave out, look on a terminal."""
+"""Terminal output of proposed buckets, and of the pictures and frames that an epoch leaves out."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ _FILES_SHOWN = 5
 _console = Console(highlight=False)
 
 
-def losses(told: Json) -> None:
-    """Buckets that were proposed; pictures and frames that an epoch does not show."""
-    for line in (told["chosen_buckets"] or {"lines": []})["lines"]:
+def losses(forecast: Json) -> None:
+    """Print proposed buckets, and the shares of pictures and frames that an epoch leaves out."""
+    for line in (forecast["chosen_buckets"] or {"lines": []})["lines"]:
         show.line(line)
-    crop, frames = told["crop"], told["frames"]
+    crop, frames = forecast["crop"], forecast["frames"]
     of_frames = {one["name"]: one for one in frames["by_bucket"]}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("shown of clips", no_wrap=True)
-    for name in ("cut away", "frames trained", "frames there", "seen"):
+    table.add_column("part of clips", no_wrap=True)
+    for name in ("cropped away", "frames trained", "frames in all", "share"):
         table.add_column(name, justify="right")
     for one in crop["by_bucket"]:
         table.add_row(one["name"], f"{one['mean']:.1%}", *_frames(of_frames.get(one["name"])))
-    table.add_row("in all", f"{crop['mean']:.1%}", *_frames(frames if frames["there"] else None))
+    table.add_row("total", f"{crop['mean']:.1%}", *_frames(frames if frames["there"] else None))
     _console.print(table)
     for one in crop["worst"][:_FILES_SHOWN]:
         show.line(
-            f"  cut {one['lost']:.1%}: {one['path']}, {one['width']}×{one['height']} in {one['bucket']}"
+            f"  cropped {one['lost']:.1%}: {one['path']}, {one['width']}×{one['height']} in {one['bucket']}"
         )
     if frames["less_than_half"]:
-        show.line(f"less than half is seen in an epoch: {frames['less_than_half']} clips")
+        show.line(f"clips of which an epoch trains less than half: {frames['less_than_half']}")
     for one in frames["longest"][:_FILES_SHOWN]:
         show.line(f"  {one['trained']} of {one['there']} frames: {one['path']} in {one['bucket']}")
-    if told["short_clips"]:
-        show.line(short_clips(told["short_clips"]))
+    if forecast["short_clips"]:
+        show.line(short_clips(forecast["short_clips"]))
 
 
 def short_clips(count: int) -> str:
-    """How many videos `data.short_clips` extends."""
+    """Return a sentence with the number of videos that `data.short_clips` extends."""
     return f"{count} clip{' is' if count == 1 else 's are'} shorter than {'its' if count == 1 else 'their'} bucket"
 
 
 def _frames(one: Json | None) -> list[str]:
-    """Cells of a bucket; pictures have none."""
+    """Return the cells about frames, which are empty for pictures."""
     if one is None:
         return ["", "", ""]
     return [str(one["trained"]), str(one["there"]), f"{one['trained'] / one['there']:.1%}"]

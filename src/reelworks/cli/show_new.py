@@ -1,4 +1,4 @@
-"""How a recipe that was just made looks on a terminal."""
+"""Terminal output of `new lora`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ if TYPE_CHECKING:
 
 
 def made(path: Path, new: QuickstartResult) -> None:
-    """Print what was found, what it takes, what was chosen, and the next command."""
+    """Print the data, the estimates, the chosen settings, and the next command."""
     from reelworks.train.preflight.estimate import BUS_GB, UTILISATION
 
     found, estimate = new.found, new.choice.estimate
     line(
-        f"found: {found.to_text()}"
-        + (f", {found.uncaptioned} without a caption" if found.uncaptioned else "")
+        f"data: {found.to_text()}" + (f", {found.uncaptioned} without a caption" if found.uncaptioned else "")
     )
     for remark in new.remarks:
         line(f"  {remark}")
     if found.uncaptioned and any(d.missing_caption is None for d in new.recipe.dataset):
-        line("  those without a caption are not trained; write text files, or give --trigger WORD")
+        line("  clips without a caption are not trained; write text files, or give --trigger WORD")
     line(
         f"model: {new.recipe.model.name}, {estimate.parameters:,} parameters; "
         f"the LoRA has {estimate.trained_parameters:,}"
@@ -32,9 +31,9 @@ def made(path: Path, new: QuickstartResult) -> None:
     memory = estimate.memory
     line(f"memory, estimated: {memory.total / 1e9:.1f} GB ({memory.to_text()})")
     if memory.host >= 5e7:
-        line(f"  and {memory.host / 1e9:.1f} GB of CPU memory, for what is left there")
+        line(f"  and {memory.host / 1e9:.1f} GB of CPU memory, for weights that stay there")
     if not estimate.measured:
-        line("  without activations: this network does not run without numbers")
+        line("  without activations: this network does not run on the meta device")
     _settings(new)
     moving = estimate.moving_seconds
     line(
@@ -43,16 +42,16 @@ def made(path: Path, new: QuickstartResult) -> None:
         + (f" and {moving:.2g} s to move weights at {BUS_GB:g} GB/s" if estimate.moved_bytes else "")
         + "; decoding and encoding come on top"
     )
-    line(f"\nwritten: {path}; each value has its reason there. Next:")
-    typed = shlex.quote(str(path))
-    line(f"  reelworks plan {typed}")
-    line(f"  reelworks train {typed}")
+    line(f"\nwritten: {path}, with the reason of each value. Next:")
+    quoted = shlex.quote(str(path))
+    line(f"  reelworks plan {quoted}")
+    line(f"  reelworks train {quoted}")
 
 
 def _settings(new: QuickstartResult) -> None:
     choice = new.choice
     if choice.fits is None:
-        line("  give --vram GB to hear whether it fits, and to have settings chosen that do")
+        line("  give --vram GB to check whether it fits, and to choose settings that do")
     for i, tier in enumerate(choice.tiers):
         why = (
             f"at least {choice.without[i] / 1e9:.1f} GB without it"

@@ -1,4 +1,4 @@
-"""`reelworks train`: a recipe, from wherever it stands to its end."""
+"""`reelworks train`: train a recipe from its latest checkpoint to the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from reelworks.core.errors import UserError
 
 def train(
     recipe: Annotated[
-        Path | None, typer.Argument(metavar="RECIPE", help="A recipe, a TOML file; or --data and --model.")
+        Path | None,
+        typer.Argument(metavar="RECIPE", help="A recipe (a TOML file), unless --data and --model are given."),
     ] = None,
     data: new.Data = None,
     model: Annotated[str | None, new.MODEL] = None,
@@ -25,51 +26,50 @@ def train(
     trigger: new.Trigger = None,
     weights: new.Weights = None,
     data_path: DataPath = None,
-    output: Annotated[Path | None, typer.Option(help="The run folder, in place of the recipe's.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Run folder in place of the recipe's.")] = None,
     max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Optimizer steps in all, counted from the run's start.")
+        int | None, typer.Option(min=1, help="Total number of optimizer steps, counted from the run's start.")
     ] = None,
     resume: Annotated[
         str,
         typer.Option(
             metavar="auto|never|STEP",
-            help="From the newest good checkpoint; only in a folder without checkpoints; or from that step or not at all, and later checkpoints are set aside.",
+            help="auto: resume from the newest good checkpoint. never: refuse a folder with checkpoints. STEP: resume from exactly that step and set later checkpoints aside.",
         ),
     ] = "auto",
     load: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN|CHECKPOINT",
-            help="Begin with another run's weights, average and optimizer; without effect once this run has a checkpoint.",
+            help="Begin with another run's weights, average and optimizer; ignored once this run has a checkpoint.",
         ),
     ] = None,
     weights_only: Annotated[
-        bool, typer.Option("--weights-only", help="Take only the weights of --load.")
+        bool, typer.Option("--weights-only", help="Load only the weights of --load.")
     ] = False,
     restart_data: Annotated[
         bool,
         typer.Option(
             "--restart-data",
-            help="Begin the data again at epoch 0; keep weights, optimizer and step count. Given again before these data are finished, it goes on with them.",
+            help="Begin the data again at epoch 0 and keep weights, optimizer and step count. Given again before these data are finished, it continues with them.",
         ),
     ] = False,
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
     overrides: Overrides = None,
     debug: Annotated[bool, typer.Option("--debug", help="Log the clips of every step.")] = False,
 ) -> None:
-    """Train; the same command again resumes.
+    """Train a recipe; the same command resumes it.
 
-    Scans the data by itself. Under torchrun each process joins the others. With --data and --model it writes a recipe
-    for a LoRA first, as `reelworks new lora` does, and trains that; a recipe that is there already is trained as it is.
+    Scans the data first. Under torchrun each process joins the others. With --data and --model it first writes a recipe
+    for a LoRA, as `reelworks new lora` does, and trains that; an existing recipe is trained as it is.
 
-    At the start it says where it resumes from, what changed since (clips added, removed and edited; keys of the
-    recipe then and now), and how many clips are planned or not, by reason. Epochs for which keep_prob draws no clip
-    are named and passed over.
+    At the start it prints which checkpoint it resumes from, what changed since (clips added, removed and edited; recipe
+    keys with both values), and how many clips are planned or left out, by reason. Epochs for which keep_prob draws no
+    clip are reported and skipped.
 
-    SIGTERM and SIGUSR1 save after the step under way and one more, and end with code 75; a second signal changes
-    nothing. A save that fails on the way
-    is a warning; one that fails at the end or on a signal is an error. A preview that cannot be written is a warning,
-    and so is one that does not fit into memory, unless several processes train.
+    SIGTERM and SIGUSR1 save after the current step and one more, and end with code 75; a second signal changes nothing.
+    A save that fails during training is a warning; one that fails at the end or on a signal is an error. A preview that
+    cannot be written is a warning, and so is one that does not fit into memory, unless several processes train.
     """
     if recipe is None:
         recipe = new.recipe_for(data or [], model, vram, trigger, weights)
@@ -81,7 +81,7 @@ def train(
     if max_steps is not None:
         changes.append(f"train.max_steps={max_steps}")
     waiting_threads.choose()
-    # Read before any process starts, so that a mistake is told once.
+    # Load before any process starts, so that a mistake is reported once.
     loaded = load_recipe(recipe, changes, data_path)
     if nproc_per_node > 1 and "LOCAL_RANK" not in os.environ:
         from reelworks.distributed.launch import launch
@@ -113,9 +113,9 @@ def train(
 
 def _both(recipe: Path) -> UserError:
     return UserError(
-        "--data, --model, --vram, --trigger and --weights make a recipe, and there is one",
+        "--data, --model, --vram, --trigger and --weights write a recipe, but a recipe is given",
         code="recipe-and-quickstart-options",
         field="RECIPE",
         value=str(recipe),
-        remedy="leave out the recipe or these options; --data-path and --set change what a recipe says",
+        remedy="leave out the recipe or these options; --data-path and --set change values of a recipe",
     )

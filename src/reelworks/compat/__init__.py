@@ -1,1 +1,1 @@
-"""Importers of what other trainers wrote; nothing else in the package depends on them."""
+"""Importers of other trainers' configs; nothing else in the package depends on them."""

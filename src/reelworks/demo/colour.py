@@ -1,8 +1,7 @@
-"""Judge generated demo clips by the colour of what they show.
+"""Scores of generated demo clips by the colour of their shape.
 
-The shape is taken to be what differs most from the border, so no place, size or motion is presumed.
-A score means something only beside `rotated`: a model that ignores its prompts fits the wrong colours as
-well as the right ones.
+The pixels that differ most from the border count as the shape, wherever it is and however it moves. Compare a score
+with `rotated`: a model that ignores its prompts matches wrong colours as often as the right ones.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ _PALETTE_PC = np.array(list(palette.COLOURS.values()), np.float32)
 
 
 class Score(NamedTuple):
-    """How many clips have their prompt's colour, and the most that any wrong reading of the prompts gets."""
+    """Number of clips with their prompt's colour, and the highest number for permuted colours."""
 
     right: int
     rotated: int
 
 
 def clip_colour(frames_THWC: NDArray[Any]) -> str:
-    """Name the palette colour of what a clip shows.
+    """Return the name of the palette colour of a clip's shape.
 
-    The ground is the median per channel of the outer ring (6 % of the short side) of all frames. The 3 %
-    of pixels farthest from it in RGB, ties included, each vote for the nearest palette colour.
+    The background is the median per channel of the outer ring (6 % of the short side) of all frames. The 3 % of pixels
+    farthest from it in RGB, ties included, each vote for the nearest palette colour.
 
     Args:
         frames_THWC: uint8 RGB; a picture has T = 1.
 
     Raises:
-        ValueError: Not uint8 of that shape, or empty.
+        ValueError: The frames are not uint8 of that shape, or empty.
     """
     if (
         frames_THWC.dtype != np.uint8
@@ -51,7 +50,7 @@ def clip_colour(frames_THWC: NDArray[Any]) -> str:
         )
     distance_N = _distance(frames_THWC, _ground(frames_THWC))
     count = max(1, round(_FARTHEST_SHARE * len(distance_N)))
-    # A sort, as partitioning takes seconds on the many equal distances of plain colours.
+    # A sort, since partitioning takes seconds on the many equal distances of plain colours.
     farthest_N = distance_N >= np.sort(distance_N)[-count]
     farthest_NC = frames_THWC.reshape(-1, 3)[farthest_N].astype(np.float32)
     to_colour_NP = np.stack(
@@ -61,14 +60,14 @@ def clip_colour(frames_THWC: NDArray[Any]) -> str:
 
 
 def score(clips: Iterable[tuple[str, NDArray[Any]]]) -> Score:
-    """Count the clips that have their prompt's colour, against the same count for shifted prompts.
+    """Count the clips that have their prompt's colour, and the same for permuted colours.
 
     Args:
-        clips: The prompt's colour and the frames_THWC made for it.
+        clips: Pairs of the prompt's colour and the frames_THWC generated for it.
 
     Returns:
-        `right`, and as `rotated` the highest count when each expected colour is replaced by the one 1 to 5
-        places further in the palette: near `right` if the prompts do not matter.
+        `right`, and as `rotated` the highest count when each expected colour is replaced by the one 1 to 5 positions
+        further in the palette, which is close to `right` if the model ignores the prompts.
 
     Raises:
         ValueError: A colour is not in the palette.
@@ -80,7 +79,7 @@ def score(clips: Iterable[tuple[str, NDArray[Any]]]) -> Score:
 
 
 def _ground(frames_THWC: NDArray[Any]) -> NDArray[Any]:
-    """Median per channel, (3,), of the outer ring of all frames."""
+    """Return the background colour: median per channel, (3,), of the outer ring of all frames."""
     height, width = frames_THWC.shape[1:3]
     ring = max(1, round(_RING_SHARE * min(height, width)))
     inside_HW = np.zeros((height, width), bool)
@@ -90,7 +89,7 @@ def _ground(frames_THWC: NDArray[Any]) -> NDArray[Any]:
 
 
 def _distance(frames_THWC: NDArray[Any], ground_C: NDArray[Any]) -> NDArray[np.float32]:
-    """Squared distance of every pixel to the ground, flat; by tables, as a channel has only 256 values."""
+    """Return the squared distance of every pixel to the background, flat, by lookup tables of 256 values."""
     squares_CV = ((np.arange(256) - ground_C[:, None]) ** 2).astype(np.float32)
     distance_THW: NDArray[np.float32] = squares_CV[0][frames_THWC[..., 0]]
     for channel in (1, 2):

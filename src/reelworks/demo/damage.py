@@ -1,4 +1,4 @@
-"""Bad files, named for what is wrong with them: what a scan must report and training must survive."""
+"""Bad files, named after their defect, which a scan must report and training must survive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from reelworks.demo import formats, scenes, writers
 from reelworks.demo.palette import Subject
 
-# An index at the file's end is lost by this cut, and so is a JPEG's picture data.
+# This cut loses an index at the file's end, and a JPEG's picture data.
 _KEPT_SHARE = 0.4
 
 # A combination that captions may have; see `palette.LEFT_OUT`.
@@ -20,12 +20,12 @@ _STILL = Subject("cyan", "circle", None, "dark")
 
 @dataclass(frozen=True)
 class Bad:
-    """A bad file to be written.
+    """A bad file to write.
 
     Attributes:
-        name: File name, which says what is wrong.
-        caption: Text beside it; None writes no caption file.
-        write: Writes it, given the seed and the path.
+        name: File name, which names the defect.
+        caption: Text of the caption file; None writes none.
+        write: Function that writes the file from a seed and a path.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Scenes to frames: one shape on a plain ground, its edge antialiased by its distance to each pixel."""
+"""Rendering of scenes: one antialiased shape on a plain background."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Frames = NDArray[np.uint8]
 _SQUARE = 0.886
 # Free pixels between the shape at the end of its path and the edge of the frame, in radii.
 _MARGIN = 0.1
-# Half a path is at most this part of the short side, so that a crop to a squarer shape keeps most of it.
+# Maximum of half a path as a share of the short side, so that a crop to a squarer shape keeps most of it.
 _LONGEST = 0.6
 
 
@@ -40,7 +40,7 @@ def frames(scene: Scene) -> Frames:
 
 
 def path(scene: Scene) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Place the shape's centre in each frame, in pixels: (x_T, y_T). It moves evenly in time, not per frame."""
+    """Return the shape's centre in each frame, in pixels: (x_T, y_T). It moves evenly in time, not per frame."""
     centre = np.array([scene.width / 2, scene.height / 2])
     if scene.subject.direction is None:
         step = np.array([0, 1])
@@ -56,7 +56,7 @@ def path(scene: Scene) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 
 
 def _distance(scene: Scene, dx: NDArray[Any], dy: NDArray[Any]) -> NDArray[Any]:
-    """Signed distance in pixels to the shape's outline, negative inside; exact but for outer corners."""
+    """Return the signed distance in pixels to the shape's outline, negative inside; exact except at outer corners."""
     r = scene.radius_px
     distance: NDArray[Any]
     match scene.subject.shape:

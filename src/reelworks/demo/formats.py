@@ -1,8 +1,7 @@
-"""Which files the demo data has: codecs, containers, oddities, sizes, lengths and frame rates.
+"""File formats of the demo data: codecs, containers, variants, sizes, lengths and frame rates.
 
-Most clips are small and short so that training on them is quick; a few are larger, longer or odd so that
-scaling, frame rates, rotation and pixel formats are met for real. Tables hold as many rows as there are
-clips; `scenes` deals them out by seed.
+Most clips are small and short so that training is quick; a few are larger, longer or unusual, to exercise scaling,
+frame rates, rotation and pixel formats. Each table has one entry for each clip; `scenes` shuffles them by seed.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class VideoFormat:
-    """How a video is stored.
+    """Storage format of a video.
 
     Attributes:
         codec: FFmpeg's name of the encoder.
         suffix: File suffix, which also chooses the container.
-        pix_fmt: Pixel format that is stored.
-        rotation: Degrees clockwise that a player turns the stored frames by, as a phone held upright writes.
-        variable: Frames come at irregular times.
+        pix_fmt: Stored pixel format.
+        rotation: Degrees clockwise by which players turn the stored frames, as in videos of phones held upright.
+        variable: Whether frames come at irregular times.
     """
 
     codec: str
@@ -31,7 +30,7 @@ class VideoFormat:
 
     @property
     def note(self) -> str:
-        """Note for the file's name on what is odd about it."""
+        """Suffix of the file's name that describes unusual properties."""
         notes = {"yuv420p10le": "-10bit", "yuv444p": "-444"}.get(self.pix_fmt, "")
         notes += f"-rotated-{self.rotation}" if self.rotation else ""
         return notes + ("-vfr" if self.variable else "")
@@ -39,7 +38,7 @@ class VideoFormat:
 
 @dataclass(frozen=True)
 class PictureFormat:
-    """How a picture is stored: suffix, Pillow mode, EXIF orientation (1 is upright)."""
+    """Storage format of a picture: suffix, Pillow mode, EXIF orientation (1 is upright)."""
 
     suffix: str
     mode: str = "RGB"
@@ -47,7 +46,7 @@ class PictureFormat:
 
     @property
     def note(self) -> str:
-        """Note for the file's name on what is odd about it."""
+        """Suffix of the file's name that describes unusual properties."""
         notes = {"RGBA": "-alpha", "P": "-palette"}.get(self.mode, "")
         return notes + (f"-exif-{self.orientation}" if self.orientation != 1 else "")
 
@@ -85,7 +84,7 @@ PICTURE_FORMATS: tuple[PictureFormat, ...] = (
 
 Size = tuple[int, int]
 
-# (width, height) and frames go together, so that nothing is both large and long.
+# (width, height) and number of frames are paired, so that no clip is both large and long.
 _SMALL_SIZES: tuple[Size, ...] = (
     *(20 * [(96, 64)]),
     *(12 * [(64, 96)]),
@@ -108,10 +107,10 @@ _LARGE: tuple[tuple[Size, int], ...] = (
 
 
 def video_cuts(order: list[int]) -> list[tuple[Size, int]]:
-    """Pair sizes with frame counts.
+    """Return pairs of size and frame count.
 
     Args:
-        order: A permutation of the small clips' indices, which decides what length goes with what size.
+        order: A permutation of the small clips' indices, which assigns lengths to sizes.
     """
     small = [(size, _SMALL_LENGTHS[i]) for size, i in zip(_SMALL_SIZES, order, strict=True)]
     return [*small, *_LARGE]

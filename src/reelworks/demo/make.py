@@ -1,4 +1,4 @@
-"""Write the demo data set."""
+"""Write the demo dataset."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class DemoSummary:
     """Files that `make` wrote.
 
     Attributes:
-        folder: Where.
+        folder: Folder of the files.
         videos: Names of the good videos.
         pictures: Names of the good pictures.
-        bad: Names of the files with something wrong.
-        total_bytes: Size of it all, captions included.
+        bad: Names of the bad files.
+        total_bytes: Total size, captions included.
     """
 
     folder: Path
@@ -44,12 +44,12 @@ class _Job:
 
 
 def make(folder: Path, *, seed: int = 0, on_file: Callable[[str], None] | None = None) -> DemoSummary:
-    """Write about 120 videos and pictures with a caption file beside each, a few of them bad on purpose.
+    """Write about 120 videos and pictures with caption files, a few of them bad on purpose.
 
     Args:
-        folder: Made if absent. An earlier demo of the same seed is written again in place.
-        seed: Chooses the scenes. On one machine the same seed gives the same bytes.
-        on_file: Called with each file's name once it is there.
+        folder: Created if missing. Files of an earlier call with the same seed are overwritten.
+        seed: Seed of the scenes. On one machine the same seed gives the same bytes.
+        on_file: Called with each file's name once it is written.
 
     Raises:
         UserError: The folder holds other files or cannot be written, or PyAV lacks an encoder.
@@ -85,7 +85,7 @@ def _jobs(seed: int) -> Iterator[_Job]:
 
 
 def _prepare(folder: Path, jobs: list[_Job]) -> None:
-    """Make the folder, or refuse one that holds what is not ours; hidden files are left alone."""
+    """Create the folder, or refuse one with files of others; hidden files are ignored."""
     if folder.exists() and not folder.is_dir():
         raise _refusal(folder, "this is a file, not a folder")
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The words of a demo caption, their colours, and the combinations no caption has.
+"""Words of the demo captions, their colours, and the combinations that no caption has.
 
 Order matters in `COLOURS`: scoring rotates expected colours along it.
 """
@@ -20,13 +20,12 @@ COLOURS: dict[str, RGB] = {
 BACKGROUNDS: dict[str, RGB] = {"dark": (20, 20, 24), "grey": (110, 110, 110)}
 SHAPES = ("circle", "square", "triangle")
 
-# Unit steps (x, y), y pointing down as rows of a picture do.
+# Unit steps (x, y), with y pointing down like the rows of a picture.
 DIRECTIONS: dict[str, tuple[int, int]] = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 
 Combination = tuple[str, str, str]
 
-# Each word is seen in training, these (colour, shape, direction) together never: a model that paints them
-# has learned the words and not the captions.
+# Training sees each word but never these combinations: a model that draws them has learned words, not captions.
 LEFT_OUT: frozenset[Combination] = frozenset(
     {
         ("red", "triangle", "left"),
@@ -49,17 +48,17 @@ class Subject:
 
     @property
     def caption(self) -> str:
-        """Say it in one sentence, such as "a red circle moves left before a dark background"."""
+        """Caption in one sentence, such as "a red circle moves left before a dark background"."""
         motion = "" if self.direction is None else f" moves {self.direction}"
         return f"a {self.colour} {self.shape}{motion} before a {self.background} background"
 
     @property
     def slug(self) -> str:
-        """Name it in a file name: "red-circle-left"."""
+        """Part of a file name, such as "red-circle-left"."""
         return "-".join(word for word in (self.colour, self.shape, self.direction) if word)
 
 
 def combinations() -> list[Combination]:
-    """All (colour, shape, direction) that captions have, in palette order."""
+    """Return all (colour, shape, direction) that captions have, in palette order."""
     every = [(c, s, d) for c in COLOURS for s in SHAPES for d in DIRECTIONS]
     return [combination for combination in every if combination not in LEFT_OUT]

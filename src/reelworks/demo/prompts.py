@@ -1,7 +1,7 @@
 """Ten fixed prompts for a model trained on the demo data.
 
-The first five ask for combinations of colour, shape and direction that captions have, the last five for
-those that `palette.LEFT_OUT` keeps out of every caption.
+The first five use combinations of colour, shape and direction that captions have, the last five those of
+`palette.LEFT_OUT`, which no caption has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from reelworks.demo import palette
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, the colour that an answer is scored by, and whether its combination is in the captions."""
+    """A prompt, the colour to score its clip by, and whether captions have its combination."""
 
     text: str
     colour: str

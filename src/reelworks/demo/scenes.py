@@ -1,4 +1,4 @@
-"""Which scene goes into which file: a pure function of the seed.
+"""Scenes of all files, as a pure function of the seed.
 
 Colours are exactly balanced, shapes, directions and backgrounds nearly so, and every combination that
 captions may have occurs at least once among the videos.
@@ -24,17 +24,17 @@ _MILLISECOND = Fraction(1, 1000)
 
 @dataclass(frozen=True)
 class Scene:
-    """One clip as it is seen, after any rotation a file's metadata asks for.
+    """Content of one clip as displayed, after any rotation in the file's metadata.
 
     Attributes:
-        subject: What is shown.
-        width: Pixels.
-        height: Pixels.
+        subject: Colour, shape, direction and background.
+        width: Width in pixels.
+        height: Height in pixels.
         radius_px: Half the extent of the shape.
-        offset_px: How far its path lies beside the centre, across the direction of motion.
+        offset_px: Distance of its path from the centre, across the direction of motion.
         time_base: Seconds per unit of `pts`.
-        pts: When each frame is shown; a picture has one frame at 0.
-        fps: The nominal frame rate.
+        pts: Presentation time of each frame; a picture has one frame at 0.
+        fps: Nominal frame rate.
     """
 
     subject: Subject
@@ -48,13 +48,13 @@ class Scene:
 
     @property
     def num_frames(self) -> int:
-        """Frames; 1 for a picture."""
+        """Number of frames, 1 for a picture."""
         return len(self.pts)
 
 
 @dataclass(frozen=True)
 class Video:
-    """A video file to be written."""
+    """A video file to write."""
 
     name: str
     scene: Scene
@@ -63,7 +63,7 @@ class Video:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture file to be written."""
+    """A picture file to write."""
 
     name: str
     scene: Scene
@@ -79,15 +79,15 @@ def scene(
     variable: bool = False,
     key: tuple[int, str],
 ) -> Scene:
-    """Settle what the tables leave open: size of the shape, place of its path, times of its frames.
+    """Return a scene with random size of the shape, position of its path and times of its frames.
 
     Args:
-        subject: What is shown.
+        subject: Colour, shape, direction and background.
         size: (width, height) in pixels.
-        num_frames: 1 for a picture.
+        num_frames: Number of frames, 1 for a picture.
         fps: Nominal frame rate.
-        variable: Give each frame but the first an interval of 0.5 to 1.7 of the nominal one.
-        key: Seed and file number, from which all draws follow.
+        variable: Draw intervals between frames of 0.5 to 1.7 times the nominal one.
+        key: Seed and name of the file, which determine all draws.
     """
     width, height = size
     u = hash_rng.uniform(hash_rng.hash64(*key, "geometry", np.arange(2)))
@@ -103,15 +103,15 @@ def scene(
 
 
 def videos(seed: int) -> list[Video]:
-    """The good videos, in the order of their numbers."""
+    """Return the good videos, in the order of their numbers."""
     subjects = _shuffled(_video_subjects(seed), seed, "subjects")
     inner = _shuffled(range(formats.NUM_SMALL), seed, "lengths")
     cuts = _shuffled(formats.video_cuts(inner), seed, "cuts")
     rates = _shuffled(formats.FRAME_RATES, seed, "rates")
-    made = []
+    files = []
     rows = zip(subjects, cuts, rates, formats.VIDEO_FORMATS, strict=True)
     for number, (subject, (size, num_frames), fps, fmt) in enumerate(rows):
-        made_scene = scene(
+        drawn = scene(
             subject,
             size,
             num_frames=num_frames,
@@ -119,22 +119,22 @@ def videos(seed: int) -> list[Video]:
             variable=fmt.variable,
             key=(seed, f"video {number}"),
         )
-        made.append(Video(f"video-{number:03d}-{subject.slug}{fmt.note}{fmt.suffix}", made_scene, fmt))
-    return made
+        files.append(Video(f"video-{number:03d}-{subject.slug}{fmt.note}{fmt.suffix}", drawn, fmt))
+    return files
 
 
 def pictures(seed: int) -> list[Picture]:
-    """The good pictures: each colour, shape and background once."""
+    """Return the good pictures: each combination of colour, shape and background once."""
     every = [
         Subject(c, s, None, b) for c in palette.COLOURS for s in palette.SHAPES for b in palette.BACKGROUNDS
     ]
     subjects = _shuffled(every, seed, "picture subjects")
     sizes = _shuffled(formats.PICTURE_SIZES, seed, "picture sizes")
-    made = []
+    files = []
     for number, (subject, size, fmt) in enumerate(zip(subjects, sizes, formats.PICTURE_FORMATS, strict=True)):
-        made_scene = scene(subject, size, key=(seed, f"picture {number}"))
-        made.append(Picture(f"picture-{number:03d}-{subject.slug}{fmt.note}{fmt.suffix}", made_scene, fmt))
-    return made
+        drawn = scene(subject, size, key=(seed, f"picture {number}"))
+        files.append(Picture(f"picture-{number:03d}-{subject.slug}{fmt.note}{fmt.suffix}", drawn, fmt))
+    return files
 
 
 def _shuffled(items: Sequence[_T], *key: int | str) -> list[_T]:
@@ -143,7 +143,7 @@ def _shuffled(items: Sequence[_T], *key: int | str) -> list[_T]:
 
 
 def _video_subjects(seed: int) -> list[Subject]:
-    """Choose as many subjects as there are formats: all combinations, then the rarest again on the other ground."""
+    """Return one subject for each format: all combinations, then the rarest again on the other background."""
     first = palette.combinations()
     repeats: list[palette.Combination] = []
     left = _shuffled(first, seed, "repeats")

@@ -1,8 +1,8 @@
-"""`reelworks demo`: the whole way on sample footage: made, scanned, planned, trained, killed, resumed, generated, reported.
+"""`reelworks demo`: make sample footage, scan, plan, train, kill, resume, generate and report.
 
-Every step is the command that a user types. Ends with the facts, and fails if the model did not learn:
-validation loss above half of its start, fewer than 9 of 10 prompts in their colour, or more than 4 right
-under rotated colours, which is what a generator that ignores its prompt would reach.
+Every step runs the command that a user types. The demo fails if the model did not learn: validation loss above half of
+its start, fewer than 9 of 10 prompts in their colour, or more than 4 matches under rotated colours, which a generator
+that ignores its prompts would reach.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ REELWORKS = [sys.executable, "-m", "reelworks"]
 
 
 def _recipe() -> Path:
-    """The demo's recipe: beside this file in an installed package, in `recipes/` of a checkout."""
+    """Return the demo's recipe: in this folder of an installed package, in `recipes/` of a checkout."""
     installed = Path(__file__).with_name("demo.toml")
-    found = installed if installed.exists() else Path(__file__).parents[3] / "recipes" / "demo.toml"
-    return found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
+    path = installed if installed.exists() else Path(__file__).parents[3] / "recipes" / "demo.toml"
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 RECIPE = _recipe()
 
 
 def main() -> int:
-    """Go the whole way; returns the exit code."""
+    """Run all steps and return the exit code."""
     began = time.monotonic()
     shutil.rmtree(DEMO, ignore_errors=True)
     say(1, "sample footage")
@@ -58,7 +58,7 @@ def main() -> int:
     reelworks("plan", str(RECIPE))
     say(4, "train, kill in the middle, resume with the same command")
     killed_at = train_and_kill()
-    print(f"killed with SIGKILL after step {killed_at}; now the same command again")
+    print(f"killed with SIGKILL after step {killed_at}; now the same command resumes")
     reelworks("train", str(RECIPE))
     say(5, "checkpoints")
     reelworks("checkpoints", "ls", str(RUN.path))
@@ -70,12 +70,12 @@ def main() -> int:
 
 
 def say(number: int, title: str) -> None:
-    """Announce a part."""
+    """Print the heading of a step."""
     print(f"\n== {number}. {title}", flush=True)
 
 
 def reelworks(*arguments: str) -> None:
-    """Run a verb as a user does; a failure ends the demo."""
+    """Print and run a command as a user would; a failure ends the demo."""
     print(
         f"$ reelworks {' '.join(a if a.isprintable() and ' ' not in a else repr(a) for a in arguments)}",
         flush=True,
@@ -84,7 +84,7 @@ def reelworks(*arguments: str) -> None:
 
 
 def train_and_kill() -> int:
-    """Train until near the middle and kill the process as a power cut would; returns the last step told."""
+    """Train until near the middle, kill the process, and return the last step in its events."""
     import tomllib
 
     total = tomllib.loads(RECIPE.read_text())["train"]["max_steps"]
@@ -100,12 +100,12 @@ def train_and_kill() -> int:
 
 
 def last_step() -> int:
-    """Newest step in the run's events."""
+    """Return the newest step in the run's events."""
     return max((e["step"] for e in events.read(RUN.events_file, "step")), default=0)
 
 
 def generate() -> list[NDArray[np.uint8]]:
-    """A clip for every prompt, read back from its file, and a sheet of them all."""
+    """Generate a clip for every prompt and a contact sheet, and return the clips as read from their files."""
     prompts = [argument for prompt in PROMPTS for argument in ("--prompt", prompt.text)]
     size = ["--height", str(SHAPE.height), "--width", str(SHAPE.width), "--num-frames", str(SHAPE.num_frames)]
     reelworks("generate", str(RUN.path), *prompts, *size, "-o", str(GENERATED / "{index}.mp4"))
@@ -123,31 +123,32 @@ def generate() -> list[NDArray[np.uint8]]:
 
 
 def summary(clips: list[NDArray[np.uint8]], seconds: float) -> int:
-    """Print the facts and judge them."""
-    told: dict[str, Any] = json.loads((RUN.plan_folder / "summary.json").read_text())
+    """Print a summary and return the exit code."""
+    plan: dict[str, Any] = json.loads((RUN.plan_folder / "summary.json").read_text())
     losses = [e["loss"] for e in events.timeline(RUN.events_file, "validation")]
     score = colour.score([(p.colour, clip) for p, clip in zip(PROMPTS, clips, strict=True)])
-    named = sum(len(files) for files in told["reasons"].values())
-    by_reason = ", ".join(f"{one['clips']} {reason}" for reason, one in told["left_out"].items())
+    left_out = sum(len(files) for files in plan["reasons"].values())
+    by_reason = ", ".join(f"{counts['clips']} {reason}" for reason, counts in plan["left_out"].items())
     kept = list(events.read(RUN.events_file, "retention"))[-1]["kept"]
-    print("\n== what happened")
-    print(f"clips scanned      {told['catalog']['clips']}")
-    print(f"planned per epoch  {told['planned']}")
-    print(f"named with reason  {named}: {by_reason}")
+    print("\n== summary")
+    print(f"clips scanned      {plan['catalog']['clips']}")
+    print(f"planned per epoch  {plan['planned']}")
+    print(f"left out           {left_out}: {by_reason}")
     print(f"validation loss    {losses[0]:.4f} before, {losses[-1]:.4f} after ({losses[-1] / losses[0]:.0%})")
     print(
         f"prompts            {score.right} of {len(PROMPTS)} in their colour, {score.rotated} under rotated colours"
     )
-    for one in kept:
-        print(f"checkpoint kept    step {one['step']}: {'; '.join(one['reasons'])}")
+    for checkpoint in kept:
+        print(f"checkpoint kept    step {checkpoint['step']}: {'; '.join(checkpoint['reasons'])}")
     print(f"report             {RUN.report_file}")
     print(f"clips              {GENERATED}")
     print(f"time               {seconds:.0f} s")
     checks = {
         "validation loss falls to at most 50 % of its start": losses[-1] <= 0.5 * losses[0],
         "at least 9 of 10 prompts give a clip in their colour": score.right >= 9,
-        "at most 4 are right under rotated colours": score.rotated <= 4,
-        "every scanned clip is planned or named": told["planned"] + named == told["catalog"]["clips"],
+        "at most 4 match under rotated colours": score.rotated <= 4,
+        "every scanned clip is planned or left out with a reason": plan["planned"] + left_out
+        == plan["catalog"]["clips"],
     }
     for text, holds in checks.items():
         print(f"{'ok    ' if holds else 'FAILED'} {text}")

@@ -1,4 +1,4 @@
-"""Good files: videos by PyAV, pictures by Pillow. The same scene gives the same bytes each time."""
+"""Writers of good files: videos by PyAV, pictures by Pillow. The same scene always gives the same bytes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from reelworks.core.errors import UserError
 from reelworks.demo import draw
 from reelworks.demo.scenes import Picture, Video
 
-# Quick presets and low quantisers: colours must survive, bytes hardly matter at these sizes.
-# One thread each, which is what makes an encoder repeat itself to the bit.
+# Fast presets and low quantisers: colours must survive, and file size hardly matters for clips this small.
+# One thread each, so that an encoder gives the same bits every time.
 _ENCODER_OPTIONS: dict[str, dict[str, str]] = {
     "libx264": {"preset": "ultrafast", "crf": "14"},
     "libx265": {
@@ -27,16 +27,16 @@ _ENCODER_OPTIONS: dict[str, dict[str, str]] = {
         "x265-params": "log-level=none:pools=none:frame-threads=1",
     },
     "libvpx-vp9": {"deadline": "realtime", "cpu-used": "8", "crf": "14", "b": "0"},
-    # Presets above 8 leave ghosts of the moving shape; crf 8 gave streams that no decoder takes.
+    # Presets above 8 leave ghosts of the moving shape; crf 8 gave streams that no decoder accepts.
     "libsvtav1": {"preset": "8", "crf": "18", "svtav1-params": "lp=1"},
 }
 
-# Where a version 0 tkhd box holds its matrix, counted from the box's name (ISO/IEC 14496-12, 8.3.2).
+# Offset of the matrix in a version 0 tkhd box from the box's name (ISO/IEC 14496-12, 8.3.2).
 _TKHD_MATRIX_OFFSET = 44
 _TKHD_MATRIX = struct.Struct(">9i")
 _ONE_16_16, _ONE_2_30 = 1 << 16, 1 << 30
 
-# Pillow's turn that, applied on storing, is undone by a reader that honours the EXIF orientation.
+# Pillow's transpose on storing, which readers that honour the EXIF orientation undo.
 _EXIF_ORIENTATION = 0x0112
 _STORED_TURN = {
     3: Image.Transpose.ROTATE_180,
@@ -46,10 +46,10 @@ _STORED_TURN = {
 
 
 def check_encoders(names: Iterable[str] = tuple(_ENCODER_OPTIONS)) -> None:
-    """See that PyAV was built with these encoders.
+    """Check that PyAV was built with these encoders.
 
     Raises:
-        UserError: It was not.
+        UserError: An encoder is missing.
     """
     missing = [name for name in names if name not in av.codecs_available]
     if missing:
@@ -63,11 +63,11 @@ def check_encoders(names: Iterable[str] = tuple(_ENCODER_OPTIONS)) -> None:
 
 
 def write_video(path: Path, video: Video) -> None:
-    """Encode a video; with a rotation, its frames are stored turned and the file says how to turn them back."""
+    """Encode a video; a rotation stores turned frames and a display matrix that turns them back."""
     scene, fmt = video.scene, video.format
     frames_THWC = np.rot90(draw.frames(scene), fmt.rotation // 90, axes=(1, 2))
     height, width = frames_THWC.shape[1:3]
-    # bitexact: no random or dated ids in the container.
+    # bitexact: no random ids or dates in the container.
     with _quiet_svt(), av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:
         stream = container.add_stream(fmt.codec, rate=scene.fps, options=dict(_ENCODER_OPTIONS[fmt.codec]))
         assert isinstance(stream, VideoStream)
@@ -86,7 +86,7 @@ def write_video(path: Path, video: Video) -> None:
 def _converted(frame_HWC: draw.Frames, pix_fmt: str) -> av.VideoFrame:
     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame_HWC), format="rgb24")
     if pix_fmt == "yuv420p10le":
-        # In one step, swscale's answer for the pixels at the edge differs from call to call.
+        # In one step, swscale's edge pixels would differ from call to call.
         frame = frame.reformat(format="yuv420p")
     return frame.reformat(format=pix_fmt)
 
@@ -112,7 +112,7 @@ def write_picture(path: Path, picture: Picture) -> None:
 
 
 def _rounded_corners(size: tuple[int, int]) -> Image.Image:
-    """Alpha as a window's screenshot has it: opaque but for the corners."""
+    """Return the alpha channel of a window's screenshot: opaque except for rounded corners."""
     alpha = Image.new("L", size, 0)
     ImageDraw.Draw(alpha).rounded_rectangle((0, 0, size[0] - 1, size[1] - 1), min(size) // 8, fill=255)
     return alpha
@@ -122,7 +122,7 @@ def _with_rotation(data: bytes, degrees: int, width: int, height: int) -> bytes:
     """Set the display matrix in the track header of an MP4 or MOV file.
 
     Args:
-        data: The file, as FFmpeg wrote it: one track, identity matrix.
+        data: Content of a file by FFmpeg with one track and an identity matrix.
         degrees: 90, 180 or 270, clockwise.
         width: Stored width in pixels.
         height: Stored height in pixels.
@@ -142,7 +142,7 @@ def _with_rotation(data: bytes, degrees: int, width: int, height: int) -> bytes:
 
 @contextmanager
 def _quiet_svt() -> Iterator[None]:
-    """SVT-AV1 writes to stderr past FFmpeg's log level and reads its own from the environment."""
+    """Silence SVT-AV1, which ignores FFmpeg's log level and reads its own from the environment."""
     before = os.environ.get("SVT_LOG")
     os.environ["SVT_LOG"] = "0"
     try:

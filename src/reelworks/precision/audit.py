@@ -1,7 +1,7 @@
-"""Run a model's whole forward pass on the meta device: dtypes and shapes are real, numbers are not.
+"""Audit of a model's dtypes: runs its forward pass on the meta device, without numbers.
 
-A dtype that does not fit at one shape of a thousand shows here in milliseconds, before any data is
-read, instead of hours into a run.
+A dtype that does not fit at one shape of a thousand is found in milliseconds, before any data is read, instead of
+hours into a run.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def audit(
     sharded: bool = False,
     units: Sequence[nn.Module] = (),
 ) -> int:
-    """Refuse the first of a model's `faults`; the arguments are theirs.
+    """Raise the first of a model's `faults`, which takes the same arguments.
 
     Returns:
         The number of shapes that passed.
 
     Raises:
-        DtypeError: Names the module, both dtypes and the remedy.
+        DtypeError: For the first fault, with the module, both dtypes and the remedy.
         UserError: If the contract cannot train.
     """
     for fault in faults(denoiser, examples, sharded=sharded, units=units):
@@ -49,23 +49,23 @@ def faults(
     sharded: bool = False,
     units: Sequence[nn.Module] = (),
 ) -> Iterator[DtypeError]:
-    """Look at what a model stores, then push each example through a boundary and a guarded copy without weights.
+    """Check the stored dtypes, then run each example through a boundary and a guarded copy on the meta device.
 
     Args:
-        denoiser: The model, before it is sharded; it is left as it is.
+        denoiser: The model, before it is sharded; it is not changed.
         examples: Inputs of every shape to be trained, on any device; only shapes and dtypes matter.
         sharded: Give parameters the compute dtype in the forward pass, as FSDP's mixed precision will.
-        units: Parts that FSDP shards as one.
+        units: Modules that FSDP shards as one unit.
 
     Yields:
-        A fault at each place, in the order in which they are met; a pass ends at its first.
+        A fault for each place, in the order of the pass, which ends at its first fault.
 
     Raises:
         UserError: If the contract cannot train.
     """
-    told = set()
+    reported = set()
     for fault in storage_dtype.faults(denoiser.module, denoiser.contract, units if sharded else ()):
-        told.add(str(fault.field).rpartition(".")[0])
+        reported.add(str(fault.field).rpartition(".")[0])
         yield fault
     compute = denoiser.contract.compute if sharded else None
     shadow = _shadow(denoiser, compute)
@@ -80,20 +80,20 @@ def faults(
                 with trace:
                     boundary(_on_meta(example))
             except (DtypeError, RuntimeError) as error:
-                met = error if isinstance(error, DtypeError) else calls.named(error)
-                if met is None:
+                named = error if isinstance(error, DtypeError) else calls.named(error)
+                if named is None:
                     raise
-                if met.field not in told:
-                    told.add(str(met.field))
-                    yield met
+                if named.field not in reported:
+                    reported.add(str(named.field))
+                    yield named
 
 
 @contextlib.contextmanager
 def watched(denoiser: Predictor[InputsT]) -> Iterator[DtypeBoundary[InputsT]]:
-    """A boundary whose passes are looked at, on any device, for as long as it is open.
+    """Yield a boundary whose forward passes are checked, on any device, while the context is open.
 
     Raises:
-        DtypeError: From inside a pass; the first fault.
+        DtypeError: From inside a pass, for the first fault.
     """
     with guard(denoiser.module) as calls:
         trace = Trace(denoiser.contract, lambda: calls.path)
@@ -103,7 +103,7 @@ def watched(denoiser: Predictor[InputsT]) -> Iterator[DtypeBoundary[InputsT]]:
 
 @dataclasses.dataclass
 class _Traced(Generic[InputsT_contra]):
-    """A model whose inputs are followed by role, from behind the boundary on."""
+    """A model whose inputs are followed by role once they have passed the boundary."""
 
     inner: Predictor[InputsT_contra]
     trace: Trace
@@ -117,7 +117,7 @@ class _Traced(Generic[InputsT_contra]):
 
 
 def _shadow(denoiser: Predictor[InputsT], compute: torch.dtype | None) -> Predictor[InputsT]:
-    """Copy the model's objects, with meta tensors in place of its own, which are never touched."""
+    """Copy the model with meta tensors in place of its own, which are not touched."""
     memo: dict[int, Any] = {}
     for parameter in denoiser.module.parameters():
         dtype = compute if compute is not None and parameter.is_floating_point() else parameter.dtype
@@ -136,10 +136,10 @@ def _on_meta(example: InputsT) -> InputsT:
 
 
 def _run_repeats_once(root: nn.Module) -> None:
-    """Let members of a ModuleList that agree in kind, dtypes and shapes share one result.
+    """Let members of a ModuleList that agree in type, dtypes and shapes share one result.
 
-    Without numbers, the second of 28 equal blocks can only say what the first has said. A member whose
-    parameters or inputs differ in any dtype or shape runs for itself.
+    On the meta device the second of 28 equal blocks can only repeat the first one's result. A member whose parameters or
+    inputs differ in any dtype or shape runs separately.
     """
     for parent in root.modules():
         if isinstance(parent, nn.ModuleList):
@@ -161,7 +161,7 @@ def _shared(child: nn.Module, run: Callable[..., Any], results: dict[Hashable, A
 
 
 def _signature(value: Any) -> Hashable:
-    """Reduce tensors to dtype and shape, within lists and tuples; other values stand for themselves."""
+    """Reduce tensors, also in lists and tuples, to dtype and shape; return other values as they are."""
     if isinstance(value, Tensor):
         return value.dtype, value.shape
     if isinstance(value, (list, tuple)):

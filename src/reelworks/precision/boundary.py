@@ -1,4 +1,4 @@
-"""The boundary at a model's entry: every input is cast by its role, and the output by the contract."""
+"""The boundary at a model's entry, which casts every input by its role and the output by the contract."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _WIDTH = {torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 
 
 class DtypeError(UserError):
-    """A tensor has a dtype that its place does not allow.
+    """A tensor has a dtype that is not allowed in its place.
 
     Args:
         problem: What is wrong, in one sentence.
         field: Path of the module, parameter or input.
         remedy: What to change.
-        found: Dtype that is there.
-        declared: Dtype that should be.
+        found: Actual dtype.
+        declared: Expected dtype.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ InputsT_contra = TypeVar("InputsT_contra", bound=TensorFields, contravariant=Tru
 
 
 class Predictor(Protocol[InputsT_contra]):
-    """A module behind a `predict` that takes a dataclass of tensors, which a boundary wraps."""
+    """A model that a boundary can wrap: a module with a `predict` that takes a dataclass of tensors."""
 
     module: nn.Module
     contract: Contract
@@ -68,45 +68,49 @@ def check_contract(contract: Contract, table: str = "precision") -> None:
     """Refuse combinations of dtypes that cannot train.
 
     Args:
-        contract: What a component declares.
-        table: Table of the recipe that the component is chosen in.
+        contract: Dtypes that a component declares.
+        table: Table of the recipe that configures the component.
 
     Raises:
-        UserError: Names the field, its dtype and what to say instead.
+        UserError: Names the field, its dtype and an allowed value.
     """
     for name in ("storage", "compute"):
         if getattr(contract, name) in contract.overflows:
             raise UserError(
-                "numbers inside this component pass the largest that the dtype has, and become infinite",
+                "values inside this component exceed the range of the dtype and become infinite",
                 code="dtype-overflows",
                 field=f"{table}.{name}",
                 value=name_of(getattr(contract, name)),
-                remedy='say "bfloat16" or "float32"',
+                remedy='set "bfloat16" or "float32"',
             )
     for name in ("storage", "compute", "master", "reduction", "output"):
         dtype = getattr(contract, name)
         if dtype not in _WIDTH and dtype is not None:
             raise UserError(
-                "not a dtype to train in; float16 would need a loss scaler, which bfloat16 does not",
+                "this dtype cannot be trained in; float16 would need a loss scaler, bfloat16 does not",
                 code="dtype-not-trainable",
                 field=f"{table}.{name}",
                 value=name_of(dtype),
-                remedy='say "bfloat16" or "float32"',
+                remedy='set "bfloat16" or "float32"',
             )
     if contract.master is not None and contract.master != torch.float32:
         raise UserError(
-            "master weights below float32 lose small updates, unless they are rounded stochastically, "
-            "which they are not here",
+            "master weights narrower than float32 lose small updates, since they are not rounded "
+            "stochastically",
             code="master-too-narrow",
             field=f"{table}.master",
             value=name_of(contract.master),
             remedy="set master to float32",
         )
-    _require(contract, table, "reduction", "compute", "sums over ranks would lose what each rank computed")
+    _require(
+        contract,
+        table,
+        "reduction",
+        "compute",
+        "sums over ranks would lose precision of each rank's gradients",
+    )
     if contract.master is not None:
-        _require(
-            contract, table, "storage", "compute", "weights cannot give back bits that they do not store"
-        )
+        _require(contract, table, "storage", "compute", "weights cannot restore bits that they do not store")
 
 
 def _require(contract: Contract, table: str, wide: str, narrow: str, why: str) -> None:
@@ -122,11 +126,10 @@ def _require(contract: Contract, table: str, wide: str, narrow: str, why: str) -
 
 
 def cast_inputs(inputs: Mapping[str, Tensor], contract: Contract) -> dict[str, Tensor]:
-    """Cast inputs by role: latent, text and condition to the compute dtype, time and geometry to
-    float32, masks to bool.
+    """Cast latents, text and conditions to the compute dtype, times and geometry to float32, masks to bool.
 
     Raises:
-        DtypeError: If an input has no role, or a time or size was rounded before it came here.
+        DtypeError: If an input has no role, or a time or size arrives already rounded.
     """
     return {name: _cast(name, value, contract) for name, value in inputs.items()}
 
@@ -140,11 +143,11 @@ def _cast(name: str, value: Tensor, contract: Contract) -> Tensor:
         )
     role = contract.roles[name]
     if role in (Role.TIME, Role.GEOMETRY) and value.dtype in (torch.bfloat16, torch.float16):
-        # Casting up cannot bring back what was lost: 999 is already 1000.
+        # Casting up cannot restore the lost precision: 999 is already 1000.
         raise DtypeError(
-            f"an input of role {role} comes as {name_of(value.dtype)}, already rounded",
+            f"an input of role {role} arrives as {name_of(value.dtype)}, already rounded",
             field=name,
-            remedy="make it in float32 or as an integer, and let the boundary cast it",
+            remedy="create it in float32 or as an integer, and let the boundary cast it",
             found=value.dtype,
             declared=torch.float32,
         )
@@ -154,16 +157,15 @@ def _cast(name: str, value: Tensor, contract: Contract) -> Tensor:
 class DtypeBoundary(Generic[InputsT]):
     """Call a model through its contract.
 
-    Inputs are cast by role. Where parameters are stored wider than the compute dtype and nothing else
-    lowers them (FSDP's mixed precision does), matrix products run under autocast. What comes out has
-    the contract's output dtype.
+    Inputs are cast by role. If parameters are stored wider than the compute dtype and FSDP's mixed precision does not
+    lower them, matrix products run under autocast. The output has the contract's output dtype.
 
     Attributes:
-        denoiser: What is wrapped; its `contract` is looked up at every call.
+        denoiser: The wrapped model; its `contract` is read at every call.
     """
 
     def __init__(self, denoiser: Predictor[InputsT]) -> None:
-        """Wrap; raises UserError if the contract cannot train."""
+        """Wrap a model; raises UserError if its contract cannot train."""
         check_contract(denoiser.contract)
         self.denoiser = denoiser
 
@@ -171,8 +173,8 @@ class DtypeBoundary(Generic[InputsT]):
         """Return the prediction for a dataclass of tensors.
 
         Raises:
-            DtypeError: If an input has no role or was rounded before it came here, or if the prediction has
-                neither the compute nor the output dtype.
+            DtypeError: If an input has no role or arrives already rounded, or if the prediction has neither the
+                compute nor the output dtype.
         """
         contract = self.denoiser.contract
         tensors: dict[str, Tensor] = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
@@ -182,7 +184,7 @@ class DtypeBoundary(Generic[InputsT]):
             out = self.denoiser.predict(cast)
         if out.dtype not in (contract.compute, contract.output):
             raise DtypeError(
-                f"it returns {name_of(out.dtype)}, and declares {name_of(contract.output)}",
+                f"the model returns {name_of(out.dtype)}, but declares {name_of(contract.output)}",
                 field=type(self.denoiser.module).__name__,
                 remedy="return the compute or the output dtype, or declare the other one in the adapter",
                 found=out.dtype,
@@ -191,13 +193,13 @@ class DtypeBoundary(Generic[InputsT]):
         return out.to(contract.output)
 
     def lowered(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """Autocast to the compute dtype, where nothing else lowers the products of the module."""
+        """Return autocast to the compute dtype, or a null context if products are lowered otherwise."""
         contract = self.denoiser.contract
         if contract.storage == contract.compute or is_sharded(self.denoiser.module):
             return contextlib.nullcontext()
         if device.type != "meta":
             return torch.autocast(device.type, dtype=contract.compute)
-        # Meta tensors go by the CPU's rules: autocast has none of their own.
+        # Meta tensors follow the CPU's rules: autocast has none for the meta device.
         both = contextlib.ExitStack()
         both.enter_context(torch.autocast("cpu", dtype=contract.compute))
         both.enter_context(MetaAutocast(contract.compute))
@@ -205,7 +207,7 @@ class DtypeBoundary(Generic[InputsT]):
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Say whether FSDP2 manages the module, and with it the dtype that its parameters have in use."""
-    # FSDP takes as long to import as torch itself; where nobody imported it, nothing is sharded.
+    """Whether FSDP2 manages the module, and so the dtype of its parameters in the forward pass."""
+    # FSDP takes as long to import as torch itself; if it is not imported, nothing is sharded.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and any(isinstance(child, fsdp.FSDPModule) for child in module.modules())

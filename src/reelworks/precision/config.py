@@ -1,4 +1,4 @@
-"""Recipe keys of the dtype contract, and what is refused of them with a reason."""
+"""Recipe keys of the dtype contract, and the values that are refused."""
 
 from __future__ import annotations
 
@@ -18,25 +18,29 @@ _SHORT = {
     "tf32": "float32",
 }
 _QUANTIZED = ("float8", "fp8", "int8", "int4", "nf4", "fp4")
-# Keys of other trainers. What they choose is fixed here, so they are no keys, but answer with the reason.
+# Keys of other trainers. Their choice is fixed here, so they are refused with the reason.
 _FIXED = {
-    "storage": "parameters are stored in float32, and the optimizer updates what is stored; master weights below "
-    "float32 lose small updates, unless they are rounded stochastically, which they are not here",
-    "master": "master weights below float32 lose small updates, unless they are rounded stochastically, which they "
-    "are not here; they are float32",
+    "storage": "parameters are stored in float32, and the optimizer updates them in place; narrower master weights "
+    "lose small updates, since they are not rounded stochastically",
+    "master": "master weights are float32; narrower ones lose small updates, since they are not rounded "
+    "stochastically",
     "time": "times and sizes are float32 throughout: bfloat16 turns timestep 999 into 1000",
     "autoencoder": "an autoencoder runs in the dtype that autoencoder.dtype names: float32, or bfloat16; those of video and "
-    "Stable Diffusion pass the range of float16 and return infinities",
+    "Stable Diffusion exceed the range of float16 and return infinities",
     "text": "a text encoder runs in the dtype that it declares",
 }
 _LIKE_STORAGE = ("weights", "weight_dtype", "dtype", "model", "base")
 
 
 class PrecisionConfig(Config):
-    """`[precision]`: times and sizes are never below float32, whatever stands here."""
+    """`[precision]`: dtypes of a training; times and sizes are always at least float32."""
 
-    compute: Literal["bfloat16", "float32"] = Field("bfloat16", description="matrix products and latents")
-    reduction: Literal["bfloat16", "float32"] = Field("float32", description="gradients summed over ranks")
+    compute: Literal["bfloat16", "float32"] = Field(
+        "bfloat16", description="dtype of matrix products and latents"
+    )
+    reduction: Literal["bfloat16", "float32"] = Field(
+        "float32", description="dtype in which gradients are summed over ranks"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -53,12 +57,12 @@ def _refuse(key: str, value: Any) -> None:
         return
     if word.startswith(_QUANTIZED) and key not in ("autoencoder", "text", "time"):
         raise UserError(
-            "numbers of 8 bits and less can hold weights that are frozen, not those that are trained: nearly "
-            "every update would be smaller than the step to the next number",
+            "formats of 8 bits and less can hold frozen weights, but not trained ones: nearly every update would be "
+            "smaller than the step to the next number",
             code="dtype-not-trainable",
             field=field,
             value=value,
-            remedy='say "bfloat16" for precision.compute; under a LoRA, lora.base may be "float8", "int8" or "nf4"',
+            remedy='set precision.compute to "bfloat16"; under a LoRA, lora.base may be "float8", "int8" or "nf4"',
         )
     if fixed is not None:
         raise UserError(
@@ -70,14 +74,18 @@ def _refuse(key: str, value: Any) -> None:
         )
     if word in _HALF:
         raise UserError(
-            "float16 needs a loss scaler, which there is none: small gradients would become 0 and large ones "
+            "float16 needs a loss scaler, which is not supported: small gradients would become 0 and large ones "
             "infinite; bfloat16 has the range of float32",
             code="dtype-not-trainable",
             field=field,
             value=value,
-            remedy='say "bfloat16", or "float32" where the device has none',
+            remedy='set "bfloat16", or "float32" if the device does not support it',
         )
     if word in _SHORT:
         raise UserError(
-            "unknown name", code="unknown-name", field=field, value=value, remedy=f'say "{_SHORT[word]}"'
+            "unknown name of a dtype",
+            code="unknown-name",
+            field=field,
+            value=value,
+            remedy=f'write "{_SHORT[word]}"',
         )

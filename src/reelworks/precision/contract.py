@@ -30,15 +30,15 @@ class Contract:
     """Dtypes of one component, declared before it runs.
 
     Attributes:
-        storage: Dtype of the parameters as they lie in memory.
+        storage: Dtype of the parameters in memory.
         compute: Dtype of matrix products and of latent, text and condition inputs.
-        master: Dtype in which the optimizer updates parameters; None where nothing is trained.
-        reduction: Dtype in which gradients are summed over ranks; None where nothing is trained.
-        output: Dtype of what the component returns.
+        master: Dtype in which the optimizer updates parameters; None if nothing is trained.
+        reduction: Dtype in which gradients are summed over ranks; None if nothing is trained.
+        output: Dtype of the component's output.
         roles: Role of every input by name.
         overflows: Dtypes whose range is known to be too small for what the component computes.
-        base: How weights of products lie in memory if they are frozen under a LoRA: the name of a dtype, or of a format
-            of 8 or 4 bits that each product widens; None where all is stored alike.
+        base: Format of frozen weights of products under a LoRA: the name of a dtype, or of a format of 8 or 4 bits that
+            each product widens; None if all weights have the storage dtype.
     """
 
     storage: torch.dtype
@@ -55,12 +55,12 @@ class Contract:
         return dataclasses.replace(self, storage=dtype, compute=dtype)
 
     def dtype_of(self, role: Role) -> torch.dtype:
-        """Dtype that inputs of a role have inside the component."""
+        """Return the dtype of inputs of a role inside the component."""
         if role in (Role.TIME, Role.GEOMETRY):
             return torch.float32
         return torch.bool if role is Role.MASK else self.compute
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Name a dtype as recipes do."""
+    """Return the name of a dtype in recipes."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Find the place where two dtypes meet that must not, before torch reports it without a name."""
+"""Checks of dtypes at every module call, which report the module's path when dtypes do not match."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from reelworks.precision.boundary import DtypeError
 from reelworks.precision.contract import name_of
 
-# How torch words the dtypes that one of its operations does not take.
+# Words in torch's errors about dtypes.
 _OF_DTYPES = re.compile(r"dtype|scalar type|should be the same|to be bool|BFloat16|Half|Double")
 
-_CASTS_ITSELF = "FP32LayerNorm"  # of diffusers: works in float32, whatever comes and whatever it stores
+_CASTS_ITSELF = "FP32LayerNorm"  # of diffusers: computes in float32, whatever its input and its weights are
 
 
 class Calls:
-    """Modules whose forward pass is under way."""
+    """Stack of the modules whose forward pass is running."""
 
     def __init__(self, root: nn.Module) -> None:
         self._kind = type(root).__name__
@@ -30,15 +30,15 @@ class Calls:
 
     @property
     def path(self) -> str:
-        """Path of the innermost."""
+        """Path of the innermost running module."""
         return (self._paths[-1] if self._paths else "") or self._kind
 
     def enter(self, path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        """Make the hook for a module's begin."""
+        """Return the hook that runs before a module's forward."""
         return lambda _module, _args: self._paths.append(path)
 
     def leave(self, path: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        """Make the hook for a module's end, by an error too; it refuses float64 that comes out."""
+        """Return the hook that runs after a module's forward, also on errors; it refuses float64 outputs."""
 
         def hook(module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
             error = sys.exc_info()[1]
@@ -48,7 +48,7 @@ class Calls:
             for value in result if isinstance(result, tuple) else (result,):
                 if isinstance(value, Tensor) and value.dtype == torch.float64:
                     raise DtypeError(
-                        f"{type(module).__name__} returns float64, which slows down or stops what it meets",
+                        f"{type(module).__name__} returns float64, which makes later operations slow or fail",
                         field=path or self._kind,
                         remedy="give constants of numpy and Python a dtype, and cast to float32 at the end",
                         found=torch.float64,
@@ -58,7 +58,7 @@ class Calls:
         return hook
 
     def named(self, error: RuntimeError) -> DtypeError | None:
-        """Torch's complaint about dtypes with the path of the module that it came from; None for others."""
+        """Return torch's error about dtypes with the path of its module, or None for other errors."""
         failed, path = self._failed
         text = str(error).splitlines()[0] if str(error) else ""
         if failed is not error or not _OF_DTYPES.search(text):
@@ -66,7 +66,7 @@ class Calls:
         return DtypeError(
             f"an operation inside refuses its dtypes ({text})",
             field=path,
-            remedy=f"cast one of them inside {path}, or let {self._kind} be called through precision.DtypeBoundary",
+            remedy=f"cast one of them inside {path}, or call {self._kind} through precision.DtypeBoundary",
         )
 
 
@@ -74,13 +74,12 @@ class Calls:
 def guard(module: nn.Module) -> Iterator[Calls]:
     """Check every module at each call while the context is open.
 
-    A leaf whose floating inputs differ in dtype from its parameters raises, unless autocast is on and
-    reconciles them, which it does not do for float64. Parameters are looked at when the call happens, so
-    those that FSDP lowers for the forward pass count as lowered. What other modules run into is raised with
-    their path.
+    A leaf whose floating inputs differ in dtype from its parameters raises, unless autocast reconciles them, which it
+    does not do for float64. Parameters are read at the call, so those that FSDP lowers for the forward pass count as
+    lowered. Errors of other modules are raised with their path.
 
     Raises:
-        DtypeError: From inside the forward pass; names module path, both dtypes and the remedy.
+        DtypeError: From inside the forward pass, with module path, both dtypes and the remedy.
     """
     calls, handles = Calls(module), []
     for path, child in module.named_modules():
@@ -125,12 +124,12 @@ def _refuse(path: str, leaf: nn.Module, kind: str, value: Tensor, weight: Tensor
     device = "cpu" if value.device.type == "meta" else value.device.type
     if torch.is_autocast_enabled(device) and value.dtype != torch.float64:
         return
-    found, declared = name_of(value.dtype), name_of(weight.dtype)
+    actual, declared = name_of(value.dtype), name_of(weight.dtype)
     raise DtypeError(
-        f"{type(leaf).__name__} got an input of {found} and has weights of {declared}",
+        f"{type(leaf).__name__} got an input of {actual}, but has weights of {declared}",
         field=path,
         remedy=f"call {kind} through precision.DtypeBoundary, which casts inputs of role latent, text and "
-        f"condition; or cast what reaches {path} to {declared}",
+        f"condition; or cast the input of {path} to {declared}",
         found=value.dtype,
         declared=weight.dtype,
     )

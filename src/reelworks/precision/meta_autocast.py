@@ -1,4 +1,4 @@
-"""Autocast for tensors without numbers, for which torch has none."""
+"""Autocast for meta tensors, for which torch has none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# What autocast gives the compute dtype before it begins.
+# Functions whose inputs autocast casts to the compute dtype.
 LOWERED = frozenset(
     ("linear", "matmul", "mm", "bmm", "baddbmm", "addmm", "einsum", "conv1d", "conv2d", "conv3d")
 )
@@ -16,7 +16,7 @@ ATTENTION = "scaled_dot_product_attention"
 
 
 class MetaAutocast(TorchFunctionMode):
-    """Matrix products, convolutions and attention take their inputs in one dtype while it is open."""
+    """Mode that casts inputs of matrix products, convolutions and attention to the compute dtype."""
 
     def __init__(self, compute: torch.dtype) -> None:
         super().__init__()

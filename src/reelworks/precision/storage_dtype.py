@@ -1,4 +1,4 @@
-"""Dtypes of parameters and buffers as they lie in memory, beside what is declared."""
+"""Checks of the dtypes of parameters and buffers in memory against a contract."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ PRODUCTS = (
     nn.Conv1d,
     nn.Conv2d,
     nn.Conv3d,
-)  # round their weights to the compute dtype in any case
+)  # these round their weights to the compute dtype anyway
 
 
 def faults(module: nn.Module, contract: Contract, units: Sequence[nn.Module] = ()) -> Iterator[DtypeError]:
-    """Compare what a module holds with its contract.
+    """Compare the stored dtypes of a module with its contract.
 
-    Parameters have the storage dtype, trained ones may have the master dtype, those of products in a base under a LoRA
-    the compute dtype; buffers have the storage dtype or float32, and so have the parameters of what is not trained. Numbers
-    of 8 bits and less are codes of quantised weights.
+    Parameters must have the storage dtype; trained ones may have the master dtype, and those of products in a base under
+    a LoRA the compute dtype. Buffers and parameters of components that are not trained have the storage dtype or float32.
+    Buffers of 8 bits and less are not checked: they are codes of quantised weights.
 
     Args:
-        module: On any device.
-        contract: What it declares.
-        units: Parts that FSDP will shard as one, whose trained parameters must agree.
+        module: Module to check, on any device.
+        contract: Dtypes that the module declares.
+        units: Modules that FSDP will shard as one unit, whose trained parameters must agree.
+
+    Yields:
+        A fault for each parameter or buffer that does not agree.
     """
     products = {
         id(p) for child in module.modules() if isinstance(child, PRODUCTS) for p in child.parameters()
@@ -52,7 +55,7 @@ def faults(module: nn.Module, contract: Contract, units: Sequence[nn.Module] = (
 
 
 def _mixed_units(module: nn.Module, units: Sequence[nn.Module]) -> Iterator[DtypeError]:
-    """Name parameters that differ from most of their unit; what no unit holds is one more unit."""
+    """Yield trained parameters that differ from most of their unit; those outside all units form one more."""
     left = {id(p): (name, p) for name, p in module.named_parameters() if p.requires_grad}
     for unit in (*units, module):
         held = [left.pop(id(p)) for p in unit.parameters() if id(p) in left]
@@ -60,8 +63,8 @@ def _mixed_units(module: nn.Module, units: Sequence[nn.Module]) -> Iterator[Dtyp
         for name, parameter in held:
             if parameter.dtype != (most := usual[0][0]):
                 yield DtypeError(
-                    f"a trained parameter of {name_of(parameter.dtype)} beside others of {name_of(most)}: "
-                    f"FSDP takes one dtype in each unit, here {type(unit).__name__}",
+                    f"a trained parameter of {name_of(parameter.dtype)} in a unit ({type(unit).__name__}) of {name_of(most)}: "
+                    f"FSDP takes one dtype in each unit",
                     field=name,
                     remedy=f"store it as {name_of(most)}, or make it a unit of its own in the sharding plan",
                     found=parameter.dtype,
@@ -71,7 +74,7 @@ def _mixed_units(module: nn.Module, units: Sequence[nn.Module]) -> Iterator[Dtyp
 
 def _fault(name: str, what: str, tensor: Tensor, declared: torch.dtype) -> DtypeError:
     return DtypeError(
-        f"{what} is stored as {name_of(tensor.dtype)}, and {name_of(declared)} is declared",
+        f"{what} is stored as {name_of(tensor.dtype)}, but {name_of(declared)} is declared",
         field=name,
         remedy=f"load and build it as {name_of(declared)}",
         found=tensor.dtype,

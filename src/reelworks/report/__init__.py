@@ -1,6 +1,6 @@
-"""Pages of one HTML file each, readable without a network: a run, a plan, a catalog, what buckets see.
+"""Self-contained HTML pages of a run, a plan and a catalog, and contact sheets of buckets.
 
-Owns what is drawn, on pages and contact sheets; holds no state and has no second truth: a run's report knows what
-the run folder says, a plan's page what `plan --json` prints. `run_data` reads, `run_facts` and `status` derive,
-`plots` draws and `html` puts it together; `page` fills the templates.
+Pages hold no state of their own: a run's report shows what the run folder holds, a plan's page what `plan --json`
+prints. `run_data` reads a run folder, `run_facts` and `status` derive facts, `plots` draws curves and `html` assembles
+the report; `page` fills the templates.
 """

@@ -1,4 +1,4 @@
-"""Draw what each bucket of a recipe will see, as contact sheets and an index page."""
+"""Contact sheets of each bucket of a recipe, with an index page."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ WORST = 20
 
 
 def write(recipe: Recipe, folder: Path, clips: int) -> Json:
-    """Draw a sheet for each bucket that the first epoch trains, and `index.html`; the catalog must be there.
+    """Draw a sheet for each bucket that the first epoch trains, and `index.html`; the catalog must exist.
 
     Args:
-        recipe: What would be trained.
-        folder: Where to write; former sheets of the same names are replaced.
-        clips: Clips shown of each bucket.
+        recipe: Recipe to plan the first epoch of.
+        folder: Output folder; sheets of the same names are replaced.
+        clips: Number of clips to show for each bucket.
 
     Returns:
         {"index", "buckets": [{"name", "sheet", "clips", "mean_lost", "max_lost", "shown": [...]}], "worst": [...],
-        "beside": kinds of what is shown beside clips, "short_clips": videos that are shorter than their bucket}.
+        "beside": kinds of the companions shown, "short_clips": number of videos that are shorter than their bucket}.
 
     Raises:
         UserError: No clip fits any bucket, or the folder cannot be written.
@@ -47,28 +47,28 @@ def write(recipe: Recipe, folder: Path, clips: int) -> Json:
             for index in np.unique(entries.bucket).tolist()
             for where in [np.flatnonzero(entries.bucket == index)]
         ]
-        told: Json = {
+        sheets: Json = {
             "index": str(folder / "index.html"),
             "buckets": buckets,
             "worst": discarded.worst(data, entries, lost, WORST),
         }
-        told["beside"] = sorted(
-            {one["kind"] for b in buckets for look in b["shown"] for one in look["beside"]}
+        sheets["beside"] = sorted(
+            {companion["kind"] for b in buckets for clip in b["shown"] for companion in clip["beside"]}
         )
-        told["short_clips"] = discarded.short_clips(data, entries)
-        text = page.render("contact_sheet.html", figures=[], name=Path(recipe.output).name, told=told)
+        sheets["short_clips"] = discarded.short_clips(data, entries)
+        text = page.render("contact_sheet.html", figures=[], name=Path(recipe.output).name, sheets=sheets)
         files.write_bytes(folder / "index.html", text.encode())
     except OSError as error:
         raise sheet.unwritable(folder, error) from error
-    return told
+    return sheets
 
 
 def _bucket(data: RecipeData, entries: Entries, lost: Any, epoch: int, folder: Path, clips: int) -> Json:
     bucket = data.table.buckets[int(entries.bucket[0])]
     chosen = contact_sheet.choose(data, entries, lost, clips)
-    looks = contact_sheet.sample_views(data, entries.take(chosen), lost[chosen], epoch=epoch)
+    views = contact_sheet.sample_views(data, entries.take(chosen), lost[chosen], epoch=epoch)
     name = re.sub(r"[^\w.-]+", "-", bucket.name.replace("×", "x").replace(":", "by")).strip("-") + ".png"
-    files.write_bytes(folder / name, sheet.draw(looks, bucket.shape))
+    files.write_bytes(folder / name, sheet.draw(views, bucket.shape))
     return {
         "name": bucket.name,
         "shape": str(bucket.shape),
@@ -76,11 +76,11 @@ def _bucket(data: RecipeData, entries: Entries, lost: Any, epoch: int, folder: P
         "clips": len(entries),
         "mean_lost": float(lost.mean()),
         "max_lost": float(lost.max()),
-        "shown": [_shown(look) for look in looks],
+        "shown": [_shown(view) for view in views],
     }
 
 
-def _shown(look: SampleView) -> Json:
-    told: Json = {"path": look.path, "caption": look.caption, "error": look.error}
-    told["beside"] = [{"kind": one.kind, "path": one.path} for one in look.beside]
-    return {**told, "lost": look.lost, "first_frame": look.first_frame}
+def _shown(view: SampleView) -> Json:
+    beside = [{"kind": companion.kind, "path": companion.path} for companion in view.beside]
+    row: Json = {"path": view.path, "caption": view.caption, "error": view.error, "beside": beside}
+    return {**row, "lost": view.lost, "first_frame": view.first_frame}

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs neither a network nor a server."""
+"""The report of a run as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reelworks.report.run_data import Event, RunData
 from reelworks.run.folder import RunFolder
 
 MAX_PREVIEW_STEPS = 16
-MAX_PREVIEW_BYTES = 64_000_000  # all together, before base64; browsers still open such a page swiftly
+MAX_PREVIEW_BYTES = 64_000_000  # in total, before base64; browsers still open such a page quickly
 
 _MEDIA = {
     ".mp4": "video/mp4",
@@ -27,7 +27,7 @@ _MEDIA = {
 
 @dataclass(frozen=True)
 class Preview:
-    """A generated clip or picture as a data URI; empty where the file is gone."""
+    """A generated clip or picture as a data URI, which is empty if the file is missing."""
 
     prompt: str
     uri: str
@@ -36,14 +36,14 @@ class Preview:
 
 @dataclass(frozen=True)
 class PreviewStep:
-    """Samples of one step."""
+    """Previews of one step."""
 
     step: int
     previews: list[Preview]
 
 
 def write(run: RunFolder) -> Path:
-    """Draw the report of a run, finished or not, and write it as `report.html`.
+    """Write the report of a run, finished or not, as `report.html`.
 
     Returns:
         The file's path.
@@ -57,7 +57,7 @@ def write(run: RunFolder) -> Path:
 
 
 def render(data: RunData, samples_folder: Path) -> str:
-    """Return the page; all that comes from files is escaped."""
+    """Return the page; text from files is escaped."""
     drawn = plots.all_of(data)
     checkpoints = status.checkpoints(data)
     return page.render(
@@ -82,7 +82,7 @@ def render(data: RunData, samples_folder: Path) -> str:
 
 
 def previews(data: RunData, folder: Path) -> list[PreviewStep]:
-    """Previews by step, newest first: the newest, the first and as many between as the page can hold."""
+    """Return previews by step, newest first: the newest, the first and as many between as fit the page."""
     events = _spread({event["step"]: event for event in data.events_of("samples")})
     steps: list[PreviewStep] = []
     left_bytes = MAX_PREVIEW_BYTES
@@ -96,7 +96,7 @@ def previews(data: RunData, folder: Path) -> list[PreviewStep]:
 
 
 def _spread(events: dict[int, Event]) -> list[Event]:
-    """Pick steps evenly, first and last among them; newest first."""
+    """Pick evenly spaced steps, first and last included; newest first."""
     steps = sorted(events, reverse=True)
     n = min(len(steps), MAX_PREVIEW_STEPS)
     picked = [steps[round(i * (len(steps) - 1) / max(1, n - 1))] for i in range(n)]
@@ -104,7 +104,7 @@ def _spread(events: dict[int, Event]) -> list[Event]:
 
 
 def _inside(folder: Path, name: str) -> Path | None:
-    """Resolve a file below the previews; None if it is missing, of unknown kind or lies elsewhere."""
+    """Resolve a file below the previews; None if it is missing, of an unknown kind or outside the folder."""
     path = (folder / name).resolve()
     known = path.suffix.lower() in _MEDIA and path.is_relative_to(folder.resolve())
     return path if known and path.is_file() else None
@@ -124,7 +124,6 @@ def _embed(path: Path | None, prompt: str) -> Preview:
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Flatten nested tables to dotted keys."""
     flat: dict[str, str] = {}
     for key, item in value.items():
         if isinstance(item, dict):

@@ -1,4 +1,4 @@
-"""Inspect a catalog, as values and as a page: distributions, advice, proposed buckets."""
+"""Inspection of a catalog, as values and as a page: distributions, advice, proposed buckets."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from reelworks.report.run_facts import Fact
 _SECONDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 _TOKENS = (1, 9, 17, 33, 65, 129, 257)
 _FOLDERS = 30
-_POINTS = 2000  # of the plot of sizes: more would hide each other
+_POINTS = 2000  # in the plot of sizes; more would hide each other
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """Result of `inspect`. Histograms list (label, count), empty classes left out.
+    """Result of `inspect`. Histograms are lists of (label, count) without empty classes.
 
     Attributes:
         summary: Counts and the distributions that a scan prints.
-        duration: Lengths of readable videos.
-        caption_tokens: Words and punctuation marks of the captions that readable clips have.
-        pictures_by_folder: Readable pictures, the fullest folders first.
-        folders: Folders that hold pictures.
-        sizes: Width and height of some readable clips, spread over the catalog.
-        advice: What to mend or to know.
-        proposal: Buckets for it.
+        duration: Lengths of readable videos in seconds.
+        caption_tokens: Number of words and punctuation marks in the captions of readable clips.
+        pictures_by_folder: Number of readable pictures in each folder, largest first.
+        folders: Number of folders with pictures.
+        sizes: Width and height of readable clips sampled evenly over the catalog.
+        advice: Problems to fix and facts to know.
+        proposal: Proposed buckets.
     """
 
     summary: Summary
@@ -54,7 +54,7 @@ class Inspection:
 
     @property
     def histograms(self) -> list[tuple[str, str, Histogram]]:
-        """Title, unit and classes of every distribution that has any."""
+        """Title, unit and classes of every non-empty distribution."""
         every = [
             ("resolution", "short side", self.summary.resolution),
             ("aspect ratio", "width : height", self.summary.aspect_ratio),
@@ -65,16 +65,16 @@ class Inspection:
             ("pictures per folder", "folder", self.pictures_by_folder),
             *((name, "score", histogram) for name, histogram in self.summary.scores.items()),
         ]
-        return [one for one in every if one[2]]
+        return [(title, unit, histogram) for title, unit, histogram in every if histogram]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return JSON values."""
         value = {name: item for name, item in asdict(self).items() if name != "sizes"}
         return {**value, "proposal": self.proposal.to_json()}
 
 
 def inspect_rows(rows: CatalogRows) -> Inspection:
-    """Look at rows, usually `Catalog.live()`; nothing but the rows is read."""
+    """Inspect catalog rows, usually `Catalog.live()`, without reading any clip."""
     good = rows.take(rows.readable)
     video = good.is_video
     by_folder = data_advice.clips_by_folder(good.take(~video)).most_common()
@@ -92,13 +92,13 @@ def inspect_rows(rows: CatalogRows) -> Inspection:
 
 
 def _classes(values: NDArray[Any], edges: tuple[Any, ...], number: str) -> Histogram:
-    """Count values by class; a class begins at its lower edge and ends before the next one's."""
-    whole = isinstance(edges[0], int)
-    labels = [f"{number.format(a)}–{number.format(b - 1 if whole else b)}" for a, b in pairwise(edges)]
+    """Count values in classes, each from its lower edge up to the next class's edge (exclusive)."""
+    integer = isinstance(edges[0], int)
+    labels = [f"{number.format(a)}–{number.format(b - 1 if integer else b)}" for a, b in pairwise(edges)]
     labels.append(f"{number.format(edges[-1])} and more")
-    if whole:
+    if integer:
         labels.insert(0, "none")
-    place = np.searchsorted(edges, values, side="right") - (not whole)
+    place = np.searchsorted(edges, values, side="right") - (not integer)
     counts = np.bincount(place, minlength=len(labels)).tolist()
     return [(label, count) for label, count in zip(labels, counts, strict=True) if count]
 
@@ -109,29 +109,29 @@ def _caption_tokens(rows: CatalogRows) -> NDArray[np.int64]:
     return np.repeat(np.array(lengths, dtype=np.int64), captions.field("counts").to_numpy())
 
 
-def write_inspection(found: Inspection, catalog: Path, file: Path) -> None:
-    """Draw an inspection as one HTML file.
+def write_inspection(inspection: Inspection, catalog: Path, file: Path) -> None:
+    """Write an inspection as one HTML file.
 
     Raises:
         UserError: The file cannot be written.
     """
     text = page.render(
         "inspect.html",
-        figures=figures(found),
+        figures=figures(inspection),
         name=catalog.resolve().name,
         path=catalog,
-        headline=headline(found),
-        advice=found.advice,
-        histograms=found.histograms,
-        folders=found.folders,
-        proposal=found.proposal,
+        headline=headline(inspection),
+        advice=inspection.advice,
+        histograms=inspection.histograms,
+        folders=inspection.folders,
+        proposal=inspection.proposal,
     )
     page.write(file, text)
 
 
-def headline(found: Inspection) -> list[Fact]:
-    """Cards on top of the page."""
-    s = found.summary
+def headline(inspection: Inspection) -> list[Fact]:
+    """Return the cards on top of the page."""
+    s = inspection.summary
     kinds = ", ".join(units.plural(count, kind) for kind, count in s.by_kind)
     captions = f"{units.count(s.captions_missing)} missing, {units.count(s.captions_empty)} empty"
     captioned = sum(count for _, count in s.by_kind) - s.captions_missing - s.captions_empty
@@ -143,10 +143,12 @@ def headline(found: Inspection) -> list[Fact]:
     ]
 
 
-def figures(found: Inspection) -> list[Figure]:
-    """A bar plot of each distribution, and the sizes as points."""
-    drawn = [_bars(i, title, unit, histogram) for i, (title, unit, histogram) in enumerate(found.histograms)]
-    return [*drawn, _sizes(found)] if found.sizes else drawn
+def figures(inspection: Inspection) -> list[Figure]:
+    """Return a bar plot of each distribution, and a scatter plot of the sizes."""
+    drawn = [
+        _bars(i, title, unit, histogram) for i, (title, unit, histogram) in enumerate(inspection.histograms)
+    ]
+    return [*drawn, _sizes(inspection)] if inspection.sizes else drawn
 
 
 def _bars(index: int, title: str, unit: str, histogram: Histogram) -> Figure:
@@ -157,8 +159,8 @@ def _bars(index: int, title: str, unit: str, histogram: Histogram) -> Figure:
     return Figure(title.replace(" ", "-"), title.capitalize(), "", {"data": [bars], "layout": axes})
 
 
-def _sizes(found: Inspection) -> Figure:
-    width, height = zip(*found.sizes, strict=True)
+def _sizes(inspection: Inspection) -> Figure:
+    width, height = zip(*inspection.sizes, strict=True)
     marker = {"color": "@c1", "size": 8, "opacity": 0.45}
     points = {"type": "scatter", "mode": "markers", "x": list(width), "y": list(height), "marker": marker}
     axes = {

@@ -1,6 +1,6 @@
-"""Pages of one file each: a template of this folder with the style sheet and the scripts inside it.
+"""Self-contained HTML pages from the templates of this folder, with style sheet and scripts inlined.
 
-All templates fill `base.html`; what several of them show stands in `parts.html`.
+All templates extend `base.html`; `parts.html` holds macros that several of them share.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from reelworks.report.plots import Figure
 
 
 def render(template: str, *, figures: list[Figure], **values: Any) -> str:
-    """Fill a template; all that comes from files is escaped.
+    """Fill a template and escape its values.
 
     Args:
-        template: Its name in this folder.
-        figures: Plots; without any the page carries no plotting library.
-        values: What else the template names.
+        template: File name of the template in this folder.
+        figures: Plots; without any the page includes no plotting library.
+        values: Other values that the template uses.
     """
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(here),
+        loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    spoken = (units.count, units.loss, units.percent, units.size, units.duration, units.moment, units.change)
-    for function in spoken:
+    filters = (units.count, units.loss, units.percent, units.size, units.duration, units.moment, units.change)
+    for function in filters:
         environment.filters[function.__name__] = function
     return environment.get_template(template).render(
-        css=Markup((here / "style.css").read_text(encoding="utf-8")),
-        script=Markup((here / "script.js").read_text(encoding="utf-8")),
+        css=Markup((folder / "style.css").read_text(encoding="utf-8")),
+        script=Markup((folder / "script.js").read_text(encoding="utf-8")),
         plotly=_plotly() if figures else "",
         figures=figures,
         **values,
@@ -50,7 +50,7 @@ def _plotly() -> Markup:
 
 
 def write(file: Path, text: str) -> None:
-    """Write the page that `--html FILE` asks for.
+    """Write the page of `--html FILE`.
 
     Raises:
         UserError: The file cannot be written.

@@ -1,4 +1,4 @@
-"""Curves of a run as plotly figures: plain dicts, so that drawing needs no heavy import.
+"""Curves of a run as plotly figures, in plain dicts so that drawing needs no heavy import.
 
 Colours are tokens such as "@c1"; the page's script replaces them by the style sheet's colours, so that
 light and dark schemes share one definition.
@@ -31,12 +31,12 @@ class Figure:
 
 
 def finite(value: Any) -> float | None:
-    """Drop what JSON and plots cannot hold."""
+    """Return a number as float, or None for everything that JSON and plots cannot hold."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def smooth(values: Series) -> list[float | None]:
-    """Exponential mean over about a fiftieth of the curve, unbiased at its start; gaps are passed over."""
+    """Return the exponential mean over about a fiftieth of the curve, unbiased at its start; gaps are skipped."""
     decay = 1 - 1 / max(3.0, len(values) / 50)
     total = weight = 0.0
     out: list[float | None] = []
@@ -72,7 +72,7 @@ def _raw_and_smooth(steps: list[float], values: Series, colour: str, unit: str) 
 
 
 def _plot(traces: list[dict[str, Any]], unit: str, *, legend: bool = False, **more: Any) -> dict[str, Any]:
-    """Put traces over steps; `shapes` goes to the layout, all else to the y axis."""
+    """Plot traces over steps; `shapes` goes to the layout, other keywords to the y axis."""
     shapes = more.pop("shapes", [])
     axes = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": unit}, **more}}
     return {"data": traces, "layout": {**axes, "showlegend": legend, "shapes": shapes}}
@@ -83,7 +83,7 @@ def _series(events: list[Event], key: str) -> tuple[list[float], list[float | No
 
 
 def _resume_lines(data: RunData) -> list[dict[str, Any]]:
-    """A dotted line where training went on from a checkpoint."""
+    """Return a dotted line at each step that a resume began from."""
     steps = [e["resumed_from"] for e in data.events_of("start") if e.get("resumed_from") is not None]
     line = {"color": "@muted", "width": 1, "dash": "dot"}
     axes = {"type": "line", "xref": "x", "yref": "paper", "y0": 0, "y1": 1}
@@ -91,7 +91,7 @@ def _resume_lines(data: RunData) -> list[dict[str, Any]]:
 
 
 def loss_curve(data: RunData) -> Figure | None:
-    """Training loss of each step, faint, and smoothed."""
+    """Plot the training loss of each step (faint) and smoothed."""
     events = data.events_of("step")
     if not events:
         return None
@@ -102,7 +102,7 @@ def loss_curve(data: RunData) -> Figure | None:
 
 
 def loss_by_bucket(data: RunData) -> Figure | None:
-    """A smoothed line for each bucket, the most trained ones in colour."""
+    """Plot the smoothed loss of each bucket, the most trained ones in colour."""
     points: dict[str, list[tuple[int, float | None]]] = {}
     for event in data.events_of("step"):
         for name, loss in (event.get("loss_by_bucket") or {}).items():
@@ -116,12 +116,12 @@ def loss_by_bucket(data: RunData) -> Figure | None:
         colour = f"@c{i + 1}" if shown else "@muted"
         visible = True if shown else "legendonly"
         traces.append(_line(name, steps, smooth(values), colour, visible=visible))
-    note = "Smoothed. Shapes differ in difficulty, so compare each line with itself."
+    note = "Smoothed. Shapes differ in difficulty, so compare each line only with itself."
     return Figure("loss-by-bucket", "Loss by bucket", note, _plot(traces, "loss", legend=True))
 
 
 def validation(data: RunData) -> Figure | None:
-    """Validation loss, and its parts at fixed timesteps from light (little noise) to dark (much)."""
+    """Plot the validation loss, and its parts at fixed timesteps from light (little noise) to dark (much)."""
     events = data.events_of("validation")
     if not events:
         return None
@@ -140,7 +140,7 @@ def validation(data: RunData) -> Figure | None:
 
 
 def throughput(data: RunData) -> Figure | None:
-    """Clips a second."""
+    """Plot clips per second."""
     events = [e for e in data.events_of("step") if e.get("seconds")]
     if not events:
         return None
@@ -151,7 +151,7 @@ def throughput(data: RunData) -> Figure | None:
 
 
 def learning_rate(data: RunData) -> Figure | None:
-    """Learning rate."""
+    """Plot the learning rate."""
     events = [e for e in data.events_of("step") if e.get("learning_rate") is not None]
     if not events:
         return None
@@ -161,7 +161,7 @@ def learning_rate(data: RunData) -> Figure | None:
 
 
 def grad_norm(data: RunData) -> Figure | None:
-    """Norm of the gradient before clipping."""
+    """Plot the norm of the gradient before clipping."""
     events = [e for e in data.events_of("step") if e.get("grad_norm") is not None]
     if not events:
         return None
@@ -170,6 +170,6 @@ def grad_norm(data: RunData) -> Figure | None:
 
 
 def all_of(data: RunData) -> list[Figure]:
-    """Every figure that has data, in the page's order."""
+    """Return every figure that has data, in the page's order."""
     drawn = (loss_curve, validation, loss_by_bucket, throughput, learning_rate, grad_norm)
     return [figure for draw in drawn if (figure := draw(data))]

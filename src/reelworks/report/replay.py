@@ -1,4 +1,4 @@
-"""The clips of one step of a run as contact sheets, one for each micro-batch."""
+"""Contact sheets of one step of a run, one for each micro-batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def write_sheets(replay: Replay, folder: Path) -> list[Path]:
     """Draw a sheet for each micro-batch of a step, `column-0000.png`, in the plan's order.
 
-    Clips are read anew from their files; what cannot be read is told on the sheet.
+    Clips are read again from their files; the sheet names those that cannot be read.
 
     Raises:
         UserError: The folder cannot be written.
@@ -27,18 +27,18 @@ def write_sheets(replay: Replay, folder: Path) -> list[Path]:
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for work in replay.columns:
-            written.append(folder / f"column-{work.index:04d}.png")
-            files.write_bytes(written[-1], sheet.draw(looks(replay, work), work.shape))
+        for request in replay.columns:
+            written.append(folder / f"column-{request.index:04d}.png")
+            files.write_bytes(written[-1], sheet.draw(looks(replay, request), request.shape))
     except OSError as error:
         raise sheet.unwritable(folder, error) from error
     return written
 
 
-def looks(replay: Replay, work: MicroBatchRequest) -> list[SampleView]:
-    """The clips of a micro-batch as training read them; copies that only pad are left out."""
-    uid, copy = work.uids[work.real], work.draw_copies[work.real]
+def looks(replay: Replay, request: MicroBatchRequest) -> list[SampleView]:
+    """Return the clips of a micro-batch as training read them, without copies that only pad."""
+    uid, copy = request.uids[request.real], request.draw_copies[request.real]
     row = replay.data.rows.find(uid)
-    entries = Entries(uid, copy, replay.data.rows.ordinal[row], 0 * row + work.bucket)
+    entries = Entries(uid, copy, replay.data.rows.ordinal[row], 0 * row + request.bucket)
     lost = discarded.lost_shares(replay.data, entries)
-    return contact_sheet.sample_views(replay.data, entries, lost, epoch=work.epoch)
+    return contact_sheet.sample_views(replay.data, entries, lost, epoch=request.epoch)

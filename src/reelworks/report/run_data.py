@@ -1,4 +1,4 @@
-"""Read a run folder once. Parts that are not there yet are empty."""
+"""Contents of a run folder, read once; parts that do not exist yet are empty."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class RunData:
 
     Attributes:
         path: The run folder.
-        info: `run.json`.
-        summary: `plan/summary.json`, or {}.
+        info: Content of `run.json`.
+        summary: Content of `plan/summary.json`, or {}.
         recipe: The resolved recipe as text.
-        environment: One dict for each start that recorded one.
-        told: Every event as it was written.
-        events: The events that still hold, see `run.events.timeline`.
-        on_disk: Steps of the committed checkpoints that lie in the folder.
-        pinned: Steps whose checkpoints a person pinned.
-        coverage: The account of each epoch by the run's records, oldest first.
+        environment: One dict for each start that recorded its environment.
+        told: All events as written, also those that a resume discarded.
+        events: Events that no resume discarded, see `run.events.timeline`.
+        on_disk: Steps of the committed checkpoints in the folder.
+        pinned: Steps of pinned checkpoints.
+        coverage: Counts of clips in each epoch from the run's records, oldest first.
     """
 
     path: Path
@@ -46,17 +46,17 @@ class RunData:
     coverage: list[EpochCoverage]
 
     def events_of(self, kind: str) -> list[Event]:
-        """Events of one kind that still hold, oldest first."""
+        """Return the events of one kind that no resume discarded, oldest first."""
         return [event for event in self.events if event["kind"] == kind]
 
     @property
     def last_step(self) -> int:
-        """Optimizer steps done, so far as events tell."""
+        """Number of optimizer steps done, according to the events."""
         return max((event.get("step") or 0 for event in self.events), default=0)
 
 
 def load(run: RunFolder) -> RunData:
-    """Read everything a report draws.
+    """Read everything that a report shows.
 
     Raises:
         UserError: There is no run in the folder, or a newer version wrote it.
@@ -91,6 +91,6 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_environment(path: Path) -> list[dict[str, Any]]:
-    """One line for each start; a single pretty-printed object is understood as well."""
-    whole = _read_object(path)
-    return [whole] if whole else list(files.read_json_lines(path))
+    """Read one line for each start, or a single pretty-printed object."""
+    single = _read_object(path)
+    return [single] if single else list(files.read_json_lines(path))

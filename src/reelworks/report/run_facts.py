@@ -11,33 +11,33 @@ from reelworks.report import status
 from reelworks.report.run_data import RunData
 
 Json = dict[str, Any]
-MAX_NAMES = 500  # file names listed per reason: ten million would make a page that no browser opens
+MAX_NAMES = 500  # file names listed per reason, so that browsers can open the page
 
-# How reports say each reason, and what to do about it.
+# Label and remedy of each reason.
 REASONS: dict[str, tuple[str, str]] = {
     "unreadable": ("unreadable", "The file cannot be decoded; replace or remove it."),
     "in_exclude_file": (
         "in_exclude_file",
-        "The recipe's exclude_file names it; take its line out once the file is mended.",
+        "The recipe's exclude_file names it; remove its line once the file is repaired.",
     ),
     "no_companion": (
         "no companion",
-        "The control, source or loss mask that its dataset asks for is missing, damaged, shorter or of another shape.",
+        "The control, source or loss mask that its dataset requires is missing, damaged, shorter or of another shape.",
     ),
     "no_caption": ("no caption", "Add a caption, or allow clips without one."),
     "filtered": ("filtered out", "The recipe's filter excludes it."),
     "too_short": ("too short", "It has fewer frames than any bucket; add a bucket with fewer frames."),
-    "too_small": ("too small", "No bucket is filled without upscaling; add a smaller resolution."),
-    "no_bucket": ("no bucket", "It is larger, longer or of another aspect than every bucket takes."),
-    "not_drawn": ("not drawn", "Its draw passed no bucket's keep_prob in this epoch."),
-    "held_out": ("held out", "Kept for validation, never trained."),
+    "too_small": ("too small", "Every bucket would need upscaling; add a smaller resolution."),
+    "no_bucket": ("no bucket", "It is too large, too long or of another aspect ratio for every bucket."),
+    "not_drawn": ("not drawn", "No bucket's keep_prob selected it in this epoch."),
+    "held_out": ("held out", "Reserved for validation, never trained."),
 }
 NOT_REJECTED = ("held_out", "not_drawn")
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A card: what, how much, and a remark."""
+    """A card with a label, a value and a note."""
 
     label: str
     value: str
@@ -49,13 +49,13 @@ class Reason:
     """Clips that are not trained, by reason.
 
     Attributes:
-        name: As in the summary.
-        label: As people read it.
-        remedy: What to do.
-        files: The first of them.
-        total: How many there are.
-        nearest: Clips by the entry that would ask least of them, for those that fit nowhere.
-        all_in: What names also those that `files` leaves out, where the page does not say it.
+        name: Name of the reason in the summary.
+        label: Name of the reason in reports.
+        remedy: Advice to the reader.
+        files: The first clips, with path and detail.
+        total: Number of clips.
+        nearest: For clips that fit no bucket, their number by the entry that is closest to fitting.
+        all_in: File that lists all clips, if it is not the one that the page names.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Part:
-    """A share of a bar."""
+    """A coloured part of a bar."""
 
     label: str
     total: int
@@ -78,21 +78,21 @@ class Part:
 
 
 def reasons(summary: Json) -> list[Reason]:
-    """Reasons of a plan's summary that name at least one clip: those that are mishaps first, each by number."""
-    found = []
+    """Return the reasons of a plan's summary that have clips: rejections first, most frequent first."""
+    listed = []
     for name, entries in summary.get("reasons", {}).items():
         label, remedy = REASONS.get(name, (name.replace("_", " "), ""))
         if entries:
-            told = summary.get("left_out", {}).get(name, {})
-            total, nearest = told.get("clips", len(entries)), told.get("nearest", {})
-            found.append(Reason(name, label, remedy, entries[:MAX_NAMES], total, nearest))
-    return sorted(found, key=lambda reason: (reason.name in NOT_REJECTED, -reason.total))
+            counts = summary.get("left_out", {}).get(name, {})
+            total, nearest = counts.get("clips", len(entries)), counts.get("nearest", {})
+            listed.append(Reason(name, label, remedy, entries[:MAX_NAMES], total, nearest))
+    return sorted(listed, key=lambda reason: (reason.name in NOT_REJECTED, -reason.total))
 
 
 def failures(data: RunData) -> Reason | None:
-    """Clips that were planned and could not be read when their turn came."""
+    """Return the planned clips that could not be read during training."""
     entries = [{"path": e.get("path", ""), "detail": e.get("reason", "")} for e in data.events_of("failure")]
-    remedy = "Counted under coverage; look at the file."
+    remedy = "Counted under coverage; check the file."
     label = "failed while training"
     if not entries:
         return None
@@ -100,12 +100,12 @@ def failures(data: RunData) -> Reason | None:
 
 
 def rejected(summary: Json) -> int:
-    """Clips that could not be trained, as against kept back or not drawn."""
+    """Return the number of clips that cannot be trained, without those held out or not drawn."""
     return sum(reason.total for reason in reasons(summary) if reason.name not in NOT_REJECTED)
 
 
 def accounting(summary: Json) -> list[Part]:
-    """Count where every scanned clip went: planned, held out, then each reason."""
+    """Divide the scanned clips into planned, held out, and each reason."""
     held_out = summary.get("held_out", 0)
     parts = [("planned", summary.get("planned", 0), "c1"), ("held out", held_out, "c5")]
     tones = ("c6", "c8", "c3", "c7", "c4", "c2")
@@ -117,7 +117,7 @@ def accounting(summary: Json) -> list[Part]:
 
 
 def balance(summary: Json) -> str:
-    """The sum that accounts for every scanned clip; empty where repeats make it another sum."""
+    """Return a sum that accounts for every scanned clip, or "" if repeats change the total."""
     scanned = summary.get("catalog", {}).get("clips")
     parts = accounting(summary)
     if not parts or sum(part.total for part in parts) != scanned:
@@ -127,7 +127,7 @@ def balance(summary: Json) -> str:
 
 @dataclass(frozen=True)
 class BucketRow:
-    """A line of the bucket table; shares are of all planned clips and tokens."""
+    """A row of the bucket table; shares are of all planned clips and tokens."""
 
     name: str
     shape: str
@@ -142,7 +142,7 @@ class BucketRow:
 
 
 def buckets(summary: Json) -> list[BucketRow]:
-    """Planned buckets in the plan's order."""
+    """Return the rows of the bucket table in the plan's order."""
     rows = summary.get("buckets", [])
     clips = sum(row["clips"] for row in rows) or 1
     tokens = sum(row["clips"] * row["tokens_per_clip"] for row in rows) or 1
@@ -165,14 +165,14 @@ def buckets(summary: Json) -> list[BucketRow]:
 
 @dataclass(frozen=True)
 class CoverageRow:
-    """Counts of an epoch's planned clips by their state.
+    """Numbers of an epoch's planned clips by state.
 
     Attributes:
-        name: The epoch, with its generation where the data began again.
-        planned, trained, failed, skipped: Clips.
-        done: False while the epoch runs.
-        state: "adds up", "under way", "lost" where a record is missing, or "contradiction".
-        note: What is missing or contradicts itself.
+        name: Number of the epoch, with the generation if the data were restarted.
+        planned, trained, failed, skipped: Numbers of clips.
+        done: Whether the epoch has ended.
+        state: "adds up", "under way", "lost" if a record is missing, or "contradiction".
+        note: Missing records and contradictions.
     """
 
     name: str
@@ -186,7 +186,7 @@ class CoverageRow:
 
 
 def coverage(data: RunData) -> list[CoverageRow]:
-    """The epochs, newest first, as the run's records tell them."""
+    """Return a row for each epoch, newest first."""
     return [_coverage_row(epoch) for epoch in reversed(data.coverage)]
 
 
@@ -211,7 +211,7 @@ def _state(epoch: EpochCoverage) -> str:
 
 
 def headline(data: RunData) -> list[Fact]:
-    """Cards on top of the report."""
+    """Return the cards on top of the report."""
     return [*_data_facts(data), *_training_facts(data)]
 
 

@@ -1,4 +1,4 @@
-"""Contact sheets: clips of one bucket as training reads them, beside what is cut away."""
+"""Contact sheets: clips of one bucket as training reads them, with the part that the crop removes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _TINT = 0.7
 _DIM = 0.35
 
 
-def draw(looks: list[SampleView], shape: Shape) -> bytes:
+def draw(views: list[SampleView], shape: Shape) -> bytes:
     """Draw clips one below the other.
 
-    Each line shows the whole first frame with the crop's window, then frames as training reads them, and below them
-    what is shown beside them at the same moments.
+    Each line shows the full first frame with the crop's window, then frames as training reads them, and below them the
+    same frames of the companions.
 
     Returns:
         A PNG file.
     """
-    lines = [_line(look, shape) for look in looks]
+    lines = [_line(view, shape) for view in views]
     width = max(line.width for line in lines) + 2 * _GAP_PX
     height = sum(line.height + _GAP_PX for line in lines) + _GAP_PX
     sheet = Image.new("RGB", (width, height), _PAGE)
@@ -49,14 +49,14 @@ def draw(looks: list[SampleView], shape: Shape) -> bytes:
 
 
 def frames_shown(num_frames: int) -> list[int]:
-    """Numbers of the frames that a sheet shows, first and last among them."""
+    """Return the indices of the frames that a sheet shows, first and last included."""
     numbers: list[int] = np.unique(np.linspace(0, num_frames - 1, _FRAMES).round().astype(int)).tolist()
     return numbers
 
 
-def _line(look: SampleView, shape: Shape) -> Image.Image:
-    rows = _rows(look)
-    texts = [(look.path, _INK), (_facts(look, shape), _QUIET)]
+def _line(view: SampleView, shape: Shape) -> Image.Image:
+    rows = _rows(view)
+    texts = [(view.path, _INK), (_facts(view, shape), _QUIET)]
     font = ImageFont.load_default(_TEXT_PX)
     widths = [int(font.getlength(text)) for text, _ in texts]
     width = max(sum(p.width + _GAP_PX // 2 for p in rows[0]) + _GAP_PX, *widths)
@@ -75,18 +75,19 @@ def _line(look: SampleView, shape: Shape) -> Image.Image:
     return line
 
 
-def _rows(look: SampleView) -> list[list[Image.Image]]:
-    """The whole first frame with the crop's window and frames as they are read; then what is beside; all at one scale."""
-    if look.whole is None or look.frames is None:
+def _rows(view: SampleView) -> list[list[Image.Image]]:
+    """Return rows of pictures at one scale: first frame with window and frames as read, then each companion."""
+    if view.whole is None or view.frames is None:
         return [[]]
-    scale = min(_HEIGHT_PX / look.whole.shape[0], _WIDTH_PX / look.whole.shape[1])
-    first = _scaled(with_window(look.whole, look.window), scale)
-    top, left, height, width = (round(edge * scale) for edge in look.window)
+    scale = min(_HEIGHT_PX / view.whole.shape[0], _WIDTH_PX / view.whole.shape[1])
+    first = _scaled(with_window(view.whole, view.window), scale)
+    top, left, height, width = (round(edge * scale) for edge in view.window)
     ImageDraw.Draw(first).rectangle((left, top, left + width - 1, top + height - 1), outline=_MARK, width=2)
-    rows = [[first, *_some(look.frames, scale)]]
-    for one in look.beside:
-        frames = masked(look.frames, one.frames) if one.kind == "loss_mask" else one.frames
-        rows.append([_label(one.kind, first.width), *_some(frames, scale)])
+    rows = [[first, *_some(view.frames, scale)]]
+    for companion in view.beside:
+        is_mask = companion.kind == "loss_mask"
+        frames = masked(view.frames, companion.frames) if is_mask else companion.frames
+        rows.append([_label(companion.kind, first.width), *_some(frames, scale)])
     return rows
 
 
@@ -95,28 +96,28 @@ def _some(frames: Frames, scale: float) -> list[Image.Image]:
 
 
 def _label(kind: str, width: int) -> Image.Image:
-    """Label the part that a row shows, where the others have the whole first frame."""
+    """Label a companion's row, in the place of the full first frame."""
     font, text = ImageFont.load_default(_TEXT_PX), kind.replace("_", " ")
     label = Image.new("RGB", (max(width, int(font.getlength(text)) + 1), _TEXT_PX + 4), _PAGE)
     ImageDraw.Draw(label).text((label.width - font.getlength(text), 0), text, fill=_INK, font=font)
     return label
 
 
-def _facts(look: SampleView, shape: Shape) -> str:
-    if look.error:
-        return f"cannot be trained: {look.error}"
-    # Plain letters: the font that Pillow carries has no sign of multiplication.
-    sizes = f"{look.source.width} x {look.source.height} to {shape.width} x {shape.height}"
-    text = f"{sizes}, {look.lost:.1%} cut away"
-    if look.source.num_frames == 1:
+def _facts(view: SampleView, shape: Shape) -> str:
+    if view.error:
+        return f"cannot be trained: {view.error}"
+    # An x, since Pillow's default font has no multiplication sign.
+    sizes = f"{view.source.width} x {view.source.height} to {shape.width} x {shape.height}"
+    text = f"{sizes}, {view.lost:.1%} cropped away"
+    if view.source.num_frames == 1:
         return text
-    last = look.first_frame + int((shape.num_frames - 1) * look.step + 1e-6)
-    every = "" if look.step == 1 else f", {look.step:.3g} apart"
-    return f"{text}, frames {look.first_frame} to {last} of {look.source.num_frames}{every}"
+    last = view.first_frame + int((shape.num_frames - 1) * view.step + 1e-6)
+    every = "" if view.step == 1 else f", {view.step:.3g} apart"
+    return f"{text}, frames {view.first_frame} to {last} of {view.source.num_frames}{every}"
 
 
 def with_window(whole_HWC: NDArray[np.uint8], window: tuple[int, int, int, int]) -> NDArray[np.uint8]:
-    """Darken what the crop cuts away; what it keeps stays as it is."""
+    """Darken the part of a frame that the crop removes."""
     top, left, height, width = window
     shown = (whole_HWC * _DIM).astype(np.uint8)
     inside = (slice(top, top + height), slice(left, left + width))
@@ -125,7 +126,7 @@ def with_window(whole_HWC: NDArray[np.uint8], window: tuple[int, int, int, int])
 
 
 def masked(frames_THWC: Frames, mask_THWC: Frames) -> Frames:
-    """Tint frames where a loss mask does not count, by as much as it does not."""
+    """Tint frames in proportion to what a loss mask leaves out."""
     grey_THW1 = mask_THWC.mean(axis=-1, keepdims=True)
     tint = _TINT * np.where(grey_THW1 < BLACK, 1.0, 1 - grey_THW1 / 255)
     return (frames_THWC * (1 - tint) + np.array(_MASKED) * tint).astype(np.uint8)
@@ -138,7 +139,7 @@ def _scaled(frame_HWC: NDArray[np.uint8], scale: float) -> Image.Image:
 
 
 def unwritable(folder: Path, error: OSError) -> UserError:
-    """The error for a folder that takes no sheets."""
+    """Return the error for a folder that cannot be written to."""
     return UserError(
         f"the sheets cannot be written ({error.strerror})",
         code="file-unwritable",

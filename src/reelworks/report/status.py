@@ -1,4 +1,4 @@
-"""The course of a run: starts, resumes and signals, and which checkpoints came and went."""
+"""Timeline of a run: starts, resumes, signals, and checkpoints saved and deleted."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from reelworks.core import units
 from reelworks.report.run_data import Event, RunData
 
-BEST = "the best by"  # how checkpoint.policy begins its reason
-KILLED = "ended without a word (killed, or the machine went down)"
+BEST = "the best by"  # first words of the reason that retention gives
+KILLED = "no stop event (process killed or machine lost)"
 
 
 @dataclass
 class CheckpointRow:
-    """A checkpoint, as the last event about it leaves it."""
+    """State of a checkpoint after the last event about it."""
 
     step: int
     num_bytes: float | None = None
@@ -26,7 +26,7 @@ class CheckpointRow:
 
 @dataclass(frozen=True)
 class Moment:
-    """A line of the timeline."""
+    """An entry of the timeline."""
 
     time: float
     step: int | None
@@ -36,9 +36,9 @@ class Moment:
 
 
 def checkpoints(data: RunData) -> list[CheckpointRow]:
-    """Every checkpoint of the run, newest first.
+    """Return every checkpoint of the run, newest first.
 
-    Events are replayed as they were told, voided ones too: a deletion cannot be unhappened by a resume.
+    Replays all events as written, since a resume does not undo a deletion.
     """
     rows: dict[int, CheckpointRow] = {}
     for event in data.told:
@@ -60,7 +60,7 @@ def checkpoints(data: RunData) -> list[CheckpointRow]:
 
 
 def best_checkpoint(data: RunData) -> CheckpointRow | None:
-    """The checkpoint that retention calls the best; before it spoke, the one of lowest validation loss."""
+    """Return the checkpoint that retention calls the best, or else the one with the lowest validation loss."""
     kept = [row for row in checkpoints(data) if row.kept]
     named = [row for row in kept if any(reason.startswith(BEST) for reason in row.reasons)]
     if named:
@@ -70,7 +70,7 @@ def best_checkpoint(data: RunData) -> CheckpointRow | None:
 
 
 def sessions(data: RunData) -> list[list[Event]]:
-    """Cut the events as told into runs of the process, each beginning with its `start`."""
+    """Split all events into runs of the process, each beginning with its `start`."""
     cut: list[list[Event]] = []
     for event in data.told:
         if event["kind"] == "start" or not cut:
@@ -80,34 +80,34 @@ def sessions(data: RunData) -> list[list[Event]]:
 
 
 def training_seconds(data: RunData) -> float:
-    """Wall-clock time from each start to that session's last event, summed."""
+    """Return the wall-clock time from each start to that session's last event, summed."""
     return float(sum(session[-1]["time"] - session[0]["time"] for session in sessions(data)))
 
 
 def resumes(data: RunData) -> int:
-    """How often training went on from a checkpoint."""
+    """Return how often training resumed from a checkpoint."""
     return len([e for e in data.told if e["kind"] == "start" and e.get("resumed_from") is not None])
 
 
 def repeated_steps(data: RunData) -> int:
-    """Steps that were done, lost with their process and done again."""
+    """Return the number of steps that were lost with their process and repeated."""
     return len([event for event in data.told if event["kind"] == "step"]) - len(data.events_of("step"))
 
 
 def state(data: RunData) -> tuple[str, str]:
-    """How the run stands, and a tone: "good", "busy" or "plain"."""
-    told = [event for event in data.told if event["kind"] in ("start", "stop")]
-    if not told:
+    """Return the state of the run, and its tone: "good", "busy" or "plain"."""
+    events = [event for event in data.told if event["kind"] in ("start", "stop")]
+    if not events:
         return "not started", "plain"
-    if told[-1]["kind"] == "start":
-        return "running, or ended without a word", "busy"
-    reason = told[-1].get("reason", "")
+    if events[-1]["kind"] == "start":
+        return "running, or ended without a stop event", "busy"
+    reason = events[-1].get("reason", "")
     finished = {"finished": "finished", "max_steps": "reached max_steps", "signal": "stopped by a signal"}
     return finished.get(reason, f"stopped: {reason}"), "plain" if reason == "signal" else "good"
 
 
 def history(data: RunData) -> list[Moment]:
-    """Starts, resumes, signals, stops and what broke off, as they were told, oldest first."""
+    """Return starts, resumes, signals, stops and interruptions, oldest first."""
     moments: list[Moment] = []
     cut = sessions(data)
     for i, session in enumerate(cut):
@@ -115,7 +115,7 @@ def history(data: RunData) -> list[Moment]:
         stopped = any(event["kind"] == "stop" for event in session)
         if not stopped and i + 1 < len(cut):
             last = session[-1]
-            moments.append(Moment(last["time"], last.get("step"), "Broke off", KILLED, "bad"))
+            moments.append(Moment(last["time"], last.get("step"), "Interrupted", KILLED, "bad"))
     return moments
 
 
@@ -124,7 +124,7 @@ def _moment(event: Event) -> Moment | None:
     if kind == "start":
         return _start(event)
     if kind == "signal":
-        return Moment(time, step, str(event.get("name", "signal")), "asked to save and leave", "warn")
+        return Moment(time, step, str(event.get("name", "signal")), "asked to save and exit", "warn")
     if kind == "stop":
         return Moment(time, step, "Stopped", str(event.get("reason", "")).replace("_", " "), "good")
     return None
@@ -138,6 +138,6 @@ def _start(event: Event) -> Moment:
         ("same_bucket_run", "slot width"),
         ("device", "device"),
     )
-    detail = ", ".join(f"{words_} {event[key]}" for key, words_ in keys if key in event)
+    detail = ", ".join(f"{label} {event[key]}" for key, label in keys if key in event)
     title = "Started" if resumed_from is None else f"Resumed from step {units.count(resumed_from)}"
     return Moment(event["time"], resumed_from or 0, title, detail, "start")

@@ -1,6 +1,6 @@
-"""Bars as inline SVG; colours are the style sheet's, and a part's numbers show under the pointer.
+"""Bars as inline SVG, with colours of the style sheet and a tooltip for each part.
 
-They stretch to the width that the page gives them, so all text stands beside them.
+Bars stretch to the width of their container, so they hold no text.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from reelworks.core import units
 from reelworks.report.run_facts import Part
 
 _LENGTH = 1000.0
-_OVERLAP = 0.003  # under the next column and part: seams would let the page shine through
+_OVERLAP = 0.003  # below the next column and part, to hide seams between them
 
 
 def bar(parts: Sequence[Part], whole: float = 1.0) -> Markup:
-    """Parts from left to right; what their shares leave of the whole stays empty."""
+    """Draw parts from left to right; the rest of the whole stays empty."""
     rects, left = [], 0.0
     for part in parts:
         rects.append(_rect(part, left, 0, part.share / whole, 1))
@@ -26,7 +26,7 @@ def bar(parts: Sequence[Part], whole: float = 1.0) -> Markup:
 
 
 def strip(columns: Sequence[Sequence[Part]]) -> Markup:
-    """Columns of equal width from left to right, the parts of each from the top down."""
+    """Draw columns of equal width from left to right, each with its parts from the top down."""
     rects, width = [], 1 / max(len(columns), 1)
     for i, parts in enumerate(columns):
         top = 0.0
@@ -38,11 +38,11 @@ def strip(columns: Sequence[Sequence[Part]]) -> Markup:
 
 def _rect(part: Part, left: float, top: float, width: float, height: float) -> Markup:
     edges = (f"{_LENGTH * edge:.2f}" for edge in (left, top, width, height))
-    said = f"{part.label}: {units.percent(part.share)}"
+    tooltip = f"{part.label}: {units.percent(part.share)}"
     rect = Markup(
         '<rect x="{}" y="{}" width="{}" height="{}" style="fill: var(--{})"><title>{}</title></rect>'
     )
-    return rect.format(*edges, part.tone, said)
+    return rect.format(*edges, part.tone, tooltip)
 
 
 def _svg(kind: str, rects: Iterable[Markup]) -> Markup:

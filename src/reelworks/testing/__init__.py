@@ -1,6 +1,6 @@
-"""Helpers that ship with Reelworks for trying and checking it: exact resume, small samples, the denoisers' contract.
+"""Helpers for tests and experiments: exact resume, small samples, the contract of denoisers.
 
-Nothing that trains imports it.
+No training code imports it.
 """
 
 from reelworks.testing.exact_resume import assert_exact_resume as assert_exact_resume

@@ -1,6 +1,6 @@
-"""The promises of every denoiser, as checks over tiny random ones; new models are tried with the same.
+"""Contract of every denoiser, as checks that run on a tiny random network of each family.
 
-Each check raises AssertionError with what was promised. Legend: B clips, T latent frames, H height, W width.
+Each check raises AssertionError with a message that names the violation. Legend: B clips, T latent frames, H height, W width.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from reelworks.precision.boundary import DtypeBoundary
 
 @dataclass
 class Kept:
-    """Memory that was kept so far, each piece once."""
+    """Bytes of memory saved for the backward pass, each storage counted once."""
 
     bytes: int = 0
 
 
 @contextmanager
 def counted() -> Iterator[Kept]:
-    """Count while open; parameters, which are there anyway or are fetched again, are left out."""
+    """Count memory saved for the backward pass, without parameters, which need no extra memory."""
     kept, seen = Kept(), set[int]()
 
     def count(tensor: Tensor) -> Tensor:
@@ -52,21 +52,21 @@ def counted() -> Iterator[Kept]:
 
 AUTOENCODER = AutoencoderConfig(stride=1)
 TEXT = TextEncoderConfig(dim=32, max_length=6, pooled_dim=8)
-IMAGE_DIM = 16  # of the tokens that tiny networks take of a picture
+IMAGE_DIM = 16  # width of the image tokens of tiny networks
 _IMAGE_TOKENS = 5
-# One tiny network for each family, one for each way in which a family is shown companions, and two that share timesteps.
+# One tiny network for each family and each kind of its companions, and a pair of experts that share timesteps.
 FAMILIES = tuple(name for name in registry.PRESETS if name.endswith("-tiny"))
 _CLIPS = (Shape(1, 8, 8), Shape(1, 4, 12), Shape(5, 4, 4))
 
 
 def shapes(name: str) -> list[Shape]:
-    """A small bucket table that a family takes."""
+    """Return a few small shapes that a family accepts."""
     geometry = components.geometry(ModelConfig(name=name), AUTOENCODER)
     return [shape for shape in _CLIPS if geometry.accepts_frames(shape.num_frames)]
 
 
 def build(name: str, *, gradient_checkpointing: bool = False, **dtypes: Any) -> Denoiser:
-    """Build a family's tiny network; where fresh weights are zero they get a value, so that every path counts."""
+    """Build a family's tiny network; parameters of zeros get random values, so that every path has an effect."""
     model = ModelConfig(name=name, gradient_checkpointing=gradient_checkpointing)
     if switch_timestep(model) is not None:
         model = model.model_copy(update={"experts": "both"})
@@ -90,7 +90,7 @@ def example(
     autoencoder: AutoencoderConfig = AUTOENCODER,
     text: TextEncoderConfig = TEXT,
 ) -> DenoiserInputs:
-    """Random inputs of a shape, with texts of different lengths, and all companions that a family takes."""
+    """Return random inputs of a shape, with texts of different lengths and all companions that a family takes."""
     g = torch.Generator().manual_seed(seed)
     T, H, W = shape.num_frames, shape.height, shape.width
     length = torch.arange(text.max_length, text.max_length - batch, -1)
@@ -113,21 +113,21 @@ def example(
 
 def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tensor]:
     wants = components.conditioning(ModelConfig(name=name))
-    given = [*wants.takes, *(["first_frame"] if wants.first_frame else [])]
-    found = nothing_given(latent) | {key: torch.randn(latent.shape, generator=g) for key in given}
+    kinds = [*wants.takes, *(["first_frame"] if wants.first_frame else [])]
+    inputs = nothing_given(latent) | {key: torch.randn(latent.shape, generator=g) for key in kinds}
     if wants.image_encoder:
-        found["image"] = torch.randn(len(latent), _IMAGE_TOKENS, IMAGE_DIM, generator=g)
-    return found
+        inputs["image"] = torch.randn(len(latent), _IMAGE_TOKENS, IMAGE_DIM, generator=g)
+    return inputs
 
 
 def check_family(name: str) -> None:
     """Run all checks of a family on its tiny network.
 
     Args:
-        name: Its preset that ends in `-tiny`.
+        name: The family's preset that ends in `-tiny`.
 
     Raises:
-        AssertionError: Says what does not hold.
+        AssertionError: A check fails; the message names the violation.
     """
     check_shapes_and_gradients(name)
     check_dtypes(name)
@@ -140,7 +140,7 @@ def check_family(name: str) -> None:
 
 
 def check_shapes_and_gradients(name: str) -> None:
-    """Every shape goes forward and backward; every trained parameter is reached by a shape at least."""
+    """Check that every shape runs forward and backward, and that a gradient reaches every trained parameter."""
     denoiser = build(name)
     for shape in shapes(name):
         inputs = example(shape, name)
@@ -155,23 +155,25 @@ def check_shapes_and_gradients(name: str) -> None:
 
 
 def check_dtypes(name: str) -> None:
-    """In bfloat16 as in float32 the answer is float32 and about the same, and times are not rounded."""
+    """Check that bfloat16 gives nearly the prediction of float32, as float32, and does not round times."""
     exact, lowered = build(name), build(name, compute=torch.bfloat16)
     inputs = example(shapes(name)[-1], name)
     with torch.no_grad():
-        wanted, found = DtypeBoundary(exact)(inputs), DtypeBoundary(lowered)(inputs)
-        assert wanted.dtype == found.dtype == torch.float32
-        assert _distance(wanted, found) < 0.05, f"{name}: bfloat16 is {_distance(wanted, found):.1%} off"
+        expected, actual = DtypeBoundary(exact)(inputs), DtypeBoundary(lowered)(inputs)
+        assert expected.dtype == actual.dtype == torch.float32
+        assert _distance(expected, actual) < 0.05, (
+            f"{name}: bfloat16 is {_distance(expected, actual):.1%} off"
+        )
         stored = build(name, compute=torch.bfloat16, storage=torch.bfloat16)
         near = [_at(stored, inputs, time) for time in (999.0, 999.9)]  # one number in bfloat16
-    assert not torch.equal(*near), f"{name}: times are rounded on their way in"
+    assert not torch.equal(*near), f"{name}: times are rounded before the network uses them"
     if exact.runs_on_meta:
         for sharded in (False, True):
             audit.audit(lowered, [inputs], sharded=sharded, units=lowered.sharding().blocks)
 
 
 def check_state(name: str) -> None:
-    """A state dict holds all that decides the answer: another network that loads it answers the same."""
+    """Check that a network which loads another one's state dict predicts the same."""
     one, other = build(name), build(name)
     with torch.no_grad():
         for parameter in other.module.parameters():
@@ -183,13 +185,13 @@ def check_state(name: str) -> None:
 
 
 def check_lora(name: str, targets: Targets = "default") -> None:
-    """A LoRA begins as no change, is all that is trained, and every part of it is reached; dtypes hold."""
+    """Check that a new LoRA changes nothing, that only it is trained, and that gradients reach all of it."""
     denoiser, inputs = build(name, compute=torch.bfloat16), example(shapes(name)[-1], name)
     boundary, adapted = DtypeBoundary(denoiser), len(denoiser.lora_targets(targets))
     with torch.no_grad():
         before = boundary(inputs)
         inject.inject(denoiser, LoraConfig(rank=2, targets=targets), seed=0)
-        assert torch.equal(before, boundary(inputs)), f"{name}: a fresh LoRA changes the answer"
+        assert torch.equal(before, boundary(inputs)), f"{name}: a new LoRA changes the prediction"
     trained = {key: p for key, p in denoiser.module.named_parameters() if p.requires_grad}
     assert trained.keys() == inject.weights(denoiser.module).keys()
     assert len(trained) == 2 * adapted, f"{name}: {len(trained)} low-rank matrices for {adapted} layers"
@@ -212,7 +214,7 @@ def with_lora(
     gradient_checkpointing: bool = False,
     dora: bool = False,
 ) -> Denoiser:
-    """Build a family's tiny network with a stored base and a LoRA of random numbers."""
+    """Build a family's tiny network with a frozen base in some format and a random LoRA."""
     denoiser = build(name, gradient_checkpointing=gradient_checkpointing, compute=compute)
     blocks = denoiser.sharding().blocks
     frozen.store(denoiser.module, blocks, base, compute=compute, device=torch.device("cpu"))
@@ -227,7 +229,7 @@ def with_lora(
 
 
 def answer(denoiser: Denoiser, inputs: DenoiserInputs) -> dict[str, Tensor]:
-    """The prediction, and by name the gradients of its mean square."""
+    """Return the prediction under "", and the gradients of its mean square by parameter name."""
     out = DtypeBoundary(denoiser)(inputs)
     torch.autograd.backward(out.square().mean())
     gradients = {key: p.grad for key, p in denoiser.module.named_parameters() if p.grad is not None}
@@ -235,39 +237,41 @@ def answer(denoiser: Denoiser, inputs: DenoiserInputs) -> dict[str, Tensor]:
 
 
 def check_gradient_checkpointing(name: str) -> None:
-    """Blocks that are computed twice give the same LoRA to the last bit, and keep less for the backward pass."""
-    inputs, found, stays = example(shapes(name)[-1], name, batch=1), [], []
-    for twice in (False, True):
-        denoiser = with_lora(name, "float32", torch.float32, gradient_checkpointing=twice)
+    """Check that gradient checkpointing gives bit-identical LoRA gradients and saves less memory for backward."""
+    inputs, answers, saved = example(shapes(name)[-1], name, batch=1), [], []
+    for checkpointing in (False, True):
+        denoiser = with_lora(name, "float32", torch.float32, gradient_checkpointing=checkpointing)
         with counted() as activations:
             DtypeBoundary(denoiser)(inputs)
-        stays.append(activations.bytes)
-        found.append(answer(denoiser, inputs))
-    assert stays[1] < stays[0], f"{name}: no block is computed twice"
-    assert found[0].keys() == found[1].keys()
-    differing = [key for key, value in found[0].items() if not torch.equal(value, found[1][key])]
+        saved.append(activations.bytes)
+        answers.append(answer(denoiser, inputs))
+    assert saved[1] < saved[0], f"{name}: gradient checkpointing recomputes no block"
+    assert answers[0].keys() == answers[1].keys()
+    differing = [key for key, value in answers[0].items() if not torch.equal(value, answers[1][key])]
     assert not differing, f"{name}: gradient checkpointing changes {differing[:5]}"
 
 
 def check_bases(name: str) -> None:
-    """A base in bfloat16 changes nothing under products of bfloat16; one of 4 bits answers about the same."""
+    """Check that a bfloat16 base changes nothing when computing in bfloat16, and a 4-bit base only a little."""
     inputs = example(shapes(name)[-1], name, batch=1)
-    wanted = answer(with_lora(name, "float32", torch.bfloat16), inputs)
+    expected = answer(with_lora(name, "float32", torch.bfloat16), inputs)
     lowered = answer(with_lora(name, "bfloat16", torch.bfloat16), inputs)
-    assert lowered.keys() == wanted.keys()
-    differing = [key for key, value in wanted.items() if not torch.equal(value, lowered[key])]
+    assert lowered.keys() == expected.keys()
+    differing = [key for key, value in expected.items() if not torch.equal(value, lowered[key])]
     assert not differing, f"{name}: a base in bfloat16 changes {differing[:5]}"
     denoiser = with_lora(name, "nf4", torch.bfloat16)
-    found = answer(denoiser, inputs)
-    assert found.keys() == wanted.keys(), f"{name}: of nf4, {found.keys() ^ wanted.keys()}"
-    off = _distance(wanted[""], found[""])
+    actual = answer(denoiser, inputs)
+    assert actual.keys() == expected.keys(), (
+        f"{name}: nf4 changes gradients of {actual.keys() ^ expected.keys()}"
+    )
+    off = _distance(expected[""], actual[""])
     assert 0 < off < 0.25, f"{name}: a base in nf4 is {off:.1%} off"
     if denoiser.runs_on_meta:
         audit.audit(denoiser, [inputs], sharded=True, units=denoiser.sharding().blocks)
 
 
 def check_overfits(name: str, *, most_steps: int = 200, learning_rate: float = 5e-3) -> int:
-    """One clip at a fixed time and noise is learnt: the loss falls below a tenth; returns after how many steps."""
+    """Check that the loss of one clip falls below a tenth, and return the number of steps that this took."""
     denoiser, inputs = build(name), example(shapes(name)[-1], name, batch=1)
     target = torch.randn(inputs.latent.shape, generator=torch.Generator().manual_seed(2))
     trained = [p for p in denoiser.module.parameters() if p.requires_grad]
@@ -281,7 +285,7 @@ def check_overfits(name: str, *, most_steps: int = 200, learning_rate: float = 5
             return step
         torch.autograd.backward(loss)
         optimizer.step()
-    raise AssertionError(f"{name}: the loss fell from {losses[0]:.3g} to {losses[-1]:.3g} alone")
+    raise AssertionError(f"{name}: the loss only fell from {losses[0]:.3g} to {losses[-1]:.3g}")
 
 
 def _at(denoiser: Denoiser, inputs: DenoiserInputs, time: float) -> Tensor:
@@ -293,7 +297,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 def loss(denoiser: Denoiser, objective: Objective, clean: DenoiserInputs, noise: Tensor) -> Tensor:
-    """The trainer's loss of a micro-batch, its clips alike; `clean.latent` is what is learnt."""
+    """Return the training loss of a micro-batch with equal weights; `clean.latent` holds the clean latents."""
     x_t = objective.noised(clean.latent, noise, clean.time, clean.frame_mask)
     output = DtypeBoundary(denoiser)(dataclasses.replace(clean, latent=x_t))
     return objective.losses(output, x_t, clean.latent, noise, clean.time, clean.frame_mask).mean()

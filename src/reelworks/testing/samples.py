@@ -1,4 +1,4 @@
-"""Twelve small files to try things on: pictures and clips of two shapes, each with a caption."""
+"""Twelve small sample files: pictures and clips of two shapes, each with a caption."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUM_PICTURES, _NUM_CLIPS, _NUM_FRAMES = 8, 4, 9
 
 @functools.cache
 def sample_folder() -> Path:
-    """A folder of 8 pictures and 4 clips of 9 frames, in a temporary place that is removed at the program's end."""
+    """Return a temporary folder of 8 pictures and 4 clips of 9 frames, which is deleted at the program's exit."""
     import av
     import numpy as np
     from PIL import Image
@@ -47,14 +47,14 @@ def sample_folder() -> Path:
 
 @functools.cache
 def sample_catalog() -> Catalog:
-    """The catalog of `sample_folder`."""
+    """Return the catalog of `sample_folder`."""
     from reelworks.catalog.store import Catalog
 
     return Catalog.scan(sample_folder(), to=sample_folder().parent / "sample-catalog", workers=1)
 
 
 def sample_dataset(seed: int = 42) -> Dataset:
-    """A dataset of `sample_catalog`: pictures and clips of 5 frames, in micro-batches of up to 4 and 2."""
+    """Return a dataset of `sample_catalog`: pictures and clips of 5 frames, in micro-batches of up to 4 and 2."""
     from reelworks.buckets.table import BucketEntry, BucketTable
     from reelworks.core.shape import Geometry
     from reelworks.data.dataset import Dataset

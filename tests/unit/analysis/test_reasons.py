@@ -155,7 +155,7 @@ def test_the_verb_writes_the_list_and_refuses_other_names(folder, tmp_path, monk
         told, code = typed(made, "--rejected", tmp_path / name)
         assert (code, problem in told, "--rejected" in told) == (2, True, True)
     told, code = typed(made, made, "--diff", "--rejected", tmp_path / "b.csv")
-    assert (code, "of one plan" in told) == (2, True)
+    assert (code, "a single plan" in told) == (2, True)
 
 
 def test_lines_of_the_exclude_list_without_a_clip_are_told_and_many_are_counted():

@@ -138,7 +138,7 @@ def test_explain_knows_what_is_there_and_what_is_gone(run: RunFolder, store: Che
     text = call("explain", run.path, 1)
     assert "step 1 is deleted 20" in text
     assert "loss 3.0000, fid 7.5000" in text
-    assert "step 2 is there; kept: the best by loss (1)" in call("explain", run.path, 2)
+    assert "step 2 exists; kept: the best by loss (1)" in call("explain", run.path, 2)
     store.quarantine(3, "abandoned: the run went back to step 2")
     assert "step 3 is set aside" in call("explain", run.path, 3)
     shutil.rmtree(store.path(4))
@@ -161,7 +161,7 @@ def test_pins(run: RunFolder, store: CheckpointStore) -> None:
     call("pin", run.path, 1)
     assert told("pin", run.path, 1)["pinned"]
     assert [e["event"] for e in store.history() if e["step"] == 1] == ["saved", "pin"]
-    assert "step 1: goes at the next save: not among the last 2" in call("unpin", run.path, 1)
+    assert "step 1: deleted at the next save: not among the last 2" in call("unpin", run.path, 1)
     with refused("no-such-checkpoint", "step", says="steps with a checkpoint: 1, 2, 3, 4"):
         call("pin", run.path, 5)
 

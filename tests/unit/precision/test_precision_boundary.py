@@ -75,7 +75,7 @@ def test_an_input_without_a_role_is_refused():
 
 def test_a_time_that_is_already_rounded_is_refused():
     with refused(
-        "dtype-mismatch", "time", says="time: an input of role time comes as bfloat16, already rounded"
+        "dtype-mismatch", "time", says="time: an input of role time arrives as bfloat16, already rounded"
     ):
         boundary.cast_inputs({"time": torch.tensor([999.0], dtype=BF16)}, contract())
 
@@ -150,7 +150,7 @@ def test_the_guard_knows_every_kind_of_leaf_and_that_autocast_reconciles():
     [
         ({"compute": torch.float16}, r"precision.compute = 'float16'.*loss scaler"),
         ({"output": torch.int32}, r"precision.output = 'int32'"),
-        ({"master": BF16}, r"precision.master = 'bfloat16': master weights below float32"),
+        ({"master": BF16}, r"precision.master = 'bfloat16': master weights narrower than float32"),
         (
             {"storage": F32, "compute": F32, "reduction": BF16},
             r"precision.reduction .* narrower than compute",

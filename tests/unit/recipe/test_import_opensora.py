@@ -302,8 +302,11 @@ def test_the_density_of_timesteps(tmp_path: Path) -> None:
     made, recipe = convert(tmp_path, text + scheduler.format("iddpm"))
     assert (recipe.objective.logit_mean, recipe.objective.logit_std) == (0.0, 1.0)
     told = {line.key: (line.fate, line.remark) for line in made.lines}
-    assert told["scheduler.loc"] == (Fate.NOT_NEEDED, "iddpm has nothing like it")
-    assert told["scheduler.cfg_channel"] == (Fate.NOT_THERE_YET, "generate and previews guide all channels")
+    assert told["scheduler.loc"] == (Fate.NOT_NEEDED, "iddpm has no such setting")
+    assert told["scheduler.cfg_channel"] == (
+        Fate.NOT_THERE_YET,
+        "generate and previews apply guidance to all channels",
+    )
 
 
 def test_1_1(tmp_path: Path) -> None:
@@ -374,8 +377,8 @@ def test_the_meaning_of_the_probabilities_is_asked_for_where_nothing_tells_it(tm
     [
         ("lr = 1", "no bucket_config"),
         ("bucket_config = make()", "bucket_config = make()"),
-        ("bucket_config = {", "no Python file"),
-        ("bucket_config = 3", "no dict of dicts"),
+        ("bucket_config = {", "not a Python file"),
+        ("bucket_config = 3", "a dict of dicts"),
         ('bucket_config = {"256": {1: 4}}', "a pair of probability and batch size"),
         ('bucket_config = {"256": {1: (2.0, 4)}}', "lies in [0, 1]"),
         ('bucket_config = {"256": {1: (1.0, 4)}}\nlr = "fast"', "train.learning_rate"),

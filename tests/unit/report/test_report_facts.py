@@ -131,7 +131,7 @@ def test_time_counts_sessions_and_not_the_pauses_between_them():
     assert status.training_seconds(data) == 42
     assert status.resumes(data) == 1
     titles = [moment.title for moment in status.history(data)]
-    assert titles == ["Started", "Broke off", "Resumed from step 0", "Stopped"]
+    assert titles == ["Started", "Interrupted", "Resumed from step 0", "Stopped"]
     assert status.state(data) == ("stopped by a signal", "plain")
 
 
@@ -139,7 +139,7 @@ def test_a_crash_is_told_and_its_repeated_steps_are_counted(tmp_path):
     data = run_data.load(fabricate.make(tmp_path / "run", steps=40, every=10, crash_at=17))
     assert status.repeated_steps(data) == 7
     assert [e["step"] for e in data.events_of("step")] == list(range(1, 41))
-    crash = [moment for moment in status.history(data) if moment.title == "Broke off"]
+    crash = [moment for moment in status.history(data) if moment.title == "Interrupted"]
     assert [moment.step for moment in crash] == [17]
 
 

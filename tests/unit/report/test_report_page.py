@@ -135,7 +135,7 @@ def test_torn_and_missing_files_do_not_stop_the_report(tmp_path):
     with run.events_file.open("a") as f:
         f.write('{"v": 1, "kind": "ste')
     page = Page(html.write(run).read_text())
-    assert "file is gone" in page.words
+    assert "file is missing" in page.words
     assert "Steps 20" in page.words
     assert "Buckets" not in page.words
 
@@ -154,7 +154,7 @@ def test_a_preview_outside_its_folder_is_not_embedded(tmp_path):
     }
     files.append_json_line(run.events_file, event)
     page = Page(html.write(run).read_text())
-    assert "file is gone" in page.words
+    assert "file is missing" in page.words
     assert base64.b64encode(b"secret").decode() not in run.report_file.read_text()
 
 

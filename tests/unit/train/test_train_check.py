@@ -157,7 +157,7 @@ def test_a_violation_is_printed_with_its_remedy_and_ends_in_1(check, monkeypatch
     code, printed = check()
     assert code == 1
     assert (
-        "violation: spatial_blocks.0.mlp.fc2.weight: a parameter is stored as float16, and float32" in printed
+        "violation: spatial_blocks.0.mlp.fc2.weight: a parameter is stored as float16, but float32" in printed
     )
     assert "remedy: load and build it as float32" in printed
     assert "2 violations" in printed
@@ -243,6 +243,6 @@ def test_encoders_in_another_dtype_than_they_declare_stop_a_start(tmp_path: Path
     with refused(
         "dtype-mismatch",
         "shared.weight",
-        says="weight: a parameter is stored as float16, and bfloat16 is declared",
+        says="weight: a parameter is stored as float16, but bfloat16 is declared",
     ):
         dry_run.require_encoders(encoder)

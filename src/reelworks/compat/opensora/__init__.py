@@ -1,1 +1,1 @@
-"""The importer of Open-Sora's configs: its keys, defaults and rules, and the recipe that they become."""
+"""Importer of Open-Sora's configs: translates their keys and defaults to a recipe."""

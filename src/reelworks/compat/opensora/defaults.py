@@ -22,12 +22,12 @@ _DEFAULTS: dict[str, Any] = {
     "scheduler.sample_method": "uniform",
     "optim.betas": (0.9, 0.999),
 }
-# In 2.0 these stand in `optim`.
+# Version 2.0 has these keys in `optim`.
 _OPTIMIZER = {"lr": 1e-4, "weight_decay": 0.0, "adam_eps": 1e-8}
 _OPTIMIZER_OF_2 = {"lr": "lr", "weight_decay": "weight_decay", "adam_eps": "eps"}
 
 
-def of_missing(given: dict[str, Any]) -> dict[str, Any]:
-    """Open-Sora's defaults of keys that a config leaves out."""
-    optimizer = {k: v for k, v in _OPTIMIZER.items() if f"optim.{_OPTIMIZER_OF_2[k]}" not in given}
-    return {key: value for key, value in (_DEFAULTS | optimizer).items() if key not in given}
+def of_missing(values: dict[str, Any]) -> dict[str, Any]:
+    """Return Open-Sora's defaults of keys that a config leaves out."""
+    optimizer = {k: v for k, v in _OPTIMIZER.items() if f"optim.{_OPTIMIZER_OF_2[k]}" not in values}
+    return {key: value for key, value in (_DEFAULTS | optimizer).items() if key not in values}

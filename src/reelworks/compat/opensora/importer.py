@@ -1,8 +1,8 @@
-"""Turns a training config of Open-Sora into a recipe, and says of each of its keys what became of it.
+"""Conversion of a training config of Open-Sora to a recipe, with a report on each of its keys.
 
-The config is read as literals, never run. Keys that it leaves out get the value that Open-Sora gives them,
-which often is not ours. What is not there yet is left out of the recipe or has its nearest replacement in
-it, and is listed as such; the recipe loads either way.
+The config is read as literals and never run. Keys that it leaves out get Open-Sora's default, which often differs from
+ours. Features that Reelworks does not support yet are left out of the recipe or replaced by the nearest one, and are
+listed as such; the recipe loads either way.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Line:
     """Result of importing one key.
 
     Attributes:
-        key: As the config has it, dotted inside its dicts.
-        value: As the config has it.
-        fate: Whether the recipe has it.
-        remark: The recipe's key, or why there is none.
+        key: Key of the config, dotted inside its dicts.
+        value: Value in the config.
+        fate: How the key was handled.
+        remark: Key and value in the recipe, or why there is none.
     """
 
     key: str
@@ -40,11 +40,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Imported:
-    """A recipe made of a config.
+    """A recipe converted from a config.
 
     Attributes:
         text: The recipe as TOML.
-        lines: One for each key of the config, and for each default of Open-Sora that is not ours.
+        lines: A line for each key of the config, and for each default of Open-Sora that differs from ours.
     """
 
     text: str
@@ -58,26 +58,26 @@ def convert(
 
     Args:
         path: The config, a Python file.
-        name: Of the run; it becomes the last part of `output`.
-        data_path: The list or folder of clips, in place of the config's.
-        probability: What the table's probabilities mean; by default what the model of the config tells.
+        name: Name of the run, the last part of `output`.
+        data_path: List or folder of clips in place of the config's.
+        probability: Meaning of the table's probabilities, by default inferred from the config's model.
 
     Raises:
-        UserError: The file cannot be read, has no bucket table, or has values that no recipe may have.
+        UserError: The file cannot be read, has no bucket table, or has values that a recipe cannot have.
     """
-    found = literals.read(path)
-    if "bucket_config" not in found.values:
+    config = literals.read(path)
+    if "bucket_config" not in config.values:
         raise UserError(
-            "there is no bucket_config that can be read without running the file",
+            "no bucket_config can be read without running the file",
             code="opensora-config-without-buckets",
             field="CONFIG",
             value=str(path),
-            remedy=found.unread.get("bucket_config", "give a training config of version 1.1, 1.2 or 2.0"),
+            remedy=config.unread.get("bucket_config", "give a training config of version 1.1, 1.2 or 2.0"),
         )
-    draft = Draft(found.values, name)
-    lines = list(_lines(draft, found, data_path))
-    meaning = probability or _meaning(found.values)
-    table = keys.bucket_table(found.values["bucket_config"])
+    draft = Draft(config.values, name)
+    lines = list(_lines(draft, config, data_path))
+    meaning = probability or _meaning(config.values)
+    table = keys.bucket_table(config.values["bucket_config"])
     draft.set("buckets.probability", meaning)
     if not draft.recipe["autoencoder"]:
         draft.set("autoencoder", {"name": "pixel", "stride": _stride(table, meaning)})
@@ -86,27 +86,25 @@ def convert(
     return Imported(_toml(draft.recipe, recipe.buckets.opensora, path), tuple(lines))
 
 
-def _lines(draft: Draft, found: literals.Literals, data_path: str | None) -> Iterator[Line]:
-    """Convert key by key; every one gives a line."""
-    given = dict(keys.flatten(found.values))
+def _lines(draft: Draft, config: literals.Literals, data_path: str | None) -> Iterator[Line]:
+    values = dict(keys.flatten(config.values))
     if data_path is not None:
-        given["dataset.data_path"] = data_path
-    for key, value in sorted(
-        given.items(), key=lambda item: item[0] != "dataset.data_path"
-    ):  # others look at it
+        values["dataset.data_path"] = data_path
+    # The data path first: conversions of other keys depend on it.
+    for key, value in sorted(values.items(), key=lambda item: item[0] != "dataset.data_path"):
         yield Line(key, value, *keys.convert(key, value, draft))
-    for key, value in defaults.of_missing(given).items():
+    for key, value in defaults.of_missing(values).items():
         fate, remark = keys.convert(key, value, draft)
         yield Line(key, value, fate, f"{remark} (Open-Sora's default)")
-    for key, text in found.unread.items():
-        yield Line(key, text, Fate.UNREAD, "it is no literal, and nothing is run")
+    for key, text in config.unread.items():
+        yield Line(key, text, Fate.UNREAD, "it is not a literal, and the config is not run")
 
 
 def _meaning(values: dict[str, Any]) -> parse.Meaning:
     """Infer the meaning of the probabilities from the model that a release trains.
 
     Raises:
-        UserError: The model tells nothing, and there are pairs whose meaning differs.
+        UserError: The model does not identify the release.
     """
     model = values.get("model")
     kind = str(model.get("type", "")) if isinstance(model, dict) else ""
@@ -115,8 +113,8 @@ def _meaning(values: dict[str, Any]) -> parse.Meaning:
     if kind.startswith("flux"):
         return "opensora-2.0"
     raise UserError(
-        "this model does not tell which release the config is of, and releases differ in what the "
-        "probabilities of bucket_config mean",
+        "this model does not identify the release of the config, and the probabilities of bucket_config have "
+        "another meaning in each release",
         code="opensora-release-unknown",
         field="model.type",
         value=kind,
@@ -125,14 +123,14 @@ def _meaning(values: dict[str, Any]) -> parse.Meaning:
 
 
 def _stride(table: Any, meaning: parse.Meaning) -> int:
-    """The largest stride that divides all sizes of the table: the pixel autoencoder pads nothing."""
+    """Return the largest stride that divides all sizes of the table, since the pixel autoencoder cannot pad."""
     entries = parse.parse(table, meaning, drop_exact_length=False).entries
     sides = [side for entry in entries for size in entry.resolution.sizes for side in size]
     return next(stride for stride in (8, 4, 2, 1) if all(side % stride == 0 for side in sides))
 
 
 def _toml(recipe: dict[str, Any], table: parse.Table, path: Path) -> str:
-    """The recipe as text, with the table as one reads it: a line for each resolution."""
+    """Return the recipe as text, with one line for each resolution of the bucket table."""
     top = {key: value for key, value in recipe.items() if not isinstance(value, dict | list)}
     tables = {key: value for key, value in recipe.items() if isinstance(value, dict) and value}
     return "\n".join(

@@ -1,4 +1,4 @@
-"""Translate each key of Open-Sora's training configs (v1.1 to 2.0) to a recipe."""
+"""Translations of Open-Sora's config keys (v1.1 to 2.0) to recipe keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KEPT_BY_PYTORCH = "attention and norms are PyTorch's own"
 
 
 def flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys with the dicts of parts (`model`, `dataset`) opened: "model.type"."""
+    """Yield keys and values, with the dicts of sections flattened: "model.type"."""
     for key, value in values.items():
         if key in _SECTIONS and isinstance(value, dict):
             yield from ((f"{key}.{inner}", v) for inner, v in value.items())
@@ -42,29 +42,29 @@ def flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def convert(key: str, value: Any, draft: Draft) -> Told:
-    """Put one key into the draft, if a recipe has it."""
+    """Convert one key of the config and put it into the draft."""
     section = key.partition(".")[0]
     if key in _KEYS:
         return _KEYS[key](value, draft)
     if section in _NOT_THERE_YET:
         return Fate.NOT_THERE_YET, _NOT_THERE_YET[section]
-    return Fate.UNKNOWN, "no key of a recipe is known for it"
+    return Fate.UNKNOWN, "no recipe key corresponds to it"
 
 
 def bucket_table(value: Any) -> Any:
-    """A bucket_config as `[buckets.opensora]` has it.
+    """Return a bucket_config in the form of `[buckets.opensora]`.
 
     Raises:
-        UserError: It is no table of tables.
+        UserError: The value is not a dict of dicts of pairs.
     """
     table = parse.normal_form(value)
     if not isinstance(table, dict) or not all(isinstance(lengths, dict) for lengths in table.values()):
         raise UserError(
-            "it is no dict of dicts",
+            "a dict of dicts is needed",
             code="opensora-bucket-config-invalid",
             field="bucket_config",
             value=value,
-            remedy='as in {"256": {1: (1.0, 24)}}',
+            remedy='write it as in {"256": {1: (1.0, 24)}}',
         )
     for name, lengths in table.items():
         for frames, entry in lengths.items():
@@ -87,27 +87,27 @@ def _data_path(value: Any, draft: Draft) -> Told:
     if not value:
         return (
             Fate.TO_FILL_IN,
-            'dataset.0.path = "meta.csv" stands there: name your list, or a folder of clips',
+            'replace the placeholder dataset.0.path = "meta.csv" by your list or folder of clips',
         )
     draft.dataset["path"] = str(value)
-    told = f'dataset.0.path = "{value}"'
+    remark = f'dataset.0.path = "{value}"'
     if is_list(str(value)):
-        told += "; where its absolute paths lie elsewhere than the list, dataset.0.root names their folder"
-    return Fate.CONVERTED, told
+        remark += "; if its paths are relative to another folder, set dataset.0.root to that folder"
+    return Fate.CONVERTED, remark
 
 
 def _vmaf(value: Any, draft: Draft) -> Told:
-    """Return the text that 2.0 appends to captions of a list with this score; it rounds as the template does."""
+    """Use the text that 2.0 appends to captions of lists with this score, rounded in the same way."""
     if not value:
-        return Fate.NOT_NEEDED, "captions are shown as they are"
+        return Fate.NOT_NEEDED, "captions are used as they are"
     if not is_list(draft.dataset["path"]):
-        return Fate.TO_FILL_IN, "a folder has no such score: name a list with it"
+        return Fate.TO_FILL_IN, "a folder has no such score: use a list with that column"
     draft.dataset["caption"] = _MOTION
     return Fate.CONVERTED, f'dataset.0.caption = "{_MOTION}"'
 
 
 def _mask_ratios(value: Any, draft: Draft) -> Told:
-    """Before 1.2 the strategies were called mask_no, mask_quarter_head and so on."""
+    """Convert mask ratios; before 1.2 the strategies were called mask_no, mask_quarter_head and so on."""
     if isinstance(value, dict):
         names = {name: str(name).removeprefix("mask_") for name in value}
         value = {"identity" if names[k] == "no" else names[k]: ratio for k, ratio in value.items()}
@@ -117,7 +117,10 @@ def _mask_ratios(value: Any, draft: Draft) -> Told:
 def _model_type(value: Any, draft: Draft) -> Told:
     if isinstance(value, str) and value in _MODELS:
         return Fate.CONVERTED, draft.set("model.name", _MODELS[value])
-    return Fate.NOT_THERE_YET, f"this network is missing; {draft.set('model.name', 'stdit3-xl')} in its place"
+    return (
+        Fate.NOT_THERE_YET,
+        f"this network is not supported; {draft.set('model.name', 'stdit3-xl')} replaces it",
+    )
 
 
 def _weights(value: Any, draft: Draft) -> Told:
@@ -131,7 +134,7 @@ def _accumulation(value: Any, draft: Draft) -> Told:
 
 
 def _cosine(value: Any, draft: Draft) -> Told:
-    """There the rate falls over all epochs, whose steps nobody knows before the data are planned."""
+    """Ask for max_steps: Open-Sora's schedule covers all epochs, whose steps are known only after planning."""
     if not value:
         return Fate.NOT_NEEDED, "the rate is constant after warm-up"
     return (
@@ -144,7 +147,7 @@ def _cosine(value: Any, draft: Draft) -> Told:
 def _keep(value: Any, draft: Draft) -> Told:
     if isinstance(value, int) and value > 0:
         return Fate.CONVERTED, draft.set("checkpoints.keep_last", value)
-    return Fate.NOT_THERE_YET, "all are kept there; here checkpoints.keep_last and keep_best decide"
+    return Fate.NOT_THERE_YET, "Open-Sora keeps all; here checkpoints.keep_last and keep_best decide"
 
 
 def _fps_max(value: Any, draft: Draft) -> Told:
@@ -155,16 +158,16 @@ def _fps_max(value: Any, draft: Draft) -> Told:
 
 def _scheduler_type(value: Any, draft: Draft) -> Told:
     if value not in _OBJECTIVES:
-        return Fate.NOT_THERE_YET, "this objective is missing; rectified flow is in its place"
+        return Fate.NOT_THERE_YET, "this objective is not supported; rectified flow replaces it"
     return Fate.CONVERTED, draft.set("objective.name", _OBJECTIVES[value])
 
 
 def _of_rectified_flow(rule: Rule) -> Rule:
-    """A key that iddpm does not have."""
+    """Restrict a rule to rectified flow, for a key that iddpm does not have."""
 
     def handle(value: Any, draft: Draft) -> Told:
         if parts.type_of(draft, "scheduler") == "iddpm":
-            return Fate.NOT_NEEDED, "iddpm has nothing like it"
+            return Fate.NOT_NEEDED, "iddpm has no such setting"
         return rule(value, draft)
 
     return handle
@@ -172,18 +175,18 @@ def _of_rectified_flow(rule: Rule) -> Rule:
 
 def _cfg_channel(value: Any, draft: Draft) -> Told:
     if parts.type_of(draft, "scheduler") == "iddpm":
-        return Fate.NOT_THERE_YET, "generate and previews guide all channels"
+        return Fate.NOT_THERE_YET, "generate and previews apply guidance to all channels"
     return Fate.NOT_NEEDED, "rectified flow has no such key"
 
 
-_FEATURES = "stored latents and embeddings are missing; clips are encoded as they are trained"
+_FEATURES = "stored latents and embeddings are not supported; clips are encoded during training"
 _NOT_THERE_YET = {
     "vae": parts.NO_AUTOENCODER,
     "ae": parts.NO_AUTOENCODER,
     "text_encoder": parts.NO_TEXT_ENCODER,
     "t5": parts.NO_TEXT_ENCODER,
     "clip": parts.NO_TEXT_ENCODER,
-    "lr_scheduler": "train.learning_rate_schedule says it here; the rate is constant after warm-up",
+    "lr_scheduler": "set train.learning_rate_schedule instead; the rate is constant after warm-up",
     "vae_out_channels": _FEATURES,
     "text_encoder_output_dim": _FEATURES,
     "text_encoder_model_max_length": _FEATURES,
@@ -195,11 +198,9 @@ _KEYS: dict[str, Rule] = {
     "outputs": _outputs,
     "bucket_config": lambda value, draft: (Fate.CONVERTED, "buckets.opensora"),
     "mask_ratios": _mask_ratios,
-    "dtype": rules.by_name("precision.compute", _DTYPES, "bfloat16", "this dtype is missing"),
-    "plugin": rules.by_name(
-        "parallel.strategy", _STRATEGIES, "fsdp", "this way to divide the work is missing"
-    ),
-    "sp_size": rules.only((None, 1), "each rank has its own clips", "sequence parallelism is missing"),
+    "dtype": rules.by_name("precision.compute", _DTYPES, "bfloat16", "this dtype is not supported"),
+    "plugin": rules.by_name("parallel.strategy", _STRATEGIES, "fsdp", "this strategy is not supported"),
+    "sp_size": rules.only((None, 1), "each rank has its own clips", "sequence parallelism is not supported"),
     "num_workers": rules.to("data.num_workers"),
     "epochs": rules.to("train.max_epochs"),
     "log_every": rules.to("train.log_every"),
@@ -232,7 +233,7 @@ _KEYS: dict[str, Rule] = {
     "model.qk_norm_legacy": rules.only(
         (True,), "positions enter before the norm, as published", "they always enter before the norm"
     ),
-    "model.input_sq_size": rules.only((512,), "the preset has it", "the preset has 512"),
+    "model.input_sq_size": rules.only((512,), "the preset has the same value", "the preset has 512"),
     "model.class_dropout_prob": rules.to("objective.caption_dropout"),
     "model.enable_flash_attn": rules.not_needed(_KEPT_BY_PYTORCH),
     "model.enable_layernorm_kernel": rules.not_needed(_KEPT_BY_PYTORCH),
@@ -247,27 +248,27 @@ _KEYS: dict[str, Rule] = {
             "objective.timestep_sampling",
             {"logit-normal": "logit-normal", "uniform": "uniform"},
             "uniform",
-            "these timesteps are missing",
+            "this sampling is not supported",
         )
     ),
     "scheduler.loc": _of_rectified_flow(rules.to("objective.logit_mean")),
     "scheduler.scale": _of_rectified_flow(rules.to("objective.logit_std")),
     "scheduler.cfg_channel": _cfg_channel,
     **parts.KEYS,
-    "optim.cls": rules.only(("HybridAdam", "AdamW"), "AdamW is what trains", "AdamW is in its place"),
-    "optim.adamw_mode": rules.only((True,), "AdamW is what trains", "AdamW is in its place"),
+    "optim.cls": rules.only(("HybridAdam", "AdamW"), "AdamW is the default", "AdamW replaces it"),
+    "optim.adamw_mode": rules.only((True,), "AdamW is the default", "AdamW replaces it"),
     "optim.lr": rules.to("train.learning_rate"),
     "optim.eps": rules.to("train.eps"),
     "optim.weight_decay": rules.to("train.weight_decay"),
     "optim.betas": rules.to("train.betas"),
     "batch_size": rules.not_needed("the bucket decides"),
-    "num_bucket_build_workers": rules.not_needed("clips are assigned at once"),
+    "num_bucket_build_workers": rules.not_needed("clips are assigned to buckets in one pass"),
     "load": rules.only(
-        (None,), "a run resumes by itself", "another run's checkpoint is given on the command line"
+        (None,), "a run resumes by itself", "give another run's checkpoint with `train --load`"
     ),
-    "restart_data": rules.only((False,), "a run resumes by itself", "it is given on the command line"),
+    "restart_data": rules.only((False,), "a run resumes by itself", "give `train --restart-data`"),
     "load_video_features": rules.only((False,), "clips are read", _FEATURES),
     "load_text_features": rules.only((False,), "captions are read", _FEATURES),
-    "wandb": rules.only((False,), "TensorBoard is always written", "TensorBoard is written in its place"),
-    "_base_": rules.not_needed("what it says is read too"),
+    "wandb": rules.only((False,), "TensorBoard is always written", "TensorBoard logs are written instead"),
+    "_base_": rules.not_needed("the base config is read too"),
 }

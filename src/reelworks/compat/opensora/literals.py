@@ -1,8 +1,8 @@
-"""Reads the literal values of a Python file without running it.
+"""Reader of the literal values of a Python file that does not run it.
 
-Configs of other trainers are Python programs. Here only their syntax tree is looked at: numbers, texts,
-lists, tuples, sets, dicts, `dict(a=1)`, signs and arithmetic of numbers, and names given a literal earlier
-in the file. What needs anything else (a call, an import, a loop) is not read, and listed.
+Configs of other trainers are Python programs, of which this reads only the syntax tree: numbers, strings, lists,
+tuples, sets, dicts, `dict(a=1)`, signs and arithmetic of numbers, and names assigned a literal earlier in the file.
+Values that need anything else (a call, an import, a loop) are not read but listed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reelworks.core.errors import UserError
 BASE = "_base_"
 DELETE = "_delete_"
 
-# No powers: a short one may take for ever.
+# No powers: a short expression could take forever.
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -36,8 +36,8 @@ class Literals:
     """Values that a file assigns.
 
     Attributes:
-        values: Literal by name.
-        unread: What is no literal, by name or by "line 12": the source text.
+        values: Literal values by name.
+        unread: Source text of statements that are not literals, by name or by "line 12".
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -49,10 +49,10 @@ class _NotALiteralError(Exception):
 
 
 def read(path: Path) -> Literals:
-    """Read a file, and beneath it the files that its `_base_` names, as mmengine's configs inherit.
+    """Read a file and the files that its `_base_` names, with the inheritance of mmengine's configs.
 
     Raises:
-        UserError: A file is missing or no Python, or a file is its own base.
+        UserError: A file is missing or not Python, or a file is its own base.
     """
     return _read(path, ())
 
@@ -64,14 +64,13 @@ def _read(path: Path, below: tuple[Path, ...]) -> Literals:
             code="opensora-config-own-base",
             field=BASE,
             value=str(path),
-            remedy=f"mend {BASE} in it",
+            remedy=f"correct {BASE} in the file",
         )
     own = _parse(path)
     bases = own.values.get(BASE, [])
     merged = Literals()
     for base in [bases] if isinstance(bases, str) else bases:
-        found = _read(path.parent / str(base), (*below, path.resolve()))
-        _merge(merged, found)
+        _merge(merged, _read(path.parent / str(base), (*below, path.resolve())))
     _merge(merged, own)
     merged.values = _without_marks(merged.values)
     return merged
@@ -92,7 +91,7 @@ def _parse(path: Path) -> Literals:
         line = getattr(error, "lineno", None)
         where = "" if line is None else f" (line {line})"
         raise UserError(
-            f"this is no Python file{where}: {getattr(error, 'msg', error)}",
+            f"this is not a Python file{where}: {getattr(error, 'msg', error)}",
             code="opensora-config-not-python",
             field="CONFIG",
             value=str(path),
@@ -129,7 +128,7 @@ def _statement(statement: ast.stmt, result: Literals) -> None:
 
 
 def _give_up(statement: ast.stmt, result: Literals) -> None:
-    """List a statement that is not read; what it may have changed is not known any more."""
+    """List a statement as unread, and forget all names that it may have changed."""
     text = ast.unparse(statement)
     names = _changed(statement, result.values)
     for name in names:
@@ -140,7 +139,7 @@ def _give_up(statement: ast.stmt, result: Literals) -> None:
 
 
 def _changed(statement: ast.stmt, known: dict[str, Any]) -> set[str]:
-    """Names that an assignment gives, or that any other statement (a loop, a method call) mentions."""
+    """Return the names that an assignment sets, or that any other statement (a loop, a method call) mentions."""
     if isinstance(statement, ast.Assign):
         return {name.id for target in statement.targets for name in _names(target)}
     if isinstance(statement, ast.AnnAssign):
@@ -230,7 +229,7 @@ def _merge(onto: Literals, later: Literals) -> None:
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """A later dict completes an earlier one, unless it says `_delete_`."""
+    """Merge a later dict into an earlier one, unless it contains `_delete_`."""
     if not isinstance(old, dict) or not isinstance(new, dict) or new.get(DELETE):
         return new
     return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}

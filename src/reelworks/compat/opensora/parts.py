@@ -1,4 +1,4 @@
-"""Translate the parts around the network (`vae`, `text_encoder`) of Open-Sora's configs to a recipe."""
+"""Translations of the autoencoder and text encoder (`vae`, `text_encoder`) of Open-Sora's configs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 from reelworks.compat.opensora import rules
 from reelworks.compat.opensora.rules import Draft, Fate, Rule, Told
 
-NO_AUTOENCODER = "this autoencoder is missing; pixel, at a stride that divides every size, is in its place"
-NO_TEXT_ENCODER = "this text encoder is missing; hashed is in its place"
+NO_AUTOENCODER = "this autoencoder is not supported; pixel, at a stride that divides every size, replaces it"
+NO_TEXT_ENCODER = "this text encoder is not supported; hashed replaces it"
 
-# By upstream's name: ours, and the weights that a config which names none means.
+# Upstream's name to our name and the weights that upstream loads by default.
 _AUTOENCODERS = {
     "OpenSoraVAE_V1_2": ("opensora-1.2", "hpcai-tech/OpenSora-VAE-v1.2"),
     "VideoAutoencoderKL": ("opensora-1.1", "stabilityai/sd-vae-ft-ema"),
@@ -20,13 +20,13 @@ _FRAMES_OF_A_CHUNK = 17
 
 
 def type_of(draft: Draft, section: str) -> str:
-    """The type that a part of the config has, "" where it tells none."""
+    """Return the type of a section of the config, or "" if it has none."""
     part = draft.values.get(section)
     return str(part.get("type", "")) if isinstance(part, dict) else ""
 
 
 def _type(section: str, table: str, known: dict[str, tuple[str, str]], missing: str) -> Rule:
-    """Take the part by our name, with the weights that it has unless the config names others."""
+    """Translate the type to our name, with the default weights unless the config names others."""
 
     def handle(value: Any, draft: Draft) -> Told:
         if value not in known:
@@ -40,7 +40,7 @@ def _type(section: str, table: str, known: dict[str, tuple[str, str]], missing: 
 
 
 def _of_known(section: str, known: dict[str, tuple[str, str]], missing: str, rule: Rule) -> Rule:
-    """A key of a part that is left out with its part."""
+    """Apply a rule only if the section's type is known; else the key is left out with its section."""
 
     def handle(value: Any, draft: Draft) -> Told:
         if type_of(draft, section) not in known:
@@ -53,7 +53,7 @@ def _of_known(section: str, known: dict[str, tuple[str, str]], missing: str, rul
 def _weights(target: str) -> Rule:
     def handle(value: Any, draft: Draft) -> Told:
         if not value:
-            return Fate.CONVERTED, "the published weights are taken"
+            return Fate.CONVERTED, "the published weights are used"
         return Fate.CONVERTED, draft.set(target, str(value))
 
     return handle
@@ -77,9 +77,9 @@ KEYS: dict[str, Rule] = {
     "vae.type": _type("vae", "autoencoder", _AUTOENCODERS, NO_AUTOENCODER),
     "vae.from_pretrained": _vae(_weights("autoencoder.weights")),
     "vae.micro_frame_size": _vae(_chunk),
-    "vae.micro_batch_size": _vae(rules.not_needed("memory alone depends on it")),
+    "vae.micro_batch_size": _vae(rules.not_needed("it only affects memory")),
     "text_encoder.type": _type("text_encoder", "text_encoder", _TEXT_ENCODERS, NO_TEXT_ENCODER),
     "text_encoder.from_pretrained": _text(_weights("text_encoder.weights")),
     "text_encoder.model_max_length": _text(rules.to("text_encoder.max_length")),
-    "text_encoder.shardformer": _text(rules.not_needed("it is faster there, the same here")),
+    "text_encoder.shardformer": _text(rules.not_needed("it only affects speed")),
 }

@@ -1,4 +1,4 @@
-"""The forms that a rule for a key of Open-Sora may have, and the recipe that rules fill."""
+"""Kinds of rules for a key of Open-Sora, and the draft recipe that rules fill."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TABLES = (
 
 
 class Fate(StrEnum):
-    """Fate of a key."""
+    """How a key was handled."""
 
     CONVERTED = "converted"
     NOT_NEEDED = "not needed"
@@ -35,12 +35,12 @@ Told = tuple[Fate, str]
 
 
 class Draft:
-    """A recipe that is being filled.
+    """A recipe under construction.
 
     Attributes:
         values: The whole config.
-        name: Of the run.
-        recipe: Plain values, in the order in which one reads a recipe.
+        name: Name of the run.
+        recipe: Plain values, in the order in which the recipe is written.
     """
 
     def __init__(self, values: dict[str, Any], name: str) -> None:
@@ -51,17 +51,17 @@ class Draft:
 
     @property
     def dataset(self) -> dict[str, Any]:
-        """The one dataset."""
+        """The only dataset."""
         only: dict[str, Any] = self.recipe["dataset"][0]
         return only
 
     def set(self, key: str, value: Any) -> str:
-        """Set a dotted key; return what a line says of it."""
+        """Set a dotted key, and return the assignment as text."""
         *parents, last = key.split(".")
-        here = self.recipe
+        table = self.recipe
         for part in parents:
-            here = here[part]
-        here[last] = value
+            table = table[part]
+        table[last] = value
         shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
         return f"{key} = {shown}" if not isinstance(value, dict) else key
 
@@ -70,7 +70,7 @@ Rule = Callable[[Any, Draft], Told]
 
 
 def to(target: str, none: Any = None) -> Rule:
-    """Take the value as it is; None and 0 become `none` where that is given."""
+    """Copy the value; None and 0 become `none` if that is given."""
 
     def handle(value: Any, draft: Draft) -> Told:
         value = none if none is not None and not value else value
@@ -80,18 +80,18 @@ def to(target: str, none: Any = None) -> Rule:
 
 
 def by_name(target: str, names: dict[Any, Any], otherwise: Any, why: str) -> Rule:
-    """Take the recipe's word for a value; for unknown ones `otherwise`, listed with the reason."""
+    """Translate a value by `names`; unknown values become `otherwise` and are listed with the reason."""
 
     def handle(value: Any, draft: Draft) -> Told:
         if isinstance(value, str | bool | None) and value in names:
             return Fate.CONVERTED, draft.set(target, names[value])
-        return Fate.NOT_THERE_YET, f"{why}; {draft.set(target, otherwise)} in its place"
+        return Fate.NOT_THERE_YET, f"{why}; {draft.set(target, otherwise)} replaces it"
 
     return handle
 
 
 def only(accepted: tuple[Any, ...], as_here: str, else_: str) -> Rule:
-    """Accept values that ask for what happens anyway, and others, which have no key."""
+    """Report `as_here` for values that match the fixed behaviour, and `else_` for others."""
 
     def handle(value: Any, draft: Draft) -> Told:
         if value in accepted:
@@ -102,5 +102,5 @@ def only(accepted: tuple[Any, ...], as_here: str, else_: str) -> Rule:
 
 
 def not_needed(why: str) -> Rule:
-    """Pass over a key that asks for what happens anyway, whatever its value."""
+    """Ignore a key whose value makes no difference."""
     return lambda value, draft: (Fate.NOT_NEEDED, why)
