@@ -52,9 +52,7 @@ class Tell(Callback):
 def work(folder: Path, told: Callable[[int], None], temporary: Path) -> None:
     tempfile.tempdir = str(temporary)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    saver = ModelCheckpoint(
-        folder, filename="{step}", monitor="step", mode="max", save_top_k=2, every_n_train_steps=1
-    )
+    saver = ModelCheckpoint(folder, filename="{step}", monitor="step", mode="max", save_top_k=2, every_n_train_steps=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = Trainer(

@@ -30,9 +30,7 @@ def survive(ranks: int, folder: Path) -> Seen:
         one_save.copy(template, here / "checkpoints")
         store = CheckpointStore(here / "checkpoints")
         work = work_of(store, ranks, here / "rendezvous")
-        return crash.run(
-            work, ranks=ranks, die_at=point, record=point is None, limit_seconds=2 * _PEER_SECONDS
-        ), store
+        return crash.run(work, ranks=ranks, die_at=point, record=point is None, limit_seconds=2 * _PEER_SECONDS), store
 
     calm, store = attempt(None)
     assert calm.exits == [0] * ranks, calm.errors

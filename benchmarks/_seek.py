@@ -55,14 +55,10 @@ def entries(clips: Clips, live: NDArray[np.bool_]) -> Entries:
 def segment(clips: Clips, live: NDArray[np.bool_], spec: PlanSpec, excluded: Excluded) -> EpochPlan:
     """Plan what is left of the epoch."""
     left = entries(clips, live)
-    return plan_epoch(
-        cursors.remaining_after(left, excluded, clips.uid) if len(excluded.bits) else left, spec, 0
-    )
+    return plan_epoch(cursors.remaining_after(left, excluded, clips.uid) if len(excluded.bits) else left, spec, 0)
 
 
-def change(
-    state: State, *, spec: PlanSpec | None = None, clips: Clips | None = None, live: Any = None
-) -> State:
+def change(state: State, *, spec: PlanSpec | None = None, clips: Clips | None = None, live: Any = None) -> State:
     """The state at the first row after a change of spec or catalog; the bitmap holds what was consumed."""
     consumed = state.consumed()
     changed = replace(

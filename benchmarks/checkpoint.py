@@ -36,9 +36,7 @@ def make_state(total_bytes: int) -> State:
     """Tensors of 16 MB each, as a model and its optimizer have them."""
     count = max(total_bytes // TENSOR_BYTES, 1)
     generator = torch.Generator().manual_seed(0)
-    return {
-        "model": {f"w{i}": torch.randn(TENSOR_BYTES // 4, generator=generator) for i in range(int(count))}
-    }
+    return {"model": {f"w{i}": torch.randn(TENSOR_BYTES // 4, generator=generator) for i in range(int(count))}}
 
 
 def blocking_seconds(state: State, folder: Path) -> tuple[float, float]:

@@ -65,9 +65,7 @@ def make_catalog(folder: Path, n: int) -> None:
         "error": pa.nulls(n, pa.string()),
     }
     texts = {"dataset": "web", "root": "/data/web", "codec": "h264", "pixel_format": "yuv420p"}
-    columns |= {
-        name: pa.DictionaryArray.from_arrays(np.zeros(n, np.int32), [text]) for name, text in texts.items()
-    }
+    columns |= {name: pa.DictionaryArray.from_arrays(np.zeros(n, np.int32), [text]) for name, text in texts.items()}
     zeros = np.zeros(n, np.int64)
     table = pa.table({f.name: columns.get(f.name, zeros) for f in SCHEMA}).cast(SCHEMA)
     folder.mkdir(parents=True)

@@ -34,9 +34,7 @@ def kill_saves(numbers: list[int], folder: Path) -> Json:
     """Kill one save everywhere, on so many ranks each."""
     began = time.perf_counter()
     seen = {str(n): _crash_save.survive(n, Path(tempfile.mkdtemp(dir=folder))) for n in numbers}
-    wrong = [
-        f"{point}: {'; '.join(said)}" for points in seen.values() for point, said in points.items() if said
-    ]
+    wrong = [f"{point}: {'; '.join(said)}" for points in seen.values() for point, said in points.items() if said]
     return {
         "points": {n: len(points) for n, points in seen.items()},
         "survived": {n: sum(not said for said in points.values()) for n, points in seen.items()},

@@ -36,9 +36,7 @@ TENSOR_BYTES = 32 << 20
 def entries(total_bytes: int) -> list[TensorRange]:
     """Name the tensors of a state in bfloat16."""
     shape = (TENSOR_BYTES // 2,)
-    return [
-        TensorRange(f"block.{i}.weight", torch.bfloat16, shape) for i in range(total_bytes // TENSOR_BYTES)
-    ]
+    return [TensorRange(f"block.{i}.weight", torch.bfloat16, shape) for i in range(total_bytes // TENSOR_BYTES)]
 
 
 def tensors(wanted: list[TensorRange]) -> Iterator[Tensor]:
@@ -48,9 +46,7 @@ def tensors(wanted: list[TensorRange]) -> Iterator[Tensor]:
 
 
 def by_ours(folder: Path, wanted: list[TensorRange], shard_bytes: int) -> None:
-    safetensors_file.write(
-        folder / "model.safetensors", wanted, tensors(wanted), {"format": "pt"}, shard_bytes
-    )
+    safetensors_file.write(folder / "model.safetensors", wanted, tensors(wanted), {"format": "pt"}, shard_bytes)
 
 
 def by_libraries(folder: Path, wanted: list[TensorRange], shard_bytes: int) -> None:

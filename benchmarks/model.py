@@ -238,9 +238,7 @@ def main() -> None:
             continue
         for row in measure(case, device, peak, asked.steps):
             how = f"{row['way']}{', compiled' if row['compiled'] else ''}"
-            print(
-                f"{row['case']:34} {how:22} {row['tokens_per_s']:10.0f} tokens/s {row['of_peak']:6.1%} of the peak"
-            )
+            print(f"{row['case']:34} {how:22} {row['tokens_per_s']:10.0f} tokens/s {row['of_peak']:6.1%} of the peak")
             told.append(row)
     result = {"device": name, "peak_flops": peak, "rows": told}
     if not tiny:

@@ -192,9 +192,7 @@ def show(result: Json) -> None:
     for kind in ("waste", "all_in"):
         for cost, by_ranks in result[kind].items():
             print(f"{kind} {cost}: " + ", ".join(f"{100 * w:.2f} % at {r}" for r, w in by_ranks.items()))
-    print(
-        f"rejected, each with its reason: {result['rejected_with_reason']:,}; lost: {result['lost_unnamed']}"
-    )
+    print(f"rejected, each with its reason: {result['rejected_with_reason']:,}; lost: {result['lost_unnamed']}")
     print(f"positions: {result['positions']}")
     print("seek: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in result["seek"].items()))
 

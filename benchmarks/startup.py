@@ -24,7 +24,5 @@ def seconds(*arguments: str) -> float:
 
 if __name__ == "__main__":
     bare, helped = seconds("-c", "pass"), seconds("-m", "reelworks", "--help")
-    print(
-        f"on {platform.machine()}, Python {platform.python_version()}: bare {bare:.3f} s, --help {helped:.3f} s"
-    )
+    print(f"on {platform.machine()}, Python {platform.python_version()}: bare {bare:.3f} s, --help {helped:.3f} s")
     print(json.dumps({"bare_s": bare, "help_s": helped, "ratio": helped / bare}))

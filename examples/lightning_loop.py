@@ -24,9 +24,7 @@ class Model(lightning.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.loader = loader
-        self.network = nn.Sequential(
-            nn.Conv3d(3, 16, 3, padding=1), nn.SiLU(), nn.Conv3d(16, 3, 3, padding=1)
-        )
+        self.network = nn.Sequential(nn.Conv3d(3, 16, 3, padding=1), nn.SiLU(), nn.Conv3d(16, 3, 3, padding=1))
 
     def training_step(self, step: Any, batch_idx: int) -> Tensor:
         """Do an optimizer step of ours."""

@@ -23,9 +23,7 @@ class Denoiser(nn.Module):
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.inner = nn.Sequential(
-            nn.Conv3d(4, width, 3, padding=1), nn.SiLU(), nn.Conv3d(width, 3, 3, padding=1)
-        )
+        self.inner = nn.Sequential(nn.Conv3d(4, width, 3, padding=1), nn.SiLU(), nn.Conv3d(width, 3, 3, padding=1))
 
     def forward(self, x_BCTHW: Tensor, t_B: Tensor) -> Tensor:
         """Predict `[B, 3, T, H, W]`; times in [0, 1000]."""
@@ -50,9 +48,7 @@ def main() -> None:
     entry = rw.BucketEntry("32px", num_frames=[1, 5], batch_size=[4, 2])
     table = rw.BucketTable.from_entries([entry], geometry=rw.Geometry((1, 1, 1), (1, 4, 4)))
     dataset = rw.Dataset(rw.Catalog.open(args.output / "catalog"), table, seed=42)
-    loader = rw.Loader(
-        dataset, micro_batches_per_step=2, record_to=args.output
-    )  # rank and size from the group
+    loader = rw.Loader(dataset, micro_batches_per_step=2, record_to=args.output)  # rank and size from the group
 
     model = Denoiser()
     wrapped = DistributedDataParallel(model)
@@ -80,9 +76,7 @@ def main() -> None:
             optimizer.zero_grad()
             distributed.all_reduce(total)
             if rank == 0:
-                print(
-                    f"step {step.number} epoch {step.epoch}: {step.clips} clips, loss {total:.5f}", flush=True
-                )
+                print(f"step {step.number} epoch {step.epoch}: {step.clips} clips, loss {total:.5f}", flush=True)
             if step.number % 3 == 0 or step.number == args.steps:
                 store.save(step.number, state)
             if step.number == args.steps:

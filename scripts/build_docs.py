@@ -35,9 +35,7 @@ def main() -> None:
     root = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT
     faults = [*misplaced(root), *broken_names(root)]
     shutil.rmtree(root / "site", ignore_errors=True)  # pages that are no more would stay
-    built = subprocess.run(
-        [sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=root, check=False
-    )
+    built = subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=root, check=False)
     if built.returncode:
         faults.append("zensical build --strict: failed, see above")
     else:

@@ -81,11 +81,7 @@ def _name(node: ast.expr) -> str:
 
 def _codes(node: ast.expr) -> list[str]:
     """All codes that an expression may be; of another error's, none."""
-    return [
-        part.value
-        for part in ast.walk(node)
-        if isinstance(part, ast.Constant) and isinstance(part.value, str)
-    ]
+    return [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
 
 
 def _text(node: ast.expr, texts: dict[str, str]) -> str:

@@ -284,9 +284,7 @@ def _names() -> str:
         for name, preset in registry.PRESETS.items()
         if isinstance(sizes := preset.config, STDiT3Config)
     ]
-    of_diffusers = [
-        name for name, one in registry.PRESETS.items() if not isinstance(one.config, STDiT3Config)
-    ]
+    of_diffusers = [name for name, one in registry.PRESETS.items() if not isinstance(one.config, STDiT3Config)]
     return "\n".join(
         [
             "## Names",

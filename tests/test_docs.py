@@ -76,9 +76,7 @@ def test_a_page_without_a_place_and_a_place_without_a_page_are_found(small: Path
 
 
 def test_names_of_files_that_are_not_there_are_found(small: Path) -> None:
-    (small / "README.md").write_text(
-        "[docs](docs/index.md) [gone](docs/gone.md#a) [web](https://example.org/a)\n"
-    )
+    (small / "README.md").write_text("[docs](docs/index.md) [gone](docs/gone.md#a) [web](https://example.org/a)\n")
     append(small / "docs" / "index.md", "`examples/gone.py`")
     assert build_docs.broken_names(small) == [
         "README.md: docs/gone.md is not there",
@@ -152,9 +150,7 @@ def test_the_api_page_shows_every_public_name_with_its_arguments_and_example(tmp
         if inspect.isclass(value) or inspect.isfunction(value):
             if "Examples:" in document:
                 assert ">>> import" in section, name
-            for argument in re.findall(
-                r"^    (\w+): ", document.partition("Returns:")[0], flags=re.MULTILINE
-            ):
+            for argument in re.findall(r"^    (\w+): ", document.partition("Returns:")[0], flags=re.MULTILINE):
                 assert argument in section, (name, argument)
 
 

@@ -163,8 +163,7 @@ def wrong_layers(tree: Tree) -> list[str]:
 
 def cycles(tree: Tree) -> list[str]:
     ours = {
-        m: {t for t, _ in imports if t in tree.imports and (m, t) not in FACADES}
-        for m, imports in tree.imports.items()
+        m: {t for t, _ in imports if t in tree.imports and (m, t) not in FACADES} for m, imports in tree.imports.items()
     }
     try:
         graphlib.TopologicalSorter(ours).prepare()

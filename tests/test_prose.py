@@ -46,8 +46,6 @@ def test_no_function_needs_its_module_to_mean_anything() -> None:
 
 
 def test_planted_ones_are_found(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(
-        'def of():\n    """What it is."""\n\ndef sample():\n    """Whatever it is."""\n'
-    )
+    (tmp_path / "a.py").write_text('def of():\n    """What it is."""\n\ndef sample():\n    """Whatever it is."""\n')
     assert fragments(tmp_path) == ["a.py:1: What it is."]
     assert nameless(tmp_path) == ["a.py:1: of"]

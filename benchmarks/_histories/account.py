@@ -56,9 +56,7 @@ def fates(truth: Truth, key: Key) -> Fates:
     return told
 
 
-def differences(
-    told: Json, truth: Truth, names: list[dict[str, str]], alike: Collection[str] = ()
-) -> list[str]:
+def differences(told: Json, truth: Truth, names: list[dict[str, str]], alike: Collection[str] = ()) -> list[str]:
     """Say where an account differs from the truth; each line begins with a name for its kind and a colon.
 
     Args:
@@ -101,13 +99,9 @@ def _of_epoch(
         if found is None:
             wrong.append(f"{fate.became} is not told {when}: {clip} in {key}, {fate}")
         elif found.became != fate.became:
-            wrong.append(
-                f"{fate.became} is told as {found.became} {when}: {clip} in {key}, {fate} and {found}"
-            )
+            wrong.append(f"{fate.became} is told as {found.became} {when}: {clip} in {key}, {fate} and {found}")
         elif found.step != fate.step:
-            wrong.append(
-                f"{fate.became} in another step {when}: {clip} in {key}, {fate.step} and {found.step}"
-            )
+            wrong.append(f"{fate.became} in another step {when}: {clip} in {key}, {fate.step} and {found.step}")
     for clip, found in sorted(told.items()):
         if clip not in expected and found is not None and found.became in CONSUMED:
             wrong.append(f"nothing is told as {found.became} {when}: {clip} in {key}, {found}")

@@ -45,9 +45,7 @@ def draw(chance: random.Random) -> Json:
     return {"do": name, "seed": chance.randrange(1 << 20)}
 
 
-def _some(
-    world: World, chance: random.Random, files: list[str] | None, *states: str, most: int = 3
-) -> list[File]:
+def _some(world: World, chance: random.Random, files: list[str] | None, *states: str, most: int = 3) -> list[File]:
     """Files that are named, or a few of those in one of the states."""
     if files is not None:
         return [world.disk.files[identity] for identity in files]
@@ -160,9 +158,7 @@ def _one_of(chance: random.Random, *values: Any, given: Any = None) -> Any:
 
 
 @change(5)
-def do_filter(
-    world: World, chance: random.Random, text: str | None = None, dataset: str | None = None
-) -> str:
+def do_filter(world: World, chance: random.Random, text: str | None = None, dataset: str | None = None) -> str:
     chosen = _dataset(world, chance, dataset)
     general = [
         "height >= 24",
@@ -243,9 +239,7 @@ def do_incomplete_batch(world: World, chance: random.Random) -> str:
 
 
 @change(5)
-def do_repeats(
-    world: World, chance: random.Random, repeats: int | None = None, dataset: str | None = None
-) -> str:
+def do_repeats(world: World, chance: random.Random, repeats: int | None = None, dataset: str | None = None) -> str:
     chosen = _dataset(world, chance, dataset)
     if repeats is None and chance.random() < 0.2:
         chosen.settings["repeats"] = chance.choice([0.5, 1.5, 1.0])

@@ -112,9 +112,7 @@ class Disk:
 
     def there(self, *, used: bool = True) -> list[File]:
         """Files that are not gone; with `used` only those of datasets that the recipe names."""
-        return [
-            f for f in self.files.values() if f.state != GONE and (not used or self.datasets[f.dataset].used)
-        ]
+        return [f for f in self.files.values() if f.state != GONE and (not used or self.datasets[f.dataset].used)]
 
     def write(self, file: File) -> None:
         """Bring the disk in line with a file's state and caption."""

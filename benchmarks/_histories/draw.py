@@ -12,9 +12,7 @@ from benchmarks._histories import changes
 Json = dict[str, Any]
 
 
-def draw(
-    chance: random.Random, *, typed: bool = False, worlds: bool = True, without: Collection[str] = ()
-) -> Json:
+def draw(chance: random.Random, *, typed: bool = False, worlds: bool = True, without: Collection[str] = ()) -> Json:
     """Draw a history.
 
     Args:
@@ -55,9 +53,7 @@ def _start(chance: random.Random, number: int, *, worlds: bool) -> Json:
 
 def _end(chance: random.Random) -> Json:
     """How a start ends, and with it a step that is not finite now and then."""
-    end = chance.choices([_steps, _natural, _sigterm, _in_a_call, _at_a_point], [35, 12, 13, 25, 15])[0](
-        chance
-    )
+    end = chance.choices([_steps, _natural, _sigterm, _in_a_call, _at_a_point], [35, 12, 13, 25, 15])[0](chance)
     if chance.random() < 0.05:
         end["nan"] = chance.randint(1, 3)
     return end

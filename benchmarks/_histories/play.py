@@ -86,9 +86,7 @@ Say = Callable[[str], None]
 Alter = Callable[[Json], Json]
 
 
-def play(
-    history: Json, folder: Path, *, say: Say = lambda line: None, alter: Alter = lambda told: told
-) -> Verdict:
+def play(history: Json, folder: Path, *, say: Say = lambda line: None, alter: Alter = lambda told: told) -> Verdict:
     """Live through a history in a folder of its own, which is removed again.
 
     Args:
@@ -118,15 +116,11 @@ class _Life:
         self.entries: list[Entry] = []
         self.names: list[dict[str, str]] = []
         self.loose = 0  # of the last entries, how many a kill may have kept from the record
-        self.unsure: list[
-            Entry
-        ] = []  # segments of killed starts that had no step: they may be recorded or not
+        self.unsure: list[Entry] = []  # segments of killed starts that had no step: they may be recorded or not
         self.unsure_names = 0  # of the latest names, how many no record may have
         self.begin_again = False
         made = [
-            one["do"]
-            for part in (*history["starts"], history)
-            for one in part.get("changes", part.get("after", []))
+            one["do"] for part in (*history["starts"], history) for one in part.get("changes", part.get("after", []))
         ]
         self._alike = account.GONE_WITH_A_NAME if changes.RENAMING.intersection(made) else set()
 

@@ -124,8 +124,7 @@ def _forked(start: Start, log: Path) -> list[int]:
     server = multiprocessing.get_context("forkserver")
     port = _free_port()
     ranks = [
-        server.Process(target=_live, args=(rank, start.world, port, str(log), start))
-        for rank in range(start.world)
+        server.Process(target=_live, args=(rank, start.world, port, str(log), start)) for rank in range(start.world)
     ]
     for process in ranks:
         process.start()

@@ -99,9 +99,7 @@ class Truth:
 
     def consumed(self, key: Key) -> dict[Clip, tuple[int, str]]:
         """Step, and what it was made of, of each clip that an epoch consumed."""
-        return {
-            clip: (s.step, became) for s in self.steps if s.key == key for clip, became in s.items.items()
-        }
+        return {clip: (s.step, became) for s in self.steps if s.key == key for clip, became in s.items.items()}
 
 
 def hold(entries: Iterable[Entry]) -> Truth:
@@ -220,9 +218,7 @@ def wrong_plan(truth: Truth) -> list[str]:
     if not truth.begins:
         return []
     begin = truth.begins[-1]
-    before = {
-        clip for s in truth.steps if s.key == begin.key and s.segment != begin.segment for clip in s.items
-    }
+    before = {clip for s in truth.steps if s.key == begin.key and s.segment != begin.segment for clip in s.items}
     due = {clip for clip, reason in begin.live.items() if reason == Reason.NONE} - before
     wrong = []
     if again := sorted(begin.planned & before):

@@ -88,9 +88,7 @@ class Watch:
             for place, request in enumerate(work.requests):
                 if not work.filler and work.showing[place] >= 0:
                     state = "failed" if place in failed else "counts" if bool(batch.counts[place]) else "lost"
-                    self.taken.append(
-                        [str(request.path), int(work.copies[place]), int(work.showing[place]), state]
-                    )
+                    self.taken.append([str(request.path), int(work.copies[place]), int(work.showing[place]), state])
             yield batch
 
     def note_begin(self, position: Any) -> None:
@@ -98,9 +96,7 @@ class Watch:
         data: RecipeData = self.trainer.data
         assignment, row = data.assignment(position.epoch)
         copies = data.clips()[0].copy
-        live = [
-            [_path(data, int(row[i])), int(copies[i]), int(assignment.reason[i])] for i in range(len(row))
-        ]
+        live = [[_path(data, int(row[i])), int(copies[i]), int(assignment.reason[i])] for i in range(len(row))]
         plan = position.plan
         first = np.flatnonzero(plan.first)
         rows = data.rows_at(plan.ordinal[first]) if len(first) else first

@@ -109,9 +109,7 @@ def test_the_loss_is_that_of_a_plain_training_script(name):
     plainly = plain.LOSSES[name](denoiser.module, i.latent, noise, i)
     torch.testing.assert_close(ours, plainly, rtol=1e-4, atol=1e-6)
     trained = [p for p in denoiser.module.parameters() if p.requires_grad]
-    found, wanted = (
-        torch.cat([g.flatten() for g in torch.autograd.grad(loss, trained)]) for loss in (ours, plainly)
-    )
+    found, wanted = (torch.cat([g.flatten() for g in torch.autograd.grad(loss, trained)]) for loss in (ours, plainly))
     assert (found - wanted).norm() < 1e-4 * wanted.norm()
 
 
@@ -132,9 +130,7 @@ class Shades:
     contract, tokens, dim = vision.CONTRACT, 3, contract.IMAGE_DIM
 
     def encode(self, pictures_BHWC):
-        return (
-            pictures_BHWC.float().mean(dim=(1, 2, 3))[:, None, None].expand(-1, self.tokens, self.dim) / 255
-        )
+        return pictures_BHWC.float().mean(dim=(1, 2, 3))[:, None, None].expand(-1, self.tokens, self.dim) / 255
 
     def to(self, device):
         return self
@@ -173,9 +169,7 @@ def test_full_sizes_are_those_published(name, count):
         seed=0,
         learns_variance=name.startswith("stdit"),
     ).module
-    assert (
-        sum(parameter.numel() for parameter in module.parameters()) == models_page.parameters(name) == count
-    )
+    assert sum(parameter.numel() for parameter in module.parameters()) == models_page.parameters(name) == count
 
 
 @pytest.mark.parametrize(

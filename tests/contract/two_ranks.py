@@ -41,9 +41,7 @@ def check(name, world, strategy="fsdp", **kinds):
     found = gradients(sharded, dataclasses.replace(inputs, **own))
     assert found.keys() == wanted.keys(), (name, found.keys() ^ wanted.keys())
     for key, value in wanted.items():
-        torch.testing.assert_close(
-            found[key], value, rtol=1e-3, atol=1e-5, msg=lambda m, k=key: f"{name} {k}: {m}"
-        )
+        torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-5, msg=lambda m, k=key: f"{name} {k}: {m}")
 
 
 def check_lowered(name, world):

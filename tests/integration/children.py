@@ -63,9 +63,7 @@ def on_ranks(target: Callable[..., None], recipe: dict[str, Any], *args: Any, wo
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = [
-        SERVER.Process(target=_rank, args=(rank, world, port, target, recipe, *args)) for rank in range(world)
-    ]
+    ranks = [SERVER.Process(target=_rank, args=(rank, world, port, target, recipe, *args)) for rank in range(world)]
     _log(recipe).unlink(missing_ok=True)
     for process in ranks:
         process.start()

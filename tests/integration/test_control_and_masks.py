@@ -197,9 +197,7 @@ def clip_model(tmp_path_factory):
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.CLIPVisionConfig(image_size=8, patch_size=4, **sizes)
     transformers.CLIPVisionModel(config).save_pretrained(folder / "image_encoder")
-    processor = transformers.CLIPImageProcessor(
-        size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}
-    )
+    processor = transformers.CLIPImageProcessor(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8})
     processor.save_pretrained(folder / "image_processor")
     return folder
 

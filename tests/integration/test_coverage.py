@@ -25,9 +25,7 @@ def logged(run: Path) -> dict[tuple[int, int, int], int]:
         for line in files.read_json_lines(rank):
             last[rank.name, line["step"]] = line
     return {
-        (line["epoch"], clip["uid"], clip["copy"]): line["step"]
-        for line in last.values()
-        for clip in line["trained"]
+        (line["epoch"], clip["uid"], clip["copy"]): line["step"] for line in last.values() for clip in line["trained"]
     }
 
 
@@ -88,9 +86,7 @@ def test_a_resume_after_changes_needs_no_plan_file(tiny, tmp_path):
 def test_a_killed_and_resumed_run_is_told_as_it_went(tiny, tmp_path):
     recipe = tiny(train={"max_steps": 9, "gradient_accumulation_steps": 2}, **SEVERAL_EPOCHS)
     assert children.train(recipe, fault=("after the optimizer stepped", 6), debug=True) != [0]
-    assert (
-        covered(clip_history.cover(RunFolder(tmp_path / "run"))).items() <= logged(tmp_path / "run").items()
-    )
+    assert covered(clip_history.cover(RunFolder(tmp_path / "run"))).items() <= logged(tmp_path / "run").items()
     assert children.train(recipe, debug=True) == [0]
     told = clip_history.cover(RunFolder(tmp_path / "run"))
     assert covered(told) == logged(tmp_path / "run")
@@ -125,9 +121,7 @@ def test_clips_that_come_and_go_in_mid_epoch(tiny, footage, tmp_path):
 
 def test_a_failing_clip_is_named_with_its_reason(tiny, footage, tmp_path):
     folder = own_footage(footage, tmp_path)
-    recipe = tiny(
-        dataset=[{"path": str(folder), "repeats": 2}], train={"max_epochs": 1}, validation={"split": 0.0}
-    )
+    recipe = tiny(dataset=[{"path": str(folder), "repeats": 2}], train={"max_epochs": 1}, validation={"split": 0.0})
     recipe["train"].pop("max_steps")
     assert children.in_child(children.lose_a_file, recipe, str(folder / "clip-3.mp4")) == 0
     told = clip_history.cover(RunFolder(tmp_path / "run"))

@@ -79,9 +79,7 @@ for words in (
         assert left.code == 2, left.code
 assert "torch" not in sys.modules
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith("error")]
     model, folder = "--model = 'wann': there is no such model", "--data = 'nowhere': there is no such folder"

@@ -80,9 +80,7 @@ def test_failures_within_the_share_are_accounted_for_and_training_goes_on(withou
     assert "17 planned = 15 trained + 2 failed + 0 skipped" in printed
     (account,) = events.read(run.events_file, "epoch_end")
     assert [account[key] for key in ("planned", "trained", "failed", "skipped")] == [PLANNED, 15, 2, 0]
-    trained = Counter(
-        Path(c["path"]).name for line in children.debug_lines(run.path) for c in line["trained"]
-    )
+    trained = Counter(Path(c["path"]).name for line in children.debug_lines(run.path) for c in line["trained"])
     clips = {f"clip-{i}.mp4" for i in range(10)} | {f"picture-{i}.png" for i in range(7)}
     assert trained == Counter(clips - failures(run).keys())
     (stop,) = events.read(run.events_file, "stop")

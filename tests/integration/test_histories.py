@@ -22,9 +22,7 @@ STORIES = {
             ("exclude_list", {"files": ["f001", "f015"]}),
             ("filter", {"text": "height >= 24", "dataset": "a"}),
         ),
-        start(
-            ("split", {"share": 0.25}), ("run_moved", {}), ("data_moved", {}), ("exclude_list", {"files": []})
-        ),
+        start(("split", {"share": 0.25}), ("run_moved", {}), ("data_moved", {}), ("exclude_list", {"files": []})),
     ],
     "plans deleted, repeats changed": [
         start(("repeats", {"repeats": 2, "dataset": "a"}), steps=4),

@@ -29,9 +29,7 @@ main.main()
 
 @pytest.mark.parametrize("code", [0, 75])
 def test_the_code_is_the_commands_own_and_the_end_is_clean(code: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(code)], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", _PROGRAM, str(code)], capture_output=True, text=True, timeout=60)
     assert done.returncode == code
     assert done.stderr == ""
     folder = Path(done.stdout.strip())

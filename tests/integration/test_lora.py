@@ -41,9 +41,7 @@ from reelworks.train.state import TrainState
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "lora-20-pictures.toml"
 PROMPT = "two cats sit on a wall in the sun"
-TEXT_IN_BFLOAT16 = {"default": torch.float32} | dict.fromkeys(
-    ("text_encoder", "text_encoder_2"), torch.bfloat16
-)
+TEXT_IN_BFLOAT16 = {"default": torch.float32} | dict.fromkeys(("text_encoder", "text_encoder_2"), torch.bfloat16)
 FORMATS = ["diffusers", "comfyui", "kohya"]
 
 
@@ -86,9 +84,7 @@ def lora(pictures, tmp_path):
 
 
 def trained(run):
-    return Counter(
-        (line["epoch"], Path(c["path"]).name) for line in children.debug_lines(run) for c in line["trained"]
-    )
+    return Counter((line["epoch"], Path(c["path"]).name) for line in children.debug_lines(run) for c in line["trained"])
 
 
 @pytest.mark.parametrize(("name", "world"), [("wan-tiny", 1), ("flux-tiny", 2)])
@@ -372,9 +368,7 @@ def test_the_familys_pipeline_draws_what_we_do_with_the_file(lora, name, tmp_pat
         return dict(zip(keys, (v.detach().float() for v in values), strict=True))
 
     without = drawn()
-    pipeline.load_lora_weights(
-        run / "exports" / f"{names.of_step(last_step(run))}-ema-lora-diffusers.safetensors"
-    )
+    pipeline.load_lora_weights(run / "exports" / f"{names.of_step(last_step(run))}-ema-lora-diffusers.safetensors")
     made = LoadedModel.load(run).generate([PROMPT], GenerateOptions(Shape(1, 32, 32), 24.0, 4, 2.0, seed=0))
     assert np.abs(made.clips[0] - drawn()).max() <= 1
     assert np.abs(without - drawn()).max() > 4

@@ -107,9 +107,7 @@ def test_one_process_goes_on_from_two_with_copies(bare, tmp_path):
 def test_copies_that_fsdp_manages_are_updated_as_plain_weights_are(bare, world, offload):
     """To the last bit, where gradients are equal; by every optimizer that shards are refused for."""
     recipe = bare("run", "adamw", 1) | {"parallel": {"strategy": "replicated", "offload": offload}}
-    assert children.on_ranks(_compare_with_copies, recipe, world=world) == [0] * world, children.output(
-        recipe
-    )
+    assert children.on_ranks(_compare_with_copies, recipe, world=world) == [0] * world, children.output(recipe)
 
 
 def _compare_with_copies(recipe: dict[str, Any]) -> None:

@@ -67,9 +67,7 @@ def covered(told: Coverage) -> dict[int, set[int]]:
     return by_step
 
 
-def typed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object
-) -> tuple[str, int]:
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[str, int]:
     from reelworks.cli import main
 
     monkeypatch.setattr(sys, "argv", ["reelworks", *map(str, words)])
@@ -106,15 +104,11 @@ def test_records_make_room_but_for_those_that_a_checkpoint_needs(
     assert told.problems == []
     assert [epoch.pruned is not None for epoch in told.epochs] == [True, False, True, False, False]
     assert [epoch.counts["trained"] for epoch in told.epochs] == [6, 6, 6, 6, 2]
-    assert covered(told) == {
-        step: clips for step, clips in logged(run).items() if step not in (1, 2, 3, 7, 8, 9)
-    }
+    assert covered(told) == {step: clips for step, clips in logged(run).items() if step not in (1, 2, 3, 7, 8, 9)}
     text, code = typed(monkeypatch, capsys, "coverage", run.path)
     assert code == 0
     lines = text.splitlines()
-    assert lines[0].startswith(
-        "epoch 0: 6 planned = 6 trained + 0 failed + 0 skipped; its record was removed on "
-    )
+    assert lines[0].startswith("epoch 0: 6 planned = 6 trained + 0 failed + 0 skipped; its record was removed on ")
     assert lines[1] == "epoch 1: 6 planned = 6 trained + 0 failed + 0 skipped; adds up"
 
     # Going back to a checkpoint and on with other data needs its record.
@@ -153,9 +147,7 @@ def test_a_lost_record_is_told_with_what_events_prove_and_training_goes_on(
     assert [(one.steps, one.trained, one.failed) for one in first.lost] == [(3, 6, 0)]
     assert second.adds_up  # the record of the segment under way was written again
     assert third.adds_up
-    assert covered(clip_history.cover(run)) == {
-        step: clips for step, clips in logged(run).items() if step > 3
-    }
+    assert covered(clip_history.cover(run)) == {step: clips for step, clips in logged(run).items() if step > 3}
 
 
 def _train_on_a_full_disk(recipe: dict[str, Any]) -> None:
@@ -187,9 +179,7 @@ def test_a_disk_that_takes_no_record_ends_no_training(made: Make, tmp_path: Path
     assert children.train(recipe, debug=True) == [0]
     first, second = clip_history.cover(run).epochs
     assert (first.available, second.adds_up) == (False, True)
-    assert covered(clip_history.cover(run)) == {
-        step: clips for step, clips in logged(run).items() if step > 3
-    }
+    assert covered(clip_history.cover(run)) == {step: clips for step, clips in logged(run).items() if step > 3}
 
 
 def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: Make, tmp_path: Path) -> None:
@@ -233,9 +223,7 @@ def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: 
     assert told() == before
 
 
-def test_a_run_that_goes_back_behind_what_was_removed_tells_the_epoch_anew(
-    made: Make, tmp_path: Path
-) -> None:
+def test_a_run_that_goes_back_behind_what_was_removed_tells_the_epoch_anew(made: Make, tmp_path: Path) -> None:
     """Totals of an epoch that is trained again, after the run went back to before it, are of another branch."""
     recipe = made(
         train={"max_steps": 13},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import children
 import numpy as np
 
-from reelworks.analysis import clip_history, costs
+from reelworks.analysis import clip_history, epoch_stats
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.train.replay import replay_step
@@ -45,14 +45,12 @@ def test_repeat_fills_every_batch_and_trains_each_clip_once_more_at_most(tiny, t
     assert epoch.adds_up
     assert f"{account['repeated']} shown again to fill batches" in children.output(recipe)
     number = next(s["step"] for s in steps if s["repeated"])
-    clips = [
-        c for micro_batch in replay_step(run, number).to_json()["micro_batches"] for c in micro_batch["clips"]
-    ]
+    clips = [c for micro_batch in replay_step(run, number).to_json()["micro_batches"] for c in micro_batch["clips"]]
     again = [c for c in clips if c["showing"]]
     assert again
     twins = [c for c in replay_all(run, steps) if (c["uid"], c["showing"]) == (again[0]["uid"], 0)]
     assert twins[0]["timestep"] != again[0]["timestep"]  # each showing meets draws of its own
-    measured = costs.measure_costs(run)
+    measured = epoch_stats.measure_costs(run)
     assert all(ms > 0 for ms in measured.values())
 
 
@@ -85,11 +83,7 @@ def test_a_bad_stretch_is_left_out_by_going_back_before_it(tiny, tmp_path):
     assert children.train(tiny(train={"max_steps": 4}), debug=True) == [0]
     again = tiny(train={"max_steps": 6, "skip_steps": [[3, 4]]})
     assert children.train(again, debug=True, resume="2") == [0]
-    steps = [
-        (e["step"], e["clips"]) for e in events.timeline(RunFolder(tmp_path / "run").events_file, "step")
-    ]
+    steps = [(e["step"], e["clips"]) for e in events.timeline(RunFolder(tmp_path / "run").events_file, "step")]
     assert [step for step, _ in steps] == [1, 2, 3, 4, 5, 6]
     assert [clips == 0 for _, clips in steps] == [False, False, True, True, False, False]
-    assert np.isfinite(
-        [e["loss"] for e in events.read(RunFolder(tmp_path / "run").events_file, "validation")]
-    ).all()
+    assert np.isfinite([e["loss"] for e in events.read(RunFolder(tmp_path / "run").events_file, "validation")]).all()

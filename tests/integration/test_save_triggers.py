@@ -69,9 +69,7 @@ def _slow_disk(recipe: dict) -> None:
 
 
 def test_a_save_that_is_due_while_one_is_written_is_left_out_and_told(tiny, tmp_path):
-    recipe = tiny(
-        checkpoints={"every_steps": 1, "keep_last": 20, "asynchronous": True}, train={"max_steps": 9}
-    )
+    recipe = tiny(checkpoints={"every_steps": 1, "keep_last": 20, "asynchronous": True}, train={"max_steps": 9})
     assert children.in_child(_slow_disk, recipe) == 0
     run = RunFolder(tmp_path / "run")
     left_out = [(e["step"], e["reason"]) for e in events.read(run.events_file, "unsaved")]
@@ -100,9 +98,7 @@ def _full_disk(recipe: dict, *steps: int) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_on_a_full_disk_training_goes_on_and_saves_as_soon_as_it_can(tiny, tmp_path, asynchronous):
-    recipe = tiny(
-        checkpoints={"every_steps": 2, "keep_last": 9, "asynchronous": asynchronous}, train={"max_steps": 8}
-    )
+    recipe = tiny(checkpoints={"every_steps": 2, "keep_last": 9, "asynchronous": asynchronous}, train={"max_steps": 8})
     assert children.in_child(_full_disk, recipe, 2) == 0
     steps = saved(tmp_path / "run")
     assert steps[0] == 3 or (asynchronous and steps[0] > 2)
@@ -177,9 +173,7 @@ def _asked(recipe: dict, until_step: int, *, full: bool) -> None:
 
 
 def test_a_request_waits_for_the_save_in_flight_in_silence(tiny, tmp_path):
-    recipe = tiny(
-        checkpoints={"every_steps": 1000, "keep_last": 9, "asynchronous": True}, train={"max_steps": 9}
-    )
+    recipe = tiny(checkpoints={"every_steps": 1000, "keep_last": 9, "asynchronous": True}, train={"max_steps": 9})
     assert children.in_child(partial(_asked, until_step=6, full=False), recipe) == 0
     run = RunFolder(tmp_path / "run")
     assert len(saved(run.path)) > 1
@@ -220,9 +214,7 @@ def test_minutes_epochs_and_the_best_ask_for_a_save(tiny, tmp_path):
     assert saved(tmp_path / "time") == [1, 2, 3]
     ends = [e["step"] for e in events.read(RunFolder(tmp_path / "epoch").events_file, "epoch_end")]
     assert saved(tmp_path / "epoch") == ends
-    losses = [
-        (e["step"], e["loss"]) for e in events.read(RunFolder(tmp_path / "best").events_file, "validation")
-    ]
+    losses = [(e["step"], e["loss"]) for e in events.read(RunFolder(tmp_path / "best").events_file, "validation")]
     best, expected = float("inf"), []
     for step, loss in losses[1:]:  # the first is of untrained weights, which nobody saves
         if loss < best:

@@ -56,9 +56,7 @@ def write(
     return path
 
 
-def write_video(
-    path: Path, *, num_frames: int = 8, size: tuple[int, int] = (64, 48), **encoding: Any
-) -> Path:
+def write_video(path: Path, *, num_frames: int = 8, size: tuple[int, int] = (64, 48), **encoding: Any) -> Path:
     """Encode frames of which only number and size, (width, height), matter; see `write`."""
     if encoding.get("codec") == "libx265":
         encoding["options"] = {"x265-params": "log-level=none"}

@@ -14,17 +14,13 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 
 
-def picture(
-    path: Path, size: tuple[int, int] = (48, 64), grey: int = 0, caption: str | None = "a cat"
-) -> Path:
+def picture(path: Path, size: tuple[int, int] = (48, 64), grey: int = 0, caption: str | None = "a cat") -> Path:
     """A picture of (height, width) with its caption."""
     Image.new("L", (size[1], size[0]), grey).save(path)
     return _captioned(path, caption)
 
 
-def clip(
-    path: Path, num_frames: int, size: tuple[int, int] = (48, 64), caption: str | None = "a dog"
-) -> Path:
+def clip(path: Path, num_frames: int, size: tuple[int, int] = (48, 64), caption: str | None = "a dog") -> Path:
     """A video of (height, width) with its caption."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=24)

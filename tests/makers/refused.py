@@ -12,9 +12,7 @@ from reelworks.core.errors import UserError
 
 
 @contextmanager
-def refused(
-    code: str, field: str | None = None, *, says: str = ""
-) -> Iterator[pytest.ExceptionInfo[UserError]]:
+def refused(code: str, field: str | None = None, *, says: str = "") -> Iterator[pytest.ExceptionInfo[UserError]]:
     """Expect a `UserError`.
 
     Args:

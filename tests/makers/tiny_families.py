@@ -194,9 +194,7 @@ def _encoders(text):
             "num_hidden_layers": 1,
             "num_attention_heads": 2,
         }
-        config = transformers.Mistral3Config(
-            text_config=sizes, vision_config={"model_type": "pixtral"} | vision
-        )
+        config = transformers.Mistral3Config(text_config=sizes, vision_config={"model_type": "pixtral"} | vision)
         return one | {"text_encoder": transformers.Mistral3ForConditionalGeneration(config)}
     if text == "ltx-2":
         config = transformers.Gemma3Config(text_config=GEMMA, vision_config=SIGLIP, mm_tokens_per_image=4)

@@ -27,15 +27,11 @@ def predict(module: Any, inputs: DenoiserInputs, config: FamilyConfig) -> Tensor
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
     """Embed captions; tokens of zeros fill them up, and count."""
-    tokens, *_ = pipeline.encode_prompt(
-        captions, do_classifier_free_guidance=False, max_sequence_length=length
-    )
+    tokens, *_ = pipeline.encode_prompt(captions, do_classifier_free_guidance=False, max_sequence_length=length)
     return EncodedText(tokens)
 
 
-def pipeline_arguments(
-    text: TextEmbedding, guidance_scale: float, fps: float, config: FamilyConfig
-) -> dict[str, Any]:
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: FamilyConfig) -> dict[str, Any]:
     """Return the arguments of a call; the pipeline asks for masks, and does not use them."""
     return guided(text, guidance_scale, fps, config) | {
         "prompt_attention_mask": text.mask[:1],
@@ -43,6 +39,4 @@ def pipeline_arguments(
     }
 
 
-NETWORK = DiffusersNetwork(
-    predict, encode_text={"auraflow": encode_text}, pipeline_arguments=pipeline_arguments
-)
+NETWORK = DiffusersNetwork(predict, encode_text={"auraflow": encode_text}, pipeline_arguments=pipeline_arguments)

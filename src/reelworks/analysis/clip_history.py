@@ -195,9 +195,7 @@ class _Clips:
         if int(copies.max(initial=1)) == 1:
             return cls(key, np.zeros(len(key), np.int64), catalog, ordinal, clip_of, first)
         clip = np.repeat(np.arange(len(key)), copies)
-        return cls(
-            key[clip], np.arange(len(clip)) - first[clip], catalog[clip], ordinal[clip], clip_of, first
-        )
+        return cls(key[clip], np.arange(len(clip)) - first[clip], catalog[clip], ordinal[clip], clip_of, first)
 
     def find(self, catalog: int, ordinal: I64, copy: I64) -> I64:
         """Return the indices of the clips of a catalog's rows."""
@@ -301,9 +299,7 @@ class _Account:
                 number, f"{unknown} clips are marked as consumed earlier in the epoch, but no record has them"
             )
         if twice := len(at) - int(open_[at].sum()):
-            self._problem(
-                number, f"{twice} clips are planned although a step of the epoch had consumed them before"
-            )
+            self._problem(number, f"{twice} clips are planned although a step of the epoch had consumed them before")
         alive[others] = False
         if again := len(at) - int(alive.sum()):
             self._problem(number, f"{again} clips are planned twice")
@@ -341,9 +337,7 @@ class _Account:
         uid = self.named[segment.catalog].uids[record.ordinal[first][where]]
         matches = np.flatnonzero((uid == failure.uid) & (record.copy[first][where] == failure.copy_index))
         if len(matches) != 1:
-            self._problem(
-                number, f"clip {failure.uid} failed in row {failure.row}, which does not contain it"
-            )
+            self._problem(number, f"clip {failure.uid} failed in row {failure.row}, which does not contain it")
             return
         place = int(at[where][matches[0]])
         self.state[place] = State.FAILED
@@ -356,9 +350,7 @@ class _Account:
         np.subtract.at(expected, np.array([f.row for f in outcome.failures], dtype=np.int64), 1)
         for step in self.epoch.steps.get(number, []):
             if step.row >= outcome.rows or step.step != about.first_step + step.row + 1:
-                self._problem(
-                    number, f"step {step.step} trained row {step.row}, which is not its row in the record"
-                )
+                self._problem(number, f"step {step.step} trained row {step.row}, which is not its row in the record")
             elif step.applied and step.clips != expected[step.row]:
                 recorded = int(expected[step.row])
                 self._problem(

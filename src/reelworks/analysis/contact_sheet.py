@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from reelworks.core.hash_rng import Purpose, hash64
 from reelworks.core.shape import Shape
 from reelworks.data import decode_requests
-from reelworks.media import decode, masks
+from reelworks.media import decode
 from reelworks.media.decode import Frames, MediaError, Request, load
 from reelworks.models import components
 from reelworks.recipe.dataset import RecipeData
@@ -74,9 +74,7 @@ def choose(data: RecipeData, entries: Entries, lost: NDArray[np.float64], count:
     return chosen
 
 
-def sample_views(
-    data: RecipeData, entries: Entries, lost: NDArray[np.float64], *, epoch: int
-) -> list[SampleView]:
+def sample_views(data: RecipeData, entries: Entries, lost: NDArray[np.float64], *, epoch: int) -> list[SampleView]:
     """Read clips of one bucket, with the draws of an epoch, as training will.
 
     Args:
@@ -138,8 +136,8 @@ def _load_companion(kind: str, request: Request) -> CompanionFrames:
     """
     try:
         frames = load(request)
-        if kind == "loss_mask" and not masks.counts(frames):
-            raise MediaError(masks.EMPTY)
+        if kind == "loss_mask" and not decode.counts(frames):
+            raise MediaError(decode.EMPTY)
     except MediaError as problem:
         raise MediaError(f"{kind} {request.path}: {problem}") from problem
     return CompanionFrames(kind, str(request.path), frames)
@@ -156,8 +154,6 @@ def placed(request: Request, source: Shape) -> tuple[int, tuple[int, int, int, i
     height, width = decode.cover(source.height, source.width, shape.height, shape.width)
     top = decode.crop_offset(height, shape.height, request.crop_draw[0])
     left = decode.crop_offset(width, shape.width, request.crop_draw[1])
-    indices = decode.frame_indices(
-        source.num_frames, shape.num_frames, request.step, request.first_frame_draw
-    )
+    indices = decode.frame_indices(source.num_frames, shape.num_frames, request.step, request.first_frame_draw)
     window = (top, left, shape.height, shape.width)
     return int(indices[0]), window, Shape(shape.num_frames, height, width)

@@ -165,9 +165,7 @@ class Named:
 
     def datasets(self, ordinal: I64) -> list[str]:
         """Return the datasets of rows."""
-        names: list[str] = (
-            self.catalog.columns("dataset").column("dataset").take(pa.array(ordinal)).to_pylist()
-        )
+        names: list[str] = self.catalog.columns("dataset").column("dataset").take(pa.array(ordinal)).to_pylist()
         return names
 
     def keys_named(self, clip: str) -> NDArray[np.uint64]:

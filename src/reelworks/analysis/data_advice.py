@@ -61,9 +61,7 @@ def clips_by_folder(rows: CatalogRows) -> Counter[str]:
     text = pa.large_string()
     names = pc.binary_join_element_wise(rows.dataset.cast(text), rows.path, pa.scalar("/", text))
     counted = pc.value_counts(pc.replace_substring_regex(names, pattern="/[^/]*$", replacement=""))
-    return Counter(
-        dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
-    )
+    return Counter(dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)))
 
 
 def unreadable(rows: CatalogRows) -> DataAdvice | None:
@@ -165,9 +163,7 @@ def short(rows: CatalogRows) -> DataAdvice | None:
     """Advise on videos with few frames."""
     where = rows.readable & rows.is_video & (rows.num_frames < SHORT_FRAMES)
     text = f"{{n}} with fewer than {SHORT_FRAMES} frames"
-    return _about(
-        rows, "short", where, text, "add a bucket with fewer frames, or they are rejected as too_short"
-    )
+    return _about(rows, "short", where, text, "add a bucket with fewer frames, or they are rejected as too_short")
 
 
 def long(rows: CatalogRows) -> DataAdvice | None:
@@ -185,9 +181,7 @@ def mixed_fps(rows: CatalogRows) -> DataAdvice | None:
         return None
     common = np.median(fps)
     text = f"videos have {fps.min():.3g} to {fps.max():.3g} frames per second, with a median of {common:.3g}"
-    return DataAdvice(
-        "mixed_fps", text, f"set [data] fps = {common:.0f} to read all videos at one frame rate"
-    )
+    return DataAdvice("mixed_fps", text, f"set [data] fps = {common:.0f} to read all videos at one frame rate")
 
 
 def variable_fps(rows: CatalogRows) -> DataAdvice | None:
@@ -233,9 +227,7 @@ RULES: tuple[Callable[[CatalogRows], DataAdvice | None], ...] = (
 )
 
 
-def _about(
-    rows: CatalogRows, name: str, where: NDArray[np.bool_], text: str, remedy: str
-) -> DataAdvice | None:
+def _about(rows: CatalogRows, name: str, where: NDArray[np.bool_], text: str, remedy: str) -> DataAdvice | None:
     """Return advice about some clips, if there are any; `{n}` in the text becomes "3 clips"."""
     n = int(where.sum())
     if not n:
@@ -258,9 +250,7 @@ def shared_files(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[J
     Datasets are meant to overlap if one has a name, or if their captions or filters differ.
     """
     wide_first = sorted(datasets, key=lambda d: len(d.place.root.resolve().parts))
-    pairs = [
-        (a, b) for a, b in itertools.combinations(wide_first, 2) if _may_share(a, b) and not _meant(a, b)
-    ]
+    pairs = [(a, b) for a, b in itertools.combinations(wide_first, 2) if _may_share(a, b) and not _meant(a, b)]
     number = _numbered({d.dataset_name: d for pair in pairs for d in pair}.values(), rows)
     overlaps = []
     for pair in pairs:

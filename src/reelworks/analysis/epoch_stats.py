@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.core import files
+from reelworks.core.errors import UserError
 from reelworks.recipe.dataset import RecipeData
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
 from reelworks.schedule import cost, ranks
 from reelworks.schedule.cost import LossReduction
 from reelworks.schedule.plan import EpochPlan, PlanSpec
@@ -143,9 +148,7 @@ def of_buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> F64:
     bucket, clips = micro_batches(plan)
     count = np.bincount(bucket, clips, minlength=len(tokens))
     time = np.bincount(bucket, plan.costs_us(spec), minlength=len(tokens))
-    return np.stack(
-        [count, count * tokens, time, gradient_weight(plan, tokens, data.recipe.train.loss_reduction)]
-    )
+    return np.stack([count, count * tokens, time, gradient_weight(plan, tokens, data.recipe.train.loss_reduction)])
 
 
 def of_datasets(data: RecipeData, plan: EpochPlan, spec: PlanSpec, dataset: I64) -> F64:
@@ -185,8 +188,7 @@ def groups(data: RecipeData, sums: F64) -> list[str]:
 def buckets_told(data: RecipeData, sums: F64, groups: list[str]) -> list[Json]:
     """Return the shares of the buckets that have clips; each measure adds up to 1."""
     return [
-        _shares(data.table.buckets[i].name, sums, i) | {"group": groups[i]}
-        for i in np.flatnonzero(sums[0]).tolist()
+        _shares(data.table.buckets[i].name, sums, i) | {"group": groups[i]} for i in np.flatnonzero(sums[0]).tolist()
     ]
 
 
@@ -217,7 +219,45 @@ def course(plan: EpochPlan, groups: list[str]) -> Json:
     bucket, _ = micro_batches(plan)
     place = line[bucket[plan.rows[step, column]]] * bins + step * bins // plan.steps
     counts = np.bincount(place, minlength=len(names) * bins).reshape(len(names), bins)
-    lines = [
-        {"group": name, "micro_batches": n.tolist()} for name, n in zip(names, counts, strict=True) if n.any()
-    ]
+    lines = [{"group": name, "micro_batches": n.tolist()} for name, n in zip(names, counts, strict=True) if n.any()]
     return {"steps": plan.steps, "groups": lines}
+
+
+_WARM_UP_STEPS = 1  # caches, compilers and allocators warm up
+
+
+def measure_costs(run: RunFolder) -> dict[str, float]:
+    """Return the milliseconds that a rank spends on a clip of each bucket: the median over single-bucket steps.
+
+    Raises:
+        UserError: There is no run, or it has no step from which a cost can be measured.
+    """
+    run.info()
+    seconds: dict[str, list[float]] = {}
+    world = since_start = 0
+    for event in events.timeline(run.events_file, "start", "step"):
+        if event["kind"] == "start":
+            world, since_start = event["world_size"], 0
+            continue
+        since_start += 1
+        shown = event["clips"] + event["repeated"]
+        if since_start > _WARM_UP_STEPS and len(event["buckets"]) == 1 and shown:
+            seconds.setdefault(event["buckets"][0], []).append(event["seconds"] * world / shown)
+    if not seconds:
+        raise UserError(
+            "the run has no step from which the cost of a bucket can be measured",
+            code="no-measured-cost",
+            field="RUN",
+            value=str(run.path),
+            remedy="train more steps; only steps with a single bucket count, and not the first step after a start",
+        )
+    return {name: float(np.median(values)) * 1000 for name, values in sorted(seconds.items())}
+
+
+def write_costs(path: Path, measured_ms: dict[str, float]) -> None:
+    """Write the result of `measure_costs` as the file that `cost.measured` of a recipe names.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    files.write_for("--costs", path, (files.to_json(measured_ms, indent=2) + "\n").encode())

@@ -50,9 +50,7 @@ class Plan:
     rejected: Rejected
 
 
-def plan(
-    dataset: Dataset, *, micro_batches_per_step: int = 1, world_size: int | None = None, epoch: int = 0
-) -> Plan:
+def plan(dataset: Dataset, *, micro_batches_per_step: int = 1, world_size: int | None = None, epoch: int = 0) -> Plan:
     """Plan an epoch without reading a file.
 
     Args:
@@ -83,7 +81,5 @@ def plan(
         imbalance=ranks.waste(epoch_plan, spec, world),
         padding=float(1 - epoch_plan.first.mean()) if len(epoch_plan.first) else 0.0,
         buckets={names[i]: n for i, n in zip(buckets.tolist(), clips.tolist(), strict=True)},
-        rejected=Rejected(
-            {Reason(r).label: n for r, n in zip(reasons.tolist(), counts.tolist(), strict=True)}
-        ),
+        rejected=Rejected({Reason(r).label: n for r, n in zip(reasons.tolist(), counts.tolist(), strict=True)}),
     )

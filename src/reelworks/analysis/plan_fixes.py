@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from reelworks.analysis.epoch_stats import Figures, figures
-from reelworks.buckets import merge_targets
+from reelworks.buckets import assign
 from reelworks.core.errors import UserError
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -64,9 +64,7 @@ def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, e
     return [_to_json(data, fixes[i], totals[i]) for i in order]
 
 
-def fewer_ranks(
-    data: RecipeData, spec_for: Callable[[int], PlanSpec], *, world: int, epochs: int
-) -> Json | None:
+def fewer_ranks(data: RecipeData, spec_for: Callable[[int], PlanSpec], *, world: int, epochs: int) -> Json | None:
     """Return the largest of half, a quarter, ... of `world` at which waste is allowed, with figures, or None.
 
     Args:
@@ -154,7 +152,7 @@ def _spec(data: RecipeData, spec: PlanSpec, fix: PlanFix) -> PlanSpec:
         spec,
         incomplete_batch=fix.incomplete_batch,
         batch_sizes=sizes,
-        merge_to=tuple(int(n) for n in merge_targets.targets(data.table)) if merges else (),
+        merge_to=tuple(int(n) for n in assign.targets(data.table)) if merges else (),
     )
 
 
@@ -163,8 +161,7 @@ def _to_json(data: RecipeData, fix: PlanFix, total: Figures) -> Json:
     return {
         "incomplete_batch": fix.incomplete_batch,
         "batch_sizes": [
-            {"entry": str(entries[i]), "from": entries[i].batch_size, "to": size}
-            for i, size in fix.batch_sizes.items()
+            {"entry": str(entries[i]), "from": entries[i].batch_size, "to": size} for i, size in fix.batch_sizes.items()
         ],
         "set": _settings(data, fix),
         "suffices": not too_much(total),
@@ -190,10 +187,7 @@ def _bucket_settings(recipe: Recipe, new: dict[tuple[str, int], int]) -> list[st
     settings = []
     for index, entry in enumerate(recipe.bucket):
         now = [size or recipe.buckets.batch_size for size in entry.batch_sizes()]
-        then = [
-            new.get((entry.resolution, frames), size)
-            for frames, size in zip(entry.frames(), now, strict=True)
-        ]
+        then = [new.get((entry.resolution, frames), size) for frames, size in zip(entry.frames(), now, strict=True)]
         if then != now:
             value = str(then[0]) if not isinstance(entry.num_frames, list) else str(then).replace(" ", "")
             settings.append(f"bucket.{index}.batch_size={value}")

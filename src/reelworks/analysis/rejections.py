@@ -85,9 +85,7 @@ def counts(data: RecipeData, rejections: list[Rejection]) -> Json:
 def named(data: RecipeData, rejections: list[Rejection]) -> dict[str, list[dict[str, str]]]:
     """Return the first files of each reason by dataset and path, at most `FILES_NAMED`, with details."""
     return {
-        r.reason.label: [
-            _explain(data, r.reason, int(r.row[i]), int(r.nearest[i])) for i in _first(data, r.row)
-        ]
+        r.reason.label: [_explain(data, r.reason, int(r.row[i]), int(r.nearest[i])) for i in _first(data, r.row)]
         for r in rejections
     }
 
@@ -234,9 +232,7 @@ def _table(
             "num_frames": rows.column("num_frames"),
             "height": rows.column("height"),
             "width": rows.column("width"),
-            "nearest_entry": pa.array(entries, type=pa.string()).take(
-                pa.array(out.nearest, mask=out.nearest < 0)
-            ),
+            "nearest_entry": pa.array(entries, type=pa.string()).take(pa.array(out.nearest, mask=out.nearest < 0)),
             "error": pc.coalesce(rows.column("error"), notes.take(pa.array(first)).cast(pa.large_string())),
         }
     )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from reelworks.buckets.opensora import walk
 from reelworks.buckets.opensora.walk import DialectSizes
-from reelworks.buckets.table import BucketTable
+from reelworks.buckets.table import Bucket, BucketTable, Entry
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
 
@@ -126,9 +126,7 @@ def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assign
     return result
 
 
-def _take(
-    clips: Clips, table: BucketTable, sizes: list[_Sizes], state: U64, is_image: bool, bucket: I32
-) -> None:
+def _take(clips: Clips, table: BucketTable, sizes: list[_Sizes], state: U64, is_image: bool, bucket: I32) -> None:
     """Assign the clips of one kind to the entries in turn; each entry takes from those that are left."""
     left = np.flatnonzero((clips.excluded == Reason.NONE) & (clips.is_image == is_image))
     for index, entry in enumerate(table.entries):
@@ -176,9 +174,7 @@ def _take_short(
     return replace(clips, num_frames=num_frames)
 
 
-def _explain(
-    clips: Clips, table: BucketTable, sizes: Sequence[_Sizes | DialectSizes]
-) -> tuple[NDArray[np.int8], I32]:
+def _explain(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes | DialectSizes]) -> tuple[NDArray[np.int8], I32]:
     """Return the reason of each clip that no entry took, and the nearest entry of those that fit none."""
     n = len(clips.uid)
     short, small = np.ones(n, dtype=np.bool_), np.ones(n, dtype=np.bool_)
@@ -244,3 +240,47 @@ def _nearest_entry(clips: Clips, table: BucketTable) -> NDArray[np.int32]:
         better = growth < least
         best[better], least[better] = index, growth[better]
     return best
+
+
+def targets(table: BucketTable) -> NDArray[np.int64]:
+    """Return for every bucket the one that takes its clips at the least loss of tokens, or -1.
+
+    A bucket can take the clips of another of its kind (pictures or videos) if it needs no more frames, height or
+    width, so that every clip that fills the one fills the other, and if the crop between the two is within
+    `max_crop`. Its entry must not be switched off (a probability of 0). It always comes later in the table, so
+    that repeated moves end.
+    """
+    result = np.full(len(table.buckets), -1, dtype=np.int64)
+    for index, bucket in enumerate(table.buckets):
+        able = [
+            i
+            for i, other in enumerate(table.buckets[index + 1 :], index + 1)
+            if _used(table.entries[other.entry])
+            and _needs_less(bucket, other)
+            and kept(bucket, other) >= 1 - table.max_crop
+        ]
+        if able:
+            result[index] = max(able, key=lambda i: _worth(bucket, table.buckets[i]))
+    return result
+
+
+def _used(entry: Entry) -> bool:
+    return entry.keep_prob > 0 and entry.keep_length > 0
+
+
+def kept(bucket: Bucket, other: Bucket) -> float:
+    """Return the share of a frame of one bucket that a crop to the other's aspect ratio leaves."""
+    ratio = (bucket.shape.width * other.shape.height) / (bucket.shape.height * other.shape.width)
+    return min(ratio, 1 / ratio)
+
+
+def _needs_less(bucket: Bucket, other: Bucket) -> bool:
+    a, b = bucket.shape, other.shape
+    same_kind = (a.num_frames == 1) == (b.num_frames == 1)
+    fits = b.num_frames <= a.num_frames and b.height <= a.height and b.width <= a.width
+    return same_kind and fits and other.entry != bucket.entry
+
+
+def _worth(bucket: Bucket, other: Bucket) -> tuple[float, int]:
+    """Rank a target by its tokens that show content of the clip, then by its tokens."""
+    return other.tokens * kept(bucket, other), other.tokens

@@ -44,9 +44,7 @@ class BucketEntryConfig(Config):
         _check_each("num_frames", frames, [f >= 1 for f in frames], "give a whole number of at least 1")
         sizes = [b for b in self.batch_sizes() if b is not None]
         most = parse.MOST_CLIPS
-        _check_each(
-            "batch_size", sizes, [1 <= b <= most for b in sizes], f"give a whole number from 1 to {most}"
-        )
+        _check_each("batch_size", sizes, [1 <= b <= most for b in sizes], f"give a whole number from 1 to {most}")
         chances = self.keep_probs()
         # This comparison is False for NaN.
         _check_each("keep_prob", chances, [0 <= p <= 1 for p in chances], "give a probability from 0 to 1")
@@ -145,16 +143,12 @@ class BucketsConfig(Config):
             UserError: A name or value in it is invalid, or the meaning of its probabilities is not set.
         """
         if self.opensora is not None:
-            return parse.parse(
-                self.opensora, self.probability, drop_exact_length=self.opensora_drop_exact_length
-            )
+            return parse.parse(self.opensora, self.probability, drop_exact_length=self.opensora_drop_exact_length)
         if self.probability != "native" or self.opensora_drop_exact_length:
             raise UserError(
                 "this key needs a bucket table of Open-Sora, and the recipe has none",
                 code="opensora-table-missing",
-                field="buckets.probability"
-                if self.probability != "native"
-                else "buckets.opensora_drop_exact_length",
+                field="buckets.probability" if self.probability != "native" else "buckets.opensora_drop_exact_length",
                 value=self.probability if self.probability != "native" else self.opensora_drop_exact_length,
                 remedy="add [buckets.opensora], or remove this key",
             )

@@ -310,9 +310,7 @@ def _fit(ladder: Ladder, size: int, num_frames: int, config: BucketsConfig) -> i
     )
 
 
-def _shared_out(
-    entries: list[Suggestion], clips: Clips, config: BucketsConfig, geometry: Geometry
-) -> list[Suggestion]:
+def _shared_out(entries: list[Suggestion], clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Suggestion]:
     """Return the entries that are needed, with keep probabilities that divide clips among the entries they fit.
 
     A clip's showings are divided by the square root of the entries' tokens: evenly between large and long ones,

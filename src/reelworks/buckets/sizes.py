@@ -77,9 +77,7 @@ def nearest_size(
     sum of the absolute log ratios of area and shape.
     """
     height = math.sqrt(pixels / ratio)
-    candidates = itertools.product(
-        _around(height, multiple[0], most[0]), _around(height * ratio, multiple[1], most[1])
-    )
+    candidates = itertools.product(_around(height, multiple[0], most[0]), _around(height * ratio, multiple[1], most[1]))
     return min(
         candidates,
         key=lambda size: (

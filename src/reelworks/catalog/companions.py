@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reelworks.catalog.config import Source
 from reelworks.catalog.rows import CatalogRows
-from reelworks.catalog.source import Source
 from reelworks.core.errors import UserError
 
 KINDS = ("control", "source", "loss_mask")

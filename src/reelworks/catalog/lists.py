@@ -29,11 +29,11 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from reelworks.catalog import probe
-from reelworks.catalog.filter_expression import NUMBERS, TEXTS
+from reelworks.catalog.config import Source
+from reelworks.catalog.filters import NUMBERS, TEXTS
 from reelworks.catalog.integrity import OUTSIDE
 from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows
-from reelworks.catalog.source import Source
 from reelworks.core.errors import UserError
 
 _NO_FILE = "no such file"
@@ -64,8 +64,7 @@ def _normalised(paths: Any, root: str) -> Any:
     """Normalise the few paths with `//`, `.` or `..`, so that each file has a single name."""
     odd = pc.match_substring_regex(paths, _ROUNDABOUT)
     normalised = [
-        os.path.normpath(f"{root}/{text}" if text[0] != "/" else text)
-        for text in paths.filter(odd).to_pylist()
+        os.path.normpath(f"{root}/{text}" if text[0] != "/" else text) for text in paths.filter(odd).to_pylist()
     ]
     return pc.replace_with_mask(paths, odd, pa.array(normalised, paths.type)) if normalised else paths
 

@@ -335,9 +335,7 @@ def _stream(opened: av.container.InputContainer, stream: av.VideoStream) -> Prob
     )
 
 
-def _demux(
-    opened: av.container.InputContainer, stream: av.VideoStream
-) -> tuple[av.VideoFrame | None, list[_Time]]:
+def _demux(opened: av.container.InputContainer, stream: av.VideoStream) -> tuple[av.VideoFrame | None, list[_Time]]:
     """Decode the first frame and list the times of all displayed frames, in decoding order."""
     frame: av.VideoFrame | None = None
     times: list[_Time] = []

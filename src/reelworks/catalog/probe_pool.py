@@ -59,9 +59,7 @@ def map_ordered(
         threads.shutdown()
 
 
-def _in_process(
-    pool: WorkerPool, function: Callable[[T], R], crashed: Callable[[T], R], chunk: list[T]
-) -> list[R]:
+def _in_process(pool: WorkerPool, function: Callable[[T], R], crashed: Callable[[T], R], chunk: list[T]) -> list[R]:
     try:
         return pool.call(partial(_each, function), chunk)
     except WorkerDied:

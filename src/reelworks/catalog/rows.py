@@ -178,9 +178,7 @@ class CatalogRows:
     def of_datasets(self, names: Collection[str]) -> NDArray[np.bool_]:
         """Return a mask of the rows of these datasets."""
         wanted = [name in names for name in self.dataset.dictionary.to_pylist()]
-        inside: NDArray[np.bool_] = np.array([*wanted, False])[
-            self.dataset.indices.to_numpy(zero_copy_only=False)
-        ]
+        inside: NDArray[np.bool_] = np.array([*wanted, False])[self.dataset.indices.to_numpy(zero_copy_only=False)]
         return inside
 
     def file(self, index: int) -> Path:

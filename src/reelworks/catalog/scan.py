@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.catalog import listing, lists, probe, probe_pool
+from reelworks.catalog.config import Source
 from reelworks.catalog.listing import Listing, SourceFile, list_folder
 from reelworks.catalog.probe import kind_of
 from reelworks.catalog.rows import SCORE, schema
-from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests, hash_rng
 from reelworks.core.errors import UserError
@@ -166,9 +166,7 @@ class Update:
         self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # an ordered set of names
         self._listed = np.zeros(len(self._live), dtype=np.bool_)
         self._replaced = np.zeros(len(self._live), dtype=np.bool_)
-        self._waiting: list[
-            tuple[int, dict[str, Any]]
-        ] = []  # index of the live row with the measures (or -1), values
+        self._waiting: list[tuple[int, dict[str, Any]]] = []  # index of the live row with the measures (or -1), values
         self._batches: list[Any] = []
 
     def compare(self, dataset: str, root: Path, files: Listing) -> Listed:
@@ -259,9 +257,7 @@ class Update:
 
     def _scores_of(self, task: Task) -> dict[str, float | None]:
         scores = task.listed.files.scores
-        own = {
-            name: float(scores[name][task.number]) if name in scores else math.nan for name in self._scores
-        }
+        own = {name: float(scores[name][task.number]) if name in scores else math.nan for name in self._scores}
         return {SCORE + name: None if math.isnan(score) else score for name, score in own.items()}
 
     def _collect(self, position: int, values: dict[str, Any]) -> None:
@@ -317,8 +313,7 @@ def _identity(task: Task) -> dict[str, Any]:
         "dataset": listed.dataset,
         "root": listed.root,
         "path": entry.path,
-        "kind": kind_of(entry.path)
-        or "video",  # "video" for a list's file of another type, which is never trained
+        "kind": kind_of(entry.path) or "video",  # "video" for a list's file of another type, which is never trained
         "size_bytes": entry.size_bytes,
         "mtime_ns": entry.mtime_ns,
         "group": entry.path,

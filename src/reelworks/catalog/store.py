@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from reelworks.catalog import integrity
 from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows
-from reelworks.core import files
+from reelworks.core import files, storage
 from reelworks.core.errors import UserError
 
 FORMAT_VERSION = 1
@@ -78,9 +79,7 @@ class Catalog:
     parts: tuple[Part, ...]
 
     @classmethod
-    def scan(
-        cls, folders: str | Path | Mapping[str, str | Path], *, to: str | Path, workers: int = 0
-    ) -> Catalog:
+    def scan(cls, folders: str | Path | Mapping[str, str | Path], *, to: str | Path, workers: int = 0) -> Catalog:
         """Bring a catalog up to date with folders of videos and pictures, or with lists of them.
 
         Args:
@@ -211,9 +210,7 @@ class Catalog:
         """Return a digest of the live rows' ordinals, uids, contents, captions and scores."""
         return self.live().digest()
 
-    def append(
-        self, rows: pa.Table, retired: NDArray[np.int64], sources: Sequence[dict[str, str]]
-    ) -> Catalog:
+    def append(self, rows: pa.Table, retired: NDArray[np.int64], sources: Sequence[dict[str, str]]) -> Catalog:
         """Append a part; the caller must hold the catalog's lock.
 
         Args:
@@ -298,10 +295,63 @@ def _score(name: str) -> Any:
 
 
 def _write_parquet(file: Path, table: pa.Table) -> None:
-    file.unlink(
-        missing_ok=True
-    )  # a run may have a hard link to the former file, which must not be overwritten
+    file.unlink(missing_ok=True)  # a run may have a hard link to the former file, which must not be overwritten
     with file.open("wb") as f:
         pq.write_table(table, f, compression="zstd", write_page_checksum=True)
         f.flush()
         os.fsync(f.fileno())
+
+
+_NAME = "catalog-{:03d}"
+
+
+def keep(catalog: Catalog, folder: Path) -> Path:
+    """Copy a catalog into a folder of copies, or bring its copy there up to date.
+
+    Returns:
+        Path of the copy.
+
+    Raises:
+        OSError: The copy could not be written.
+    """
+    storage.mkdirs(folder)
+    number = 0
+    while (path := folder / _NAME.format(number)).exists():
+        copy = _open(path)
+        if copy is not None and (copy.is_prefix_of(catalog) or catalog.is_prefix_of(copy)):
+            _complete(path, catalog, copy.version)
+            if copy.version < catalog.version:
+                files.write_json(path / "catalog.json", document(catalog.parts))
+            return path
+        number += 1
+    unfinished = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    storage.mkdir(unfinished)
+    _complete(unfinished, catalog, 0)
+    files.write_json(unfinished / "catalog.json", document(catalog.parts))
+    storage.rename(unfinished, path)
+    storage.fsync_folder(folder)
+    return path
+
+
+def _open(path: Path) -> Catalog | None:
+    try:
+        return Catalog.open(path)
+    except UserError:
+        return None  # a damaged copy is left alone, and the catalog copied to another folder
+
+
+def _complete(path: Path, catalog: Catalog, version: int) -> None:
+    """Add the missing parts to a copy, whose `catalog.json` names the first `version` ones."""
+    unnamed = set(files_of(catalog.parts, version))  # an interrupted copy may have left these incomplete
+    for name in files_of(catalog.parts, 0):
+        target = path / name
+        if name not in unnamed and target.exists():
+            continue
+        target.unlink(missing_ok=True)
+        try:
+            os.link(catalog.path / name, target)
+        except OSError:
+            with (catalog.path / name).open("rb") as source, storage.create(target) as f:
+                shutil.copyfileobj(source, f)
+    storage.fsync_folder(path)

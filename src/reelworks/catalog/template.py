@@ -13,15 +13,13 @@ import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from reelworks.catalog.filter_expression import NUMBERS
+from reelworks.catalog.filters import NUMBERS
 from reelworks.core.errors import UserError, nearest
 
 TEXT = "text"
 FIELD = "dataset.caption"
 _CUT = re.compile(r"(?<=[.,])(?=\s|$)")
-_STRAY = re.compile(
-    r"\s*,(?=\s*[.,])|\s+(?=[.,])"
-)  # a comma without text after it, white space before a mark
+_STRAY = re.compile(r"\s*,(?=\s*[.,])|\s+(?=[.,])")  # a comma without text after it, white space before a mark
 
 
 @dataclass(frozen=True)

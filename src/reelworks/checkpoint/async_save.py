@@ -7,9 +7,11 @@ start sweeps its temporary folder.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +21,35 @@ from torch.distributed.tensor import DTensor
 from reelworks.checkpoint import save
 from reelworks.checkpoint.save import Saved, Saving
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import memory
 from reelworks.distributed import collectives
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes() -> int:
+    """Return the memory that machine and container have left, or `sys.maxsize` on systems other than Linux."""
+    return min(_machine(), _container())
+
+
+def _machine() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return sys.maxsize
+    fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else sys.maxsize
+
+
+def _container() -> int:
+    try:
+        limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        cached = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+    except OSError:
+        return sys.maxsize
+    if limit == "max":
+        return sys.maxsize
+    # The system evicts cached files when memory is needed.
+    return max(int(limit) - int(used) + int(cached.get("inactive_file", 0)), 0)
 
 
 @dataclass
@@ -50,7 +79,7 @@ class Background:
     def lacks_memory(self, state: dict[str, Any]) -> str:
         """Return why a state cannot be staged, empty if it can. Collective, and equal on all ranks."""
         need_bytes = max(held_bytes(state) - self._staged_bytes, 0) * self.processes_on_host
-        free_bytes = memory.available_bytes()
+        free_bytes = available_bytes()
         short = collectives.on_all(lambda: (need_bytes, free_bytes) if need_bytes > free_bytes else None)
         for rank, numbers in enumerate(short):
             if numbers is not None:
@@ -74,9 +103,7 @@ class Background:
             SaveFailed: As in `save.save`; no save is in progress then.
         """
         assert self._saving is None, "a save is in progress"
-        self._saving = save.begin(
-            store, step, state, extra=extra, metrics=metrics, run_id=run_id, stage=self._stage
-        )
+        self._saving = save.begin(store, step, state, extra=extra, metrics=metrics, run_id=run_id, stage=self._stage)
         self._thread = threading.Thread(target=self._saving.write, name="checkpoint", daemon=True)
         self._thread.start()
 

@@ -97,6 +97,4 @@ def require(folder: Path, need_bytes: int, what: str = "a checkpoint") -> None:
     """
     need_bytes, free_bytes = int(need_bytes * MARGIN), shutil.disk_usage(folder).free
     if free_bytes < need_bytes:
-        raise OSError(
-            errno.ENOSPC, f"{what} needs {told_bytes(need_bytes)}, {told_bytes(free_bytes)} are free"
-        )
+        raise OSError(errno.ENOSPC, f"{what} needs {told_bytes(need_bytes)}, {told_bytes(free_bytes)} are free")

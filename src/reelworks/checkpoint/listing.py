@@ -29,8 +29,7 @@ def rows(store: CheckpointStore, policy: Retention) -> list[Row]:
     existing = (info for info in good if info.step in decisions or info.path.exists())
     listed = [_row(info, decisions.get(info.step)) for info in existing]
     listed += [
-        {"step": b.step, "path": b.path, "state": "damaged", "keep": None, "reasons": [b.reason]}
-        for b in broken
+        {"step": b.step, "path": b.path, "state": "damaged", "keep": None, "reasons": [b.reason]} for b in broken
     ]
     return sorted(listed, key=lambda row: int(row["step"]))
 
@@ -113,9 +112,7 @@ def best(store: CheckpointStore, policy: Retention) -> Row:
     if not ranked:
         metric = policy.keep_best and policy.keep_best.metric
         raise UserError(
-            f"no checkpoint has a finite {metric}"
-            if metric
-            else "the recipe names no metric for the best checkpoint",
+            f"no checkpoint has a finite {metric}" if metric else "the recipe names no metric for the best checkpoint",
             code="no-metric",
             field="checkpoints.keep_best",
             value=metric or "none",

@@ -43,17 +43,11 @@ def load(path: Path, state: dict[str, Any]) -> None:
     """
     problem, remedy = collectives.on_first(lambda: _inspect(path))
     if not problem:
-        problem, remedy = next(
-            (p for p in collectives.on_all(lambda: _compare(path, state)) if p[0]), ("", "")
-        )
+        problem, remedy = next((p for p in collectives.on_all(lambda: _compare(path, state)) if p[0]), ("", ""))
     if problem:
-        raise UserError(
-            problem, code="checkpoint-state-differs", field="checkpoint", value=str(path), remedy=remedy
-        )
+        raise UserError(problem, code="checkpoint-state-differs", field="checkpoint", value=str(path), remedy=remedy)
     with quiet():
-        load_shards(
-            state, storage_reader=FileSystemReader(path / names.DCP), no_dist=not collectives.is_distributed()
-        )
+        load_shards(state, storage_reader=FileSystemReader(path / names.DCP), no_dist=not collectives.is_distributed())
 
 
 def read_extra(path: Path, name: str) -> bytes:

@@ -71,9 +71,7 @@ class Decision:
     reasons: Reasons
 
 
-def plan_retention(
-    checkpoints: Iterable[CheckpointFacts], policy: Retention, moment: PolicyTime
-) -> list[Decision]:
+def plan_retention(checkpoints: Iterable[CheckpointFacts], policy: Retention, moment: PolicyTime) -> list[Decision]:
     """Decide which checkpoints to keep; returns the decisions by ascending step.
 
     The newest, the best, pinned ones and those in use always stay, whatever the settings, so that every run can

@@ -30,9 +30,7 @@ def plan(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()
     return plan_retention(infos, policy, _moment(store, infos, policy, in_use))
 
 
-def apply_retention(
-    store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()
-) -> list[Decision]:
+def apply_retention(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()) -> list[Decision]:
     """Delete the checkpoints that the policy does not keep, oldest first; on rank 0, after a commit.
 
     Returns:

@@ -36,9 +36,7 @@ class StatefulStore(CheckpointStore):
         super().__init__(root)
         self.policy = policy
 
-    def save(
-        self, step: int, state: Mapping[str, Any], *, metrics: Mapping[str, float] | None = None
-    ) -> Saved:
+    def save(self, step: int, state: Mapping[str, Any], *, metrics: Mapping[str, float] | None = None) -> Saved:
         """Write and publish a checkpoint, then delete those that the policy does not keep.
 
         Collective over the default process group, if there is one. Torch is imported here.

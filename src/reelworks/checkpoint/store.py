@@ -124,9 +124,7 @@ class CheckpointStore:
 
     def log(self, event: str, step: int, **fields: Any) -> None:
         """Append an event to the history."""
-        files.append_json_line(
-            self.root / names.HISTORY, {"time": time.time(), "event": event, "step": step, **fields}
-        )
+        files.append_json_line(self.root / names.HISTORY, {"time": time.time(), "event": event, "step": step, **fields})
 
     def record_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add metrics that were measured after the save; a value that is not finite counts as missing.

@@ -210,9 +210,7 @@ def best(run: RunArgument, json: Json = False) -> None:
 
 @app.command("export")
 def export(
-    source: Annotated[
-        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")],
     output: Annotated[
         Path,
         typer.Option(
@@ -221,9 +219,7 @@ def export(
             help="A new .safetensors file; above 10 GB, shards and an index.",
         ),
     ],
-    ema: Annotated[
-        bool, typer.Option("--ema/--weights", help="Export the averaged or the trained weights.")
-    ] = True,
+    ema: Annotated[bool, typer.Option("--ema/--weights", help="Export the averaged or the trained weights.")] = True,
     dtype: Annotated[Dtype, typer.Option(help="Dtype of floating-point tensors.")] = Dtype.bfloat16,
     format: Annotated[
         Format | None,

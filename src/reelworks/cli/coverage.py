@@ -13,9 +13,7 @@ def coverage(
     run: RunArgument,
     never_trained: Annotated[
         bool,
-        typer.Option(
-            "--never-trained", help="List the clips that no epoch trained, with the reason in each epoch."
-        ),
+        typer.Option("--never-trained", help="List the clips that no epoch trained, with the reason in each epoch."),
     ] = False,
     clip: Annotated[
         str | None,
@@ -26,9 +24,7 @@ def coverage(
     ] = None,
     json: Annotated[
         bool,
-        typer.Option(
-            "--json", help="Print one JSON value, with the selected clips; with all, if none are selected."
-        ),
+        typer.Option("--json", help="Print one JSON value, with the selected clips; with all, if none are selected."),
     ] = False,
 ) -> None:
     """Report what happened to each clip in each epoch so far.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 
@@ -14,3 +17,17 @@ def demo() -> None:
     from reelworks.demo import walkthrough
 
     raise typer.Exit(walkthrough.main())
+
+
+def demo_data(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    seed: Annotated[int, typer.Option(help="Seed of the footage.")] = 0,
+) -> None:
+    """Make about 120 captioned clips and pictures as sample footage, some of them damaged."""
+    from reelworks.demo import make
+
+    summary = make.make(folder, seed=seed)
+    print(
+        f"{folder}: {len(summary.videos)} clips, {len(summary.pictures)} pictures and {len(summary.bad)} "
+        f"damaged or unusable files, {summary.total_bytes / 1e6:.1f} MB"
+    )

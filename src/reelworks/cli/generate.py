@@ -17,9 +17,7 @@ class Sampler(enum.StrEnum):
 
 
 def generate(
-    source: Annotated[
-        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")],
     prompts: Annotated[
         list[str],
         typer.Option("--prompt", help="Text to generate from; give it several times for several clips."),
@@ -36,9 +34,7 @@ def generate(
         int | None,
         typer.Option(min=1, help="Pixels; default: those of the bucket with the most trained tokens."),
     ] = None,
-    width: Annotated[
-        int | None, typer.Option(min=1, help="Pixels; default: those of the same bucket.")
-    ] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Pixels; default: those of the same bucket.")] = None,
     num_frames: Annotated[
         int | None, typer.Option(min=1, help="Default: 1 for a .png, else those of the same bucket.")
     ] = None,
@@ -52,9 +48,7 @@ def generate(
     ] = None,
     num_inference_steps: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Default: samples.num_inference_steps of the recipe, or the model's usual value."
-        ),
+        typer.Option(min=1, help="Default: samples.num_inference_steps of the recipe, or the model's usual value."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the noise.")] = 0,
     reference: Annotated[

@@ -28,14 +28,10 @@ def import_opensora(
         Path,
         typer.Option("--output", "-o", metavar="RECIPE", help="The recipe to write, a new file."),
     ],
-    data_path: Annotated[
-        str | None, typer.Option(help="List or folder of clips in place of the config's.")
-    ] = None,
+    data_path: Annotated[str | None, typer.Option(help="List or folder of clips in place of the config's.")] = None,
     probability: Annotated[
         Meaning | None,
-        typer.Option(
-            help="Meaning of bucket_config's probabilities, if the config's model does not determine it."
-        ),
+        typer.Option(help="Meaning of bucket_config's probabilities, if the config's model does not determine it."),
     ] = None,
     json: Json = False,
 ) -> None:

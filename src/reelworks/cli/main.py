@@ -15,7 +15,6 @@ from reelworks.cli import (
     contact_sheet,
     coverage,
     demo,
-    demo_data,
     generate,
     import_opensora,
     inspect,
@@ -41,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("demo")(demo.demo)
-app.command("demo-data")(demo_data.demo_data)
+app.command("demo-data")(demo.demo_data)
 app.command("scan")(scan.scan)
 app.command("inspect")(inspect.inspect)
 app.command("contact-sheet")(contact_sheet.contact_sheet)

@@ -33,9 +33,7 @@ def plan(
     ] = None,
     diff: Annotated[
         bool,
-        typer.Option(
-            "--diff", help="Compare two recipes and their plans; --set and --data-path apply to both."
-        ),
+        typer.Option("--diff", help="Compare two recipes and their plans; --set and --data-path apply to both."),
     ] = False,
     data_path: DataPath = None,
     overrides: Overrides = None,
@@ -53,7 +51,7 @@ def plan(
 
     Scans the data, loads no model.
     """
-    from reelworks.analysis import compare
+    from reelworks.analysis import plan_report
     from reelworks.cli import show, show_plan
 
     _check_options(recipes, diff, {"--html": html, "--rejected": rejected})
@@ -68,7 +66,7 @@ def plan(
         return
     forecasts = [_forecast(load_recipe(path, overrides, data_path), world, epochs, json) for path in recipes]
     if diff:
-        compared = compare.compare(*forecasts)
+        compared = plan_report.compare(*forecasts)
         show.json(compared) if json else show_plan.difference(compared, (str(recipes[0]), str(recipes[1])))
         return
     (recipe, forecast), (path,) = forecasts[0], recipes

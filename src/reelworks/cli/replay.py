@@ -29,9 +29,7 @@ def replay(
             help="Folder of the sheets; default: replay/step-N in the run folder.",
         ),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON value, including the raw draws.")
-    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON value, including the raw draws.")] = False,
 ) -> None:
     """Show what one step was trained on: clips, shapes, ranks and random draws.
 

@@ -14,13 +14,11 @@ def report(
     run: RunArgument,
     costs: Annotated[
         Path | None,
-        typer.Option(
-            help="Also write the measured cost of a clip of each bucket, for a recipe's cost.measured."
-        ),
+        typer.Option(help="Also write the measured cost of a clip of each bucket, for a recipe's cost.measured."),
     ] = None,
 ) -> None:
     """Write the report of a run as one self-contained HTML file, RUN/report.html."""
-    from reelworks.analysis.costs import measure_costs, write_costs
+    from reelworks.analysis.epoch_stats import measure_costs, write_costs
     from reelworks.cli import show
     from reelworks.report import html
     from reelworks.run.folder import RunFolder

@@ -21,15 +21,11 @@ def scan(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="CATALOG", help="The catalog's folder.")],
     workers: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Number of threads, or of processes from 2000 files on; default: one for each core."
-        ),
+        typer.Option(min=1, help="Number of threads, or of processes from 2000 files on; default: one for each core."),
     ] = None,
     root: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder that paths of lists are relative to; default: that of the list."
-        ),
+        typer.Option(metavar="DIR", help="Folder that paths of lists are relative to; default: that of the list."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -39,17 +35,15 @@ def scan(
     """
     import os
 
+    from reelworks.catalog.config import Source
     from reelworks.catalog.scan import scan_sources
-    from reelworks.catalog.source import Source
     from reelworks.catalog.store import Catalog
     from reelworks.catalog.summary import summarise
     from reelworks.cli import show
 
     sources = [Source.from_path(path, root=root) for path in paths]
     with show.scan_progress(quiet=json) as on_progress:
-        result = scan_sources(
-            sources, output, workers=workers or os.cpu_count() or 1, on_progress=on_progress
-        )
+        result = scan_sources(sources, output, workers=workers or os.cpu_count() or 1, on_progress=on_progress)
     summary = summarise(Catalog.open(output).live())
     if json:
         show.json({"scan": show.scan_json(result), "summary": summary.to_json()})

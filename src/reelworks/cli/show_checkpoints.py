@@ -42,9 +42,7 @@ def table(rows: Sequence[Row], free_bytes: int) -> None:
 def why(row: Row) -> str:
     """Return why a checkpoint is kept or will be deleted, or what is damaged."""
     reasons = "; ".join(row["reasons"])
-    return {"kept": reasons, "goes": f"deleted at the next save: {reasons}"}.get(
-        row["state"], f"damaged: {reasons}"
-    )
+    return {"kept": reasons, "goes": f"deleted at the next save: {reasons}"}.get(row["state"], f"damaged: {reasons}")
 
 
 def details(row: Row) -> None:
@@ -78,9 +76,7 @@ def pruned(report: Row) -> None:
         verb = "would delete" if report["dry_run"] else "deleted"
         show.line(f"{verb} step {row['step']} ({told_bytes(row['bytes'])}): {'; '.join(row['reasons'])}")
     freed = told_bytes(sum(row["bytes"] for row in report["deleted"]))
-    show.line(
-        f"{len(report['deleted'])} of {len(report['deleted']) + len(report['kept'])} checkpoints, {freed}"
-    )
+    show.line(f"{len(report['deleted'])} of {len(report['deleted']) + len(report['kept'])} checkpoints, {freed}")
 
 
 def explained(report: Row) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reelworks.cli import show, show_losses
+from reelworks.cli import show
 
 if TYPE_CHECKING:
     from reelworks.analysis.coverage import Coverage, EpochCoverage
@@ -103,5 +103,5 @@ def contact_sheet(summary: dict[str, Any]) -> None:
         size = f"{clip['width']}×{clip['height']}"
         show.line(f"  {clip['lost']:>6.1%}  {clip['path']}  {size} in {clip['bucket']}")
     if summary["short_clips"]:
-        show.line(show_losses.short_clips(summary["short_clips"]))
+        show.line(show.short_clips(summary["short_clips"]))
     show.line(summary["index"])

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from reelworks.cli import show, show_losses
+from reelworks.cli import show
 from reelworks.core import units
 
 Json = dict[str, Any]
@@ -23,7 +23,7 @@ _console = Console(highlight=False)
 def forecast(values: Json, html: Path | None) -> None:
     """Print the first epoch, then all epochs and their totals."""
     show.plan(values)
-    show_losses.losses(values)
+    show.losses(values)
     shares = _table("share of", "clips", "tokens", "time", "gradient")
     for one in values["shares"]:
         shares.add_row(one["name"], *(f"{one[key]:.1%}" for key in _SHARES))
@@ -50,9 +50,7 @@ def forecast(values: Json, html: Path | None) -> None:
 def _datasets(values: list[Json]) -> None:
     table = _table("share of", "clips", "tokens", "time", "showings per clip")
     for one in values:
-        table.add_row(
-            one["name"], *(f"{one[key]:.1%}" for key in _SHARES[:3]), f"{one['showings_per_clip']:.2f}"
-        )
+        table.add_row(one["name"], *(f"{one[key]:.1%}" for key in _SHARES[:3]), f"{one['showings_per_clip']:.2f}")
     _console.print(table)
 
 

@@ -44,9 +44,7 @@ def train(
             help="Begin with another run's weights, average and optimizer; ignored once this run has a checkpoint.",
         ),
     ] = None,
-    weights_only: Annotated[
-        bool, typer.Option("--weights-only", help="Load only the weights of --load.")
-    ] = False,
+    weights_only: Annotated[bool, typer.Option("--weights-only", help="Load only the weights of --load.")] = False,
     restart_data: Annotated[
         bool,
         typer.Option(
@@ -88,11 +86,11 @@ def train(
 
         raise typer.Exit(launch(nproc_per_node, sys.argv[1:]))
     from reelworks.cli import show
-    from reelworks.core import worker_process
+    from reelworks.core import worker_pool
     from reelworks.distributed.launch import LAUNCHED
 
     if LAUNCHED in os.environ:
-        worker_process.end_with_parent()
+        worker_pool.end_with_parent()
     from reelworks.train.resume import RunOptions
     from reelworks.train.trainer import run
 

@@ -19,9 +19,7 @@ class UserError(ValueError):
         remedy: What the user can type, change or look at next.
     """
 
-    def __init__(
-        self, problem: str, *, code: str, field: str | None = None, value: object = None, remedy: str
-    ) -> None:
+    def __init__(self, problem: str, *, code: str, field: str | None = None, value: object = None, remedy: str) -> None:
         self.problem, self.code, self.remedy = problem, code, remedy
         self.field, self.value = field, value
         where = "" if field is None else f"{field} = {value!r}: " if value is not None else f"{field}: "

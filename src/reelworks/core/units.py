@@ -30,9 +30,7 @@ def duration_seconds(text: str, field: str) -> float:
     Raises:
         UserError: The text is not a duration above 0.
     """
-    return _read(
-        text, field, _DURATIONS, 'write a duration above 0 in s, m, h, d or w, such as "48h" or "7d"'
-    )
+    return _read(text, field, _DURATIONS, 'write a duration above 0 in s, m, h, d or w, such as "48h" or "7d"')
 
 
 def _read(text: str, field: str, units: dict[str, int], remedy: str) -> float:

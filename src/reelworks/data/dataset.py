@@ -12,14 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.buckets import assign, merge_targets
+from reelworks.buckets import assign
 from reelworks.buckets.assign import Assignment, Clips, Reason
 from reelworks.buckets.table import BucketTable
 from reelworks.catalog import companions
 from reelworks.catalog.companions import Found
-from reelworks.catalog.config import DatasetConfig
+from reelworks.catalog.config import DatasetConfig, Source
 from reelworks.catalog.rows import CatalogRows
-from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests
 from reelworks.core.hash_rng import Purpose, hash64, passes
@@ -202,9 +201,7 @@ class Dataset:
         result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=epoch)
         chance = self._showings[row] - clips.copy
         at = np.flatnonzero((chance < 1) & (result.reason == Reason.NONE))
-        drawn = passes(
-            hash64(self.spec.seed, epoch, clips.uid[at], clips.copy[at], Purpose.SHARE), chance[at]
-        )
+        drawn = passes(hash64(self.spec.seed, epoch, clips.uid[at], clips.copy[at], Purpose.SHARE), chance[at])
         result.reason[at[~drawn]] = Reason.NOT_DRAWN
         return result
 
@@ -217,9 +214,7 @@ class Dataset:
         where = np.flatnonzero(result.reason == Reason.NONE)
         entries = self._entries(clips, row, result, where)
         by = self.spec.data.locality
-        return (
-            entries if by is None else replace(entries, group=repeats.group_keys(self.rows, by)[row][where])
-        )
+        return entries if by is None else replace(entries, group=repeats.group_keys(self.rows, by)[row][where])
 
     def held_out(self) -> Entries:
         """Return the clips that validation uses, each once, in an order drawn from the seed."""
@@ -256,7 +251,7 @@ class Dataset:
             batch_sizes=tuple(int(n) for n in self.table.batch_sizes()),
             costs_us=cost.costs_us(names, self.table.tokens(), self.spec.cost, self.measured_ms),
             buckets_digest=self._buckets_digest(),
-            merge_to=tuple(int(n) for n in merge_targets.targets(self.table)) if merges else (),
+            merge_to=tuple(int(n) for n in assign.targets(self.table)) if merges else (),
             window_clips=self.spec.data.shuffle_window if self.spec.data.locality else 0,
         )
 
@@ -349,7 +344,5 @@ def datasets_of(rows: CatalogRows) -> tuple[DatasetConfig, ...]:
     clips = companions.without(rows)
     name = pc.cast(clips.dataset, pa.large_string())
     pairs = pa.table({"name": name, "root": pc.cast(clips.root, pa.large_string())})
-    first = (
-        pairs.group_by("name", use_threads=False).aggregate([("root", "first")]).sort_by("name").to_pylist()
-    )
+    first = pairs.group_by("name", use_threads=False).aggregate([("root", "first")]).sort_by("name").to_pylist()
     return tuple(DatasetConfig(path=pair["root_first"], name=pair["name"]) for pair in first)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reelworks.catalog import template
 from reelworks.catalog.companions import Found
-from reelworks.catalog.filter_expression import NUMBERS
+from reelworks.catalog.filters import NUMBERS
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
 from reelworks.data.dataset import Dataset
@@ -75,9 +75,7 @@ def _of_companion(companions: Found, row: int, own: Request) -> Request | None:
     if at < 0:
         return None
     is_image = companions.rows.kind[at].as_py() == "image"
-    return replace(
-        own, path=companions.rows.file(at), is_image=is_image, nearest=companions.kind == "loss_mask"
-    )
+    return replace(own, path=companions.rows.file(at), is_image=is_image, nearest=companions.kind == "loss_mask")
 
 
 def _draws(
@@ -90,8 +88,7 @@ def _draws(
         first = hash_rng.uniform(hash_rng.hash64(seed, epoch, uids, copies, Purpose.FIRST_FRAME))
     if config.crop == "random":
         down, across = (
-            hash_rng.uniform(hash_rng.hash64(seed, epoch, uids, copies, Purpose.CROP, axis))
-            for axis in (0, 1)
+            hash_rng.uniform(hash_rng.hash64(seed, epoch, uids, copies, Purpose.CROP, axis)) for axis in (0, 1)
         )
     return first, down, across
 

@@ -79,9 +79,7 @@ class Identity:
         """Return lines to print about renamed clips, one for each pair of datasets."""
         lines = []
         for (before, now), number in sorted(self.renamed.items()):
-            clips = (
-                f"{number} clip{'s are' if number > 1 else ' is'} the same file{'s' if number > 1 else ''}"
-            )
+            clips = f"{number} clip{'s are' if number > 1 else ' is'} the same file{'s' if number > 1 else ''}"
             change = f"seems to be `{now}` now" if before != now else "has other paths now"
             effect = (
                 'clips already trained in this epoch are not trained again (set data.renamed_clips = "new" to train them)'
@@ -116,9 +114,7 @@ def identify(rows: CatalogRows, catalog: Catalog, former: Sequence[Known], how: 
         key[new[known]] = gone.key[matched[known]]
         removed -= int(gone.latest[matched[known]].sum())
         # A catalog scanned anew has new rows for all files; one that grew has new rows only for changed files.
-        edited = (
-            int(known.sum()) - (sum(renamed.values()) if how == "same" else 0) - (0 if grown else unchanged)
-        )
+        edited = int(known.sum()) - (sum(renamed.values()) if how == "same" else 0) - (0 if grown else unchanged)
         new = new[~known]
     key = _without_collisions(key, new, gone.key, rows)
     other = key != rows.uid
@@ -179,9 +175,7 @@ class _Texts:
             uid,
             words["fingerprint"],
             hash_rng.text_words(
-                pc.binary_join_element_wise(
-                    texts["root"], texts["path"], pa.scalar("/", pa.large_string())
-                ).to_pylist()
+                pc.binary_join_element_wise(texts["root"], texts["path"], pa.scalar("/", pa.large_string())).to_pylist()
             ),
             words["path"],
             hash_rng.text_words(name.to_pylist()),
@@ -243,9 +237,7 @@ def _match(ours: _Texts, gone: _Gone, how: RenamedClips) -> tuple[I64, int, Coun
         a, b = getattr(ours, criterion), getattr(theirs, criterion)
         may = ours.readable if criterion != "name" else ours.readable & _elsewhere(ours, theirs)
         _pair(renamed, gone.key, hash_rng.hash64(ours.content, a), hash_rng.hash64(theirs.content, b), may)
-    names = Counter(
-        (theirs.dataset[renamed[i]], ours.dataset[i]) for i in np.flatnonzero(renamed != matched).tolist()
-    )
+    names = Counter((theirs.dataset[renamed[i]], ours.dataset[i]) for i in np.flatnonzero(renamed != matched).tolist())
     if how == "same":
         matched = renamed
     for was, now in sorted(names, key=lambda pair: -names[pair]) if how == "same" else ():
@@ -282,9 +274,7 @@ def _pair(
     matched[left[equal]] = right[order[place[equal]]]
 
 
-def _pair_moved(
-    matched: I64, gone: _Gone, ours: _Texts, left: NDArray[np.bool_], right: NDArray[np.bool_]
-) -> None:
+def _pair_moved(matched: I64, gone: _Gone, ours: _Texts, left: NDArray[np.bool_], right: NDArray[np.bool_]) -> None:
     """Match unmatched rows with clips whose dataset began at another folder: one path is the end of the other."""
     theirs, candidate = gone.texts, matched.copy()
     right = right & ~np.isin(np.arange(len(gone.key)), matched[matched >= 0])

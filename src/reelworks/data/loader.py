@@ -22,7 +22,7 @@ from reelworks.core.shape import Shape
 from reelworks.data import decode_requests, resume, segment_record
 from reelworks.data.dataset import Dataset
 from reelworks.data.position import DataPosition, next_epoch
-from reelworks.media import masks
+from reelworks.media import decode
 from reelworks.media.decode import Frames, Request
 from reelworks.media.decode_pool import DecodePool, Failure
 from reelworks.run.folder import RunFolder
@@ -191,8 +191,8 @@ def _collect(work: MicroBatchRequest, jobs: _Jobs) -> MicroBatch:
 
 def _check_mask(kind: str, result: Frames | Failure) -> Frames | Failure:
     """Turn an empty loss mask into a failure: its clip would have no loss."""
-    if kind == "loss_mask" and not isinstance(result, Failure) and not masks.counts(result):
-        return Failure(masks.EMPTY)
+    if kind == "loss_mask" and not isinstance(result, Failure) and not decode.counts(result):
+        return Failure(decode.EMPTY)
     return result
 
 

@@ -83,9 +83,7 @@ def _read(folder: Path) -> tuple[str, Arrays] | None:
     """Read a stored plan and the digest of its inputs; None if it is missing or damaged."""
     try:
         about = json.loads((folder / _ABOUT).read_bytes())
-        arrays = {
-            file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in folder.glob("*.npy")
-        }
+        arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in folder.glob("*.npy")}
         intact = digests.digest_arrays(**arrays) == about["digest"]
         return (str(about["made_of"]), arrays) if intact else None
     except (OSError, ValueError, EOFError, KeyError, TypeError):
@@ -185,9 +183,7 @@ class PlanCache:
         return self._plans[made_of]
 
 
-def _shared(
-    run: RunFolder, place: tuple[int, int, int], made_of: str, make: Callable[[], Planned]
-) -> Planned:
+def _shared(run: RunFolder, place: tuple[int, int, int], made_of: str, make: Callable[[], Planned]) -> Planned:
     try:
         return Planned.of_arrays(shared(run, *place, made_of, lambda: make().arrays()))
     except OSError:  # a full disk must not end training

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.buckets.assign import Reason
-from reelworks.catalog import run_copy
+from reelworks.catalog import store
 from reelworks.catalog.companions import Problem
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests, files
@@ -42,7 +42,7 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
     Raises:
         OSError: The record could not be written.
     """
-    place = run_copy.keep(data.catalog, run.coverage_folder)
+    place = store.keep(data.catalog, run.coverage_folder)
     about = About(
         generation=position.generation,
         epoch=position.epoch,
@@ -152,9 +152,7 @@ def recorded_catalog(run: RunFolder, about: About) -> Catalog:
         catalog = Catalog.open(folder, about.catalog_version)
         same = uids_digest(catalog) == about.catalog_uids
     except UserError as error:
-        raise RecordError(
-            f"{folder.name}, the run's copy of the catalog, cannot be read: {error.problem}"
-        ) from error
+        raise RecordError(f"{folder.name}, the run's copy of the catalog, cannot be read: {error.problem}") from error
     if not same:
         raise RecordError(f"{folder.name}, the run's copy of the catalog, has changed since it was written")
     return catalog

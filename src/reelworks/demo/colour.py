@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.demo import palette
+from reelworks.demo import scenes
 
 _RING_SHARE = 0.06
 _FARTHEST_SHARE = 0.03
-_NAMES = tuple(palette.COLOURS)
-_PALETTE_PC = np.array(list(palette.COLOURS.values()), np.float32)
+_NAMES = tuple(scenes.COLOURS)
+_PALETTE_PC = np.array(list(scenes.COLOURS.values()), np.float32)
 
 
 class Score(NamedTuple):
@@ -39,23 +39,14 @@ def clip_colour(frames_THWC: NDArray[Any]) -> str:
     Raises:
         ValueError: The frames are not uint8 of that shape, or empty.
     """
-    if (
-        frames_THWC.dtype != np.uint8
-        or frames_THWC.ndim != 4
-        or frames_THWC.shape[3] != 3
-        or not frames_THWC.size
-    ):
-        raise ValueError(
-            f"frames are {frames_THWC.dtype} {frames_THWC.shape}: give uint8 (frames, height, width, 3)"
-        )
+    if frames_THWC.dtype != np.uint8 or frames_THWC.ndim != 4 or frames_THWC.shape[3] != 3 or not frames_THWC.size:
+        raise ValueError(f"frames are {frames_THWC.dtype} {frames_THWC.shape}: give uint8 (frames, height, width, 3)")
     distance_N = _distance(frames_THWC, _ground(frames_THWC))
     count = max(1, round(_FARTHEST_SHARE * len(distance_N)))
     # A sort, since partitioning takes seconds on the many equal distances of plain colours.
     farthest_N = distance_N >= np.sort(distance_N)[-count]
     farthest_NC = frames_THWC.reshape(-1, 3)[farthest_N].astype(np.float32)
-    to_colour_NP = np.stack(
-        [((farthest_NC - rgb) ** 2) @ np.ones(3, np.float32) for rgb in _PALETTE_PC], axis=1
-    )
+    to_colour_NP = np.stack([((farthest_NC - rgb) ** 2) @ np.ones(3, np.float32) for rgb in _PALETTE_PC], axis=1)
     return _NAMES[int(np.bincount(to_colour_NP.argmin(axis=1)).argmax())]
 
 

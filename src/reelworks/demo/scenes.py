@@ -6,20 +6,70 @@ captions may have occurs at least once among the videos.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reelworks.core import hash_rng
-from reelworks.demo import formats, palette
-from reelworks.demo.palette import Subject
+from reelworks.demo import formats
 
 _T = TypeVar("_T")
 _MILLISECOND = Fraction(1, 1000)
+RGB = tuple[int, int, int]
+
+COLOURS: dict[str, RGB] = {
+    "red": (220, 40, 40),
+    "green": (40, 180, 60),
+    "blue": (50, 80, 230),
+    "yellow": (235, 215, 50),
+    "cyan": (50, 205, 215),
+    "magenta": (215, 55, 200),
+}
+BACKGROUNDS: dict[str, RGB] = {"dark": (20, 20, 24), "grey": (110, 110, 110)}
+SHAPES = ("circle", "square", "triangle")
+
+# Unit steps (x, y), with y pointing down like the rows of a picture.
+DIRECTIONS: dict[str, tuple[int, int]] = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
+
+Combination = tuple[str, str, str]
+
+# Training sees each word but never these combinations: a model that draws them has learned words, not captions.
+LEFT_OUT: frozenset[Combination] = frozenset(
+    {
+        ("red", "triangle", "left"),
+        ("green", "circle", "up"),
+        ("blue", "square", "right"),
+        ("yellow", "triangle", "down"),
+        ("magenta", "square", "left"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Subject of a clip; `direction` is None in a picture."""
+
+    colour: str
+    shape: str
+    direction: str | None
+    background: str
+
+    @property
+    def caption(self) -> str:
+        """Caption in one sentence, such as "a red circle moves left before a dark background"."""
+        motion = "" if self.direction is None else f" moves {self.direction}"
+        return f"a {self.colour} {self.shape}{motion} before a {self.background} background"
+
+    @property
+    def slug(self) -> str:
+        """Part of a file name, such as "red-circle-left"."""
+        return "-".join(word for word in (self.colour, self.shape, self.direction) if word)
 
 
 @dataclass(frozen=True)
@@ -125,9 +175,7 @@ def videos(seed: int) -> list[Video]:
 
 def pictures(seed: int) -> list[Picture]:
     """Return the good pictures: each combination of colour, shape and background once."""
-    every = [
-        Subject(c, s, None, b) for c in palette.COLOURS for s in palette.SHAPES for b in palette.BACKGROUNDS
-    ]
+    every = [Subject(c, s, None, b) for c in COLOURS for s in SHAPES for b in BACKGROUNDS]
     subjects = _shuffled(every, seed, "picture subjects")
     sizes = _shuffled(formats.PICTURE_SIZES, seed, "picture sizes")
     files = []
@@ -144,8 +192,8 @@ def _shuffled(items: Sequence[_T], *key: int | str) -> list[_T]:
 
 def _video_subjects(seed: int) -> list[Subject]:
     """Return one subject for each format: all combinations, then the rarest again on the other background."""
-    first = palette.combinations()
-    repeats: list[palette.Combination] = []
+    first = combinations()
+    repeats: list[Combination] = []
     left = _shuffled(first, seed, "repeats")
     counts = Counter(word for combination in first for word in combination)
     while len(first) + len(repeats) < len(formats.VIDEO_FORMATS):
@@ -157,13 +205,101 @@ def _video_subjects(seed: int) -> list[Subject]:
     return [_on_ground(words, 0) for words in first] + [_on_ground(words, 1) for words in repeats]
 
 
-def _on_ground(words: palette.Combination, shift: int) -> Subject:
+def _on_ground(words: Combination, shift: int) -> Subject:
     """Give neighbouring combinations different backgrounds, so that no word goes with one of them."""
     colour, shape, direction = words
-    grounds = tuple(palette.BACKGROUNDS)
-    place = (
-        tuple(palette.COLOURS).index(colour)
-        + palette.SHAPES.index(shape)
-        + tuple(palette.DIRECTIONS).index(direction)
-    )
+    grounds = tuple(BACKGROUNDS)
+    place = tuple(COLOURS).index(colour) + SHAPES.index(shape) + tuple(DIRECTIONS).index(direction)
     return Subject(colour, shape, direction, grounds[(place + shift) % len(grounds)])
+
+
+def combinations() -> list[Combination]:
+    """Return all (colour, shape, direction) that captions have, in palette order."""
+    every = [(c, s, d) for c in COLOURS for s in SHAPES for d in DIRECTIONS]
+    return [combination for combination in every if combination not in LEFT_OUT]
+
+
+Frames = NDArray[np.uint8]
+
+# Half the side of a square with about the area of a circle of radius 1.
+_SQUARE = 0.886
+# Free pixels between the shape at the end of its path and the edge of the frame, in radii.
+_MARGIN = 0.1
+# Maximum of half a path as a share of the short side, so that a crop to a squarer shape keeps most of it.
+_LONGEST = 0.6
+
+
+def frames(scene: Scene) -> Frames:
+    """Draw a scene.
+
+    Returns:
+        frames_THWC, uint8 RGB, as displayed.
+    """
+    x_T, y_T = path(scene)
+    dx_TW = np.arange(0.5, scene.width, dtype=np.float32) - x_T[:, None]
+    dy_TH = np.arange(0.5, scene.height, dtype=np.float32) - y_T[:, None]
+    distance_THW = _distance(scene, dx_TW[:, None, :], dy_TH[:, :, None])
+    cover_THW = (np.clip(0.5 - distance_THW, 0, 1) * 255 + 0.5).astype(np.uint8)
+    ground_C = np.array(BACKGROUNDS[scene.subject.background])
+    colour_C = np.array(COLOURS[scene.subject.colour])
+    blend_VC = np.rint(ground_C + np.linspace(0, 1, 256)[:, None] * (colour_C - ground_C)).astype(np.uint8)
+    frames_THWC: Frames = blend_VC[cover_THW]
+    return frames_THWC
+
+
+def path(scene: Scene) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the shape's centre in each frame, in pixels: (x_T, y_T). It moves evenly in time, not per frame."""
+    centre = np.array([scene.width / 2, scene.height / 2])
+    if scene.subject.direction is None:
+        step = np.array([0, 1])
+        along_T = np.zeros(1)
+    else:
+        step = np.array(DIRECTIONS[scene.subject.direction])
+        side = scene.width if step[0] else scene.height
+        reach = min(side / 2 - (1 + _MARGIN) * scene.radius_px, _LONGEST * min(scene.width, scene.height))
+        along_T = np.interp(scene.pts, (0, scene.pts[-1]), (-reach, reach))
+    across = scene.offset_px * np.abs(step[::-1])
+    xy_T2 = (centre + across + along_T[:, None] * step).astype(np.float32)
+    return xy_T2[:, 0], xy_T2[:, 1]
+
+
+def _distance(scene: Scene, dx: NDArray[Any], dy: NDArray[Any]) -> NDArray[Any]:
+    """Return the signed distance in pixels to the shape's outline, negative inside; exact except at outer corners."""
+    r = scene.radius_px
+    distance: NDArray[Any]
+    match scene.subject.shape:
+        case "circle":
+            distance = np.sqrt(dx**2 + dy**2) - r
+        case "square":
+            distance = np.maximum(np.abs(dx), np.abs(dy)) - _SQUARE * r
+        case _:  # a triangle with its tip up, as high and as wide as the circle
+            distance = np.maximum(dy - r, (2 * np.abs(dx) - dy - r) / math.sqrt(5))
+    return distance
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt, the colour to score its clip by, and whether captions have its combination."""
+
+    text: str
+    colour: str
+    seen: bool
+
+
+def _prompt(colour: str, shape: str, direction: str, background: str) -> Prompt:
+    subject = Subject(colour, shape, direction, background)
+    return Prompt(subject.caption, colour, (colour, shape, direction) not in LEFT_OUT)
+
+
+PROMPTS: tuple[Prompt, ...] = (
+    _prompt("cyan", "circle", "left", "dark"),
+    _prompt("cyan", "square", "up", "grey"),
+    _prompt("red", "circle", "right", "dark"),
+    _prompt("green", "triangle", "down", "grey"),
+    _prompt("blue", "circle", "down", "dark"),
+    _prompt("red", "triangle", "left", "grey"),
+    _prompt("green", "circle", "up", "dark"),
+    _prompt("blue", "square", "right", "grey"),
+    _prompt("yellow", "triangle", "down", "dark"),
+    _prompt("magenta", "square", "left", "grey"),
+)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from reelworks.core.shape import Shape
 from reelworks.demo import colour
-from reelworks.demo.prompts import PROMPTS
+from reelworks.demo.scenes import PROMPTS
 from reelworks.generate import writers
 from reelworks.media.decode import Request, load
 from reelworks.run import events
@@ -110,14 +110,10 @@ def generate() -> list[NDArray[np.uint8]]:
     size = ["--height", str(SHAPE.height), "--width", str(SHAPE.width), "--num-frames", str(SHAPE.num_frames)]
     reelworks("generate", str(RUN.path), *prompts, *size, "-o", str(GENERATED / "{index}.mp4"))
     first = ["--height", str(SHAPE.height), "--width", str(SHAPE.width), "--num-frames", "1"]
-    reelworks(
-        "generate", str(RUN.path), "--prompt", PROMPTS[0].text, *first, "-o", str(GENERATED / "picture.png")
-    )
+    reelworks("generate", str(RUN.path), "--prompt", PROMPTS[0].text, *first, "-o", str(GENERATED / "picture.png"))
     clips = [load(Request(GENERATED / f"{i:02d}.mp4", False, SHAPE)) for i in range(len(PROMPTS))]
     rows = [clips[i : i + 2] for i in range(0, len(clips), 2)]
-    labels = [
-        [p.text + ("" if p.seen else "  (new)") for p in PROMPTS[i : i + 2]] for i in range(0, len(clips), 2)
-    ]
+    labels = [[p.text + ("" if p.seen else "  (new)") for p in PROMPTS[i : i + 2]] for i in range(0, len(clips), 2)]
     writers.contact_sheet(rows, labels, height_px=96).save(GENERATED / "sheet.png")
     return clips
 
@@ -135,9 +131,7 @@ def summary(clips: list[NDArray[np.uint8]], seconds: float) -> int:
     print(f"planned per epoch  {plan['planned']}")
     print(f"left out           {left_out}: {by_reason}")
     print(f"validation loss    {losses[0]:.4f} before, {losses[-1]:.4f} after ({losses[-1] / losses[0]:.0%})")
-    print(
-        f"prompts            {score.right} of {len(PROMPTS)} in their colour, {score.rotated} under rotated colours"
-    )
+    print(f"prompts            {score.right} of {len(PROMPTS)} in their colour, {score.rotated} under rotated colours")
     for checkpoint in kept:
         print(f"checkpoint kept    step {checkpoint['step']}: {'; '.join(checkpoint['reasons'])}")
     print(f"report             {RUN.report_file}")

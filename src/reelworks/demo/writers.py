@@ -14,7 +14,7 @@ from av.video.stream import VideoStream
 from PIL import Image, ImageDraw
 
 from reelworks.core.errors import UserError
-from reelworks.demo import draw
+from reelworks.demo import scenes
 from reelworks.demo.scenes import Picture, Video
 
 # Fast presets and low quantisers: colours must survive, and file size hardly matters for clips this small.
@@ -65,7 +65,7 @@ def check_encoders(names: Iterable[str] = tuple(_ENCODER_OPTIONS)) -> None:
 def write_video(path: Path, video: Video) -> None:
     """Encode a video; a rotation stores turned frames and a display matrix that turns them back."""
     scene, fmt = video.scene, video.format
-    frames_THWC = np.rot90(draw.frames(scene), fmt.rotation // 90, axes=(1, 2))
+    frames_THWC = np.rot90(scenes.frames(scene), fmt.rotation // 90, axes=(1, 2))
     height, width = frames_THWC.shape[1:3]
     # bitexact: no random ids or dates in the container.
     with _quiet_svt(), av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:
@@ -83,7 +83,7 @@ def write_video(path: Path, video: Video) -> None:
         path.write_bytes(_with_rotation(path.read_bytes(), fmt.rotation, width, height))
 
 
-def _converted(frame_HWC: draw.Frames, pix_fmt: str) -> av.VideoFrame:
+def _converted(frame_HWC: scenes.Frames, pix_fmt: str) -> av.VideoFrame:
     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame_HWC), format="rgb24")
     if pix_fmt == "yuv420p10le":
         # In one step, swscale's edge pixels would differ from call to call.
@@ -94,7 +94,7 @@ def _converted(frame_HWC: draw.Frames, pix_fmt: str) -> av.VideoFrame:
 def write_picture(path: Path, picture: Picture) -> None:
     """Write a picture in its format."""
     fmt = picture.format
-    image = Image.fromarray(draw.frames(picture.scene)[0])
+    image = Image.fromarray(scenes.frames(picture.scene)[0])
     if fmt.mode == "RGBA":
         image.putalpha(_rounded_corners(image.size))
     elif fmt.mode == "P":

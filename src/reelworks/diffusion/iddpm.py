@@ -69,9 +69,7 @@ def schedule(num_steps: int = NUM_STEPS) -> Schedule:
     if num_steps < NUM_STEPS:
         exact_kept = torch.cumprod(1 - exact, dim=0)[steps]
         exact = 1 - exact_kept / torch.cat([exact_kept.new_ones(1), exact_kept[:-1]])
-    betas = (
-        exact.float()
-    )  # the derived coefficients are float32 too, as in the training of the published weights
+    betas = exact.float()  # the derived coefficients are float32 too, as in the training of the published weights
     retained = torch.cumprod(1 - betas, dim=0)
     before = torch.cat([retained.new_ones(1), retained[:-1]])
     variance = betas * (1 - before) / (1 - retained)

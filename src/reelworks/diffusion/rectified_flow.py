@@ -83,9 +83,7 @@ def loss_per_sample(
     return mean_over_generated(counted_BCTHW.square(), frame_mask_BT, weight_BTHW)
 
 
-def generated_only(
-    value_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
-) -> Tensor:
+def generated_only(value_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None) -> Tensor:
     """Replace elements that are not counted by 0, so that non-finite ones cannot reach a gradient."""
     zero = value_BCTHW.new_zeros(())
     if weight_BTHW is not None:
@@ -95,9 +93,7 @@ def generated_only(
     return torch.where(per_frame(frame_mask_BT), value_BCTHW, zero)
 
 
-def mean_over_generated(
-    value_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
-) -> Tensor:
+def mean_over_generated(value_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None) -> Tensor:
     """Return the mean over each clip's counted elements, `[B]`; 0 if there are none."""
     if weight_BTHW is not None:
         counted_BTHW = generated_only(value_BCTHW, frame_mask_BT, weight_BTHW).mean(dim=1)

@@ -15,14 +15,10 @@ from reelworks.diffusion.config import ObjectiveConfig
 
 NUM_TIMESTEPS = 1000
 _BASE_SIZE_PX = 512  # the shift is 1 for a picture of 512 × 512
-_EDGE = (
-    2.0**-53
-)  # hashed draws are multiples of 2^-53; a draw of 0 counts as half of that, and 1 never occurs
+_EDGE = 2.0**-53  # hashed draws are multiples of 2^-53; a draw of 0 counts as half of that, and 1 never occurs
 
 
-def sample(
-    uniform_B: Tensor, kind: Literal["logit-normal", "uniform"], mean: float = 0.0, std: float = 1.0
-) -> Tensor:
+def sample(uniform_B: Tensor, kind: Literal["logit-normal", "uniform"], mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Map uniform draws to timesteps before the shift.
 
     Logit-normal timesteps, as in Stable Diffusion 3 (Esser et al. 2024), are the sigmoid of a normal variable,
@@ -72,9 +68,7 @@ def compat_ratio(height_B: Tensor, width_B: Tensor, num_frames_B: Tensor) -> Ten
     return torch.sqrt(height_B * width_B / _BASE_SIZE_PX**2) * torch.sqrt(frames_B)
 
 
-def shift_ratio(
-    config: ObjectiveConfig, *, height: int, width: int, num_frames: int, latent_frames: int
-) -> float:
+def shift_ratio(config: ObjectiveConfig, *, height: int, width: int, num_frames: int, latent_frames: int) -> float:
     """Return the ratio r by which `shift` moves the timesteps of one shape; 1 leaves them unchanged.
 
     More pixels and more frames carry more redundant signal, so the same noise hides less of it and training

@@ -58,9 +58,7 @@ def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subpro
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
     }
     # In a session of its own, so that Ctrl-C reaches only the launcher, which forwards it once.
-    return subprocess.Popen(
-        [sys.executable, "-m", "reelworks", *arguments], env=environment, start_new_session=True
-    )
+    return subprocess.Popen([sys.executable, "-m", "reelworks", *arguments], env=environment, start_new_session=True)
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:

@@ -125,9 +125,7 @@ def join(*, offload: bool = False) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def shard(
-    module: nn.Module, blocks: Sequence[nn.Module], contract: Contract, world: World, strategy: str
-) -> None:
+def shard(module: nn.Module, blocks: Sequence[nn.Module], contract: Contract, world: World, strategy: str) -> None:
     """Wrap a module in FSDP2 in place; does nothing for one process without offloading.
 
     Args:

@@ -60,9 +60,7 @@ class LiveEncoder:
             captions = ["" if drop else text for text, drop in zip(captions, dropped, strict=True)]
         encode = self.text_encoder.encode
         if self.text_encoder.sees_pictures and pictures_BHWC is not None:
-            rows = [
-                encode([text], picture[None]) for text, picture in zip(captions, pictures_BHWC, strict=True)
-            ]
+            rows = [encode([text], picture[None]) for text, picture in zip(captions, pictures_BHWC, strict=True)]
         else:
             rows = [self.embedded.get(text, partial(encode, [text])) for text in captions]
         return TextEmbedding(*(torch.cat(parts).to(self.device) for parts in zip(*rows, strict=True)))

@@ -71,9 +71,7 @@ def _keys(path: Path, known: Iterable[str], weights: Weights) -> dict[str, str]:
             code="checkpoint-part-missing",
             field="checkpoint",
             value=str(path),
-            remedy="export the trained weights with --weights"
-            if missing == "ema"
-            else "choose another checkpoint",
+            remedy="export the trained weights with --weights" if missing == "ema" else "choose another checkpoint",
         )
     keys = {key.removeprefix("model."): key for key in parts["model"]}
     averages = {key.removeprefix("ema."): key for key in parts["ema"]} if weights == "ema" else {}

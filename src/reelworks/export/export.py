@@ -208,12 +208,8 @@ def _write(
         prefix = f"{expert}." if expert else ""
         own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
         # Tensor names are the same in both files, since loaders are told which expert a file is for.
-        file = files.to_file(
-            own, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model, base=lora.base
-        )
-        entries = safetensors_file.ordered(
-            TensorRange(n, t.dtype, tuple(t.shape)) for n, t in file.tensors.items()
-        )
+        file = files.to_file(own, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model, base=lora.base)
+        entries = safetensors_file.ordered(TensorRange(n, t.dtype, tuple(t.shape)) for n, t in file.tensors.items())
         tensors = (file.tensors[entry.name] for entry in entries)
         written += safetensors_file.write(path, entries, tensors, header | file.header)
     return written

@@ -79,9 +79,7 @@ def generate(
         )
     if reason is not None or options.sampler == "own":
         clips = pipeline.generate(boundary, encoder, recipe.objective, prompts, options)
-        return PipelineOutput(
-            clips, "the own sampler" + (f" ({reason})" if reason else "") + _note(recipe, boundary)
-        )
+        return PipelineOutput(clips, "the own sampler" + (f" ({reason})" if reason else "") + _note(recipe, boundary))
     # A pipeline would round sizes that do not fit, instead of refusing them.
     geometry = components.geometry(recipe.model, recipe.autoencoder)
     geometry.require(options.shape, ("--num-frames", "--height", "--width"), whole_patches=True)
@@ -245,9 +243,7 @@ def _cast(values: Any, dtype: torch.dtype) -> Any:
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(dtype), values)
 
 
-def _settings(
-    recipe: Recipe, denoiser: DiffusersDenoiser | ExpertPairDenoiser, options: GenerateOptions
-) -> _Values:
+def _settings(recipe: Recipe, denoiser: DiffusersDenoiser | ExpertPairDenoiser, options: GenerateOptions) -> _Values:
     if isinstance(denoiser, ExpertPairDenoiser):
         return {"boundary_ratio": denoiser.switch_timestep / timesteps.NUM_TIMESTEPS}
     return _family(recipe).pipeline_settings(denoiser.config, options.guidance_scale)

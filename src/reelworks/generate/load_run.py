@@ -47,9 +47,7 @@ def require(recipe: Recipe, options: GenerateOptions) -> None:
     """
     model, shape = recipe.model, options.shape
     geometry, conditioning = components.geometry(model, recipe.autoencoder), components.conditioning(model)
-    geometry.require(
-        shape, ("--num-frames", "--height", "--width"), whole_patches=components.whole_patches(model)
-    )
+    geometry.require(shape, ("--num-frames", "--height", "--width"), whole_patches=components.whole_patches(model))
     first_frame = conditioning.first_frame is not None and shape.num_frames > 1
     options.conditions.check(geometry, shape, told=conditioning.frames, first_frame=first_frame)
     validation.require_companions(model, [options.companions], "--")

@@ -30,9 +30,7 @@ def frame_step(fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.floa
     return np.maximum(np.asarray(fps, dtype=np.float64) / config.fps, 1.0)
 
 
-def frames_available(
-    num_frames: NDArray[Any], fps: NDArray[Any] | float, config: DataConfig
-) -> NDArray[np.int64]:
+def frames_available(num_frames: NDArray[Any], fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.int64]:
     """Return how many frames a clip has at the configured rate: the most that `frame_indices` can choose."""
     frames = np.asarray(num_frames, dtype=np.float64)
     return np.where(frames > 0, np.ceil((frames - _EPSILON) / frame_step(fps, config)), 0).astype(np.int64)
@@ -153,9 +151,7 @@ def load(request: Request) -> Frames:
         MediaError: The file is missing or damaged, or has fewer frames than requested.
     """
     try:
-        frames = retry.with_retries(
-            lambda: _load_image(request) if request.is_image else _load_video(request)
-        )
+        frames = retry.with_retries(lambda: _load_image(request) if request.is_image else _load_video(request))
     except (MediaError, probe.OpeningError) as error:
         raise MediaError(str(error)) from None
     except FileNotFoundError:
@@ -202,9 +198,7 @@ def _load_video(request: Request) -> Frames:
         if not times:
             raise MediaError("the file has no frames")
         count = len(times) if request.measures is None else request.measures.num_frames
-        indices = frame_indices(
-            count, shape.num_frames, request.step, request.first_frame_draw, request.short_clips
-        )
+        indices = frame_indices(count, shape.num_frames, request.step, request.first_frame_draw, request.short_clips)
         if indices[-1] >= len(times):
             raise MediaError(f"the file has {len(times)} frames, {int(indices[-1]) + 1} are needed")
         keys = [times[i] for i in indices]
@@ -289,3 +283,12 @@ def _crop(frame: Frames, request: Request) -> Frames:
     top = crop_offset(frame.shape[0], request.shape.height, request.crop_draw[0])
     left = crop_offset(frame.shape[1], request.shape.width, request.crop_draw[1])
     return frame[top : top + request.shape.height, left : left + request.shape.width]
+
+
+BLACK = 16  # of 255: darker values count as 0, since codecs leave noise in black areas
+EMPTY = "the loss mask is black in every frame and pixel used of the clip"
+
+
+def counts(mask_THWC: NDArray[np.uint8]) -> bool:
+    """Return whether any pixel of a mask counts in the loss."""
+    return bool((mask_THWC.mean(axis=-1) >= BLACK).any())

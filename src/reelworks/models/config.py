@@ -152,9 +152,7 @@ def _check_weights(table: str, name: str, known: tuple[str, ...], weights: str |
         problem, remedy = f'"{name}" has no weights', f"leave it out, or choose another {table}.name"
     else:
         return
-    raise UserError(
-        problem, code="encoder-weights-missing", field=f"{table}.weights", value=weights, remedy=remedy
-    )
+    raise UserError(problem, code="encoder-weights-missing", field=f"{table}.weights", value=weights, remedy=remedy)
 
 
 def require_known(field: str, name: str, known: Collection[str]) -> None:

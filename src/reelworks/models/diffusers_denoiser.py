@@ -146,9 +146,7 @@ class DiffusersNetwork:
     """
 
     predict: Predict
-    encode_text: Mapping[str, Callable[[Any, list[str], int, Tensor | None], EncodedText]] = field(
-        default_factory=dict
-    )
+    encode_text: Mapping[str, Callable[[Any, list[str], int, Tensor | None], EncodedText]] = field(default_factory=dict)
     pipeline_arguments: Callable[[TextEmbedding, float, float, Any], dict[str, Any]] | None = None
     pipeline_settings: Callable[[Any, float], dict[str, Any]] = _no_settings
     no_pipeline: Callable[[nn.Module], str | None] = _has_pipeline
@@ -167,9 +165,7 @@ class DiffusersNetwork:
         result: nn.Module = module.train()
         return result
 
-    def load(
-        self, module: nn.Module, config: FamilyConfig, source: str | None, part: str | None = None
-    ) -> None:
+    def load(self, module: nn.Module, config: FamilyConfig, source: str | None, part: str | None = None) -> None:
         """Load the weights of a source; without a source, keep the fresh ones.
 
         A source is a pipeline's folder, a network's folder, a single file, or a hub id, with the keys of
@@ -203,9 +199,7 @@ class DiffusersNetwork:
             state = {key.replace(old, new): value for key, value in state.items()}
         if loadable is not None:
             # A file of another model raises any of these; `load_into` then reports the keys that differ.
-            with contextlib.suppress(
-                KeyError, AttributeError, IndexError, RuntimeError, TypeError, ValueError
-            ):
+            with contextlib.suppress(KeyError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
                 renamed = loadable["checkpoint_mapping_fn"](checkpoint=dict(state), config=module.config)
                 if renamed.keys() & module.state_dict().keys():
                     return dict(renamed)
@@ -215,9 +209,7 @@ class DiffusersNetwork:
         """Return False: no supported network of diffusers predicts variance."""
         return False
 
-    def denoiser(
-        self, module: nn.Module, contract: Contract, config: FamilyConfig, channels: int
-    ) -> DiffusersDenoiser:
+    def denoiser(self, module: nn.Module, contract: Contract, config: FamilyConfig, channels: int) -> DiffusersDenoiser:
         """Wrap a network for the trainer."""
         return DiffusersDenoiser(module, contract, config, channels, self.predict)
 

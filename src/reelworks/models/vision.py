@@ -63,9 +63,7 @@ class VisionEncoder:
         """Embed uint8 pictures as `[B, N, E]` float32."""
         prepared = self._processor(images=list(pictures_BHWC.cpu().numpy()), return_tensors="pt")
         out = self._module(**prepared.to(self._module.device), output_hidden_states=True)
-        tokens: Tensor = (
-            out.last_hidden_state if self._kind.layer == -1 else out.hidden_states[self._kind.layer]
-        )
+        tokens: Tensor = out.last_hidden_state if self._kind.layer == -1 else out.hidden_states[self._kind.layer]
         return tokens.float()
 
     def to(self, device: torch.device) -> ImageEncoder:

@@ -43,9 +43,7 @@ def read(source: str, field: str = "model.weights", part: str | None = None) -> 
         for path in _files(place):
             state.update(_read_file(path))
     except UserError as error:
-        raise UserError(
-            error.problem, code=error.code, field=field, value=source, remedy=error.remedy
-        ) from error
+        raise UserError(error.problem, code=error.code, field=field, value=source, remedy=error.remedy) from error
     return state
 
 
@@ -67,9 +65,7 @@ def _configs(source: str, field: str) -> Path:
     try:
         return _locate(source, ["*.json"])
     except UserError as error:
-        raise UserError(
-            error.problem, code=error.code, field=field, value=source, remedy=error.remedy
-        ) from error
+        raise UserError(error.problem, code=error.code, field=field, value=source, remedy=error.remedy) from error
 
 
 def config(source: str, field: str, part: str) -> dict[str, Any] | None:
@@ -112,9 +108,7 @@ def shapes(source: str, field: str) -> dict[str, tuple[int, ...]]:
         except (OSError, ValueError, SafetensorError) as error:
             raise _unreadable(path, str(error).partition("\n")[0]) from error
     except UserError as error:
-        raise UserError(
-            error.problem, code=error.code, field=field, value=source, remedy=error.remedy
-        ) from error
+        raise UserError(error.problem, code=error.code, field=field, value=source, remedy=error.remedy) from error
 
 
 def _locate(source: str, patterns: list[str]) -> Path:
@@ -295,9 +289,7 @@ def require_fit(own: Shapes, loaded: Shapes, source: str, field: str) -> None:
         raise ShapeMismatch(own, loaded, field, source)
 
 
-def load_into(
-    module: nn.Module, state: Mapping[str, Tensor], source: str, field: str = "model.weights"
-) -> None:
+def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str, field: str = "model.weights") -> None:
     """Load a state dict into a module with the same keys and shapes, in the dtypes of the module.
 
     If parameters are on `meta`, the state's tensors replace them, with their own dtypes and devices.

@@ -95,8 +95,7 @@ def check_contract(contract: Contract, table: str = "precision") -> None:
             )
     if contract.master is not None and contract.master != torch.float32:
         raise UserError(
-            "master weights narrower than float32 lose small updates, since they are not rounded "
-            "stochastically",
+            "master weights narrower than float32 lose small updates, since they are not rounded stochastically",
             code="master-too-narrow",
             field=f"{table}.master",
             value=name_of(contract.master),

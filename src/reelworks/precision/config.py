@@ -22,8 +22,7 @@ _QUANTIZED = ("float8", "fp8", "int8", "int4", "nf4", "fp4")
 _FIXED = {
     "storage": "parameters are stored in float32, and the optimizer updates them in place; narrower master weights "
     "lose small updates, since they are not rounded stochastically",
-    "master": "master weights are float32; narrower ones lose small updates, since they are not rounded "
-    "stochastically",
+    "master": "master weights are float32; narrower ones lose small updates, since they are not rounded stochastically",
     "time": "times and sizes are float32 throughout: bfloat16 turns timestep 999 into 1000",
     "autoencoder": "an autoencoder runs in the dtype that autoencoder.dtype names: float32, or bfloat16; those of video and "
     "Stable Diffusion exceed the range of float16 and return infinities",
@@ -35,9 +34,7 @@ _LIKE_STORAGE = ("weights", "weight_dtype", "dtype", "model", "base")
 class PrecisionConfig(Config):
     """`[precision]`: dtypes of a training; times and sizes are always at least float32."""
 
-    compute: Literal["bfloat16", "float32"] = Field(
-        "bfloat16", description="dtype of matrix products and latents"
-    )
+    compute: Literal["bfloat16", "float32"] = Field("bfloat16", description="dtype of matrix products and latents")
     reduction: Literal["bfloat16", "float32"] = Field(
         "float32", description="dtype in which gradients are summed over ranks"
     )

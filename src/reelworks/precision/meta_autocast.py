@@ -9,9 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 # Functions whose inputs autocast casts to the compute dtype.
-LOWERED = frozenset(
-    ("linear", "matmul", "mm", "bmm", "baddbmm", "addmm", "einsum", "conv1d", "conv2d", "conv3d")
-)
+LOWERED = frozenset(("linear", "matmul", "mm", "bmm", "baddbmm", "addmm", "einsum", "conv1d", "conv2d", "conv3d"))
 ATTENTION = "scaled_dot_product_attention"
 
 

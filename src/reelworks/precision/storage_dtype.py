@@ -34,9 +34,7 @@ def faults(module: nn.Module, contract: Contract, units: Sequence[nn.Module] = (
     Yields:
         A fault for each parameter or buffer that does not agree.
     """
-    products = {
-        id(p) for child in module.modules() if isinstance(child, PRODUCTS) for p in child.parameters()
-    }
+    products = {id(p) for child in module.modules() if isinstance(child, PRODUCTS) for p in child.parameters()}
     for name, parameter in module.named_parameters():
         trained, frozen = parameter.requires_grad, contract.master is None
         allowed = {contract.storage, contract.master if trained else torch.float32 if frozen else None}

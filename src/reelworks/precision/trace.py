@@ -78,9 +78,7 @@ class Trace(TorchFunctionMode):
     def follow(self, inputs: Mapping[str, Tensor]) -> None:
         """Start a pass with these inputs."""
         roles = self._contract.roles
-        self._followed = {
-            id(value): _Followed(weakref.ref(value), roles[name]) for name, value in inputs.items()
-        }
+        self._followed = {id(value): _Followed(weakref.ref(value), roles[name]) for name, value in inputs.items()}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -141,9 +139,7 @@ class Trace(TorchFunctionMode):
     def _refuse_narrow_product(self, tensors: list[Tensor], sources: list[_Followed]) -> None:
         """Refuse products below the compute dtype, by their inputs or by an autocast inside a module."""
         declared = self._contract.compute
-        lowered = [
-            torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
-        ]
+        lowered = [torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
         if lowered and (exact := next((source.role for source in sources if source.role in _EXACT), None)):
             raise self._rounded(exact, lowered[0])
         for dtype in (*(value.dtype for value in tensors if value.is_floating_point()), *lowered):
@@ -181,9 +177,7 @@ class Trace(TorchFunctionMode):
         return DtypeError(
             f"an input of role {role} is rounded to {name_of(dtype)} and used",
             field=self._where(),
-            remedy="keep it float32 up to its sine and cosine embedding"
-            if exact
-            else f"keep it {name_of(declared)}",
+            remedy="keep it float32 up to its sine and cosine embedding" if exact else f"keep it {name_of(declared)}",
             found=dtype,
             declared=declared,
         )

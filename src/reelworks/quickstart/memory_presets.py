@@ -54,9 +54,7 @@ TIERS = (
         "text encoders in CPU memory, which takes seconds for each new caption",
     ),
     MemoryPreset("buckets", "batch_size", 1, "one clip at a time", passing=True),
-    MemoryPreset(
-        "lora", "base", "int8", "frozen weights in 8 bits: slightly rounded, and widened at each use"
-    ),
+    MemoryPreset("lora", "base", "int8", "frozen weights in 8 bits: slightly rounded, and widened at each use"),
     MemoryPreset("lora", "base", "nf4", "frozen weights in 4 bits: more rounded, and widened at each use"),
     MemoryPreset("autoencoder", "dtype", "bfloat16", "half its memory; latents differ in the third digit"),
     MemoryPreset(

@@ -29,7 +29,7 @@ from reelworks.models.components import geometry
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import Release
-from reelworks.quickstart import kohya_folders, memory_presets, survey
+from reelworks.quickstart import memory_presets, survey
 from reelworks.quickstart.memory_presets import MemoryPlan
 from reelworks.quickstart.survey import FolderSurvey
 from reelworks.recipe import recipe_file, toml_writer
@@ -75,9 +75,7 @@ def lora_table(
     if not len(found.videos):
         lines += [Line("[data]", "num_workers", 0, "decode in threads: enough for pictures")]
     lines += parts
-    lines += [
-        Line("[lora]", "rank", 16, "usual for a subject or a style; a larger one learns, and forgets, more")
-    ]
+    lines += [Line("[lora]", "rank", 16, "usual for a subject or a style; a larger one learns, and forgets, more")]
     lines += _objective(preset, known)
     lines += _training(found)
     return lines + _files(known, found)
@@ -117,9 +115,7 @@ def _captions(dataset: DatasetConfig, found: FolderSurvey, trigger: str | None) 
         lines.append(("missing_caption", missing, "for files without a text file, from the folder's name"))
     elif trigger is not None and found.uncaptioned:
         text = trigger if everywhere else ""
-        lines.append(
-            ("missing_caption", text, "files without a text file are trained with the trigger word alone")
-        )
+        lines.append(("missing_caption", text, "files without a text file are trained with the trigger word alone"))
     return lines
 
 
@@ -158,10 +154,7 @@ def _geometry(preset: str) -> Geometry:
 
 
 def _require_clips(preset: str, known: Release, clips: int) -> None:
-    if (
-        components.geometry(ModelConfig(name=preset), AutoencoderConfig()).frame_rule == (0, 1)
-        or not known.lines
-    ):
+    if components.geometry(ModelConfig(name=preset), AutoencoderConfig()).frame_rule == (0, 1) or not known.lines:
         raise UserError(
             f"this model makes only pictures, and the folders have {clips} clips",
             code="model-takes-images-only",
@@ -277,9 +270,7 @@ def _files(known: Release, found: FolderSurvey) -> list[Line]:
 
 
 def _saves(steps: int) -> Line:
-    return Line(
-        "[checkpoints]", "every_steps", max(steps // 10, 10), "some ten, of which the last three stay"
-    )
+    return Line("[checkpoints]", "every_steps", max(steps // 10, 10), "some ten, of which the last three stay")
 
 
 def with_saves(lines: Sequence[Line], steps: int) -> list[Line]:
@@ -293,8 +284,7 @@ def with_setting(lines: Sequence[Line], table: str, key: str, value: Any, why: s
     header = f"[{table}]"
     if any((line.table, line.key) == (header, key) for line in lines):
         return [
-            replace(line, value=value, why=why) if (line.table, line.key) == (header, key) else line
-            for line in lines
+            replace(line, value=value, why=why) if (line.table, line.key) == (header, key) else line for line in lines
         ]
     last = max((i for i, line in enumerate(lines) if line.table == header), default=len(lines) - 1)
     return [*lines[: last + 1], Line(header, key, value, why), *lines[last + 1 :]]
@@ -354,9 +344,7 @@ class QuickstartResult:
     @property
     def seconds_per_step(self) -> float:
         """Mean seconds of a step."""
-        seconds = sum(
-            n * self.choice.estimate.seconds(name, self.tflops) for name, n in self.micro_batches.items()
-        )
+        seconds = sum(n * self.choice.estimate.seconds(name, self.tflops) for name, n in self.micro_batches.items())
         return seconds / max(sum(self.micro_batches.values()), 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -399,7 +387,7 @@ def lora(
             field="--trigger",
             remedy="choose a rare word, or leave the option out",
         )
-    datasets, remarks = kohya_folders.datasets(wishes.folders or (Path(PLACEHOLDER),))
+    datasets, remarks = survey.datasets(wishes.folders or (Path(PLACEHOLDER),))
     found = survey.PLACEHOLDER
     if wishes.folders:
         found = _survey(_catalog(path), datasets, wishes.trigger, on_progress)

@@ -38,11 +38,11 @@ class Chosen:
     def lines(self) -> list[str]:
         """Describe the chosen entries and the reasons for them, for people."""
         if self.proposal is None:
-            head = (
-                f"buckets: using the {len(self.entries)} entries stored in {self.run}/recipe.toml; {_AGAIN}"
-            )
+            head = f"buckets: using the {len(self.entries)} entries stored in {self.run}/recipe.toml; {_AGAIN}"
         else:
-            head = f"buckets: {len(self.entries)} entries proposed, which the run will store; {self.proposal.headline()}"
+            head = (
+                f"buckets: {len(self.entries)} entries proposed, which the run will store; {self.proposal.headline()}"
+            )
         return [head, *(f"  {_line(entry)}" for entry in self.entries)]
 
     def to_json(self) -> dict[str, Any]:

@@ -78,13 +78,9 @@ def _problem(error: Any) -> UserError:
         remedy = nearest(str(path[-1]), _keys_beside(path))
         return UserError("there is no such key", code="unknown-key", field=field, value=value, remedy=remedy)
     if kind == "missing":
-        return UserError(
-            "this key is required", code="key-missing", field=field, remedy=f"add {field} to the recipe"
-        )
+        return UserError("this key is required", code="key-missing", field=field, remedy=f"add {field} to the recipe")
     if kind in _TYPE_WORDS:
-        return UserError(
-            "wrong type", code="wrong-type", field=field, value=value, remedy=f"give {_TYPE_WORDS[kind]}"
-        )
+        return UserError("wrong type", code="wrong-type", field=field, value=value, remedy=f"give {_TYPE_WORDS[kind]}")
     if kind == "string_too_short":
         return UserError(
             "the value is empty",

@@ -37,9 +37,7 @@ class Recipe(Config):
 
     version: Literal[1] = Field(description="version of the recipe format")
     output: str = Field(min_length=1, description="the run folder; default: runs/<the recipe's file name>")
-    catalog: str | None = Field(
-        None, min_length=1, description="folder of the catalog; default: <output>/catalog"
-    )
+    catalog: str | None = Field(None, min_length=1, description="folder of the catalog; default: <output>/catalog")
     seed: int = Field(42, ge=0, lt=2**63, description="seed of all random choices")
     exclude_file: str | None = Field(
         None,

@@ -144,9 +144,7 @@ def require_image_encoder(model: ModelConfig) -> None:
     kind = conditioning(model).image_encoder
     if (kind is None) != (model.image_encoder is None):
         raise UserError(
-            f"{model.name} has no image encoder"
-            if kind is None
-            else f"{model.name} needs an image encoder ({kind})",
+            f"{model.name} has no image encoder" if kind is None else f"{model.name} needs an image encoder ({kind})",
             code="image-encoder-mismatch",
             field="model.image_encoder",
             value=model.image_encoder,

@@ -145,9 +145,7 @@ def headline(inspection: Inspection) -> list[Fact]:
 
 def figures(inspection: Inspection) -> list[Figure]:
     """Return a bar plot of each distribution, and a scatter plot of the sizes."""
-    drawn = [
-        _bars(i, title, unit, histogram) for i, (title, unit, histogram) in enumerate(inspection.histograms)
-    ]
+    drawn = [_bars(i, title, unit, histogram) for i, (title, unit, histogram) in enumerate(inspection.histograms)]
     return [*drawn, _sizes(inspection)] if inspection.sizes else drawn
 
 

@@ -3,15 +3,52 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from reelworks.core import units
-from reelworks.report import page, run_facts, svg
+from reelworks.report import page, run_facts
 from reelworks.report.plots import COLOURS
 from reelworks.report.run_facts import Fact, Part
+
+_LENGTH = 1000.0
+_OVERLAP = 0.003  # below the next column and part, to hide seams between them
+
+
+def bar(parts: Sequence[Part], whole: float = 1.0) -> Markup:
+    """Draw parts from left to right; the rest of the whole stays empty."""
+    rects, left = [], 0.0
+    for part in parts:
+        rects.append(_rect(part, left, 0, part.share / whole, 1))
+        left += part.share / whole
+    return _svg("share", rects)
+
+
+def strip(columns: Sequence[Sequence[Part]]) -> Markup:
+    """Draw columns of equal width from left to right, each with its parts from the top down."""
+    rects, width = [], 1 / max(len(columns), 1)
+    for i, parts in enumerate(columns):
+        top = 0.0
+        for part in parts:
+            rects.append(_rect(part, i * width, top, width + _OVERLAP, part.share + _OVERLAP))
+            top += part.share
+    return _svg("strip", rects)
+
+
+def _rect(part: Part, left: float, top: float, width: float, height: float) -> Markup:
+    edges = (f"{_LENGTH * edge:.2f}" for edge in (left, top, width, height))
+    tooltip = f"{part.label}: {units.percent(part.share)}"
+    rect = Markup('<rect x="{}" y="{}" width="{}" height="{}" style="fill: var(--{})"><title>{}</title></rect>')
+    return rect.format(*edges, part.tone, tooltip)
+
+
+def _svg(kind: str, rects: Iterable[Markup]) -> Markup:
+    opening = f'<svg class="{kind}" viewBox="0 0 {_LENGTH:g} {_LENGTH:g}" preserveAspectRatio="none" shape-rendering="crispEdges">'
+    return Markup(opening) + Markup("").join(rects) + Markup("</svg>")
+
 
 Json = dict[str, Any]
 _SCALE = 0.1  # a full bar of waste means at least this share
@@ -85,7 +122,7 @@ def _tones(forecast: Json) -> dict[str, str]:
 
 def shares(forecast: Json) -> list[tuple[str, Markup]]:
     """Return a bar for each measure, divided by the groups' shares of it."""
-    return [(measure, svg.bar(_shares_of(forecast, f"share_of_{measure}"))) for measure in _MEASURES]
+    return [(measure, bar(_shares_of(forecast, f"share_of_{measure}"))) for measure in _MEASURES]
 
 
 def _shares_of(forecast: Json, key: str) -> list[Part]:
@@ -102,7 +139,7 @@ def course(forecast: Json) -> Markup:
     for counts in zip(*(one["micro_batches"] for one in forecast["course"]["groups"]), strict=True):
         named = zip(names, counts, strict=True)
         columns.append([Part(name, n, n / sum(counts), tone) for (name, tone), n in named if n])
-    return svg.strip(columns)
+    return strip(columns)
 
 
 def waste(forecast: Json) -> list[tuple[str, list[tuple[str, Markup, float]]]]:
@@ -116,7 +153,7 @@ def waste(forecast: Json) -> list[tuple[str, list[tuple[str, Markup, float]]]]:
 
 def _bars(rows: list[tuple[str, Json]]) -> list[tuple[str, Markup, float]]:
     scale = max(_SCALE, *(one["waste"] for _, one in rows))
-    return [(label, svg.bar(_wasted(one), scale), one["waste"]) for label, one in rows]
+    return [(label, bar(_wasted(one), scale), one["waste"]) for label, one in rows]
 
 
 def _wasted(epoch: Json) -> list[Part]:

@@ -226,9 +226,7 @@ def _data_facts(data: RunData) -> list[Fact]:
         Fact("Clips scanned", units.count(catalog.get("clips")), ", ".join(kinds)),
         Fact("Planned", units.count(data.summary.get("planned")), per_epoch),
         Fact("Held out", units.count(data.summary.get("held_out")), "for validation"),
-        Fact(
-            "Rejected", units.count(rejected(data.summary)), units.count(bad) + " unreadable" if bad else ""
-        ),
+        Fact("Rejected", units.count(rejected(data.summary)), units.count(bad) + " unreadable" if bad else ""),
     ]
 
 

@@ -12,8 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from reelworks.analysis.contact_sheet import SampleView
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.media.decode import Frames
-from reelworks.media.masks import BLACK
+from reelworks.media.decode import BLACK, Frames
 
 _HEIGHT_PX = 130
 _WIDTH_PX = 210

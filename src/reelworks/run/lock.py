@@ -16,7 +16,7 @@ from pathlib import Path
 
 from reelworks.core.errors import UserError
 from reelworks.run import heartbeat
-from reelworks.run.holder import LockedError, LockOwner
+from reelworks.run.heartbeat import LockedError, LockOwner
 
 _FREE_BY_HAND = "wait for it, stop it with SIGTERM (it saves and leaves), or choose another --output"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})

@@ -373,9 +373,7 @@ def _read_values(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise RecordError(f"{file.parent.name}/{file.name} cannot be read: {error}") from error
     if not same:
-        raise RecordError(
-            f"{file.parent.name}/{file.name} is damaged: its checksum is not the one that was stored"
-        )
+        raise RecordError(f"{file.parent.name}/{file.name} is damaged: its checksum is not the one that was stored")
     return dict(plain)
 
 

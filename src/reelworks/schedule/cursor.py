@@ -186,9 +186,7 @@ class Aliases:
             return cls(arrays["ordinal"], arrays["key"])
 
 
-def remaining(
-    entries: Entries, consumed_uid: NDArray[np.uint64], consumed_copy: NDArray[np.int64]
-) -> Entries:
+def remaining(entries: Entries, consumed_uid: NDArray[np.uint64], consumed_copy: NDArray[np.int64]) -> Entries:
     """Return the entries whose (uid, copy) is not consumed; an edited clip keeps its uid and remains consumed."""
     keep = np.ones(len(entries), dtype=np.bool_)
     for copy in np.flatnonzero(np.bincount(consumed_copy)):

@@ -96,9 +96,7 @@ def cut_micro_batches(bucket: I64, batch_sizes: tuple[int, ...], *, whole: bool)
     return Cut(bucket[starts][run], clips, size[run] if whole else clips)
 
 
-def merge_into_larger(
-    bucket: I64, batch_sizes: tuple[int, ...], merge_to: tuple[int, ...]
-) -> tuple[I64, I64]:
+def merge_into_larger(bucket: I64, batch_sizes: tuple[int, ...], merge_to: tuple[int, ...]) -> tuple[I64, I64]:
     """Move the clips of incomplete micro-batches to each bucket's merge target if that saves micro-batches.
 
     A target takes the left-over clips of all its source buckets, or none if that would not reduce the number of
@@ -122,9 +120,7 @@ def merge_into_larger(
         rests = {g: len(clips[g]) % batch_sizes[g] for g in sources[index]}
         own, arriving = len(clips[index]), sum(rests.values())
         if -(-(own + arriving) // size) < -(-own // size) + sum(rest > 0 for rest in rests.values()):
-            clips[index] = np.concatenate(
-                [*(clips[g][len(clips[g]) - rests[g] :] for g in rests), clips[index]]
-            )
+            clips[index] = np.concatenate([*(clips[g][len(clips[g]) - rests[g] :] for g in rests), clips[index]])
             for source, rest in rests.items():
                 clips[source] = clips[source][: len(clips[source]) - rest]
         if (to := merge_to[index]) >= 0:
@@ -177,9 +173,7 @@ def group_into_steps(
     result = dealt.reshape(n_rows, -1)
     # Real columns come first, so that all ranks can skip empty ones together.
     gaps = np.flatnonzero((result < 0).any(axis=1))
-    result[gaps] = np.take_along_axis(
-        result[gaps], np.argsort(result[gaps] < 0, axis=1, kind="stable"), axis=1
-    )
+    result[gaps] = np.take_along_axis(result[gaps], np.argsort(result[gaps] < 0, axis=1, kind="stable"), axis=1)
     return np.ascontiguousarray(result[order])
 
 

@@ -28,9 +28,7 @@ def by_bucket_and_hash(uid: U64, copy: I64, bucket: I64, *, seed: int, epoch: in
     for first in range(0, len(uid), _BLOCK):
         where = slice(first, first + _BLOCK)
         hashed = hash_rng.hash64(seed, epoch, uid[where], copy[where], Purpose.SHUFFLE)
-        key = (bucket[where].astype(np.uint64) << np.uint64(hash_bits)) | (
-            hashed >> np.uint64(64 - hash_bits)
-        )
+        key = (bucket[where].astype(np.uint64) << np.uint64(hash_bits)) | (hashed >> np.uint64(64 - hash_bits))
         place = np.arange(first, first + len(key), dtype=np.uint64)
         words[where] = (key << np.uint64(place_bits)) | place
     words.sort()

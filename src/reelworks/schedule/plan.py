@@ -177,9 +177,7 @@ class EpochPlan:
             if row < self.steps
             else np.zeros(0, dtype=np.int64)
         )
-        return digests.digest_arrays(
-            uid=self.uid[places], copy=self.copy[places], showing=self.showing[places]
-        )
+        return digests.digest_arrays(uid=self.uid[places], copy=self.copy[places], showing=self.showing[places])
 
     def places_before(self, row: int) -> NDArray[np.bool_]:
         """Return the mask of the places in the rows before `row` that consume their clip."""

@@ -70,9 +70,7 @@ def build(name: str, *, gradient_checkpointing: bool = False, **dtypes: Any) -> 
     model = ModelConfig(name=name, gradient_checkpointing=gradient_checkpointing)
     if switch_timestep(model) is not None:
         model = model.model_copy(update={"experts": "both"})
-    denoiser = factory.build_denoiser(
-        model, autoencoder=AUTOENCODER, text=TEXT, device="cpu", seed=0, **dtypes
-    )
+    denoiser = factory.build_denoiser(model, autoencoder=AUTOENCODER, text=TEXT, device="cpu", seed=0, **dtypes)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in denoiser.module.parameters():
@@ -161,9 +159,7 @@ def check_dtypes(name: str) -> None:
     with torch.no_grad():
         expected, actual = DtypeBoundary(exact)(inputs), DtypeBoundary(lowered)(inputs)
         assert expected.dtype == actual.dtype == torch.float32
-        assert _distance(expected, actual) < 0.05, (
-            f"{name}: bfloat16 is {_distance(expected, actual):.1%} off"
-        )
+        assert _distance(expected, actual) < 0.05, f"{name}: bfloat16 is {_distance(expected, actual):.1%} off"
         stored = build(name, compute=torch.bfloat16, storage=torch.bfloat16)
         near = [_at(stored, inputs, time) for time in (999.0, 999.9)]  # one number in bfloat16
     assert not torch.equal(*near), f"{name}: times are rounded before the network uses them"
@@ -261,9 +257,7 @@ def check_bases(name: str) -> None:
     assert not differing, f"{name}: a base in bfloat16 changes {differing[:5]}"
     denoiser = with_lora(name, "nf4", torch.bfloat16)
     actual = answer(denoiser, inputs)
-    assert actual.keys() == expected.keys(), (
-        f"{name}: nf4 changes gradients of {actual.keys() ^ expected.keys()}"
-    )
+    assert actual.keys() == expected.keys(), f"{name}: nf4 changes gradients of {actual.keys() ^ expected.keys()}"
     off = _distance(expected[""], actual[""])
     assert 0 < off < 0.25, f"{name}: a base in nf4 is {off:.1%} off"
     if denoiser.runs_on_meta:

@@ -19,7 +19,7 @@ from reelworks.data.loader import MicroBatch, MicroBatchRequest
 from reelworks.diffusion import frame_masks, objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.diffusion.rectified_flow import generated_only, mean_over_generated
-from reelworks.encoders import conditioning, loss_masks
+from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import DenoiserInputs
 
@@ -67,9 +67,7 @@ def draw(work: MicroBatchRequest, config: ObjectiveConfig, *, seed: int, latent_
     return Choices(
         unshifted_B,
         time_B,
-        frame_masks.draw_frame_mask(
-            config.mask_ratios, latent_frames, draw_seeds(work, Purpose.MASK, seed=seed)
-        ),
+        frame_masks.draw_frame_mask(config.mask_ratios, latent_frames, draw_seeds(work, Purpose.MASK, seed=seed)),
         hash_rng.passes(draw_seeds(work, Purpose.TEXT_DROPOUT, seed=seed), config.caption_dropout),
     )
 
@@ -121,9 +119,7 @@ def normal(shape: tuple[int, ...], words: U64, device: torch.device) -> Tensor:
     return torch.stack(clips)
 
 
-def training_example(
-    batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int
-) -> Example:
+def training_example(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int) -> Example:
     """Draw times, noise, masks and caption dropout, and noise the latents."""
     latent = encoder.latents(batch.frames)
     drawn = draw(batch.work, config, seed=seed, latent_frames=latent.shape[2])
@@ -183,9 +179,7 @@ def _example(
     companions, first = batch.companions, batch.frames[:, 0]
     seen = companions["source"][:, 0] if "source" in encoder.given else None
     text = encoder.texts(work.captions, drop_text[: len(work.captions)].tolist(), seen)
-    beside = conditioning.encode_conditioning(
-        encoder, x0[: len(first)], companions, first, work.shape.num_frames
-    )
+    beside = conditioning.encode_conditioning(encoder, x0[: len(first)], companions, first, work.shape.num_frames)
     fps = torch.tensor(work.fps, dtype=torch.float32, device=encoder.device)
     inputs = DenoiserInputs(
         latent=objectives.from_config(config).noised(x0, noise, time, frame_mask),
@@ -205,7 +199,7 @@ def _example(
     weight = None
     if "loss_mask" in companions:
         mask = companions["loss_mask"].to(encoder.device)
-        weight = loss_masks.weights(mask, encoder.autoencoder.geometry).expand(n, -1, -1, -1)
+        weight = conditioning.weights(mask, encoder.autoencoder.geometry).expand(n, -1, -1, -1)
         # The mask may lie where the clip is given: then it has no loss, and no weight in the step.
         counts = counts & (weight.amax(dim=(2, 3)) * frame_mask).any(dim=1)
     return Example(inputs, x0, noise, frame_mask.float().mean(dim=1), counts, weight)

@@ -99,9 +99,7 @@ def try_disk(run: OpenRun, recipe: Recipe, state: TrainState, position: DataPosi
 
 
 @contextmanager
-def mirroring(
-    run: OpenRun, recipe: Recipe, log: RunLogger, resumed_from: int | None
-) -> Iterator[Mirror | None]:
+def mirroring(run: OpenRun, recipe: Recipe, log: RunLogger, resumed_from: int | None) -> Iterator[Mirror | None]:
     """Copy checkpoints elsewhere beside training, on the main rank, if the recipe says so; waits for the last copy."""
     remote, config = run.folder_lock.remote, recipe.checkpoints.mirror
     if remote is None or config is None:
@@ -248,9 +246,7 @@ class CheckpointManager:
         best = self._config.keep_best
         if best is None or best.metric not in metrics:
             return False
-        return bool(
-            self._world.broadcast(self._world.is_main and self._beats_all(best, metrics[best.metric]))
-        )
+        return bool(self._world.broadcast(self._world.is_main and self._beats_all(best, metrics[best.metric])))
 
     def _beats_all(self, best: KeepBest, value: float) -> bool:
         sign = 1 if best.mode == "min" else -1
@@ -367,9 +363,7 @@ class CheckpointManager:
         step, path = saved.info.step, saved.info.path
         epoch = json.loads(load.read_extra(path, names.CURSOR))["epoch"]
         try:
-            written = exports_folder.write(
-                self._run.folder, path, self._recipe.exports, step=step, epoch=epoch
-            )
+            written = exports_folder.write(self._run.folder, path, self._recipe.exports, step=step, epoch=epoch)
         except UserError as error:
             logger.warning(error)
         else:
@@ -397,9 +391,7 @@ class CheckpointManager:
         step, run = position.global_step, self._run.folder
         lora = lora_file_of(run.recipe_file, "diffusers", self._base)
         target = exports_folder.path_of(run, step, "ema", lora.format if lora else None)
-        about = export.describe_run(
-            run_id=self._run.id, recipe=run.recipe_file, step=step, epoch=position.epoch
-        )
+        about = export.describe_run(run_id=self._run.id, recipe=run.recipe_file, step=step, epoch=position.epoch)
         try:
             with export.raising_export_failed(target):
                 collectives.on_first(lambda: storage.mkdirs(target.parent))

@@ -48,9 +48,7 @@ class TrainConfig(Config):
     weight_decay: float = Field(0.0, ge=0, description="decoupled from the gradient")
     max_grad_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient")
     ema_decay: float = Field(0.9999, ge=0, lt=1, description="reached by way of (1 + step) / (10 + step)")
-    loss_reduction: Literal["token", "sample", "micro_batch"] = Field(
-        "token", description="what counts alike"
-    )
+    loss_reduction: Literal["token", "sample", "micro_batch"] = Field("token", description="what counts alike")
     skip_steps: list[list[int]] = Field(
         [],
         description="steps that are counted but not trained, as [first, last]: their clips are passed over, for "
@@ -151,9 +149,7 @@ class ValidationConfig(Config):
         wrong = [t for t in value if not 0 < t <= 1000]
         if wrong or not value:
             raise UserError(
-                "a timestep must lie in (0, 1000], 1000 being pure noise"
-                if wrong
-                else "no time to validate at",
+                "a timestep must lie in (0, 1000], 1000 being pure noise" if wrong else "no time to validate at",
                 code="validation-timesteps-invalid",
                 field="validation.timesteps",
                 value=wrong[0] if wrong else value,
@@ -167,9 +163,7 @@ class SamplesConfig(Config):
 
     prompts: list[str] = Field([], description="one clip each")
     every_steps: int | None = Field(None, ge=1, description="default: only at the end")
-    height: int | None = Field(
-        None, ge=1, description="pixels; default: of the bucket that is trained most, by tokens"
-    )
+    height: int | None = Field(None, ge=1, description="pixels; default: of the bucket that is trained most, by tokens")
     width: int | None = Field(None, ge=1, description="pixels; likewise")
     num_frames: int | None = Field(
         None, ge=1, description="likewise, of a bucket of clips where there is one; 1 gives pictures"

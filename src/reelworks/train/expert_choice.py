@@ -43,9 +43,7 @@ def objective_of_step(
     return recipe.objective.model_copy(update={"timestep_range": trained})
 
 
-def _share_below(
-    time: float, objective: ObjectiveConfig, table: BucketTable, geometry: Geometry, bucket: int
-) -> float:
+def _share_below(time: float, objective: ObjectiveConfig, table: BucketTable, geometry: Geometry, bucket: int) -> float:
     shape = table.buckets[bucket].shape
     ratio = timesteps.shift_ratio(
         objective,
@@ -54,6 +52,4 @@ def _share_below(
         num_frames=shape.num_frames,
         latent_frames=geometry.latent(shape)[0],
     )
-    return timesteps.share_below(
-        time, objective.timestep_sampling, ratio, objective.logit_mean, objective.logit_std
-    )
+    return timesteps.share_below(time, objective.timestep_sampling, ratio, objective.logit_mean, objective.logit_std)

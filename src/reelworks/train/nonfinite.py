@@ -47,9 +47,7 @@ class NonFiniteCause:
     clips: tuple[dict[str, Any], ...]
 
     def __str__(self) -> str:
-        where = (
-            f"first in the {self.origin.what} of {self.origin.path}" if self.origin else "of unknown origin"
-        )
+        where = f"first in the {self.origin.what} of {self.origin.path}" if self.origin else "of unknown origin"
         if not self.clips:
             return f"{where}; every clip's loss is finite"
         named = ", ".join(clip["path"] for clip in self.clips[:_CLIPS_NAMED])

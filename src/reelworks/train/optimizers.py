@@ -39,9 +39,7 @@ class ShardedOptimizer:
         trained: Weights by name.
     """
 
-    def __init__(
-        self, config: TrainConfig, trained: Mapping[str, nn.Parameter], matrices: Collection[str]
-    ) -> None:
+    def __init__(self, config: TrainConfig, trained: Mapping[str, nn.Parameter], matrices: Collection[str]) -> None:
         """Allocate everything.
 
         Args:

@@ -98,9 +98,7 @@ class Replay:
             "clips": [self._clip(work, i, drawn, reasons) for i in range(len(work.uids))],
         }
 
-    def _clip(
-        self, work: MicroBatchRequest, i: int, drawn: Choices, reasons: dict[tuple[int, int], str]
-    ) -> Json:
+    def _clip(self, work: MicroBatchRequest, i: int, drawn: Choices, reasons: dict[tuple[int, int], str]) -> Json:
         uid, request, rows = int(work.uids[i]), work.requests[i], self.data.rows
         row = int(rows.find(work.uids[i : i + 1])[0])
         source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
@@ -120,9 +118,7 @@ class Replay:
             "caption_dropped": bool(drawn.drop_text[i]),
             "fps": work.fps[i],
             "companions": {
-                kind: str(read.path)
-                for kind, beside in work.companions.items()
-                if (read := beside[i]) is not None
+                kind: str(read.path) for kind, beside in work.companions.items() if (read := beside[i]) is not None
             },
             "first_frame": first,
             "frame_step": request.step,

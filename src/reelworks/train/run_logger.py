@@ -131,9 +131,7 @@ class RunLogger:
             plan=position.plan.digest(),
         )
 
-    def step(
-        self, position: DataPosition, result: StepResult, batches: Sequence[MicroBatch], seconds: float
-    ) -> None:
+    def step(self, position: DataPosition, result: StepResult, batches: Sequence[MicroBatch], seconds: float) -> None:
         """Tell a step.
 
         Args:
@@ -271,15 +269,11 @@ class RunLogger:
                     )
         return consumed
 
-    def _log_clips(
-        self, position: DataPosition, step: int, result: StepResult, batches: Sequence[MicroBatch]
-    ) -> None:
+    def _log_clips(self, position: DataPosition, step: int, result: StepResult, batches: Sequence[MicroBatch]) -> None:
         """Write the clips that this rank trained in the step, for --debug."""
         folder = self._run.path / "debug"
         folder.mkdir(exist_ok=True)
-        trained = [
-            _clip(b, i) for b in batches for i in np.flatnonzero(b.counts.numpy()).tolist() if result.applied
-        ]
+        trained = [_clip(b, i) for b in batches for i in np.flatnonzero(b.counts.numpy()).tolist() if result.applied]
         shapes = [str(b.work.shape) for b in batches]
         line = {
             "step": step,

@@ -38,9 +38,7 @@ def options(data: RecipeData) -> GenerateOptions | None:
     shape = _shape(data)
     validation.require_first_frame(recipe.model, c.reference, "samples.reference", shape.num_frames)
     sampled = defaults.sampled(recipe)
-    reference = (
-        None if c.reference is None else conditions.read(Path(c.reference), shape, 1, "samples.reference")
-    )
+    reference = None if c.reference is None else conditions.read(Path(c.reference), shape, 1, "samples.reference")
     return GenerateOptions(
         shape,
         c.fps,
@@ -48,10 +46,7 @@ def options(data: RecipeData) -> GenerateOptions | None:
         sampled.guidance_scale,
         recipe.seed,
         Conditions(reference),
-        {
-            name: conditions.companion(Path(file), shape, f"samples.{name}")
-            for name, file in c.companions.items()
-        },
+        {name: conditions.companion(Path(file), shape, f"samples.{name}") for name, file in c.companions.items()},
     )
 
 

@@ -63,10 +63,7 @@ class TrainState:
         """Name what holds infinities or NaN in this rank's part."""
         weights = inject.weights(self.module)
         averages = {f"the average of {name}": value for name, value in self.ema.items()}
-        states = {
-            f"the optimizer's {key} of {name}": value
-            for (name, key), value in self.optimizer.tensors().items()
-        }
+        states = {f"the optimizer's {key} of {name}": value for (name, key), value in self.optimizer.tensors().items()}
         return [*not_finite(weights | averages | states), *self.optimizer.not_finite()]
 
     def load_optimizer(self, state: dict[str, Any]) -> None:

@@ -294,9 +294,7 @@ class TrainStep:
 
     def _clip_weight(self, bucket: int, clips: int) -> float:
         """Return the loss weight of one clip: its tokens, 1, or 1 / clips of the micro-batch, by `train.loss_reduction`."""
-        return float(
-            cost.loss_weight(self.recipe.train.loss_reduction, self.table.buckets[bucket].tokens, clips)
-        )
+        return float(cost.loss_weight(self.recipe.train.loss_reduction, self.table.buckets[bucket].tokens, clips))
 
     def _weights(self, work: MicroBatchRequest, example: Example) -> Tensor:
         """Return the loss weight of every clip, `[B]`; 0 where it does not count."""
@@ -308,9 +306,7 @@ class TrainStep:
 
     def _objective(self, plan: EpochPlan, row: int, step: int) -> ObjectiveConfig:
         geometry = self.encoder.autoencoder.geometry
-        return expert_choice.objective_of_step(
-            self.recipe, self.table, geometry, plan=plan, row=row, step=step
-        )
+        return expert_choice.objective_of_step(self.recipe, self.table, geometry, plan=plan, row=row, step=step)
 
     def _example(self, batch: MicroBatch, objective: ObjectiveConfig, step: int) -> Example:
         """Return the model's inputs, the same each time."""
@@ -334,9 +330,7 @@ class TrainStep:
         preserved_B = torch.tensor(work.preserved).to(losses_B.device, non_blocking=True)
         return torch.where(preserved_B, example.kept(output, base), losses_B)
 
-    def _blame(
-        self, candidates: NonFiniteCandidates, objective: ObjectiveConfig, step: int
-    ) -> NonFiniteCause:
+    def _blame(self, candidates: NonFiniteCandidates, objective: ObjectiveConfig, step: int) -> NonFiniteCause:
         """Find where numbers stopped being finite, by running a micro-batch again.
 
         Collective: a rank whose losses are all finite runs its last one. Gradients are still those of the step.

@@ -17,9 +17,9 @@ from reelworks.catalog.scan import ScanProgress
 from reelworks.core import log
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
-from reelworks.data import empty_epoch, loader
+from reelworks.data import loader
 from reelworks.data.loader import MicroBatch, StepSource
-from reelworks.data.position import DataPosition, next_epoch
+from reelworks.data.position import DataPosition, next_epoch, no_steps
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
@@ -38,7 +38,6 @@ from reelworks.train import (
     lr_schedule,
     open_run,
     optimizer_names,
-    pick_checkpoint,
     resume,
     run_logger,
     sample_logging,
@@ -126,14 +125,12 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
         previews = sample_logging.options(data)
 
         # Build the model.
-        resumed_from = pick_checkpoint.pick(this_run, recipe, options.resume)
+        resumed_from = resume.pick(this_run, recipe, options.resume)
         resumed = resumed_from is not None
         model = TrainedModel.build(data, world, resumed=resumed)
 
         # Resume: load the weights of the checkpoint, if there is one, and find the place in the data that belongs to them.
-        position = resume.restore(
-            this_run, data, spec, options, step=resumed_from, state=model.state, base=model.base
-        )
+        position = resume.restore(this_run, data, spec, options, step=resumed_from, state=model.state, base=model.base)
         resume.require_same_plan(world, position)
         _rehearse(model, data, position)
         this_run.step_shape.log_change()
@@ -167,9 +164,7 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
             mirror=mirror,
             resumed_from=resumed_from,
         )
-        trainer = Trainer(
-            run=this_run, data=data, model=model, previews=previews, checkpoints=checkpoints, log=run_log
-        )
+        trainer = Trainer(run=this_run, data=data, model=model, previews=previews, checkpoints=checkpoints, log=run_log)
         ended = trainer.train(position, resumed=resumed)
     return EXIT_REQUEUE if ended == "signal" else 0
 
@@ -355,9 +350,7 @@ class Trainer:
         self._require_finite(position.global_step, result)
         return _TakenStep(position, result, seconds)
 
-    def _after_step(
-        self, position: DataPosition, pool: DecodePool, taken: _TakenStep | None
-    ) -> dict[str, float]:
+    def _after_step(self, position: DataPosition, pool: DecodePool, taken: _TakenStep | None) -> dict[str, float]:
         """Do what is due between two steps: the epoch's account, validation, checkpoint, preview.
 
         Args:
@@ -410,7 +403,7 @@ class Trainer:
         """Do what a run still owes that has nothing left to train, such as one that was killed behind its last save."""
         step = position.global_step
         if not resumed:
-            raise empty_epoch.no_steps(self.data)
+            raise no_steps(self.data)
         if not position.plan.steps:
             self._begin_segment(position)
         logger.info("nothing left to train at step %d; raise train.max_steps or max_epochs", step)

@@ -60,9 +60,7 @@ class Validator:
         sums = torch.zeros(len(self.times) + 1, dtype=torch.float64)
         with self.state.averaged():
             for batch in loader.read_ahead(self._work(), pool, depth=4):
-                example = validation_example(
-                    batch, self.encoder, self.objective, seed=self.seed, times=self.times
-                )
+                example = validation_example(batch, self.encoder, self.objective, seed=self.seed, times=self.times)
                 losses = example.losses(self.boundary(example.inputs), self.objective).double().cpu()
                 if bool(batch.counts.all()):
                     sums[:-1] += losses

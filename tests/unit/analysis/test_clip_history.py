@@ -138,9 +138,7 @@ def plant_a_failure_elsewhere(told):
 
 
 def plant_another_total(told):
-    told.log.write(
-        "epoch", step=2, generation=0, epoch=0, segment=0, planned=8, rows=3, plan=told.plan.digest()
-    )
+    told.log.write("epoch", step=2, generation=0, epoch=0, segment=0, planned=8, rows=3, plan=told.plan.digest())
 
 
 @pytest.mark.parametrize(
@@ -347,9 +345,7 @@ def test_a_run_that_lost_all_records_is_told_by_its_events(told):
     assert (lost.steps, lost.trained) == (1, told.size(0))
 
 
-def test_the_verb_tells_what_is_lost_and_fails_where_the_records_contradict_each_other(
-    told, monkeypatch, capsys
-):
+def test_the_verb_tells_what_is_lost_and_fails_where_the_records_contradict_each_other(told, monkeypatch, capsys):
     from reelworks.cli import main
 
     def typed(*words):

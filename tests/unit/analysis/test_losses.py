@@ -47,9 +47,7 @@ def test_frames_seen_are_counted_for_videos_at_the_rate_they_are_read(folder):
     frames = told["frames"]
     assert (frames["trained"], frames["there"]) == (9 + 9, 40 + 9)
     assert frames["less_than_half"] == 1
-    assert [(one["path"], one["trained"], one["there"]) for one in frames["longest"]] == [
-        ("data/long.mp4", 9, 40)
-    ]
+    assert [(one["path"], one["trained"], one["there"]) for one in frames["longest"]] == [("data/long.mp4", 9, 40)]
     _, told = summed(folder, frame_interval=4)  # 10 frames are left of the long one, too few of the others
     assert (told["frames"]["trained"], told["frames"]["there"]) == (9, 10)
     assert told["frames"]["less_than_half"] == 0
@@ -75,9 +73,7 @@ def test_a_short_clip_is_planned_counted_and_read(folder, rule, numbers):
     row = data.rows.path.to_pylist().index("short.mp4")
     place = int(np.flatnonzero(plan.uid == data.rows.uid[row])[0])
     bucket = int(plan.bucket[place])
-    (request,) = decode_requests.decode_requests(
-        data, np.array([row]), np.zeros(1, np.int64), bucket, epoch=0
-    )
+    (request,) = decode_requests.decode_requests(data, np.array([row]), np.zeros(1, np.int64), bucket, epoch=0)
     frames = load(request)
     assert frames.shape[0] == 9
     assert all(np.array_equal(frames[i], frames[number]) for i, number in enumerate(numbers))
@@ -86,9 +82,7 @@ def test_a_short_clip_is_planned_counted_and_read(folder, rule, numbers):
 
 
 def test_rejecting_short_clips_is_another_plan(folder):
-    specs = {
-        summed(folder, short_clips=rule)[0].plan_spec(1, 1).digest() for rule in ("reject", "hold", "loop")
-    }
+    specs = {summed(folder, short_clips=rule)[0].plan_spec(1, 1).digest() for rule in ("reject", "hold", "loop")}
     assert len(specs) == 3
 
 

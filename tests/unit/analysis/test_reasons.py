@@ -43,9 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe(folder: Path, **changes: object):
-    return files.recipe(
-        folder, dataset=[{"path": str(folder / name)} for name in ("more", "data")], **changes
-    )
+    return files.recipe(folder, dataset=[{"path": str(folder / name)} for name in ("more", "data")], **changes)
 
 
 def test_counts_are_exact_and_the_first_files_by_dataset_and_path_are_named(folder, monkeypatch):
@@ -168,9 +166,7 @@ def test_lines_of_the_exclude_list_without_a_clip_are_told_and_many_are_counted(
 
 def test_clips_of_one_film_are_held_out_by_the_films_hash_and_others_by_their_own(folder):
     """A group's number is the hash of its text, however many clips share it: it decides what is held out."""
-    clips = rows(
-        {"group": "films/b.mp4"}, {}, {"group": "films/a.mp4"}, {"group": "films/b.mp4"}, {"group": ""}, BAD
-    )
+    clips = rows({"group": "films/b.mp4"}, {}, {"group": "films/a.mp4"}, {"group": "films/b.mp4"}, {"group": ""}, BAD)
     own_or_shared = repeats.group_keys(clips, "file").tolist()
     texts = clips.group.to_pylist()
     own = [texts[i] == clips.path[i].as_py() for i in range(len(clips))]

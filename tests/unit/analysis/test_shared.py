@@ -42,9 +42,7 @@ def test_shared_files_are_counted_whatever_names_them(folder, paths, told):
         assert sorted((one["datasets"][0], one["files"]) for one in found) == sorted(told)
 
 
-@pytest.mark.parametrize(
-    "meant", [{"name": "again"}, {"caption": "{text}, at night"}, {"filter": "height > 1"}]
-)
+@pytest.mark.parametrize("meant", [{"name": "again"}, {"caption": "{text}, at night"}, {"filter": "height > 1"}])
 def test_what_is_meant_is_not_told(folder, meant):
     """A name, another caption or another filter says that clips of both are wanted."""
     paths = [{"path": str(folder / "data")}, {"path": str(folder / "data/inner")}]

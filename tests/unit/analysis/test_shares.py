@@ -11,7 +11,7 @@ import prepare_files as files
 import pytest
 from refused import refused
 
-from reelworks.analysis import costs
+from reelworks.analysis import epoch_stats
 from reelworks.buckets.assign import Reason
 from reelworks.recipe import dataset as sources
 from reelworks.recipe.dataset import RecipeData
@@ -76,13 +76,11 @@ def test_measured_costs_come_from_a_run_and_shape_the_plan(folder: Path, tmp_pat
     log = EventLog(run.events_file)
     log.write("start", step=0, resumed_from=None, world_size=2)
     name = RecipeData.open(made(folder)).table.buckets[0].name
-    for step, (seconds, buckets) in enumerate(
-        [(9.0, [name]), (0.3, [name]), (0.3, [name]), (5.0, [name, "x"])]
-    ):
+    for step, (seconds, buckets) in enumerate([(9.0, [name]), (0.3, [name]), (0.3, [name]), (5.0, [name, "x"])]):
         log.write("step", step=step + 1, clips=5, repeated=1, seconds=seconds, buckets=buckets)
-    measured = costs.measure_costs(run)
+    measured = epoch_stats.measure_costs(run)
     assert measured == {name: pytest.approx(100.0)}  # 0.3 s of 2 ranks for 6 showings; a warm-up left out
-    costs.write_costs(tmp_path / "costs.json", measured)
+    epoch_stats.write_costs(tmp_path / "costs.json", measured)
     data = RecipeData.open(made(folder, cost={"measured": str(tmp_path / "costs.json")}))
     spec = data.plan_spec(2, 1)
     assert spec.costs_us[0] == 100_000
@@ -116,7 +114,7 @@ def test_a_run_that_tells_no_costs_says_what_to_do(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.create({})
     with refused("no-measured-cost", "RUN"):
-        costs.measure_costs(run)
+        epoch_stats.measure_costs(run)
 
 
 def test_locality_reads_a_folder_s_clips_one_after_the_other(folder: Path) -> None:

@@ -71,15 +71,11 @@ def fills(built: BucketTable, entry: int, shape: tuple[int, int, int]) -> int | 
 
 
 shapes = st.tuples(st.integers(1, 40), st.integers(8, 400), st.integers(8, 400))
-tables = st.sampled_from(
-    [FULL, build({"resolution": "96px", "num_frames": [1, 5]}, upscale=True, max_crop=0.2)]
-)
+tables = st.sampled_from([FULL, build({"resolution": "96px", "num_frames": [1, 5]}, upscale=True, max_crop=0.2)])
 
 
 @given(st.lists(shapes, min_size=1, max_size=30), tables)
-def test_each_clip_has_the_first_entry_that_it_fills(
-    clips: list[tuple[int, int, int]], built: BucketTable
-) -> None:
+def test_each_clip_has_the_first_entry_that_it_fills(clips: list[tuple[int, int, int]], built: BucketTable) -> None:
     result = run(make_clips(clips), built)
     for i, shape in enumerate(clips):
         fitting = [b for e in range(len(built.entries)) if (b := fills(built, e, shape)) is not None]
@@ -89,9 +85,7 @@ def test_each_clip_has_the_first_entry_that_it_fills(
 
 
 @given(st.lists(shapes, min_size=1, max_size=30), st.randoms(use_true_random=False), st.integers(0, 3))
-def test_clips_do_not_depend_on_each_other(
-    clips: list[tuple[int, int, int]], random: object, epoch: int
-) -> None:
+def test_clips_do_not_depend_on_each_other(clips: list[tuple[int, int, int]], random: object, epoch: int) -> None:
     built = build({"resolution": "128px", "num_frames": [1, 9, 17], "keep_prob": [0.5, 0.4, 0.6]})
     everything = make_clips(clips, held_out=assign.held_out(1, np.arange(len(clips), dtype=np.uint64), 0.2))
     where = np.array(random.sample(range(len(clips)), k=max(len(clips) // 2, 1)))  # type: ignore[attr-defined]
@@ -124,9 +118,7 @@ def test_a_kind_without_entries_has_no_bucket() -> None:
 
 
 def test_known_reasons_stay() -> None:
-    excluded = np.array(
-        [Reason.UNREADABLE, Reason.NO_CAPTION, Reason.IN_EXCLUDE_FILE, Reason.NONE], dtype=np.int8
-    )
+    excluded = np.array([Reason.UNREADABLE, Reason.NO_CAPTION, Reason.IN_EXCLUDE_FILE, Reason.NONE], dtype=np.int8)
     result = run(many(4, excluded=excluded))
     assert result.reason.tolist() == excluded.tolist()
     assert (result.bucket >= 0).tolist() == [False, False, False, True]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.buckets import merge_targets, table
+from reelworks.buckets import assign, table
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.buckets.table import BucketTable
 from reelworks.core.shape import Geometry
@@ -20,7 +20,7 @@ def build(*entries: dict[str, object], **values: object) -> BucketTable:
 
 
 def arrows(built: BucketTable) -> dict[str, str]:
-    to = merge_targets.targets(built).tolist()
+    to = assign.targets(built).tolist()
     return {built.buckets[i].name: built.buckets[t].name for i, t in enumerate(to) if t >= 0}
 
 
@@ -46,9 +46,7 @@ def test_shapes_stay_near_and_unused_entries_take_none() -> None:
     )
     ratios = ("16:9", "1:1", "9:16")
     assert arrows(built) == {f"{px}px {r} ×1": f"128px {r} ×1" for px in (256, 192) for r in ratios}
-    apart = build(
-        {"resolution": "256x256", "num_frames": 1}, {"resolution": "64x256", "num_frames": 1}, max_crop=0.5
-    )
+    apart = build({"resolution": "256x256", "num_frames": 1}, {"resolution": "64x256", "num_frames": 1}, max_crop=0.5)
     assert arrows(apart) == {}
 
 
@@ -64,7 +62,7 @@ entries = st.lists(
 def test_what_fills_a_bucket_fills_its_target(chosen: list[tuple[str, int, float]], max_crop: float) -> None:
     rows = [{"resolution": r, "num_frames": f, "keep_prob": p} for r, f, p in chosen]
     built = build(*rows, max_crop=max_crop)
-    to = merge_targets.targets(built)
+    to = assign.targets(built)
     for index in np.flatnonzero(to >= 0).tolist():
         bucket, target = built.buckets[index], built.buckets[to[index]]
         assert to[index] > index
@@ -72,5 +70,5 @@ def test_what_fills_a_bucket_fills_its_target(chosen: list[tuple[str, int, float
         assert target.shape.num_frames <= bucket.shape.num_frames
         assert target.shape.height <= bucket.shape.height
         assert target.shape.width <= bucket.shape.width
-        assert merge_targets.kept(bucket, target) >= 1 - max_crop
+        assert assign.kept(bucket, target) >= 1 - max_crop
         assert built.entries[target.entry].keep_prob > 0

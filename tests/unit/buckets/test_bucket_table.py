@@ -55,9 +55,7 @@ def test_resolutions(text: str, budget: int | tuple[int, int]) -> None:
 def test_more_pixels_than_any_footage(text: str) -> None:
     """The mistake is told as one of the resolution, not of what follows from it."""
     assert sizes.pixel_budget("16384px") == 16384**2
-    with refused(
-        "resolution-too-large", "bucket.resolution", says="more pixels than 16384 × 16384"
-    ) as caught:
+    with refused("resolution-too-large", "bucket.resolution", says="more pixels than 16384 × 16384") as caught:
         build(entry(text))
     assert (caught.value.field, caught.value.value) == ("bucket.resolution", text)
 
@@ -204,8 +202,6 @@ def test_ratios_that_cannot_be(ratio: str) -> None:
     assert (told.field, told.value) == ("buckets.aspect_ratios", ratio)
 
 
-@pytest.mark.parametrize(
-    ("text", "ratio"), [("16:9", 16 / 9), ("2.39:1", 2.39), ("20:1", 20), ("1:20", 0.05)]
-)
+@pytest.mark.parametrize(("text", "ratio"), [("16:9", 16 / 9), ("2.39:1", 2.39), ("20:1", 20), ("1:20", 0.05)])
 def test_ratios_that_can_be(text: str, ratio: float) -> None:
     assert parse_ratio(text) == ratio

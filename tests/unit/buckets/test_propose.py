@@ -84,9 +84,9 @@ def test_nothing_that_fits_gives_no_entry(clip):
 
 
 found_clips = st.lists(
-    st.tuples(
-        st.sampled_from([1, 1, 17, 20, 40, 90, 300]), st.integers(64, 2200), st.integers(64, 2200)
-    ).filter(lambda clip: 0.45 < clip[1] / clip[2] < 2.2),
+    st.tuples(st.sampled_from([1, 1, 17, 20, 40, 90, 300]), st.integers(64, 2200), st.integers(64, 2200)).filter(
+        lambda clip: 0.45 < clip[1] / clip[2] < 2.2
+    ),
     min_size=1,
     max_size=40,
 )
@@ -127,7 +127,7 @@ def test_a_model_of_a_coarse_multiple_has_sizes_of_that_multiple():
 
 
 def test_a_budget_below_the_smallest_clip_is_told():
-    with refused("token-limit-too-low", "buckets.max_tokens", says="give at least 5") as caught:
+    with refused("token-limit-too-low", "buckets.max_tokens", says="at least 5") as caught:
         propose(clips((5, 100, 100)), BucketsConfig(max_tokens=4), PIXEL)
     assert (caught.value.field, caught.value.value) == ("buckets.max_tokens", 4)
 
@@ -158,9 +158,7 @@ def test_what_suits_is_not_what_clips_could_be_enlarged_to():
 
 @pytest.mark.parametrize("stride", [8, 24, 96, 160])
 def test_any_multiple_of_a_model_will_do(stride):
-    found = propose(
-        clips((1, 2000, 2000), (30, 2000, 2000)), BucketsConfig(), Geometry((1, stride, stride), (1, 2, 2))
-    )
+    found = propose(clips((1, 2000, 2000), (30, 2000, 2000)), BucketsConfig(), Geometry((1, stride, stride), (1, 2, 2)))
     assert found.reached == 2
 
 

@@ -12,8 +12,8 @@ from refused import refused
 
 from reelworks.catalog import companions
 from reelworks.catalog.companions import Problem
+from reelworks.catalog.config import Source
 from reelworks.catalog.scan import scan_sources
-from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 
 
@@ -108,9 +108,7 @@ WORD = st.text(alphabet="ab", min_size=1, max_size=2)
 @given(st.lists(WORD), st.lists(WORD))
 def test_matching_is_what_a_dictionary_does(wanted, stems):
     """Each is found where it stands, -1 where it does not, and said to be several where it is."""
-    place, several = companions._match(
-        pa.array(wanted, pa.large_string()), pa.array(stems, pa.large_string())
-    )
+    place, several = companions._match(pa.array(wanted, pa.large_string()), pa.array(stems, pa.large_string()))
     assert [stems[i] if i >= 0 else None for i in place] == [w if w in stems else None for w in wanted]
     assert several.tolist() == [stems.count(w) > 1 for w in wanted]
     assert place.dtype == np.int64

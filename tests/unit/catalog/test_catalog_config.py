@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from reelworks.catalog.config import DatasetConfig
-from reelworks.catalog.source import Source
+from reelworks.catalog.config import DatasetConfig, Source
 
 
 def test_the_folder_names_the_dataset() -> None:
@@ -19,9 +18,7 @@ def test_a_list_names_its_dataset_and_what_its_scores_are_is_asked_later() -> No
     form, filter_ = "{text} score: {aes:.1f}.", "aes > 4.5 and flow < 3"
     dataset = DatasetConfig(path="lists/Meta.CSV", root="/data", caption=form, filter=filter_)
     assert dataset.place == Source("Meta", Path("/data"), Path("lists/Meta.CSV"))
-    assert DatasetConfig(path="lists/m.jsonl", name="n").place == Source(
-        "n", Path("lists"), Path("lists/m.jsonl")
-    )
+    assert DatasetConfig(path="lists/m.jsonl", name="n").place == Source("n", Path("lists"), Path("lists/m.jsonl"))
     for wrong in ({"caption": form}, {"filter": filter_}, {"root": "/data"}):
         with pytest.raises(ValidationError, match="dataset"):
             DatasetConfig.model_validate({"path": "lists"} | wrong)

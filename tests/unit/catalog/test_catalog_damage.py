@@ -139,9 +139,7 @@ def test_a_file_that_could_not_be_read_has_no_measures(catalog: Path) -> None:
         ("root", pa.array([b"/d", b"/\x80", b"/d"]).view(pa.string()), "wrong root in row 4"),
     ],
 )
-def test_a_wrong_column_is_named_with_its_type_or_row(
-    catalog: Path, name: str, column: Any, said: str
-) -> None:
+def test_a_wrong_column_is_named_with_its_type_or_row(catalog: Path, name: str, column: Any, said: str) -> None:
     edit(catalog, name, column)
     told = refusal(catalog)
     assert "part-000001.parquet has" in told

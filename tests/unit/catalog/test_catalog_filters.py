@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelworks.catalog import filter_expression, filters
+from reelworks.catalog import filters
 from reelworks.catalog.config import DatasetConfig
-from reelworks.catalog.filter_expression import NUMBERS, TEXTS
+from reelworks.catalog.filters import NUMBERS, TEXTS
 from reelworks.catalog.rows import SCHEMA, CatalogRows
 from reelworks.core.errors import UserError
 
@@ -50,9 +50,7 @@ _CLIPS: list[dict[str, Any]] = [
 
 
 def rows() -> CatalogRows:
-    full = [
-        {**_PLAIN, "ordinal": i, "uid": i, "group": clip["path"], **clip} for i, clip in enumerate(_CLIPS)
-    ]
+    full = [{**_PLAIN, "ordinal": i, "uid": i, "group": clip["path"], **clip} for i, clip in enumerate(_CLIPS)]
     return CatalogRows.from_table(pa.Table.from_pylist(full, schema=SCHEMA))
 
 
@@ -193,9 +191,7 @@ _TRUTH_OR_NONE = st.recursive(
     ),
     max_leaves=8,
 )
-_SCORES = st.lists(
-    st.sampled_from([np.nan, -0.0, 0.0, 3.0, 480.0]), min_size=len(_CLIPS), max_size=len(_CLIPS)
-)
+_SCORES = st.lists(st.sampled_from([np.nan, -0.0, 0.0, 3.0, 480.0]), min_size=len(_CLIPS), max_size=len(_CLIPS))
 
 
 @settings(max_examples=300, deadline=None)
@@ -320,7 +316,7 @@ def test_a_row_tells_what_the_filter_looked_at() -> None:
 )
 def test_all_else_is_refused_with_the_part_and_the_way_out(text: str, problem: str, remedy: str) -> None:
     with pytest.raises(UserError) as caught:
-        filter_expression.parse(text)
+        filters.parse(text)
     assert problem in caught.value.problem
     assert remedy in caught.value.remedy
     assert (caught.value.field, caught.value.value) == ("dataset.filter", text)

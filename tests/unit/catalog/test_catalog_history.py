@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from reelworks.catalog.config import Source
 from reelworks.catalog.scan import scan_sources
-from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 
 NAMES = st.sampled_from(["a.png", "b.png", "sub/c.png", "sub/d.png"])

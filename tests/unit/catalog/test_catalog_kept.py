@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from reelworks.catalog import run_copy
+from reelworks.catalog import store
 from reelworks.catalog.rows import SCHEMA
 from reelworks.catalog.store import Catalog
 from reelworks.core import storage
@@ -34,10 +34,7 @@ class Killed(BaseException):
 def scanned(folder: Path, *uids: int, retired: int | None = None) -> Catalog:
     """Do as a scan that finds new clips, and one that is gone."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [
-        ROW | {"uid": uid, "path": f"{uid}.mp4", "group": f"{uid}.mp4", "fingerprint": f"{uid}"}
-        for uid in uids
-    ]
+    rows = [ROW | {"uid": uid, "path": f"{uid}.mp4", "group": f"{uid}.mp4", "fingerprint": f"{uid}"} for uid in uids]
     gone = np.array([] if retired is None else [retired], dtype=np.int64)
     return Catalog.open_or_new(folder).append(pa.Table.from_pylist(rows, schema=SCHEMA), gone, [])
 
@@ -90,7 +87,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_parts_are_shared_and_the_list_of_them_is_not(original: Path, there: Path) -> None:
-    place = run_copy.keep(Catalog.open(original), there)
+    place = store.keep(Catalog.open(original), there)
     assert place == there / "catalog-000"
     assert content(Catalog.open(place)) == content(Catalog.open(original))
     assert parts(place) == parts(original)
@@ -101,68 +98,66 @@ def test_parts_are_shared_and_the_list_of_them_is_not(original: Path, there: Pat
 
 
 def test_it_grows_with_the_original(original: Path, there: Path) -> None:
-    place = run_copy.keep(Catalog.open(original), there)
+    place = store.keep(Catalog.open(original), there)
     before = content(Catalog.open(place))
     scanned(original, 16, retired=3)
     assert content(Catalog.open(place)) == before  # until it is kept again
-    assert run_copy.keep(Catalog.open(original), there) == place
+    assert store.keep(Catalog.open(original), there) == place
     assert content(Catalog.open(place)) == content(Catalog.open(original))
     assert parts(place) == parts(original)
 
 
 def test_an_earlier_version_is_kept_already(original: Path, there: Path) -> None:
     """As where another process has scanned since, or training goes back to a former segment's catalog."""
-    place = run_copy.keep(Catalog.open(original), there)
+    place = store.keep(Catalog.open(original), there)
     before = content(Catalog.open(place))
-    assert run_copy.keep(Catalog.open(original, 1), there) == place
+    assert store.keep(Catalog.open(original, 1), there) == place
     assert content(Catalog.open(place)) == before
 
 
 def test_only_the_parts_of_its_version_are_kept(original: Path, there: Path) -> None:
-    place = run_copy.keep(Catalog.open(original, 1), there)
+    place = store.keep(Catalog.open(original, 1), there)
     assert content(Catalog.open(place)) == content(Catalog.open(original, 1))
     assert parts(place).keys() == {"part-000000.parquet"}
 
 
 @pytest.mark.parametrize("how", [shutil.rmtree, lambda path: path.rename(path.with_name("elsewhere"))])
 def test_it_outlives_the_original(original: Path, there: Path, how: Callable[[Path], object]) -> None:
-    place = run_copy.keep(Catalog.open(original), there)
+    place = store.keep(Catalog.open(original), there)
     before = content(Catalog.open(original))
     how(original)
     assert content(Catalog.open(place)) == before
 
 
 def test_a_catalog_that_was_moved_is_the_same_one(original: Path, there: Path) -> None:
-    place = run_copy.keep(Catalog.open(original), there)
+    place = store.keep(Catalog.open(original), there)
     moved = original.rename(original.with_name("elsewhere"))
     scanned(moved, 16)
-    assert run_copy.keep(Catalog.open(moved), there) == place
+    assert store.keep(Catalog.open(moved), there) == place
     assert content(Catalog.open(place)) == content(Catalog.open(moved))
 
 
 @pytest.mark.parametrize("lost", ["catalog", "catalog/catalog.json"])
-def test_a_catalog_made_anew_is_kept_beside_the_former(
-    original: Path, there: Path, tmp_path: Path, lost: str
-) -> None:
+def test_a_catalog_made_anew_is_kept_beside_the_former(original: Path, there: Path, tmp_path: Path, lost: str) -> None:
     """Whether its folder was removed or only the list in it, whose parts the next scan replaces."""
-    first = run_copy.keep(Catalog.open(original), there)
+    first = store.keep(Catalog.open(original), there)
     before = content(Catalog.open(first))
     storage.rmtree(tmp_path / lost)
     scanned(original, 20, 21, 22)
     scanned(original, 23)
-    second = run_copy.keep(Catalog.open(original), there)
+    second = store.keep(Catalog.open(original), there)
     assert second == there / "catalog-001"
     assert content(Catalog.open(first)) == before
     assert content(Catalog.open(second)) == content(Catalog.open(original))
     scanned(original, 24)
-    assert run_copy.keep(Catalog.open(original), there) == second
+    assert store.keep(Catalog.open(original), there) == second
     assert content(Catalog.open(second)) == content(Catalog.open(original))
 
 
 def test_a_kept_catalog_that_cannot_be_read_is_left_alone(original: Path, there: Path) -> None:
-    first = run_copy.keep(Catalog.open(original), there)
+    first = store.keep(Catalog.open(original), there)
     (first / "catalog.json").write_text("torn")
-    second = run_copy.keep(Catalog.open(original), there)
+    second = store.keep(Catalog.open(original), there)
     assert second == there / "catalog-001"
     assert content(Catalog.open(second)) == content(Catalog.open(original))
     assert (first / "catalog.json").read_text() == "torn"
@@ -172,9 +167,9 @@ def test_a_kept_catalog_that_cannot_be_read_is_left_alone(original: Path, there:
 
 @pytest.mark.usefixtures("without_links")
 def test_where_no_link_can_be_made_it_is_copied(original: Path, there: Path) -> None:
-    place = run_copy.keep(Catalog.open(original), there)
+    place = store.keep(Catalog.open(original), there)
     scanned(original, 16)
-    run_copy.keep(Catalog.open(original), there)
+    store.keep(Catalog.open(original), there)
     assert content(Catalog.open(place)) == content(Catalog.open(original))
     assert parts(place).keys() == parts(original).keys()
     assert not set(parts(place).values()) & set(parts(original).values())
@@ -192,9 +187,9 @@ def test_a_disk_that_takes_neither_link_nor_copy_is_told_and_nothing_is_half_kep
             raise OSError(errno.ENOSPC, "no space left")
 
     with storage.guarded(guard), pytest.raises(OSError, match="no space left"):
-        run_copy.keep(Catalog.open(original), there)
+        store.keep(Catalog.open(original), there)
     assert not (there / "catalog-000").exists()
-    assert content(Catalog.open(run_copy.keep(Catalog.open(original), there)))["live"][-1] == [
+    assert content(Catalog.open(store.keep(Catalog.open(original), there)))["live"][-1] == [
         10,
         12,
         13,
@@ -232,11 +227,11 @@ def test_wherever_keeping_dies_the_next_call_completes_it(
         nonlocal calls, die_at
         there = tmp_path / f"coverage-{number}"
         if grows:
-            run_copy.keep(Catalog.open(original, 1), there)
+            store.keep(Catalog.open(original, 1), there)
         calls, die_at = 0, number
         try:
             with storage.guarded(come_to):
-                run_copy.keep(catalog, there)
+                store.keep(catalog, there)
         except Killed:
             pass
         came, die_at = calls, 10**9
@@ -244,7 +239,7 @@ def test_wherever_keeping_dies_the_next_call_completes_it(
             assert shown(Catalog.open(there / "catalog-000")) in ([expected, former] if grows else [expected])
         else:
             assert not grows
-        assert shown(Catalog.open(run_copy.keep(catalog, there))) == expected
+        assert shown(Catalog.open(store.keep(catalog, there))) == expected
         assert names(there) == ["catalog-000"]
         return came
 

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from reelworks.catalog import filters, lists, probe
+from reelworks.catalog.config import Source
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.scan import ScanResult, scan_sources, uids_of
-from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 
@@ -62,10 +62,7 @@ def by_path(file: Path) -> dict[str, Row]:
     rows = live(file)
     columns = {"caption": rows.caption.to_pylist(), "error": rows.error.to_pylist()}
     columns |= {n: [None if np.isnan(x) else x for x in s.tolist()] for n, s in rows.scores.items()}
-    return {
-        path: {name: values[i] for name, values in columns.items()}
-        for i, path in enumerate(rows.path.to_pylist())
-    }
+    return {path: {name: values[i] for name, values in columns.items()} for i, path in enumerate(rows.path.to_pylist())}
 
 
 FULL = [
@@ -95,9 +92,7 @@ def test_each_row_is_a_clip_or_has_a_reason_with_its_caption_and_scores(folder: 
     }
     assert set(live(file).num_frames.tolist()) == {0, 1}
     (note,) = result.notes
-    assert note.endswith(
-        "scores aes, flow; ignored: num_frames (measured from the file), cmotion (no numbers)"
-    )
+    assert note.endswith("scores aes, flow; ignored: num_frames (measured from the file), cmotion (no numbers)")
 
 
 def test_without_a_column_of_captions_the_file_beside_a_clip_has_it(folder: Path) -> None:
@@ -109,9 +104,7 @@ def test_without_a_column_of_captions_the_file_beside_a_clip_has_it(folder: Path
     }
 
 
-def test_a_clip_is_known_by_its_path_below_the_root_however_it_is_written(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_clip_is_known_by_its_path_below_the_root_however_it_is_written(folder: Path, tmp_path: Path) -> None:
     """Absolute, roundabout and relative paths are one identity, which stays when all moves elsewhere."""
     plain = [{"path": "a.png", "text": ""}, {"path": "sub/b.png", "text": "b"}]
     written = [
@@ -256,10 +249,7 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
     expected = [("d", nan, nan)] * 3 + [("one", 1, nan), ("one", 2, nan), ("two", nan, 7)]
     assert repr(told) == repr([(n, float(a), float(f)) for n, a, f in expected])
     assert (
-        scan_sources(
-            [Source.from_path(first), Source.from_path(second)], folder / "catalog", workers=1
-        ).unchanged
-        == 3
+        scan_sources([Source.from_path(first), Source.from_path(second)], folder / "catalog", workers=1).unchanged == 3
     )
 
 
@@ -285,9 +275,7 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
         ('path,size,text\na.png,"1,x\n' + "sub/b.png,1,y\n" * 200_000, "row that begins in line 2 "),
     ],
 )
-def test_a_wrong_list_is_refused_with_its_row_before_anything_is_written(
-    folder: Path, text: str, said: str
-) -> None:
+def test_a_wrong_list_is_refused_with_its_row_before_anything_is_written(folder: Path, text: str, said: str) -> None:
     (folder / "meta.csv").write_text(text)
     with pytest.raises(UserError, match=said):
         scanned(folder / "meta.csv")

@@ -194,9 +194,9 @@ def test_exif_orientation_is_applied_to_the_size(tmp_path: Path, orientation: in
 )
 def test_modes_of_pictures(tmp_path: Path, name: str, mode: str, bits: int, alpha: bool) -> None:
     picture = tmp_path / name
-    Image.fromarray(np.eye(6, dtype=np.uint16)).save(picture) if mode == "I;16" else Image.new(
-        mode, (6, 6), 1
-    ).save(picture)
+    Image.fromarray(np.eye(6, dtype=np.uint16)).save(picture) if mode == "I;16" else Image.new(mode, (6, 6), 1).save(
+        picture
+    )
     found = probe.probe(picture)
     assert (found.bit_depth, found.has_alpha, found.width) == (bits, alpha, 6)
 

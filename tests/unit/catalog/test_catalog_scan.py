@@ -9,10 +9,9 @@ import media_makers as media
 import numpy as np
 import pytest
 
-from reelworks.catalog import probe
-from reelworks.catalog import scan as scanning
+from reelworks.catalog import probe, scan
+from reelworks.catalog.config import Source
 from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
-from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
@@ -184,7 +183,7 @@ def test_processes_find_what_threads_find(
 ) -> None:
     run(data, target)
     probed.clear()
-    monkeypatch.setattr(scanning, "PROCESSES_FROM", 4)
+    monkeypatch.setattr(scan, "PROCESSES_FROM", 4)
     result = run(data, tmp_path / "second")
     assert probed == [], "the files were probed elsewhere"
     assert counts(result) == (4, 0, 0, 0)

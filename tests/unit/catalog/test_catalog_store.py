@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from reelworks.catalog.config import Source
 from reelworks.catalog.rows import SCHEMA
 from reelworks.catalog.scan import scan_sources, uids_of
-from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.core import hash_rng
 from reelworks.core.errors import UserError

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reelworks.catalog.config import Source
 from reelworks.catalog.rows import SCHEMA, CatalogRows
 from reelworks.catalog.scan import scan_sources
-from reelworks.catalog.source import Source
 from reelworks.catalog.store import Catalog
 from reelworks.catalog.summary import summarise
 

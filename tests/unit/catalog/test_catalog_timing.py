@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from reelworks.catalog import probe
 
-RATES = st.sampled_from(
-    [Fraction(r) for r in ("24000/1001", "24", "25", "30000/1001", "30", "50", "60", "120")]
-)
+RATES = st.sampled_from([Fraction(r) for r in ("24000/1001", "24", "25", "30000/1001", "30", "50", "60", "120")])
 TICKS = st.sampled_from([Fraction(1, 1000), Fraction(1, 600), Fraction(1, 90000), Fraction(1, 12800)])
 
 
@@ -61,7 +59,5 @@ def test_without_a_span_the_container_is_asked(times, last, declared, expected) 
 
 
 def test_a_wrong_declared_rate_is_not_believed() -> None:
-    found = probe.measure(
-        25, stamps(25, Fraction(25), Fraction(1, 1000)), 40, Fraction(1, 1000), Fraction(50)
-    )
+    found = probe.measure(25, stamps(25, Fraction(25), Fraction(1, 1000)), 40, Fraction(1, 1000), Fraction(50))
     assert found.fps == pytest.approx(25)

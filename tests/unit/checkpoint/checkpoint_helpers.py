@@ -23,9 +23,7 @@ def state(seed: int) -> dict[str, Any]:
             "a.bias": torch.randn(5, generator=g).bfloat16(),
         },
         "optimizer": {
-            "state": {
-                "a.weight": {"step": torch.tensor(float(seed)), "exp_avg": torch.randn(5, 3, generator=g)}
-            },
+            "state": {"a.weight": {"step": torch.tensor(float(seed)), "exp_avg": torch.randn(5, 3, generator=g)}},
             "param_groups": [{"params": ["a.weight", "a.bias"], "lr": 1e-4 * seed, "amsgrad": False}],
         },
         "num_clips": seed * 1000,
@@ -53,9 +51,7 @@ def save(store: CheckpointStore, step: int, **kwargs: Any) -> commit.Saved:
     return commit.save(store, step, state(step), extra=EXTRA, run_id="run", **kwargs)
 
 
-def write_plain(
-    store: CheckpointStore, step: int, metrics: dict[str, float] | None = None, save_id: str = "0"
-) -> Path:
+def write_plain(store: CheckpointStore, step: int, metrics: dict[str, float] | None = None, save_id: str = "0") -> Path:
     """Make a checkpoint that is valid to everything without torch: files and a true manifest."""
     folder = store.root / names.of_step(step)
     (folder / "dcp").mkdir(parents=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from reelworks.checkpoint import save
+from reelworks.checkpoint import async_save, save
 from reelworks.checkpoint.async_save import Background, held_bytes
 from reelworks.checkpoint.load import load
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import memory, storage
+from reelworks.core import storage
 
 
 def make_state(value: float = 1.0) -> dict[str, object]:
@@ -60,7 +60,7 @@ def test_the_same_memory_serves_all_saves(store: CheckpointStore, monkeypatch: p
     state, background = make_state(), Background()
     background.start(store, 1, state)
     background.finish()
-    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+    monkeypatch.setattr(async_save, "available_bytes", lambda: 0)
     assert background.lacks_memory(state) == ""
     assert "rank 0 has 0.00 GB of memory left" in background.lacks_memory(state | {"more": torch.zeros(9)})
     first = background._stager.stage(state)["model"]["w"]
@@ -84,9 +84,7 @@ def test_a_failure_of_the_thread_is_told_by_the_trainer_and_frees_the_slot(store
 
 
 def test_no_room_is_said_before_anything_is_staged(store: CheckpointStore, monkeypatch) -> None:
-    monkeypatch.setattr(
-        "shutil.disk_usage", lambda _path: type("Usage", (), {"free": 10, "total": 10, "used": 0})()
-    )
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: type("Usage", (), {"free": 10, "total": 10, "used": 0})())
     background = Background()
     with pytest.raises(save.DiskFull):
         background.start(store, 1, make_state())
@@ -99,12 +97,12 @@ def test_held_bytes_counts_what_is_staged() -> None:
 
 
 def test_memory_is_what_the_machine_or_its_container_has_left(tmp_path: Path, monkeypatch) -> None:
-    machine = memory.available_bytes()
+    machine = async_save.available_bytes()
     assert 0 < machine < 1 << 50
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 200\n")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    assert memory.available_bytes() == 500
+    monkeypatch.setattr(async_save, "_CGROUP", tmp_path)
+    assert async_save.available_bytes() == 500
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_bytes() > 500
+    assert async_save.available_bytes() > 500

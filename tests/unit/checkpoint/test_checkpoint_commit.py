@@ -122,9 +122,7 @@ def test_extras(store: CheckpointStore) -> None:
     assert store.steps() == [10]
 
 
-def test_too_little_space_is_said_before_writing(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space_is_said_before_writing(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     save(store, 10)
     usage = shutil.disk_usage(store.root)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)

@@ -68,9 +68,7 @@ def test_the_lines_that_people_read() -> None:
         (10, 0, 3, [3]),
     ],
 )
-def test_saves_fall_on_multiples_and_on_the_end(
-    every: int | None, done: int, last: int, expected: list[int]
-) -> None:
+def test_saves_fall_on_multiples_and_on_the_end(every: int | None, done: int, last: int, expected: list[int]) -> None:
     assert saves(CheckpointsConfig(every_steps=every), done, last) == expected
 
 
@@ -159,9 +157,7 @@ def test_probing_tries_the_disk_that_checkpoints_go_to(tmp_path: Path) -> None:
      ("fsync", 5, "cannot be created", "fix"), ("rename", 1, "cannot rename files", "fix"),
      ("mkdir", 30, "cannot be created", "fix")],
 )  # fmt: skip
-def test_probing_says_what_every_save_would_meet(
-    tmp_path: Path, call: str, code: int, said: str, remedy: str
-) -> None:
+def test_probing_says_what_every_save_would_meet(tmp_path: Path, call: str, code: int, said: str, remedy: str) -> None:
     def fail(what: str, path: Path) -> None:
         if what == call:
             raise OSError(code, os.strerror(code))

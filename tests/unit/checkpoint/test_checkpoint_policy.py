@@ -38,9 +38,7 @@ def plan(records: list[Record], policy: CheckpointsConfig, **moment: Any) -> lis
     return plan_retention(records, policy, PolicyTime(**{"now": 0.0, **moment}))
 
 
-def kept(
-    records: list[Record], in_use: tuple[int, ...] = (), now: float = 0.0, **policy: object
-) -> list[int]:
+def kept(records: list[Record], in_use: tuple[int, ...] = (), now: float = 0.0, **policy: object) -> list[int]:
     decisions = plan(records, CheckpointsConfig(**policy), in_use=in_use, now=now)
     return [d.step for d in decisions if d.keep]
 
@@ -97,9 +95,7 @@ def test_in_use_is_kept() -> None:
 )
 def test_young_ones_are_kept(within: str, expected: list[int]) -> None:
     """Saved at 1:00 to 5:00, asked at 6:00."""
-    assert (
-        kept(run(1, 2, 3, 4, 5), keep_last=1, keep_best=None, keep_within=within, now=6 * 3600.0) == expected
-    )
+    assert kept(run(1, 2, 3, 4, 5), keep_last=1, keep_best=None, keep_within=within, now=6 * 3600.0) == expected
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,7 @@ def test_verify_ends_with_1_if_one_is_bad(run: RunFolder, store: CheckpointStore
         call("verify", run.path, 9)
 
 
-def test_prune_deletes_with_reasons_and_only_while_nobody_trains(
-    run: RunFolder, store: CheckpointStore
-) -> None:
+def test_prune_deletes_with_reasons_and_only_while_nobody_trains(run: RunFolder, store: CheckpointStore) -> None:
     dry = told("prune", run.path, "--dry-run")
     assert [row["step"] for row in dry["deleted"]] == [1]
     assert store.steps() == [1, 2, 3, 4]
@@ -187,9 +185,7 @@ def test_export_takes_a_run_or_a_checkpoint(run: RunFolder, tmp_path: Path) -> N
     store = CheckpointStore(run.checkpoints_folder)
     for step in (1, 2):
         w = torch.full((2,), float(step))
-        save.save(
-            store, step, {"model": {"w": w}, "ema": {"w": w + 0.5}}, extra={"cursor.json": b'{"epoch": 6}'}
-        )
+        save.save(store, step, {"model": {"w": w}, "ema": {"w": w + 0.5}}, extra={"cursor.json": b'{"epoch": 6}'})
     assert "ema of step 2 in bfloat16" in call("export", run.path, "-o", tmp_path / "a.safetensors")
     assert load_file(tmp_path / "a.safetensors")["w"].tolist() == [2.5, 2.5]
     given = ("--weights", "--dtype", "float32", "-o", tmp_path / "sub" / "b.safetensors")

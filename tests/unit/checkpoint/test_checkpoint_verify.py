@@ -50,9 +50,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "name", "seen_by_size"), DAMAGES)
-def test_damage_is_found(
-    store: CheckpointStore, damage: Callable[[Path], None], name: str, seen_by_size: bool
-) -> None:
+def test_damage_is_found(store: CheckpointStore, damage: Callable[[Path], None], name: str, seen_by_size: bool) -> None:
     verify(store.path(300), full=True)
     damage(store.path(300) / name)
     with pytest.raises(BadCheckpoint, match=name):

@@ -137,9 +137,7 @@ def test_what_the_system_cut_off_is_not_digested_twice(
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_an_error_in_retention_is_finished_by_the_next_one(
-    fresh: Callable[[], CheckpointStore], code: int
-) -> None:
+def test_an_error_in_retention_is_finished_by_the_next_one(fresh: Callable[[], CheckpointStore], code: int) -> None:
     """Whatever call of a deletion fails, the newest stays whole, and the old one goes the next time."""
 
     def two() -> CheckpointStore:

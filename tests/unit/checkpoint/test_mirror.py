@@ -315,9 +315,7 @@ def test_credentials_are_refused_in_a_recipe_and_not_repeated(keys: dict[str, ob
     MirrorConfig(url="sftp://me@host/run", options={"endpoint_url": "http://127.0.0.1:9000"})
 
 
-def test_addresses_that_cannot_work_are_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_addresses_that_cannot_work_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with refused("mirror-address-invalid", "checkpoints.mirror.url"):
         RemoteFilesystem.open(MirrorConfig(url="s4://bucket/run"))
     with refused("mirror-folder-missing", "checkpoints.mirror.url") as caught:

@@ -125,9 +125,7 @@ def test_all_bad_is_an_error(tmp_path: Path, mirror: Path) -> None:
         assert steps(run) == []
 
 
-def test_storage_that_does_not_answer_is_an_error_only_where_it_is_needed(
-    tmp_path: Path, mirror: Path
-) -> None:
+def test_storage_that_does_not_answer_is_an_error_only_where_it_is_needed(tmp_path: Path, mirror: Path) -> None:
     def fail(call: int, name: str) -> None:
         raise ConnectionError("away")
 

@@ -46,9 +46,7 @@ def lines() -> Iterator[list[str]]:
 
 
 def place_in(bucket: str, endpoint: str) -> RemoteFilesystem:
-    return RemoteFilesystem.open(
-        MirrorConfig(url=f"s3://{bucket}/runs/first", options={"endpoint_url": endpoint})
-    )
+    return RemoteFilesystem.open(MirrorConfig(url=f"s3://{bucket}/runs/first", options={"endpoint_url": endpoint}))
 
 
 def test_a_run_survives_the_loss_of_its_disk(tmp_path: Path, endpoint: str, lines: list[str]) -> None:

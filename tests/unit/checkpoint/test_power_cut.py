@@ -47,9 +47,7 @@ def test_every_state_that_a_power_cut_may_leave(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["folders", "files"])
-def test_what_is_not_made_durable_is_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_what_is_not_made_durable_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """Without fsync of folders, or of files, a state is found that is older than was told."""
     real = storage.fsync
 

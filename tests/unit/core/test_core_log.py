@@ -39,9 +39,7 @@ def test_lines_are_printed_as_they_are_and_warnings_marked(capsys: Printed) -> N
     assert (log.logger.handlers, log.logger.level, log.logger.propagate) == ([], logging.NOTSET, True)
 
 
-def test_whoever_has_a_handler_gets_the_lines_instead_of_the_terminal(
-    capsys: Printed, handler: list[str]
-) -> None:
+def test_whoever_has_a_handler_gets_the_lines_instead_of_the_terminal(capsys: Printed, handler: list[str]) -> None:
     log.logger.setLevel(logging.WARNING)
     with log.to_terminal():
         log.logger.info("step 1")

@@ -9,9 +9,7 @@ from reelworks.core.shape import Geometry, Shape
 
 
 def test_an_error_names_field_value_and_remedy() -> None:
-    error = UserError(
-        "must be positive", code="too-small", field="train.max_steps", value=0, remedy="give 1 or more"
-    )
+    error = UserError("must be positive", code="too-small", field="train.max_steps", value=0, remedy="give 1 or more")
     assert str(error) == "train.max_steps = 0: must be positive\n  remedy: give 1 or more"
     assert str(UserError("is needed", code="key-missing", field="train", remedy="add it")).startswith(
         "train: is needed"

@@ -52,9 +52,7 @@ def test_an_error_is_raised_with_the_traceback_of_the_process_which_serves_on(po
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05])
-def test_a_process_that_dies_in_the_middle_of_a_result_costs_that_call_alone(
-    pool: WorkerPool, seconds: float
-) -> None:
+def test_a_process_that_dies_in_the_middle_of_a_result_costs_that_call_alone(pool: WorkerPool, seconds: float) -> None:
     with ThreadPoolExecutor(2) as threads:
         lost = threads.submit(pool.call, worker_calls.die_while_sending, seconds)
         others = [threads.submit(pool.call, worker_calls.double, i) for i in range(20)]

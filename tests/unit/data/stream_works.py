@@ -21,9 +21,7 @@ def request(path: Path | Deadly) -> Request:
     return Request(path, True, SHAPE)  # type: ignore[arg-type]
 
 
-def work(
-    row: int, paths: list[Any], real: list[bool] | None = None, filler: bool = False
-) -> MicroBatchRequest:
+def work(row: int, paths: list[Any], real: list[bool] | None = None, filler: bool = False) -> MicroBatchRequest:
     n = len(paths)
     return MicroBatchRequest(
         epoch=0,

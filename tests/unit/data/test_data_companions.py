@@ -10,7 +10,7 @@ from prepare_files import clip, opened, picture, recipe
 from refused import refused
 
 from reelworks.buckets.assign import Reason
-from reelworks.data import decode_requests, empty_epoch
+from reelworks.data import decode_requests, position
 
 
 def made(tmp_path: Any, **keys: str) -> Any:
@@ -81,4 +81,4 @@ def test_companions_that_all_lack_are_said_as_the_reason(folder: Any) -> None:
     data = opened(made(folder, loss_mask=str(folder / "wrong")))
     assert (data.excluded == Reason.NO_COMPANION).sum() == 3
     with refused("empty-epoch", "dataset", says="3 of 4 clips have no companion file"):
-        raise empty_epoch.no_steps(data)
+        raise position.no_steps(data)

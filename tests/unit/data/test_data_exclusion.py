@@ -112,9 +112,7 @@ def test_a_name_that_holds_a_hash_is_meant_as_it_stands() -> None:
 
 
 def test_a_name_of_a_dataset_may_begin_like_another() -> None:
-    clips = rows(
-        {"dataset": "cats", "path": "x/a"}, {"dataset": "cats/x", "path": "a"}, {"dataset": "c", "path": "a"}
-    )
+    clips = rows({"dataset": "cats", "path": "x/a"}, {"dataset": "cats/x", "path": "a"}, {"dataset": "c", "path": "a"})
     assert ExcludeList(("cats/x/a",)).rows(clips).any()
     assert ExcludeList(("c/a",)).rows(clips).tolist() == [False, False, True]
 

@@ -45,8 +45,7 @@ def recipe(folder: Path, entries: int = 2, **changes: Any) -> Recipe:
             {"path": str(folder / "none")},
         ],
         "bucket": [
-            {"resolution": name, "num_frames": 1, "batch_size": size, "keep_prob": keep}
-            for name, size, keep in sizes
+            {"resolution": name, "num_frames": 1, "batch_size": size, "keep_prob": keep} for name, size, keep in sizes
         ],
         "buckets": {"aspect_ratios": RATIOS, "max_crop": 0.6, "incomplete_batch": "pad"},
     }

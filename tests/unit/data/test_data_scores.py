@@ -62,9 +62,7 @@ def test_clips_are_filtered_by_scores_and_told_why(listed):
 def test_captions_tell_the_scores_that_a_clip_has(listed):
     data = files.opened(listed(caption=FORM))
     shown = {
-        name: decode_requests.caption_of_row(data, row)
-        for name, row in by_name(data, range(4)).items()
-        if name != "d"
+        name: decode_requests.caption_of_row(data, row) for name, row in by_name(data, range(4)).items() if name != "d"
     }
     assert shown == {
         "a": "a aesthetic score: 5.2, motion score: 0.",

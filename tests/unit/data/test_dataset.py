@@ -136,9 +136,7 @@ def test_frames_are_counted_at_the_rate_that_is_read(folder: Path) -> None:
 
 
 def test_held_out_clips_are_the_same_in_every_epoch(folder: Path) -> None:
-    made = files.recipe(
-        folder, validation={"split": 0.5}, dataset=[{"path": str(folder / "data"), "repeats": 2}]
-    )
+    made = files.recipe(folder, validation={"split": 0.5}, dataset=[{"path": str(folder / "data"), "repeats": 2}])
     data = RecipeData.open(made)
     held = data.held_out()
     assert 0 < len(held) < len(GOOD)

@@ -96,9 +96,7 @@ def test_a_clip_that_hangs_is_ended_named_and_not_tried_again(pictures: list[Pat
     assert nobody_reads.value.errno == errno.ENXIO
 
 
-def test_a_worker_that_hangs_is_killed_when_the_pool_closes(
-    pipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_hangs_is_killed_when_the_pool_closes(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_pool, "_PATIENCE_SECONDS", 0.1)
     pool = DecodePool(1, LONG_SECONDS)
     pool.submit(request(pipe))

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reelworks.demo import colour, draw, palette, scenes
-from reelworks.demo.prompts import PROMPTS
+from reelworks.demo import colour, scenes
+from reelworks.demo.scenes import PROMPTS
 
-NAMES = tuple(palette.COLOURS)
+NAMES = tuple(scenes.COLOURS)
 
 
 def _clip(name: str, shape: str = "circle", background: str = "dark") -> np.ndarray:
-    subject = palette.Subject(name, shape, "left", background)
-    return draw.frames(scenes.scene(subject, (48, 32), num_frames=3, key=(0, f"{name} {shape}")))
+    subject = scenes.Subject(name, shape, "left", background)
+    return scenes.frames(scenes.scene(subject, (48, 32), num_frames=3, key=(0, f"{name} {shape}")))
 
 
-@pytest.mark.parametrize("background", palette.BACKGROUNDS)
-@pytest.mark.parametrize("shape", palette.SHAPES)
+@pytest.mark.parametrize("background", scenes.BACKGROUNDS)
+@pytest.mark.parametrize("shape", scenes.SHAPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_colour_of_noisy_pale_clips(name: str, shape: str, background: str) -> None:
     rng = np.random.default_rng(0)
@@ -28,7 +28,7 @@ def test_colour_of_noisy_pale_clips(name: str, shape: str, background: str) -> N
 
 def test_a_still_of_a_few_pixels_has_a_colour() -> None:
     still = np.full((1, 3, 3, 3), 20, np.uint8)
-    still[0, 1, 1] = palette.COLOURS["cyan"]
+    still[0, 1, 1] = scenes.COLOURS["cyan"]
     assert colour.clip_colour(still) == "cyan"
 
 

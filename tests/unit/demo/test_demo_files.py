@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageOps
 from refused import refused
 
-from reelworks.demo import colour, damage, draw, make, palette, scenes, writers
+from reelworks.demo import colour, make, scenes, writers
 from reelworks.demo.make import DemoSummary
 
 DECODERS = {"libx264": "h264", "libx265": "hevc", "libvpx-vp9": "vp9", "libsvtav1": "av1"}
@@ -36,7 +36,7 @@ def _shown_picture(path: Path) -> np.ndarray:
 
 def _centre(frame_HWC: np.ndarray, name: str) -> np.ndarray:
     """Mean (x, y) of the pixels close to a palette colour."""
-    distance_HW = np.abs(frame_HWC.astype(int) - palette.COLOURS[name]).sum(axis=2)
+    distance_HW = np.abs(frame_HWC.astype(int) - scenes.COLOURS[name]).sum(axis=2)
     y, x = np.nonzero(distance_HW < 90)
     return np.array([x.mean(), y.mean()])
 
@@ -61,9 +61,7 @@ def test_counts(demo: DemoSummary) -> None:
     assert demo.total_bytes < 10e6
 
 
-def test_every_good_file_shows_the_colour_of_its_caption(
-    demo: DemoSummary, shown: dict[str, np.ndarray]
-) -> None:
+def test_every_good_file_shows_the_colour_of_its_caption(demo: DemoSummary, shown: dict[str, np.ndarray]) -> None:
     expected = [(_caption(demo.folder / name)[1], frames) for name, frames in shown.items()]
     assert colour.score(expected) == (len(expected), 0)
 
@@ -72,14 +70,14 @@ def test_every_video_moves_as_its_caption_says(demo: DemoSummary, shown: dict[st
     for name in demo.videos:
         _, colour_name, _, _, direction, *_ = _caption(demo.folder / name)
         travel = _centre(shown[name][-1], colour_name) - _centre(shown[name][0], colour_name)
-        step = np.array(palette.DIRECTIONS[direction])
+        step = np.array(scenes.DIRECTIONS[direction])
         assert travel @ step > 15, name
         assert abs(travel @ step[::-1]) < 2, name
 
 
 def test_files_show_the_scene_as_drawn_after_rotation_and_exif(shown: dict[str, np.ndarray]) -> None:
     for item in [*scenes.videos(0), *scenes.pictures(0)]:
-        drawn = draw.frames(item.scene)
+        drawn = scenes.frames(item.scene)
         assert shown[item.name].shape == drawn.shape, item.name
         first_and_last = shown[item.name][[0, -1]].astype(int) - drawn[[0, -1]]
         # Compression and chroma at half resolution stay below 4; a wrong turn starts at 9.
@@ -153,12 +151,10 @@ def test_other_bad_files_are_bad_as_named(demo: DemoSummary) -> None:
     assert (folder / "bad-zero-bytes.mp4").stat().st_size == 0
     assert len(_decoded(folder / "bad-three-frames.mp4")) == 3
     assert _shown_picture(folder / "bad-8x8-px.png").shape == (1, 8, 8, 3)
-    assert (
-        len(_decoded(folder / "bad-no-caption.mp4")) == len(_decoded(folder / "bad-empty-caption.mp4")) == 24
-    )
+    assert len(_decoded(folder / "bad-no-caption.mp4")) == len(_decoded(folder / "bad-empty-caption.mp4")) == 24
     assert not (folder / "bad-no-caption.txt").exists()
     assert (folder / "bad-empty-caption.txt").read_bytes() == b""
-    assert set(demo.bad) == {bad.name for bad in damage.BAD}
+    assert set(demo.bad) == {bad.name for bad in make.BAD}
 
 
 def test_the_same_scene_gives_the_same_bytes_without_a_sound(

@@ -57,9 +57,7 @@ def test_every_masked_step_equals_the_reference():
     noises = golden["noise_seq"][:, :2]
     edit = Edit(case("sample")["sample_mask"], lambda step: noises[2 * step])
     assert_same(run(model, step_noise=lambda step: noises[2 * step + 1], edit=edit), golden["z_final"])
-    for (t_2B, mask), t, golden_mask in zip(
-        model.fed, golden["timesteps_fed"], golden["x_mask_fed"], strict=True
-    ):
+    for (t_2B, mask), t, golden_mask in zip(model.fed, golden["timesteps_fed"], golden["x_mask_fed"], strict=True):
         assert torch.equal(t_2B, t)
         assert torch.equal(mask, golden_mask)
 

@@ -72,5 +72,5 @@ def test_steps_are_whole_numbers_and_all_alike():
 
 def test_keys_of_rectified_flow_are_refused():
     """A recipe that sets what the objective does not have is told so."""
-    with pytest.raises(ValidationError, match="epsilon has nothing like it"):
+    with pytest.raises(ValidationError, match="no meaning for epsilon"):
         ObjectiveConfig(name="epsilon", timestep_shift=3.0)

@@ -50,9 +50,7 @@ def test_fewer_steps_are_spread_as_in_the_reference(steps):
 def test_inputs_and_losses_equal_the_reference(masked):
     """Noised latents and both terms of the loss are the reference's, at the first and the last step too."""
     mask = TRAIN["mask"] if masked else None
-    golden = {
-        k.split("/")[1]: v for k, v in GOLDEN.items() if k.startswith(f"train_{'' if masked else 'no'}mask/")
-    }
+    golden = {k.split("/")[1]: v for k, v in GOLDEN.items() if k.startswith(f"train_{'' if masked else 'no'}mask/")}
     t_B = TRAIN["t"].float()
     x_t = IDDPM.noised(TRAIN["x0"], TRAIN["noise"], t_B, mask)
     assert_same(x_t, golden["x_t"])

@@ -73,9 +73,7 @@ def test_what_is_said_of_a_picture_is_not_kept_and_another_encoder_does_not_mind
     assert [len(asked) for asked, _ in looking.asked] == [1, 1]
     looking = Looking()
     looking.sees_pictures = False
-    made = live(looking).texts(
-        ["a cup", "a cup", "b"], [False, False, True], pictures[:1].expand(3, -1, -1, -1)
-    )
+    made = live(looking).texts(["a cup", "a cup", "b"], [False, False, True], pictures[:1].expand(3, -1, -1, -1))
     assert [asked for asked, _ in looking.asked] == [["a cup"], [""]]
     assert torch.equal(made.tokens[0], made.tokens[1])
 

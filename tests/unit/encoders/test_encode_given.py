@@ -116,9 +116,7 @@ def test_wan_is_shown_the_first_frame_as_its_pipeline_does(parts):
     picture = Image.fromarray(frames[0, 0].numpy())
     pixels = pipeline.video_processor.preprocess(picture, height=32, width=48)
     noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(0))
-    _, condition = pipeline.prepare_latents(
-        pixels, 1, 16, 32, 48, 9, torch.float32, torch.device("cpu"), latents=noise
-    )
+    _, condition = pipeline.prepare_latents(pixels, 1, 16, 32, 48, 9, torch.float32, torch.device("cpu"), latents=noise)
     inputs = contract.example(Shape(9, 4, 6), "wan-i2v-tiny", batch=1)
     inputs = dataclasses.replace(inputs, latent=noise, **made)
     called = {}
@@ -134,9 +132,7 @@ def test_hunyuan_is_shown_the_first_frame_as_its_pipeline_does(parts):
     root, vae, seers, processors = parts
     shape = Shape(5, 32, 48)
     frames = frames_of(shape)
-    encoder = encoder_of(
-        "hunyuan-video-1.5-i2v-tiny", "hunyuan-video-1.5", root / "hunyuan", root / "hunyuan"
-    )
+    encoder = encoder_of("hunyuan-video-1.5-i2v-tiny", "hunyuan-video-1.5", root / "hunyuan", root / "hunyuan")
     latent = encoder.latents(frames)
     made = conditioning.encode_conditioning(encoder, latent, {}, frames[:, 0], shape.num_frames)
     pipeline = diffusers.HunyuanVideo15ImageToVideoPipeline
@@ -159,9 +155,7 @@ def test_flux_is_shown_companions_as_its_pipelines_do(parts, name):
     frames, beside = frames_of(Shape(1, 32, 48)), frames_of(Shape(1, 32, 48), seed=1)
     encoder = encoder_of(name, "flux", root / "flux", companions=(kind,))
     latent = encoder.latents(frames)
-    made = conditioning.encode_conditioning(
-        encoder, latent, {kind: beside, "loss_mask": beside}, frames[:, 0], 1
-    )
+    made = conditioning.encode_conditioning(encoder, latent, {kind: beside, "loss_mask": beside}, frames[:, 0], 1)
     inputs = contract.example(Shape(1, 4, 6), "flux-tiny", batch=1)
     called = {}
     inputs = dataclasses.replace(inputs, latent=latent, **made)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reelworks.core.shape import Geometry, Shape
-from reelworks.encoders import loss_masks
-from reelworks.media.masks import counts
+from reelworks.encoders import conditioning
+from reelworks.media.decode import counts
 
 GEOMETRIES = {
     "pixel": Geometry(stride=(1, 8, 8), patch=(1, 1, 1)),
@@ -28,7 +28,7 @@ def test_weights_are_averages_over_cells(name, blocks, rest, data):
     height, width = 16 + (rest if geometry.drops_rest else 0), 24
     seed = data.draw(st.integers(0, 2**32 - 1))
     grey = np.random.default_rng(seed).integers(16, 256, (1, frames, height, width, 1), dtype=np.uint8)
-    found = loss_masks.weights(torch.from_numpy(np.repeat(grey, 3, axis=4)), geometry)[0].numpy()
+    found = conditioning.weights(torch.from_numpy(np.repeat(grey, 3, axis=4)), geometry)[0].numpy()
     assert found.shape == geometry.latent(Shape(frames, height, width))
     chunk = geometry.chunk_frames or frames
     stride, cells = geometry.stride[0], []
@@ -37,10 +37,7 @@ def test_weights_are_averages_over_cells(name, blocks, rest, data):
         first = len(inside) % stride or stride
         cells += [inside[:first], *(inside[i : i + stride] for i in range(first, len(inside), stride))]
     wanted = [
-        [
-            [grey[0, cell, 8 * y : 8 * y + 8, 8 * x : 8 * x + 8].mean() / 255 for x in range(3)]
-            for y in range(2)
-        ]
+        [[grey[0, cell, 8 * y : 8 * y + 8, 8 * x : 8 * x + 8].mean() / 255 for x in range(3)] for y in range(2)]
         for cell in cells
     ]
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
@@ -50,5 +47,5 @@ def test_weights_are_averages_over_cells(name, blocks, rest, data):
 def test_noise_in_black_counts_as_black(value, weight):
     """What codecs leave in black has no weight, and such a mask does not count at all."""
     mask = torch.full((1, 1, 8, 8, 3), value, dtype=torch.uint8)
-    assert loss_masks.weights(mask, GEOMETRIES["pixel"]).item() == pytest.approx(weight)
+    assert conditioning.weights(mask, GEOMETRIES["pixel"]).item() == pytest.approx(weight)
     assert counts(mask[0].numpy()) is (weight > 0)

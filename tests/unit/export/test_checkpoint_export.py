@@ -108,9 +108,7 @@ def test_large_exports_are_shards_with_an_index_as_published_ones_are(tmp_path: 
         safetensors_file.TensorRange(n, v.dtype, tuple(v.shape)) for n, v in model.items()
     )
     target = tmp_path / "model.safetensors"
-    written = safetensors_file.write(
-        target, entries, [model[e.name] for e in entries], {"step": "1"}, shard_bytes=100
-    )
+    written = safetensors_file.write(target, entries, [model[e.name] for e in entries], {"step": "1"}, shard_bytes=100)
     count = len(written) - 1
     assert count > 2
     assert written[0].name == f"model-00001-of-{count:05d}.safetensors"
@@ -129,9 +127,7 @@ def test_each_tensor_starts_at_a_multiple_of_its_width(tmp_path: Path) -> None:
     entries = safetensors_file.ordered(
         safetensors_file.TensorRange(n, v.dtype, tuple(v.shape)) for n, v in tensors.items()
     )
-    (path,) = safetensors_file.write(
-        tmp_path / "w.safetensors", entries, [tensors[e.name] for e in entries], {}
-    )
+    (path,) = safetensors_file.write(tmp_path / "w.safetensors", entries, [tensors[e.name] for e in entries], {})
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
@@ -159,9 +155,7 @@ def test_float16_refuses_what_would_become_infinite(run: RunFolder, tmp_path: Pa
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "rename"])
-def test_a_failing_disk_leaves_what_was_there(
-    run: RunFolder, checkpoint: Path, tmp_path: Path, call: str
-) -> None:
+def test_a_failing_disk_leaves_what_was_there(run: RunFolder, checkpoint: Path, tmp_path: Path, call: str) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "w.safetensors").write_text("former")
@@ -171,9 +165,7 @@ def test_a_failing_disk_leaves_what_was_there(
             raise OSError(28, os.strerror(28))
 
     with storage.guarded(full), refused("export-failed", "exports", says="No space left") as error:
-        export.export_checkpoint(
-            checkpoint, folder / "w.safetensors", weights="ema", dtype="float32", about={}
-        )
+        export.export_checkpoint(checkpoint, folder / "w.safetensors", weights="ema", dtype="float32", about={})
     assert error.value.remedy == "free disk space"
     assert [p.name for p in folder.iterdir()] == ["w.safetensors"]
     assert (folder / "w.safetensors").read_text() == "former"
@@ -185,9 +177,7 @@ def test_a_damaged_checkpoint_is_not_exported(checkpoint: Path, tmp_path: Path) 
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
     with refused("checkpoint-bad", "checkpoint"):
-        export.export_checkpoint(
-            checkpoint, tmp_path / "w.safetensors", weights="ema", dtype="float32", about={}
-        )
+        export.export_checkpoint(checkpoint, tmp_path / "w.safetensors", weights="ema", dtype="float32", about={})
 
 
 def test_a_checkpoint_without_an_average_says_so(run: RunFolder, tmp_path: Path) -> None:

@@ -87,9 +87,7 @@ def test_the_network_is_told_which_frames_are_given(model):
         seen.append(inputs.frame_mask)
         return boundary(inputs)
 
-    pipeline.generate(
-        watch, encoder, objective, ["x"], dataclasses.replace(OPTIONS, conditions=Conditions(frames(2)))
-    )
+    pipeline.generate(watch, encoder, objective, ["x"], dataclasses.replace(OPTIONS, conditions=Conditions(frames(2))))
     assert len(seen) == OPTIONS.num_inference_steps
     assert all((mask == torch.tensor([False, False, True, True, True, True])).all() for mask in seen)
 

@@ -170,9 +170,7 @@ def test_without_a_scheduler_beside_the_weights_it_is_the_recipes(places):
     options = options_for("flux-tiny")
     made = {}
     for shift in (1.0, 3.0):
-        recipe = recipe_for(
-            "flux-tiny", place, model={"weights": str(file)}, objective={"timestep_shift": shift}
-        )
+        recipe = recipe_for("flux-tiny", place, model={"weights": str(file)}, objective={"timestep_shift": shift})
         made[shift] = made_by(recipe, options)
         assert made[shift].by == "FluxPipeline with FlowMatchEulerDiscreteScheduler of the recipe"
     beside = made_by(recipe_for("flux-tiny", place), options)  # its shift is 3
@@ -186,9 +184,7 @@ def test_the_scheduler_reads_what_the_recipe_trained(places):
     place, options = places("sdxl-tiny"), options_for("sdxl-tiny")
     made = made_by(recipe_for("sdxl-tiny", place, objective={"name": "v-prediction"}), options)
     pipeline = by_hand("sdxl-tiny", place)
-    pipeline.scheduler = pipeline.scheduler.from_config(
-        pipeline.scheduler.config, prediction_type="v_prediction"
-    )
+    pipeline.scheduler = pipeline.scheduler.from_config(pipeline.scheduler.config, prediction_type="v_prediction")
     assert distance(made.clips[0], call("sdxl-tiny", pipeline)) <= 8  # texts are rounded
     assert distance(made.clips[0], call("sdxl-tiny", by_hand("sdxl-tiny", place))) > 30
 
@@ -201,7 +197,7 @@ def test_where_no_pipeline_can_our_sampler_does_and_says_why(places):
     options = options_for("wan-tiny")
     assert diffusers_pipeline.why_not(recipe, boundary, options) is None
     given = options_for("wan-tiny", conditions=Conditions(np.zeros((1, 32, 64, 3), np.uint8)))
-    assert diffusers_pipeline.why_not(recipe, boundary, given) == "frames are given"
+    assert diffusers_pipeline.why_not(recipe, boundary, given) == "the clip begins with condition frames"
     sample = recipe_for("wan-tiny", place, objective={"prediction": "sample"})
     assert "velocity" in diffusers_pipeline.why_not(sample, boundary, options)
     hashed = recipe_file.parse(recipe.model_dump() | {"text_encoder": {"name": "hashed", "dim": 32}})

@@ -38,9 +38,7 @@ def folder(tmp_path_factory):
 def read(path, draws, step, **changes):
     first, down, across = draws
     shape = Shape(5, 32, 32)
-    return load(
-        Request(path, path.suffix == ".png", shape, step, first, (down, across), measures=MEASURES, **changes)
-    )
+    return load(Request(path, path.suffix == ".png", shape, step, first, (down, across), measures=MEASURES, **changes))
 
 
 DRAW = st.floats(0, 1, exclude_max=True)

@@ -34,9 +34,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("name", ["clip.mp4", "picture.png"])
-def test_an_error_that_stays_is_told_with_the_number_of_tries(
-    tmp_path: Path, pauses: list[float], name: str
-) -> None:
+def test_an_error_that_stays_is_told_with_the_number_of_tries(tmp_path: Path, pauses: list[float], name: str) -> None:
     (tmp_path / name).symlink_to(BROKEN_DISK)
     with pytest.raises(MediaError, match=r"^I/O error, 4 tries: \[Errno 5\] Input/output error"):
         load(request(tmp_path / name))
@@ -115,10 +113,7 @@ def test_a_verdict_on_the_file_is_given_at_once(
 @pytest.mark.parametrize(
     ("code", "may"),
     [
-        *(
-            (code, True)
-            for code in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ECONNRESET)
-        ),
+        *((code, True) for code in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ECONNRESET)),
         *((code, False) for code in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.EINVAL)),
         (None, False),
     ],

@@ -24,9 +24,7 @@ def request(path: Path, frames: int = 5, size: tuple[int, int] = (16, 16), **cho
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return files.write(
-        tmp_path_factory.mktemp("media") / "a.mp4", files.numbered(FRAMES), options={"bf": "2"}
-    )
+    return files.write(tmp_path_factory.mktemp("media") / "a.mp4", files.numbered(FRAMES), options={"bf": "2"})
 
 
 @pytest.mark.parametrize(
@@ -60,9 +58,7 @@ def test_the_frames_asked_for_come_back(clip: Path, step: float, draw: float, nu
         ("a.mkv", "ffv1", {}),
     ],
 )
-def test_every_container_gives_the_right_frames(
-    tmp_path: Path, name: str, codec: str, options: dict[str, str]
-) -> None:
+def test_every_container_gives_the_right_frames(tmp_path: Path, name: str, codec: str, options: dict[str, str]) -> None:
     path = files.write(tmp_path / name, files.numbered(FRAMES), codec=codec, options=options)
     with av.open(str(path)) as container:
         decoded = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]

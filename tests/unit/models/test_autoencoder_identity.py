@@ -188,7 +188,5 @@ def test_weights_go_with_the_latents_that_they_were_trained_on(model, autoencode
     if wanted is None:
         validation.require_autoencoder(trained, config)
         return
-    with pytest.raises(
-        UserError, match=rf'(?s)autoencoder\.name = .*latents of another autoencoder.*write "{wanted}"'
-    ):
+    with pytest.raises(UserError, match=rf'(?s)autoencoder\.name = .*latents of another autoencoder.*write "{wanted}"'):
         validation.require_autoencoder(trained, config)

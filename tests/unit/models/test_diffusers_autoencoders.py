@@ -21,9 +21,7 @@ def plain_units(name, module, raw):
     if name == "hunyuan-video-1.5":
         return raw * module.config.scaling_factor
     if name.startswith(("wan", "qwen")):
-        mean, std = (
-            torch.tensor(module.config[key]).view(1, -1, 1, 1, 1) for key in ("latents_mean", "latents_std")
-        )
+        mean, std = (torch.tensor(module.config[key]).view(1, -1, 1, 1, 1) for key in ("latents_mean", "latents_std"))
         return (raw - mean) / std
     return ((raw - (module.config.shift_factor or 0)) * module.config.scaling_factor)[:, :, None]
 

@@ -31,9 +31,7 @@ def wan(tmp_path_factory):
 
 
 def text_of(name, place, **sizes):
-    return factory.build_text_encoder(
-        TextEncoderConfig(name=name, weights=str(place), dim=32, max_length=12, **sizes)
-    )
+    return factory.build_text_encoder(TextEncoderConfig(name=name, weights=str(place), dim=32, max_length=12, **sizes))
 
 
 def autoencoder_of(name, place):
@@ -173,11 +171,7 @@ def _released_names(state):
     ]
     renamed = {}
     for key, value in state.items():
-        new = (
-            "head.modulation"
-            if key == "scale_shift_table"
-            else key.replace("scale_shift_table", "modulation")
-        )
+        new = "head.modulation" if key == "scale_shift_table" else key.replace("scale_shift_table", "modulation")
         for theirs, released in parts:
             new = new.replace(theirs, released)
         renamed[f"model.diffusion_model.{new}"] = value

@@ -41,9 +41,7 @@ def named_outside(root: Path) -> list[str]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and node.value in names() - allowed:
                 found.append(f"{where}:{node.lineno}: {node.value!r}")
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-                "reelworks.models.families"
-            ):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("reelworks.models.families"):
                 found.append(f"{where}:{node.lineno}: from {node.module}")
     return found
 

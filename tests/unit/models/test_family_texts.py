@@ -47,9 +47,7 @@ def test_shapes_are_fixed_and_captions_do_not_feel_their_neighbours(family):
 def test_batches_and_repeats_change_no_bit_of_what_training_sees(family):
     """A caption's embedding is the one that it has alone, beside any others, the first time and later."""
     _, _, encoder = family
-    live = LiveEncoder(
-        factory.build_autoencoder(AutoencoderConfig()), encoder, torch.device("cpu"), Conditioning()
-    )
+    live = LiveEncoder(factory.build_autoencoder(AutoencoderConfig()), encoder, torch.device("cpu"), Conditioning())
     captions = [LINES[2], LINES[0], "", LINES[2]]
     first, again = (live.texts(captions, [False] * 4) for _ in range(2))
     for i, caption in enumerate(captions):
@@ -72,9 +70,7 @@ def test_tokens_are_the_pipelines(family):
         assert torch.equal(made.pooled, pooled.float())
         tokens = tokens[0][: SIZES[name]["max_length"]]
     elif name == "z-image":
-        tokens = pipeline.encode_prompt(LINES[:1], do_classifier_free_guidance=False, max_sequence_length=64)[
-            0
-        ][0]
+        tokens = pipeline.encode_prompt(LINES[:1], do_classifier_free_guidance=False, max_sequence_length=64)[0][0]
     elif name in ("qwen-image", "flux2"):
         tokens = pipeline.encode_prompt(LINES[:1])[0][0]
     elif name == "hunyuan-video-1.5":
@@ -91,12 +87,8 @@ def test_tokens_are_the_pipelines(family):
 @pytest.mark.parametrize("family", ["ltx-2"], indirect=True)
 def test_a_length_that_learnt_tokens_do_not_fill_is_refused(family):
     """LTX-2's captions are a whole number of rows of learnt tokens long."""
-    with refused(
-        "text-length-not-a-multiple", "text_encoder.max_length", says=r"text_encoder\.max_length = 10"
-    ):
-        factory.build_text_encoder(
-            TextEncoderConfig(name="ltx-2", weights=str(family[1]), dim=32, max_length=10)
-        )
+    with refused("text-length-not-a-multiple", "text_encoder.max_length", says=r"text_encoder\.max_length = 10"):
+        factory.build_text_encoder(TextEncoderConfig(name="ltx-2", weights=str(family[1]), dim=32, max_length=10))
 
 
 @pytest.mark.parametrize("family", ["sdxl"], indirect=True)

@@ -30,9 +30,7 @@ ALIKE = [
 FULL = [(name, "") for name in registry.PRESETS if not name.endswith("-tiny")]
 
 
-@pytest.mark.parametrize(
-    ("name", "wrapper"), [*FULL, ("flux-dev", "model.diffusion_model."), ("stdit3-xl", "module.")]
-)
+@pytest.mark.parametrize(("name", "wrapper"), [*FULL, ("flux-dev", "model.diffusion_model."), ("stdit3-xl", "module.")])
 def test_every_preset_is_known_by_its_own_weights(name, wrapper):
     """Bare or behind a prefix, the published sizes mean one preset, or those whose networks are alike."""
     found = identify.closest({f"{wrapper}{key}": shape for key, shape in shapes(name).items()})
@@ -63,11 +61,7 @@ def test_the_names_of_a_release_are_known():
     for key, shape in shapes("wan-2.1-14b").items():
         for own, theirs in renamed.items():
             key = key.replace(own, theirs)
-        key = (
-            "head.modulation"
-            if key == "scale_shift_table"
-            else key.replace("scale_shift_table", "modulation")
-        )
+        key = "head.modulation" if key == "scale_shift_table" else key.replace("scale_shift_table", "modulation")
         released[key] = shape
     for wrapper in ("", "model.diffusion_model.", "diffusion_model."):
         told, remedy = identify.what({f"{wrapper}{k}": s for k, s in released.items()}, "model.weights")
@@ -101,10 +95,7 @@ def test_weights_of_another_model_are_named(tmp_path):
     error = refusal_of(of("wan-tiny", tmp_path))
     assert error.field == "model.weights"
     lines = error.problem.splitlines()
-    assert (
-        lines[0]
-        == "these weights do not fit the model: 64 missing, 67 unexpected, 2 of another shape of 66 tensors"
-    )
+    assert lines[0] == "these weights do not fit the model: 64 missing, 67 unexpected, 2 of another shape of 66 tensors"
     assert lines[1].startswith("    missing: ")
     assert lines[1].endswith(", and 61 more")
     assert lines[-1] == "    these are the weights of wan-tiny (all 69 tensors fit)"
@@ -132,9 +123,7 @@ def lora_file(tmp_path, name="wan-tiny", format="comfyui"):
     denoiser = contract.build(name)
     inject.inject(denoiser, LoraConfig(rank=2), seed=0)
     file = files.to_file(inject.weights(denoiser.module), format, alpha=2.0, model=name)
-    save_file(
-        {k: v.contiguous() for k, v in file.tensors.items()}, tmp_path / "lora.safetensors", file.header
-    )
+    save_file({k: v.contiguous() for k, v in file.tensors.items()}, tmp_path / "lora.safetensors", file.header)
     return tmp_path / "lora.safetensors"
 
 
@@ -182,9 +171,7 @@ def test_a_denoiser_given_as_autoencoder_is_named(tmp_path):
 def test_whole_weights_given_as_a_lora_are_named(tmp_path):
     """They belong in model.weights."""
     settings = LoraConfig(rank=2, weights=str(of("wan-tiny", tmp_path)))
-    with refused(
-        "not-a-lora", "lora.weights", says="not a LoRA: these are the weights of wan-tiny"
-    ) as caught:
+    with refused("not-a-lora", "lora.weights", says="not a LoRA: these are the weights of wan-tiny") as caught:
         build("flux-tiny", settings)
     assert caught.value.field == "lora.weights"
     assert 'set model.name = "wan-tiny", and point model.weights to them' in caught.value.remedy

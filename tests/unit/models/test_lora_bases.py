@@ -137,9 +137,7 @@ def test_a_base_from_a_file_is_the_one_that_was_written(tmp_path, base, dtype):
 
 @pytest.mark.parametrize("base", ["bfloat16", "nf4"])
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize(
-    "lowered", ["blocks.0.norm2.weight", "blocks.0.attn1.norm_q.weight", "scale_shift_table"]
-)
+@pytest.mark.parametrize("lowered", ["blocks.0.norm2.weight", "blocks.0.attn1.norm_q.weight", "scale_shift_table"])
 def test_what_must_stay_wide_beside_a_narrow_base_is_told(base, sharded, lowered):
     """Only weights of products may have their dtype: norms and tables are stored in float32."""
     denoiser = contract.build("wan-tiny", compute=BF16, lora=LoraConfig(rank=2, base=base))

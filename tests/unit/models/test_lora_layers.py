@@ -35,12 +35,8 @@ def adapted(name="wan-tiny", settings=SETTINGS, seed=0):
     return denoiser
 
 
-def written(
-    folder: Path, denoiser, format="diffusers", settings=SETTINGS, part="transformer", name="wan-tiny"
-) -> Path:
-    file = files.to_file(
-        inject.weights(denoiser.module), format, alpha=settings.exact_alpha, part=part, model=name
-    )
+def written(folder: Path, denoiser, format="diffusers", settings=SETTINGS, part="transformer", name="wan-tiny") -> Path:
+    file = files.to_file(inject.weights(denoiser.module), format, alpha=settings.exact_alpha, part=part, model=name)
     path = folder / f"{format}.safetensors"
     save_file({name: value.contiguous() for name, value in file.tensors.items()}, path, file.header)
     return path
@@ -98,12 +94,8 @@ def test_names_and_alpha_of_each_convention(tmp_path):
     layer, released = "blocks.0.attn1.to_out.0", "blocks.0.self_attn.o"
     expected = {
         "diffusers": {f"transformer.{layer}.lora_A.weight", f"transformer.{layer}.lora_B.weight"},
-        "comfyui": {
-            f"diffusion_model.{released}.{end}" for end in ("lora_A.weight", "lora_B.weight", "alpha")
-        },
-        "kohya": {
-            f"lora_unet_blocks_0_self_attn_o.{end}" for end in ("lora_down.weight", "lora_up.weight", "alpha")
-        },
+        "comfyui": {f"diffusion_model.{released}.{end}" for end in ("lora_A.weight", "lora_B.weight", "alpha")},
+        "kohya": {f"lora_unet_blocks_0_self_attn_o.{end}" for end in ("lora_down.weight", "lora_up.weight", "alpha")},
     }
     denoiser = adapted(settings=SETTINGS.model_copy(update={"targets": [layer]}))
     for format, names in expected.items():
@@ -132,9 +124,7 @@ def test_a_lora_of_another_base_is_refused_with_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize(
-    ("key", "value", "said"), [("rank", 4, "has rank 3"), ("alpha", 3.0, "has alpha 2.3")]
-)
+@pytest.mark.parametrize(("key", "value", "said"), [("rank", 4, "has rank 3"), ("alpha", 3.0, "has alpha 2.3")])
 def test_another_rank_or_alpha_is_refused(tmp_path, format, key, value, said):
     """Updates would count another share; the error says what to set."""
     path = written(tmp_path, adapted(), format)
@@ -168,9 +158,7 @@ def test_a_scale_by_another_rule_is_refused(tmp_path, header, said):
 def test_a_file_of_peft_counts_by_the_settings_beside_it(tmp_path):
     """Its alpha is right there, and not the rank; where alpha / rank is not the scale, it is refused."""
     base = contract.build("wan-tiny")
-    made = peft.LoraConfig(
-        r=SETTINGS.rank, lora_alpha=SETTINGS.exact_alpha, target_modules=list(base.lora_targets())
-    )
+    made = peft.LoraConfig(r=SETTINGS.rank, lora_alpha=SETTINGS.exact_alpha, target_modules=list(base.lora_targets()))
     peft.PeftModel(base.module, made).save_pretrained(tmp_path)
     assert SETTINGS.exact_alpha != SETTINGS.rank
     load(adapted(), tmp_path / "adapter_model.safetensors")

@@ -38,9 +38,7 @@ def small(name):
     config = config_of(name).model_copy(update=SMALL | sizes)
     torch.manual_seed(0)
     f32 = torch.float32
-    return DiffusersDenoiser(
-        network_of(config), factory.denoiser_contract(f32, f32, f32), config, 3, network.predict
-    )
+    return DiffusersDenoiser(network_of(config), factory.denoiser_contract(f32, f32, f32), config, 3, network.predict)
 
 
 @torch.no_grad()
@@ -48,9 +46,7 @@ def small(name):
 def test_sound_has_no_influence(name):
     """Whatever sound, its text and its time are put in, the answer has the same bits; joined, it has others."""
     denoiser, inputs, changes = small(name), contract.example(SHAPE, "ltx-2-tiny"), {}
-    denoiser.module.register_forward_pre_hook(
-        lambda _module, args, kwargs: (args, kwargs | changes), with_kwargs=True
-    )
+    denoiser.module.register_forward_pre_hook(lambda _module, args, kwargs: (args, kwargs | changes), with_kwargs=True)
     answer = denoiser.predict(inputs)
     changes |= {
         "audio_hidden_states": torch.randn(2, 7, 4),
@@ -141,9 +137,7 @@ def test_a_whole_checkpoint_of_the_release_is_read(name, tmp_path):
 
 def test_texts_of_another_width_are_refused():
     """LTX-2.3 takes texts as they are."""
-    with refused(
-        "text-width-differs", "text_encoder.dim", says=r"text_encoder\.dim = 32.*its own width, 4096"
-    ):
+    with refused("text-width-differs", "text_encoder.dim", says=r"text_encoder\.dim = 32.*its own width, 4096"):
         factory.build_denoiser(
             ModelConfig(name="ltx-2.3"),
             autoencoder=contract.AUTOENCODER,

@@ -115,9 +115,7 @@ def test_full_size_keys_and_shapes_equal_upstreams():
     golden = json.loads((GOLDEN / "full_size_keys.json").read_text())
     with torch.device("meta"):
         module = video.VideoNetwork(Sizes())
-    assert {key: list(value.shape) for key, value in module.state_dict().items()} == dict(
-        golden["state_dict"]
-    )
+    assert {key: list(value.shape) for key, value in module.state_dict().items()} == dict(golden["state_dict"])
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from test_stdit3_golden import relative
 
-from reelworks.models.families.stdit2 import weights
+from reelworks.models.families.stdit2 import network
 from reelworks.models.families.stdit2.model import STDiT2
 from reelworks.models.families.stdit2.spec import STDiT2Config
 from reelworks.models.registry import PRESETS
@@ -23,7 +23,7 @@ INPUTS = ("x", "timestep", "y", "mask", "x_mask", "fps", "height", "width", "num
 def model():
     sizes = {k: v for k, v in SPEC["config"].items() if k != "class_dropout_prob"}
     module = STDiT2(STDiT2Config(**sizes | {"patch_size": tuple(sizes["patch_size"])}))
-    weights.load(module, str(GOLDEN / "stdit2_tiny.weights.safetensors"))
+    network.load(module, str(GOLDEN / "stdit2_tiny.weights.safetensors"))
     return module
 
 
@@ -71,6 +71,4 @@ def test_full_size_keys_and_shapes_equal_upstreams():
     golden = json.loads((GOLDEN / "stdit2_xl_keys.json").read_text())
     with torch.device("meta"):
         module = STDiT2(PRESETS["stdit2-xl"].config)
-    assert {key: list(value.shape) for key, value in module.state_dict().items()} == dict(
-        golden["state_dict"]
-    )
+    assert {key: list(value.shape) for key, value in module.state_dict().items()} == dict(golden["state_dict"])

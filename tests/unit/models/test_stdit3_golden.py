@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from reelworks.models.families.stdit3 import weights
+from reelworks.models.families.stdit3 import network
 from reelworks.models.families.stdit3.model import STDiT3
 from reelworks.models.families.stdit3.spec import STDiT3Config
 from reelworks.models.registry import PRESETS
@@ -21,7 +21,7 @@ CASES = [case["name"] for case in SPEC["cases"]]
 def model():
     sizes = {k: v for k, v in SPEC["config"].items() if k != "class_dropout_prob"}
     module = STDiT3(STDiT3Config(**sizes | {"patch_size": tuple(sizes["patch_size"])}))
-    weights.load(module, str(GOLDEN / "stdit3_tiny.weights.safetensors"))
+    network.load(module, str(GOLDEN / "stdit3_tiny.weights.safetensors"))
     return module
 
 

@@ -153,12 +153,8 @@ def test_sharded_in_bfloat16_it_trains_and_keeps_its_key_names(checkpointing):
     plain = stir(build(compute=torch.bfloat16))
     want = DtypeBoundary(plain)(inputs())
     want.square().mean().backward()
-    sharded = stir(
-        build(TINY.model_copy(update={"gradient_checkpointing": checkpointing}), compute=torch.bfloat16)
-    )
-    policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
-    )
+    sharded = stir(build(TINY.model_copy(update={"gradient_checkpointing": checkpointing}), compute=torch.bfloat16))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = distributed.init_device_mesh("cpu", (1,))
     for block in (*sharded.sharding().blocks, sharded.module):
         fully_shard(block, mesh=mesh, mp_policy=policy)

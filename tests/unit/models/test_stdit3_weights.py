@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from reelworks.core.errors import UserError
 from reelworks.models import factory
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
-from reelworks.models.families.stdit3 import weights
+from reelworks.models.families.stdit3 import network
 from reelworks.models.families.stdit3.model import STDiT3
 from reelworks.models.families.stdit3.spec import STDiT3Config
 
@@ -23,14 +23,12 @@ def fresh(seed=0, **changes):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = STDiT3(STDiT3Config(**SIZES | changes))
-        weights.init(module)
+        network.init(module)
     return module
 
 
 def same(a, b):
-    return all(
-        torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    )
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
 def as_file(state, folder):
@@ -63,14 +61,14 @@ def as_shards(state, folder):
 def test_roundtrip(tmp_path, write):
     source, target = fresh(1), fresh(2)
     assert not same(source, target)
-    weights.load(target, str(write(source.state_dict(), tmp_path)))
+    network.load(target, str(write(source.state_dict(), tmp_path)))
     assert same(source, target)
 
 
 def test_half_weights_become_float32_masters(tmp_path):
     half = {key: value.bfloat16() for key, value in fresh(1).state_dict().items()}
     target = fresh(2)
-    weights.load(target, str(as_file(half, tmp_path)))
+    network.load(target, str(as_file(half, tmp_path)))
     assert {p.dtype for p in target.parameters()} == {torch.float32}
     assert torch.equal(target.t_block[1].weight, half["t_block.1.weight"].float())
 
@@ -78,7 +76,7 @@ def test_half_weights_become_float32_masters(tmp_path):
 @pytest.mark.parametrize(("length", "rows"), [(2, [0, 1]), (6, [0, 1, 2, 3, 3, 3])])
 def test_the_empty_caption_is_cut_or_its_last_row_repeated(tmp_path, length, rows):
     source, target = fresh(1), fresh(2, model_max_length=length)
-    weights.load(target, str(as_file(source.state_dict(), tmp_path)))
+    network.load(target, str(as_file(source.state_dict(), tmp_path)))
     assert torch.equal(target.y_embedder.y_embedding, source.y_embedder.y_embedding[rows])
 
 
@@ -117,7 +115,7 @@ def test_pixart_weights_become_the_spatial_half_and_frames_begin_as_pictures(tmp
         for parameter in target.parameters():
             parameter.fill_(float("nan"))
     torch.save({"state_dict": as_pixart(source)}, tmp_path / "PixArt.pth")
-    weights.load(target, str(tmp_path / "PixArt.pth"))
+    network.load(target, str(tmp_path / "PixArt.pth"))
     own, other = target.state_dict(), source.state_dict()
     for key, value in own.items():
         assert torch.isfinite(value).all()
@@ -128,7 +126,7 @@ def test_pixart_weights_become_the_spatial_half_and_frames_begin_as_pictures(tmp
     state.pop("t_block.1.bias")
     torch.save({"state_dict": state}, tmp_path / "torn.pth")
     with refused("weights-do-not-fit", "model.weights", says=r"1 missing of .*    missing: t_block\.1\.bias"):
-        weights.load(target, str(tmp_path / "torn.pth"))
+        network.load(target, str(tmp_path / "torn.pth"))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +148,7 @@ def test_keys_and_shapes_that_differ_are_listed_and_nothing_is_loaded(tmp_path, 
     state, target = fresh(1).state_dict(), fresh(2)
     change(state)
     with pytest.raises(UserError, match=message):
-        weights.load(target, str(as_file(state, tmp_path)))
+        network.load(target, str(as_file(state, tmp_path)))
     assert same(target, fresh(2))
 
 
@@ -162,28 +160,26 @@ class Payload:
 def test_a_pickle_that_would_run_a_program_is_refused(tmp_path):
     torch.save({"x": Payload()}, tmp_path / "bad.pt")
     with refused("weights-unreadable", "model.weights", says=r"bad\.pt cannot be read"):
-        weights.load(fresh(), str(tmp_path / "bad.pt"))
+        network.load(fresh(), str(tmp_path / "bad.pt"))
 
 
 def test_what_is_not_weights_is_refused(tmp_path):
     with refused("weights-not-found", "model.weights"):
-        weights.load(fresh(), str(tmp_path / "nowhere.safetensors"))
+        network.load(fresh(), str(tmp_path / "nowhere.safetensors"))
     with refused("weights-folder-ambiguous", "model.weights", says="holds: none"):
-        weights.load(fresh(), str(tmp_path))
+        network.load(fresh(), str(tmp_path))
     (tmp_path / "torn.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
     with refused("weights-unreadable", "model.weights", says=r"torn\.safetensors cannot be read"):
-        weights.load(fresh(), str(tmp_path / "torn.safetensors"))
+        network.load(fresh(), str(tmp_path / "torn.safetensors"))
     save_file({"x": torch.zeros(1)}, tmp_path / "second.safetensors")
-    with refused(
-        "weights-folder-ambiguous", "model.weights", says=r"holds: second\.safetensors, torn\.safetensors"
-    ):
-        weights.load(fresh(), str(tmp_path))
+    with refused("weights-folder-ambiguous", "model.weights", says=r"holds: second\.safetensors, torn\.safetensors"):
+        network.load(fresh(), str(tmp_path))
     torch.save({"model": {}, "step": 3}, tmp_path / "trainer.pt")
     with refused("weights-unreadable", "model.weights"):
-        weights.load(fresh(), str(tmp_path / "trainer.pt"))
+        network.load(fresh(), str(tmp_path / "trainer.pt"))
 
 
 def test_a_hub_id_without_the_hub_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with refused("hub-package-missing", "model.weights", says="owner/some-model"):
-        weights.load(fresh(), "owner/some-model")
+        network.load(fresh(), "owner/some-model")

@@ -21,9 +21,7 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("t5")
     unigram = tokenizers.Tokenizer(models.Unigram())
     unigram.pre_tokenizer, unigram.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=80, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>"
-    )
+    trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>")
     unigram.train_from_iterator(LINES, trainer)
     unigram.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     fast = transformers.PreTrainedTokenizerFast(

@@ -74,9 +74,7 @@ def test_an_input_without_a_role_is_refused():
 
 
 def test_a_time_that_is_already_rounded_is_refused():
-    with refused(
-        "dtype-mismatch", "time", says="time: an input of role time arrives as bfloat16, already rounded"
-    ):
+    with refused("dtype-mismatch", "time", says="time: an input of role time arrives as bfloat16, already rounded"):
         boundary.cast_inputs({"time": torch.tensor([999.0], dtype=BF16)}, contract())
 
 
@@ -100,9 +98,7 @@ def test_time_and_size_reach_the_module_exactly_under_bfloat16_compute(storage):
     module = denoiser.module
     for name in ("t_embedder", "fps_embedder", "pos_embed"):
         child = getattr(module, name)
-        child.register_forward_hook(
-            lambda _, args, out, name=name: seen.setdefault(name, (args, out)) and None
-        )
+        child.register_forward_hook(lambda _, args, out, name=name: seen.setdefault(name, (args, out)) and None)
     DtypeBoundary(denoiser)(inputs())
     (_, height, width), places = seen["pos_embed"]
     assert seen["t_embedder"][0][0].tolist() == [999.0, 999.0]

@@ -97,9 +97,7 @@ def test_entries_written_by_hand_are_not_kept_as_proposed(folder):
 def test_kept_entries_plan_as_the_same_ones_written_out(folder):
     """Where entries come from is not part of what shapes a plan."""
     data = made.opened(recipe(folder))
-    written = data.recipe.model_copy(
-        update={"buckets": data.recipe.buckets.model_copy(update={"entries": "recipe"})}
-    )
+    written = data.recipe.model_copy(update={"buckets": data.recipe.buckets.model_copy(update={"entries": "recipe"})})
     again = type(data).open(written)
     assert again.chosen is None
     assert again.plan_spec(2, 1).digest() == data.plan_spec(2, 1).digest()
@@ -117,8 +115,6 @@ def test_no_clip_to_propose_for_is_told_with_the_reasons(tmp_path):
     (tmp_path / "data").mkdir()
     made.picture(tmp_path / "data" / "a.png", caption=None)
     made.picture(tmp_path / "data" / "b.png", (8, 8))
-    with refused(
-        "no-clip-to-propose-from", "buckets", says="1 smaller than any bucket, 1 no_caption"
-    ) as caught:
+    with refused("no-clip-to-propose-from", "buckets", says="1 smaller than any bucket, 1 no_caption") as caught:
         made.opened(recipe(tmp_path))
     assert caught.value.field == "buckets"

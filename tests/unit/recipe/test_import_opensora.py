@@ -333,8 +333,7 @@ def test_parts_without_weights_get_the_published_and_unknown_ones_are_replaced(t
     assert recipe.autoencoder.weights == "hpcai-tech/OpenSora-VAE-v1.2"
     made, recipe = convert(
         tmp_path,
-        table
-        + 'vae = dict(type="VideoAutoencoderKLTemporalDecoder", from_pretrained="x", micro_frame_size=17)\n'
+        table + 'vae = dict(type="VideoAutoencoderKLTemporalDecoder", from_pretrained="x", micro_frame_size=17)\n'
         'text_encoder = dict(type="clip", from_pretrained="y", model_max_length=77)',
     )
     assert (recipe.autoencoder.name, recipe.text_encoder.name) == ("pixel", "hashed")

@@ -158,7 +158,7 @@ MISTAKES = [
     ("samples.fps=241", "samples.fps", 241, "less than or equal to 240"),
     ("lora={base = 'int4'}", "lora.base", "int4", "give 'float32', 'bfloat16', 'float8', 'int8' or 'nf4'"),
     ("precision.base='nf4'", "precision.base", "nf4", "lora.base may be"),
-    ("autoencoder.dtype='fp16'", "autoencoder.dtype", "fp16", 'say "bfloat16"'),
+    ("autoencoder.dtype='fp16'", "autoencoder.dtype", "fp16", 'use "bfloat16"'),
     ("autoencoder.dtype='bfloat16'", "autoencoder.dtype", "bfloat16", "leave it out"),
     ("checkpoints.keep_every=750", "checkpoints.keep_every", 750, "multiple of 500"),
 ]
@@ -227,17 +227,15 @@ def test_what_contradicts_itself_is_told_in_words(tmp_path: Path) -> None:
     )
 
 
-AUTO = SMALL.replace(
-    '[[bucket]]\nresolution = "64px"\nnum_frames = [1, 9]\nbatch_size = [4, 2]\n', ""
-).replace("version = 1", 'version = 1\nbuckets = "auto"')
+AUTO = SMALL.replace('[[bucket]]\nresolution = "64px"\nnum_frames = [1, 9]\nbatch_size = [4, 2]\n', "").replace(
+    "version = 1", 'version = 1\nbuckets = "auto"'
+)
 
 
 @pytest.mark.parametrize("overrides", [[], ["buckets=auto"], ["buckets.entries=auto"]])
 def test_auto_is_short_for_a_table_whose_keys_can_be_set(tmp_path: Path, overrides: list[str]) -> None:
     """Both ways to write it, on the command line too, leave the other keys of the table open."""
-    recipe = recipe_file.load(
-        write(tmp_path, AUTO), [*overrides, "buckets.max_tokens=500", "buckets.upscale=true"]
-    )
+    recipe = recipe_file.load(write(tmp_path, AUTO), [*overrides, "buckets.max_tokens=500", "buckets.upscale=true"])
     assert (recipe.buckets.entries, recipe.buckets.max_tokens, recipe.buckets.upscale) == ("auto", 500, True)
     assert recipe_file.parse(tomllib.loads(recipe_file.dump(recipe))) == recipe
 
@@ -335,7 +333,7 @@ def test_overrides_that_lead_nowhere(tmp_path: Path, override: str, remedy: str)
         (
             ["lora.base=bfloat16", "precision.compute=float32"],
             "lora.base",
-            'say precision.compute = "bfloat16"',
+            'set precision.compute = "bfloat16"',
         ),
         (["lora.base=nf4", "parallel.offload=true"], "parallel.offload", 'write lora.base = "bfloat16"'),
     ],

@@ -53,9 +53,7 @@ def test_every_preset_has_its_parts_and_they_fit():
         ("qwen-image-edit", [{"source"}, {}], "1 of 2 have a source, and a batch cannot mix"),
     ],
 )
-def test_companions_are_refused_where_they_are_not_seen_and_asked_for_where_they_are_needed(
-    model, given, match
-):
+def test_companions_are_refused_where_they_are_not_seen_and_asked_for_where_they_are_needed(model, given, match):
     """By name, with the models that take them; a batch cannot hold clips with and without."""
     with pytest.raises(UserError, match=match):
         validation.require_companions(ModelConfig(name=model), given, "dataset.")

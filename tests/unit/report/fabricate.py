@@ -63,9 +63,7 @@ def step(clock: Clock, number: int, rng: random.Random, total: int) -> None:
     names = [bucket[0] for bucket in BUCKETS]
     base = 0.25 + 0.9 * math.exp(-3 * number / total)
     by_bucket = {
-        name: base * (0.8 + 0.2 * i) * rng.uniform(0.85, 1.15)
-        for i, name in enumerate(names)
-        if rng.random() < 0.7
+        name: base * (0.8 + 0.2 * i) * rng.uniform(0.85, 1.15) for i, name in enumerate(names) if rng.random() < 0.7
     }
     clips, seconds = rng.choice([4, 5, 8]), rng.uniform(0.45, 0.6)
     clock.tell(
@@ -119,9 +117,7 @@ def train(clock, rng, saved, first, last, total, every):
         step(clock, number, rng, total)
         if number == 100:
             reason = "packet is corrupt"
-            clock.tell(
-                "failure", step=number, uid=255, copy=0, showing=0, path="shots/012.mp4", reason=reason
-            )
+            clock.tell("failure", step=number, uid=255, copy=0, showing=0, path="shots/012.mp4", reason=reason)
         if number % 13 == 0:
             failed = int(number == 104)
             clock.tell("epoch_end", step=number, epoch=number // 13 - 1, planned=64, trained=64 - failed,

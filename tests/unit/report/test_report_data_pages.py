@@ -11,7 +11,7 @@ from PIL import Image
 from refused import refused
 
 from reelworks.catalog import scan
-from reelworks.catalog.source import Source
+from reelworks.catalog.config import Source
 from reelworks.catalog.store import Catalog
 from reelworks.generate import writers
 from reelworks.recipe import dataset, recipe_file

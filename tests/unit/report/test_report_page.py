@@ -112,9 +112,7 @@ def test_figures_are_json_that_a_browser_and_plotly_take(page):
     for name, figure in figures.items():
         tokens = set(re.findall(r'"@(\w+)"', json.dumps(figure)))
         assert tokens
-        assert all(css.count(f"--{token}:") >= 2 for token in tokens), (
-            "each colour has a light and a dark value"
-        )
+        assert all(css.count(f"--{token}:") >= 2 for token in tokens), "each colour has a light and a dark value"
         go.Figure(json.loads(re.sub(r'"@\w+"', '"#123456"', json.dumps(figure))))
         assert f"plot-{name}" in {attributes.get("id") for _, attributes in page.tags}
 

@@ -22,7 +22,7 @@ from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.run import heartbeat, lock
-from reelworks.run.holder import LockOwner
+from reelworks.run.heartbeat import LockOwner
 from reelworks.run.lock import LockLost
 
 # Holds, then answers each line it is given with what it knows of its lock.
@@ -247,9 +247,7 @@ def test_of_several_that_wait_one_takes_over(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [".lock"]
 
 
-def test_an_error_that_says_nothing_about_locks_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_that_says_nothing_about_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 

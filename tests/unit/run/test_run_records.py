@@ -215,9 +215,7 @@ def test_any_damaged_byte_of_a_table_is_found(run: RunFolder, name: str) -> None
     records.write(run, small())
     file = records.path(run, KEY) / name
     whole = file.read_bytes()
-    flipped = [
-        whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), len(whole) // 20)
-    ]
+    flipped = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), len(whole) // 20)]
     for text in (*flipped, b"", whole[:-1], whole + b"\0"):
         file.write_bytes(text)
         with pytest.raises(RecordError, match=rf"segment-000-000003-001/{name} is damaged"):
@@ -248,9 +246,7 @@ def test_the_record_of_another_plan_or_segment_or_of_a_newer_version_is_refused(
     with pytest.raises(RecordError, match=r"segment-000-000003-001 belongs to another plan"):
         records.read(run, KEY, "another")
     shutil.copytree(records.path(run, KEY), records.path(run, (0, 3, 2)))
-    with pytest.raises(
-        RecordError, match=r"segment-000-000003-002 has a newer format or belongs to another segment"
-    ):
+    with pytest.raises(RecordError, match=r"segment-000-000003-002 has a newer format or belongs to another segment"):
         records.read(run, (0, 3, 2))
     records.write(run, small(format=records.FORMAT_VERSION + 1))
     with pytest.raises(RecordError, match=r"segment-000-000003-001 has a newer format"):
@@ -336,9 +332,7 @@ def _state(run: RunFolder, may_be: dict[str, Record]) -> tuple[str, int | None]:
 def test_a_record_replaces_the_former_one_of_its_segment_with_its_end(run: RunFolder) -> None:
     records.write(run, small())
     records.write_outcome(run, KEY, Outcome(rows=3))
-    without_aliases = replace(
-        small(first=100), alias_ordinal=np.zeros(0, np.int64), alias_key=np.zeros(0, np.uint64)
-    )
+    without_aliases = replace(small(first=100), alias_ordinal=np.zeros(0, np.int64), alias_key=np.zeros(0, np.uint64))
     records.write(run, without_aliases)
     assert values(records.read(run, KEY)) == values(without_aliases)
     assert records.read_outcome(run, KEY) is None

@@ -96,9 +96,7 @@ class Config:
         ordinal = np.flatnonzero(catalog.live & (catalog.shape < self.shapes)).repeat(copies)
         copy = np.tile(np.arange(copies), len(ordinal) // copies)
         uid, bucket = catalog.uid[ordinal], catalog.shape[ordinal] % len(self.batch_sizes)
-        drawn = hash_rng.passes(
-            hash_rng.hash64(self.seed, epoch, uid, copy, Purpose.SHARE), self.showings - copy
-        )
+        drawn = hash_rng.passes(hash_rng.hash64(self.seed, epoch, uid, copy, Purpose.SHARE), self.showings - copy)
         return Entries(uid, copy, ordinal, bucket, hash_rng.hash64(uid % np.uint64(40))).take(drawn)
 
 

@@ -29,9 +29,7 @@ def micro_batches(entries: Entries, spec: PlanSpec, how: str, epoch: int = 0) ->
 
 @given(cases(), st.integers(0, 3))
 @settings(deadline=None)
-def test_every_clip_is_planned_once_in_micro_batches_of_one_bucket(
-    case: tuple[Entries, PlanSpec], epoch: int
-) -> None:
+def test_every_clip_is_planned_once_in_micro_batches_of_one_bucket(case: tuple[Entries, PlanSpec], epoch: int) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, epoch)
     assert sorted(identities(made)) == sorted(identities(entries))

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reelworks.core import hash_rng
-from reelworks.schedule import plan as planning
-from reelworks.schedule import ranks
+from reelworks.schedule import plan, ranks
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
 
 # Test processes share the cores with others: what is slow now and then is no failure.
@@ -28,14 +27,10 @@ def make_entries(counts: list[int], copies: int = 1, seed: int = 0) -> Entries:
     bucket = np.repeat(np.repeat(np.arange(len(counts)), counts), copies)
     ordinal = np.repeat(np.arange(clips), copies)
     group = hash_rng.hash64(ordinal // 7)  # as clips of folders are: of several buckets
-    return Entries(uid, copy, ordinal, bucket, group).take(
-        np.random.default_rng(seed).permutation(clips * copies)
-    )
+    return Entries(uid, copy, ordinal, bucket, group).take(np.random.default_rng(seed).permutation(clips * copies))
 
 
-def make_spec(
-    sizes: list[int], g: int = 4, width: int = 2, incomplete: str = "partial", seed: int = 5
-) -> PlanSpec:
+def make_spec(sizes: list[int], g: int = 4, width: int = 2, incomplete: str = "partial", seed: int = 5) -> PlanSpec:
     costs = tuple(100 * (i % 5 + 1) for i in range(len(sizes)))
     return PlanSpec(seed, g, width, incomplete, tuple(sizes), costs, "table")
 
@@ -74,9 +69,7 @@ def test_each_copy_of_each_clip_is_planned_once(case: tuple[Entries, PlanSpec], 
     assert sorted(identities(made, made.first)) == sorted(identities(entries))
     assert made.planned == len(entries)
     of = dict(zip(identities(entries), zip(entries.ordinal, entries.bucket, strict=True), strict=True))
-    assert all(
-        of[key] == (o, b) for key, o, b in zip(identities(made), made.ordinal, made.bucket, strict=True)
-    )
+    assert all(of[key] == (o, b) for key, o, b in zip(identities(made), made.ordinal, made.bucket, strict=True))
 
 
 @given(cases())
@@ -125,7 +118,7 @@ def test_second_showings_are_clips_of_the_bucket_shown_as_seldom_as_can_be(
         # Each showing of a copy has its own number, so that it meets its own draws.
         keys = list(zip(shown, made.showing[inside].tolist(), strict=True))
         assert len(set(keys)) == len(keys)
-        drawn = planning.draw_copies(made.copy[inside], made.showing[inside])
+        drawn = plan.draw_copies(made.copy[inside], made.showing[inside])
         assert len(set(zip(made.uid[inside].tolist(), drawn.tolist(), strict=True))) == len(keys)
     for where in micro_batches(made):  # none meets itself in a micro-batch while others are there
         clips = int((made.first & (made.bucket == made.bucket[where.start])).sum())
@@ -310,6 +303,6 @@ def test_plans_never_change(way: str) -> None:
     spec = make_spec([4, 3, 2], g=6, width=3, incomplete="partial" if way == "locality" else way)
     spec = replace(spec, merge_to=(1, 2, -1), window_clips=30 if way == "locality" else 0)
     made = plan_epoch(make_entries([53, 20, 7], copies=1), spec, 3)
-    assert planning.PLANNER_VERSION == 1
+    assert plan.PLANNER_VERSION == 1
     assert made.planned == 80
     assert made.digest() == GOLDEN[way]

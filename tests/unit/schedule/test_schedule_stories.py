@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from histories import Catalog, Config, Run, columns_of_all_ranks, identities
 
-from reelworks.buckets import assign, merge_targets, table
+from reelworks.buckets import assign, table
 from reelworks.buckets.assign import Clips, Reason
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.buckets.table import BucketTable
@@ -36,14 +36,12 @@ def shapes(num_frames: list[int], sizes: list[tuple[int, int]]) -> Clips:
     )  # fmt: skip
 
 
-def planned(
-    clips: Clips, built: BucketTable, way: str, *, epoch: int, g: int
-) -> tuple[EpochPlan, Counter[str]]:
+def planned(clips: Clips, built: BucketTable, way: str, *, epoch: int, g: int) -> tuple[EpochPlan, Counter[str]]:
     """An epoch's plan, and how many clips each reason keeps out of it."""
     result = assign.assign(clips, built, seed=1, epoch=epoch)
     into = np.flatnonzero(result.reason == Reason.NONE)
     entries = Entries(clips.uid[into], clips.copy[into], into, result.bucket[into].astype(np.int64))
-    to = tuple(merge_targets.targets(built).tolist()) if way == "merge" else ()
+    to = tuple(assign.targets(built).tolist()) if way == "merge" else ()
     sizes, tokens = (tuple(a.tolist()) for a in (built.batch_sizes(), built.tokens()))
     spec = PlanSpec(1, g, g, way, sizes, tokens, "table", merge_to=to)
     return plan_epoch(entries, spec, epoch), Counter(Reason(r).label for r in result.reason if r)

@@ -39,9 +39,7 @@ def network() -> nn.Sequential:
 
 
 def updater(module: nn.Module, name: str, **keys: object) -> ShardedOptimizer:
-    return ShardedOptimizer(
-        config(name, **keys), dict(module.named_parameters()), matrices(module, [module[:3]])
-    )
+    return ShardedOptimizer(config(name, **keys), dict(module.named_parameters()), matrices(module, [module[:3]]))
 
 
 def gradients(module: nn.Module, step: int) -> None:
@@ -162,9 +160,7 @@ def test_what_needs_whole_weights_is_refused_where_there_are_shards(name: str) -
     """And nowhere else; the error tells why and what to do."""
     for strategy, world in (("fsdp", 1), ("replicated", 1), ("replicated", 8)):
         optimizer_names.require(name, strategy, world)
-    with refused(
-        "optimizer-not-shardable", "train.optimizer", says="each of 2 processes has a shard"
-    ) as caught:
+    with refused("optimizer-not-shardable", "train.optimizer", says="each of 2 processes has a shard") as caught:
         optimizer_names.require(name, "fsdp", 2)
     assert (caught.value.field, caught.value.value) == ("train.optimizer", name)
     assert "replicated" in caught.value.remedy

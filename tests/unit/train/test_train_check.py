@@ -136,9 +136,7 @@ def test_shards_divide_what_is_sharded(check) -> None:
     """Weights, gradients, optimizer and average; a replica has all of them."""
     alone = json.loads(check("--json")[1])["memory"]
     sharded = json.loads(check("--json", "--world", "4")[1])["memory"]
-    replicated = json.loads(check("--json", "--world", "4", "--set", "parallel.strategy=replicated")[1])[
-        "memory"
-    ]
+    replicated = json.loads(check("--json", "--world", "4", "--set", "parallel.strategy=replicated")[1])["memory"]
     parts = ("weights", "gradients", "optimizer", "ema")
     assert [sharded[part] for part in parts] == [alone[part] // 4 for part in parts]
     assert [replicated[part] for part in parts] == [alone[part] for part in parts]
@@ -156,9 +154,7 @@ def test_a_violation_is_printed_with_its_remedy_and_ends_in_1(check, monkeypatch
     monkeypatch.setattr(factory, "build_denoiser", planted)
     code, printed = check()
     assert code == 1
-    assert (
-        "violation: spatial_blocks.0.mlp.fc2.weight: a parameter is stored as float16, but float32" in printed
-    )
+    assert "violation: spatial_blocks.0.mlp.fc2.weight: a parameter is stored as float16, but float32" in printed
     assert "remedy: load and build it as float32" in printed
     assert "2 violations" in printed
     assert "forward and backward" not in printed

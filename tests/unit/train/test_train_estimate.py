@@ -185,9 +185,7 @@ def test_what_i2v_models_are_told_by_is_counted(monkeypatch) -> None:
 def test_companions_that_a_network_is_shown_are_counted() -> None:
     """A source doubles the tokens of the picture, and what they take."""
     alone, edited = (
-        estimate.estimate(
-            *recipe("flux-kontext-tiny", resolution="512px", dataset=[{"path": "not-there"} | more])
-        )
+        estimate.estimate(*recipe("flux-kontext-tiny", resolution="512px", dataset=[{"path": "not-there"} | more]))
         for more in ({}, {"source": "not-there-either"})
     )
     assert edited.memory.activations > 1.5 * alone.memory.activations
@@ -227,9 +225,7 @@ def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> N
         ("stdit3-tiny", {"depth": 5}, True),
     ],
 )
-def test_few_blocks_tell_what_all_do(
-    name: str, depth: dict[str, int], checkpointing: bool, monkeypatch
-) -> None:
+def test_few_blocks_tell_what_all_do(name: str, depth: dict[str, int], checkpointing: bool, monkeypatch) -> None:
     """To the last byte and multiplication: lists of other lengths, side by side, and with a last block that differs."""
     monkeypatch.setattr(meter, "_LONG", 4)
     resize(monkeypatch, name, **depth)

@@ -137,15 +137,13 @@ def test_previews_beyond_memory_end_no_training(
             previewer = Previewer(data.recipe, *parts, alone, run, sample_logging.options(data))
             previewer.run(1, log)
     said = capsys.readouterr().out
-    assert "warning: previews are lost: this does not fit into memory" in said
+    assert "warning: previews are lost: this shape does not fit into memory" in said
     assert "making previews: 1 clip of 1×48×32, 2 steps, guidance scale 7\n" in said
     (told,) = events.read(run.events_file, "samples")
     assert (told["num_inference_steps"], told["guidance_scale"]) == (2, 7.0)
 
 
-def test_events_are_written_whatever_is_configured_and_read_along_by_who_asks(
-    data_of: Any, tmp_path: Path
-) -> None:
+def test_events_are_written_whatever_is_configured_and_read_along_by_who_asks(data_of: Any, tmp_path: Path) -> None:
     """The run's file has them all; the logger of events has them from DEBUG on, and only on the main rank."""
     data, run, heard = data_of(), RunFolder(tmp_path / "told"), []
     listener = logging.Handler()

@@ -92,9 +92,7 @@ def test_learning_from_them_alone_leads_back_to_the_base(adapted):
     made, _ = adapted
     perturb(made)
     batch = preserved(made, 1, [1, 2], (True, True))
-    found = [
-        made.run([batch], plan=plan_of([batch]), row=0, step=step, flags=QUIET).loss for step in range(60)
-    ]
+    found = [made.run([batch], plan=plan_of([batch]), row=0, step=step, flags=QUIET).loss for step in range(60)]
     assert found[-1] < 0.7 * found[0]
 
 

@@ -72,13 +72,10 @@ def stepper():
     return make
 
 
-def micro_batch(
-    stepper: TrainStep, bucket: int, uids: list[int], *, failed: tuple[int, ...] = (), last: bool = True
-):
+def micro_batch(stepper: TrainStep, bucket: int, uids: list[int], *, failed: tuple[int, ...] = (), last: bool = True):
     shape = stepper.table.buckets[bucket].shape
     frames = [
-        np.random.default_rng(uid).integers(0, 256, (shape.num_frames, 32, 32, 3), dtype=np.uint8)
-        for uid in uids
+        np.random.default_rng(uid).integers(0, 256, (shape.num_frames, 32, 32, 3), dtype=np.uint8) for uid in uids
     ]
     for place in failed:
         frames[place][:] = 0
@@ -129,9 +126,7 @@ def plan_of(batches: list[MicroBatch]) -> EpochPlan:
     )
 
 
-def take(
-    stepper: TrainStep, batches: list[MicroBatch], monkeypatch
-) -> tuple[object, dict[str, torch.Tensor]]:
+def take(stepper: TrainStep, batches: list[MicroBatch], monkeypatch) -> tuple[object, dict[str, torch.Tensor]]:
     """Run a step; returns its result and the gradient that the optimizer was given."""
     gradients: dict[str, torch.Tensor] = {}
 
@@ -171,9 +166,7 @@ def test_the_loss_is_the_weighted_mean_over_clips_of_all_shapes(stepper, monkeyp
     losses = []
     for batch in batches:
         example = training_example(batch, s.encoder, s.recipe.objective, seed=s.recipe.seed)
-        losses.append(
-            example.losses(s.boundary(example.inputs), s.recipe.objective).detach().double().numpy()
-        )
+        losses.append(example.losses(s.boundary(example.inputs), s.recipe.objective).detach().double().numpy())
     tokens = [s.table.buckets[batch.work.bucket].tokens for batch in batches]
     assert tokens[0] == 4 * tokens[1], "four frames have four times the tokens of one"
     weight = {
@@ -220,9 +213,7 @@ def test_a_step_that_is_not_finite_changes_nothing(stepper):
     assert s.state.not_finite() == [name]
     for parameter, former in zip(s.state.module.parameters(), weights, strict=True):
         assert torch.equal(parameter.nan_to_num(), former.nan_to_num())
-    assert all(
-        torch.equal(s.state.ema[name].nan_to_num(), value.nan_to_num()) for name, value in before.items()
-    )
+    assert all(torch.equal(s.state.ema[name].nan_to_num(), value.nan_to_num()) for name, value in before.items())
 
 
 def test_the_module_that_makes_numbers_infinite_is_named(stepper):

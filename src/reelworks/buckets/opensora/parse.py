@@ -91,18 +91,14 @@ def parse(table: Table, meaning: Meaning, *, drop_exact_length: bool) -> Dialect
             '(to stay at the resolution, and to be shortened) or "downgrade" (to move to a lower resolution, and '
             "else to be shortened)",
         )
-    by_resolution = [
-        (ratios.resolution(name, computed=meaning == "opensora-2.0"), table[name]) for name in table
-    ]
+    by_resolution = [(ratios.resolution(name, computed=meaning == "opensora-2.0"), table[name]) for name in table]
     by_resolution.sort(key=lambda pair: -pair[0].pixels)
     result: list[Parsed] = []
     for resolution, lengths in by_resolution:
         entries = [_entry(resolution, text, value, meaning) for text, value in lengths.items()]
         if not entries:
             where = f'"{resolution.name}"'
-            raise _wrong(
-                where, lengths, "the resolution has no frame counts", "add one, as in { 51 = [1.0, 8] }"
-            )
+            raise _wrong(where, lengths, "the resolution has no frame counts", "add one, as in { 51 = [1.0, 8] }")
         result += sorted(entries, key=lambda entry: -entry.num_frames)
     if not result:
         raise UserError(
@@ -125,9 +121,7 @@ def _entry(resolution: Resolution, text: str, value: Value, meaning: Meaning) ->
     first, second = _chances(where, chances, pictures=int(text) == 1)
     stay = 1 - first if meaning == "downgrade" else first
     stay_long = 1.0 if second is None else second if meaning == "opensora-1.2" else 1 - second
-    if batch != NO_BATCH and (
-        isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MOST_CLIPS
-    ):
+    if batch != NO_BATCH and (isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MOST_CLIPS):
         remedy = f'write a whole number from 1 to {MOST_CLIPS}, or "none"'
         raise _wrong(where, batch, "this is not a batch size", remedy)
     if batch == NO_BATCH and stay > 0:
@@ -153,6 +147,4 @@ def _chances(where: str, chances: object, *, pictures: bool) -> tuple[float, flo
 
 
 def _wrong(where: str, value: object, problem: str, remedy: str) -> UserError:
-    return UserError(
-        problem, code="opensora-table-invalid", field=f"{FIELD}.{where}", value=value, remedy=remedy
-    )
+    return UserError(problem, code="opensora-table-invalid", field=f"{FIELD}.{where}", value=value, remedy=remedy)

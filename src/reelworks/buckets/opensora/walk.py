@@ -122,9 +122,7 @@ def _ask(
     return trying, shorter
 
 
-def _stays(
-    clips: Clips, entry: Entry, where: Places, state: hash_rng.U64, decision: int
-) -> NDArray[np.bool_]:
+def _stays(clips: Clips, entry: Entry, where: Places, state: hash_rng.U64, decision: int) -> NDArray[np.bool_]:
     """Draw which clips stay; held-out clips stay if training clips may, so that validation never varies."""
     chance = entry.keep_prob if decision == _RESOLUTION else entry.keep_length
     if chance in (0.0, 1.0):

@@ -106,9 +106,7 @@ def _fetch_newest(place: RemoteFilesystem, store: CheckpointStore, steps: list[i
 def _fetch(place: RemoteFilesystem, store: CheckpointStore, step: int, data: bytes) -> None:
     """Fetch one checkpoint into a temporary folder, compare all digests, and publish it."""
     remote = place.complete(step)
-    logger.info(
-        f"fetching the checkpoint of step {step} ({remote.total_bytes / 1e9:.3f} GB) from {place.url}"
-    )
+    logger.info(f"fetching the checkpoint of step {step} ({remote.total_bytes / 1e9:.3f} GB) from {place.url}")
     storage.mkdirs(store.root)
     if (free_bytes := shutil.disk_usage(store.root).free) < remote.total_bytes:
         raise UserError(

@@ -6,11 +6,89 @@ from collections.abc import Iterator
 from typing import Any
 
 from reelworks.buckets.opensora import parse
-from reelworks.catalog.source import is_list
-from reelworks.compat.opensora import parts, rules
+from reelworks.catalog.config import is_list
+from reelworks.compat.opensora import rules
 from reelworks.compat.opensora.rules import Draft, Fate, Rule, Told
 from reelworks.core.errors import UserError
 from reelworks.core.toml_none import WORD as NONE
+
+NO_AUTOENCODER = "this autoencoder is not supported; pixel, at a stride that divides every size, replaces it"
+NO_TEXT_ENCODER = "this text encoder is not supported; hashed replaces it"
+
+# Upstream's name to our name and the weights that upstream loads by default.
+_AUTOENCODERS = {
+    "OpenSoraVAE_V1_2": ("opensora-1.2", "hpcai-tech/OpenSora-VAE-v1.2"),
+    "VideoAutoencoderKL": ("opensora-1.1", "stabilityai/sd-vae-ft-ema"),
+}
+_TEXT_ENCODERS = {"t5": ("t5", "DeepFloyd/t5-v1_1-xxl")}
+_FRAMES_OF_A_CHUNK = 17
+
+
+def type_of(draft: Draft, section: str) -> str:
+    """Return the type of a section of the config, or "" if it has none."""
+    part = draft.values.get(section)
+    return str(part.get("type", "")) if isinstance(part, dict) else ""
+
+
+def _type(section: str, table: str, known: dict[str, tuple[str, str]], missing: str) -> Rule:
+    """Translate the type to our name, with the default weights unless the config names others."""
+
+    def handle(value: Any, draft: Draft) -> Told:
+        if value not in known:
+            return Fate.NOT_THERE_YET, missing
+        name, weights = known[value]
+        if not draft.values[section].get("from_pretrained"):
+            draft.set(f"{table}.weights", weights)
+        return Fate.CONVERTED, draft.set(f"{table}.name", name)
+
+    return handle
+
+
+def _of_known(section: str, known: dict[str, tuple[str, str]], missing: str, rule: Rule) -> Rule:
+    """Apply a rule only if the section's type is known; else the key is left out with its section."""
+
+    def handle(value: Any, draft: Draft) -> Told:
+        if type_of(draft, section) not in known:
+            return Fate.NOT_THERE_YET, missing
+        return rule(value, draft)
+
+    return handle
+
+
+def _parts_weights(target: str) -> Rule:
+    def handle(value: Any, draft: Draft) -> Told:
+        if not value:
+            return Fate.CONVERTED, "the published weights are used"
+        return Fate.CONVERTED, draft.set(target, str(value))
+
+    return handle
+
+
+def _chunk(value: Any, draft: Draft) -> Told:
+    if type_of(draft, "vae") == "VideoAutoencoderKL" or value == _FRAMES_OF_A_CHUNK:
+        return Fate.NOT_NEEDED, "frames are encoded together as published"
+    return Fate.NOT_THERE_YET, f"{_FRAMES_OF_A_CHUNK} frames are encoded together"
+
+
+def _vae(rule: Rule) -> Rule:
+    return _of_known("vae", _AUTOENCODERS, NO_AUTOENCODER, rule)
+
+
+def _text(rule: Rule) -> Rule:
+    return _of_known("text_encoder", _TEXT_ENCODERS, NO_TEXT_ENCODER, rule)
+
+
+KEYS: dict[str, Rule] = {
+    "vae.type": _type("vae", "autoencoder", _AUTOENCODERS, NO_AUTOENCODER),
+    "vae.from_pretrained": _vae(_parts_weights("autoencoder.weights")),
+    "vae.micro_frame_size": _vae(_chunk),
+    "vae.micro_batch_size": _vae(rules.not_needed("it only affects memory")),
+    "text_encoder.type": _type("text_encoder", "text_encoder", _TEXT_ENCODERS, NO_TEXT_ENCODER),
+    "text_encoder.from_pretrained": _text(_parts_weights("text_encoder.weights")),
+    "text_encoder.model_max_length": _text(rules.to("text_encoder.max_length")),
+    "text_encoder.shardformer": _text(rules.not_needed("it only affects speed")),
+}
+
 
 _SECTIONS = (
     "dataset",
@@ -166,7 +244,7 @@ def _of_rectified_flow(rule: Rule) -> Rule:
     """Restrict a rule to rectified flow, for a key that iddpm does not have."""
 
     def handle(value: Any, draft: Draft) -> Told:
-        if parts.type_of(draft, "scheduler") == "iddpm":
+        if type_of(draft, "scheduler") == "iddpm":
             return Fate.NOT_NEEDED, "iddpm has no such setting"
         return rule(value, draft)
 
@@ -174,18 +252,18 @@ def _of_rectified_flow(rule: Rule) -> Rule:
 
 
 def _cfg_channel(value: Any, draft: Draft) -> Told:
-    if parts.type_of(draft, "scheduler") == "iddpm":
+    if type_of(draft, "scheduler") == "iddpm":
         return Fate.NOT_THERE_YET, "generate and previews apply guidance to all channels"
     return Fate.NOT_NEEDED, "rectified flow has no such key"
 
 
 _FEATURES = "stored latents and embeddings are not supported; clips are encoded during training"
 _NOT_THERE_YET = {
-    "vae": parts.NO_AUTOENCODER,
-    "ae": parts.NO_AUTOENCODER,
-    "text_encoder": parts.NO_TEXT_ENCODER,
-    "t5": parts.NO_TEXT_ENCODER,
-    "clip": parts.NO_TEXT_ENCODER,
+    "vae": NO_AUTOENCODER,
+    "ae": NO_AUTOENCODER,
+    "text_encoder": NO_TEXT_ENCODER,
+    "t5": NO_TEXT_ENCODER,
+    "clip": NO_TEXT_ENCODER,
     "lr_scheduler": "set train.learning_rate_schedule instead; the rate is constant after warm-up",
     "vae_out_channels": _FEATURES,
     "text_encoder_output_dim": _FEATURES,
@@ -219,12 +297,8 @@ _KEYS: dict[str, Rule] = {
     "dataset.vmaf": _vmaf,
     "dataset.frame_interval": rules.to("data.frame_interval", none=1),
     "dataset.fps_max": _fps_max,
-    "dataset.type": rules.only(
-        ("VariableVideoTextDataset", "video_text"), "clips of every shape are read", _FEATURES
-    ),
-    "dataset.transform_name": rules.by_name(
-        "data.crop", {"resize_crop": "center"}, "center", "no such transform"
-    ),
+    "dataset.type": rules.only(("VariableVideoTextDataset", "video_text"), "clips of every shape are read", _FEATURES),
+    "dataset.transform_name": rules.by_name("data.crop", {"resize_crop": "center"}, "center", "no such transform"),
     "dataset.num_frames": rules.not_needed("the bucket decides"),
     "dataset.image_size": rules.not_needed("the bucket decides"),
     "model.type": _model_type,
@@ -254,7 +328,7 @@ _KEYS: dict[str, Rule] = {
     "scheduler.loc": _of_rectified_flow(rules.to("objective.logit_mean")),
     "scheduler.scale": _of_rectified_flow(rules.to("objective.logit_std")),
     "scheduler.cfg_channel": _cfg_channel,
-    **parts.KEYS,
+    **KEYS,
     "optim.cls": rules.only(("HybridAdam", "AdamW"), "AdamW is the default", "AdamW replaces it"),
     "optim.adamw_mode": rules.only((True,), "AdamW is the default", "AdamW replaces it"),
     "optim.lr": rules.to("train.learning_rate"),
@@ -263,9 +337,7 @@ _KEYS: dict[str, Rule] = {
     "optim.betas": rules.to("train.betas"),
     "batch_size": rules.not_needed("the bucket decides"),
     "num_bucket_build_workers": rules.not_needed("clips are assigned to buckets in one pass"),
-    "load": rules.only(
-        (None,), "a run resumes by itself", "give another run's checkpoint with `train --load`"
-    ),
+    "load": rules.only((None,), "a run resumes by itself", "give another run's checkpoint with `train --load`"),
     "restart_data": rules.only((False,), "a run resumes by itself", "give `train --restart-data`"),
     "load_video_features": rules.only((False,), "clips are read", _FEATURES),
     "load_text_features": rules.only((False,), "captions are read", _FEATURES),

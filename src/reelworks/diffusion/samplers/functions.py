@@ -110,9 +110,7 @@ def _doubled(
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     """Return a model of a doubled batch: the first half with the condition, the second without."""
     if guidance_scale != 1.0 and unconditional is None:
-        raise ValueError(
-            f"guidance_scale = {guidance_scale} needs `unconditional`, the model without the condition"
-        )
+        raise ValueError(f"guidance_scale = {guidance_scale} needs `unconditional`, the model without the condition")
 
     def both(z_2B: Tensor, t_2B: Tensor, _: Tensor | None) -> Tensor:
         (z, rest), (t, t_rest) = z_2B.chunk(2), t_2B.chunk(2)

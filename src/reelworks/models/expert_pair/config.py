@@ -32,9 +32,7 @@ def timestep_range(model: ModelConfig, objective: str, asked: list[float]) -> li
     """
     start = switch_timestep(model)
     if start is None:
-        _refuse(
-            model.experts is not None, "this model has one network", "experts", model.experts, "leave it out"
-        )
+        _refuse(model.experts is not None, "this model has one network", "experts", model.experts, "leave it out")
         return asked
     if model.experts is None:
         remedy = 'set it to "high" (high noise), "low", or "both" (each step trains one of the two)'
@@ -68,6 +66,4 @@ def timestep_range(model: ModelConfig, objective: str, asked: list[float]) -> li
 
 def _refuse(wrong: bool, problem: str, key: str, value: Any, remedy: str) -> None:
     if wrong:
-        raise UserError(
-            problem, code="experts-setting-invalid", field=f"model.{key}", value=value, remedy=remedy
-        )
+        raise UserError(problem, code="experts-setting-invalid", field=f"model.{key}", value=value, remedy=remedy)

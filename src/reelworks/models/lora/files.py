@@ -80,9 +80,7 @@ def to_file(
 def _diffusers_tensors(layers: Mapping[str, Mapping[str, Tensor]], part: str) -> dict[str, Tensor]:
     endings = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude_vector": "lora_magnitude_vector"}
     return {
-        f"{part}.{layer}.{endings[kind]}": value
-        for layer, kinds in layers.items()
-        for kind, value in kinds.items()
+        f"{part}.{layer}.{endings[kind]}": value for layer, kinds in layers.items() for kind, value in kinds.items()
     }
 
 

@@ -46,9 +46,7 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(settings, module)
         for name, parameter in module.named_parameters():
-            if (
-                parameter.requires_grad
-            ):  # peft gives them the dtype of the base and rounds the initial values to it
+            if parameter.requires_grad:  # peft gives them the dtype of the base and rounds the initial values to it
                 parameter.data = parameter.data.float()
             if _is_drawn(name):
                 drawn = torch.empty(parameter.shape)
@@ -86,9 +84,7 @@ def without(module: nn.Module) -> Iterator[None]:
 def merged(module: nn.Module) -> dict[str, Tensor]:
     """Merge a LoRA into its network, in place, and return all weights under their names without a LoRA."""
     tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
-    layers = {
-        name: child for name, child in module.named_modules() if isinstance(child, tuners.BaseTunerLayer)
-    }
+    layers = {name: child for name, child in module.named_modules() if isinstance(child, tuners.BaseTunerLayer)}
     for layer in layers.values():
         layer.merge()
     state = module.state_dict()

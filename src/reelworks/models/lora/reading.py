@@ -67,9 +67,7 @@ def read(
         names = {where: name for name, where in inject.parts(own).items()}
         state, unknown = key_mapping.placed(tensors, {layer for layer, _ in names}, config, family, metadata)
         _require_rank_and_alpha(config, state)
-        values = {
-            (layer, kind): v for layer, kinds in state.items() for kind, v in kinds.items() if kind != "alpha"
-        }
+        values = {(layer, kind): v for layer, kinds in state.items() for kind, v in kinds.items() if kind != "alpha"}
         misshapen = [w for w in values.keys() & names.keys() if values[w].shape != own[names[w]].shape]
         unknown += [f"{layer} ({kind})" for layer, kind in (*misshapen, *(values.keys() - names.keys()))]
         missing = [f"{layer} ({kind})" for layer, kind in names.keys() - values.keys()]
@@ -78,9 +76,7 @@ def read(
     except UserError as error:
         field = error.field or field
         value = source if error.value is None else error.value
-        raise UserError(
-            error.problem, code=error.code, field=field, value=value, remedy=error.remedy
-        ) from error
+        raise UserError(error.problem, code=error.code, field=field, value=value, remedy=error.remedy) from error
     return {names[where]: value for where, value in values.items()}
 
 
@@ -137,9 +133,7 @@ def _require_rank_and_alpha(config: LoraConfig, layers: key_mapping.Layers) -> N
             )
 
 
-def _misfit_error(
-    tensors: Mapping[str, Tensor], unknown: list[str], missing: list[str], own: int
-) -> UserError:
+def _misfit_error(tensors: Mapping[str, Tensor], unknown: list[str], missing: list[str], own: int) -> UserError:
     shapes = weights.shapes_of(tensors)
     if not identify.is_lora(shapes):
         problem, remedy = identify.what(shapes, for_field="lora.weights")
@@ -168,11 +162,7 @@ def closest_base(shapes: weights.Shapes) -> str:
 
 
 def _fitting(name: str, shapes: weights.Shapes) -> int:
-    linear = {
-        layer: child
-        for layer, child in identify.network(name).named_modules()
-        if isinstance(child, nn.Linear)
-    }
+    linear = {layer: child for layer, child in identify.network(name).named_modules() if isinstance(child, nn.Linear)}
     targets_by_name, count = key_mapping.homes(linear, registry.PRESETS[name].config), 0
     for key, shape in shapes.items():
         target = key_mapping.split(key)

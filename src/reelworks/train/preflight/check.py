@@ -258,9 +258,7 @@ def _of_encoders(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError]:
     return found
 
 
-def _components(
-    recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder, world: World
-) -> list[ComponentReport]:
+def _components(recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder, world: World) -> list[ComponentReport]:
     device = str(world.device)
     autoencoder, text, image = encoder.autoencoder, encoder.text_encoder, encoder.image_encoder
     reports = [
@@ -283,9 +281,7 @@ def _component_of_encoder(kind: str, name: str, encoder: Encoder, device: str) -
     return _component(kind, name, encoder.contract, dry_run.networks(encoder), device)
 
 
-def _component(
-    kind: str, name: str, contract: Contract, modules: list[nn.Module], device: str
-) -> ComponentReport:
+def _component(kind: str, name: str, contract: Contract, modules: list[nn.Module], device: str) -> ComponentReport:
     parameters = [p for module in modules for p in module.parameters()]
     return ComponentReport(
         kind=kind,

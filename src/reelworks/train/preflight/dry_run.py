@@ -76,9 +76,7 @@ def largest(table: BucketTable, used: set[int]) -> Bucket:
     return max((table.buckets[i] for i in sorted(used)), key=lambda b: b.tokens * b.batch_size)
 
 
-def rehearse(
-    denoiser: Predictor[DenoiserInputs], encoder: LiveEncoder, state: TrainState, bucket: Bucket
-) -> None:
+def rehearse(denoiser: Predictor[DenoiserInputs], encoder: LiveEncoder, state: TrainState, bucket: Bucket) -> None:
     """Run the largest bucket forward and backward, beside the optimizer's state.
 
     Leaves weights, average and optimizer as they were: its gradients are dropped.

@@ -160,7 +160,5 @@ def _sizes(recipe: Recipe) -> LiveEncoder:
 
 def _of_all(table: BucketTable, largest: dict[str, int]) -> dict[str, float]:
     """Arithmetic of every bucket, from that of its entry's largest by tokens."""
-    of_entry = {
-        b.entry: largest[b.name] / (b.tokens * b.batch_size) for b in table.buckets if b.name in largest
-    }
+    of_entry = {b.entry: largest[b.name] / (b.tokens * b.batch_size) for b in table.buckets if b.name in largest}
     return {b.name: of_entry[b.entry] * b.tokens * b.batch_size for b in table.buckets}

@@ -49,9 +49,7 @@ def measure(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
     with meter, _Attention(meter), autocast, torch.autograd.set_multithreading_enabled(False):
         output = DtypeBoundary(denoiser)(inputs)
         # torch.autograd.backward closes such modes for as long as it runs.
-        _engine_run_backward(
-            (output,), (torch.empty_like(output),), False, False, (), True, accumulate_grad=True
-        )
+        _engine_run_backward((output,), (torch.empty_like(output),), False, False, (), True, accumulate_grad=True)
     denoiser.module.zero_grad(set_to_none=True)
     return Pass(meter.peak, meter.flops)
 

@@ -95,9 +95,7 @@ class Encoder(nn.Module):
         widths = sizes.widths
         self.conv_in = CausalConv3d(sizes.channels, sizes.filters, 3, bias=False)
         before = [sizes.filters, *widths[:-1]]
-        self.block_res_blocks = nn.ModuleList(
-            _level(a, b, sizes) for a, b in zip(before, widths, strict=True)
-        )
+        self.block_res_blocks = nn.ModuleList(_level(a, b, sizes) for a, b in zip(before, widths, strict=True))
         self.conv_blocks = nn.ModuleList(
             CausalConv3d(width, width, 3, stride=2) if half else nn.Identity()
             for width, half in zip(widths, sizes.halves, strict=False)
@@ -129,9 +127,7 @@ class Decoder(nn.Module):
         self.conv1 = CausalConv3d(sizes.channels, widths[-1], 3)
         self.res_blocks = _level(widths[-1], widths[-1], sizes)
         before = [*widths[1:], widths[-1]]
-        self.block_res_blocks = nn.ModuleList(
-            _level(a, b, sizes) for a, b in zip(before, widths, strict=True)
-        )
+        self.block_res_blocks = nn.ModuleList(_level(a, b, sizes) for a, b in zip(before, widths, strict=True))
         self.conv_blocks = nn.ModuleList(
             CausalConv3d(width, 2 * width, 3) if half else nn.Identity()
             for width, half in zip(widths[1:], sizes.halves, strict=True)

@@ -186,7 +186,4 @@ _CURRENT_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": 
 
 def _current_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename the attention layers of files that diffusers wrote before release 0.17."""
-    return {
-        ".".join(_CURRENT_NAMES.get(part, part) for part in key.split(".")): value
-        for key, value in state.items()
-    }
+    return {".".join(_CURRENT_NAMES.get(part, part) for part in key.split(".")): value for key, value in state.items()}

@@ -59,9 +59,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tens
     return EncodedText(tokens, pooled=pooled)
 
 
-def pipeline_arguments(
-    text: TextEmbedding, guidance_scale: float, fps: float, config: FluxConfig
-) -> dict[str, Any]:
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: FluxConfig) -> dict[str, Any]:
     """Return the arguments of a pipeline call; a network without a guidance input gets a second pass."""
     values = guided_and_pooled(text, guidance_scale, fps, config)
     if config.guidance_embeds:

@@ -109,9 +109,7 @@ FAMILY = Family(
     presets={
         "flux-dev": _preset(FluxConfig(), release=_DEV),
         # Sampling defaults of its release.
-        "flux-schnell": _preset(
-            FluxConfig(guidance_embeds=False), sampling=SamplingDefaults(1.0, 4), release=_SCHNELL
-        ),
+        "flux-schnell": _preset(FluxConfig(guidance_embeds=False), sampling=SamplingDefaults(1.0, 4), release=_SCHNELL),
         "flux-control": _preset(FluxConfig(in_channels=128, companion="control")),
         "flux-kontext": _preset(FluxConfig(companion="source")),
         "flux-tiny": _preset(_TINY),

@@ -59,9 +59,7 @@ class Flux2Config(Config):
     @property
     def conditioning(self) -> Conditioning:
         """How the network is conditioned; a distilled one takes the guidance scale."""
-        return Conditioning(
-            guidance="embedded" if self.guidance_embeds else "classifier-free", takes=("source",)
-        )
+        return Conditioning(guidance="embedded" if self.guidance_embeds else "classifier-free", takes=("source",))
 
     def fit(self, components: ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
@@ -82,9 +80,7 @@ FAMILY = Family(
     name="flux2",
     network=f"{__package__}.network",
     presets={
-        "flux2-dev": _preset(
-            Flux2Config(), release=Release("black-forest-labs/FLUX.2-dev", architecture="Flux.2-dev")
-        ),
+        "flux2-dev": _preset(Flux2Config(), release=Release("black-forest-labs/FLUX.2-dev", architecture="Flux.2-dev")),
         "flux2-tiny": _preset(_TINY),
     },
     autoencoders={

@@ -46,9 +46,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tens
     return EncodedText(tokens, mask)
 
 
-def pipeline_arguments(
-    text: TextEmbedding, guidance_scale: float, fps: float, config: LTXConfig
-) -> dict[str, Any]:
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: LTXConfig) -> dict[str, Any]:
     """Return the arguments of a pipeline call, which include the frame rate."""
     return guided(text, guidance_scale, fps, config) | {
         "prompt_attention_mask": text.mask[:1],
@@ -57,6 +55,4 @@ def pipeline_arguments(
     }
 
 
-NETWORK = DiffusersNetwork(
-    predict, encode_text={"ltx-video": encode_text}, pipeline_arguments=pipeline_arguments
-)
+NETWORK = DiffusersNetwork(predict, encode_text={"ltx-video": encode_text}, pipeline_arguments=pipeline_arguments)

@@ -76,9 +76,7 @@ class LTX2Config(Config):
     def network(self) -> Network:
         """Names of the network's class, blocks, parameters and files; audio parameters get no gradient."""
         in_blocks = (
-            f"transformer_blocks.{i}.{modality}_"
-            for i in range(self.num_layers)
-            for modality in ("audio", "video")
+            f"transformer_blocks.{i}.{modality}_" for i in range(self.num_layers) for modality in ("audio", "video")
         )
         return Network(
             "LTX2VideoTransformer3DModel",
@@ -105,9 +103,7 @@ class LTX2Config(Config):
             )
         text_dim = components.text_dim if self.use_prompt_embeddings else self.caption_channels
         channels = components.latent_channels
-        return self.model_copy(
-            update={"in_channels": channels, "out_channels": channels, "caption_channels": text_dim}
-        )
+        return self.model_copy(update={"in_channels": channels, "out_channels": channels, "caption_channels": text_dim})
 
 
 _GATED = {
@@ -154,12 +150,8 @@ FAMILY = Family(
         "ltx-2-tiny": _preset(_TINY.model_copy(update=_GATED | {"use_prompt_embeddings": True})),
     },
     autoencoders={
-        "ltx-2": _autoencoder(
-            parameters=1_222_479_601, config={"decoder_spatio_temporal_scaling": (True,) * 3}
-        ),
-        "ltx-2.3": _autoencoder(
-            parameters=726_105_969, config={"decoder_spatio_temporal_scaling": (True,) * 4}
-        ),
+        "ltx-2": _autoencoder(parameters=1_222_479_601, config={"decoder_spatio_temporal_scaling": (True,) * 3}),
+        "ltx-2.3": _autoencoder(parameters=726_105_969, config={"decoder_spatio_temporal_scaling": (True,) * 4}),
     },
     text_encoders={
         "ltx-2": PublishedText("LTX2Pipeline", 3840, 1024, parameters=13_618_800_240, networks=(_GEMMA,)),

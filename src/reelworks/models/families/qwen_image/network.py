@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, final
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from reelworks.models import diffusers_denoiser
+from reelworks.models import diffusers_denoiser, optional_imports
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, guided, pack, unpack
-from reelworks.models.families.qwen_image import processor
 from reelworks.models.families.qwen_image.spec import QwenImageConfig
+
+_PICTURE = "<|image_pad|>"  # occurs in the text once for each token of the picture
+
+
+@final
+class ImagePlaceholderTokens:
+    """Prepares texts with one picture each."""
+
+    def __init__(self, tokenizer: Any, pictures: Any) -> None:
+        self._tokenizer, self._pictures = tokenizer, pictures
+
+    def __call__(
+        self, *, text: Sequence[str], images: Sequence[Image.Image], padding: bool, return_tensors: str
+    ) -> Any:
+        """Return the inputs of the model."""
+        pictures = self._pictures(images=images, return_tensors=return_tensors)
+        counts = pictures["image_grid_thw"].prod(dim=1) // self._pictures.merge_size**2
+        words = self._tokenizer(
+            [caption.replace(_PICTURE, _PICTURE * count) for caption, count in zip(text, counts.tolist(), strict=True)],
+            padding=padding,
+            return_tensors=return_tensors,
+        )
+        return optional_imports.transformers().BatchFeature({**words, **pictures})
+
+
+def load(tokenizer: Any, source: str) -> ImagePlaceholderTokens:
+    """Load the picture processor from its folder in a pipeline."""
+    kind = optional_imports.transformers().Qwen2VLImageProcessorPil
+    return ImagePlaceholderTokens(tokenizer, kind.from_pretrained(source, subfolder="processor"))
+
 
 _PICTURE_PX = 1024 * 1024  # area to which a source picture is scaled before it is encoded
 
@@ -47,9 +77,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tens
     return EncodedText(tokens, mask)
 
 
-def encode_text_and_picture(
-    pipeline: Any, captions: list[str], length: int, pictures: Tensor | None
-) -> EncodedText:
+def encode_text_and_picture(pipeline: Any, captions: list[str], length: int, pictures: Tensor | None) -> EncodedText:
     """Embed captions together with the pictures that they refer to."""
     if pictures is None:  # called to learn sizes only
         pictures = torch.zeros(len(captions), 32, 32, 3, dtype=torch.uint8)
@@ -57,8 +85,7 @@ def encode_text_and_picture(
     scale = math.sqrt(_PICTURE_PX / (H * W))
     height, width = (round(size * scale / 32) * 32 for size in (H, W))
     images = [
-        Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS)
-        for picture in pictures.cpu().numpy()
+        Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS) for picture in pictures.cpu().numpy()
     ]
     tokens, mask = pipeline.encode_prompt(captions, images, max_sequence_length=length)
     return EncodedText(tokens, mask)
@@ -80,5 +107,5 @@ NETWORK = DiffusersNetwork(
     predict,
     encode_text={"qwen-image": encode_text, "qwen-image-edit": encode_text_and_picture},
     pipeline_arguments=pipeline_arguments,
-    load_processor=processor.load,
+    load_processor=load,
 )

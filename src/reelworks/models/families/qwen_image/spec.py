@@ -49,9 +49,7 @@ class QwenImageConfig(Config):
     @property
     def network(self) -> Network:
         """Names of the network's class, blocks, parameters and files."""
-        return Network(
-            "QwenImageTransformer2DModel", ("transformer_blocks",), without_gradient=self._last_text
-        )
+        return Network("QwenImageTransformer2DModel", ("transformer_blocks",), without_gradient=self._last_text)
 
     def fit(self, components: ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
@@ -104,9 +102,7 @@ FAMILY = Family(
         )
     },
     text_encoders={
-        "qwen-image": PublishedText(
-            "QwenImagePipeline", 3584, 512, parameters=8_292_166_656, networks=(QWEN2_5_VL,)
-        ),
+        "qwen-image": PublishedText("QwenImagePipeline", 3584, 512, parameters=8_292_166_656, networks=(QWEN2_5_VL,)),
         # About 1370 of the tokens are those of the source picture.
         "qwen-image-edit": PublishedText(
             "QwenImageEditPipeline",

@@ -5,12 +5,43 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from reelworks.models import weights
 from reelworks.models.api import DenoiserInputs
-from reelworks.models.families.stdit2 import weights
 from reelworks.models.families.stdit2.model import STDiT2
-from reelworks.models.families.stdit3.network import STDiTNetwork
+from reelworks.models.families.stdit3.network import STDiTNetwork, draw, fit_caption
+
+
+def fill(module: STDiT2, source: str | None) -> None:
+    """Load the weights of a source, or draw fresh ones without a source."""
+    if source is None:
+        init(module)
+    else:
+        load(module, source)
+
+
+@torch.no_grad()
+def init(module: STDiT2) -> None:
+    """Draw fresh weights from the global generator, by the rules of STDiT3.
+
+    Temporal attention adds zeros at first, so that a fresh model treats frames as pictures.
+    """
+    draw(module, module.config)
+    for name, parameter in module.named_parameters():
+        if name.endswith("attn_temp.proj.weight"):
+            nn.init.zeros_(parameter)
+
+
+def load(module: STDiT2, source: str) -> None:
+    """Load weights from a folder, a `.safetensors` or `.pt` file, or a hub id; see `stdit3.weights.load`.
+
+    Raises:
+        UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
+    """
+    state = weights.read(source)
+    fit_caption(state, module.config.model_max_length)
+    weights.load_into(module, state, source)
 
 
 def predict(module: Any, inputs: DenoiserInputs) -> Tensor:
@@ -34,4 +65,4 @@ def predict(module: Any, inputs: DenoiserInputs) -> Tensor:
     return out
 
 
-NETWORK = STDiTNetwork(STDiT2, predict, lambda module: list(module.blocks), weights.fill)
+NETWORK = STDiTNetwork(STDiT2, predict, lambda module: list(module.blocks), fill)

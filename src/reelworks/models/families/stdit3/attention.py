@@ -44,9 +44,7 @@ class SelfAttention(nn.Module):
     `rotate_first` reverses this order, as in v1.1.
     """
 
-    def __init__(
-        self, hidden_size: int, num_heads: int, *, qk_norm: bool, rotate_first: bool = False
-    ) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, *, qk_norm: bool, rotate_first: bool = False) -> None:
         super().__init__()
         self.num_heads, self.rotate_first = num_heads, rotate_first
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)

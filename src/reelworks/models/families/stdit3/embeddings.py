@@ -33,9 +33,7 @@ class ScalarEmbedding(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(
-            nn.Linear(FREQUENCIES, hidden_size), nn.SiLU(), nn.Linear(hidden_size, hidden_size)
-        )
+        self.mlp = nn.Sequential(nn.Linear(FREQUENCIES, hidden_size), nn.SiLU(), nn.Linear(hidden_size, hidden_size))
 
     def forward(self, value_B: Tensor) -> Tensor:
         """Embed `[B]` float32 numbers as `[B, D]`."""

@@ -78,9 +78,7 @@ class FinalLayer(nn.Module):
         self.scale_shift_table = nn.Parameter(torch.empty(2, hidden_size))
         self.linear = nn.Linear(hidden_size, out_features)
 
-    def forward(
-        self, x_BTSD: Tensor, time_BD: Tensor, clean_BD: Tensor | None, frame_mask: Tensor | None
-    ) -> Tensor:
+    def forward(self, x_BTSD: Tensor, time_BD: Tensor, clean_BD: Tensor | None, frame_mask: Tensor | None) -> Tensor:
         """Project `[B, T, S, D]`, modulated by `time_BD`, or `clean_BD` where `frame_mask` is False."""
         x_BTSD = self._modulate(x_BTSD, time_BD)
         if frame_mask is not None and clean_BD is not None:

@@ -132,9 +132,7 @@ FAMILY = Family(
     name="stdit3",
     network=f"{__package__}.network",
     presets={
-        "stdit3-xl": _preset(
-            STDiT3Config(), release=replace(RELEASE, weights="hpcai-tech/OpenSora-STDiT-v3")
-        ),
+        "stdit3-xl": _preset(STDiT3Config(), release=replace(RELEASE, weights="hpcai-tech/OpenSora-STDiT-v3")),
         "stdit3-3b": _preset(STDiT3Config(hidden_size=1872, num_heads=26), release=RELEASE),
         "stdit3-tiny": _preset(STDiT3Config(hidden_size=128, depth=4, num_heads=4)),
     },

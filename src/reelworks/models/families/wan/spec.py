@@ -110,16 +110,10 @@ FAMILY = Family(
         "wan-2.1-1.3b": _preset(
             WanConfig(), release=_release("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", architecture="wan2.1")
         ),
-        "wan-2.1-14b": _preset(
-            _LARGE, release=_release("Wan-AI/Wan2.1-T2V-14B-Diffusers", architecture="wan2.1")
-        ),
-        "wan-2.2-14b": _preset(
-            _LARGE, release=_release("Wan-AI/Wan2.2-T2V-A14B-Diffusers"), switch_timestep=875.0
-        ),
+        "wan-2.1-14b": _preset(_LARGE, release=_release("Wan-AI/Wan2.1-T2V-14B-Diffusers", architecture="wan2.1")),
+        "wan-2.2-14b": _preset(_LARGE, release=_release("Wan-AI/Wan2.2-T2V-A14B-Diffusers"), switch_timestep=875.0),
         "wan-2.2-5b": _preset(
-            WanConfig(
-                num_attention_heads=24, ffn_dim=14336, in_channels=48, out_channels=48, expand_timesteps=True
-            ),
+            WanConfig(num_attention_heads=24, ffn_dim=14336, in_channels=48, out_channels=48, expand_timesteps=True),
             parts=_PARTS._replace(autoencoder="wan-2.2"),
             release=_release("Wan-AI/Wan2.2-TI2V-5B-Diffusers"),
         ),
@@ -137,9 +131,7 @@ FAMILY = Family(
         "wan-tiny": _preset(_TINY.model_copy(update={"expand_timesteps": True})),
         "wan-2.2-tiny": _preset(_TINY.model_copy(update={"ffn_dim": 48}), switch_timestep=875.0),
         "wan-i2v-tiny": _preset(
-            _TINY.model_copy(
-                update={"image_dim": 16, "added_kv_proj_dim": 24, "first_frame": True, "in_channels": 36}
-            )
+            _TINY.model_copy(update={"image_dim": 16, "added_kv_proj_dim": 24, "first_frame": True, "in_channels": 36})
         ),
     },
     autoencoders={

@@ -36,14 +36,10 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tens
     return EncodedText(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
 
 
-def pipeline_arguments(
-    text: TextEmbedding, guidance_scale: float, fps: float, config: ZImageConfig
-) -> dict[str, Any]:
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: ZImageConfig) -> dict[str, Any]:
     """Return the arguments of a pipeline call, with texts without padding."""
     prompt, negative = ([tokens[mask]] for tokens, mask in zip(text.tokens, text.mask, strict=True))
     return {"prompt_embeds": prompt, "negative_prompt_embeds": negative, "guidance_scale": guidance_scale}
 
 
-NETWORK = DiffusersNetwork(
-    predict, encode_text={"z-image": encode_text}, pipeline_arguments=pipeline_arguments
-)
+NETWORK = DiffusersNetwork(predict, encode_text={"z-image": encode_text}, pipeline_arguments=pipeline_arguments)

@@ -60,9 +60,7 @@ class ZImageConfig(Config):
 
     def fit(self, components: ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
-        return self.model_copy(
-            update={"in_channels": components.latent_channels, "cap_feat_dim": components.text_dim}
-        )
+        return self.model_copy(update={"in_channels": components.latent_channels, "cap_feat_dim": components.text_dim})
 
 
 _TINY = ZImageConfig(dim=32, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=2, axes_dims=(4, 6, 6))
