@@ -125,8 +125,7 @@ def _dtypes() -> str:
     import torch
 
     from reelworks.models import factory, vision
-    from reelworks.models.autoencoders import diffusers_kl, pixel
-    from reelworks.models.autoencoders.opensora import video
+    from reelworks.models.autoencoders import diffusers_kl, opensora, pixel
     from reelworks.models.text import encoders, hashed, t5
     from reelworks.precision.contract import Role, name_of
 
@@ -137,7 +136,7 @@ def _dtypes() -> str:
         'every denoiser, `precision.compute = "bfloat16"`': denoiser(torch.bfloat16),
         'every denoiser, `precision.compute = "float32"`': denoiser(torch.float32),
         "autoencoder `pixel`": pixel.CONTRACT,
-        "autoencoders `opensora-1.1`, `opensora-1.2`": video.CONTRACT,
+        "autoencoders `opensora-1.1`, `opensora-1.2`": opensora.CONTRACT,
         f"autoencoders {_listed(list(registry.AUTOENCODERS))}": diffusers_kl.CONTRACT,
         "text encoder `hashed`": hashed.CONTRACT,
         "text encoder `t5`": t5.CONTRACT,

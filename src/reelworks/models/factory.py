@@ -10,8 +10,8 @@ from torch import nn
 from reelworks.core.errors import UserError
 from reelworks.models import identify, optional_imports, registry, weights
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, FamilyNetwork, TextEncoder
+from reelworks.models.autoencoders import opensora
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
-from reelworks.models.autoencoders.opensora import video
 from reelworks.models.autoencoders.pixel import PixelAutoencoder
 from reelworks.models.components import family_config, latent_channels, resolve_denoiser
 from reelworks.models.config import (
@@ -198,7 +198,7 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
     try:
         if config.name in registry.AUTOENCODERS:
             return DiffusersAutoencoder(config)
-        return PixelAutoencoder(config) if config.name == "pixel" else video.build(config)
+        return PixelAutoencoder(config) if config.name == "pixel" else opensora.build(config)
     except weights.ShapeMismatch as misfit:
         raise identify.explained(misfit) from misfit
 

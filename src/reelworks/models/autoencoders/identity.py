@@ -48,13 +48,6 @@ def require_names(config: AutoencoderConfig, shapes: Shapes) -> None:
     """Refuse a file without a config if its names or channels are those of another autoencoder.
 
     Flux's and Stable Diffusion 3's have the same names and channels, and are taken for what the recipe says.
-
-    Args:
-        config: Settings of the autoencoder, which name the file.
-        shapes: Shapes of the file's tensors by name.
-
-    Raises:
-        UserError: The file is of another class, or has other latents.
     """
     for wrapper in _WRAPPERS:
         shapes = {name.removeprefix(wrapper): shape for name, shape in shapes.items()}
