@@ -126,7 +126,7 @@ def _dtypes() -> str:
 
     from reelworks.models import factory, vision
     from reelworks.models.autoencoders import diffusers_kl, opensora, pixel
-    from reelworks.models.text import encoders, hashed, t5
+    from reelworks.models.text import encoders, hashed
     from reelworks.precision.contract import Role, name_of
 
     def denoiser(compute: torch.dtype) -> Contract:
@@ -139,7 +139,7 @@ def _dtypes() -> str:
         "autoencoders `opensora-1.1`, `opensora-1.2`": opensora.CONTRACT,
         f"autoencoders {_listed(list(registry.AUTOENCODERS))}": diffusers_kl.CONTRACT,
         "text encoder `hashed`": hashed.CONTRACT,
-        "text encoder `t5`": t5.CONTRACT,
+        "text encoder `t5`": encoders.CONTRACT,
         f"text encoders {_listed(list(registry.TEXT_ENCODERS))}": encoders.CONTRACT,
         f"image encoders {_listed(list(IMAGE_ENCODERS))}": vision.CONTRACT,
     }

@@ -29,9 +29,8 @@ from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import frozen, inject, reading
 from reelworks.models.lora.base_model import Base, digest
 from reelworks.models.lora.config import BaseStorage, LoraConfig
-from reelworks.models.text.encoders import FamilyTextEncoder
+from reelworks.models.text.encoders import FamilyTextEncoder, T5TextEncoder
 from reelworks.models.text.hashed import HashedTextEncoder
-from reelworks.models.text.t5 import T5TextEncoder
 from reelworks.precision.boundary import check_contract
 from reelworks.precision.contract import Contract, name_of
 
