@@ -26,7 +26,7 @@ from reelworks.models.diffusers_denoiser import DiffusersDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
 from reelworks.models.expert_pair.denoiser import ExpertPair, ExpertPairDenoiser
 from reelworks.models.family import FamilyConfig
-from reelworks.models.lora import frozen, inject, reading
+from reelworks.models.lora import files, frozen, inject
 from reelworks.models.lora.base_model import Base, digest
 from reelworks.models.lora.config import BaseStorage, LoraConfig
 from reelworks.models.text.encoders import FamilyTextEncoder, T5TextEncoder
@@ -98,7 +98,7 @@ def build_denoiser(
     frozen.store(module, _blocks(denoiser), stored, compute=compute, device=device)
     inject.inject(denoiser, lora, seed=seed)
     if lora.weights is not None and has_values:
-        reading.load_into(denoiser.module, lora, config)
+        files.load_into(denoiser.module, lora, config)
     return denoiser
 
 
