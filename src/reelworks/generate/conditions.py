@@ -23,6 +23,7 @@ from reelworks.core.shape import Geometry, Shape
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.media import decode
 from reelworks.media.decode import MediaError, Request
+from reelworks.models.family import Conditioning
 
 Frames = NDArray[np.uint8]
 _LAST = math.nextafter(1.0, 0.0)  # as a draw in [0, 1): the last possible first frame
@@ -30,34 +31,18 @@ _LAST = math.nextafter(1.0, 0.0)  # as a draw in [0, 1): the last possible first
 
 @dataclass(frozen=True)
 class Conditions:
-    """Condition frames of a generation.
+    """Condition frames of a generation."""
 
-    Attributes:
-        reference: `[T, H, W, 3]` uint8 frames that the clip begins with, if any.
-        loop: Clips to join; each but the first begins with the last frames of the previous one.
-        condition_frames: Number of those last frames.
-    """
+    reference: Frames | None = None  # `[T, H, W, 3]` uint8, which the clip begins with
+    loop: int = 1  # clips to join; each but the first begins with the last frames of the previous one
+    condition_frames: int = 17  # number of those last frames
 
-    reference: Frames | None = None
-    loop: int = 1
-    condition_frames: int = 17
-
-    def check(self, geometry: Geometry, shape: Shape, *, told: bool, first_frame: bool = False) -> None:
-        """Refuse condition frames that leave nothing to generate or whose latents do not fit those of the clip.
-
-        Args:
-            geometry: Geometry of the autoencoder.
-            shape: Shape of a clip.
-            told: Whether the model takes a mask of condition frames.
-            first_frame: Whether the model makes clips from exactly one first frame.
-
-        Raises:
-            UserError: The frames do not fit; the error names the option.
-        """
-        if first_frame:
+    def check(self, geometry: Geometry, shape: Shape, conditioning: Conditioning) -> None:
+        """Refuse condition frames that leave nothing to generate or whose latents do not fit those of the clip."""
+        if conditioning.first_frame is not None and shape.num_frames > 1:
             self._check_first_frame()
             return
-        if not told and (self.loop > 1 or self.reference is not None):
+        if not conditioning.frames and (self.loop > 1 or self.reference is not None):
             raise UserError(
                 "this model cannot continue frames: it takes no condition frames",
                 code="conditions-not-taken",
@@ -97,20 +82,12 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
     Raises:
         UserError: The file cannot be read, or has fewer frames.
     """
-    is_image = path.suffix.lower() in probe.IMAGE_EXTENSIONS
+    is_image = _is_image(path)
     wanted = Shape(1 if is_image else condition_frames, shape.height, shape.width)
-    try:
-        return decode.load(Request(path, is_image, wanted, first_frame_draw=_LAST))
-    except MediaError as error:
-        raise UserError(
-            str(error),
-            code="condition-unreadable",
-            field=option,
-            value=str(path),
-            remedy=f"name a picture, or a clip of at least {condition_frames} frames (--condition-frames)"
-            if condition_frames > 1
-            else "name a picture or a clip",
-        ) from error
+    remedy = "name a picture or a clip"
+    if condition_frames > 1:
+        remedy = f"name a picture, or a clip of at least {condition_frames} frames (--condition-frames)"
+    return _load(Request(path, is_image, wanted, first_frame_draw=_LAST), option, remedy)
 
 
 def companion(path: Path, shape: Shape, option: str) -> Frames:
@@ -119,20 +96,26 @@ def companion(path: Path, shape: Shape, option: str) -> Frames:
     Raises:
         UserError: The file cannot be read, or has fewer frames.
     """
-    is_image = path.suffix.lower() in probe.IMAGE_EXTENSIONS
+    is_image = _is_image(path)
     wanted = Shape(1, shape.height, shape.width) if is_image else shape
+    remedy = "name a picture"
+    if shape.num_frames > 1:
+        remedy += f", or a clip of at least {shape.num_frames} frames"
+    frames = _load(Request(path, is_image, wanted), option, remedy)
+    return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in probe.IMAGE_EXTENSIONS
+
+
+def _load(request: Request, option: str, remedy: str) -> Frames:
     try:
-        frames = decode.load(Request(path, is_image, wanted))
+        return decode.load(request)
     except MediaError as error:
         raise UserError(
-            str(error),
-            code="condition-unreadable",
-            field=option,
-            value=str(path),
-            remedy="name a picture"
-            + (f", or a clip of at least {shape.num_frames} frames" if shape.num_frames > 1 else ""),
+            str(error), code="condition-unreadable", field=option, value=str(request.path), remedy=remedy
         ) from error
-    return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames
 
 
 def begin(encoder: LiveEncoder, noise_BCNHW: Tensor, frames_THWC: Frames) -> tuple[Tensor, Tensor]:
