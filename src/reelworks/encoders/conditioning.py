@@ -20,11 +20,7 @@ _GREY = 127.5  # 0 in [-1, 1]
 
 
 def encode_conditioning(
-    encoder: LiveEncoder,
-    latent_BCTHW: Tensor,
-    companions: Mapping[str, Tensor],
-    first_BHWC: Tensor,
-    num_frames: int,
+    encoder: LiveEncoder, latent_BCTHW: Tensor, companions: Mapping[str, Tensor], first_BHWC: Tensor, num_frames: int
 ) -> dict[str, Tensor]:
     """Return the last four inputs of a denoiser; see `models.api.DenoiserInputs`.
 

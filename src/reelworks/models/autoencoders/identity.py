@@ -19,10 +19,7 @@ from reelworks.models.weights import Shapes
 
 # Stable Diffusion's, which Open-Sora v1.1 encodes frame by frame.
 _OPENSORA = PublishedAutoencoder(
-    "AutoencoderKL",
-    4,
-    (1, 8, 8),
-    config={"latent_channels": 4, "scaling_factor": 0.18215, "shift_factor": None},
+    "AutoencoderKL", 4, (1, 8, 8), config={"latent_channels": 4, "scaling_factor": 0.18215, "shift_factor": None}
 )
 # Names in files of the class that several models share, in diffusers' spelling and in releases.
 _PLAIN = "AutoencoderKL"

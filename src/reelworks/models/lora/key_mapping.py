@@ -48,14 +48,7 @@ def _patterns(rules: tuple[KeyRule, ...]) -> list[tuple[re.Pattern[str], Place]]
     return patterns
 
 
-_PREFIXES = (
-    "base_model.model.",
-    "transformer.",
-    "unet.",
-    "diffusion_model.",
-    "lora_unet_",
-    "lora_transformer_",
-)
+_PREFIXES = ("base_model.model.", "transformer.", "unet.", "diffusion_model.", "lora_unet_", "lora_transformer_")
 _ENDINGS = {
     ".lora_A.weight": "A",
     ".lora_down.weight": "A",
