@@ -77,11 +77,7 @@ def _check(num_frames: int, geometry: Geometry, shape: Shape, field: str) -> Non
 
 
 def read(path: Path, shape: Shape, condition_frames: int, option: str = "--reference") -> Frames:
-    """Read a picture, or the last frames of a clip, resized to `shape`.
-
-    Raises:
-        UserError: The file cannot be read, or has fewer frames.
-    """
+    """Read a picture, or the last frames of a clip, resized to `shape`."""
     is_image = _is_image(path)
     wanted = Shape(1 if is_image else condition_frames, shape.height, shape.width)
     remedy = "name a picture or a clip"
@@ -91,11 +87,7 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
 
 
 def companion(path: Path, shape: Shape, option: str) -> Frames:
-    """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`.
-
-    Raises:
-        UserError: The file cannot be read, or has fewer frames.
-    """
+    """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`."""
     is_image = _is_image(path)
     wanted = Shape(1, shape.height, shape.width) if is_image else shape
     remedy = "name a picture"
@@ -119,11 +111,7 @@ def _load(request: Request, option: str, remedy: str) -> Frames:
 
 
 def begin(encoder: LiveEncoder, noise_BCNHW: Tensor, frames_THWC: Frames) -> tuple[Tensor, Tensor]:
-    """Put the latents of condition frames in front of noise.
-
-    Returns:
-        The latents to start from, and `[B, N]`: 0 for condition latent frames, 1 for those to generate.
-    """
+    """Put latents of condition frames in front of noise; also return `[B, N]`: 0 for them, 1 for those to generate."""
     condition_latents = encoder.latents(torch.from_numpy(np.array(frames_THWC))[None])
     count = condition_latents.shape[2]
     ratio_BN = torch.ones(len(noise_BCNHW), noise_BCNHW.shape[2], device=noise_BCNHW.device)

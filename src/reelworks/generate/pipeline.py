@@ -92,9 +92,6 @@ def generate(
     """Generate a clip `[T, H, W, 3]` uint8 for each prompt, independent of the others.
 
     Joined clips have more frames than the shape.
-
-    Raises:
-        UserError: The model does not take this shape, or it does not fit into memory.
     """
     geometry = encoder.autoencoder.geometry
     geometry.require(options.shape, ("--num-frames", "--height", "--width"))

@@ -57,11 +57,7 @@ def _atomic(path: Path, *, keep: bool = True) -> Iterator[Path]:
 
 
 def write_video(path: Path, frames_THWC: Frames, fps: float) -> None:
-    """Write a clip as H.264 (`.mp4`) or VP9 (`.webm`), 4:2:0; odd sizes grow by one row or column.
-
-    Raises:
-        UserError: The suffix is neither, or the file cannot be written.
-    """
+    """Write a clip as H.264 (`.mp4`) or VP9 (`.webm`), 4:2:0; odd sizes grow by one row or column."""
     format, format_options, codec, codec_options = _VIDEO[_suffix(path, *_VIDEO)]
     _, height, width, _ = frames_THWC.shape
     frames_THWC = np.pad(frames_THWC, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
@@ -76,11 +72,7 @@ def write_video(path: Path, frames_THWC: Frames, fps: float) -> None:
 
 
 def numbered(path: Path, count: int) -> list[Path]:
-    """Return the files of several clips: `{index}` in the name becomes 00, 01, ...
-
-    Raises:
-        UserError: There are several clips, and the name has no `{index}`.
-    """
+    """Return the files of several clips: `{index}` in the name becomes 00, 01, ..."""
     if "{index}" in path.name:
         return [path.with_name(path.name.replace("{index}", f"{i:02d}")) for i in range(count)]
     if count > 1:
@@ -118,11 +110,7 @@ def require_place(path: Path) -> None:
 
 
 def write(path: Path, frames_THWC: Frames, fps: float) -> None:
-    """Write frames in the format that the suffix names; `.png` takes a single frame.
-
-    Raises:
-        UserError: The suffix is unknown, does not fit the number of frames, or the file cannot be written.
-    """
+    """Write frames in the format that the suffix names; `.png` takes a single frame."""
     check(path, len(frames_THWC))
     if is_picture(path):
         with _atomic(path) as temporary:

@@ -72,9 +72,6 @@ def choose(recipe: Recipe, vram_bytes: int | None) -> MemoryPlan:
     """Add settings one by one until a recipe fits; for an unknown GPU only the first, which most recipes need.
 
     Settings that save nothing in this recipe are skipped, so that each further one needs less memory.
-
-    Raises:
-        UserError: The recipe's parts do not fit together.
     """
     if vram_bytes is None:
         recipe = _with(recipe, TIERS[0])

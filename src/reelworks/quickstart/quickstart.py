@@ -56,9 +56,6 @@ def lora_table(
     """Return the lines of a LoRA's recipe.
 
     `weights` are a pipeline's folder or hub id, or the denoiser's file, instead of the published ones.
-
-    Raises:
-        UserError: No weights are known, the model cannot train clips, or nothing has a caption.
     """
     known = registry.release_of(preset)
     parts = _parts(preset, known, weights)

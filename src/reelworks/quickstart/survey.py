@@ -43,11 +43,7 @@ PLACEHOLDER = FolderSurvey(pictures=np.full((20, 2), 1024), videos=np.zeros((0, 
 
 
 def survey(rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | None) -> FolderSurvey:
-    """Count and measure the readable rows of some datasets in a catalog.
-
-    Raises:
-        UserError: No row is readable.
-    """
+    """Count and measure the readable rows of some datasets in a catalog."""
     repeats = {dataset.dataset_name: dataset.repeats for dataset in datasets}
     # Rows of other datasets in the catalog have 0 repeats.
     by_index = np.array([repeats.get(name, 0) for name in rows.dataset.dictionary.to_pylist()], dtype=np.float64)
@@ -75,15 +71,14 @@ _KOHYA = re.compile(r"([1-9][0-9]*)_(.+)")
 def require(folders: Sequence[Path]) -> None:
     """Refuse paths that are neither folders nor lists of files."""
     for folder in folders:
-        if folder.is_dir() or (folder.is_file() and is_list(folder)):
-            continue
-        raise UserError(
-            "this is a file, not a folder" if folder.exists() else "there is no such folder",
-            code="no-such-folder",
-            field="--data",
-            value=str(folder),
-            remedy="give the folder that holds the videos and pictures",
-        )
+        if not folder.is_dir() and not (folder.is_file() and is_list(folder)):
+            raise UserError(
+                "this is a file, not a folder" if folder.exists() else "there is no such folder",
+                code="no-such-folder",
+                field="--data",
+                value=str(folder),
+                remedy="give the folder that holds the videos and pictures",
+            )
 
 
 def datasets(folders: Sequence[Path]) -> tuple[list[DatasetConfig], list[str]]:

@@ -34,11 +34,7 @@ class DiffusersAutoencoder:
     """
 
     def __init__(self, config: AutoencoderConfig) -> None:
-        """Load weights from a folder in diffusers' layout, a single file or the hub.
-
-        Raises:
-            UserError: The weights cannot be loaded, or belong to another family.
-        """
+        """Load weights from a folder in diffusers' layout, a single file or the hub."""
         assert config.weights is not None, "the recipe was checked"
         facts = registry.AUTOENCODERS[config.name]
         self.geometry = autoencoder_geometry(config)

@@ -28,11 +28,7 @@ _WRAPPERS = ("first_stage_model.", "vae.")
 
 
 def config_of(config: AutoencoderConfig) -> dict[str, Any] | None:
-    """Return the config of the autoencoder that a recipe names, or None if it has none.
-
-    Raises:
-        UserError: The weights are neither local nor on the hub, or belong to another autoencoder.
-    """
+    """Return the config of the autoencoder that a recipe names, or None without one; refuse another's."""
     assert config.weights is not None, "the recipe was checked"
     found = weights.config(config.weights, "autoencoder.weights", part="vae")
     if found is not None and (differences := _differences(found, _known()[config.name])):

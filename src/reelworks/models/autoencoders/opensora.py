@@ -282,11 +282,7 @@ class OpenSoraAutoencoder:
 
 
 def build(config: AutoencoderConfig, sizes: Sizes = Sizes()) -> OpenSoraAutoencoder:
-    """Build the autoencoder with the weights that the recipe names.
-
-    Raises:
-        UserError: The weights cannot be read, or do not fit the network.
-    """
+    """Build the autoencoder with the weights that the recipe names."""
     field = "autoencoder.weights"
     assert config.weights is not None, "the recipe was checked"
     if config.name == "opensora-1.1":

@@ -45,11 +45,7 @@ class PixelAutoencoder:
         self.latent_channels = latent_channels(config)
 
     def encode(self, video_BCTHW: Tensor) -> Tensor:
-        """Encode `[B, 3, T, H, W]` in [-1, 1] as `[B, 3·s², T, H/s, W/s]`.
-
-        Raises:
-            UserError: If height or width is not a multiple of the stride.
-        """
+        """Encode `[B, 3, T, H, W]` in [-1, 1] as `[B, 3·s², T, H/s, W/s]`."""
         H, W = video_BCTHW.shape[3:]
         s = self._stride
         if H % s or W % s:

@@ -19,11 +19,7 @@ def switch_timestep(model: ModelConfig) -> float | None:
 
 
 def timestep_range(model: ModelConfig, objective: str, asked: list[float]) -> list[float]:
-    """Return the timesteps that a recipe trains: those of its expert, or for one network those that it asks for.
-
-    Raises:
-        UserError: `model.experts` is missing or superfluous, or another setting contradicts it.
-    """
+    """Return the timesteps that a recipe trains: those of its expert, which no other setting may contradict."""
     start = switch_timestep(model)
     if start is None:
         if model.experts is None:

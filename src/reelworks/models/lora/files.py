@@ -154,12 +154,7 @@ def read(
 ) -> dict[str, Tensor]:
     """Read a file for a network with low-rank layers and return its tensors by their names in the network.
 
-    Args:
-        source: A .safetensors file.
-        field: The recipe's key or the option that names it, for errors.
-        own: Tensors of the network; those outside the LoRA are ignored.
-        config: Settings that its layers were injected with.
-        family: Sizes of the network, if it is one of diffusers.
+    Tensors in `own` that are outside the LoRA are ignored; errors name the source by `field`.
     """
     try:
         metadata = header(source)
@@ -181,11 +176,7 @@ def read(
 
 
 def header(source: str) -> dict[str, str]:
-    """Return the metadata of a file's header, with the settings from peft's own file if peft wrote it.
-
-    Raises:
-        UserError: The file is missing or unreadable, or scales its updates by a rule that is not supported.
-    """
+    """Return the metadata of a file's header, with the settings from peft's own file if peft wrote it."""
     path = Path(source).expanduser()
     problem, remedy = "not a .safetensors file, or missing", "check the path; name the file, not its folder"
     if path.suffix == ".safetensors" and path.is_file():

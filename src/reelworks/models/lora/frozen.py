@@ -155,12 +155,8 @@ def store(
 ) -> None:
     """Freeze a network and store it on a device, in place and layer by layer, so that it is never all in float32.
 
-    Args:
-        module: The network with its weights, in any dtype and on any device.
-        blocks: Modules whose linear layers are quantised, if `base` is a quantised format.
-        base: Storage of the weights.
-        compute: Dtype of products.
-        device: Device of the stored weights.
+    The weights may have any dtype and be on any device. Linear layers of `blocks` are quantised if `base` is a quantised
+    format; `compute` is the dtype of products.
     """
     block_ids = set(map(id, blocks))
     product_dtype = torch.float32 if base == "float32" else compute

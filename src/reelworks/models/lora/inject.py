@@ -23,9 +23,6 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
     """Inject low-rank layers into a denoiser's module, in place; only they are trained, in float32, from zero updates.
 
     The denoiser has its weights and is not sharded yet. The global random generators are not changed.
-
-    Raises:
-        UserError: A target names no linear layer.
     """
     module = denoiser.module
     peft: Any = importlib.import_module("peft")

@@ -39,11 +39,7 @@ class FamilyTextEncoder:
     contract = CONTRACT
 
     def __init__(self, config: TextEncoderConfig) -> None:
-        """Load the encoder from a local folder in diffusers' layout or from the hub.
-
-        Raises:
-            UserError: The weights cannot be loaded, belong to another family, or have other widths than the recipe.
-        """
+        """Load the encoder from a local folder in diffusers' layout or from the hub."""
         assert config.weights is not None, "the recipe was checked"
         self.dim, self.pooled_dim, self.max_length = config.dim, config.pooled_dim, config.max_length
         known = registry.TEXT_ENCODERS[config.name]
@@ -129,11 +125,7 @@ class T5TextEncoder:
     sees_pictures = False
 
     def __init__(self, config: TextEncoderConfig) -> None:
-        """Load the encoder from a local folder or from the hub.
-
-        Raises:
-            UserError: The weights cannot be loaded, are not those of a T5, or have another width than `text_encoder.dim`.
-        """
+        """Load the encoder from a local folder or from the hub."""
         assert config.weights is not None, "the recipe was checked"
         self.dim, self.pooled_dim, self.max_length = config.dim, 0, config.max_length
         self._device = torch.device("cpu")
