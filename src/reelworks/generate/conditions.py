@@ -78,36 +78,38 @@ def _check(num_frames: int, geometry: Geometry, shape: Shape, field: str) -> Non
 
 def read(path: Path, shape: Shape, condition_frames: int, option: str = "--reference") -> Frames:
     """Read a picture, or the last frames of a clip, resized to `shape`."""
-    is_image = _is_image(path)
+    is_image = path.suffix.lower() in probe.IMAGE_EXTENSIONS
     wanted = Shape(1 if is_image else condition_frames, shape.height, shape.width)
-    remedy = "name a picture or a clip"
-    if condition_frames > 1:
-        remedy = f"name a picture, or a clip of at least {condition_frames} frames (--condition-frames)"
-    return _load(Request(path, is_image, wanted, first_frame_draw=_LAST), option, remedy)
+    try:
+        return decode.load(Request(path, is_image, wanted, first_frame_draw=_LAST))
+    except MediaError as error:
+        raise UserError(
+            str(error),
+            code="condition-unreadable",
+            field=option,
+            value=str(path),
+            remedy=f"name a picture, or a clip of at least {condition_frames} frames (--condition-frames)"
+            if condition_frames > 1
+            else "name a picture or a clip",
+        ) from error
 
 
 def companion(path: Path, shape: Shape, option: str) -> Frames:
     """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`."""
-    is_image = _is_image(path)
+    is_image = path.suffix.lower() in probe.IMAGE_EXTENSIONS
     wanted = Shape(1, shape.height, shape.width) if is_image else shape
-    remedy = "name a picture"
-    if shape.num_frames > 1:
-        remedy += f", or a clip of at least {shape.num_frames} frames"
-    frames = _load(Request(path, is_image, wanted), option, remedy)
-    return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in probe.IMAGE_EXTENSIONS
-
-
-def _load(request: Request, option: str, remedy: str) -> Frames:
     try:
-        return decode.load(request)
+        frames = decode.load(Request(path, is_image, wanted))
     except MediaError as error:
         raise UserError(
-            str(error), code="condition-unreadable", field=option, value=str(request.path), remedy=remedy
+            str(error),
+            code="condition-unreadable",
+            field=option,
+            value=str(path),
+            remedy="name a picture"
+            + (f", or a clip of at least {shape.num_frames} frames" if shape.num_frames > 1 else ""),
         ) from error
+    return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames
 
 
 def begin(encoder: LiveEncoder, noise_BCNHW: Tensor, frames_THWC: Frames) -> tuple[Tensor, Tensor]:
