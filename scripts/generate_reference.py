@@ -125,9 +125,8 @@ def _dtypes() -> str:
     import torch
 
     from reelworks.models import factory, vision
-    from reelworks.models.autoencoders import diffusers_kl, pixel
-    from reelworks.models.autoencoders.opensora import video
-    from reelworks.models.text import encoders, hashed, t5
+    from reelworks.models.autoencoders import diffusers_kl, opensora, pixel
+    from reelworks.models.text import encoders, hashed
     from reelworks.precision.contract import Role, name_of
 
     def denoiser(compute: torch.dtype) -> Contract:
@@ -137,10 +136,10 @@ def _dtypes() -> str:
         'every denoiser, `precision.compute = "bfloat16"`': denoiser(torch.bfloat16),
         'every denoiser, `precision.compute = "float32"`': denoiser(torch.float32),
         "autoencoder `pixel`": pixel.CONTRACT,
-        "autoencoders `opensora-1.1`, `opensora-1.2`": video.CONTRACT,
+        "autoencoders `opensora-1.1`, `opensora-1.2`": opensora.CONTRACT,
         f"autoencoders {_listed(list(registry.AUTOENCODERS))}": diffusers_kl.CONTRACT,
         "text encoder `hashed`": hashed.CONTRACT,
-        "text encoder `t5`": t5.CONTRACT,
+        "text encoder `t5`": encoders.CONTRACT,
         f"text encoders {_listed(list(registry.TEXT_ENCODERS))}": encoders.CONTRACT,
         f"image encoders {_listed(list(IMAGE_ENCODERS))}": vision.CONTRACT,
     }

@@ -19,6 +19,7 @@ from reelworks.models import registry
 from reelworks.quickstart import memory_presets, quickstart
 from reelworks.quickstart.survey import PLACEHOLDER, FolderSurvey
 from reelworks.recipe import recipe_file, toml_writer
+from reelworks.recipe.toml_writer import Line
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -191,6 +192,6 @@ def test_the_recipe_that_comes_with_the_project_is_what_the_verb_writes():
     """A change of the verb shows in it, or it is made again: `reelworks new lora --model wan -o ...`."""
     lines = quickstart.lora_table("wan-2.1-1.3b", [DatasetConfig(path=quickstart.PLACEHOLDER)], PLACEHOLDER)
     first = memory_presets.TIERS[0]
-    lines = quickstart.with_setting(lines, first.table, first.key, first.value, first.why)
+    lines = quickstart.with_setting(lines, Line(f"[{first.table}]", first.key, first.value, first.why))
     text = toml_writer.write(quickstart.title("wan-2.1-1.3b", PLACEHOLDER), lines)
     assert (RECIPES / "lora-20-pictures.toml").read_text() == text

@@ -20,29 +20,19 @@ _GREY = 127.5  # 0 in [-1, 1]
 
 
 def encode_conditioning(
-    encoder: LiveEncoder,
-    latent_BCTHW: Tensor,
-    companions: Mapping[str, Tensor],
-    first_BHWC: Tensor,
-    num_frames: int,
+    encoder: LiveEncoder, latent_BCTHW: Tensor, companions: Mapping[str, Tensor], first_BHWC: Tensor, num_frames: int
 ) -> dict[str, Tensor]:
     """Return the last four inputs of a denoiser; see `models.api.DenoiserInputs`.
 
-    Args:
-        encoder: Encoders of the model, with the conditioning that its network takes.
-        latent_BCTHW: Latents of the clips, for their shape.
-        companions: `[B, T, H, W, 3]` uint8 frames by name.
-        first_BHWC: uint8 first frames of the clips.
-        num_frames: Frames of the clips. A picture is its own first frame, so that none is encoded for it.
+    Companions are `[B, T, H, W, 3]` uint8 frames by name, and the first frames are uint8 too. A picture
+    (`num_frames` is 1) is its own first frame, so that none is encoded for it.
     """
     inputs = {name: encoder.latents(companions[name]) for name in encoder.given}
-    conditioning = encoder.conditioning
-    if conditioning.first_frame is not None:
+    if encoder.conditioning.first_frame is not None:
         inputs["first_frame"] = _first_frame(encoder, latent_BCTHW, first_BHWC, num_frames)
     if encoder.image_encoder is not None:
-        inputs["image"] = encoder.image_encoder.encode(first_BHWC).to(encoder.device)
-        if num_frames == 1:
-            inputs["image"] = torch.zeros_like(inputs["image"])
+        image_BNE = encoder.image_encoder.encode(first_BHWC).to(encoder.device)
+        inputs["image"] = torch.zeros_like(image_BNE) if num_frames == 1 else image_BNE
     return nothing_given(latent_BCTHW) | inputs
 
 
@@ -55,8 +45,7 @@ def _first_frame(encoder: LiveEncoder, latent_BCTHW: Tensor, first_BHWC: Tensor,
         return encoder.latents(torch.cat([grey if num_frames == 1 else first_B1HWC, rest], dim=1))
     if num_frames == 1:
         return torch.zeros_like(latent_BCTHW)
-    alone = encoder.latents(first_B1HWC)
-    return pad(alone, (0, 0, 0, 0, 0, latent_BCTHW.shape[2] - 1))
+    return pad(encoder.latents(first_B1HWC), (0, 0, 0, 0, 0, latent_BCTHW.shape[2] - 1))
 
 
 def blank(encoder: LiveEncoder, latent_BCTHW: Tensor) -> dict[str, Tensor]:
@@ -70,16 +59,9 @@ def blank(encoder: LiveEncoder, latent_BCTHW: Tensor) -> dict[str, Tensor]:
 
 
 def weights(mask_BTHWC: Tensor, geometry: Geometry) -> Tensor:
-    """Average a mask over the pixels of each latent element.
+    """Average a uint8 mask, white for the full loss weight, over each latent element: `[B, T', h, w]` in [0, 1].
 
     A latent frame covers `stride` frames; the first one of a chunk (or clip) covers those that remain.
-
-    Args:
-        mask_BTHWC: uint8 masks, white for the full loss weight.
-        geometry: Geometry of the autoencoder.
-
-    Returns:
-        `[B, T', h, w]` float32 in [0, 1].
     """
     grey_BTHW = mask_BTHWC.float().mean(dim=4)
     grey_BTHW = torch.where(grey_BTHW < BLACK, grey_BTHW.new_zeros(()), grey_BTHW) / 255

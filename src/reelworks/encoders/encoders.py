@@ -2,38 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from reelworks.encoders.caption_cache import CaptionCache
 from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextEncoder
 from reelworks.models.family import LEARNED, Conditioning
+
+_MOST_BYTES = 2_000_000_000  # 480 captions of 512 tokens, 4096 wide
+_ENTRY_BYTES = 2_000  # Python objects around an embedding
+
+
+class CaptionCache:
+    """A cache of embeddings in CPU memory by exact caption, which evicts the least recently used first."""
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._entries: OrderedDict[str, TextEmbedding] = OrderedDict()
+
+    def get(self, caption: str, embed: Callable[[], TextEmbedding]) -> TextEmbedding:
+        """Return the embedding of a caption in CPU memory; embed the caption if it is not cached."""
+        if (cached := self._entries.get(caption)) is not None:
+            self._entries.move_to_end(caption)
+            return TextEmbedding(cached.tokens.float(), cached.mask, cached.pooled.float())
+        embedding = TextEmbedding(*(part.cpu() for part in embed()))
+        entry = TextEmbedding(*map(_narrow, embedding))
+        self._entries[caption] = entry
+        self._bytes += _size(entry)
+        while self._bytes > self._most_bytes:
+            self._bytes -= _size(self._entries.popitem(last=False)[1])
+        return embedding
+
+
+def _narrow(values: Tensor) -> Tensor:
+    """Store as bfloat16 if that is lossless, as it is for published encoders."""
+    if values.dtype != torch.float32:
+        return values
+    half = values.bfloat16()
+    return half if torch.equal(half.float(), values) else values
+
+
+def _size(embedding: TextEmbedding) -> int:
+    return _ENTRY_BYTES + sum(part.nbytes for part in embedding)
 
 
 @dataclass(frozen=True)
 class LiveEncoder:
-    """The frozen encoders of a model: autoencoder, text encoder and perhaps an image encoder.
-
-    Attributes:
-        autoencoder: The autoencoder, on `device`.
-        text_encoder: The text encoder, on any device.
-        device: Device of all other encoders and of all results.
-        conditioning: How captions are encoded, and which other conditions the model takes.
-        image_encoder: Encoder of a clip's first frame, if the model has one.
-        given: Names of the companions that the model takes.
-        embedded: Cache of caption embeddings.
-    """
+    """The frozen encoders of a model: autoencoder, text encoder and perhaps an image encoder of a clip's first frame."""
 
     autoencoder: Autoencoder
-    text_encoder: TextEncoder
-    device: torch.device
+    text_encoder: TextEncoder  # on any device
+    device: torch.device  # of all other encoders and of all results
     conditioning: Conditioning = LEARNED
     image_encoder: ImageEncoder | None = None
-    given: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()  # companions that the model takes
     embedded: CaptionCache = field(default_factory=CaptionCache)
 
     @torch.no_grad()

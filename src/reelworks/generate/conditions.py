@@ -23,6 +23,7 @@ from reelworks.core.shape import Geometry, Shape
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.media import decode
 from reelworks.media.decode import MediaError, Request
+from reelworks.models.family import Conditioning
 
 Frames = NDArray[np.uint8]
 _LAST = math.nextafter(1.0, 0.0)  # as a draw in [0, 1): the last possible first frame
@@ -30,34 +31,18 @@ _LAST = math.nextafter(1.0, 0.0)  # as a draw in [0, 1): the last possible first
 
 @dataclass(frozen=True)
 class Conditions:
-    """Condition frames of a generation.
+    """Condition frames of a generation."""
 
-    Attributes:
-        reference: `[T, H, W, 3]` uint8 frames that the clip begins with, if any.
-        loop: Clips to join; each but the first begins with the last frames of the previous one.
-        condition_frames: Number of those last frames.
-    """
+    reference: Frames | None = None  # `[T, H, W, 3]` uint8, which the clip begins with
+    loop: int = 1  # clips to join; each but the first begins with the last frames of the previous one
+    condition_frames: int = 17  # number of those last frames
 
-    reference: Frames | None = None
-    loop: int = 1
-    condition_frames: int = 17
-
-    def check(self, geometry: Geometry, shape: Shape, *, told: bool, first_frame: bool = False) -> None:
-        """Refuse condition frames that leave nothing to generate or whose latents do not fit those of the clip.
-
-        Args:
-            geometry: Geometry of the autoencoder.
-            shape: Shape of a clip.
-            told: Whether the model takes a mask of condition frames.
-            first_frame: Whether the model makes clips from exactly one first frame.
-
-        Raises:
-            UserError: The frames do not fit; the error names the option.
-        """
-        if first_frame:
+    def check(self, geometry: Geometry, shape: Shape, conditioning: Conditioning) -> None:
+        """Refuse condition frames that leave nothing to generate or whose latents do not fit those of the clip."""
+        if conditioning.first_frame is not None and shape.num_frames > 1:
             self._check_first_frame()
             return
-        if not told and (self.loop > 1 or self.reference is not None):
+        if not conditioning.frames and (self.loop > 1 or self.reference is not None):
             raise UserError(
                 "this model cannot continue frames: it takes no condition frames",
                 code="conditions-not-taken",
@@ -92,11 +77,7 @@ def _check(num_frames: int, geometry: Geometry, shape: Shape, field: str) -> Non
 
 
 def read(path: Path, shape: Shape, condition_frames: int, option: str = "--reference") -> Frames:
-    """Read a picture, or the last frames of a clip, resized to `shape`.
-
-    Raises:
-        UserError: The file cannot be read, or has fewer frames.
-    """
+    """Read a picture, or the last frames of a clip, resized to `shape`."""
     is_image = path.suffix.lower() in probe.IMAGE_EXTENSIONS
     wanted = Shape(1 if is_image else condition_frames, shape.height, shape.width)
     try:
@@ -114,11 +95,7 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
 
 
 def companion(path: Path, shape: Shape, option: str) -> Frames:
-    """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`.
-
-    Raises:
-        UserError: The file cannot be read, or has fewer frames.
-    """
+    """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`."""
     is_image = path.suffix.lower() in probe.IMAGE_EXTENSIONS
     wanted = Shape(1, shape.height, shape.width) if is_image else shape
     try:
@@ -136,11 +113,7 @@ def companion(path: Path, shape: Shape, option: str) -> Frames:
 
 
 def begin(encoder: LiveEncoder, noise_BCNHW: Tensor, frames_THWC: Frames) -> tuple[Tensor, Tensor]:
-    """Put the latents of condition frames in front of noise.
-
-    Returns:
-        The latents to start from, and `[B, N]`: 0 for condition latent frames, 1 for those to generate.
-    """
+    """Put latents of condition frames in front of noise; also return `[B, N]`: 0 for them, 1 for those to generate."""
     condition_latents = encoder.latents(torch.from_numpy(np.array(frames_THWC))[None])
     count = condition_latents.shape[2]
     ratio_BN = torch.ones(len(noise_BCNHW), noise_BCNHW.shape[2], device=noise_BCNHW.device)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,11 +14,6 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 
 _UNKNOWN = Shape(17, 64, 96)  # for a run whose plan was removed
-
-
-class _Trained(NamedTuple):
-    shape: Shape
-    tokens: int
 
 
 def sampled(recipe: Recipe) -> SamplingDefaults:
@@ -37,38 +30,31 @@ def condition_frames(recipe: Recipe) -> int:
 
 
 def shape(run: RunFolder, recipe: Recipe, *, picture: bool) -> Shape:
-    """Return the shape of the bucket with the most tokens in a run's epoch.
+    """Return the shape of the bucket with the most tokens in a run's epoch, rounded down to what its model generates.
 
-    Args:
-        run: The run's folder.
-        recipe: Recipe of the run. The shape is rounded down to sizes that its model can generate.
-        picture: Return a shape of one frame, from buckets of one frame if there are any.
+    For a picture, the shape has one frame, and is that of a bucket of one frame if there are any.
     """
-    return _most(_planned(run), recipe, picture=picture)
+    try:
+        summary = json.loads((run.plan_folder / "summary.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        summary = {"buckets": []}
+    tokens = [
+        (Shape(b["num_frames"], b["height"], b["width"]), b["clips"] * b["tokens_per_clip"]) for b in summary["buckets"]
+    ]
+    return _most_trained(tokens, recipe, picture=picture)
 
 
 def shape_of(data: RecipeData, *, picture: bool) -> Shape:
     """Return that shape for a run that may not have begun, from the clips of its first epoch."""
     clips = np.bincount(data.entries(0).bucket, minlength=len(data.table.buckets)).tolist()
-    buckets = zip(data.table.buckets, clips, strict=True)
-    return _most((_Trained(b.shape, b.tokens * n) for b, n in buckets), data.recipe, picture=picture)
+    tokens = [(bucket.shape, bucket.tokens * n) for bucket, n in zip(data.table.buckets, clips, strict=True)]
+    return _most_trained(tokens, data.recipe, picture=picture)
 
 
-def _planned(run: RunFolder) -> list[_Trained]:
-    try:
-        text = (run.plan_folder / "summary.json").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    return [
-        _Trained(Shape(b["num_frames"], b["height"], b["width"]), b["clips"] * b["tokens_per_clip"])
-        for b in json.loads(text)["buckets"]
-    ]
-
-
-def _most(buckets: Iterable[_Trained], recipe: Recipe, *, picture: bool) -> Shape:
-    trained = [bucket for bucket in buckets if bucket.tokens]
-    wanted = [bucket for bucket in trained if (bucket.shape.num_frames == 1) == picture]
-    largest = max(wanted or trained, key=lambda bucket: bucket.tokens, default=_Trained(_UNKNOWN, 0)).shape
+def _most_trained(tokens: list[tuple[Shape, int]], recipe: Recipe, *, picture: bool) -> Shape:
+    trained = [(shape, count) for shape, count in tokens if count]
+    wanted = [(shape, count) for shape, count in trained if (shape.num_frames == 1) == picture]
+    largest, _ = max(wanted or trained, key=lambda pair: pair[1], default=(_UNKNOWN, 0))
     rules = components.geometry(recipe.model, recipe.autoencoder)
     multiples = rules.multiple if components.whole_patches(recipe.model) else rules.stride[1:]
     height, width = (

@@ -33,16 +33,10 @@ from reelworks.precision.boundary import DtypeBoundary, is_sharded
 from reelworks.recipe.recipe import Recipe
 
 _PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction"}  # names of diffusers' schedulers
-_Values = dict[str, Any]
 
 
 class PipelineOutput(NamedTuple):
-    """Generated clips and a description of the sampler.
-
-    Attributes:
-        clips: `[T, H, W, 3]` uint8 frames for each prompt.
-        by: Sampler that made them, as readable text.
-    """
+    """Generated clips, `[T, H, W, 3]` uint8 for each prompt, and the sampler that made them, as readable text."""
 
     clips: list[NDArray[np.uint8]]
     by: str
@@ -55,14 +49,7 @@ def generate(
     prompts: Sequence[str],
     options: GenerateOptions,
 ) -> PipelineOutput:
-    """Generate a clip for each prompt, with the family's pipeline if possible.
-
-    Args:
-        recipe: Recipe that the network was trained with.
-        boundary: The network behind its dtype boundary.
-        encoder: Its autoencoder and text encoder.
-        prompts: Prompts to generate.
-        options: Settings; `options.sampler` chooses between pipeline and own sampler.
+    """Generate a clip for each prompt, with the family's pipeline if possible and `options.sampler` does not exclude it.
 
     Raises:
         UserError: The model does not take this shape, it does not fit into memory, or a pipeline was requested but
@@ -70,13 +57,8 @@ def generate(
     """
     reason = why_not(recipe, boundary, options)
     if options.sampler == "pipeline" and reason is not None:
-        raise UserError(
-            reason,
-            code="no-pipeline",
-            field="--sampler",
-            value="pipeline",
-            remedy='leave it out, or use "own"',
-        )
+        remedy = 'leave it out, or use "own"'
+        raise UserError(reason, code="no-pipeline", field="--sampler", value="pipeline", remedy=remedy)
     if reason is not None or options.sampler == "own":
         clips = pipeline.generate(boundary, encoder, recipe.objective, prompts, options)
         return PipelineOutput(clips, "the own sampler" + (f" ({reason})" if reason else "") + _note(recipe, boundary))
@@ -91,25 +73,22 @@ def generate(
 def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: GenerateOptions) -> str | None:
     """Return the reason why no pipeline can generate, or None if one can."""
     family = registry.load_network(registry.family_of(recipe.model.name))
-    published = registry.PRESETS[recipe.model.name].parts
+    published, conditioning = registry.PRESETS[recipe.model.name].parts, components.conditioning(recipe.model)
     if not isinstance(family, DiffusersNetwork):
         return f"{recipe.model.name} has no pipeline"
     if (recipe.autoencoder.name, recipe.text_encoder.name) != (published.autoencoder, published.text):
         return "pipelines go with the autoencoder and the text encoder of the family"
-    if recipe.objective.name not in components.conditioning(recipe.model).objectives:
+    if recipe.objective.name not in conditioning.objectives:
         return f"pipelines of the family do not know the objective {recipe.objective.name}"
     if recipe.objective.prediction != "velocity":
         return "pipelines expect the network to predict a velocity"
-    conditioning = components.conditioning(recipe.model)
     if conditioning.first_frame is not None or conditioning.needs or options.companions:
         return "the model takes more conditions than text"
     if options.conditions.reference is not None or options.conditions.loop > 1:
         return "the clip begins with condition frames"
     if (reason := family.no_pipeline(boundary.denoiser.module)) is not None:
         return reason
-    if is_sharded(boundary.denoiser.module):
-        return "the weights are sharded"
-    return None
+    return "the weights are sharded" if is_sharded(boundary.denoiser.module) else None
 
 
 def _family(recipe: Recipe) -> DiffusersNetwork:
@@ -125,14 +104,14 @@ def _build(
     denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
     assert isinstance(denoiser, DiffusersDenoiser | ExpertPairDenoiser)
     assert isinstance(autoencoder, DiffusersAutoencoder)
+    if isinstance(denoiser, ExpertPairDenoiser):
+        settings = {"boundary_ratio": denoiser.switch_timestep / timesteps.NUM_TIMESTEPS}
+    else:
+        settings = _family(recipe).pipeline_settings(denoiser.config, options.guidance_scale)
     kind = getattr(optional_imports.diffusers(), registry.TEXT_ENCODERS[recipe.text_encoder.name].pipeline)
     scheduler, origin = _scheduler(recipe, encoder, options)
-    parts = dict.fromkeys(kind._get_signature_keys(kind)[0]) | {
-        **_networks(denoiser),
-        "vae": autoencoder.module,
-        "scheduler": scheduler,
-    }
-    pipe = kind(**parts | _settings(recipe, denoiser, options))
+    parts = dict.fromkeys(kind._get_signature_keys(kind)[0]) | _networks(denoiser)
+    pipe = kind(**parts | {"vae": autoencoder.module, "scheduler": scheduler} | settings)
     pipe.set_progress_bar_config(disable=True)
     return pipe, f"{kind.__name__} with {type(scheduler).__name__} of {origin}" + _note(recipe, boundary)
 
@@ -162,26 +141,20 @@ def _scheduler(recipe: Recipe, encoder: LiveEncoder, options: GenerateOptions) -
         betas = {"beta_start": ddpm.FIRST_BETA, "beta_end": ddpm.LAST_BETA, "beta_schedule": "scaled_linear"}
         kind = library.EulerDiscreteScheduler
         return kind(**betas, timestep_spacing="leading", steps_offset=1, **trained), "the recipe"
-    shift = timesteps.shift_ratio(
-        recipe.objective,
-        height=options.shape.height,
-        width=options.shape.width,
-        num_frames=options.shape.num_frames,
-        latent_frames=encoder.autoencoder.geometry.latent(options.shape)[0],
-    )
+    latent_frames = encoder.autoencoder.geometry.latent(options.shape)[0]
+    shift = pipeline.timestep_shift(recipe.objective, options.shape, latent_frames)
     return library.FlowMatchEulerDiscreteScheduler(shift=shift), "the recipe"
 
 
-def _published_scheduler(source: str | None) -> _Values | None:
+def _published_scheduler(source: str | None) -> Any:
     if source is None or source.endswith(".safetensors"):
         return None
+    # Any scheduler class reads the config; the file names the right one.
+    any_class = optional_imports.diffusers().FlowMatchEulerDiscreteScheduler
     try:
-        # Any scheduler class reads the config; the file names the right one.
-        any_class = optional_imports.diffusers().FlowMatchEulerDiscreteScheduler
-        config = any_class.load_config(source, subfolder="scheduler")
+        return any_class.load_config(source, subfolder="scheduler")
     except (OSError, ValueError):
         return None  # the weights come without a scheduler
-    return cast(_Values, config)
 
 
 def _sample(
@@ -241,9 +214,3 @@ def _in_contract(boundary: DtypeBoundary[DenoiserInputs], encoder: LiveEncoder) 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
     return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(dtype), values)
-
-
-def _settings(recipe: Recipe, denoiser: DiffusersDenoiser | ExpertPairDenoiser, options: GenerateOptions) -> _Values:
-    if isinstance(denoiser, ExpertPairDenoiser):
-        return {"boundary_ratio": denoiser.switch_timestep / timesteps.NUM_TIMESTEPS}
-    return _family(recipe).pipeline_settings(denoiser.config, options.guidance_scale)

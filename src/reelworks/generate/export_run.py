@@ -17,19 +17,12 @@ from reelworks.train import init_from
 
 @dataclass(frozen=True)
 class Exported:
-    """Result of an export.
+    """Result of an export."""
 
-    Attributes:
-        step: Step of the checkpoint.
-        weights: "ema" for averaged or "model" for trained weights.
-        dtype: Dtype of floating-point tensors.
-        files: The written file, or one for each expert.
-    """
-
-    step: int
-    weights: Weights
-    dtype: Dtype
-    files: list[Path]
+    step: int  # of the checkpoint
+    weights: Weights  # "ema" for averaged or "model" for trained ones
+    dtype: Dtype  # of floating-point tensors
+    files: list[Path]  # the written file, or one for each expert
 
 
 def export(
@@ -82,12 +75,8 @@ def export(
         from reelworks.generate.load_run import LoadedModel
 
         state = LoadedModel.load(source, averaged=ema, to_merge=True).merge()
-        return Exported(
-            step,
-            weights,
-            dtype,
-            export_state_dict(state, target, weights=weights, dtype=dtype, about=about),
-        )
+        written = export_state_dict(state, target, weights=weights, dtype=dtype, about=about)
+        return Exported(step, weights, dtype, written)
     for file in [] if lora is None else lora.files(target):
         require_free_file(file)
     written = export_checkpoint(info.path, target, weights=weights, dtype=dtype, about=about, lora=lora)

@@ -40,16 +40,11 @@ def load_model(source: str | Path, *, ema: bool = True) -> LoadedModel:
 
 
 def require(recipe: Recipe, options: GenerateOptions) -> None:
-    """Refuse options that a model does not support, before its weights are read, which may take minutes.
-
-    Raises:
-        UserError: An option does not fit the model; the error names it.
-    """
+    """Refuse options that a model does not support, before its weights are read, which may take minutes."""
     model, shape = recipe.model, options.shape
     geometry, conditioning = components.geometry(model, recipe.autoencoder), components.conditioning(model)
     geometry.require(shape, ("--num-frames", "--height", "--width"), whole_patches=components.whole_patches(model))
-    first_frame = conditioning.first_frame is not None and shape.num_frames > 1
-    options.conditions.check(geometry, shape, told=conditioning.frames, first_frame=first_frame)
+    options.conditions.check(geometry, shape, conditioning)
     validation.require_companions(model, [options.companions], "--")
 
 
@@ -75,10 +70,7 @@ class LoadedModel:
     def load(cls, source: Path, *, averaged: bool = True, to_merge: bool = False) -> Self:
         """Load a model from a run folder (its newest good checkpoint) or from a checkpoint's folder.
 
-        Args:
-            source: A run folder or a checkpoint's folder.
-            averaged: Use the averaged weights.
-            to_merge: Load the base of a LoRA in float32, since updates cannot be added to quantised weights.
+        With `to_merge`, the base of a LoRA is loaded in float32, since updates cannot be added to quantised weights.
 
         Raises:
             UserError: There is no run or no good checkpoint.

@@ -46,9 +46,6 @@ class GenerateOptions:
         conditions: Condition frames and joined clips.
         companions: `[T, H, W, 3]` uint8 frames of a control or source by name, at the size of `shape`.
         sampler: "pipeline" for the family's in diffusers, "own" for ours; None uses the pipeline if possible.
-
-    Raises:
-        UserError: `fps` or `guidance_scale` is out of range.
     """
 
     shape: Shape
@@ -61,7 +58,6 @@ class GenerateOptions:
     sampler: Literal["own", "pipeline"] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values that would lead to noise or to a broken file."""
         if not 0 < self.fps <= MAX_FPS:
             raise UserError(
                 f"not in (0, {MAX_FPS}]",
@@ -93,20 +89,13 @@ def generate(
     prompts: Sequence[str],
     options: GenerateOptions,
 ) -> list[NDArray[np.uint8]]:
-    """Generate a clip for each prompt.
+    """Generate a clip `[T, H, W, 3]` uint8 for each prompt, independent of the others.
 
-    Returns:
-        `[T, H, W, 3]` uint8 for each prompt, independent of the other prompts; joined clips have more frames
-        than the shape.
-
-    Raises:
-        UserError: The model does not take this shape, or it does not fit into memory.
+    Joined clips have more frames than the shape.
     """
     geometry = encoder.autoencoder.geometry
     geometry.require(options.shape, ("--num-frames", "--height", "--width"))
-    conditioning = encoder.conditioning
-    first = conditioning.first_frame is not None and options.shape.num_frames > 1
-    options.conditions.check(geometry, options.shape, told=conditioning.frames, first_frame=first)
+    options.conditions.check(geometry, options.shape, encoder.conditioning)
     encoder = dataclasses.replace(encoder, given=tuple(options.companions))
     with enough_memory(options.shape):
         return [_generate_one(boundary, encoder, objective, prompt, options) for prompt in prompts]
@@ -207,14 +196,8 @@ def _sample(
     steps, scale = options.num_inference_steps, options.guidance_scale
     if objective.name == "iddpm":
         return iddpm.sample_iddpm(
-            network,
-            start,
-            num_steps=steps,
-            guidance_scale=scale,
-            step_noise=lambda step: draw_noise(),
-            edit=edit,
+            network, start, num_steps=steps, guidance_scale=scale, step_noise=lambda step: draw_noise(), edit=edit
         )
-
     if objective.name in PREDICTIONS:
         assert edit is None, "families of this objective make pictures alone"
         return ddim.sample_ddim(network, start, PREDICTIONS[objective.name], num_steps=steps, guidance_scale=scale)
@@ -223,11 +206,12 @@ def _sample(
         output = network(z_2B, t_2B, frame_mask_2B)
         return rectified_flow.velocity_from(output, z_2B, t_2B.float(), objective.prediction)
 
-    shift = timesteps.shift_ratio(
-        objective,
-        height=options.shape.height,
-        width=options.shape.width,
-        num_frames=options.shape.num_frames,
-        latent_frames=start.shape[2],
-    )
+    shift = timestep_shift(objective, options.shape, start.shape[2])
     return flow.sample_flow(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)
+
+
+def timestep_shift(objective: ObjectiveConfig, shape: Shape, latent_frames: int) -> float:
+    """Return the ratio by which an objective shifts the timesteps of a shape."""
+    return timesteps.shift_ratio(
+        objective, height=shape.height, width=shape.width, num_frames=shape.num_frames, latent_frames=latent_frames
+    )

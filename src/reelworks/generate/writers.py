@@ -22,13 +22,12 @@ from reelworks.core.errors import UserError, nearest
 
 Frames = NDArray[np.uint8]
 
-# suffix -> (container, codec, options). crf 14 and 18 are visually lossless, so that artifacts in previews come from
-# the model.
-_VIDEO: dict[str, tuple[str, str, dict[str, str]]] = {
-    ".mp4": ("mp4", "libx264", {"crf": "14", "preset": "medium"}),
-    ".webm": ("webm", "libvpx-vp9", {"crf": "18", "b:v": "0"}),
+# suffix -> (container, its options, codec, its options). crf 14 and 18 are visually lossless, so that artifacts in
+# previews come from the model.
+_VIDEO: dict[str, tuple[str, dict[str, str], str, dict[str, str]]] = {
+    ".mp4": ("mp4", {"movflags": "+faststart"}, "libx264", {"crf": "14", "preset": "medium"}),
+    ".webm": ("webm", {}, "libvpx-vp9", {"crf": "18", "b:v": "0"}),
 }
-_CONTAINER_OPTIONS = {"mp4": {"movflags": "+faststart"}, "webm": {}}
 _IMAGE = ".png"
 
 _GAP_PX, _CAPTION_PX, _FONT_PX = 12, 24, 14
@@ -57,25 +56,13 @@ def _atomic(path: Path, *, keep: bool = True) -> Iterator[Path]:
             temporary.unlink()
 
 
-def _even(frames_THWC: Frames) -> Frames:
-    """Repeat the last row and column where H or W is odd: 4:2:0 colour needs even sizes."""
-    _, height, width, _ = frames_THWC.shape
-    return np.pad(frames_THWC, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-
-
 def write_video(path: Path, frames_THWC: Frames, fps: float) -> None:
-    """Write a clip as H.264 (`.mp4`) or VP9 (`.webm`), 4:2:0; odd sizes grow by one row or column.
-
-    Raises:
-        UserError: The suffix is neither, or the file cannot be written.
-    """
-    container_name, codec, options = _VIDEO[_suffix(path, *_VIDEO)]
-    frames_THWC = _even(frames_THWC)
-    with (
-        _atomic(path) as temporary,
-        av.open(str(temporary), "w", container_name, options=_CONTAINER_OPTIONS[container_name]) as container,
-    ):
-        stream = container.add_stream(codec, Fraction(fps).limit_denominator(1001), options=options)
+    """Write a clip as H.264 (`.mp4`) or VP9 (`.webm`), 4:2:0; odd sizes grow by one row or column."""
+    format, format_options, codec, codec_options = _VIDEO[_suffix(path, *_VIDEO)]
+    _, height, width, _ = frames_THWC.shape
+    frames_THWC = np.pad(frames_THWC, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    with _atomic(path) as temporary, av.open(str(temporary), "w", format, options=format_options) as container:
+        stream = container.add_stream(codec, Fraction(fps).limit_denominator(1001), options=codec_options)
         assert isinstance(stream, av.VideoStream)
         stream.height, stream.width = frames_THWC.shape[1:3]
         stream.pix_fmt = "yuv420p"
@@ -84,23 +71,8 @@ def write_video(path: Path, frames_THWC: Frames, fps: float) -> None:
         container.mux(stream.encode())
 
 
-def write_image(path: Path, frame_HWC: Frames) -> None:
-    """Write a picture as PNG, losslessly.
-
-    Raises:
-        UserError: The suffix is not `.png`, or the file cannot be written.
-    """
-    _suffix(path, _IMAGE)
-    with _atomic(path) as temporary:
-        Image.fromarray(frame_HWC).save(temporary, format="PNG")
-
-
 def numbered(path: Path, count: int) -> list[Path]:
-    """Return the files of several clips: `{index}` in the name becomes 00, 01, ...
-
-    Raises:
-        UserError: There are several clips, and the name has no `{index}`.
-    """
+    """Return the files of several clips: `{index}` in the name becomes 00, 01, ..."""
     if "{index}" in path.name:
         return [path.with_name(path.name.replace("{index}", f"{i:02d}")) for i in range(count)]
     if count > 1:
@@ -115,20 +87,12 @@ def numbered(path: Path, count: int) -> list[Path]:
 
 
 def is_picture(path: Path) -> bool:
-    """Return whether a file's name is that of a picture.
-
-    Raises:
-        UserError: The suffix is unknown.
-    """
+    """Return whether a file's name is that of a picture; refuse an unknown suffix."""
     return _suffix(path, _IMAGE, *_VIDEO) == _IMAGE
 
 
 def check(path: Path, num_frames: int) -> None:
-    """Refuse a file name that does not fit the frames, before they are generated.
-
-    Raises:
-        UserError: The suffix is unknown, or does not fit the number of frames.
-    """
+    """Refuse a file name that is unknown or does not fit the frames, before they are generated."""
     if is_picture(path) and num_frames != 1:
         raise UserError(
             f"a picture file cannot hold {num_frames} frames",
@@ -140,24 +104,17 @@ def check(path: Path, num_frames: int) -> None:
 
 
 def require_place(path: Path) -> None:
-    """Create the folder of a file and check that it is writable, before anything is generated.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Create the folder of a file and check that it is writable, before anything is generated."""
     with _atomic(path, keep=False) as temporary:
         temporary.touch()
 
 
 def write(path: Path, frames_THWC: Frames, fps: float) -> None:
-    """Write frames in the format that the suffix names; `.png` takes a single frame.
-
-    Raises:
-        UserError: The suffix is unknown, does not fit the number of frames, or the file cannot be written.
-    """
+    """Write frames in the format that the suffix names; `.png` takes a single frame."""
     check(path, len(frames_THWC))
-    if path.suffix.lower() == _IMAGE:
-        write_image(path, frames_THWC[0])
+    if is_picture(path):
+        with _atomic(path) as temporary:
+            Image.fromarray(frames_THWC[0]).save(temporary, format="PNG")
     else:
         write_video(path, frames_THWC, fps)
 
@@ -178,16 +135,7 @@ def _suffix(path: Path, *known: str) -> str:
 def contact_sheet(
     rows: Sequence[Sequence[Frames]], labels: Sequence[Sequence[str]], *, height_px: int = 128
 ) -> Image.Image:
-    """Draw clips as a grid with the first, middle and last frame of each and a caption below.
-
-    Args:
-        rows: Clips `[T, H, W, 3]` by row; a picture is drawn as its one frame.
-        labels: A caption for each clip, cut off at the width of its frames.
-        height_px: Height of drawn frames.
-
-    Returns:
-        An RGB picture; columns are as wide as their widest clip.
-    """
+    """Draw clips by row, each as its first, middle and last frame with a caption below, cut off at their width."""
     strips = [[_strip(frames_THWC, height_px) for frames_THWC in row] for row in rows]
     columns = max(len(row) for row in strips)
     widths = [max(row[i].width for row in strips if i < len(row)) for i in range(columns)]
@@ -218,7 +166,7 @@ def _strip(frames_THWC: Frames, height_px: int) -> Image.Image:
 def _write_caption(sheet: Image.Image, text: str, place: tuple[int, int], width_px: int) -> None:
     font: Any = ImageFont.load_default(size=_FONT_PX)
     draw = ImageDraw.Draw(sheet)
-    full = text
-    while text and draw.textlength(text if text == full else text + "…", font=font) > width_px:
-        text = text[:-1]
-    draw.text(place, text if text == full else text.rstrip() + "…", fill=_INK, font=font)
+    shown, end = text, ""
+    while shown and draw.textlength(shown + end, font=font) > width_px:
+        shown, end = shown[:-1], "…"
+    draw.text(place, shown.rstrip() + end if end else shown, fill=_INK, font=font)

@@ -10,8 +10,8 @@ from torch import nn
 from reelworks.core.errors import UserError
 from reelworks.models import identify, optional_imports, registry, weights
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, FamilyNetwork, TextEncoder
+from reelworks.models.autoencoders import opensora
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
-from reelworks.models.autoencoders.opensora import video
 from reelworks.models.autoencoders.pixel import PixelAutoencoder
 from reelworks.models.components import family_config, latent_channels, resolve_denoiser
 from reelworks.models.config import (
@@ -26,12 +26,11 @@ from reelworks.models.diffusers_denoiser import DiffusersDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
 from reelworks.models.expert_pair.denoiser import ExpertPair, ExpertPairDenoiser
 from reelworks.models.family import FamilyConfig
-from reelworks.models.lora import frozen, inject, reading
+from reelworks.models.lora import files, frozen, inject
 from reelworks.models.lora.base_model import Base, digest
 from reelworks.models.lora.config import BaseStorage, LoraConfig
-from reelworks.models.text.encoders import FamilyTextEncoder
+from reelworks.models.text.encoders import FamilyTextEncoder, T5TextEncoder
 from reelworks.models.text.hashed import HashedTextEncoder
-from reelworks.models.text.t5 import T5TextEncoder
 from reelworks.precision.boundary import check_contract
 from reelworks.precision.contract import Contract, name_of
 
@@ -99,7 +98,7 @@ def build_denoiser(
     frozen.store(module, _blocks(denoiser), stored, compute=compute, device=device)
     inject.inject(denoiser, lora, seed=seed)
     if lora.weights is not None and has_values:
-        reading.load_into(denoiser.module, lora, config)
+        files.load_into(denoiser.module, lora, config)
     return denoiser
 
 
@@ -198,7 +197,7 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
     try:
         if config.name in registry.AUTOENCODERS:
             return DiffusersAutoencoder(config)
-        return PixelAutoencoder(config) if config.name == "pixel" else video.build(config)
+        return PixelAutoencoder(config) if config.name == "pixel" else opensora.build(config)
     except weights.ShapeMismatch as misfit:
         raise identify.explained(misfit) from misfit
 

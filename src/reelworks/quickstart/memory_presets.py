@@ -17,21 +17,14 @@ from reelworks.train.preflight.meter import Pass
 
 
 class MemoryPreset(NamedTuple):
-    """A recipe setting that saves memory.
-
-    Attributes:
-        table, key, value: Table, key and value of the setting in a recipe.
-        why: What it saves and what it costs, for people.
-        passing: Whether it saves activations, rather than memory that is held during the whole run.
-        without: Table and key of an incompatible setting, which is then removed.
-    """
+    """A recipe setting that saves memory."""
 
     table: str
     key: str
     value: Any
-    why: str
-    passing: bool = False
-    without: tuple[str, str] | None = None
+    why: str  # what it saves and what it costs, for people
+    passing: bool = False  # whether it saves activations, rather than memory that is held during the whole run
+    without: tuple[str, str] | None = None  # table and key of an incompatible setting, which is then removed
 
     def to_text(self) -> str:
         """Return the setting as `table.key = value`."""
@@ -48,10 +41,7 @@ TIERS = (
         passing=True,
     ),
     MemoryPreset(
-        "text_encoder",
-        "device",
-        "cpu",
-        "text encoders in CPU memory, which takes seconds for each new caption",
+        "text_encoder", "device", "cpu", "text encoders in CPU memory, which takes seconds for each new caption"
     ),
     MemoryPreset("buckets", "batch_size", 1, "one clip at a time", passing=True),
     MemoryPreset("lora", "base", "int8", "frozen weights in 8 bits: slightly rounded, and widened at each use"),
@@ -69,41 +59,29 @@ TIERS = (
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The settings that make a recipe fit.
+    """The settings that make a recipe fit, with its estimate."""
 
-    Attributes:
-        recipe: The recipe with these settings.
-        tiers: The settings.
-        estimate: Estimate of the recipe's memory and time.
-        fits: Whether it fits; None if the GPU's memory is unknown.
-        without: For each setting, bytes that the recipe needs at least without it.
-    """
-
-    recipe: Recipe
+    recipe: Recipe  # with these settings
     tiers: tuple[MemoryPreset, ...]
     estimate: Estimate
-    fits: bool | None
-    without: tuple[int, ...] = ()
+    fits: bool | None  # None if the GPU's memory is unknown
+    without: tuple[int, ...] = ()  # for each setting, bytes that the recipe needs at least without it
 
 
 def choose(recipe: Recipe, vram_bytes: int | None) -> MemoryPlan:
     """Add settings one by one until a recipe fits; for an unknown GPU only the first, which most recipes need.
 
     Settings that save nothing in this recipe are skipped, so that each further one needs less memory.
-
-    Raises:
-        UserError: The recipe's parts do not fit together.
     """
     if vram_bytes is None:
         recipe = _with(recipe, TIERS[0])
-        return MemoryPlan(recipe, TIERS[:1], estimate.estimate(recipe, _table(recipe)), None)
+        return MemoryPlan(recipe, TIERS[:1], estimate.estimate(recipe, bucket_table(recipe)), None)
     search, taken, waiting = _Search(), dict[MemoryPreset, int](), list(TIERS)
     while True:
         need = search.held(recipe)
         # The full estimate is slow: skip it if the recipe does not fit even without activations.
         result = search.estimate(recipe) if need <= vram_bytes else None
-        if result is not None:
-            need = result.memory.total
+        need = need if result is None else result.memory.total
         while waiting and not search.saves(recipe, waiting[0]):
             waiting.pop(0)
         if need <= vram_bytes or not waiting:
@@ -129,7 +107,7 @@ class _Search:
         return memory.held(recipe, self._network(recipe)).total
 
     def estimate(self, recipe: Recipe) -> Estimate:
-        network, buckets = self._network(recipe), _table(recipe)
+        network, buckets = self._network(recipe), bucket_table(recipe)
         key = recipe.model_dump_json(include={"model", "lora", "buckets"})
         if key not in self._passes:
             self._passes[key] = estimate.passes(recipe, network, buckets)
@@ -149,7 +127,8 @@ class _Search:
         return self._networks[key]
 
 
-def _table(recipe: Recipe) -> BucketTable:
+def bucket_table(recipe: Recipe) -> BucketTable:
+    """Build the buckets of a recipe."""
     return table.build(recipe.bucket, recipe.buckets, geometry(recipe.model, recipe.autoencoder))
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reelworks.buckets import propose, table
+from reelworks.buckets import propose
 from reelworks.buckets.config import BucketsConfig
 from reelworks.buckets.propose import Ladder
 from reelworks.catalog import scan
@@ -25,7 +25,6 @@ from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
 from reelworks.models import components, registry
-from reelworks.models.components import geometry
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import Release
@@ -51,34 +50,21 @@ def lora_table(
     preset: str,
     datasets: Sequence[DatasetConfig],
     found: FolderSurvey,
-    *,
     trigger: str | None = None,
     weights: str | None = None,
 ) -> list[Line]:
     """Return the lines of a LoRA's recipe.
 
-    Args:
-        preset: Preset of the model.
-        datasets: Datasets of the folders.
-        found: Survey of the folders.
-        trigger: Trigger word of what is learnt.
-        weights: A pipeline's folder or hub id, or the denoiser's file, instead of the published one.
-
-    Raises:
-        UserError: No weights are known, the model cannot train clips, or nothing has a caption.
+    `weights` are a pipeline's folder or hub id, or the denoiser's file, instead of the published ones.
     """
     known = registry.release_of(preset)
     parts = _parts(preset, known, weights)
     lines = [Line("", "version", 1), Line("", "seed", 42)]
-    lines += _datasets(datasets, found, trigger)
-    lines += _buckets(preset, known, found)
+    lines += _datasets(datasets, found, trigger) + _buckets(preset, known, found)
     if not len(found.videos):
         lines += [Line("[data]", "num_workers", 0, "decode in threads: enough for pictures")]
-    lines += parts
-    lines += [Line("[lora]", "rank", 16, "usual for a subject or a style; a larger one learns, and forgets, more")]
-    lines += _objective(preset, known)
-    lines += _training(found)
-    return lines + _files(known, found)
+    rank = Line("[lora]", "rank", 16, "usual for a subject or a style; a larger one learns, and forgets, more")
+    return [*lines, *parts, rank, *_objective(preset, known), *_training(found), *_files(known, found)]
 
 
 def _datasets(datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: str | None) -> list[Line]:
@@ -125,7 +111,10 @@ def _buckets(preset: str, known: Release, found: FolderSurvey) -> list[Line]:
         Line("[buckets]", "batch_size", size, "buckets of fewer are trained as smaller batches"),
         Line("[buckets]", "upscale", True, "few pictures: take small ones too"),
     ]
-    geometry = _geometry(preset)
+    autoencoder = AutoencoderConfig()
+    if registry.PRESETS[preset].release:
+        autoencoder = AutoencoderConfig(name=registry.PRESETS[preset].parts.autoencoder, weights=preset)
+    geometry = components.geometry(ModelConfig(name=preset), autoencoder)
     if len(found.pictures):
         steps = Ladder.from_steps([side for side in _SIDES if side <= known.side], BucketsConfig(), geometry)
         resolution, why = _resolution(steps, found.pictures, "pictures")
@@ -135,38 +124,25 @@ def _buckets(preset: str, known: Release, found: FolderSurvey) -> list[Line]:
         steps = Ladder.from_steps([f"{n}p" for n in _LINES if n <= known.lines], BucketsConfig(), geometry)
         resolution, why = _resolution(steps, found.videos[:, 1:], "clips")
         frames = found.videos[:, 0]
-        lengths = _lengths(frames, geometry, known.num_frames)
-        why_lengths = f"the clips have {frames.min()} to {frames.max()} frames"
+        length_why = f"the clips have {frames.min()} to {frames.max()} frames"
         lines += [
             Line("[[bucket]]", "resolution", resolution, why, 1),
-            Line("[[bucket]]", "num_frames", lengths, why_lengths, 1),
+            Line("[[bucket]]", "num_frames", _lengths(frames, geometry, known.num_frames), length_why, 1),
             Line("[[bucket]]", "batch_size", 1, "clips take much more memory than pictures", 1),
         ]
     return lines
 
 
-def _geometry(preset: str) -> Geometry:
-    """Return the geometry of a model with its usual autoencoder."""
-    autoencoder = AutoencoderConfig()
-    if registry.PRESETS[preset].release:
-        autoencoder = AutoencoderConfig(name=registry.PRESETS[preset].parts.autoencoder, weights=preset)
-    return components.geometry(ModelConfig(name=preset), autoencoder)
-
-
 def _require_clips(preset: str, known: Release, clips: int) -> None:
-    if components.geometry(ModelConfig(name=preset), AutoencoderConfig()).frame_rule == (0, 1) or not known.lines:
+    if registry.PRESETS[preset].config.pictures_only or not known.lines:
+        for_clips = ", ".join(short for short, name in registry.SHORT_NAMES.items() if registry.release_of(name).lines)
         raise UserError(
             f"this model makes only pictures, and the folders have {clips} clips",
             code="model-takes-images-only",
             field="--model",
             value=preset,
-            remedy=f"choose a model for clips ({_for_clips()}), or remove the clips from the folders",
+            remedy=f"choose a model for clips ({for_clips}), or remove the clips from the folders",
         )
-
-
-def _for_clips() -> str:
-    """Return short names of models that are trained on clips."""
-    return ", ".join(short for short, name in registry.SHORT_NAMES.items() if registry.release_of(name).lines)
 
 
 def _resolution(steps: Ladder, sizes: NDArray[np.int64], noun: str) -> tuple[str, str]:
@@ -198,13 +174,12 @@ def _lengths(frames: NDArray[np.int64], geometry: Geometry, most: int) -> list[i
 def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
     """Return the lines of the model, its autoencoder and its text encoder."""
     lines = [Line("[model]", "name", preset)]
+    checkpointing = Line("[model]", "gradient_checkpointing", False)
     if switch_timestep(ModelConfig(name=preset)) is not None:
         why = 'the network for high noise; "low" trains the other one, and "both" trains them in turn'
         lines += [Line("[model]", "experts", "high", why)]
     if not registry.PRESETS[preset].release:
-        lines += [Line("[model]", "weights", weights)] if weights else []
-        lines += [Line("[model]", "gradient_checkpointing", False)]
-        return lines
+        return [*lines, *([Line("[model]", "weights", weights)] if weights else []), checkpointing]
     source = weights or known.weights
     if source is None:
         raise UserError(
@@ -215,17 +190,17 @@ def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
             remedy="give --weights PATH|HUB: a folder, a file or a hub id",
         )
     parts = registry.PRESETS[preset].parts
-    lines += [Line("[model]", "weights", source), Line("[model]", "gradient_checkpointing", False)]
+    lines += [Line("[model]", "weights", source), checkpointing]
     pipeline = source if not source.endswith(".safetensors") else str(known.weights)
     if components.conditioning(ModelConfig(name=preset)).image_encoder is not None:
         lines += [Line("[model]", "image_encoder", pipeline, "encodes a clip's first frame for the network")]
-    lines += [Line("[autoencoder]", "name", parts.autoencoder, "the one that the model was trained with")]
-    lines += [Line("[autoencoder]", "weights", known.autoencoder or pipeline)]
-    lines += [
+    return [
+        *lines,
+        Line("[autoencoder]", "name", parts.autoencoder, "the one that the model was trained with"),
+        Line("[autoencoder]", "weights", known.autoencoder or pipeline),
         Line("[text_encoder]", "name", parts.text),
         Line("[text_encoder]", "weights", known.text or pipeline),
     ]
-    return lines
 
 
 def _objective(preset: str, known: Release) -> list[Line]:
@@ -258,11 +233,9 @@ def _training(found: FolderSurvey) -> list[Line]:
 
 def _files(known: Release, found: FolderSurvey) -> list[Line]:
     steps = _epochs(found) * math.ceil(found.showings / _SMALL_CLIPS)
-    lines = []
-    if found.clips < _HELD_OUT_FROM:
-        lines += [Line("[validation]", "split", 0.0, "too few to keep any back")]
+    few = found.clips < _HELD_OUT_FROM
     return [
-        *lines,
+        *([Line("[validation]", "split", 0.0, "too few to keep any back")] if few else []),
         _saves(steps),
         Line("[exports]", "weights", "ema"),
         Line("[exports]", "formats", list(known.formats), "a small file of each with every checkpoint"),
@@ -273,21 +246,12 @@ def _saves(steps: int) -> Line:
     return Line("[checkpoints]", "every_steps", max(steps // 10, 10), "some ten, of which the last three stay")
 
 
-def with_saves(lines: Sequence[Line], steps: int) -> list[Line]:
-    """Replace the setting of the checkpoints' interval by that for a number of steps."""
-    saves = _saves(steps)
-    return [saves if (line.table, line.key) == (saves.table, saves.key) else line for line in lines]
-
-
-def with_setting(lines: Sequence[Line], table: str, key: str, value: Any, why: str) -> list[Line]:
-    """Change a value, or add it at the end of its table."""
-    header = f"[{table}]"
-    if any((line.table, line.key) == (header, key) for line in lines):
-        return [
-            replace(line, value=value, why=why) if (line.table, line.key) == (header, key) else line for line in lines
-        ]
-    last = max((i for i, line in enumerate(lines) if line.table == header), default=len(lines) - 1)
-    return [*lines[: last + 1], Line(header, key, value, why), *lines[last + 1 :]]
+def with_setting(lines: Sequence[Line], setting: Line) -> list[Line]:
+    """Replace the line of a setting, or add it at the end of its table."""
+    if any((line.table, line.key) == (setting.table, setting.key) for line in lines):
+        return [setting if (line.table, line.key) == (setting.table, setting.key) else line for line in lines]
+    last = max((i for i, line in enumerate(lines) if line.table == setting.table), default=len(lines) - 1)
+    return [*lines[: last + 1], setting, *lines[last + 1 :]]
 
 
 PLACEHOLDER = "pictures"
@@ -295,46 +259,27 @@ PLACEHOLDER = "pictures"
 
 @dataclass(frozen=True)
 class QuickstartOptions:
-    """Options of `reelworks new`.
+    """Options of `reelworks new`."""
 
-    Attributes:
-        model: A preset or a family's short name.
-        folders: Folders of pictures and clips; none for a recipe with a placeholder.
-        vram_gb: Memory of the GPU; None uses that of this machine's GPU, if it has one.
-        trigger: Trigger word of what is learnt.
-        weights: Weights to use instead of the published ones.
-        tflops: Speed of the GPU in bfloat16.
-    """
-
-    model: str
-    folders: tuple[Path, ...] = ()
-    vram_gb: float | None = None
-    trigger: str | None = None
-    weights: str | None = None
-    tflops: float = ASSUMED_TFLOPS
+    model: str  # a preset or a family's short name
+    folders: tuple[Path, ...] = ()  # of pictures and clips; none for a recipe with a placeholder
+    vram_gb: float | None = None  # memory of the GPU; None uses that of this machine's GPU, if it has one
+    trigger: str | None = None  # trigger word of what is learnt
+    weights: str | None = None  # instead of the published ones
+    tflops: float = ASSUMED_TFLOPS  # speed of the GPU in bfloat16
 
 
 @dataclass(frozen=True)
 class QuickstartResult:
-    """A new recipe with its estimates.
-
-    Attributes:
-        text: Text of the recipe.
-        recipe: The parsed recipe.
-        found: Survey of the folders.
-        choice: Settings that save memory, with the estimate.
-        remarks: Remarks on the folders, for people.
-        micro_batches: Micro-batches of an epoch by bucket.
-        tflops: Speed of the GPU that times are estimated for.
-    """
+    """A new recipe with its estimates."""
 
     text: str
     recipe: Recipe
     found: FolderSurvey
     choice: MemoryPlan
-    remarks: tuple[str, ...]
-    micro_batches: dict[str, int]
-    tflops: float
+    remarks: tuple[str, ...]  # on the folders, for people
+    micro_batches: dict[str, int]  # of an epoch, by bucket
+    tflops: float  # speed of the GPU that times are estimated for
 
     @property
     def steps(self) -> int:
@@ -368,12 +313,7 @@ class QuickstartResult:
 def lora(
     path: Path, wishes: QuickstartOptions, on_progress: Callable[[ScanProgress], None] | None = None
 ) -> QuickstartResult:
-    """Make the recipe of a LoRA and write it.
-
-    Args:
-        path: File to write; an existing one is replaced.
-        wishes: Options of the command.
-        on_progress: Called with the progress of the scan.
+    """Make the recipe of a LoRA and write it; an existing file is replaced.
 
     Raises:
         UserError: The model is unknown, the trigger word is empty, the folders hold nothing to train, the training
@@ -390,17 +330,20 @@ def lora(
     datasets, remarks = survey.datasets(wishes.folders or (Path(PLACEHOLDER),))
     found = survey.PLACEHOLDER
     if wishes.folders:
-        found = _survey(_catalog(path), datasets, wishes.trigger, on_progress)
-    lines = lora_table(preset, datasets, found, trigger=wishes.trigger, weights=wishes.weights)
+        catalog = Path("runs", path.stem, "catalog")  # which the new recipe points to
+        sources = [dataset.place for dataset in datasets]
+        scan.scan_sources(sources, catalog, workers=os.cpu_count() or 1, on_progress=on_progress)
+        found = survey.survey(Catalog.open(catalog).live(), datasets, wishes.trigger)
+    lines = lora_table(preset, datasets, found, wishes.trigger, wishes.weights)
     drafted = _read(lines, path)
     choice = memory_presets.choose(drafted, _vram_bytes(wishes.vram_gb))
     if choice.fits is False:
         raise _too_small(preset, wishes, choice)
     for tier in choice.tiers:
-        lines = with_setting(lines, tier.table, tier.key, tier.value, tier.why)
+        lines = with_setting(lines, Line(f"[{tier.table}]", tier.key, tier.value, tier.why))
     per_epoch = _micro_batches(_read(lines, path), bool(wishes.folders))
     # Settings that save memory change the number of steps.
-    lines = with_saves(lines, sum(per_epoch.values()) * (drafted.train.max_epochs or 1))
+    lines = with_setting(lines, _saves(sum(per_epoch.values()) * (drafted.train.max_epochs or 1)))
     text = toml_writer.write(title(preset, found), lines)
     recipe = _read(lines, path)
     if not registry.PRESETS[preset].release:
@@ -408,22 +351,6 @@ def lora(
     result = QuickstartResult(text, recipe, found, choice, tuple(remarks), per_epoch, wishes.tflops)
     files.write_for("--output", path, text.encode())
     return result
-
-
-def _catalog(path: Path) -> Path:
-    """Return the catalog's path, which the new recipe will point to."""
-    return Path("runs", path.stem, "catalog")
-
-
-def _survey(
-    catalog: Path,
-    datasets: Sequence[DatasetConfig],
-    trigger: str | None,
-    on_progress: Callable[[ScanProgress], None] | None,
-) -> FolderSurvey:
-    sources = [dataset.place for dataset in datasets]
-    scan.scan_sources(sources, catalog, workers=os.cpu_count() or 1, on_progress=on_progress)
-    return survey.survey(Catalog.open(catalog).live(), datasets, trigger)
 
 
 def title(preset: str, found: FolderSurvey) -> str:
@@ -445,8 +372,7 @@ def _vram_bytes(asked_gb: float | None) -> int | None:
 
 def _micro_batches(recipe: Recipe, scanned: bool) -> dict[str, int]:
     if not scanned:
-        buckets = table.build(recipe.bucket, recipe.buckets, geometry(recipe.model, recipe.autoencoder))
-        square = next(b for b in buckets.buckets if b.ratio == "1:1")
+        square = next(b for b in memory_presets.bucket_table(recipe).buckets if b.ratio == "1:1")
         return {square.name: -(-survey.PLACEHOLDER.clips // square.batch_size)}
     data = RecipeData.open(recipe)
     clips = np.bincount(data.entries(0).bucket, minlength=len(data.table.buckets))

@@ -20,21 +20,13 @@ from reelworks.core.errors import UserError
 
 @dataclass(frozen=True)
 class FolderSurvey:
-    """The contents of the folders.
+    """The contents of the folders."""
 
-    Attributes:
-        pictures: Height and width of each picture, `[N, 2]`.
-        videos: Frames, height and width of each video, `[N, 3]`.
-        uncaptioned: Clips without a caption of their own.
-        triggered: Captions that already contain the trigger word.
-        showings: Clips of an epoch, including repeats.
-    """
-
-    pictures: NDArray[np.int64]
-    videos: NDArray[np.int64]
-    showings: int
-    uncaptioned: int = 0
-    triggered: int = 0
+    pictures: NDArray[np.int64]  # `[N, 2]`: height and width
+    videos: NDArray[np.int64]  # `[N, 3]`: frames, height and width
+    showings: int  # clips of an epoch, including repeats
+    uncaptioned: int = 0  # clips without a caption of their own
+    triggered: int = 0  # captions that already contain the trigger word
 
     @property
     def clips(self) -> int:
@@ -51,16 +43,11 @@ PLACEHOLDER = FolderSurvey(pictures=np.full((20, 2), 1024), videos=np.zeros((0, 
 
 
 def survey(rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | None) -> FolderSurvey:
-    """Count and measure the readable rows of some datasets in a catalog.
-
-    Raises:
-        UserError: No row is readable.
-    """
+    """Count and measure the readable rows of some datasets in a catalog."""
     repeats = {dataset.dataset_name: dataset.repeats for dataset in datasets}
-    dataset_names = rows.dataset.dictionary.to_pylist()
-    repeats_by_index = np.array([repeats.get(name, 0) for name in dataset_names], dtype=np.float64)
     # Rows of other datasets in the catalog have 0 repeats.
-    row_repeats = repeats_by_index[rows.dataset.indices.to_numpy(zero_copy_only=False)]
+    by_index = np.array([repeats.get(name, 0) for name in rows.dataset.dictionary.to_pylist()], dtype=np.float64)
+    row_repeats = by_index[rows.dataset.indices.to_numpy(zero_copy_only=False)]
     good = rows.take(rows.readable & (row_repeats > 0))
     if not len(good):
         raise UserError(
@@ -82,42 +69,34 @@ _KOHYA = re.compile(r"([1-9][0-9]*)_(.+)")
 
 
 def require(folders: Sequence[Path]) -> None:
-    """Refuse paths that are neither folders nor lists of files.
-
-    Raises:
-        UserError: A path is neither; the error names it.
-    """
+    """Refuse paths that are neither folders nor lists of files."""
     for folder in folders:
-        if folder.is_dir() or (folder.is_file() and is_list(folder)):
-            continue
-        raise UserError(
-            "this is a file, not a folder" if folder.exists() else "there is no such folder",
-            code="no-such-folder",
-            field="--data",
-            value=str(folder),
-            remedy="give the folder that holds the videos and pictures",
-        )
+        if not folder.is_dir() and not (folder.is_file() and is_list(folder)):
+            raise UserError(
+                "this is a file, not a folder" if folder.exists() else "there is no such folder",
+                code="no-such-folder",
+                field="--data",
+                value=str(folder),
+                remedy="give the folder that holds the videos and pictures",
+            )
 
 
 def datasets(folders: Sequence[Path]) -> tuple[list[DatasetConfig], list[str]]:
-    """Return the datasets of folders.
+    """Return the datasets of folders, each with a unique name, and remarks on files and folders that are left out.
 
     A folder named `REPEATS_WORDS`, or each such folder in a given one, is a dataset as for kohya's tools: its pictures
     are repeated `REPEATS` times per epoch, and those without a text file have `WORDS` as their caption.
 
-    Returns:
-        The datasets, each with a unique name; and remarks on files and folders that are left out.
-
     Raises:
         UserError: A folder is listed twice or lies in another one, so that its clips would be trained twice.
     """
-    result: list[DatasetConfig] = []
-    remarks: list[str] = []
+    result, remarks = list[DatasetConfig](), list[str]()
     for folder in folders:
         inside = [child for child in _folders(folder) if _KOHYA.fullmatch(child.name)]
         for path in inside or [folder]:
             _refuse_overlap(path, [Path(dataset.path) for dataset in result])
-            repeats, words = _repeats_and_words(path)
+            match = _KOHYA.fullmatch(path.resolve().name)
+            repeats, words = (int(match[1]), match[2].strip()) if match else (1, None)
             name = _unique(Source.from_path(path).name, {dataset.dataset_name for dataset in result})
             result.append(DatasetConfig(path=str(path), name=name, repeats=repeats, missing_caption=words))
         remarks += _left_out(folder, inside)
@@ -143,11 +122,6 @@ def _folders(folder: Path) -> list[Path]:
         return []  # the scan reports it
     with os.scandir(folder) as entries:
         return sorted(Path(e.path) for e in entries if e.is_dir() and not e.name.startswith("."))
-
-
-def _repeats_and_words(folder: Path) -> tuple[int, str | None]:
-    match = _KOHYA.fullmatch(folder.resolve().name)
-    return (int(match[1]), match[2].strip()) if match else (1, None)
 
 
 def _unique(name: str, taken: set[str]) -> str:

@@ -17,7 +17,7 @@ from reelworks.distributed.mesh import World
 from reelworks.export import lora
 from reelworks.models import identify
 from reelworks.models.components import family_config
-from reelworks.models.lora import reading
+from reelworks.models.lora import files
 from reelworks.models.lora.base_model import Base, require_same
 from reelworks.models.weights import ShapeMismatch, read, require_fit, shapes_of
 from reelworks.recipe import recipe_file
@@ -56,7 +56,7 @@ def take_over(
                 remedy="add --weights-only, or name a run or one of its checkpoints",
             )
         _read_file(source, tensors["model"], recipe)
-        warning = None if base is None else reading.of_another_base(str(source), base)
+        warning = None if base is None else files.of_another_base(str(source), base)
     else:
         found = world.broadcast(_path(source, recipe, weights_only) if world.is_main else None)
         assert isinstance(found, Path)
@@ -92,7 +92,7 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
     """Copy a file's tensors into a model's, sharded or not; each rank reads what it needs."""
     file, field = str(source), "--load"
     if recipe.lora is not None:
-        weights = reading.read(file, field, model, recipe.lora, family_config(recipe.model))
+        weights = files.read(file, field, model, recipe.lora, family_config(recipe.model))
     else:
         weights = read(file, field)
         try:

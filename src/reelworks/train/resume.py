@@ -19,8 +19,8 @@ from reelworks.core.log import logger
 from reelworks.data import resume
 from reelworks.data.position import DataPosition, next_epoch
 from reelworks.distributed.mesh import World
-from reelworks.models.lora import reading
 from reelworks.models.lora.base_model import Base
+from reelworks.models.lora.files import of_another_base
 from reelworks.recipe import diff, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -128,7 +128,7 @@ def _begin(
     if options.load is not None:
         init_from.take_over(options.load, state, run.world, recipe, base, weights_only=options.weights_only)
     file = recipe.lora.weights if recipe.lora is not None else None
-    warning = reading.of_another_base(file, base) if file is not None and base is not None else None
+    warning = of_another_base(file, base) if file is not None and base is not None else None
     if warning is not None:
         logger.warning(warning)
     return begun

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.encoders.caption_cache import CaptionCache
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import CaptionCache, LiveEncoder
 from reelworks.models import factory
 from reelworks.models.api import TextEmbedding
 from reelworks.models.config import AutoencoderConfig, TextEncoderConfig

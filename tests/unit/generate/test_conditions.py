@@ -13,6 +13,7 @@ from reelworks.core.shape import Geometry, Shape
 from reelworks.generate import conditions, pipeline, writers
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models.family import LEARNED, Conditioning
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
 from reelworks.train import build
@@ -127,8 +128,8 @@ def test_what_leaves_nothing_or_does_not_fit_is_refused(given, chunk, message):
     """Too many frames, and frames that break a chunk, are told by the option that asked for them."""
     geometry = Geometry((1, 8, 8), (1, 2, 2), chunk_frames=chunk)
     with pytest.raises(UserError, match=message):
-        given.check(geometry, OPTIONS.shape, told=True)
-    Conditions(frames(1)).check(geometry, OPTIONS.shape, told=True)
+        given.check(geometry, OPTIONS.shape, LEARNED)
+    Conditions(frames(1)).check(geometry, OPTIONS.shape, LEARNED)
     with refused("conditions-not-taken", "--reference, --loop"):
-        Conditions(frames(1)).check(geometry, OPTIONS.shape, told=False)
-    Conditions().check(geometry, OPTIONS.shape, told=False)
+        Conditions(frames(1)).check(geometry, OPTIONS.shape, Conditioning())
+    Conditions().check(geometry, OPTIONS.shape, Conditioning())

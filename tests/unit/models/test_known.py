@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from reelworks.core.errors import UserError
 from reelworks.models import factory, identify, registry, weights
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
-from reelworks.models.lora import files, inject, reading
+from reelworks.models.lora import files, inject
 from reelworks.models.lora.config import LoraConfig
 from reelworks.testing import contract
 
@@ -206,7 +206,7 @@ def test_a_lora_of_other_weights_is_warned_of_by_name(tmp_path):
         path = tmp_path / "lora.safetensors"
         save_file({k: v.contiguous() for k, v in file.tensors.items()}, path, file.header)
         assert build("wan-tiny", LoraConfig(rank=2, weights=str(path))).base == ours
-        told = reading.of_another_base(str(path), ours)
+        told = files.of_another_base(str(path), ours)
         assert (told is not None) == warned
     assert "theirs.safetensors" in told
     assert f"fresh weights (wan-tiny, {ours.digest[:8]})" in told

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models.lora import files, inject, reading
+from reelworks.models.lora import files, inject
 from reelworks.models.lora.config import LoraConfig
 from reelworks.testing import contract
 
@@ -45,7 +45,7 @@ def written(folder: Path, denoiser, format="diffusers", settings=SETTINGS, part=
 def load(denoiser, path, settings=SETTINGS, name="wan-tiny"):
     """Load a file into a network as a recipe that names it does."""
     settings = settings.model_copy(update={"weights": str(path)})
-    reading.load_into(denoiser.module, settings, config_of(name))
+    files.load_into(denoiser.module, settings, config_of(name))
 
 
 ALL_FORMATS = [(name, False, format) for name in contract.FAMILIES for format in FORMATS]
@@ -119,7 +119,7 @@ def test_a_lora_of_another_base_is_refused_with_numbers(tmp_path):
         UserError,
         match=rf"another base.*: {len(load_file(path))} of its .*{len(before)} of {len(before)} here",
     ):
-        reading.load_into(other.module, settings, config_of("flux-tiny"))
+        files.load_into(other.module, settings, config_of("flux-tiny"))
     assert all(torch.equal(value, before[n]) for n, value in inject.weights(other.module).items())
 
 

@@ -14,7 +14,7 @@ from refused import refused
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.models.lora import files, key_mapping, reading
+from reelworks.models.lora import files, key_mapping
 from reelworks.models.lora.config import LoraConfig
 from reelworks.recipe import recipe_file
 
@@ -238,7 +238,7 @@ def fused(tmp_path, B, A=None, alpha=None, targets=("to_q", "to_k", "to_v"), ran
         own |= {f"{layer}.lora_A.default.weight": torch.empty(rank, 32)}
         own |= {f"{layer}.lora_B.default.weight": torch.empty(32, rank)}
     settings = LoraConfig(rank=rank, alpha=alpha)
-    return A, reading.read(str(tmp_path / "fused.safetensors"), "lora.weights", own, settings, config)
+    return A, files.read(str(tmp_path / "fused.safetensors"), "lora.weights", own, settings, config)
 
 
 def test_a_fused_update_of_full_rows_is_taken_apart(tmp_path):

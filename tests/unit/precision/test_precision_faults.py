@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from reelworks.core.errors import UserError
-from reelworks.models.autoencoders.opensora.video import CONTRACT as HALF_OVERFLOWS
+from reelworks.models.autoencoders.opensora import CONTRACT as HALF_OVERFLOWS
 from reelworks.precision import audit
 from reelworks.precision.boundary import DtypeBoundary, DtypeError, check_contract
 from reelworks.precision.contract import Contract, Role

@@ -209,7 +209,7 @@ def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> N
     few = start.model_copy(update={"lora": start.lora.model_copy(update={"base": "nf4"})})
     few = few.model_copy(update={"model": few.model.model_copy(update={"gradient_checkpointing": True})})
     few = few.model_copy(update={"buckets": few.buckets.model_copy(update={"batch_size": 1})})
-    size = estimate.estimate(few, memory_presets._table(few)).memory.total
+    size = estimate.estimate(few, memory_presets.bucket_table(few)).memory.total
     choice = memory_presets.choose(start, size)
     assert [tier.to_text() for tier in choice.tiers] == [*first, 'lora.base = "nf4"']
     assert (choice.fits, choice.recipe, choice.estimate.memory.total) == (True, few, size)

@@ -5,6 +5,7 @@ Legend: B clips, C channels, T frames, H height, W width.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 from pathlib import Path
@@ -16,23 +17,13 @@ from torch import Tensor, nn
 from reelworks.core.errors import UserError
 from reelworks.models import optional_imports, registry, weights
 from reelworks.models.api import Autoencoder
-from reelworks.models.autoencoders import identity
+from reelworks.models.autoencoders import identity, pixel
 from reelworks.models.components import autoencoder_geometry
 from reelworks.models.config import AutoencoderConfig
 from reelworks.models.family import PublishedAutoencoder
-from reelworks.precision.contract import Contract, Role
 
-_F32 = torch.float32
 # Activations of some pass 65504, the largest number of float16, and become infinite.
-CONTRACT = Contract(
-    _F32,
-    _F32,
-    None,
-    None,
-    _F32,
-    {"video": Role.CONDITION, "latent": Role.LATENT},
-    overflows=frozenset({torch.float16}),
-)
+CONTRACT = dataclasses.replace(pixel.CONTRACT, overflows=frozenset({torch.float16}))
 
 
 @final
@@ -40,20 +31,10 @@ class DiffusersAutoencoder:
     """An autoencoder of diffusers that normalises its latents.
 
     Latents are the means of the posteriors, shifted and scaled as in the training of the family's denoiser.
-
-    Attributes:
-        geometry: Stride and frame rule of the family.
-        latent_channels: Channels of the latents that a denoiser takes.
-        module: The network.
-        contract: Computes in float32 or bfloat16 and returns float32; float16 is known to overflow.
     """
 
     def __init__(self, config: AutoencoderConfig) -> None:
-        """Load weights from a folder in diffusers' layout, a single file or the hub.
-
-        Raises:
-            UserError: The weights cannot be loaded, or belong to another family.
-        """
+        """Load weights from a folder in diffusers' layout, a single file or the hub."""
         assert config.weights is not None, "the recipe was checked"
         facts = registry.AUTOENCODERS[config.name]
         self.geometry = autoencoder_geometry(config)
@@ -73,7 +54,7 @@ class DiffusersAutoencoder:
         latent: Tensor = self.module.encode(video[:, :, 0] if self._flat else video).latent_dist.mode()
         latent = (latent[:, :, None] if self._flat else latent).to(self.contract.output)
         if self._packed:
-            latent = _squares_to_channels(latent)
+            latent = pixel.squares_to_channels(latent, 2)
         return (latent - self._mean) / self._std
 
     @torch.no_grad()
@@ -81,7 +62,7 @@ class DiffusersAutoencoder:
         """Decode to `[B, 3, num_frames, H, W]`; values are not clamped."""
         latent = latent_BCTHW * self._std + self._mean
         if self._packed:
-            latent = _channels_to_squares(latent)
+            latent = pixel.channels_to_squares(latent, 2)
         latent = latent.to(self.contract.compute)
         # Some decoders also remove noise: timestep 0 means that these latents have none.
         takes_timestep = self.module.config.get("timestep_conditioning", False)
@@ -113,18 +94,6 @@ def _statistics(module: Any) -> tuple[Tensor, Tensor]:
     return mean.float().view(1, -1, 1, 1, 1), std.float().view(1, -1, 1, 1, 1)
 
 
-def _squares_to_channels(latent_BCTHW: Tensor) -> Tensor:
-    B, C, T, H, W = latent_BCTHW.shape
-    squares = latent_BCTHW.reshape(B, C, T, H // 2, 2, W // 2, 2).permute(0, 1, 4, 6, 2, 3, 5)
-    return squares.reshape(B, 4 * C, T, H // 2, W // 2)
-
-
-def _channels_to_squares(latent_BCTHW: Tensor) -> Tensor:
-    B, C, T, H, W = latent_BCTHW.shape
-    squares = latent_BCTHW.reshape(B, C // 4, 2, 2, T, H, W).permute(0, 1, 4, 5, 2, 6, 3)
-    return squares.reshape(B, C // 4, T, 2 * H, 2 * W)
-
-
 def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
     assert config.weights is not None, "the recipe was checked"
     source, field = config.weights, "autoencoder.weights"
@@ -135,7 +104,7 @@ def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
         weights.load_into(module, weights.read(source, field, part="vae"), source, field)
     elif source.endswith(".safetensors") and hasattr(kind, "from_single_file"):
         identity.require_names(config, weights.shapes(source, field))
-        module = _from_file(kind, config)
+        module = _from_file(kind, config, facts)
     else:
         raise UserError(
             f"{facts.network} cannot be loaded without its config",
@@ -147,13 +116,12 @@ def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
     return module.requires_grad_(False).eval()
 
 
-def _from_file(kind: Any, config: AutoencoderConfig) -> Any:
+def _from_file(kind: Any, config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
     """Load a file with the names of diffusers or of a release; diffusers fetches unknown sizes from the hub."""
     with tempfile.TemporaryDirectory() as folder:
         config_argument = {}
-        facts = registry.AUTOENCODERS[config.name]
         if facts.file_config is not None:
-            path = Path(folder) / "config.json"
+            path = Path(folder, "config.json")
             path.write_text(json.dumps({**facts.file_config, **facts.config}))
             config_argument = {"config": str(path)}
         try:

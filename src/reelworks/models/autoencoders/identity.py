@@ -19,10 +19,7 @@ from reelworks.models.weights import Shapes
 
 # Stable Diffusion's, which Open-Sora v1.1 encodes frame by frame.
 _OPENSORA = PublishedAutoencoder(
-    "AutoencoderKL",
-    4,
-    (1, 8, 8),
-    config={"latent_channels": 4, "scaling_factor": 0.18215, "shift_factor": None},
+    "AutoencoderKL", 4, (1, 8, 8), config={"latent_channels": 4, "scaling_factor": 0.18215, "shift_factor": None}
 )
 # Names in files of the class that several models share, in diffusers' spelling and in releases.
 _PLAIN = "AutoencoderKL"
@@ -31,11 +28,7 @@ _WRAPPERS = ("first_stage_model.", "vae.")
 
 
 def config_of(config: AutoencoderConfig) -> dict[str, Any] | None:
-    """Return the config of the autoencoder that a recipe names, or None if it has none.
-
-    Raises:
-        UserError: The weights are neither local nor on the hub, or belong to another autoencoder.
-    """
+    """Return the config of the autoencoder that a recipe names, or None without one; refuse another's."""
     assert config.weights is not None, "the recipe was checked"
     found = weights.config(config.weights, "autoencoder.weights", part="vae")
     if found is not None and (differences := _differences(found, _known()[config.name])):
@@ -48,13 +41,6 @@ def require_names(config: AutoencoderConfig, shapes: Shapes) -> None:
     """Refuse a file without a config if its names or channels are those of another autoencoder.
 
     Flux's and Stable Diffusion 3's have the same names and channels, and are taken for what the recipe says.
-
-    Args:
-        config: Settings of the autoencoder, which name the file.
-        shapes: Shapes of the file's tensors by name.
-
-    Raises:
-        UserError: The file is of another class, or has other latents.
     """
     for wrapper in _WRAPPERS:
         shapes = {name.removeprefix(wrapper): shape for name, shape in shapes.items()}

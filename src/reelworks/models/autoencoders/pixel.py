@@ -6,6 +6,7 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from reelworks.core.errors import UserError
 from reelworks.models.api import Autoencoder
@@ -17,17 +18,22 @@ _F32 = torch.float32
 CONTRACT = Contract(_F32, _F32, None, None, _F32, {"video": Role.CONDITION, "latent": Role.LATENT})
 
 
+def squares_to_channels(video_BCTHW: Tensor, side: int) -> Tensor:
+    """Turn squares of side × side pixels into channels, `[B, C·side², T, H/side, W/side]`."""
+    return pixel_unshuffle(video_BCTHW.transpose(1, 2), side).transpose(1, 2).contiguous()
+
+
+def channels_to_squares(latent_BCTHW: Tensor, side: int) -> Tensor:
+    """Undo `squares_to_channels`."""
+    return pixel_shuffle(latent_BCTHW.transpose(1, 2), side).transpose(1, 2).contiguous()
+
+
 @final
 class PixelAutoencoder:
     """An autoencoder that turns squares of stride × stride pixels into channels, shifted and scaled.
 
     Latent channel `(color · stride + row) · stride + column` holds that color of the pixel at that row and
     column of the square. Time is not compressed.
-
-    Attributes:
-        geometry: Stride (1, s, s) for any number of frames.
-        latent_channels: Channels of the latents, 3·s².
-        contract: Computes and returns float32.
     """
 
     contract = CONTRACT
@@ -39,12 +45,8 @@ class PixelAutoencoder:
         self.latent_channels = latent_channels(config)
 
     def encode(self, video_BCTHW: Tensor) -> Tensor:
-        """Encode `[B, 3, T, H, W]` in [-1, 1] as `[B, 3·s², T, H/s, W/s]`.
-
-        Raises:
-            UserError: If height or width is not a multiple of the stride.
-        """
-        B, C, T, H, W = video_BCTHW.shape
+        """Encode `[B, 3, T, H, W]` in [-1, 1] as `[B, 3·s², T, H/s, W/s]`."""
+        H, W = video_BCTHW.shape[3:]
         s = self._stride
         if H % s or W % s:
             raise UserError(
@@ -54,16 +56,13 @@ class PixelAutoencoder:
                 value=s,
                 remedy=f"crop or resize to multiples of {s}",
             )
-        squares = video_BCTHW.reshape(B, C, T, H // s, s, W // s, s).permute(0, 1, 4, 6, 2, 3, 5)
-        return (squares.reshape(B, C * s * s, T, H // s, W // s) - self._mean) / self._std
+        return (squares_to_channels(video_BCTHW, s) - self._mean) / self._std
 
     def decode(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:
         """Decode `[B, 3·s², T, h, w]` to `[B, 3, num_frames, h·s, w·s]`; values are not clamped."""
-        B, C, T, h, w = latent_BCTHW.shape
+        T = latent_BCTHW.shape[2]
         assert num_frames == T, f"{T} latent frames are {T} frames, not {num_frames}"
-        s = self._stride
-        squares = latent_BCTHW.reshape(B, C // (s * s), s, s, T, h, w).permute(0, 1, 4, 5, 2, 6, 3)
-        return squares.reshape(B, C // (s * s), T, h * s, w * s) * self._std + self._mean
+        return channels_to_squares(latent_BCTHW, self._stride) * self._std + self._mean
 
     def to(self, device: torch.device) -> Autoencoder:
         """Return this object, which holds no tensors."""

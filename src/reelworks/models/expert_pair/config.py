@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from reelworks.core.errors import UserError
 from reelworks.models import registry
@@ -20,39 +19,23 @@ def switch_timestep(model: ModelConfig) -> float | None:
 
 
 def timestep_range(model: ModelConfig, objective: str, asked: list[float]) -> list[float]:
-    """Return the timesteps that a recipe trains, which are those of its expert.
-
-    Args:
-        model: Model settings of the recipe.
-        objective: Name of its objective.
-        asked: Its `objective.timestep_range`.
-
-    Raises:
-        UserError: `model.experts` is missing or superfluous, or another setting contradicts it.
-    """
+    """Return the timesteps that a recipe trains: those of its expert, which no other setting may contradict."""
     start = switch_timestep(model)
     if start is None:
-        _refuse(model.experts is not None, "this model has one network", "experts", model.experts, "leave it out")
-        return asked
+        if model.experts is None:
+            return asked
+        raise _invalid("this model has one network", "experts", model.experts, "leave it out")
     if model.experts is None:
         remedy = 'set it to "high" (high noise), "low", or "both" (each step trains one of the two)'
-        _refuse(True, "this model has two networks", "experts", None, remedy)
-    _refuse(
-        objective != "rectified-flow",
-        "the two experts are defined for the timesteps of rectified flow",
-        "experts",
-        model.experts,
-        'set objective.name = "rectified-flow"',
-    )
+        raise _invalid("this model has two networks", "experts", None, remedy)
+    if objective != "rectified-flow":
+        problem = "the two experts are defined for the timesteps of rectified flow"
+        raise _invalid(problem, "experts", model.experts, 'set objective.name = "rectified-flow"')
     folder = Path(model.weights or "").name
-    _refuse(
-        folder in PARTS.values() and folder != PARTS.get(str(model.experts)),
-        f"this folder does not belong to model.experts = {model.experts!r}",
-        "weights",
-        model.weights,
-        "name the folder that holds both",
-    )
-    trained = {"high": [start, 1000.0], "low": [0.0, start], "both": _ALL}[str(model.experts)]
+    if folder in PARTS.values() and folder != PARTS.get(model.experts):
+        problem = f"this folder does not belong to model.experts = {model.experts!r}"
+        raise _invalid(problem, "weights", model.weights, "name the folder that holds both")
+    trained = {"high": [start, 1000.0], "low": [0.0, start], "both": _ALL}[model.experts]
     if asked not in (_ALL, trained):
         raise UserError(
             "model.experts decides which timesteps are trained",
@@ -64,6 +47,5 @@ def timestep_range(model: ModelConfig, objective: str, asked: list[float]) -> li
     return trained
 
 
-def _refuse(wrong: bool, problem: str, key: str, value: Any, remedy: str) -> None:
-    if wrong:
-        raise UserError(problem, code="experts-setting-invalid", field=f"model.{key}", value=value, remedy=remedy)
+def _invalid(problem: str, key: str, value: str | None, remedy: str) -> UserError:
+    return UserError(problem, code="experts-setting-invalid", field=f"model.{key}", value=value, remedy=remedy)

@@ -30,15 +30,6 @@ class ExpertPairDenoiser:
 
     A micro-batch may have clips on both sides of that timestep, as in validation. With several ranks, all must
     call the same experts, since a sharded network is called by all ranks or by none.
-
-    Attributes:
-        module: Both networks as one module.
-        contract: Dtypes of both.
-        latent_channels: Channels of the latents that they take.
-        runs_on_meta: Whether the networks run on the meta device.
-        config: Sizes of both.
-        base: Base weights of a LoRA; None without a LoRA.
-        switch_timestep: Timestep at which the high-noise expert begins.
     """
 
     def __init__(self, high: DiffusersDenoiser, low: DiffusersDenoiser, switch_timestep: float) -> None:
@@ -64,11 +55,9 @@ class ExpertPairDenoiser:
 
     def lora_targets(self, of: Targets = "default") -> Sequence[str]:
         """Name the linear layers of the attentions, or of the blocks, of both experts."""
-        names = [name for name, _ in self.module.named_children()]
-        pairs = zip(names, (self._high, self._low), strict=True)
-        return tuple(f"{name}.{target}" for name, expert in pairs for target in expert.lora_targets(of))
+        experts = {"transformer": self._high, "transformer_2": self._low}
+        return [f"{name}.{target}" for name, expert in experts.items() for target in expert.lora_targets(of)]
 
 
 def _rows(inputs: DenoiserInputs, index: Tensor) -> DenoiserInputs:
-    values = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
-    return dataclasses.replace(inputs, **{name: value[index] for name, value in values.items()})
+    return DenoiserInputs(**{f.name: getattr(inputs, f.name)[index] for f in dataclasses.fields(inputs)})

@@ -14,17 +14,11 @@ from reelworks.core.errors import UserError
 
 
 class Base(NamedTuple):
-    """The base weights of a LoRA.
+    """The base weights of a LoRA."""
 
-    Attributes:
-        model: Name of the preset.
-        weights: Source of the weights; None for randomly initialised ones.
-        digest: Digest of names, shapes and values as they were read, before any rounding.
-    """
-
-    model: str
-    weights: str | None
-    digest: str
+    model: str  # name of the preset
+    weights: str | None  # source of the weights; None for randomly initialised ones
+    digest: str  # of names, shapes and values as they were read, before any rounding
 
     def __str__(self) -> str:
         return f"{self.weights or 'fresh weights'} ({self.model}, {self.digest[:8]})"
@@ -51,11 +45,7 @@ def digest(state: Mapping[str, Tensor]) -> str:
 
 
 def require_same(trained_on: Base, here: Base, field: str, value: str) -> None:
-    """Refuse a LoRA that was trained on another base.
-
-    Raises:
-        UserError: The digests of the two bases differ.
-    """
+    """Refuse a LoRA that was trained on another base."""
     if trained_on.digest != here.digest:
         raise UserError(
             f"the LoRA was trained on {trained_on}, but the base here is {here}",

@@ -45,15 +45,7 @@ class LoraConfig(Config):
         return float(self.rank) if self.alpha is None else self.alpha
 
     def require_writable(self, format: str, field: str) -> None:
-        """Refuse a file convention that cannot hold this LoRA.
-
-        Args:
-            format: Name of the convention.
-            field: The recipe's key or the option that names it.
-
-        Raises:
-            UserError: The LoRA is a DoRA, and the convention is not diffusers'.
-        """
+        """Refuse a file convention that cannot hold this LoRA: a DoRA goes into diffusers' alone."""
         if self.dora and format != "diffusers":
             raise UserError(
                 "ComfyUI scales a DoRA by the row norms of the base, not of the updated weights, and kohya's scripts "
@@ -65,11 +57,7 @@ class LoraConfig(Config):
             )
 
     def exact_base(self, compute: str) -> BaseStorage:
-        """Return the storage of the base, which defaults to the dtype of its products.
-
-        Raises:
-            UserError: The storage has fewer bits than the products, and nothing would widen it.
-        """
+        """Return the storage of the base, by default the dtype of its products; refuse one that nothing would widen."""
         if self.base == "bfloat16" and compute != "bfloat16":
             raise UserError(
                 "the recipe computes products in float32, which needs float32 weights",

@@ -27,12 +27,10 @@ _NF4_END = 0.9677083
 
 
 class Quantized(NamedTuple):
-    """A quantised weight.
+    """A quantised weight: codes `[out, in]` in float8 or int8, and their scale `[out, 1]` in float32.
 
-    Attributes:
-        codes: `[out, in]` float8 or int8; for nf4 `[ceil(out * in / 64) * 32]` uint8 with two values each, the first
-            in the lower four bits.
-        scale: `[out, 1]` float32; for nf4 `[ceil(out * in / 64), 1]`.
+    In nf4 the codes are `[ceil(out * in / 64) * 32]` uint8 with two values each, the first in the lower four bits, and
+    the scale is `[ceil(out * in / 64), 1]`.
     """
 
     codes: Tensor
@@ -81,10 +79,9 @@ def dequantize(weight: Quantized, format: Format, shape: tuple[int, int], dtype:
 @functools.cache
 def nf4_levels() -> Tensor:
     """Return the 16 values of nf4, ascending from -1 to 1: quantiles of a normal distribution, and zero."""
-    ends = torch.tensor(_NF4_END, dtype=torch.float64)
-    above = torch.special.ndtri(torch.linspace(0.5, float(ends), 9, dtype=torch.float64)[1:])
-    below = -torch.special.ndtri(torch.linspace(0.5, float(ends), 8, dtype=torch.float64)[1:])
-    levels = torch.cat([below.flip(0), torch.zeros(1, dtype=torch.float64), above])
+    above = torch.special.ndtri(torch.linspace(0.5, _NF4_END, 9, dtype=torch.float64)[1:])
+    below = -torch.special.ndtri(torch.linspace(0.5, _NF4_END, 8, dtype=torch.float64)[1:])
+    levels = torch.cat([below.flip(0), above.new_zeros(1), above])
     return (levels / levels.max()).float()
 
 
@@ -97,11 +94,7 @@ def _nf4_pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 @final
 class QuantizedLinear(nn.Linear):
-    """A frozen linear layer with a quantised weight, which is widened for each product; its bias stays a parameter.
-
-    Attributes:
-        format: Format of the weight.
-    """
+    """A frozen linear layer with a quantised weight, which is widened for each product; its bias stays a parameter."""
 
     codes: Tensor
     scale: Tensor
@@ -128,7 +121,8 @@ class QuantizedLinear(nn.Linear):
         """Multiply `[..., in]` as `nn.Linear` does; autocast sets the dtype."""
         kind = "cpu" if input.device.type == "meta" else input.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
-        return _product(input.to(dtype), self)
+        product: Callable[..., Tensor] = _Product.apply
+        return product(input.to(dtype), self)
 
 
 def quantized_layers(module: nn.Module) -> list[QuantizedLinear]:
@@ -156,53 +150,34 @@ class _Product(torch.autograd.Function):
         return grad @ ctx.layer.widened(grad.dtype), None
 
 
-_product: Callable[[Tensor, QuantizedLinear], Tensor] = _Product.apply
-
-
 def store(
-    module: nn.Module,
-    blocks: Sequence[nn.Module],
-    base: BaseStorage,
-    *,
-    compute: torch.dtype,
-    device: torch.device,
+    module: nn.Module, blocks: Sequence[nn.Module], base: BaseStorage, *, compute: torch.dtype, device: torch.device
 ) -> None:
     """Freeze a network and store it on a device, in place and layer by layer, so that it is never all in float32.
 
-    Args:
-        module: The network with its weights, in any dtype and on any device.
-        blocks: Modules whose linear layers are quantised, if `base` is a quantised format.
-        base: Storage of the weights.
-        compute: Dtype of products.
-        device: Device of the stored weights.
+    The weights may have any dtype and be on any device. Linear layers of `blocks` are quantised if `base` is a quantised
+    format; `compute` is the dtype of products.
     """
-    how = _How(base, torch.float32 if base == "float32" else compute, device, frozenset(map(id, blocks)))
-    _store(module, how, inside=False)
+    block_ids = set(map(id, blocks))
+    product_dtype = torch.float32 if base == "float32" else compute
 
+    def store_parameters(layer: nn.Module) -> None:
+        dtype = product_dtype if isinstance(layer, PRODUCTS) else torch.float32
+        for name, parameter in list(layer.named_parameters(recurse=False)):
+            stored = parameter.detach().to(device, dtype if parameter.is_floating_point() else None)
+            setattr(layer, name, nn.Parameter(stored, requires_grad=False))
 
-class _How(NamedTuple):
-    base: BaseStorage
-    products: torch.dtype
-    device: torch.device
-    blocks: frozenset[int]
+    def store_below(parent: nn.Module, inside: bool) -> None:
+        inside = inside or id(parent) in block_ids
+        store_parameters(parent)
+        for name, buffer in list(parent.named_buffers(recurse=False)):
+            setattr(parent, name, buffer.to(device, torch.float32 if buffer.is_floating_point() else None))
+        for name, child in list(parent.named_children()):
+            if inside and base in FORMATS and type(child) is nn.Linear:
+                layer = QuantizedLinear(child.to(device), base)
+                store_parameters(layer)
+                setattr(parent, name, layer)
+            else:
+                store_below(child, inside)
 
-
-def _store(parent: nn.Module, how: _How, inside: bool) -> None:
-    inside = inside or id(parent) in how.blocks
-    _store_parameters(parent, how)
-    for name, buffer in list(parent.named_buffers(recurse=False)):
-        setattr(parent, name, buffer.to(how.device, torch.float32 if buffer.is_floating_point() else None))
-    for name, child in list(parent.named_children()):
-        if inside and how.base in FORMATS and type(child) is nn.Linear:
-            quantized = QuantizedLinear(child.to(how.device), how.base)
-            _store_parameters(quantized, how)
-            setattr(parent, name, quantized)
-        else:
-            _store(child, how, inside)
-
-
-def _store_parameters(layer: nn.Module, how: _How) -> None:
-    dtype = how.products if isinstance(layer, PRODUCTS) else torch.float32
-    for name, parameter in list(layer.named_parameters(recurse=False)):
-        stored = parameter.detach().to(how.device, dtype if parameter.is_floating_point() else None)
-        setattr(layer, name, nn.Parameter(stored, requires_grad=False))
+    store_below(module, inside=False)

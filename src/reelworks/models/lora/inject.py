@@ -22,23 +22,16 @@ _PART = re.compile(r"\.lora_(A|B|magnitude_vector)\.default\.weight$")
 def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
     """Inject low-rank layers into a denoiser's module, in place; only they are trained, in float32, from zero updates.
 
-    Args:
-        denoiser: Denoiser with its weights, not sharded yet.
-        config: Settings of the LoRA.
-        seed: Seed of the initial values; the global generators are not changed.
-
-    Raises:
-        UserError: A target names no linear layer.
+    The denoiser has its weights and is not sharded yet. The global random generators are not changed.
     """
     module = denoiser.module
-    names = _targets(denoiser, config.targets)
     peft: Any = importlib.import_module("peft")
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.exact_alpha,
         lora_dropout=config.dropout,
         # A pattern matches whole names; the entries of a list would also match endings.
-        target_modules="|".join(map(re.escape, names)),
+        target_modules="|".join(map(re.escape, _targets(denoiser, config.targets))),
         use_dora=config.dora,
     )
     module.requires_grad_(False)
@@ -48,7 +41,7 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:  # peft gives them the dtype of the base and rounds the initial values to it
                 parameter.data = parameter.data.float()
-            if _is_drawn(name):
+            if name.endswith(".lora_A.default.weight"):  # the others start as zeros, or as row norms of the base
                 drawn = torch.empty(parameter.shape)
                 nn.init.kaiming_uniform_(drawn, a=math.sqrt(5))
                 parameter.data.copy_(drawn)
@@ -84,9 +77,9 @@ def without(module: nn.Module) -> Iterator[None]:
 def merged(module: nn.Module) -> dict[str, Tensor]:
     """Merge a LoRA into its network, in place, and return all weights under their names without a LoRA."""
     tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
-    layers = {name: child for name, child in module.named_modules() if isinstance(child, tuners.BaseTunerLayer)}
-    for layer in layers.values():
-        layer.merge()
+    for child in list(module.modules()):
+        if isinstance(child, tuners.BaseTunerLayer):
+            child.merge()
     state = module.state_dict()
     low_rank = parts(state)
     return {name.replace(".base_layer.", "."): v for name, v in state.items() if name not in low_rank}
@@ -96,11 +89,6 @@ def parts(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Return the layer and the part (A, B or magnitude_vector) of each name that is a low-rank tensor's."""
     matches = {name: match for name in names if (match := _PART.search(name))}
     return {name: (name[: match.start()], match[1]) for name, match in matches.items()}
-
-
-def _is_drawn(name: str) -> bool:
-    """Whether a tensor is initialised randomly, not as zeros or as the row norms of the base."""
-    return (match := _PART.search(name)) is not None and match[1] == "A"
 
 
 def linear_layers(module: nn.Module) -> list[str]:

@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -19,57 +19,36 @@ METADATA = "lora_adapter_metadata"  # header key of diffusers' settings
 
 
 class Place(NamedTuple):
-    """The place of a layer of diffusers in a release.
+    """The place of a layer of diffusers in a release."""
 
-    Attributes:
-        layer: Layer of the release.
-        part: Index of the part, from the top row.
-        heights: Relative numbers of rows of its parts.
-        swapped: Whether the two halves of its rows are in the other order.
-    """
-
-    layer: str
-    part: int = 0
-    heights: tuple[int, ...] = (1,)
-    swapped: bool = False
+    layer: str  # of the release
+    part: int = 0  # index among the layer's parts, from the top row
+    heights: tuple[int, ...] = (1,)  # relative numbers of rows of the parts
+    swapped: bool = False  # whether the two halves of its rows are in the other order
 
 
 def place(config: FamilyConfig | None, layer: str) -> Place:
     """Return the place of a layer in its family's release: the layer itself without a family or a rule for it."""
-    if config is None:
-        return Place(layer)
-    rules = _compiled(config.network.release_layers)
-    return next((result for rule in rules if (result := _apply(*rule, layer))), Place(layer))
+    if config is not None:
+        for pattern, target in _patterns(config.network.release_layers):
+            if match := pattern.fullmatch(layer):
+                return target._replace(layer=match.expand(target.layer))
+    return Place(layer)
 
 
 @functools.cache
-def _compiled(rules: tuple[KeyRule, ...]) -> list[tuple[re.Pattern[str], Place]]:
-    return list(_patterns(rules))
-
-
-def _patterns(rules: Iterable[KeyRule]) -> Iterator[tuple[re.Pattern[str], Place]]:
+def _patterns(rules: tuple[KeyRule, ...]) -> list[tuple[re.Pattern[str], Place]]:
+    patterns = []
     for parts, release, heights, swapped in rules:
+        layer = release.replace(".N.", r".\1.").replace(".*", r".\1")
         names = parts.split()
         for i, name in enumerate(names):
             escaped = re.escape(name).replace(r"\.N\.", r"\.(\d+)\.").replace(r"\.\*", r"\.(.+)")
-            pattern = re.compile(escaped)
-            layer = release.replace(".N.", r".\1.").replace(".*", r".\1")
-            yield pattern, Place(layer, i, heights or (1,) * len(names), swapped)
+            patterns.append((re.compile(escaped), Place(layer, i, heights or (1,) * len(names), swapped)))
+    return patterns
 
 
-def _apply(pattern: re.Pattern[str], target: Place, layer: str) -> Place | None:
-    match = pattern.fullmatch(layer)
-    return target._replace(layer=match.expand(target.layer)) if match else None
-
-
-_PREFIXES = (
-    "base_model.model.",
-    "transformer.",
-    "unet.",
-    "diffusion_model.",
-    "lora_unet_",
-    "lora_transformer_",
-)
+_PREFIXES = ("base_model.model.", "transformer.", "unet.", "diffusion_model.", "lora_unet_", "lora_transformer_")
 _ENDINGS = {
     ".lora_A.weight": "A",
     ".lora_down.weight": "A",
@@ -116,15 +95,7 @@ def placed(
     family: FamilyConfig | None,
     metadata: Mapping[str, str],
 ) -> tuple[Layers, list[str]]:
-    """Return the tensors of a file by layer of the network, and the names that belong to none.
-
-    Args:
-        tensors: Tensors of the file, by name.
-        layers: Layers of the network that have a LoRA.
-        config: Settings that the layers were injected with.
-        family: Sizes of the network, if it is one of diffusers.
-        metadata: Metadata of the file's header.
-    """
+    """Return the tensors of a file by layer of the network that has a LoRA, and the names that belong to none."""
     targets, unknown = homes(layers, family), []
     stored: Layers = defaultdict(dict)
     for key, value in tensors.items():
@@ -160,9 +131,9 @@ def _parted(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> 
         return {}
     blocks = stored_rank != rank and _in_blocks(list(rows.values()))
     lengths = values.get("magnitude_vector")
+    size = stored_rank // len(targets) if blocks else stored_rank
     result: Layers = {}
     for i, target in enumerate(targets):
-        size = stored_rank // len(targets) if blocks else stored_rank
         columns = slice(size * i, size * (i + 1)) if blocks else slice(None)
         result[target.layer] = {
             "A": A[columns],

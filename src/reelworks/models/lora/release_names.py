@@ -31,12 +31,9 @@ FINAL = (
 
 
 def blocks(own: str, release: str, layers: Mapping[str, str]) -> tuple[KeyRule, ...]:
-    """Return the rules of a list of blocks.
+    """Return the rules of a list of blocks, which has one name in diffusers and another in the release.
 
-    Args:
-        own: Name of the list in diffusers.
-        release: Its name in the release.
-        layers: Layers of a block in the release by those in diffusers; several of these are separated by spaces.
+    `layers` are a block's layers in the release by those in diffusers, of which several are separated by spaces.
     """
     return tuple(
         KeyRule(" ".join(f"{own}.N.{part}" for part in parts.split()), f"{release}.N.{layer}")

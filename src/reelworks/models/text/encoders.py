@@ -1,8 +1,4 @@
-"""The text encoders of diffusers' families: each pipeline's own conversion of captions to embeddings.
-
-The pipeline is loaded without its denoiser and autoencoder, so that templates, layers, padding and cleaning
-are those that the released weights were trained with.
-"""
+"""Text encoders with published weights: those of diffusers' families, and a T5 (Raffel et al. 2020) by itself."""
 
 from __future__ import annotations
 
@@ -18,21 +14,14 @@ from reelworks.models import optional_imports, registry
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextEncoderConfig
 from reelworks.models.diffusers_denoiser import DiffusersNetwork
-from reelworks.models.family import PublishedText
+from reelworks.models.family import T5, PublishedText
 from reelworks.models.text import identity
 from reelworks.precision.contract import Contract
 
-
-def words_cut_off(tokenizer: Any, caption: str, max_length: int) -> int:
-    """Count the words at a caption's end that `max_length` tokens do not cover, also in part."""
-    tokens = tokenizer(caption, max_length=max_length, truncation=True, return_offsets_mapping=True)
-    end = max(stop for _, stop in tokens["offset_mapping"])
-    return len(caption[end:].split())
-
-
+# A T5's feed-forward layers exceed the range of float16; in float32 the XXL takes 19 GB.
 _STORAGE = torch.bfloat16
-# One of them is T5, whose feed-forward layers exceed the range of float16.
 CONTRACT = Contract(_STORAGE, _STORAGE, None, None, torch.float32, {}, overflows=frozenset({torch.float16}))
+_T5_WIDTH = 4096  # of the XXL
 _NOT_OF_TEXT = {
     *("vae", "transformer", "transformer_2", "unet", "processor"),
     *("audio_vae", "vocoder", "prompt_enhancer", "duration_head"),
@@ -43,20 +32,14 @@ _NOT_OF_TEXT = {
 class FamilyTextEncoder:
     """A text encoder that embeds captions as a family's pipeline does.
 
-    Attributes:
-        dim: Width of a token's embedding.
-        pooled_dim: Width of a caption's pooled embedding, 0 if there is none.
-        max_length: Tokens of a caption that are read; the rest is cut off.
+    The pipeline is loaded without its denoiser and autoencoder, so that templates, layers, padding and cleaning
+    are those that the released weights were trained with.
     """
 
     contract = CONTRACT
 
     def __init__(self, config: TextEncoderConfig) -> None:
-        """Load the encoder from a local folder in diffusers' layout or from the hub.
-
-        Raises:
-            UserError: The weights cannot be loaded, belong to another family, or have other widths than the recipe.
-        """
+        """Load the encoder from a local folder in diffusers' layout or from the hub."""
         assert config.weights is not None, "the recipe was checked"
         self.dim, self.pooled_dim, self.max_length = config.dim, config.pooled_dim, config.max_length
         known = registry.TEXT_ENCODERS[config.name]
@@ -65,7 +48,7 @@ class FamilyTextEncoder:
         self.sees_pictures = known.sees_pictures
         self._encode = network.encode_text[config.name]
         identity.require(config, known.networks, known.dim)
-        self._pipeline = _load(known, config.weights, network.load_processor)
+        self._pipeline = _load_pipeline(known, config.weights, network.load_processor)
         self._tokenizer = getattr(self._pipeline, known.tokenizer)
         embedding = self.encode([""])
         for field, width in (("dim", embedding.tokens.shape[2]), ("pooled_dim", embedding.pooled.shape[1])):
@@ -92,8 +75,8 @@ class FamilyTextEncoder:
         )
 
     def unseen(self, caption: str) -> int:
-        """Count the words at a caption's end that `max_length` cuts off, also in part."""
-        return words_cut_off(self._tokenizer, caption, self.max_length)
+        """Count the words at a caption's end that `max_length` tokens do not cover, also in part."""
+        return _words_cut_off(self._tokenizer, caption, self.max_length)
 
     def to(self, device: torch.device) -> TextEncoder:
         """Move the networks and return this object."""
@@ -101,7 +84,13 @@ class FamilyTextEncoder:
         return self
 
 
-def _load(known: PublishedText, source: str, load_processor: Callable[[Any, str], Any] | None) -> Any:
+def _words_cut_off(tokenizer: Any, caption: str, max_length: int) -> int:
+    tokens = tokenizer(caption, max_length=max_length, truncation=True, return_offsets_mapping=True)
+    end = max(stop for _, stop in tokens["offset_mapping"])
+    return len(caption[end:].split())
+
+
+def _load_pipeline(known: PublishedText, source: str, load_processor: Callable[[Any, str], Any] | None) -> Any:
     library = optional_imports.diffusers()
     kind = getattr(library, known.pipeline)
     unused = _NOT_OF_TEXT & set(kind._get_signature_keys(kind)[0])
@@ -126,3 +115,62 @@ def _load(known: PublishedText, source: str, load_processor: Callable[[Any, str]
         if isinstance(part, torch.nn.Module):
             part.requires_grad_(False).eval()
     return pipeline
+
+
+@final
+class T5TextEncoder:
+    """A text encoder that returns the last hidden states of a T5; captions are neither cleaned nor lower-cased."""
+
+    contract = CONTRACT
+    sees_pictures = False
+
+    def __init__(self, config: TextEncoderConfig) -> None:
+        """Load the encoder from a local folder or from the hub."""
+        assert config.weights is not None, "the recipe was checked"
+        self.dim, self.pooled_dim, self.max_length = config.dim, 0, config.max_length
+        self._device = torch.device("cpu")
+        identity.require(config, (T5,), _T5_WIDTH)
+        self._tokenizer, self._model = _load_t5(config.weights)
+        if self._model.config.d_model != config.dim:
+            raise UserError(
+                f"this T5 is {self._model.config.d_model} wide",
+                code="text-width-differs",
+                field="text_encoder.dim",
+                value=config.dim,
+                remedy=f"set it to {self._model.config.d_model}",
+            )
+
+    @torch.no_grad()
+    def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
+        """Return the last hidden state of every token; padding is masked within the T5 and in the result."""
+        tokens = self._tokenizer(
+            list(captions), max_length=self.max_length, padding="max_length", truncation=True, return_tensors="pt"
+        ).to(self._device)
+        hidden = self._model(tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state.float()
+        return TextEmbedding(hidden, tokens.attention_mask.bool(), hidden.new_zeros(len(captions), 0))
+
+    def unseen(self, caption: str) -> int:
+        """Count the words at a caption's end that `max_length` tokens do not cover, also in part."""
+        return _words_cut_off(self._tokenizer, caption, self.max_length)
+
+    def to(self, device: torch.device) -> TextEncoder:
+        """Move the network and return this object."""
+        self._device = torch.device(device)
+        self._model.to(self._device)
+        return self
+
+
+def _load_t5(source: str) -> tuple[Any, Any]:
+    transformers = optional_imports.transformers()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        model = transformers.T5EncoderModel.from_pretrained(source, dtype=_STORAGE)
+    except Exception as error:  # damaged files raise errors of any kind
+        raise UserError(
+            f"no T5 with its tokenizer can be loaded ({str(error).partition(chr(10))[0]})",
+            code="text-encoder-unloadable",
+            field="text_encoder.weights",
+            value=source,
+            remedy="name a folder that holds both, or a hub id such as DeepFloyd/t5-v1_1-xxl",
+        ) from error
+    return tokenizer, model.requires_grad_(False).eval()

@@ -48,13 +48,7 @@ def word_vector(word: str, dim: int) -> NDArray[np.float32]:
 
 @final
 class HashedTextEncoder:
-    """A text encoder that turns captions into rows of word vectors.
-
-    Attributes:
-        dim: Width of a vector.
-        pooled_dim: Width of a caption's pooled embedding, the scaled sum of word vectors of that width.
-        max_length: Words of a caption that are read, from its start.
-    """
+    """A text encoder that turns captions into rows of word vectors, and into a scaled sum of others, `pooled_dim` wide."""
 
     contract = CONTRACT
     sees_pictures = False

@@ -18,13 +18,7 @@ _VOCABULARY_TOLERANCE = 0.01  # for added words and padding rows
 def require(config: TextEncoderConfig, wanted: Sequence[TextNetwork], width: int) -> None:
     """Refuse another family's text encoders; encoders without a readable config are left to the loader.
 
-    Args:
-        config: Settings of the text encoder, which name the weights.
-        wanted: Networks of the family.
-        width: Their published width; encoders of another width may also have another vocabulary.
-
-    Raises:
-        UserError: The weights are neither local nor on the hub, or belong to another family.
+    Encoders of another width than the published one may also have another vocabulary.
     """
     assert config.weights is not None, "the recipe was checked"
     weights.require_there(config.weights, "text_encoder.weights")
