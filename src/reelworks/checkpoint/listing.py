@@ -96,10 +96,7 @@ def details(store: CheckpointStore, policy: Retention, step: int) -> Row:
     if "bytes" not in facts:  # the manifest is not readable
         return facts
     manifest = store.info(step).manifest.model_dump(mode="json")
-    return {
-        **{key: manifest[key] for key in ("save_id", "run_id", "world_size", "versions", "files")},
-        **facts,
-    }
+    return {**{key: manifest[key] for key in ("save_id", "run_id", "world_size", "versions", "files")}, **facts}
 
 
 def best(store: CheckpointStore, policy: Retention) -> Row:
@@ -181,10 +178,6 @@ def _end(events: list[Row]) -> Row:
     ends = [event for event in events if event["event"] in (*_ENDS, "saved")]
     last = ends[-1] if ends else {"event": "saved"}
     if last["event"] == "saved":
-        return {
-            "state": "gone",
-            "ended": None,
-            "reasons": ["the history has no deletion: it was removed by hand"],
-        }
+        return {"state": "gone", "ended": None, "reasons": ["the history has no deletion: it was removed by hand"]}
     reasons = last.get("reasons") or [last.get("reason", "the history does not say why")]
     return {"state": _ENDS[last["event"]], "ended": last["time"], "reasons": reasons}

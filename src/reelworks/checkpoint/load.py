@@ -86,10 +86,7 @@ def _inspect(path: Path) -> tuple[str, str]:
         check_file(path, metadata, full=True)
     except (BadCheckpoint, StopIteration) as error:
         reason = error.reason if isinstance(error, BadCheckpoint) else "it holds no tensors"
-        return (
-            f"this is no checkpoint to load: {reason}",
-            "name a checkpoint's folder, such as step-000001000",
-        )
+        return (f"this is no checkpoint to load: {reason}", "name a checkpoint's folder, such as step-000001000")
     return "", ""
 
 

@@ -69,10 +69,7 @@ def _is_whole(info: CheckpointInfo) -> bool:
 
 
 def _moment(
-    store: CheckpointStore,
-    infos: Sequence[CheckpointInfo],
-    policy: Retention,
-    in_use: Collection[int],
+    store: CheckpointStore, infos: Sequence[CheckpointInfo], policy: Retention, in_use: Collection[int]
 ) -> PolicyTime:
     now = time.time()
     in_use = {*in_use, *(info.step for info in infos if read_lock.is_read(info.path))}

@@ -251,11 +251,7 @@ class CheckpointStore:
     def _refuse_if_protected(self, step: int, path: Path) -> None:
         if self.is_pinned(step):
             raise UserError(
-                "the checkpoint is pinned",
-                code="checkpoint-pinned",
-                field="step",
-                value=step,
-                remedy="unpin it first",
+                "the checkpoint is pinned", code="checkpoint-pinned", field="step", value=step, remedy="unpin it first"
             )
         if read_lock.is_read(path):
             raise UserError(

@@ -136,11 +136,7 @@ def _header(entries: Sequence[TensorRange], metadata: Mapping[str, str]) -> byte
     at = 0
     for entry in entries:
         end = at + entry.num_bytes
-        header[entry.name] = {
-            "dtype": _DTYPES[entry.dtype],
-            "shape": list(entry.shape),
-            "data_offsets": [at, end],
-        }
+        header[entry.name] = {"dtype": _DTYPES[entry.dtype], "shape": list(entry.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)

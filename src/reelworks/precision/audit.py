@@ -22,11 +22,7 @@ from reelworks.precision.trace import Trace
 
 
 def audit(
-    denoiser: Predictor[InputsT],
-    examples: Sequence[InputsT],
-    *,
-    sharded: bool = False,
-    units: Sequence[nn.Module] = (),
+    denoiser: Predictor[InputsT], examples: Sequence[InputsT], *, sharded: bool = False, units: Sequence[nn.Module] = ()
 ) -> int:
     """Raise the first of a model's `faults`, which takes the same arguments.
 
@@ -43,11 +39,7 @@ def audit(
 
 
 def faults(
-    denoiser: Predictor[InputsT],
-    examples: Iterable[InputsT],
-    *,
-    sharded: bool = False,
-    units: Sequence[nn.Module] = (),
+    denoiser: Predictor[InputsT], examples: Iterable[InputsT], *, sharded: bool = False, units: Sequence[nn.Module] = ()
 ) -> Iterator[DtypeError]:
     """Check the stored dtypes, then run each example through a boundary and a guarded copy on the meta device.
 

@@ -101,13 +101,7 @@ def check_contract(contract: Contract, table: str = "precision") -> None:
             value=name_of(contract.master),
             remedy="set master to float32",
         )
-    _require(
-        contract,
-        table,
-        "reduction",
-        "compute",
-        "sums over ranks would lose precision of each rank's gradients",
-    )
+    _require(contract, table, "reduction", "compute", "sums over ranks would lose precision of each rank's gradients")
     if contract.master is not None:
         _require(contract, table, "storage", "compute", "weights cannot restore bits that they do not store")
 

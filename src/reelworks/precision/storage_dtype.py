@@ -11,12 +11,7 @@ from torch import Tensor, nn
 from reelworks.precision.boundary import DtypeError
 from reelworks.precision.contract import Contract, name_of
 
-PRODUCTS = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-)  # these round their weights to the compute dtype anyway
+PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # these round their weights to the compute dtype anyway
 
 
 def faults(module: nn.Module, contract: Contract, units: Sequence[nn.Module] = ()) -> Iterator[DtypeError]:

@@ -22,10 +22,7 @@ from reelworks.precision.meta_autocast import ATTENTION, LOWERED
 _EXACT = (Role.TIME, Role.GEOMETRY)
 _PRODUCTS = LOWERED | {ATTENTION}
 # Dtypes that hold all values of another; float16 lacks the range of bfloat16, and 8 bits that of any.
-_HOLDS = {
-    torch.float32: (torch.float32, torch.float64),
-    torch.bfloat16: (torch.bfloat16, torch.float32, torch.float64),
-}
+_HOLDS = {torch.float32: (torch.float32, torch.float64), torch.bfloat16: (torch.bfloat16, torch.float32, torch.float64)}
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 # Functions whose result still is the time, size or mask that went in; operators without underscores.
 _KEEP = frozenset((

@@ -70,11 +70,7 @@ class Mirror:
     ) -> None:
         self._place, self._run, self._run_id, self._tell = place, run, run_id, tell
         self._store = CheckpointStore(run.checkpoints_folder)
-        self._policy = Retention(
-            keep_last=config.keep_last,
-            keep_best=config.keep_best,
-            keep_every=config.keep_every,
-        )
+        self._policy = Retention(keep_last=config.keep_last, keep_best=config.keep_best, keep_every=config.keep_every)
         self._changed = threading.Condition()
         self._waiting: int | None = None
         self._under_way: int | None = None
