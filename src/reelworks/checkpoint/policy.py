@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from reelworks.checkpoint.config import KeepBest, Retention
 from reelworks.core.units import told_bytes
@@ -14,33 +13,22 @@ from reelworks.core.units import told_bytes
 Reasons = tuple[str, ...]
 
 
-class CheckpointFacts(Protocol):
-    """Facts of a checkpoint that the policy reads; `store.CheckpointInfo` has them."""
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """Facts of a checkpoint that the policy reads.
 
-    @property
-    def step(self) -> int:
-        """Optimizer steps done."""
-        ...
+    Attributes:
+        created: Time of the save, in seconds since 1970.
+        num_bytes: Size of the files, without the manifest.
+        pinned: Whether it was pinned, which protects it from deletion.
+        metrics: Metrics of the manifest and those recorded since; NaN for values that were not finite.
+    """
 
-    @property
-    def created(self) -> float:
-        """Time of the save, in seconds since 1970."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that deleting it frees."""
-        ...
-
-    @property
-    def pinned(self) -> bool:
-        """Whether the checkpoint is pinned."""
-        ...
-
-    @property
-    def metrics(self) -> Mapping[str, float | None]:
-        """Metrics known by now; None stands for a value that was not finite."""
-        ...
+    step: int
+    created: float
+    num_bytes: int
+    pinned: bool
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -80,8 +68,6 @@ def plan_retention(checkpoints: Iterable[CheckpointFacts], policy: Retention, mo
 
     Args:
         checkpoints: Valid checkpoints only: a damaged one must not take the place of a good one.
-        policy: The recipe's `[checkpoints]`.
-        moment: Time, readers and disk space.
     """
     case = _Case(sorted(checkpoints, key=lambda c: c.step, reverse=True), policy, moment)
     keep = {c.step: _reasons_to_keep(case, i, c) for i, c in enumerate(case.newest_first)}
@@ -106,8 +92,8 @@ def rank_best(checkpoints: Iterable[CheckpointFacts], best: KeepBest | None) -> 
 
 def score(checkpoint: CheckpointFacts, metric: str) -> float | None:
     """Return a checkpoint's value of a metric; None if it is missing or not finite."""
-    value = checkpoint.metrics.get(metric)
-    return value if value is not None and math.isfinite(value) else None
+    value = checkpoint.metrics.get(metric, math.nan)
+    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)

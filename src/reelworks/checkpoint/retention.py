@@ -11,31 +11,23 @@ from pathlib import Path
 
 from reelworks.checkpoint import names, read_lock
 from reelworks.checkpoint.config import Retention
-from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.policy import Decision, PolicyTime, plan_retention
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
-from reelworks.checkpoint.verify import verify
+from reelworks.checkpoint.verify import damage
 from reelworks.core.errors import UserError
 
 
 def plan(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()) -> list[Decision]:
     """Return the decisions that `apply_retention` would carry out, and delete nothing.
 
-    Args:
-        store: The run's checkpoints.
-        policy: The recipe's `[checkpoints]`.
-        in_use: Steps to keep besides those that a process reads through `read_lock.reading`.
+    `in_use` are steps to keep besides those that a process reads through `read_lock.reading`.
     """
     infos = whole(store)
     return plan_retention(infos, policy, _moment(store, infos, policy, in_use))
 
 
 def apply_retention(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()) -> list[Decision]:
-    """Delete the checkpoints that the policy does not keep, oldest first; on rank 0, after a commit.
-
-    Returns:
-        All decisions, oldest first.
-    """
+    """Delete the checkpoints that the policy does not keep, oldest first, and return all decisions; on rank 0."""
     return [_apply(store, decision) for decision in plan(store, policy, in_use)]
 
 
@@ -57,15 +49,7 @@ def _apply(store: CheckpointStore, decision: Decision) -> Decision:
 
 def whole(store: CheckpointStore) -> list[CheckpointInfo]:
     """Return the checkpoints whose files all exist with their sizes; damaged ones are not subject to retention."""
-    return [info for info in store.list() if _is_whole(info)]
-
-
-def _is_whole(info: CheckpointInfo) -> bool:
-    try:
-        verify(info.path, full=False)
-    except (BadCheckpoint, OSError):
-        return False
-    return True
+    return [info for info in store.list() if not damage(info.path)]
 
 
 def _moment(

@@ -17,46 +17,17 @@ from typing import Any
 
 from reelworks.checkpoint import manifest, names, read_lock
 from reelworks.checkpoint.manifest import BadCheckpoint, Manifest
+from reelworks.checkpoint.policy import CheckpointFacts
 from reelworks.core import files, storage
 from reelworks.core.errors import UserError
 
 
 @dataclass(frozen=True)
-class CheckpointInfo:
-    """A committed checkpoint.
+class CheckpointInfo(CheckpointFacts):
+    """A committed checkpoint, with its folder and manifest."""
 
-    Attributes:
-        step: Optimizer steps done.
-        path: Folder of the checkpoint.
-        manifest: List of its files, and the run that saved it.
-        pinned: Whether it was pinned, which protects it from deletion.
-        metrics: Metrics of the manifest and those recorded since; NaN for values that were not finite.
-    """
-
-    step: int
     path: Path
     manifest: Manifest
-    pinned: bool
-    metrics: dict[str, float]
-
-    @property
-    def created(self) -> float:
-        """Time of the save, in seconds since 1970."""
-        return self.manifest.created
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the files, without the manifest."""
-        return self.manifest.total_bytes
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A folder with a checkpoint's name but no readable manifest."""
-
-    step: int
-    path: Path
-    reason: str
 
 
 CheckpointInfos = list[CheckpointInfo]
@@ -95,23 +66,20 @@ class CheckpointStore:
             BadCheckpoint: Its manifest is missing or invalid.
             OSError: Its manifest cannot be read now.
         """
-        return self._info(step, self._late_metrics())
+        saved = manifest.read(self.path(step))
+        pinned, metrics = self.is_pinned(step), self.metrics_of(saved)
+        return CheckpointInfo(step, saved.created, saved.total_bytes, pinned, metrics, self.path(step), saved)
 
-    def scan(self) -> tuple[CheckpointInfos, list[Broken]]:
-        """Return the checkpoints with a valid manifest and those without, both by ascending step."""
-        good, broken, late = [], [], self._late_metrics()
+    def scan(self) -> tuple[CheckpointInfos, dict[int, str]]:
+        """Return the checkpoints with a valid manifest, and the steps of those without, with the reasons; ascending."""
+        good, broken = [], {}
         for step in self.steps():
             try:
-                good.append(self._info(step, late))
+                good.append(self.info(step))
             except (BadCheckpoint, OSError) as error:
                 if self.path(step).exists():  # a training may have deleted it meanwhile
-                    broken.append(Broken(step, self.path(step), str(error)))
+                    broken[step] = str(error)
         return good, broken
-
-    def _info(self, step: int, late: Mapping[str, Mapping[str, float]]) -> CheckpointInfo:
-        saved = manifest.read(self.path(step))
-        metrics = {**_floats(saved.metrics), **late.get(saved.save_id, {})}
-        return CheckpointInfo(step, self.path(step), saved, self.is_pinned(step), metrics)
 
     def metrics_of(self, saved: Manifest) -> dict[str, float]:
         """Return a manifest's metrics and those recorded since, even if its checkpoint was deleted."""

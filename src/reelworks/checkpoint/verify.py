@@ -18,11 +18,7 @@ Skipped = list[tuple[int, str]]
 
 
 def verify(path: Path, full: bool) -> None:
-    """Check a checkpoint folder against its manifest.
-
-    Args:
-        path: The checkpoint's folder.
-        full: Also compare digests.
+    """Check a checkpoint folder against its manifest; `full` also compares digests.
 
     Raises:
         BadCheckpoint: A file is missing or has another size or content; names the file.
@@ -43,6 +39,17 @@ def check_file(path: Path, entry: FileEntry, full: bool) -> None:
             raise BadCheckpoint(f"{entry.path} has changed since it was written")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise BadCheckpoint(f"{entry.path} is missing") from error
+
+
+def damage(path: Path, full: bool = False) -> str:
+    """Return what `verify` finds wrong with a checkpoint, or why it cannot be read now; empty if it is good."""
+    try:
+        verify(path, full)
+    except BadCheckpoint as error:
+        return error.reason
+    except OSError as error:
+        return f"cannot be read now ({error.strerror or error})"
+    return ""
 
 
 def newest_valid(store: CheckpointStore, full: bool) -> tuple[CheckpointInfo, Skipped] | None:

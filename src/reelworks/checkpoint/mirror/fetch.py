@@ -61,12 +61,10 @@ def _has_complete(store: CheckpointStore) -> bool:
     for step in reversed(store.steps()):
         try:
             verify(store.path(step), full=False)
-        except NewerFormat:
-            return True  # resuming will refuse it, as after an OSError
+        except (NewerFormat, OSError):
+            pass  # resuming will refuse it
         except BadCheckpoint:
             continue
-        except OSError:
-            return True
         return True
     return False
 

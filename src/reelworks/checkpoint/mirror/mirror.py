@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from reelworks.checkpoint import manifest, policy
@@ -19,7 +18,7 @@ from reelworks.checkpoint.config import MirrorConfig, Retention
 from reelworks.checkpoint.manifest import BadCheckpoint, Manifest
 from reelworks.checkpoint.mirror import files
 from reelworks.checkpoint.mirror.remote import RemoteFilesystem, check_size, describe, folder_of
-from reelworks.checkpoint.policy import Decision, PolicyTime
+from reelworks.checkpoint.policy import CheckpointFacts, Decision, PolicyTime
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
@@ -37,17 +36,6 @@ class OnEvent(Protocol):
     def event(self, kind: str, **fields: Any) -> None:
         """Log an event."""
         ...
-
-
-@dataclass(frozen=True)
-class Mirrored:
-    """Facts that the retention policy reads about a complete checkpoint in the mirror."""
-
-    step: int
-    created: float
-    num_bytes: int
-    pinned: bool
-    metrics: dict[str, float]
 
 
 class _Superseded(Exception):  # noqa: N818
@@ -197,9 +185,8 @@ class Mirror:
         for step in self._place.steps():
             with suppress(BadCheckpoint):  # neither counts nor is deleted
                 remote = self._place.complete(step)
-                metrics = self._store.metrics_of(remote)
-                pinned = self._store.is_pinned(step)
-                mirrored.append(Mirrored(step, remote.created, remote.total_bytes, pinned, metrics))
+                pinned, metrics = self._store.is_pinned(step), self._store.metrics_of(remote)
+                mirrored.append(CheckpointFacts(step, remote.created, remote.total_bytes, pinned, metrics))
         return policy.plan_retention(mirrored, self._policy, PolicyTime(time.time()))
 
     def _with_retries(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -192,7 +192,7 @@ class RemoteFilesystem:
         """
         data = self.manifest_data(step)
         if data is None:
-            raise manifest.missing()
+            raise BadCheckpoint(f"{manifest.FILE_NAME} is missing")
         remote = manifest.parse(data, step)
         sizes = self.sizes(folder_of(step))
         for entry in remote.files:
