@@ -7,7 +7,7 @@ import shutil
 from reelworks.checkpoint import manifest, names
 from reelworks.checkpoint.manifest import BadCheckpoint, NewerFormat
 from reelworks.checkpoint.mirror import files
-from reelworks.checkpoint.mirror.remote import RemoteFilesystem, folder_of
+from reelworks.checkpoint.mirror.remote import MirrorError, RemoteFilesystem, folder_of
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core import storage
@@ -42,11 +42,10 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | No
         if index is None:
             return None
         if resume == "never":
-            raise UserError(
+            raise MirrorError(
                 "the mirror already holds a run",
                 code="mirror-holds-a-run",
-                field="checkpoints.mirror.url",
-                value=place.url,
+                url=place.url,
                 remedy="omit --resume to continue from it, or give this run another address",
             )
         if run.exists:
@@ -91,11 +90,10 @@ def _fetch_newest(place: RemoteFilesystem, store: CheckpointStore, steps: list[i
             continue
         return step
     if bad:
-        raise UserError(
+        raise MirrorError(
             "no checkpoint of the mirror is valid:" + "".join(f"\n    {reason}" for reason in bad),
             code="mirror-without-good-checkpoint",
-            field="checkpoints.mirror.url",
-            value=place.url,
+            url=place.url,
             remedy="repair them, or start a new run with another output and another mirror address",
         )
     return None
