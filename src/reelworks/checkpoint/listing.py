@@ -25,8 +25,7 @@ def rows(store: CheckpointStore, policy: Retention) -> list[Row]:
     good, broken = store.scan()
     decisions = {decision.step: decision for decision in retention.plan(store, policy)}
     # A training may have deleted some since the scan.
-    existing = (info for info in good if info.step in decisions or info.path.exists())
-    listed = [_row(info, decisions.get(info.step)) for info in existing]
+    listed = [_row(c, decisions.get(c.step)) for c in good if c.step in decisions or c.path.exists()]
     listed += [{"step": step, "path": store.path(step), **_damaged(reason)} for step, reason in broken.items()]
     return sorted(listed, key=lambda row: int(row["step"]))
 
@@ -133,22 +132,13 @@ def explain(store: CheckpointStore, policy: Retention, step: int) -> Row:
             remedy=f"known steps: {', '.join(map(str, known)) or 'none'}",
         )
     saved: Row = next((event for event in reversed(events) if event["event"] == "saved"), {})
-    facts = {
-        "step": step,
-        "saved": saved.get("time"),
-        "bytes": saved.get("bytes"),
-        "metrics": _metrics(saved, events),
-        **(row(store, policy, step) if exists else _end(events)),
-    }
-    return {**facts, "saved": facts["saved"] or facts.get("created"), "history": events}
-
-
-def _metrics(saved: Row, events: list[Row]) -> dict[str, float]:
     metrics = dict(saved.get("metrics", {}))
     for event in events:
         if event["event"] == "metrics" and event.get("save_id") == saved.get("save_id"):
             metrics |= event.get("metrics", {})
-    return finite(metrics)
+    facts = {"step": step, "saved": saved.get("time"), "bytes": saved.get("bytes"), "metrics": finite(metrics)}
+    facts |= row(store, policy, step) if exists else _end(events)
+    return {**facts, "saved": facts["saved"] or facts.get("created"), "history": events}
 
 
 def _end(events: list[Row]) -> Row:

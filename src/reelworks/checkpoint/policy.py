@@ -36,7 +36,7 @@ class PolicyTime:
     """Time, readers and disk space on which a plan depends besides the checkpoints and the policy.
 
     Attributes:
-        now: Current time, in seconds since 1970.
+        now: Seconds since 1970.
         in_use: Steps that are being read.
         other_bytes: Bytes of deleted, quarantined and damaged checkpoints in `checkpoints/`.
         next_bytes: Bytes of the next save, or of the one in progress.
@@ -76,7 +76,7 @@ def plan_retention(checkpoints: Iterable[CheckpointFacts], policy: Retention, mo
     evicted = _evict(case, {step for step, reasons in keep.items() if reasons})
     decisions = []
     for c in reversed(case.newest_first):
-        against = evicted.get(c.step) or (() if keep[c.step] else _reasons_to_delete(case, c))
+        against = evicted.get(c.step) or (() if keep[c.step] else _reasons_to_delete(policy, c))
         decisions.append(Decision(c.step, not against, against or keep[c.step]))
     return decisions
 
@@ -169,17 +169,13 @@ def _over_budget(case: _Case, kept: Collection[int]) -> dict[str, int]:
     return over
 
 
-def _reasons_to_delete(case: _Case, c: CheckpointFacts) -> Reasons:
-    policy = case.policy
+def _reasons_to_delete(policy: Retention, c: CheckpointFacts) -> Reasons:
     if policy.save_total_limit is not None:
         return (f"over save_total_limit = {policy.save_total_limit}",)
     reasons = [f"not among the last {policy.keep_last}"]
     if best := policy.keep_best:
-        value = score(c, best.metric)
-        if value is None:
-            reasons.append(f"no finite {best.metric}")
-        else:
-            reasons.append(f"not among the best {best.n} by {best.metric} ({value:.6g})")
+        value, rank = score(c, best.metric), f"not among the best {best.n} by {best.metric}"
+        reasons.append(f"no finite {best.metric}" if value is None else f"{rank} ({value:.6g})")
     if policy.keep_every:
         reasons.append(f"not a multiple of {policy.keep_every} steps")
     if policy.keep_within:

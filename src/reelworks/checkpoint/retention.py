@@ -28,23 +28,20 @@ def plan(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()
 
 def apply_retention(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()) -> list[Decision]:
     """Delete the checkpoints that the policy does not keep, oldest first, and return all decisions; on rank 0."""
-    return [_apply(store, decision) for decision in plan(store, policy, in_use)]
+    decisions = plan(store, policy, in_use)
+    for i, decision in enumerate(decisions):
+        try:
+            if not decision.keep:
+                store.remove(decision.step, decision.reasons)
+        except UserError as error:  # pinned or being read since the plan was made
+            decisions[i] = Decision(decision.step, True, (error.problem,))
+    return decisions
 
 
 def prune(store: CheckpointStore, policy: Retention) -> list[Decision]:
     """Sweep leftovers of dead processes, then apply the policy; for a command that holds the run's lock."""
     store.sweep()
     return apply_retention(store, policy)
-
-
-def _apply(store: CheckpointStore, decision: Decision) -> Decision:
-    if decision.keep:
-        return decision
-    try:
-        store.remove(decision.step, decision.reasons)
-    except UserError as error:  # pinned or being read since the plan was made
-        return Decision(decision.step, True, (error.problem,))
-    return decision
 
 
 def whole(store: CheckpointStore) -> list[CheckpointInfo]:

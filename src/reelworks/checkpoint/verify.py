@@ -89,11 +89,7 @@ def newest_valid(store: CheckpointStore, full: bool) -> tuple[CheckpointInfo, Sk
 
 
 def named(store: CheckpointStore, step: int, full: bool) -> CheckpointInfo:
-    """Return the verified checkpoint of exactly this step.
-
-    Raises:
-        UserError: It does not exist, or is bad.
-    """
+    """Return the verified checkpoint of exactly this step; raises `UserError` if it does not exist, or is bad."""
     if step not in store.steps():
         raise store.unknown(step)
     try:

@@ -229,6 +229,6 @@ def test_an_edited_manifest_is_noticed(store: CheckpointStore) -> None:
 
 
 def test_listing_needs_no_torch() -> None:
-    modules = ["listing", "forecast", "read_lock", "manifest", "disk_space", "retention", "store", "verify"]
+    modules = ["listing", "read_lock", "manifest", "disk_space", "retention", "store", "verify"]
     code = "import sys\n" + "".join(f"import reelworks.checkpoint.{m}\n" for m in modules)
     subprocess.run([sys.executable, "-c", code + "sys.exit('torch' in sys.modules)"], check=True)
