@@ -20,22 +20,19 @@ from reelworks.core.errors import UserError
 # Most bytes of the tensors that are read together; each read opens the checkpoint's metadata again.
 _READ_BYTES = 256 << 20
 
-Kind = tuple[torch.dtype, tuple[int, ...]]
-
 
 class StoredTensor(NamedTuple):
-    """A tensor in a checkpoint: its key in the checkpoint, dtype and shape."""
+    """A tensor in a checkpoint, and its key there."""
 
     key: str
-    kind: Kind
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
 
 def weights_of(path: Path, weights: Weights) -> dict[str, StoredTensor]:
     """Return the model's stored tensors by their names in its state dict.
 
-    Args:
-        path: The checkpoint's folder.
-        weights: "ema" returns the averaged tensors, and the model's own for those that are not averaged.
+    "ema" returns the averaged tensors, and the model's own for those that are not averaged.
 
     Raises:
         UserError: The checkpoint has no such weights.
@@ -43,7 +40,7 @@ def weights_of(path: Path, weights: Weights) -> dict[str, StoredTensor]:
     metadata = FileSystemReader(path / names.DCP).read_metadata().state_dict_metadata
     tensors = {key: value for key, value in metadata.items() if isinstance(value, TensorStorageMetadata)}
     return {
-        name: StoredTensor(key, (tensors[key].properties.dtype, tuple(tensors[key].size)))
+        name: StoredTensor(key, tensors[key].properties.dtype, tuple(tensors[key].size))
         for name, key in _keys(path, tensors, weights).items()
     }
 
@@ -52,7 +49,7 @@ def read(path: Path, wanted: Sequence[StoredTensor]) -> Iterator[Tensor]:
     """Yield the tensors in order."""
     pending: dict[str, Tensor] = {}
     size = 0
-    for i, (key, (dtype, shape)) in enumerate(wanted):
+    for i, (key, dtype, shape) in enumerate(wanted):
         pending[key] = torch.empty(shape, dtype=dtype)
         size += pending[key].nbytes
         if size >= _READ_BYTES or i + 1 == len(wanted):

@@ -21,6 +21,7 @@ from reelworks.core import digests, storage
 from reelworks.core.errors import UserError
 from reelworks.distributed import collectives
 from reelworks.export import checkpoint_reader, safetensors_file
+from reelworks.export.checkpoint_reader import StoredTensor
 from reelworks.export.lora import LoraFile, lora_base_of
 from reelworks.export.safetensors_file import TensorRange
 from reelworks.models.lora import files
@@ -45,8 +46,7 @@ def describe_run(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> 
     resolved = tomllib.loads(data.decode())
     model, autoencoder, text = (resolved.get(part, {}) for part in ("model", "autoencoder", "text_encoder"))
     header = {
-        # Common loaders require it.
-        "format": "pt",
+        "format": "pt",  # common loaders require it
         "reelworks": reelworks.__version__,
         "run_id": run_id,
         "recipe_digest": digests.digest_bytes(data),
@@ -100,7 +100,7 @@ def export_checkpoint(
                 remedy="choose another checkpoint",
             ) from error
         stored = checkpoint_reader.weights_of(path, weights)
-        entries = _entries({name: tensor.kind for name, tensor in stored.items()}, dtype)
+        entries = _entries(stored, dtype)
         read = checkpoint_reader.read(path, [stored[entry.name] for entry in entries])
         if lora is not None:
             lora = lora._replace(base=lora_base_of(path))
@@ -112,7 +112,7 @@ def export_state_dict(
     state: Mapping[str, Tensor], target: Path, *, weights: Weights, dtype: Dtype, about: Mapping[str, str]
 ) -> list[Path]:
     """Write unsharded weights that are in memory; arguments as for `export_checkpoint`."""
-    entries = _entries({name: (v.dtype, tuple(v.shape)) for name, v in state.items()}, dtype)
+    entries = _entries(state, dtype)
     with raising_export_failed(target):
         tensors = (state[entry.name].cpu() for entry in entries)
         return _write(target, entries, tensors, _header(about, weights, dtype), None)
@@ -125,18 +125,17 @@ def require_free_file(target: Path) -> None:
         UserError: It is not named .safetensors, or it exists already.
     """
     index = target.with_name(target.name + safetensors_file.INDEX_SUFFIX)
-    if target.suffix == ".safetensors" and not (target.exists() or index.exists()):
-        with raising_export_failed(target):
-            storage.mkdirs(target.parent)
-        return
-    exists = target.suffix == ".safetensors"
-    raise UserError(
-        "the file exists already" if exists else "weights are written as .safetensors",
-        code="output-file-invalid",
-        field="--output",
-        value=str(target),
-        remedy="remove it, or name another file" if exists else f"name it {target.stem}.safetensors",
-    )
+    is_named = target.suffix == ".safetensors"
+    if not is_named or target.exists() or index.exists():
+        raise UserError(
+            "the file exists already" if is_named else "weights are written as .safetensors",
+            code="output-file-invalid",
+            field="--output",
+            value=str(target),
+            remedy="remove it, or name another file" if is_named else f"name it {target.stem}.safetensors",
+        )
+    with raising_export_failed(target):
+        storage.mkdirs(target.parent)
 
 
 def export_weights(
@@ -159,8 +158,9 @@ def export_weights(
     """
     model, ema = state["model"], state["ema"] if weights == "ema" else {}
     values = {name: ema.get(name, value) for name, value in model.items() if isinstance(value, Tensor)}
-    entries = _entries({name: (v.dtype, tuple(v.shape)) for name, v in values.items()}, dtype)
-    gathered = _gathered(values[entry.name] for entry in entries)
+    entries = _entries(values, dtype)
+    ordered = (values[entry.name] for entry in entries)
+    gathered = (value.full_tensor() if isinstance(value, DTensor) else value for value in ordered)
 
     def work() -> list[Path]:
         try:
@@ -209,7 +209,7 @@ def _write(
         own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
         # Tensor names are the same in both files, since loaders are told which expert a file is for.
         file = files.to_file(own, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model, base=lora.base)
-        entries = safetensors_file.ordered(TensorRange(n, t.dtype, tuple(t.shape)) for n, t in file.tensors.items())
+        entries = _entries(file.tensors)
         tensors = (file.tensors[entry.name] for entry in entries)
         written += safetensors_file.write(path, entries, tensors, header | file.header)
     return written
@@ -219,16 +219,13 @@ def _header(about: Mapping[str, str], weights: Weights, dtype: Dtype) -> dict[st
     return {**about, "weights": weights, "dtype": dtype}
 
 
-def _gathered(values: Iterable[Tensor]) -> Iterator[Tensor]:
-    for value in values:
-        yield value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def _entries(tensors: Mapping[str, checkpoint_reader.Kind], dtype: Dtype) -> list[TensorRange]:
-    return safetensors_file.ordered(
-        TensorRange(name, DTYPES[dtype] if own.is_floating_point else own, shape)
-        for name, (own, shape) in tensors.items()
-    )
+def _entries(tensors: Mapping[str, Tensor | StoredTensor], dtype: Dtype | None = None) -> list[TensorRange]:
+    """Return the tensors in the order of the file, floating-point ones with `dtype` unless it is None."""
+    entries = []
+    for name, tensor in tensors.items():
+        cast = DTYPES[dtype] if dtype and tensor.dtype.is_floating_point else tensor.dtype
+        entries.append(TensorRange(name, cast, tuple(tensor.shape)))
+    return safetensors_file.ordered(entries)
 
 
 def _cast(entries: Sequence[TensorRange], tensors: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -42,7 +42,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class TensorRange:
-    """A tensor that will be written: its name, dtype and shape in the file."""
+    """A tensor that will be written, with its dtype and shape in the file."""
 
     name: str
     dtype: torch.dtype
@@ -97,8 +97,10 @@ def write(
             storage.rename(temporary, target)
     storage.fsync_folder(path.parent)
     if len(shards) > 1:
+        size = sum(entry.num_bytes for entry in entries)
+        file_of = {e.name: target.name for target, shard in zip(targets, shards, strict=True) for e in shard}
         targets.append(path.with_name(path.name + INDEX_SUFFIX))
-        files.write_json(targets[-1], _index(targets, shards, metadata))
+        files.write_json(targets[-1], {"metadata": {**metadata, "total_size": size}, "weight_map": file_of})
     return targets
 
 
@@ -136,16 +138,8 @@ def _header(entries: Sequence[TensorRange], metadata: Mapping[str, str]) -> byte
     at = 0
     for entry in entries:
         end = at + entry.num_bytes
-        header[entry.name] = {"dtype": _DTYPES[entry.dtype], "shape": list(entry.shape), "data_offsets": [at, end]}
+        header[entry.name] = {"dtype": _DTYPES[entry.dtype], "shape": entry.shape, "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
-
-
-def _index(
-    targets: Sequence[Path], shards: Sequence[Sequence[TensorRange]], metadata: Mapping[str, str]
-) -> dict[str, object]:
-    size = sum(entry.num_bytes for shard in shards for entry in shard)
-    file_of = {e.name: target.name for target, shard in zip(targets, shards, strict=False) for e in shard}
-    return {"metadata": {**metadata, "total_size": size}, "weight_map": file_of}

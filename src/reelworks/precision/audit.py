@@ -24,15 +24,7 @@ from reelworks.precision.trace import Trace
 def audit(
     denoiser: Predictor[InputsT], examples: Sequence[InputsT], *, sharded: bool = False, units: Sequence[nn.Module] = ()
 ) -> int:
-    """Raise the first of a model's `faults`, which takes the same arguments.
-
-    Returns:
-        The number of shapes that passed.
-
-    Raises:
-        DtypeError: For the first fault, with the module, both dtypes and the remedy.
-        UserError: If the contract cannot train.
-    """
+    """Raise the first of a model's `faults`, which takes the same arguments, or return the number of shapes."""
     for fault in faults(denoiser, examples, sharded=sharded, units=units):
         raise fault
     return len(examples)
@@ -51,9 +43,6 @@ def faults(
 
     Yields:
         A fault for each place, in the order of the pass, which ends at its first fault.
-
-    Raises:
-        UserError: If the contract cannot train.
     """
     reported = set()
     for fault in storage_dtype.faults(denoiser.module, denoiser.contract, units if sharded else ()):
@@ -82,15 +71,9 @@ def faults(
 
 @contextlib.contextmanager
 def watched(denoiser: Predictor[InputsT]) -> Iterator[DtypeBoundary[InputsT]]:
-    """Yield a boundary whose forward passes are checked, on any device, while the context is open.
-
-    Raises:
-        DtypeError: From inside a pass, for the first fault.
-    """
-    with guard(denoiser.module) as calls:
-        trace = Trace(denoiser.contract, lambda: calls.path)
-        with trace:
-            yield DtypeBoundary(_Traced(denoiser, trace))
+    """Yield a boundary whose forward passes raise `DtypeError` for a fault, on any device, while the context is open."""
+    with guard(denoiser.module) as calls, Trace(denoiser.contract, lambda: calls.path) as trace:
+        yield DtypeBoundary(_Traced(denoiser, trace))
 
 
 @dataclasses.dataclass

@@ -77,9 +77,6 @@ def guard(module: nn.Module) -> Iterator[Calls]:
     A leaf whose floating inputs differ in dtype from its parameters raises, unless autocast reconciles them, which it
     does not do for float64. Parameters are read at the call, so those that FSDP lowers for the forward pass count as
     lowered. Errors of other modules are raised with their path.
-
-    Raises:
-        DtypeError: From inside the forward pass, with module path, both dtypes and the remedy.
     """
     calls, handles = Calls(module), []
     for path, child in module.named_modules():
@@ -102,34 +99,28 @@ def guard(module: nn.Module) -> Iterator[Calls]:
 
 
 def _is_leaf(module: nn.Module) -> bool:
-    has_children = next(module.children(), None) is not None
-    if type(module).__name__ == _CASTS_ITSELF:
+    if type(module).__name__ == _CASTS_ITSELF or next(module.children(), None) is not None:
         return False
-    return not has_children and any(p.is_floating_point() for p in module.parameters(recurse=False))
+    return any(p.is_floating_point() for p in module.parameters(recurse=False))
 
 
 def _check(path: str, root: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    kind = type(root).__name__
-
     def hook(leaf: nn.Module, args: tuple[Any, ...]) -> None:
         weight = next(p for p in leaf.parameters(recurse=False) if p.is_floating_point())
         for value in args:
-            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != weight.dtype:
-                _refuse(path, leaf, kind, value, weight)
+            if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype == weight.dtype:
+                continue
+            device = "cpu" if value.device.type == "meta" else value.device.type
+            if torch.is_autocast_enabled(device) and value.dtype != torch.float64:
+                continue
+            declared = name_of(weight.dtype)
+            raise DtypeError(
+                f"{type(leaf).__name__} got an input of {name_of(value.dtype)}, but has weights of {declared}",
+                field=path,
+                remedy=f"call {type(root).__name__} through precision.DtypeBoundary, which casts inputs of role latent, "
+                f"text and condition; or cast the input of {path} to {declared}",
+                found=value.dtype,
+                declared=weight.dtype,
+            )
 
     return hook
-
-
-def _refuse(path: str, leaf: nn.Module, kind: str, value: Tensor, weight: Tensor) -> None:
-    device = "cpu" if value.device.type == "meta" else value.device.type
-    if torch.is_autocast_enabled(device) and value.dtype != torch.float64:
-        return
-    actual, declared = name_of(value.dtype), name_of(weight.dtype)
-    raise DtypeError(
-        f"{type(leaf).__name__} got an input of {actual}, but has weights of {declared}",
-        field=path,
-        remedy=f"call {kind} through precision.DtypeBoundary, which casts inputs of role latent, text and "
-        f"condition; or cast the input of {path} to {declared}",
-        found=value.dtype,
-        declared=weight.dtype,
-    )

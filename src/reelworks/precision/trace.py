@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from reelworks.precision.boundary import DtypeError
+from reelworks.precision.boundary import ATTENTION, LOWERED, DtypeError
 from reelworks.precision.contract import Contract, Role, name_of
-from reelworks.precision.meta_autocast import ATTENTION, LOWERED
 
 _EXACT = (Role.TIME, Role.GEOMETRY)
 _PRODUCTS = LOWERED | {ATTENTION}
@@ -47,7 +46,6 @@ class _Followed(NamedTuple):
     """A tensor derived from an input, by weak reference so that a real pass can free its memory.
 
     Attributes:
-        tensor: Weak reference, to detect that the id belongs to another tensor by now.
         role: Role of the input.
         fault: Error that says where and to which dtype the tensor was rounded.
         plain: Whether it still has the input's values, in any dtype and shape.
@@ -62,9 +60,7 @@ class _Followed(NamedTuple):
 class Trace(TorchFunctionMode):
     """Mode that checks forward passes; enter it before autocast, so that it sees autocast's casts.
 
-    Args:
-        contract: Contract of the component.
-        where: Returns the path of the running module.
+    `where` returns the path of the running module.
     """
 
     def __init__(self, contract: Contract, where: Callable[[], str]) -> None:
@@ -80,11 +76,7 @@ class Trace(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run a function of torch, and follow roles through it.
-
-        Raises:
-            DtypeError: The function uses a rounded time or size, or a mask as numbers.
-        """
+        """Run a function of torch, and follow roles through it."""
         kwargs = kwargs or {}
         name = str(getattr(func, "__name__", "")).strip("_")
         tensors = list(_tensors([args, kwargs.values()]))
@@ -163,14 +155,14 @@ class Trace(TorchFunctionMode):
 
     def _rounding(self, role: Role, dtype: torch.dtype) -> DtypeError | None:
         """Return the error for a dtype that is too narrow for a role; None if it fits."""
-        if role is Role.MASK or not dtype.is_floating_point:
-            return None
-        declared = torch.float32 if role in _EXACT else self._contract.compute
-        return None if dtype in _HOLDS[declared] else self._rounded(role, dtype)
+        fits = role is Role.MASK or not dtype.is_floating_point or dtype in _HOLDS[self._declared(role)]
+        return None if fits else self._rounded(role, dtype)
+
+    def _declared(self, role: Role) -> torch.dtype:
+        return torch.float32 if role in _EXACT else self._contract.compute
 
     def _rounded(self, role: Role, dtype: torch.dtype) -> DtypeError:
-        exact = role in _EXACT
-        declared = torch.float32 if exact else self._contract.compute
+        exact, declared = role in _EXACT, self._declared(role)
         return DtypeError(
             f"an input of role {role} is rounded to {name_of(dtype)} and used",
             field=self._where(),
