@@ -83,22 +83,14 @@ class Background:
         return ""
 
     def start(self, store: CheckpointStore, step: int, state: dict[str, Any], **details: Unpack[SaveDetails]) -> None:
-        """Stage a state and begin to write it. Collective; the state may change as soon as this returns.
-
-        Raises:
-            SaveFailed: As in `save.save`; no save is in progress then.
-        """
+        """Stage a state and begin to write it. Collective; the state may change as soon as this returns."""
         assert self._saving is None, "a save is in progress"
         self._saving = save.begin(store, step, state, stage=self._stage, **details)
         self._thread = threading.Thread(target=self._saving.write, name="checkpoint", daemon=True)
         self._thread.start()
 
     def finish(self) -> Saved:
-        """Wait for this rank's thread and publish the checkpoint. Collective; another save can start then.
-
-        Raises:
-            SaveFailed: Any rank could not write, or rank 0 could not publish.
-        """
+        """Wait for this rank's thread and publish the checkpoint. Collective; another save can start then."""
         assert self._saving is not None
         assert self._thread is not None
         self._thread.join()

@@ -101,7 +101,6 @@ class Forecast:
     """Upper bound of the disk space that checkpoints will take, whichever of them turn out the best.
 
     Attributes:
-        checkpoint_bytes: Bytes of one checkpoint.
         peak_count: Most checkpoints on disk at once, including the one being saved.
         present_bytes: Bytes of the existing checkpoints.
         fails_at_step: First step whose save will not fit; None if all fit.
@@ -163,9 +162,7 @@ def forecast(
 
     Args:
         checkpoint_bytes: Bytes of one checkpoint: `shards.local_bytes`, summed over ranks.
-        policy: The recipe's `[checkpoints]`.
         steps: Steps of the saves to come, ascending (`saves`).
-        free_bytes: Free bytes of the file system now.
         existing: Valid checkpoints on disk.
     """
     checkpoint_bytes = max(checkpoint_bytes, 1)

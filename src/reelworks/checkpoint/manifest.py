@@ -44,16 +44,13 @@ class Manifest(Config):
 
     Attributes:
         format: Version of this schema; newer ones are refused.
-        step: Optimizer steps done.
         save_id: Id that differs between two saves of one step.
         created: Seconds since 1970.
         world_size: Number of ranks that wrote it; any number may load it.
         run_id: The run's id in `run.json`; empty outside runs.
         cursor_digest: Digest of `cursor.json`, if there is one.
         files: All files except the manifest itself.
-        total_bytes: Sum of the sizes of `files`.
         metrics: Metrics known when it was saved; None stands for a value that was not finite.
-        versions: Library versions by name.
     """
 
     format: int

@@ -134,10 +134,7 @@ def _require_shared(temporary: Path) -> None:
 class Saving:
     """A save that has begun.
 
-    Attributes:
-        present: The step's valid checkpoint if it was saved before; nothing is written then.
-        temporary: The folder being written; None if `present` is set.
-        shards: This rank's part of the state; None if `present` is set.
+    If the step was saved before, `present` is its valid checkpoint, and nothing is written to `temporary`.
     """
 
     store: CheckpointStore

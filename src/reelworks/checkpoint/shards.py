@@ -111,11 +111,7 @@ class Shards:
         return cls(folder, metadata, mine, planner, writer, files)
 
     def write(self) -> Written:
-        """Write this rank's shards. Not collective; may run on any thread.
-
-        Raises:
-            OSError: A file could not be written.
-        """
+        """Write this rank's shards. Not collective; may run on any thread."""
         future = self._writer.write_data(self.mine, self._planner)
         future.wait()
         return Written(future.value(), self._entries())

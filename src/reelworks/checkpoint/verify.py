@@ -58,8 +58,7 @@ def newest_valid(store: CheckpointStore, full: bool) -> tuple[CheckpointInfo, Sk
     Bad checkpoints are skipped, and quarantined once a good one is found.
 
     Returns:
-        The checkpoint and the `(step, reason)` of each newer one that was bad, newest first; None if the
-        store has no checkpoint at all.
+        The checkpoint and the `(step, reason)` of each newer one that was bad, newest first; None for an empty store.
 
     Raises:
         UserError: All are bad, one has a newer format, or the storage fails: a run never starts from the

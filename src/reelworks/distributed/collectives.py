@@ -84,7 +84,8 @@ def through_first(own: Callable[[], T], whole: Callable[[list[T]], list[R]]) -> 
     outcomes = _gather_on_first(_attempt(own))
     shares: list[R | _Failures] = []
     if outcomes is not None:
-        outcome = _failures(outcomes) or _attempt(lambda: whole(cast(list[T], outcomes)))
+        failures = _failures(outcomes)
+        outcome: list[R] | _Failures = failures or _attempt(lambda: whole(cast(list[T], outcomes)))
         shares = [outcome] * world_size() if isinstance(outcome, _Failures) else [*outcome]
     share = _scatter(shares)
     if isinstance(share, _Failures):
@@ -108,7 +109,7 @@ def _attempt(work: Callable[[], T]) -> T | _Failures:
 
 
 def _describe(failed_rank: int, error: BaseException) -> Failure:
-    errnos, cause = set(), error
+    errnos, cause = set(), cast(BaseException | None, error)
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:
             errnos.add(cause.errno)

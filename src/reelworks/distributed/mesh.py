@@ -29,7 +29,6 @@ class World:
     """Rank, number of ranks and device of this process, with small collectives.
 
     Attributes:
-        device: Device of computation.
         patient: Process group with a timeout of days, for barriers behind long work of one rank.
         offload: Whether the trained weights lie in CPU memory.
     """

@@ -6,27 +6,32 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 import reelworks
-from reelworks.checkpoint import disk_space, read_lock
+from reelworks.checkpoint import disk_space, names, read_lock
 from reelworks.checkpoint.config import Dtype, Weights
 from reelworks.checkpoint.manifest import BadCheckpoint
+from reelworks.checkpoint.save import quiet
 from reelworks.checkpoint.verify import verify
 from reelworks.core import digests, storage
 from reelworks.core.errors import UserError
 from reelworks.distributed import collectives
-from reelworks.export import checkpoint_reader, safetensors_file
-from reelworks.export.checkpoint_reader import StoredTensor
+from reelworks.export import safetensors_file
 from reelworks.export.lora import LoraFile, lora_base_of
 from reelworks.export.safetensors_file import TensorRange
 from reelworks.models.lora import files
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# Most bytes of the tensors that are read together; each read opens the checkpoint's metadata again.
+_READ_BYTES = 256 << 20
 
 
 class ExportFailed(UserError):  # noqa: N818
@@ -39,7 +44,6 @@ def describe_run(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> 
     Args:
         run_id: The run's id in `run.json`.
         recipe: The resolved recipe that they were trained with; its digest begins its name below `recipes/`.
-        step: Optimizer steps done.
         epoch: Epoch of training, from 0; None if it is not known.
     """
     data = recipe.read_bytes()
@@ -99,13 +103,67 @@ def export_checkpoint(
                 value=str(path),
                 remedy="choose another checkpoint",
             ) from error
-        stored = checkpoint_reader.weights_of(path, weights)
+        stored = _stored_weights(path, weights)
         entries = _entries(stored, dtype)
-        read = checkpoint_reader.read(path, [stored[entry.name] for entry in entries])
+        read = _read(path, [stored[entry.name] for entry in entries])
         if lora is not None:
             lora = lora._replace(base=lora_base_of(path))
         with raising_export_failed(target):
             return _write(target, entries, read, _header(about, weights, dtype), lora)
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a checkpoint, and its key there."""
+
+    key: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def _stored_weights(path: Path, weights: Weights) -> dict[str, StoredTensor]:
+    """Return the model's stored tensors by their names in its state dict.
+
+    "ema" returns the averaged tensors, and the model's own for those that are not averaged.
+
+    Raises:
+        UserError: The checkpoint has no such weights.
+    """
+    metadata = FileSystemReader(path / names.DCP).read_metadata().state_dict_metadata
+    tensors = {key: value for key, value in metadata.items() if isinstance(value, TensorStorageMetadata)}
+    return {
+        name: StoredTensor(key, tensors[key].properties.dtype, tuple(tensors[key].size))
+        for name, key in _keys(path, tensors, weights).items()
+    }
+
+
+def _read(path: Path, wanted: Sequence[StoredTensor]) -> Iterator[Tensor]:
+    """Yield the tensors in order."""
+    pending: dict[str, Tensor] = {}
+    size = 0
+    for i, (key, dtype, shape) in enumerate(wanted):
+        pending[key] = torch.empty(shape, dtype=dtype)
+        size += pending[key].nbytes
+        if size >= _READ_BYTES or i + 1 == len(wanted):
+            with quiet():
+                load(pending, storage_reader=FileSystemReader(path / names.DCP), no_dist=True)
+            yield from pending.values()
+            pending, size = {}, 0
+
+
+def _keys(path: Path, known: Iterable[str], weights: Weights) -> dict[str, str]:
+    parts = {part: [k for k in known if k.startswith(f"{part}.")] for part in ("model", "ema")}
+    missing = "model" if not parts["model"] else weights if not parts[weights] else None
+    if missing:
+        raise UserError(
+            "the checkpoint has no " + ("averaged weights" if missing == "ema" else "weights"),
+            code="checkpoint-part-missing",
+            field="checkpoint",
+            value=str(path),
+            remedy="export the trained weights with --weights" if missing == "ema" else "choose another checkpoint",
+        )
+    keys = {key.removeprefix("model."): key for key in parts["model"]}
+    averages = {key.removeprefix("ema."): key for key in parts["ema"]} if weights == "ema" else {}
+    return keys | averages
 
 
 def export_state_dict(

@@ -73,7 +73,6 @@ def write(
             `NAME-00001-of-00002.safetensors`, and `NAME.safetensors.index.json`.
         entries: Tensors to write, in the order of `ordered`.
         tensors: One tensor for each entry, taken one at a time.
-        metadata: Texts for the header.
         shard_bytes: Size of the tensors above which the file is cut into shards.
 
     Returns:

@@ -137,10 +137,8 @@ class DtypeBoundary(Generic[InputsT]):
     """Call a model through its contract.
 
     Inputs are cast by role. If parameters are stored wider than the compute dtype and FSDP's mixed precision does not
-    lower them, matrix products run under autocast. The output has the contract's output dtype.
-
-    Attributes:
-        denoiser: The wrapped model; its `contract` is read at every call.
+    lower them, matrix products run under autocast. The output has the contract's output dtype. The contract is read
+    at every call.
     """
 
     def __init__(self, denoiser: Predictor[InputsT]) -> None:

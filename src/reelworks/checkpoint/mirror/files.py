@@ -31,10 +31,7 @@ _MARKERS = ("catalog.json", "about.json")
 class MirrorIndex(Config):
     """Index of the files that a mirror holds besides checkpoints.
 
-    Attributes:
-        format: Version of this schema.
-        run_id: The run that the mirror belongs to.
-        files: Size in bytes and modification time in nanoseconds of each file, as in the run folder.
+    `files` has the size in bytes and the modification time in nanoseconds of each file, as in the run folder.
     """
 
     format: int
@@ -88,11 +85,7 @@ def require_ours(index: MirrorIndex, run_id: str, url: str) -> None:
 
 
 def push(place: RemoteFilesystem, run: RunFolder, run_id: str) -> None:
-    """Update the mirror's files; an empty mirror gets its index first, which claims it for the run.
-
-    Raises:
-        UserError: The mirror belongs to another run.
-    """
+    """Update the mirror's files; an empty mirror gets its index first, which claims it for the run."""
     index = read_index(place) or _write_index(place, run_id, {})
     require_ours(index, run_id, place.url)
     mirrored = index.files

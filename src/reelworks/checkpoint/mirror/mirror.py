@@ -43,12 +43,7 @@ class _Superseded(Exception):  # noqa: N818
 
 
 class Mirror:
-    """The mirror of one run, on its main process.
-
-    Args:
-        place: Where the copies go.
-        log: Told of each copy and each failure.
-    """
+    """The mirror of one run, on its main process; `log` is told of each copy and each failure."""
 
     def __init__(
         self, place: RemoteFilesystem, run: RunFolder, run_id: str, config: MirrorConfig, log: OnEvent
