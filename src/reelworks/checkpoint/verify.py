@@ -52,6 +52,12 @@ def damage(path: Path, full: bool = False) -> str:
     return ""
 
 
+def too_new(error: NewerFormat, checkpoint: str) -> UserError:
+    """Return the error for a checkpoint that a newer Reelworks wrote."""
+    remedy = "update Reelworks"
+    return UserError(error.reason, code="checkpoint-bad", field="checkpoint", value=checkpoint, remedy=remedy)
+
+
 def newest_valid(store: CheckpointStore, full: bool) -> tuple[CheckpointInfo, Skipped] | None:
     """Return the newest valid checkpoint. In a distributed run, call it on rank 0 and broadcast the result.
 
@@ -67,8 +73,7 @@ def newest_valid(store: CheckpointStore, full: bool) -> tuple[CheckpointInfo, Sk
     skipped: Skipped = []
     for step in reversed(store.steps()):
         try:
-            _verify_answering(store, step, full)
-            info = store.info(step)
+            info = _verified(store, step, full)
         except BadCheckpoint as error:
             skipped.append((step, error.reason))
             continue
@@ -92,8 +97,7 @@ def named(store: CheckpointStore, step: int, full: bool) -> CheckpointInfo:
     if step not in store.steps():
         raise store.unknown(step)
     try:
-        _verify_answering(store, step, full)
-        return store.info(step)
+        return _verified(store, step, full)
     except BadCheckpoint as error:
         raise UserError(
             f"the checkpoint is bad: {error.reason}",
@@ -104,18 +108,12 @@ def named(store: CheckpointStore, step: int, full: bool) -> CheckpointInfo:
         ) from error
 
 
-def _verify_answering(store: CheckpointStore, step: int, full: bool) -> None:
-    """Verify a checkpoint; errors that do not prove it bad become a `UserError`."""
+def _verified(store: CheckpointStore, step: int, full: bool) -> CheckpointInfo:
+    """Verify a checkpoint and return its facts; errors that do not prove it bad become a `UserError`."""
     try:
         verify(store.path(step), full)
     except NewerFormat as error:
-        raise UserError(
-            error.reason,
-            code="checkpoint-bad",
-            field="checkpoint",
-            value=str(store.path(step)),
-            remedy="update Reelworks",
-        ) from error
+        raise too_new(error, str(store.path(step))) from error
     except OSError as error:
         raise UserError(
             f"the checkpoint cannot be read now ({error.strerror or error})",
@@ -124,3 +122,4 @@ def _verify_answering(store: CheckpointStore, step: int, full: bool) -> None:
             value=str(store.path(step)),
             remedy="try again when the storage works, or choose another step with --resume STEP",
         ) from error
+    return store.info(step)

@@ -48,7 +48,10 @@ def launch(processes: int, arguments: list[str]) -> int:
             first = failed[0]
             # Ranks that saved on a signal all exit by themselves.
             time.sleep(_GRACE_SECONDS)
-            _stop(ranks)
+            for rank in ranks:
+                if rank.poll() is None:
+                    rank.kill()
+                rank.wait()
         time.sleep(_POLL_SECONDS)
     codes = [first, *(rank.returncode for rank in ranks)]
     return next((code if code > 0 else 128 - code for code in codes if code), 0)
@@ -69,10 +72,3 @@ def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subpro
     }
     # In a session of its own, so that Ctrl-C reaches only the launcher, which forwards it once.
     return subprocess.Popen([sys.executable, "-m", "reelworks", *arguments], env=environment, start_new_session=True)
-
-
-def _stop(ranks: list[subprocess.Popen[bytes]]) -> None:
-    for rank in ranks:
-        if rank.poll() is None:
-            rank.kill()
-        rank.wait()

@@ -121,19 +121,22 @@ class StoredTensor(NamedTuple):
 
 
 def _stored_weights(path: Path, weights: Weights) -> dict[str, StoredTensor]:
-    """Return the model's stored tensors by their names in its state dict.
-
-    "ema" returns the averaged tensors, and the model's own for those that are not averaged.
-
-    Raises:
-        UserError: The checkpoint has no such weights.
-    """
-    metadata = FileSystemReader(path / names.DCP).read_metadata().state_dict_metadata
-    tensors = {key: value for key, value in metadata.items() if isinstance(value, TensorStorageMetadata)}
-    return {
-        name: StoredTensor(key, tensors[key].properties.dtype, tuple(tensors[key].size))
-        for name, key in _keys(path, tensors, weights).items()
-    }
+    """Return the model's stored tensors by their names in its state dict."""
+    parts: dict[str, dict[str, StoredTensor]] = {"model": {}, "ema": {}}
+    for key, value in FileSystemReader(path / names.DCP).read_metadata().state_dict_metadata.items():
+        part, _, name = key.partition(".")
+        if part in parts and name and isinstance(value, TensorStorageMetadata):
+            parts[part][name] = StoredTensor(key, value.properties.dtype, tuple(value.size))
+    missing = "model" if not parts["model"] else weights if not parts[weights] else None
+    if missing:
+        raise UserError(
+            "the checkpoint has no " + ("averaged weights" if missing == "ema" else "weights"),
+            code="checkpoint-part-missing",
+            field="checkpoint",
+            value=str(path),
+            remedy="export the trained weights with --weights" if missing == "ema" else "choose another checkpoint",
+        )
+    return parts["model"] | parts["ema"] if weights == "ema" else parts["model"]
 
 
 def _read(path: Path, wanted: Sequence[StoredTensor]) -> Iterator[Tensor]:
@@ -148,22 +151,6 @@ def _read(path: Path, wanted: Sequence[StoredTensor]) -> Iterator[Tensor]:
                 load(pending, storage_reader=FileSystemReader(path / names.DCP), no_dist=True)
             yield from pending.values()
             pending, size = {}, 0
-
-
-def _keys(path: Path, known: Iterable[str], weights: Weights) -> dict[str, str]:
-    parts = {part: [k for k in known if k.startswith(f"{part}.")] for part in ("model", "ema")}
-    missing = "model" if not parts["model"] else weights if not parts[weights] else None
-    if missing:
-        raise UserError(
-            "the checkpoint has no " + ("averaged weights" if missing == "ema" else "weights"),
-            code="checkpoint-part-missing",
-            field="checkpoint",
-            value=str(path),
-            remedy="export the trained weights with --weights" if missing == "ema" else "choose another checkpoint",
-        )
-    keys = {key.removeprefix("model."): key for key in parts["model"]}
-    averages = {key.removeprefix("ema."): key for key in parts["ema"]} if weights == "ema" else {}
-    return keys | averages
 
 
 def export_state_dict(

@@ -83,7 +83,9 @@ def write(
     """
     disk_space.require(path.parent, sum(entry.num_bytes for entry in entries), "the weights file")
     shards = _cut(entries, shard_bytes)
-    targets = [path] if len(shards) == 1 else [shard_name(path, i, len(shards)) for i in range(len(shards))]
+    targets = [path]
+    if (count := len(shards)) > 1:
+        targets = [path.with_name(f"{path.stem}-{i:05d}-of-{count:05d}{path.suffix}") for i in range(1, count + 1)]
     source = iter(tensors)
     with ExitStack() as stack:
         temporaries = []
@@ -95,17 +97,12 @@ def write(
         for temporary, target in zip(temporaries, targets, strict=True):
             storage.rename(temporary, target)
     storage.fsync_folder(path.parent)
-    if len(shards) > 1:
+    if count > 1:
         size = sum(entry.num_bytes for entry in entries)
         file_of = {e.name: target.name for target, shard in zip(targets, shards, strict=True) for e in shard}
         targets.append(path.with_name(path.name + INDEX_SUFFIX))
         files.write_json(targets[-1], {"metadata": {**metadata, "total_size": size}, "weight_map": file_of})
     return targets
-
-
-def shard_name(path: Path, i: int, count: int) -> Path:
-    """Return a shard's file name, in the form of published weights; `i` counts from 0."""
-    return path.with_name(f"{path.stem}-{i + 1:05d}-of-{count:05d}{path.suffix}")
 
 
 def _cut(entries: Sequence[TensorRange], shard_bytes: int) -> list[list[TensorRange]]:

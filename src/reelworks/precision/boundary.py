@@ -194,7 +194,6 @@ class MetaAutocast(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run a function of torch, with lowered inputs if autocast would lower them."""
         name = str(getattr(func, "__name__", "")).strip("_")
         kwargs = kwargs or {}
         if (name in LOWERED or name == ATTENTION) and torch.is_autocast_enabled("cpu"):

@@ -23,22 +23,18 @@ _PRODUCTS = LOWERED | {ATTENTION}
 # Dtypes that hold all values of another; float16 lacks the range of bfloat16, and 8 bits that of any.
 _HOLDS = {torch.float32: (torch.float32, torch.float64), torch.bfloat16: (torch.bfloat16, torch.float32, torch.float64)}
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-# Functions whose result still is the time, size or mask that went in; operators without underscores.
-_KEEP = frozenset((
-    "add", "bfloat16", "bool", "broadcast_to", "cat", "chunk", "clone", "concat", "concatenate", "contiguous",
-    "detach", "div", "divide", "double", "expand", "expand_as", "flatten", "float", "floor", "get", "getitem",
-    "half", "index_select", "int", "long", "mul", "multiply", "narrow", "neg", "permute", "pow", "radd",
-    "reciprocal", "repeat", "repeat_interleave", "reshape", "rmul", "round", "rpow", "rsqrt", "rsub",
-    "rtruediv", "select", "split", "sqrt", "square", "squeeze", "stack", "sub", "subtract", "tile", "to",
-    "transpose", "true_divide", "truediv", "type", "type_as", "unbind", "unflatten", "unsqueeze", "view",
-    "view_as", "where",
-))  # fmt: skip
-
-# Functions of these that change no value.
+# Functions that change no value; operators without underscores.
 _VIEWS = frozenset((
-    "bfloat16", "broadcast_to", "clone", "contiguous", "detach", "expand", "expand_as", "flatten", "float", "getitem",
-    "get", "half", "permute", "repeat", "repeat_interleave", "reshape", "squeeze", "to", "transpose", "type", "type_as",
-    "unflatten", "unsqueeze", "view", "view_as",
+    "bfloat16", "broadcast_to", "clone", "contiguous", "detach", "expand", "expand_as", "flatten", "float", "get",
+    "getitem", "half", "permute", "repeat", "repeat_interleave", "reshape", "squeeze", "to", "transpose", "type",
+    "type_as", "unflatten", "unsqueeze", "view", "view_as",
+))  # fmt: skip
+# Functions whose result still is the time, size or mask that went in.
+_KEEP = _VIEWS | frozenset((
+    "add", "bool", "cat", "chunk", "concat", "concatenate", "div", "divide", "double", "floor", "index_select",
+    "int", "long", "mul", "multiply", "narrow", "neg", "pow", "radd", "reciprocal", "rmul", "round", "rpow",
+    "rsqrt", "rsub", "rtruediv", "select", "split", "sqrt", "square", "stack", "sub", "subtract", "tile",
+    "true_divide", "truediv", "unbind", "where",
 ))  # fmt: skip
 
 
@@ -76,7 +72,6 @@ class Trace(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run a function of torch, and follow roles through it."""
         kwargs = kwargs or {}
         name = str(getattr(func, "__name__", "")).strip("_")
         tensors = list(_tensors([args, kwargs.values()]))

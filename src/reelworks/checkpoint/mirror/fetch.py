@@ -9,7 +9,7 @@ from reelworks.checkpoint.manifest import BadCheckpoint, NewerFormat
 from reelworks.checkpoint.mirror import files
 from reelworks.checkpoint.mirror.remote import MirrorError, RemoteFilesystem, folder_of
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.checkpoint.verify import verify
+from reelworks.checkpoint.verify import too_new, verify
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
@@ -77,13 +77,7 @@ def _fetch_newest(place: RemoteFilesystem, store: CheckpointStore, steps: list[i
         try:
             _fetch(place, store, step, data)
         except NewerFormat as error:
-            raise UserError(
-                error.reason,
-                code="checkpoint-bad",
-                field="checkpoint",
-                value=folder_of(step),
-                remedy="update Reelworks",
-            ) from error
+            raise too_new(error, folder_of(step)) from error
         except BadCheckpoint as error:
             bad.append(f"checkpoint of step {step} in the mirror is skipped: {error.reason}")
             logger.warning(bad[-1])

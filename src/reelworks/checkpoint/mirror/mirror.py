@@ -158,10 +158,9 @@ class Mirror:
         for decision in [d for d in decisions if not d.keep]:
             self._with_retries(self._place.remove, decision.step)
             self._log("mirror_deleted", decision.step, reasons=list(decision.reasons))
-        described: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-        for decision in decisions:
-            described[decision.keep].append({"step": decision.step, "reasons": list(decision.reasons)})
-        self._run_log.event("mirror_retention", step=step, kept=described[True], deleted=described[False])
+        kept = [{"step": d.step, "reasons": list(d.reasons)} for d in decisions if d.keep]
+        deleted = [{"step": d.step, "reasons": list(d.reasons)} for d in decisions if not d.keep]
+        self._run_log.event("mirror_retention", step=step, kept=kept, deleted=deleted)
 
     def _plan(self) -> list[Decision]:
         mirrored = []
