@@ -51,7 +51,6 @@ TORCH_FREE_MODULES = (
     "data.resume",
     "checkpoint.config",
     "checkpoint.disk_space",
-    "checkpoint.forecast",
     "checkpoint.listing",
     "checkpoint.manifest",
     "checkpoint.mirror",

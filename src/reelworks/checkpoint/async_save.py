@@ -7,21 +7,21 @@ start sweeps its temporary folder.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.tensor import DTensor
 
-from reelworks.checkpoint import save
-from reelworks.checkpoint.save import Saved, Saving
+from reelworks.checkpoint import save, shards
+from reelworks.checkpoint.save import Saved, SaveDetails, Saving
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.distributed import collectives
+from reelworks.distributed.mesh import local
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -33,11 +33,10 @@ def available_bytes() -> int:
 
 def _machine() -> int:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        kilobytes = re.search(r"^MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         return sys.maxsize
-    fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
-    return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else sys.maxsize
+    return int(kilobytes[1]) * 1024 if kilobytes else sys.maxsize
 
 
 def _container() -> int:
@@ -54,11 +53,7 @@ def _container() -> int:
 
 @dataclass
 class Background:
-    """Saver that writes one checkpoint at a time in the background.
-
-    Args:
-        processes_on_host: Number of ranks that share this machine's memory and stage at the same time.
-    """
+    """Saver of one checkpoint at a time; `processes_on_host` ranks share this machine's memory and stage together."""
 
     processes_on_host: int = 1
     _stager: DefaultStager | None = None
@@ -69,7 +64,7 @@ class Background:
     @property
     def step(self) -> int | None:
         """Step that is being saved; None if no save is in progress."""
-        return None if self._saving is None else self._saving.order.step
+        return None if self._saving is None else self._saving.step
 
     @property
     def is_writing(self) -> bool:
@@ -87,32 +82,15 @@ class Background:
                 return f"rank {rank} has {free_gb} of memory left, and staging takes {need_gb}"
         return ""
 
-    def start(
-        self,
-        store: CheckpointStore,
-        step: int,
-        state: dict[str, Any],
-        *,
-        extra: Mapping[str, bytes] | None = None,
-        metrics: Mapping[str, float] | None = None,
-        run_id: str = "",
-    ) -> None:
-        """Stage a state and begin to write it. Collective; the state may change as soon as this returns.
-
-        Raises:
-            SaveFailed: As in `save.save`; no save is in progress then.
-        """
+    def start(self, store: CheckpointStore, step: int, state: dict[str, Any], **details: Unpack[SaveDetails]) -> None:
+        """Stage a state and begin to write it. Collective; the state may change as soon as this returns."""
         assert self._saving is None, "a save is in progress"
-        self._saving = save.begin(store, step, state, extra=extra, metrics=metrics, run_id=run_id, stage=self._stage)
+        self._saving = save.begin(store, step, state, stage=self._stage, **details)
         self._thread = threading.Thread(target=self._saving.write, name="checkpoint", daemon=True)
         self._thread.start()
 
     def finish(self) -> Saved:
-        """Wait for this rank's thread and publish the checkpoint. Collective; another save can start then.
-
-        Raises:
-            SaveFailed: Any rank could not write, or rank 0 could not publish.
-        """
+        """Wait for this rank's thread and publish the checkpoint. Collective; another save can start then."""
         assert self._saving is not None
         assert self._thread is not None
         self._thread.join()
@@ -122,14 +100,10 @@ class Background:
     def _stage(self, state: dict[str, Any]) -> dict[str, Any]:
         if self._stager is None:
             pinned = torch.cuda.is_available()
-            self._stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=pinned,
-                    use_shared_memory=False,
-                    use_async_staging=False,
-                    use_non_blocking_copy=pinned,
-                )
+            options = StagingOptions(
+                use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pinned
             )
+            self._stager = DefaultStager(options)
         staged = self._stager.stage(state)
         assert isinstance(staged, dict)
         self._staged_bytes = held_bytes(state)
@@ -138,10 +112,4 @@ class Background:
 
 def held_bytes(state: Any) -> int:
     """Return the bytes of a state's tensors on this rank, replicas included."""
-    if isinstance(state, Mapping):
-        return sum(held_bytes(value) for value in state.values())
-    if isinstance(state, list | tuple):
-        return sum(held_bytes(value) for value in state)
-    if isinstance(state, DTensor):
-        state = state.to_local()
-    return state.numel() * state.element_size() if isinstance(state, torch.Tensor) else 0
+    return sum(local(value).nbytes for value in shards.leaves(state) if isinstance(value, torch.Tensor))

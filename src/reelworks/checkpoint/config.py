@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,14 +14,6 @@ from reelworks.core.errors import UserError
 Weights = Literal["ema", "model"]
 Dtype = Literal["bfloat16", "float16", "float32"]
 LoraFormat = Literal["diffusers", "comfyui", "kohya"]
-
-
-T = TypeVar("T")
-
-
-def _maybe(read: Callable[[str, str], T], text: str | None, field: str) -> T | None:
-    return None if text is None else read(text, field)
-
 
 # Names of file system options that hold credentials: key, secret, token, password, account_key, ...
 _SECRET = re.compile("key|secret|token|passw|credential|connection_string", re.IGNORECASE)
@@ -99,17 +90,17 @@ class Retention(Config):
     @property
     def keep_within_seconds(self) -> float | None:
         """`keep_within` in seconds."""
-        return _maybe(units.duration_seconds, self.keep_within, "checkpoints.keep_within")
+        return None if self.keep_within is None else units.duration_seconds(self.keep_within, "checkpoints.keep_within")
 
     @property
     def max_disk_bytes(self) -> int | None:
         """`max_disk` in bytes."""
-        return _maybe(units.size_bytes, self.max_disk, "checkpoints.max_disk")
+        return None if self.max_disk is None else units.size_bytes(self.max_disk, "checkpoints.max_disk")
 
     @property
     def min_free_bytes(self) -> int | None:
         """`min_free` in bytes."""
-        return _maybe(units.size_bytes, self.min_free, "checkpoints.min_free")
+        return None if self.min_free is None else units.size_bytes(self.min_free, "checkpoints.min_free")
 
     @model_validator(mode="after")
     def _quantities_are_understood(self) -> Self:

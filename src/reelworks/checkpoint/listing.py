@@ -9,10 +9,9 @@ from typing import Any
 
 from reelworks.checkpoint import names, retention
 from reelworks.checkpoint.config import Retention
-from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.policy import Decision, rank_best
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
-from reelworks.checkpoint.verify import verify
+from reelworks.checkpoint.verify import damage
 from reelworks.core.errors import UserError
 
 Row = dict[str, Any]
@@ -26,11 +25,8 @@ def rows(store: CheckpointStore, policy: Retention) -> list[Row]:
     good, broken = store.scan()
     decisions = {decision.step: decision for decision in retention.plan(store, policy)}
     # A training may have deleted some since the scan.
-    existing = (info for info in good if info.step in decisions or info.path.exists())
-    listed = [_row(info, decisions.get(info.step)) for info in existing]
-    listed += [
-        {"step": b.step, "path": b.path, "state": "damaged", "keep": None, "reasons": [b.reason]} for b in broken
-    ]
+    listed = [_row(c, decisions.get(c.step)) for c in good if c.step in decisions or c.path.exists()]
+    listed += [{"step": step, "path": store.path(step), **_damaged(reason)} for step, reason in broken.items()]
     return sorted(listed, key=lambda row: int(row["step"]))
 
 
@@ -45,19 +41,13 @@ def _row(info: CheckpointInfo, decision: Decision | None) -> Row:
         "pinned": info.pinned,
     }
     if decision is None:
-        return {**row, "state": "damaged", "keep": None, "reasons": [_damage(info)]}
+        return row | _damaged(damage(info.path) or "damaged a moment ago")
     state = "kept" if decision.keep else "goes"
     return {**row, "state": state, "keep": decision.keep, "reasons": list(decision.reasons)}
 
 
-def _damage(info: CheckpointInfo) -> str:
-    try:
-        verify(info.path, full=False)
-    except BadCheckpoint as error:
-        return error.reason
-    except OSError as error:
-        return f"cannot be read now ({error.strerror or error})"
-    return "damaged a moment ago"
+def _damaged(reason: str) -> Row:
+    return {"state": "damaged", "keep": None, "reasons": [reason]}
 
 
 def epoch(info: CheckpointInfo) -> int | None:
@@ -75,11 +65,7 @@ def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def row(store: CheckpointStore, policy: Retention, step: int) -> Row:
-    """Return the row of one step (see `rows`).
-
-    Raises:
-        UserError: The step has no checkpoint.
-    """
+    """Return the row of one step; raises `UserError` if it has no checkpoint."""
     match = next((r for r in rows(store, policy) if r["step"] == step), None)
     if match is None:
         raise store.unknown(step)
@@ -87,19 +73,12 @@ def row(store: CheckpointStore, policy: Retention, step: int) -> Row:
 
 
 def details(store: CheckpointStore, policy: Retention, step: int) -> Row:
-    """Return a step's row with the fields of its manifest.
-
-    Raises:
-        UserError: The step has no checkpoint.
-    """
+    """Return a step's row with the fields of its manifest; raises as `row` does."""
     facts = row(store, policy, step)
     if "bytes" not in facts:  # the manifest is not readable
         return facts
     manifest = store.info(step).manifest.model_dump(mode="json")
-    return {
-        **{key: manifest[key] for key in ("save_id", "run_id", "world_size", "versions", "files")},
-        **facts,
-    }
+    return {**{key: manifest[key] for key in ("save_id", "run_id", "world_size", "versions", "files")}, **facts}
 
 
 def best(store: CheckpointStore, policy: Retention) -> Row:
@@ -127,13 +106,7 @@ def verified(store: CheckpointStore, steps: list[int], full: bool) -> list[Row]:
     """Check checkpoints against their manifests, by size or also by digest, and change nothing."""
     listed = []
     for step in steps:
-        reason = ""
-        try:
-            verify(store.path(step), full)
-        except BadCheckpoint as error:
-            reason = error.reason
-        except OSError as error:
-            reason = f"cannot be read now ({error.strerror or error})"
+        reason = damage(store.path(step), full)
         if reason and not store.path(step).exists():
             continue  # deleted meanwhile by a training
         listed.append({"step": step, "path": store.path(step), "good": not reason, "reason": reason})
@@ -159,32 +132,19 @@ def explain(store: CheckpointStore, policy: Retention, step: int) -> Row:
             remedy=f"known steps: {', '.join(map(str, known)) or 'none'}",
         )
     saved: Row = next((event for event in reversed(events) if event["event"] == "saved"), {})
-    facts = {
-        "step": step,
-        "saved": saved.get("time"),
-        "bytes": saved.get("bytes"),
-        "metrics": _metrics(saved, events),
-        **(row(store, policy, step) if exists else _end(events)),
-    }
-    return {**facts, "saved": facts["saved"] or facts.get("created"), "history": events}
-
-
-def _metrics(saved: Row, events: list[Row]) -> dict[str, float]:
     metrics = dict(saved.get("metrics", {}))
     for event in events:
         if event["event"] == "metrics" and event.get("save_id") == saved.get("save_id"):
             metrics |= event.get("metrics", {})
-    return finite(metrics)
+    facts = {"step": step, "saved": saved.get("time"), "bytes": saved.get("bytes"), "metrics": finite(metrics)}
+    facts |= row(store, policy, step) if exists else _end(events)
+    return {**facts, "saved": facts["saved"] or facts.get("created"), "history": events}
 
 
 def _end(events: list[Row]) -> Row:
     ends = [event for event in events if event["event"] in (*_ENDS, "saved")]
     last = ends[-1] if ends else {"event": "saved"}
     if last["event"] == "saved":
-        return {
-            "state": "gone",
-            "ended": None,
-            "reasons": ["the history has no deletion: it was removed by hand"],
-        }
+        return {"state": "gone", "ended": None, "reasons": ["the history has no deletion: it was removed by hand"]}
     reasons = last.get("reasons") or [last.get("reason", "the history does not say why")]
     return {"state": _ENDS[last["event"]], "ended": last["time"], "reasons": reasons}

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from reelworks.checkpoint import manifest, names
-from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry
+from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.save import quiet
 from reelworks.checkpoint.verify import check_file
 from reelworks.core.errors import UserError
@@ -57,16 +57,6 @@ def read_extra(path: Path, name: str) -> bytes:
         UserError: The checkpoint has no such file.
         BadCheckpoint: The file has changed since it was written.
     """
-    check_file(path, _find(path, name), full=True)
-    return (path / name).read_bytes()
-
-
-def has_extra(path: Path, name: str) -> bool:
-    """Whether a checkpoint has an extra file."""
-    return any(entry.path == name for entry in manifest.read(path).files)
-
-
-def _find(path: Path, name: str) -> FileEntry:
     entries = {entry.path: entry for entry in manifest.read(path).files}
     if name not in entries:
         raise UserError(
@@ -76,7 +66,13 @@ def _find(path: Path, name: str) -> FileEntry:
             value=str(path),
             remedy="its files are " + ", ".join(sorted(entries)),
         )
-    return entries[name]
+    check_file(path, entries[name], full=True)
+    return (path / name).read_bytes()
+
+
+def has_extra(path: Path, name: str) -> bool:
+    """Whether a checkpoint has an extra file."""
+    return any(entry.path == name for entry in manifest.read(path).files)
 
 
 def _inspect(path: Path) -> tuple[str, str]:
@@ -86,10 +82,7 @@ def _inspect(path: Path) -> tuple[str, str]:
         check_file(path, metadata, full=True)
     except (BadCheckpoint, StopIteration) as error:
         reason = error.reason if isinstance(error, BadCheckpoint) else "it holds no tensors"
-        return (
-            f"this is no checkpoint to load: {reason}",
-            "name a checkpoint's folder, such as step-000001000",
-        )
+        return f"this is no checkpoint to load: {reason}", "name a checkpoint's folder, such as step-000001000"
     return "", ""
 
 
@@ -99,27 +92,19 @@ def _compare(path: Path, state: dict[str, Any]) -> tuple[str, str]:
     planner = DefaultLoadPlanner()
     planner.set_up_planner(state, metadata)
     own = {key: _kind(value) for key, value in planner.state_dict.items()}
-    saved = {key: _kind(value) for key, value in metadata.state_dict_metadata.items() if _wanted(key, state)}
+    wanted = metadata.state_dict_metadata.items()
+    saved = {key: _kind(value) for key, value in wanted if any(f"{key}.".startswith(f"{top}.") for top in state)}
     differing = [key for key in own.keys() | saved.keys() if own.get(key) != saved.get(key)]
     # Weights first, since they are why the average and the optimizer differ.
     differing.sort(key=lambda key: (not key.startswith("model."), key))
     if not differing:
         return "", ""
-    lines = [
-        f"\n    {key}: {own.get(key, 'none')} expected, {saved.get(key, 'none')} in the checkpoint"
-        for key in differing[:_NAMED_KEYS]
-    ]
+    text = f"this is a checkpoint of another {differing[0].partition('.')[0]}:"
+    for key in differing[:_NAMED_KEYS]:
+        text += f"\n    {key}: {own.get(key, 'none')} expected, {saved.get(key, 'none')} in the checkpoint"
     if len(differing) > _NAMED_KEYS:
-        lines.append(f"\n    and {len(differing) - _NAMED_KEYS} more")
-    part = differing[0].partition(".")[0]
-    return (
-        f"this is a checkpoint of another {part}:{''.join(lines)}",
-        "load it with the recipe that it was trained with, or choose another checkpoint",
-    )
-
-
-def _wanted(key: str, state: dict[str, Any]) -> bool:
-    return any(key == top or key.startswith(f"{top}.") for top in state)
+        text += f"\n    and {len(differing) - _NAMED_KEYS} more"
+    return text, "load it with the recipe that it was trained with, or choose another checkpoint"
 
 
 def _kind(value: Any) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -44,16 +44,13 @@ class Manifest(Config):
 
     Attributes:
         format: Version of this schema; newer ones are refused.
-        step: Optimizer steps done.
         save_id: Id that differs between two saves of one step.
         created: Seconds since 1970.
         world_size: Number of ranks that wrote it; any number may load it.
         run_id: The run's id in `run.json`; empty outside runs.
         cursor_digest: Digest of `cursor.json`, if there is one.
         files: All files except the manifest itself.
-        total_bytes: Sum of the sizes of `files`.
         metrics: Metrics known when it was saved; None stands for a value that was not finite.
-        versions: Library versions by name.
     """
 
     format: int
@@ -108,37 +105,20 @@ def read(folder: Path) -> Manifest:
     try:
         data = retry.with_retries((folder / FILE_NAME).read_bytes)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise missing() from error
+        raise BadCheckpoint(f"{FILE_NAME} is missing") from error
     return parse(data, names.parse_step(folder.name))
-
-
-def missing() -> BadCheckpoint:
-    """Return the error for a folder without a manifest."""
-    return BadCheckpoint(f"{FILE_NAME} is missing")
-
-
-def parse(data: bytes, step: int | None) -> Manifest:
-    """Validate a manifest's content as `read` does.
-
-    Args:
-        data: Content of the manifest file.
-        step: The step that it must be of; None allows any.
-    """
-    try:
-        content = json.loads(data, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise BadCheckpoint(f"{FILE_NAME} is not JSON ({error})") from error
-    manifest = _parse(content)
-    if step is not None and step != manifest.step:
-        raise BadCheckpoint(f"{FILE_NAME} is of step {manifest.step}")
-    return manifest
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON value")
 
 
-def _parse(content: Any) -> Manifest:
+def parse(data: bytes, step: int | None) -> Manifest:
+    """Validate the content of a manifest file, of any step if `step` is None; raises as `read` does."""
+    try:
+        content = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"{FILE_NAME} is not JSON ({error})") from error
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise BadCheckpoint(f"{FILE_NAME} has no format version")
     if content["format"] > FORMAT_VERSION:
@@ -149,8 +129,11 @@ def _parse(content: Any) -> Manifest:
         raise BadCheckpoint(f"{FILE_NAME} was changed after it was written")
     try:
         # Through JSON, since strict mode accepts a list as a tuple only there.
-        return Manifest.model_validate_json(json.dumps(content))
+        manifest = Manifest.model_validate_json(json.dumps(content))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "files"
         raise BadCheckpoint(f"{FILE_NAME}: {where}: {first['msg']}") from error
+    if step is not None and step != manifest.step:
+        raise BadCheckpoint(f"{FILE_NAME} is of step {manifest.step}")
+    return manifest

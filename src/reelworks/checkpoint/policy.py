@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from reelworks.checkpoint.config import KeepBest, Retention
 from reelworks.core.units import told_bytes
@@ -14,33 +13,22 @@ from reelworks.core.units import told_bytes
 Reasons = tuple[str, ...]
 
 
-class CheckpointFacts(Protocol):
-    """Facts of a checkpoint that the policy reads; `store.CheckpointInfo` has them."""
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """Facts of a checkpoint that the policy reads.
 
-    @property
-    def step(self) -> int:
-        """Optimizer steps done."""
-        ...
+    Attributes:
+        created: Time of the save, in seconds since 1970.
+        num_bytes: Size of the files, without the manifest.
+        pinned: Whether it was pinned, which protects it from deletion.
+        metrics: Metrics of the manifest and those recorded since; NaN for values that were not finite.
+    """
 
-    @property
-    def created(self) -> float:
-        """Time of the save, in seconds since 1970."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that deleting it frees."""
-        ...
-
-    @property
-    def pinned(self) -> bool:
-        """Whether the checkpoint is pinned."""
-        ...
-
-    @property
-    def metrics(self) -> Mapping[str, float | None]:
-        """Metrics known by now; None stands for a value that was not finite."""
-        ...
+    step: int
+    created: float
+    num_bytes: int
+    pinned: bool
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -48,7 +36,7 @@ class PolicyTime:
     """Time, readers and disk space on which a plan depends besides the checkpoints and the policy.
 
     Attributes:
-        now: Current time, in seconds since 1970.
+        now: Seconds since 1970.
         in_use: Steps that are being read.
         other_bytes: Bytes of deleted, quarantined and damaged checkpoints in `checkpoints/`.
         next_bytes: Bytes of the next save, or of the one in progress.
@@ -80,8 +68,6 @@ def plan_retention(checkpoints: Iterable[CheckpointFacts], policy: Retention, mo
 
     Args:
         checkpoints: Valid checkpoints only: a damaged one must not take the place of a good one.
-        policy: The recipe's `[checkpoints]`.
-        moment: Time, readers and disk space.
     """
     case = _Case(sorted(checkpoints, key=lambda c: c.step, reverse=True), policy, moment)
     keep = {c.step: _reasons_to_keep(case, i, c) for i, c in enumerate(case.newest_first)}
@@ -90,7 +76,7 @@ def plan_retention(checkpoints: Iterable[CheckpointFacts], policy: Retention, mo
     evicted = _evict(case, {step for step, reasons in keep.items() if reasons})
     decisions = []
     for c in reversed(case.newest_first):
-        against = evicted.get(c.step) or (() if keep[c.step] else _reasons_to_delete(case, c))
+        against = evicted.get(c.step) or (() if keep[c.step] else _reasons_to_delete(policy, c))
         decisions.append(Decision(c.step, not against, against or keep[c.step]))
     return decisions
 
@@ -106,8 +92,8 @@ def rank_best(checkpoints: Iterable[CheckpointFacts], best: KeepBest | None) -> 
 
 def score(checkpoint: CheckpointFacts, metric: str) -> float | None:
     """Return a checkpoint's value of a metric; None if it is missing or not finite."""
-    value = checkpoint.metrics.get(metric)
-    return value if value is not None and math.isfinite(value) else None
+    value = checkpoint.metrics.get(metric, math.nan)
+    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -183,17 +169,13 @@ def _over_budget(case: _Case, kept: Collection[int]) -> dict[str, int]:
     return over
 
 
-def _reasons_to_delete(case: _Case, c: CheckpointFacts) -> Reasons:
-    policy = case.policy
+def _reasons_to_delete(policy: Retention, c: CheckpointFacts) -> Reasons:
     if policy.save_total_limit is not None:
         return (f"over save_total_limit = {policy.save_total_limit}",)
     reasons = [f"not among the last {policy.keep_last}"]
     if best := policy.keep_best:
-        value = score(c, best.metric)
-        if value is None:
-            reasons.append(f"no finite {best.metric}")
-        else:
-            reasons.append(f"not among the best {best.n} by {best.metric} ({value:.6g})")
+        value, rank = score(c, best.metric), f"not among the best {best.n} by {best.metric}"
+        reasons.append(f"no finite {best.metric}" if value is None else f"{rank} ({value:.6g})")
     if policy.keep_every:
         reasons.append(f"not a multiple of {policy.keep_every} steps")
     if policy.keep_within:

@@ -17,11 +17,7 @@ from reelworks.core.errors import UserError
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Protect a checkpoint's folder from deletion until the block ends.
-
-    Raises:
-        UserError: It does not exist any more.
-    """
+    """Protect a checkpoint's folder from deletion until the block ends; raises `UserError` if it is gone."""
     file = path / manifest.FILE_NAME
     try:
         f = file.open("rb")

@@ -11,32 +11,31 @@ from pathlib import Path
 
 from reelworks.checkpoint import names, read_lock
 from reelworks.checkpoint.config import Retention
-from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.policy import Decision, PolicyTime, plan_retention
 from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
-from reelworks.checkpoint.verify import verify
+from reelworks.checkpoint.verify import damage
 from reelworks.core.errors import UserError
 
 
 def plan(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()) -> list[Decision]:
     """Return the decisions that `apply_retention` would carry out, and delete nothing.
 
-    Args:
-        store: The run's checkpoints.
-        policy: The recipe's `[checkpoints]`.
-        in_use: Steps to keep besides those that a process reads through `read_lock.reading`.
+    `in_use` are steps to keep besides those that a process reads through `read_lock.reading`.
     """
     infos = whole(store)
     return plan_retention(infos, policy, _moment(store, infos, policy, in_use))
 
 
 def apply_retention(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()) -> list[Decision]:
-    """Delete the checkpoints that the policy does not keep, oldest first; on rank 0, after a commit.
-
-    Returns:
-        All decisions, oldest first.
-    """
-    return [_apply(store, decision) for decision in plan(store, policy, in_use)]
+    """Delete the checkpoints that the policy does not keep, oldest first, and return all decisions; on rank 0."""
+    decisions = plan(store, policy, in_use)
+    for i, decision in enumerate(decisions):
+        try:
+            if not decision.keep:
+                store.remove(decision.step, decision.reasons)
+        except UserError as error:  # pinned or being read since the plan was made
+            decisions[i] = Decision(decision.step, True, (error.problem,))
+    return decisions
 
 
 def prune(store: CheckpointStore, policy: Retention) -> list[Decision]:
@@ -45,34 +44,13 @@ def prune(store: CheckpointStore, policy: Retention) -> list[Decision]:
     return apply_retention(store, policy)
 
 
-def _apply(store: CheckpointStore, decision: Decision) -> Decision:
-    if decision.keep:
-        return decision
-    try:
-        store.remove(decision.step, decision.reasons)
-    except UserError as error:  # pinned or being read since the plan was made
-        return Decision(decision.step, True, (error.problem,))
-    return decision
-
-
 def whole(store: CheckpointStore) -> list[CheckpointInfo]:
     """Return the checkpoints whose files all exist with their sizes; damaged ones are not subject to retention."""
-    return [info for info in store.list() if _is_whole(info)]
-
-
-def _is_whole(info: CheckpointInfo) -> bool:
-    try:
-        verify(info.path, full=False)
-    except (BadCheckpoint, OSError):
-        return False
-    return True
+    return [info for info in store.list() if not damage(info.path)]
 
 
 def _moment(
-    store: CheckpointStore,
-    infos: Sequence[CheckpointInfo],
-    policy: Retention,
-    in_use: Collection[int],
+    store: CheckpointStore, infos: Sequence[CheckpointInfo], policy: Retention, in_use: Collection[int]
 ) -> PolicyTime:
     now = time.time()
     in_use = {*in_use, *(info.step for info in infos if read_lock.is_read(info.path))}

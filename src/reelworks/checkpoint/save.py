@@ -15,9 +15,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -33,98 +33,6 @@ from reelworks.core.errors import UserError
 from reelworks.distributed import collectives
 
 
-@dataclass(frozen=True)
-class SaveOrder:
-    """Arguments of a save."""
-
-    store: CheckpointStore
-    step: int
-    extra: Mapping[str, bytes]
-    metrics: Mapping[str, float]
-    run_id: str
-    began: float
-
-
-def present(store: CheckpointStore, step: int) -> CheckpointInfo | None:
-    """Return the valid checkpoint of a step, if there is one; a bad one is quarantined when publishing."""
-    if step not in store.steps():
-        return None
-    try:
-        verify(store.path(step), full=True)
-    except BadCheckpoint:
-        return None
-    return store.info(step)
-
-
-def open_folder(order: SaveOrder, state_bytes: int) -> Path:
-    """Create the temporary folder of a save; raises `OSError` if the disk has too little room or fails."""
-    root = order.store.root
-    storage.mkdirs(root)
-    disk_space.require(root, state_bytes + sum(map(len, order.extra.values())))
-    temporary = root / names.in_flight(order.step, names.fresh_id())
-    storage.mkdir(temporary)
-    try:
-        storage.mkdir(temporary / names.DCP)
-    except OSError:
-        storage.rmtree_if_possible(temporary)
-        raise
-    return temporary
-
-
-def require_shared(temporary: Path) -> None:
-    """Refuse a folder that only rank 0 sees, since its manifest could not cover the other ranks' files."""
-    if not (temporary / names.DCP).is_dir():
-        raise RuntimeError(f"{temporary.parent} is not the same folder here as on rank 0")
-
-
-def complete(order: SaveOrder, temporary: Path, entries: list[FileEntry]) -> CheckpointInfo:
-    """Write extra files and the manifest, publish the folder and record it in the history."""
-    store, step = order.store, order.step
-    for name, data in order.extra.items():
-        entries.append(_write_extra(temporary, name, data))
-    manifest.write(temporary, _manifest(order, temporary, entries))
-    # Also proves that rank 0 sees the files of the other nodes.
-    verify(temporary, full=False)
-    if os.path.lexists(store.path(step)):
-        store.quarantine(step, "failed verification when its step was saved again")
-    store.publish(temporary, step)
-    info = store.info(step)
-    # The checkpoint counts even if the disk has no room left for its line in the history.
-    with suppress(OSError):
-        store.record_saved(info, time.perf_counter() - order.began)
-    return info
-
-
-def _manifest(order: SaveOrder, temporary: Path, entries: list[FileEntry]) -> Manifest:
-    cursor = order.extra.get(names.CURSOR)
-    return Manifest(
-        format=manifest.FORMAT_VERSION,
-        step=order.step,
-        save_id=temporary.name.rpartition("-")[2],
-        created=time.time(),
-        world_size=collectives.world_size(),
-        run_id=order.run_id,
-        cursor_digest=None if cursor is None else digests.digest_bytes(cursor),
-        files=tuple(entries),
-        total_bytes=sum(entry.size for entry in entries),
-        metrics=manifest.plain_metrics(order.metrics),
-        versions={
-            "reelworks": reelworks.__version__,
-            "torch": str(torch.__version__),
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-    )
-
-
-def _write_extra(temporary: Path, name: str, data: bytes) -> FileEntry:
-    if "/" in name or not manifest.is_inside(name) or name in (names.DCP, manifest.FILE_NAME):
-        raise ValueError(f"{name!r} cannot name an extra file")
-    with storage.create(temporary / name) as file:
-        file.write(data)
-    return FileEntry(path=name, size=len(data), digest=digests.of_bytes(data))
-
-
 class SaveFailed(UserError):  # noqa: N818
     """A checkpoint could not be saved; earlier ones are unchanged."""
 
@@ -135,13 +43,7 @@ class DiskFull(SaveFailed):
 
 @dataclass(frozen=True)
 class Saved:
-    """Result of a save, equal on all ranks.
-
-    Attributes:
-        info: The checkpoint on disk.
-        seconds: Wall time of the whole save.
-        fresh: False if the step had a valid checkpoint already, which was not replaced.
-    """
+    """Result of a save, equal on all ranks; `fresh` is False if the step had a valid checkpoint, which was kept."""
 
     info: CheckpointInfo
     seconds: float
@@ -150,33 +52,37 @@ class Saved:
     @property
     def bytes(self) -> int:
         """Size of the checkpoint's files."""
-        return self.info.manifest.total_bytes
+        return self.info.num_bytes
 
 
-def save(
-    store: CheckpointStore,
-    step: int,
-    state: dict[str, Any],
-    *,
-    extra: Mapping[str, bytes] | None = None,
-    metrics: Mapping[str, float] | None = None,
-    run_id: str = "",
-) -> Saved:
+class SaveDetails(TypedDict, total=False):
+    """Contents of a checkpoint besides its state.
+
+    Attributes:
+        extra: Small files by name, such as `cursor.json`; only those of rank 0 are written.
+        metrics: Metrics known by now.
+        run_id: The run's id in `run.json`.
+    """
+
+    extra: Mapping[str, bytes]
+    metrics: Mapping[str, float]
+    run_id: str
+
+
+def save(store: CheckpointStore, step: int, state: dict[str, Any], **details: Unpack[SaveDetails]) -> Saved:
     """Write and publish a checkpoint. Collective over the default process group, if there is one.
 
     Args:
         store: Store to write to; the same folder on all ranks.
         step: Optimizer steps done.
         state: Nested dicts of tensors, DTensors and plain values, e.g. `{"model": ..., "optimizer": ...}`.
-        extra: Small files by name, such as `cursor.json`; only those of rank 0 are written.
-        metrics: Metrics known by now.
-        run_id: The run's id.
+        details: Fields of `SaveDetails`.
 
     Raises:
         DiskFull: The disk has too little room, before or while writing.
         SaveFailed: Any rank failed for another reason.
     """
-    saving = begin(store, step, state, extra=extra, metrics=metrics, run_id=run_id)
+    saving = begin(store, step, state, **details)
     saving.write()
     return saving.finish()
 
@@ -185,48 +91,76 @@ def begin(
     store: CheckpointStore,
     step: int,
     state: dict[str, Any],
-    *,
-    extra: Mapping[str, bytes] | None = None,
-    metrics: Mapping[str, float] | None = None,
-    run_id: str = "",
     stage: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    **details: Unpack[SaveDetails],
 ) -> Saving:
     """Begin a save that `Saving.write` and `Saving.finish` complete; otherwise as `save`. Collective.
 
-    Args:
-        stage: Copies the state after the space check. Without it the state must not change before
-            `Saving.write` has returned.
+    `stage` copies the state after the space check. Without it the state must not change until it is written.
     """
-    order = SaveOrder(store, step, extra or {}, metrics or {}, run_id, time.perf_counter())
+    saving = Saving(store, step, **details)
     with _raising_save_failed(store):
-        saved = collectives.on_first(lambda: present(store, step))
-        if saved is not None:
-            return Saving(order, saved, None, None)
+        saving.present = collectives.on_first(lambda: _present(store, step))
+        if saving.present is not None:
+            return saving
         state_bytes = sum(collectives.on_all(lambda: shards.local_bytes(state)))
-        temporary = collectives.on_first(lambda: open_folder(order, state_bytes))
+        saving.temporary = temporary = collectives.on_first(lambda: saving.open_folder(state_bytes))
         with _removed_on_failure(temporary):
-            collectives.on_all(lambda: require_shared(temporary))
+            collectives.on_all(lambda: _require_shared(temporary))
             if stage is not None:
                 state = collectives.each(lambda: stage(state))
-            return Saving(order, None, temporary, Shards.plan(temporary / names.DCP, state))
+            saving.shards = Shards.plan(temporary / names.DCP, state)
+    return saving
+
+
+def _present(store: CheckpointStore, step: int) -> CheckpointInfo | None:
+    """Return the valid checkpoint of a step, if there is one; a bad one is quarantined when publishing."""
+    if step not in store.steps():
+        return None
+    try:
+        verify(store.path(step), full=True)
+    except BadCheckpoint:
+        return None
+    return store.info(step)
+
+
+def _require_shared(temporary: Path) -> None:
+    """Refuse a folder that only rank 0 sees, since its manifest could not cover the other ranks' files."""
+    if not (temporary / names.DCP).is_dir():
+        raise RuntimeError(f"{temporary.parent} is not the same folder here as on rank 0")
 
 
 @dataclass
 class Saving:
     """A save that has begun.
 
-    Attributes:
-        order: Arguments of the save.
-        present: The step's valid checkpoint if it was saved before; nothing is written then.
-        temporary: The folder being written; None if `present` is set.
-        shards: This rank's part of the state; None if `present` is set.
+    If the step was saved before, `present` is its valid checkpoint, and nothing is written to `temporary`.
     """
 
-    order: SaveOrder
-    present: CheckpointInfo | None
-    temporary: Path | None
-    shards: Shards | None
+    store: CheckpointStore
+    step: int
+    extra: Mapping[str, bytes] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    run_id: str = ""
+    began: float = field(default_factory=time.perf_counter)
+    present: CheckpointInfo | None = None
+    temporary: Path | None = None
+    shards: Shards | None = None
     _written: Written | Exception | None = None
+
+    def open_folder(self, state_bytes: int) -> Path:
+        """Create the temporary folder; raises `OSError` if the disk has too little room or fails."""
+        root = self.store.root
+        storage.mkdirs(root)
+        disk_space.require(root, state_bytes + sum(map(len, self.extra.values())))
+        temporary = root / names.in_flight(self.step, names.fresh_id())
+        storage.mkdir(temporary)
+        try:
+            storage.mkdir(temporary / names.DCP)
+        except OSError:
+            storage.rmtree_if_possible(temporary)
+            raise
+        return temporary
 
     def write(self) -> None:
         """Write this rank's shards. Not collective; may run on any thread. `finish` raises its errors."""
@@ -239,12 +173,12 @@ class Saving:
     def finish(self) -> Saved:
         """Publish what all ranks have written. Collective; raises as `save` does."""
         if self.present is not None:
-            return Saved(self.present, time.perf_counter() - self.order.began, fresh=False)
+            return Saved(self.present, time.perf_counter() - self.began, fresh=False)
         temporary = self.temporary
         assert temporary is not None
-        with _raising_save_failed(self.order.store), _removed_on_failure(temporary):
+        with _raising_save_failed(self.store), _removed_on_failure(temporary):
             info = collectives.through_first(self._result, lambda parts: self._commit(temporary, parts))
-        return Saved(info, time.perf_counter() - self.order.began, fresh=True)
+        return Saved(info, time.perf_counter() - self.began, fresh=True)
 
     def _result(self) -> Written:
         if isinstance(self._written, Exception):
@@ -253,8 +187,50 @@ class Saving:
         return self._written
 
     def _commit(self, temporary: Path, parts: list[Written]) -> list[CheckpointInfo]:
+        """Write extra files and the manifest, publish the folder and record it in the history."""
         assert self.shards is not None
-        return [complete(self.order, temporary, self.shards.finish(parts))] * len(parts)
+        entries = self.shards.finish(parts)
+        entries += [_write_extra(temporary, name, data) for name, data in self.extra.items()]
+        manifest.write(temporary, self._manifest(temporary.name.rpartition("-")[2], entries))
+        # Also proves that rank 0 sees the files of the other nodes.
+        verify(temporary, full=False)
+        if os.path.lexists(self.store.path(self.step)):
+            self.store.quarantine(self.step, "failed verification when its step was saved again")
+        self.store.publish(temporary, self.step)
+        info = self.store.info(self.step)
+        # The checkpoint counts even if the disk has no room left for its line in the history.
+        with suppress(OSError):
+            self.store.record_saved(info, time.perf_counter() - self.began)
+        return [info] * len(parts)
+
+    def _manifest(self, save_id: str, entries: list[FileEntry]) -> Manifest:
+        cursor = self.extra.get(names.CURSOR)
+        return Manifest(
+            format=manifest.FORMAT_VERSION,
+            step=self.step,
+            save_id=save_id,
+            created=time.time(),
+            world_size=collectives.world_size(),
+            run_id=self.run_id,
+            cursor_digest=None if cursor is None else digests.digest_bytes(cursor),
+            files=tuple(entries),
+            total_bytes=sum(entry.size for entry in entries),
+            metrics=manifest.plain_metrics(self.metrics),
+            versions={
+                "reelworks": reelworks.__version__,
+                "torch": str(torch.__version__),
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
+        )
+
+
+def _write_extra(temporary: Path, name: str, data: bytes) -> FileEntry:
+    if "/" in name or not manifest.is_inside(name) or name in (names.DCP, manifest.FILE_NAME):
+        raise ValueError(f"{name!r} cannot name an extra file")
+    with storage.create(temporary / name) as file:
+        file.write(data)
+    return FileEntry(path=name, size=len(data), digest=digests.of_bytes(data))
 
 
 @contextmanager

@@ -29,8 +29,6 @@ from reelworks.checkpoint.manifest import FileEntry
 from reelworks.core import storage
 from reelworks.distributed import collectives
 
-METADATA = ".metadata"
-
 
 @dataclass
 class _Files(FileSystem):
@@ -73,7 +71,6 @@ class Shards:
     """A state that is being written to a folder.
 
     Attributes:
-        folder: An empty folder that all ranks see.
         metadata: torch's index of all tensors; None except on rank 0.
         mine: torch's plan of what this rank writes.
     """
@@ -87,11 +84,9 @@ class Shards:
 
     @classmethod
     def plan(cls, folder: Path, state: dict[str, Any]) -> Shards:
-        """Distribute the state over the ranks. Collective; raises as `collectives.on_all` does.
+        """Distribute a state, which must not change until written, over the ranks into an empty folder that all see.
 
-        Args:
-            folder: An empty folder that all ranks see.
-            state: Nested dicts of tensors, DTensors and plain values. They must not change until written.
+        Collective; raises as `collectives.on_all` does.
         """
         files = _Files()
         # sync_files is off because our streams sync themselves.
@@ -116,11 +111,7 @@ class Shards:
         return cls(folder, metadata, mine, planner, writer, files)
 
     def write(self) -> Written:
-        """Write this rank's shards. Not collective; may run on any thread.
-
-        Raises:
-            OSError: A file could not be written.
-        """
+        """Write this rank's shards. Not collective; may run on any thread."""
         future = self._writer.write_data(self.mine, self._planner)
         future.wait()
         return Written(future.value(), self._entries())
@@ -151,14 +142,22 @@ def local_bytes(state: Any) -> int:
 
     Replicas are written once: plain values count on rank 0, a DTensor's shard counts divided by its copies.
     """
-    if isinstance(state, Mapping):
-        return sum(local_bytes(value) for value in state.values())
-    if isinstance(state, list | tuple):
-        return sum(local_bytes(value) for value in state)
-    if isinstance(state, DTensor):
-        local = state.to_local()
-        copies = [state.device_mesh.size(i) for i, p in enumerate(state.placements) if p.is_replicate()]
-        return local.numel() * local.element_size() // math.prod(copies) + _RECORD_BYTES
+    return sum(map(_stored_bytes, leaves(state)))
+
+
+def _stored_bytes(value: Any) -> int:
+    if isinstance(value, DTensor):
+        copies = [value.device_mesh.size(i) for i, p in enumerate(value.placements) if p.is_replicate()]
+        return value.to_local().nbytes // math.prod(copies) + _RECORD_BYTES
     if collectives.rank():
         return 0
-    return _RECORD_BYTES + (state.numel() * state.element_size() if isinstance(state, Tensor) else 0)
+    return _RECORD_BYTES + (value.nbytes if isinstance(value, Tensor) else 0)
+
+
+def leaves(state: Any) -> Iterator[Any]:
+    """Yield the tensors and plain values in nested dicts, lists and tuples."""
+    if isinstance(state, Mapping | list | tuple):
+        for value in state.values() if isinstance(state, Mapping) else state:
+            yield from leaves(value)
+    else:
+        yield state

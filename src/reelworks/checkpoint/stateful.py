@@ -53,7 +53,7 @@ class StatefulStore(CheckpointStore):
         from reelworks.checkpoint import retention, save
         from reelworks.distributed import collectives
 
-        saved = save.save(self, step, {name: _plain(part) for name, part in state.items()}, metrics=metrics)
+        saved = save.save(self, step, {name: _plain(part) for name, part in state.items()}, metrics=metrics or {})
         policy = self.policy
         if policy is not None:
             collectives.on_first(lambda: retention.apply_retention(self, policy))

@@ -17,46 +17,17 @@ from typing import Any
 
 from reelworks.checkpoint import manifest, names, read_lock
 from reelworks.checkpoint.manifest import BadCheckpoint, Manifest
+from reelworks.checkpoint.policy import CheckpointFacts
 from reelworks.core import files, storage
 from reelworks.core.errors import UserError
 
 
 @dataclass(frozen=True)
-class CheckpointInfo:
-    """A committed checkpoint.
+class CheckpointInfo(CheckpointFacts):
+    """A committed checkpoint, with its folder and manifest."""
 
-    Attributes:
-        step: Optimizer steps done.
-        path: Folder of the checkpoint.
-        manifest: List of its files, and the run that saved it.
-        pinned: Whether it was pinned, which protects it from deletion.
-        metrics: Metrics of the manifest and those recorded since; NaN for values that were not finite.
-    """
-
-    step: int
     path: Path
     manifest: Manifest
-    pinned: bool
-    metrics: dict[str, float]
-
-    @property
-    def created(self) -> float:
-        """Time of the save, in seconds since 1970."""
-        return self.manifest.created
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the files, without the manifest."""
-        return self.manifest.total_bytes
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A folder with a checkpoint's name but no readable manifest."""
-
-    step: int
-    path: Path
-    reason: str
 
 
 CheckpointInfos = list[CheckpointInfo]
@@ -95,23 +66,20 @@ class CheckpointStore:
             BadCheckpoint: Its manifest is missing or invalid.
             OSError: Its manifest cannot be read now.
         """
-        return self._info(step, self._late_metrics())
+        saved = manifest.read(self.path(step))
+        pinned, metrics = self.is_pinned(step), self.metrics_of(saved)
+        return CheckpointInfo(step, saved.created, saved.total_bytes, pinned, metrics, self.path(step), saved)
 
-    def scan(self) -> tuple[CheckpointInfos, list[Broken]]:
-        """Return the checkpoints with a valid manifest and those without, both by ascending step."""
-        good, broken, late = [], [], self._late_metrics()
+    def scan(self) -> tuple[CheckpointInfos, dict[int, str]]:
+        """Return the checkpoints with a valid manifest, and the steps of those without, with the reasons; ascending."""
+        good, broken = [], {}
         for step in self.steps():
             try:
-                good.append(self._info(step, late))
+                good.append(self.info(step))
             except (BadCheckpoint, OSError) as error:
                 if self.path(step).exists():  # a training may have deleted it meanwhile
-                    broken.append(Broken(step, self.path(step), str(error)))
+                    broken[step] = str(error)
         return good, broken
-
-    def _info(self, step: int, late: Mapping[str, Mapping[str, float]]) -> CheckpointInfo:
-        saved = manifest.read(self.path(step))
-        metrics = {**_floats(saved.metrics), **late.get(saved.save_id, {})}
-        return CheckpointInfo(step, self.path(step), saved, self.is_pinned(step), metrics)
 
     def metrics_of(self, saved: Manifest) -> dict[str, float]:
         """Return a manifest's metrics and those recorded since, even if its checkpoint was deleted."""
@@ -127,43 +95,32 @@ class CheckpointStore:
         files.append_json_line(self.root / names.HISTORY, {"time": time.time(), "event": event, "step": step, **fields})
 
     def record_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add metrics that were measured after the save; a value that is not finite counts as missing.
-
-        Raises:
-            BadCheckpoint: The step has no valid checkpoint.
-        """
+        """Add metrics that were measured after the save; a value that is not finite counts as missing."""
         save_id = manifest.read(self.path(step)).save_id
         self.log("metrics", step, save_id=save_id, metrics=manifest.plain_metrics(metrics))
 
     def _late_metrics(self) -> dict[str, dict[str, float]]:
-        # By save id, not by step: the metrics of an earlier save of the step do not apply to a new one.
-        for event in files.parse_json_lines(self._new_history_lines()):
+        """Return metrics recorded after saves, of which only the history's new lines are read.
+
+        They are kept by save id, not by step: those of an earlier save of the step do not apply to a new one.
+        """
+        data = b""
+        with suppress(FileNotFoundError), (self.root / names.HISTORY).open("rb") as f:
+            f.seek(self._seen_bytes)
+            data = f.read()
+        lines = data[: data.rfind(b"\n") + 1]
+        self._seen_bytes += len(lines)
+        for event in files.parse_json_lines(lines.splitlines()):
             if event.get("event") == "metrics" and isinstance(event.get("metrics"), dict):
                 self._late.setdefault(str(event.get("save_id")), {}).update(_floats(event["metrics"]))
         return self._late
-
-    def _new_history_lines(self) -> list[bytes]:
-        """Return the complete lines since the last call, so that old ones are not read again at each save."""
-        try:
-            with (self.root / names.HISTORY).open("rb") as f:
-                f.seek(self._seen_bytes)
-                data = f.read()
-        except FileNotFoundError:
-            return []
-        lines = data[: data.rfind(b"\n") + 1]
-        self._seen_bytes += len(lines)
-        return lines.splitlines()
 
     def is_pinned(self, step: int) -> bool:
         """Whether a checkpoint is pinned."""
         return (self.root / names.PINS / names.of_step(step)).exists()
 
     def pin(self, step: int) -> None:
-        """Protect a checkpoint from the policy; may be called while another process trains.
-
-        Raises:
-            UserError: The step has no checkpoint.
-        """
+        """Protect a checkpoint from the policy; may be called while another process trains."""
         if step not in self.steps():
             raise self.unknown(step)
         if self.is_pinned(step):
@@ -198,11 +155,7 @@ class CheckpointStore:
         )
 
     def publish(self, temporary: Path, step: int) -> None:
-        """Rename a complete temporary folder to the checkpoint of a step, durably.
-
-        Raises:
-            FileExistsError: The step has a checkpoint, which is never overwritten.
-        """
+        """Rename a complete temporary folder to the checkpoint of a step, durably; never overwrites one."""
         target = self.path(step)
         if os.path.lexists(target):
             raise FileExistsError(f"{target} exists already")
@@ -212,14 +165,9 @@ class CheckpointStore:
 
     def record_saved(self, info: CheckpointInfo, seconds: float) -> None:
         """Record a published checkpoint in the history and in `latest`."""
-        self.log(
-            "saved",
-            info.step,
-            save_id=info.manifest.save_id,
-            bytes=info.manifest.total_bytes,
-            seconds=round(seconds, 3),
-            metrics=info.manifest.metrics,
-        )
+        saved, seconds = info.manifest, round(seconds, 3)
+        fields = {"save_id": saved.save_id, "bytes": saved.total_bytes, "seconds": seconds, "metrics": saved.metrics}
+        self.log("saved", info.step, **fields)
         files.write_bytes(self.root / names.LATEST, f"{names.of_step(info.step)}\n".encode())
 
     def remove(self, step: int, reasons: tuple[str, ...]) -> None:
@@ -251,19 +199,12 @@ class CheckpointStore:
     def _refuse_if_protected(self, step: int, path: Path) -> None:
         if self.is_pinned(step):
             raise UserError(
-                "the checkpoint is pinned",
-                code="checkpoint-pinned",
-                field="step",
-                value=step,
-                remedy="unpin it first",
+                "the checkpoint is pinned", code="checkpoint-pinned", field="step", value=step, remedy="unpin it first"
             )
         if read_lock.is_read(path):
+            remedy = "wait until the reading process has finished"
             raise UserError(
-                "the checkpoint is being read",
-                code="checkpoint-in-use",
-                field="step",
-                value=step,
-                remedy="wait until the reading process has finished",
+                "the checkpoint is being read", code="checkpoint-in-use", field="step", value=step, remedy=remedy
             )
 
     def quarantine(self, step: int, reason: str) -> Path:

@@ -18,11 +18,7 @@ Skipped = list[tuple[int, str]]
 
 
 def verify(path: Path, full: bool) -> None:
-    """Check a checkpoint folder against its manifest.
-
-    Args:
-        path: The checkpoint's folder.
-        full: Also compare digests.
+    """Check a checkpoint folder against its manifest; `full` also compares digests.
 
     Raises:
         BadCheckpoint: A file is missing or has another size or content; names the file.
@@ -45,14 +41,30 @@ def check_file(path: Path, entry: FileEntry, full: bool) -> None:
         raise BadCheckpoint(f"{entry.path} is missing") from error
 
 
+def damage(path: Path, full: bool = False) -> str:
+    """Return what `verify` finds wrong with a checkpoint, or why it cannot be read now; empty if it is good."""
+    try:
+        verify(path, full)
+    except BadCheckpoint as error:
+        return error.reason
+    except OSError as error:
+        return f"cannot be read now ({error.strerror or error})"
+    return ""
+
+
+def too_new(error: NewerFormat, checkpoint: str) -> UserError:
+    """Return the error for a checkpoint that a newer Reelworks wrote."""
+    remedy = "update Reelworks"
+    return UserError(error.reason, code="checkpoint-bad", field="checkpoint", value=checkpoint, remedy=remedy)
+
+
 def newest_valid(store: CheckpointStore, full: bool) -> tuple[CheckpointInfo, Skipped] | None:
     """Return the newest valid checkpoint. In a distributed run, call it on rank 0 and broadcast the result.
 
     Bad checkpoints are skipped, and quarantined once a good one is found.
 
     Returns:
-        The checkpoint and the `(step, reason)` of each newer one that was bad, newest first; None if the
-        store has no checkpoint at all.
+        The checkpoint and the `(step, reason)` of each newer one that was bad, newest first; None for an empty store.
 
     Raises:
         UserError: All are bad, one has a newer format, or the storage fails: a run never starts from the
@@ -61,8 +73,7 @@ def newest_valid(store: CheckpointStore, full: bool) -> tuple[CheckpointInfo, Sk
     skipped: Skipped = []
     for step in reversed(store.steps()):
         try:
-            _verify_answering(store, step, full)
-            info = store.info(step)
+            info = _verified(store, step, full)
         except BadCheckpoint as error:
             skipped.append((step, error.reason))
             continue
@@ -82,16 +93,11 @@ def newest_valid(store: CheckpointStore, full: bool) -> tuple[CheckpointInfo, Sk
 
 
 def named(store: CheckpointStore, step: int, full: bool) -> CheckpointInfo:
-    """Return the verified checkpoint of exactly this step.
-
-    Raises:
-        UserError: It does not exist, or is bad.
-    """
+    """Return the verified checkpoint of exactly this step; raises `UserError` if it does not exist, or is bad."""
     if step not in store.steps():
         raise store.unknown(step)
     try:
-        _verify_answering(store, step, full)
-        return store.info(step)
+        return _verified(store, step, full)
     except BadCheckpoint as error:
         raise UserError(
             f"the checkpoint is bad: {error.reason}",
@@ -102,18 +108,12 @@ def named(store: CheckpointStore, step: int, full: bool) -> CheckpointInfo:
         ) from error
 
 
-def _verify_answering(store: CheckpointStore, step: int, full: bool) -> None:
-    """Verify a checkpoint; errors that do not prove it bad become a `UserError`."""
+def _verified(store: CheckpointStore, step: int, full: bool) -> CheckpointInfo:
+    """Verify a checkpoint and return its facts; errors that do not prove it bad become a `UserError`."""
     try:
         verify(store.path(step), full)
     except NewerFormat as error:
-        raise UserError(
-            error.reason,
-            code="checkpoint-bad",
-            field="checkpoint",
-            value=str(store.path(step)),
-            remedy="update Reelworks",
-        ) from error
+        raise too_new(error, str(store.path(step))) from error
     except OSError as error:
         raise UserError(
             f"the checkpoint cannot be read now ({error.strerror or error})",
@@ -122,3 +122,4 @@ def _verify_answering(store: CheckpointStore, step: int, full: bool) -> None:
             value=str(store.path(step)),
             remedy="try again when the storage works, or choose another step with --resume STEP",
         ) from error
+    return store.info(step)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -13,8 +12,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """An error of one rank as plain values, since not every exception can be pickled."""
 
     rank: int
@@ -22,11 +20,14 @@ class Failure:
     errnos: frozenset[int]
 
 
+class _Failures(tuple[Failure, ...]):
+    """Failures of one rank or more, in place of a result."""
+
+
 class RanksFailed(RuntimeError):  # noqa: N818
     """Work failed on one rank or more. Raised equally on all ranks."""
 
-    def __init__(self, failures: list[Failure]) -> None:
-        self.failures = failures
+    def __init__(self, failures: Sequence[Failure]) -> None:
         self.errnos = frozenset().union(*(failure.errnos for failure in failures))
         super().__init__("; ".join(f"rank {failure.rank}: {failure.text}" for failure in failures))
 
@@ -53,8 +54,8 @@ def on_all(work: Callable[[], T]) -> list[T]:
         RanksFailed: On every rank, if any rank's work raised.
     """
     outcomes = _gather(_attempt(work))
-    if failures := _failures(outcomes).all:
-        raise RanksFailed(list(failures))
+    if failures := _failures(outcomes):
+        raise RanksFailed(failures)
     return cast(list[T], outcomes)
 
 
@@ -84,22 +85,17 @@ def through_first(own: Callable[[], T], whole: Callable[[list[T]], list[R]]) -> 
     shares: list[R | _Failures] = []
     if outcomes is not None:
         failures = _failures(outcomes)
-        outcome = failures if failures.all else _attempt(lambda: whole(cast(list[T], outcomes)))
+        outcome: list[R] | _Failures = failures or _attempt(lambda: whole(cast(list[T], outcomes)))
         shares = [outcome] * world_size() if isinstance(outcome, _Failures) else [*outcome]
     share = _scatter(shares)
     if isinstance(share, _Failures):
-        raise RanksFailed(list(share.all))
+        raise RanksFailed(share)
     return share
 
 
-@dataclass(frozen=True)
-class _Failures:
-    all: tuple[Failure, ...]
-
-
 def _failures(outcomes: list[Any]) -> _Failures:
-    failures = {f for outcome in outcomes if isinstance(outcome, _Failures) for f in outcome.all}
-    return _Failures(tuple(sorted(failures, key=lambda f: (f.rank, f.text))))
+    failures = {f for outcome in outcomes if isinstance(outcome, _Failures) for f in outcome}
+    return _Failures(sorted(failures, key=lambda f: (f.rank, f.text)))
 
 
 def _attempt(work: Callable[[], T]) -> T | _Failures:
@@ -107,20 +103,18 @@ def _attempt(work: Callable[[], T]) -> T | _Failures:
         return work()
     except CheckpointException as error:
         # torch has gathered the failures of all ranks already.
-        return _Failures(tuple(_describe(r, inner) for r, (inner, _) in error.failures.items()))
+        return _Failures(_describe(r, inner) for r, (inner, _) in error.failures.items())
     except Exception as error:
-        return _Failures((_describe(rank(), error),))
+        return _Failures([_describe(rank(), error)])
 
 
 def _describe(failed_rank: int, error: BaseException) -> Failure:
-    errnos = frozenset(c.errno for c in _chain(error) if isinstance(c, OSError) and c.errno is not None)
-    return Failure(failed_rank, f"{type(error).__name__}: {error}", errnos)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    errnos, cause = set(), cast(BaseException | None, error)
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            errnos.add(cause.errno)
+        cause = cause.__cause__ or cause.__context__
+    return Failure(failed_rank, f"{type(error).__name__}: {error}", frozenset(errnos))
 
 
 def _gather(outcome: Any) -> list[Any]:

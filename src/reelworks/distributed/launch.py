@@ -41,7 +41,20 @@ def launch(processes: int, arguments: list[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, forward)
-    return _wait(ranks)
+    first = 0
+    while any(rank.poll() is None for rank in ranks):
+        failed = [rank.returncode for rank in ranks if rank.returncode]
+        if failed:
+            first = failed[0]
+            # Ranks that saved on a signal all exit by themselves.
+            time.sleep(_GRACE_SECONDS)
+            for rank in ranks:
+                if rank.poll() is None:
+                    rank.kill()
+                rank.wait()
+        time.sleep(_POLL_SECONDS)
+    codes = [first, *(rank.returncode for rank in ranks)]
+    return next((code if code > 0 else 128 - code for code in codes if code), 0)
 
 
 def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subprocess.Popen[bytes]:
@@ -59,24 +72,3 @@ def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subpro
     }
     # In a session of its own, so that Ctrl-C reaches only the launcher, which forwards it once.
     return subprocess.Popen([sys.executable, "-m", "reelworks", *arguments], env=environment, start_new_session=True)
-
-
-def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
-    first = 0
-    while any(rank.poll() is None for rank in ranks):
-        failed = [rank.returncode for rank in ranks if rank.returncode]
-        if failed:
-            first = failed[0]
-            # Ranks that saved on a signal all exit by themselves.
-            time.sleep(_GRACE_SECONDS)
-            _stop(ranks)
-        time.sleep(_POLL_SECONDS)
-    codes = [first, *(rank.returncode for rank in ranks)]
-    return next((code if code > 0 else 128 - code for code in codes if code), 0)
-
-
-def _stop(ranks: list[subprocess.Popen[bytes]]) -> None:
-    for rank in ranks:
-        if rank.poll() is None:
-            rank.kill()
-        rank.wait()

@@ -19,13 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from reelworks.precision.contract import Contract
 
@@ -35,7 +29,6 @@ class World:
     """Rank, number of ranks and device of this process, with small collectives.
 
     Attributes:
-        device: Device of computation.
         patient: Process group with a timeout of days, for barriers behind long work of one rank.
         offload: Whether the trained weights lie in CPU memory.
     """
@@ -63,11 +56,11 @@ class World:
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of a small float64 tensor over ranks."""
-        if self.size > 1:
-            moved = values.to(self.device)
-            dist.all_reduce(moved)
-            return moved.to(values.device)
-        return values
+        if self.size == 1:
+            return values
+        moved = values.to(self.device)
+        dist.all_reduce(moved)
+        return moved.to(values.device)
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is True on any rank; equal on all."""
@@ -131,20 +124,15 @@ def shard(module: nn.Module, blocks: Sequence[nn.Module], contract: Contract, wo
     Args:
         module: The model, on `world.home`, equal on all ranks.
         blocks: Submodules to wrap before the model.
-        contract: Compute and reduction dtypes.
-        world: Ranks to shard over, and whether weights are offloaded.
         strategy: "replicated" or "fsdp".
     """
     if not world.shards:
         return
     replicas, shards = (world.size, 1) if strategy == "replicated" else (1, world.size)
     mesh = init_device_mesh(world.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
-    policy = MixedPrecisionPolicy(
-        param_dtype=contract.compute,
-        reduce_dtype=contract.reduction,
-        # The default would round timesteps and sizes to the compute dtype.
-        cast_forward_inputs=False,
-    )
+    # Casting inputs, the default, would round timesteps and sizes to the compute dtype.
+    dtypes = {"param_dtype": contract.compute, "reduce_dtype": contract.reduction}
+    policy = MixedPrecisionPolicy(**dtypes, cast_forward_inputs=False)
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if world.offload else OffloadPolicy()
     # Networks return views of their last layer's output, which is harmless as they are not modified in place.
     warnings.filterwarnings("ignore", message=".*returned a view tensor")

@@ -6,26 +6,32 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 import reelworks
-from reelworks.checkpoint import disk_space, read_lock
+from reelworks.checkpoint import disk_space, names, read_lock
 from reelworks.checkpoint.config import Dtype, Weights
 from reelworks.checkpoint.manifest import BadCheckpoint
+from reelworks.checkpoint.save import quiet
 from reelworks.checkpoint.verify import verify
 from reelworks.core import digests, storage
 from reelworks.core.errors import UserError
 from reelworks.distributed import collectives
-from reelworks.export import checkpoint_reader, safetensors_file
+from reelworks.export import safetensors_file
 from reelworks.export.lora import LoraFile, lora_base_of
 from reelworks.export.safetensors_file import TensorRange
 from reelworks.models.lora import files
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# Most bytes of the tensors that are read together; each read opens the checkpoint's metadata again.
+_READ_BYTES = 256 << 20
 
 
 class ExportFailed(UserError):  # noqa: N818
@@ -38,15 +44,13 @@ def describe_run(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> 
     Args:
         run_id: The run's id in `run.json`.
         recipe: The resolved recipe that they were trained with; its digest begins its name below `recipes/`.
-        step: Optimizer steps done.
         epoch: Epoch of training, from 0; None if it is not known.
     """
     data = recipe.read_bytes()
     resolved = tomllib.loads(data.decode())
     model, autoencoder, text = (resolved.get(part, {}) for part in ("model", "autoencoder", "text_encoder"))
     header = {
-        # Common loaders require it.
-        "format": "pt",
+        "format": "pt",  # common loaders require it
         "reelworks": reelworks.__version__,
         "run_id": run_id,
         "recipe_digest": digests.digest_bytes(data),
@@ -99,20 +103,61 @@ def export_checkpoint(
                 value=str(path),
                 remedy="choose another checkpoint",
             ) from error
-        stored = checkpoint_reader.weights_of(path, weights)
-        entries = _entries({name: tensor.kind for name, tensor in stored.items()}, dtype)
-        read = checkpoint_reader.read(path, [stored[entry.name] for entry in entries])
+        stored = _stored_weights(path, weights)
+        entries = _entries(stored, dtype)
+        read = _read(path, [stored[entry.name] for entry in entries])
         if lora is not None:
             lora = lora._replace(base=lora_base_of(path))
         with raising_export_failed(target):
             return _write(target, entries, read, _header(about, weights, dtype), lora)
 
 
+class StoredTensor(NamedTuple):
+    """A tensor in a checkpoint, and its key there."""
+
+    key: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def _stored_weights(path: Path, weights: Weights) -> dict[str, StoredTensor]:
+    """Return the model's stored tensors by their names in its state dict."""
+    parts: dict[str, dict[str, StoredTensor]] = {"model": {}, "ema": {}}
+    for key, value in FileSystemReader(path / names.DCP).read_metadata().state_dict_metadata.items():
+        part, _, name = key.partition(".")
+        if part in parts and name and isinstance(value, TensorStorageMetadata):
+            parts[part][name] = StoredTensor(key, value.properties.dtype, tuple(value.size))
+    missing = "model" if not parts["model"] else weights if not parts[weights] else None
+    if missing:
+        raise UserError(
+            "the checkpoint has no " + ("averaged weights" if missing == "ema" else "weights"),
+            code="checkpoint-part-missing",
+            field="checkpoint",
+            value=str(path),
+            remedy="export the trained weights with --weights" if missing == "ema" else "choose another checkpoint",
+        )
+    return parts["model"] | parts["ema"] if weights == "ema" else parts["model"]
+
+
+def _read(path: Path, wanted: Sequence[StoredTensor]) -> Iterator[Tensor]:
+    """Yield the tensors in order."""
+    pending: dict[str, Tensor] = {}
+    size = 0
+    for i, (key, dtype, shape) in enumerate(wanted):
+        pending[key] = torch.empty(shape, dtype=dtype)
+        size += pending[key].nbytes
+        if size >= _READ_BYTES or i + 1 == len(wanted):
+            with quiet():
+                load(pending, storage_reader=FileSystemReader(path / names.DCP), no_dist=True)
+            yield from pending.values()
+            pending, size = {}, 0
+
+
 def export_state_dict(
     state: Mapping[str, Tensor], target: Path, *, weights: Weights, dtype: Dtype, about: Mapping[str, str]
 ) -> list[Path]:
     """Write unsharded weights that are in memory; arguments as for `export_checkpoint`."""
-    entries = _entries({name: (v.dtype, tuple(v.shape)) for name, v in state.items()}, dtype)
+    entries = _entries(state, dtype)
     with raising_export_failed(target):
         tensors = (state[entry.name].cpu() for entry in entries)
         return _write(target, entries, tensors, _header(about, weights, dtype), None)
@@ -125,18 +170,17 @@ def require_free_file(target: Path) -> None:
         UserError: It is not named .safetensors, or it exists already.
     """
     index = target.with_name(target.name + safetensors_file.INDEX_SUFFIX)
-    if target.suffix == ".safetensors" and not (target.exists() or index.exists()):
-        with raising_export_failed(target):
-            storage.mkdirs(target.parent)
-        return
-    exists = target.suffix == ".safetensors"
-    raise UserError(
-        "the file exists already" if exists else "weights are written as .safetensors",
-        code="output-file-invalid",
-        field="--output",
-        value=str(target),
-        remedy="remove it, or name another file" if exists else f"name it {target.stem}.safetensors",
-    )
+    is_named = target.suffix == ".safetensors"
+    if not is_named or target.exists() or index.exists():
+        raise UserError(
+            "the file exists already" if is_named else "weights are written as .safetensors",
+            code="output-file-invalid",
+            field="--output",
+            value=str(target),
+            remedy="remove it, or name another file" if is_named else f"name it {target.stem}.safetensors",
+        )
+    with raising_export_failed(target):
+        storage.mkdirs(target.parent)
 
 
 def export_weights(
@@ -159,8 +203,9 @@ def export_weights(
     """
     model, ema = state["model"], state["ema"] if weights == "ema" else {}
     values = {name: ema.get(name, value) for name, value in model.items() if isinstance(value, Tensor)}
-    entries = _entries({name: (v.dtype, tuple(v.shape)) for name, v in values.items()}, dtype)
-    gathered = _gathered(values[entry.name] for entry in entries)
+    entries = _entries(values, dtype)
+    ordered = (values[entry.name] for entry in entries)
+    gathered = (value.full_tensor() if isinstance(value, DTensor) else value for value in ordered)
 
     def work() -> list[Path]:
         try:
@@ -209,7 +254,7 @@ def _write(
         own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
         # Tensor names are the same in both files, since loaders are told which expert a file is for.
         file = files.to_file(own, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model, base=lora.base)
-        entries = safetensors_file.ordered(TensorRange(n, t.dtype, tuple(t.shape)) for n, t in file.tensors.items())
+        entries = _entries(file.tensors)
         tensors = (file.tensors[entry.name] for entry in entries)
         written += safetensors_file.write(path, entries, tensors, header | file.header)
     return written
@@ -219,16 +264,13 @@ def _header(about: Mapping[str, str], weights: Weights, dtype: Dtype) -> dict[st
     return {**about, "weights": weights, "dtype": dtype}
 
 
-def _gathered(values: Iterable[Tensor]) -> Iterator[Tensor]:
-    for value in values:
-        yield value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def _entries(tensors: Mapping[str, checkpoint_reader.Kind], dtype: Dtype) -> list[TensorRange]:
-    return safetensors_file.ordered(
-        TensorRange(name, DTYPES[dtype] if own.is_floating_point else own, shape)
-        for name, (own, shape) in tensors.items()
-    )
+def _entries(tensors: Mapping[str, Tensor | StoredTensor], dtype: Dtype | None = None) -> list[TensorRange]:
+    """Return the tensors in the order of the file, floating-point ones with `dtype` unless it is None."""
+    entries = []
+    for name, tensor in tensors.items():
+        cast = DTYPES[dtype] if dtype and tensor.dtype.is_floating_point else tensor.dtype
+        entries.append(TensorRange(name, cast, tuple(tensor.shape)))
+    return safetensors_file.ordered(entries)
 
 
 def _cast(entries: Sequence[TensorRange], tensors: Iterable[Tensor]) -> Iterator[Tensor]:

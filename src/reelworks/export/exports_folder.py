@@ -38,8 +38,6 @@ def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int,
     Args:
         run: The run; its `recipe.toml` must be the present start's.
         checkpoint: The checkpoint's folder. Training may have continued since its state was staged.
-        config: The recipe's `[exports]`.
-        step: Optimizer steps done.
         epoch: Epoch of training, from 0.
 
     Returns:

@@ -22,7 +22,6 @@ class LoraFile(NamedTuple):
 
     Attributes:
         format: Key convention of its tensors.
-        alpha: The alpha that it was trained with.
         model: Name of the base model.
         part: Folder of the base network in a diffusers pipeline.
         base: Identity of the base weights; None if only the checkpoint knows it.

@@ -42,7 +42,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class TensorRange:
-    """A tensor that will be written: its name, dtype and shape in the file."""
+    """A tensor that will be written, with its dtype and shape in the file."""
 
     name: str
     dtype: torch.dtype
@@ -73,7 +73,6 @@ def write(
             `NAME-00001-of-00002.safetensors`, and `NAME.safetensors.index.json`.
         entries: Tensors to write, in the order of `ordered`.
         tensors: One tensor for each entry, taken one at a time.
-        metadata: Texts for the header.
         shard_bytes: Size of the tensors above which the file is cut into shards.
 
     Returns:
@@ -84,7 +83,9 @@ def write(
     """
     disk_space.require(path.parent, sum(entry.num_bytes for entry in entries), "the weights file")
     shards = _cut(entries, shard_bytes)
-    targets = [path] if len(shards) == 1 else [shard_name(path, i, len(shards)) for i in range(len(shards))]
+    targets = [path]
+    if (count := len(shards)) > 1:
+        targets = [path.with_name(f"{path.stem}-{i:05d}-of-{count:05d}{path.suffix}") for i in range(1, count + 1)]
     source = iter(tensors)
     with ExitStack() as stack:
         temporaries = []
@@ -96,15 +97,12 @@ def write(
         for temporary, target in zip(temporaries, targets, strict=True):
             storage.rename(temporary, target)
     storage.fsync_folder(path.parent)
-    if len(shards) > 1:
+    if count > 1:
+        size = sum(entry.num_bytes for entry in entries)
+        file_of = {e.name: target.name for target, shard in zip(targets, shards, strict=True) for e in shard}
         targets.append(path.with_name(path.name + INDEX_SUFFIX))
-        files.write_json(targets[-1], _index(targets, shards, metadata))
+        files.write_json(targets[-1], {"metadata": {**metadata, "total_size": size}, "weight_map": file_of})
     return targets
-
-
-def shard_name(path: Path, i: int, count: int) -> Path:
-    """Return a shard's file name, in the form of published weights; `i` counts from 0."""
-    return path.with_name(f"{path.stem}-{i + 1:05d}-of-{count:05d}{path.suffix}")
 
 
 def _cut(entries: Sequence[TensorRange], shard_bytes: int) -> list[list[TensorRange]]:
@@ -136,20 +134,8 @@ def _header(entries: Sequence[TensorRange], metadata: Mapping[str, str]) -> byte
     at = 0
     for entry in entries:
         end = at + entry.num_bytes
-        header[entry.name] = {
-            "dtype": _DTYPES[entry.dtype],
-            "shape": list(entry.shape),
-            "data_offsets": [at, end],
-        }
+        header[entry.name] = {"dtype": _DTYPES[entry.dtype], "shape": entry.shape, "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
-
-
-def _index(
-    targets: Sequence[Path], shards: Sequence[Sequence[TensorRange]], metadata: Mapping[str, str]
-) -> dict[str, object]:
-    size = sum(entry.num_bytes for shard in shards for entry in shard)
-    file_of = {e.name: target.name for target, shard in zip(targets, shards, strict=False) for e in shard}
-    return {"metadata": {**metadata, "total_size": size}, "weight_map": file_of}

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import re
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic
 
@@ -17,37 +19,26 @@ from torch import Tensor, nn
 
 from reelworks.precision import storage_dtype
 from reelworks.precision.boundary import DtypeBoundary, DtypeError, InputsT, InputsT_contra, Predictor
-from reelworks.precision.dtype_guard import guard
+from reelworks.precision.contract import name_of
 from reelworks.precision.trace import Trace
+
+# Words in torch's errors about dtypes.
+_OF_DTYPES = re.compile(r"dtype|scalar type|should be the same|to be bool|BFloat16|Half|Double")
+
+_CASTS_ITSELF = "FP32LayerNorm"  # of diffusers: computes in float32, whatever its input and its weights are
 
 
 def audit(
-    denoiser: Predictor[InputsT],
-    examples: Sequence[InputsT],
-    *,
-    sharded: bool = False,
-    units: Sequence[nn.Module] = (),
+    denoiser: Predictor[InputsT], examples: Sequence[InputsT], *, sharded: bool = False, units: Sequence[nn.Module] = ()
 ) -> int:
-    """Raise the first of a model's `faults`, which takes the same arguments.
-
-    Returns:
-        The number of shapes that passed.
-
-    Raises:
-        DtypeError: For the first fault, with the module, both dtypes and the remedy.
-        UserError: If the contract cannot train.
-    """
+    """Raise the first of a model's `faults`, which takes the same arguments, or return the number of shapes."""
     for fault in faults(denoiser, examples, sharded=sharded, units=units):
         raise fault
     return len(examples)
 
 
 def faults(
-    denoiser: Predictor[InputsT],
-    examples: Iterable[InputsT],
-    *,
-    sharded: bool = False,
-    units: Sequence[nn.Module] = (),
+    denoiser: Predictor[InputsT], examples: Iterable[InputsT], *, sharded: bool = False, units: Sequence[nn.Module] = ()
 ) -> Iterator[DtypeError]:
     """Check the stored dtypes, then run each example through a boundary and a guarded copy on the meta device.
 
@@ -59,9 +50,6 @@ def faults(
 
     Yields:
         A fault for each place, in the order of the pass, which ends at its first fault.
-
-    Raises:
-        UserError: If the contract cannot train.
     """
     reported = set()
     for fault in storage_dtype.faults(denoiser.module, denoiser.contract, units if sharded else ()):
@@ -90,15 +78,9 @@ def faults(
 
 @contextlib.contextmanager
 def watched(denoiser: Predictor[InputsT]) -> Iterator[DtypeBoundary[InputsT]]:
-    """Yield a boundary whose forward passes are checked, on any device, while the context is open.
-
-    Raises:
-        DtypeError: From inside a pass, for the first fault.
-    """
-    with guard(denoiser.module) as calls:
-        trace = Trace(denoiser.contract, lambda: calls.path)
-        with trace:
-            yield DtypeBoundary(_Traced(denoiser, trace))
+    """Yield a boundary whose forward passes raise `DtypeError` for a fault, on any device, while the context is open."""
+    with guard(denoiser.module) as calls, Trace(denoiser.contract, lambda: calls.path) as trace:
+        yield DtypeBoundary(_Traced(denoiser, trace))
 
 
 @dataclasses.dataclass
@@ -167,3 +149,109 @@ def _signature(value: Any) -> Hashable:
     if isinstance(value, (list, tuple)):
         return tuple(_signature(item) for item in value)
     return value if isinstance(value, Hashable) else id(value)
+
+
+class Calls:
+    """Stack of the modules whose forward pass is running."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._kind = type(root).__name__
+        self._paths: list[str] = []
+        self._failed: tuple[BaseException | None, str] = (None, "")
+
+    @property
+    def path(self) -> str:
+        """Path of the innermost running module."""
+        return (self._paths[-1] if self._paths else "") or self._kind
+
+    def enter(self, path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        """Return the hook that runs before a module's forward."""
+        return lambda _module, _args: self._paths.append(path)
+
+    def leave(self, path: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        """Return the hook that runs after a module's forward, also on errors; it refuses float64 outputs."""
+
+        def hook(module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
+            error = sys.exc_info()[1]
+            if error is not None and self._failed[0] is not error:
+                self._failed = error, self.path
+            self._paths.pop()
+            for value in result if isinstance(result, tuple) else (result,):
+                if isinstance(value, Tensor) and value.dtype == torch.float64:
+                    raise DtypeError(
+                        f"{type(module).__name__} returns float64, which makes later operations slow or fail",
+                        field=path or self._kind,
+                        remedy="give constants of numpy and Python a dtype, and cast to float32 at the end",
+                        found=torch.float64,
+                        declared=torch.float32,
+                    )
+
+        return hook
+
+    def named(self, error: RuntimeError) -> DtypeError | None:
+        """Return torch's error about dtypes with the path of its module, or None for other errors."""
+        failed, path = self._failed
+        text = str(error).splitlines()[0] if str(error) else ""
+        if failed is not error or not _OF_DTYPES.search(text):
+            return None
+        return DtypeError(
+            f"an operation inside refuses its dtypes ({text})",
+            field=path,
+            remedy=f"cast one of them inside {path}, or call {self._kind} through precision.DtypeBoundary",
+        )
+
+
+@contextlib.contextmanager
+def guard(module: nn.Module) -> Iterator[Calls]:
+    """Check every module at each call while the context is open.
+
+    A leaf whose floating inputs differ in dtype from its parameters raises, unless autocast reconciles them, which it
+    does not do for float64. Parameters are read at the call, so those that FSDP lowers for the forward pass count as
+    lowered. Errors of other modules are raised with their path.
+    """
+    calls, handles = Calls(module), []
+    for path, child in module.named_modules():
+        handles += [
+            child.register_forward_pre_hook(calls.enter(path)),
+            child.register_forward_hook(calls.leave(path), always_call=True),
+        ]
+        if _is_leaf(child):
+            handles.append(child.register_forward_pre_hook(_check(path or type(module).__name__, module)))
+    try:
+        yield calls
+    except RuntimeError as error:
+        named = calls.named(error)
+        if named is None:
+            raise
+        raise named from error
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    if type(module).__name__ == _CASTS_ITSELF or next(module.children(), None) is not None:
+        return False
+    return any(p.is_floating_point() for p in module.parameters(recurse=False))
+
+
+def _check(path: str, root: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def hook(leaf: nn.Module, args: tuple[Any, ...]) -> None:
+        weight = next(p for p in leaf.parameters(recurse=False) if p.is_floating_point())
+        for value in args:
+            if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype == weight.dtype:
+                continue
+            device = "cpu" if value.device.type == "meta" else value.device.type
+            if torch.is_autocast_enabled(device) and value.dtype != torch.float64:
+                continue
+            declared = name_of(weight.dtype)
+            raise DtypeError(
+                f"{type(leaf).__name__} got an input of {name_of(value.dtype)}, but has weights of {declared}",
+                field=path,
+                remedy=f"call {type(root).__name__} through precision.DtypeBoundary, which casts inputs of role latent, "
+                f"text and condition; or cast the input of {path} to {declared}",
+                found=value.dtype,
+                declared=weight.dtype,
+            )
+
+    return hook

@@ -10,25 +10,20 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from reelworks.core.errors import UserError
 from reelworks.precision.contract import Contract, Role, name_of
-from reelworks.precision.meta_autocast import MetaAutocast
 
 # Wider dtypes hold all values of narrower ones. float16 is absent: its range needs a loss scaler.
 _WIDTH = {torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
+# Functions whose inputs autocast casts to the compute dtype.
+LOWERED = frozenset(("linear", "matmul", "mm", "bmm", "baddbmm", "addmm", "einsum", "conv1d", "conv2d", "conv3d"))
+ATTENTION = "scaled_dot_product_attention"
 
 
 class DtypeError(UserError):
-    """A tensor has a dtype that is not allowed in its place.
-
-    Args:
-        problem: What is wrong, in one sentence.
-        field: Path of the module, parameter or input.
-        remedy: What to change.
-        found: Actual dtype.
-        declared: Expected dtype.
-    """
+    """A tensor has a dtype that is not allowed in its place; `field` is the path of the module, parameter or input."""
 
     def __init__(
         self,
@@ -65,15 +60,7 @@ class Predictor(Protocol[InputsT_contra]):
 
 
 def check_contract(contract: Contract, table: str = "precision") -> None:
-    """Refuse combinations of dtypes that cannot train.
-
-    Args:
-        contract: Dtypes that a component declares.
-        table: Table of the recipe that configures the component.
-
-    Raises:
-        UserError: Names the field, its dtype and an allowed value.
-    """
+    """Refuse combinations of dtypes that cannot train; `table` of the recipe configures the component."""
     for name in ("storage", "compute"):
         if getattr(contract, name) in contract.overflows:
             raise UserError(
@@ -101,13 +88,7 @@ def check_contract(contract: Contract, table: str = "precision") -> None:
             value=name_of(contract.master),
             remedy="set master to float32",
         )
-    _require(
-        contract,
-        table,
-        "reduction",
-        "compute",
-        "sums over ranks would lose precision of each rank's gradients",
-    )
+    _require(contract, table, "reduction", "compute", "sums over ranks would lose precision of each rank's gradients")
     if contract.master is not None:
         _require(contract, table, "storage", "compute", "weights cannot restore bits that they do not store")
 
@@ -130,51 +111,42 @@ def cast_inputs(inputs: Mapping[str, Tensor], contract: Contract) -> dict[str, T
     Raises:
         DtypeError: If an input has no role, or a time or size arrives already rounded.
     """
-    return {name: _cast(name, value, contract) for name, value in inputs.items()}
-
-
-def _cast(name: str, value: Tensor, contract: Contract) -> Tensor:
-    if name not in contract.roles:
-        raise DtypeError(
-            f"this input has no role; roles are declared for {', '.join(contract.roles)}",
-            field=name,
-            remedy="declare its role in the model's adapter",
-        )
-    role = contract.roles[name]
-    if role in (Role.TIME, Role.GEOMETRY) and value.dtype in (torch.bfloat16, torch.float16):
-        # Casting up cannot restore the lost precision: 999 is already 1000.
-        raise DtypeError(
-            f"an input of role {role} arrives as {name_of(value.dtype)}, already rounded",
-            field=name,
-            remedy="create it in float32 or as an integer, and let the boundary cast it",
-            found=value.dtype,
-            declared=torch.float32,
-        )
-    return value.to(contract.dtype_of(role))
+    cast = {}
+    for name, value in inputs.items():
+        if name not in contract.roles:
+            raise DtypeError(
+                f"this input has no role; roles are declared for {', '.join(contract.roles)}",
+                field=name,
+                remedy="declare its role in the model's adapter",
+            )
+        role = contract.roles[name]
+        if role in (Role.TIME, Role.GEOMETRY) and value.dtype in (torch.bfloat16, torch.float16):
+            # Casting up cannot restore the lost precision: 999 is already 1000.
+            raise DtypeError(
+                f"an input of role {role} arrives as {name_of(value.dtype)}, already rounded",
+                field=name,
+                remedy="create it in float32 or as an integer, and let the boundary cast it",
+                found=value.dtype,
+                declared=torch.float32,
+            )
+        cast[name] = value.to(contract.dtype_of(role))
+    return cast
 
 
 class DtypeBoundary(Generic[InputsT]):
     """Call a model through its contract.
 
     Inputs are cast by role. If parameters are stored wider than the compute dtype and FSDP's mixed precision does not
-    lower them, matrix products run under autocast. The output has the contract's output dtype.
-
-    Attributes:
-        denoiser: The wrapped model; its `contract` is read at every call.
+    lower them, matrix products run under autocast. The output has the contract's output dtype. The contract is read
+    at every call.
     """
 
     def __init__(self, denoiser: Predictor[InputsT]) -> None:
-        """Wrap a model; raises UserError if its contract cannot train."""
         check_contract(denoiser.contract)
         self.denoiser = denoiser
 
     def __call__(self, inputs: InputsT) -> Tensor:
-        """Return the prediction for a dataclass of tensors.
-
-        Raises:
-            DtypeError: If an input has no role or arrives already rounded, or if the prediction has neither the
-                compute nor the output dtype.
-        """
+        """Return the prediction for a dataclass of tensors; raises `DtypeError` if an input or the output does not fit."""
         contract = self.denoiser.contract
         tensors: dict[str, Tensor] = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
         cast = dataclasses.replace(inputs, **cast_inputs(tensors, contract))
@@ -210,3 +182,25 @@ def is_sharded(module: nn.Module) -> bool:
     # FSDP takes as long to import as torch itself; if it is not imported, nothing is sharded.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and any(isinstance(child, fsdp.FSDPModule) for child in module.modules())
+
+
+class MetaAutocast(TorchFunctionMode):
+    """Mode that casts inputs of matrix products, convolutions and attention to the compute dtype."""
+
+    def __init__(self, compute: torch.dtype) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = str(getattr(func, "__name__", "")).strip("_")
+        kwargs = kwargs or {}
+        if (name in LOWERED or name == ATTENTION) and torch.is_autocast_enabled("cpu"):
+            args = tuple(self._lowered(value) for value in args)
+            kwargs = {key: self._lowered(value) for key, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _lowered(self, value: Any) -> Any:
+        takes = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+        return value.to(self._compute) if takes else value

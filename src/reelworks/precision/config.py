@@ -10,13 +10,7 @@ from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
 _HALF = ("float16", "fp16", "half", "16-mixed")
-_SHORT = {
-    "bf16": "bfloat16",
-    "bf16-mixed": "bfloat16",
-    "fp32": "float32",
-    "float": "float32",
-    "tf32": "float32",
-}
+_SHORT = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp32": "float32", "float": "float32", "tf32": "float32"}
 _QUANTIZED = ("float8", "fp8", "int8", "int4", "nf4", "fp4")
 # Keys of other trainers. Their choice is fixed here, so they are refused with the reason.
 _FIXED = {
@@ -63,11 +57,7 @@ def _refuse(key: str, value: Any) -> None:
         )
     if fixed is not None:
         raise UserError(
-            fixed,
-            code="dtype-fixed",
-            field=field,
-            value=value,
-            remedy="remove the key; see docs/reference/dtypes.md",
+            fixed, code="dtype-fixed", field=field, value=value, remedy="remove the key; see docs/reference/dtypes.md"
         )
     if word in _HALF:
         raise UserError(
@@ -80,9 +70,5 @@ def _refuse(key: str, value: Any) -> None:
         )
     if word in _SHORT:
         raise UserError(
-            "unknown name of a dtype",
-            code="unknown-name",
-            field=field,
-            value=value,
-            remedy=f'write "{_SHORT[word]}"',
+            "unknown name of a dtype", code="unknown-name", field=field, value=value, remedy=f'write "{_SHORT[word]}"'
         )

@@ -11,12 +11,7 @@ from torch import Tensor, nn
 from reelworks.precision.boundary import DtypeError
 from reelworks.precision.contract import Contract, name_of
 
-PRODUCTS = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-)  # these round their weights to the compute dtype anyway
+PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # these round their weights to the compute dtype anyway
 
 
 def faults(module: nn.Module, contract: Contract, units: Sequence[nn.Module] = ()) -> Iterator[DtypeError]:
@@ -26,13 +21,7 @@ def faults(module: nn.Module, contract: Contract, units: Sequence[nn.Module] = (
     a LoRA the compute dtype. Buffers and parameters of components that are not trained have the storage dtype or float32.
     Buffers of 8 bits and less are not checked: they are codes of quantised weights.
 
-    Args:
-        module: Module to check, on any device.
-        contract: Dtypes that the module declares.
-        units: Modules that FSDP will shard as one unit, whose trained parameters must agree.
-
-    Yields:
-        A fault for each parameter or buffer that does not agree.
+    Trained parameters of each of `units`, which FSDP will shard as one, must agree.
     """
     products = {id(p) for child in module.modules() if isinstance(child, PRODUCTS) for p in child.parameters()}
     for name, parameter in module.named_parameters():

@@ -15,34 +15,26 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from reelworks.precision.boundary import DtypeError
+from reelworks.precision.boundary import ATTENTION, LOWERED, DtypeError
 from reelworks.precision.contract import Contract, Role, name_of
-from reelworks.precision.meta_autocast import ATTENTION, LOWERED
 
 _EXACT = (Role.TIME, Role.GEOMETRY)
 _PRODUCTS = LOWERED | {ATTENTION}
 # Dtypes that hold all values of another; float16 lacks the range of bfloat16, and 8 bits that of any.
-_HOLDS = {
-    torch.float32: (torch.float32, torch.float64),
-    torch.bfloat16: (torch.bfloat16, torch.float32, torch.float64),
-}
+_HOLDS = {torch.float32: (torch.float32, torch.float64), torch.bfloat16: (torch.bfloat16, torch.float32, torch.float64)}
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-# Functions whose result still is the time, size or mask that went in; operators without underscores.
-_KEEP = frozenset((
-    "add", "bfloat16", "bool", "broadcast_to", "cat", "chunk", "clone", "concat", "concatenate", "contiguous",
-    "detach", "div", "divide", "double", "expand", "expand_as", "flatten", "float", "floor", "get", "getitem",
-    "half", "index_select", "int", "long", "mul", "multiply", "narrow", "neg", "permute", "pow", "radd",
-    "reciprocal", "repeat", "repeat_interleave", "reshape", "rmul", "round", "rpow", "rsqrt", "rsub",
-    "rtruediv", "select", "split", "sqrt", "square", "squeeze", "stack", "sub", "subtract", "tile", "to",
-    "transpose", "true_divide", "truediv", "type", "type_as", "unbind", "unflatten", "unsqueeze", "view",
-    "view_as", "where",
-))  # fmt: skip
-
-# Functions of these that change no value.
+# Functions that change no value; operators without underscores.
 _VIEWS = frozenset((
-    "bfloat16", "broadcast_to", "clone", "contiguous", "detach", "expand", "expand_as", "flatten", "float", "getitem",
-    "get", "half", "permute", "repeat", "repeat_interleave", "reshape", "squeeze", "to", "transpose", "type", "type_as",
-    "unflatten", "unsqueeze", "view", "view_as",
+    "bfloat16", "broadcast_to", "clone", "contiguous", "detach", "expand", "expand_as", "flatten", "float", "get",
+    "getitem", "half", "permute", "repeat", "repeat_interleave", "reshape", "squeeze", "to", "transpose", "type",
+    "type_as", "unflatten", "unsqueeze", "view", "view_as",
+))  # fmt: skip
+# Functions whose result still is the time, size or mask that went in.
+_KEEP = _VIEWS | frozenset((
+    "add", "bool", "cat", "chunk", "concat", "concatenate", "div", "divide", "double", "floor", "index_select",
+    "int", "long", "mul", "multiply", "narrow", "neg", "pow", "radd", "reciprocal", "rmul", "round", "rpow",
+    "rsqrt", "rsub", "rtruediv", "select", "split", "sqrt", "square", "stack", "sub", "subtract", "tile",
+    "true_divide", "truediv", "unbind", "where",
 ))  # fmt: skip
 
 
@@ -50,7 +42,6 @@ class _Followed(NamedTuple):
     """A tensor derived from an input, by weak reference so that a real pass can free its memory.
 
     Attributes:
-        tensor: Weak reference, to detect that the id belongs to another tensor by now.
         role: Role of the input.
         fault: Error that says where and to which dtype the tensor was rounded.
         plain: Whether it still has the input's values, in any dtype and shape.
@@ -65,9 +56,7 @@ class _Followed(NamedTuple):
 class Trace(TorchFunctionMode):
     """Mode that checks forward passes; enter it before autocast, so that it sees autocast's casts.
 
-    Args:
-        contract: Contract of the component.
-        where: Returns the path of the running module.
+    `where` returns the path of the running module.
     """
 
     def __init__(self, contract: Contract, where: Callable[[], str]) -> None:
@@ -83,11 +72,6 @@ class Trace(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run a function of torch, and follow roles through it.
-
-        Raises:
-            DtypeError: The function uses a rounded time or size, or a mask as numbers.
-        """
         kwargs = kwargs or {}
         name = str(getattr(func, "__name__", "")).strip("_")
         tensors = list(_tensors([args, kwargs.values()]))
@@ -166,14 +150,14 @@ class Trace(TorchFunctionMode):
 
     def _rounding(self, role: Role, dtype: torch.dtype) -> DtypeError | None:
         """Return the error for a dtype that is too narrow for a role; None if it fits."""
-        if role is Role.MASK or not dtype.is_floating_point:
-            return None
-        declared = torch.float32 if role in _EXACT else self._contract.compute
-        return None if dtype in _HOLDS[declared] else self._rounded(role, dtype)
+        fits = role is Role.MASK or not dtype.is_floating_point or dtype in _HOLDS[self._declared(role)]
+        return None if fits else self._rounded(role, dtype)
+
+    def _declared(self, role: Role) -> torch.dtype:
+        return torch.float32 if role in _EXACT else self._contract.compute
 
     def _rounded(self, role: Role, dtype: torch.dtype) -> DtypeError:
-        exact = role in _EXACT
-        declared = torch.float32 if exact else self._contract.compute
+        exact, declared = role in _EXACT, self._declared(role)
         return DtypeError(
             f"an input of role {role} is rounded to {name_of(dtype)} and used",
             field=self._where(),

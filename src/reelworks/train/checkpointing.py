@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from reelworks.checkpoint import disk_space, forecast, load, names, retention, save, shards
+from reelworks.checkpoint import disk_space, load, names, retention, save, shards
 from reelworks.checkpoint.async_save import Background, held_bytes
 from reelworks.checkpoint.config import KeepBest
 from reelworks.checkpoint.manifest import BadCheckpoint
@@ -89,8 +89,8 @@ def try_disk(run: OpenRun, recipe: Recipe, state: TrainState, position: DataPosi
         return
     mounted = disk_space.probe(run.store.root)
     policy, last = recipe.checkpoints, progress.last_step(recipe.train, position)
-    steps = forecast.saves(policy, position.global_step, last)
-    expected = forecast.forecast(total, policy, steps, mounted.free_bytes, retention.whole(run.store))
+    steps = disk_space.saves(policy, position.global_step, last)
+    expected = disk_space.forecast(total, policy, steps, mounted.free_bytes, retention.whole(run.store))
     logger.info(expected.to_text())
     for warning in expected.warnings():
         logger.warning(warning)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from reelworks.checkpoint import disk_space
 from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
-from reelworks.checkpoint.forecast import forecast, saves
+from reelworks.checkpoint.disk_space import forecast, saves
 from reelworks.checkpoint.policy import PolicyTime, plan_retention
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import storage

@@ -56,7 +56,7 @@ def test_listing_tells_the_broken_apart(store: CheckpointStore) -> None:
     (store.root / "step-000000400").symlink_to(store.path(100))
     good, broken = store.scan()
     assert [c.step for c in good] == [100, 300, 1_000_000_000]
-    assert [(b.step, b.reason) for b in broken] == [(200, "manifest.json is missing")]
+    assert broken == {200: "manifest.json is missing"}
 
 
 def test_metrics_arrive_late_and_belong_to_one_save(store: CheckpointStore) -> None:
@@ -104,7 +104,7 @@ def test_what_a_training_deletes_meanwhile_is_not_damage(
     fill(store, 1, 2)
     monkeypatch.setattr(store, "steps", lambda: [1, 2, 3])
     good, broken = store.scan()
-    assert ([info.step for info in good], broken) == ([1, 2], [])
+    assert ([info.step for info in good], broken) == ([1, 2], {})
     assert [row["step"] for row in listing.verified(store, [1, 2, 3], full=True)] == [1, 2]
 
 
@@ -229,6 +229,6 @@ def test_an_edited_manifest_is_noticed(store: CheckpointStore) -> None:
 
 
 def test_listing_needs_no_torch() -> None:
-    modules = ["listing", "forecast", "read_lock", "manifest", "disk_space", "retention", "store", "verify"]
+    modules = ["listing", "read_lock", "manifest", "disk_space", "retention", "store", "verify"]
     code = "import sys\n" + "".join(f"import reelworks.checkpoint.{m}\n" for m in modules)
     subprocess.run([sys.executable, "-c", code + "sys.exit('torch' in sys.modules)"], check=True)

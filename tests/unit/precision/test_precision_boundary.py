@@ -11,10 +11,9 @@ from reelworks.models import factory
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.precision import boundary
-from reelworks.precision.audit import audit
+from reelworks.precision.audit import audit, guard
 from reelworks.precision.boundary import DtypeBoundary, DtypeError
 from reelworks.precision.contract import Contract
-from reelworks.precision.dtype_guard import guard
 
 BF16, F32 = torch.bfloat16, torch.float32
 

@@ -16,9 +16,9 @@ from torch.nn import functional
 from reelworks.core.errors import UserError
 from reelworks.models.autoencoders.opensora import CONTRACT as HALF_OVERFLOWS
 from reelworks.precision import audit
+from reelworks.precision.audit import guard
 from reelworks.precision.boundary import DtypeBoundary, DtypeError, check_contract
 from reelworks.precision.contract import Contract, Role
-from reelworks.precision.dtype_guard import guard
 
 BF16, F32 = torch.bfloat16, torch.float32
 ROLES = {"latent": Role.LATENT, "time": Role.TIME, "width": Role.GEOMETRY, "mask": Role.MASK}

@@ -7,9 +7,9 @@ import shutil
 from reelworks.checkpoint import manifest, names
 from reelworks.checkpoint.manifest import BadCheckpoint, NewerFormat
 from reelworks.checkpoint.mirror import files
-from reelworks.checkpoint.mirror.remote import RemoteFilesystem, folder_of
+from reelworks.checkpoint.mirror.remote import MirrorError, RemoteFilesystem, folder_of
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.checkpoint.verify import verify
+from reelworks.checkpoint.verify import too_new, verify
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
@@ -42,11 +42,10 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | No
         if index is None:
             return None
         if resume == "never":
-            raise UserError(
+            raise MirrorError(
                 "the mirror already holds a run",
                 code="mirror-holds-a-run",
-                field="checkpoints.mirror.url",
-                value=place.url,
+                url=place.url,
                 remedy="omit --resume to continue from it, or give this run another address",
             )
         if run.exists:
@@ -61,12 +60,10 @@ def _has_complete(store: CheckpointStore) -> bool:
     for step in reversed(store.steps()):
         try:
             verify(store.path(step), full=False)
-        except NewerFormat:
-            return True  # resuming will refuse it, as after an OSError
+        except (NewerFormat, OSError):
+            pass  # resuming will refuse it
         except BadCheckpoint:
             continue
-        except OSError:
-            return True
         return True
     return False
 
@@ -80,24 +77,17 @@ def _fetch_newest(place: RemoteFilesystem, store: CheckpointStore, steps: list[i
         try:
             _fetch(place, store, step, data)
         except NewerFormat as error:
-            raise UserError(
-                error.reason,
-                code="checkpoint-bad",
-                field="checkpoint",
-                value=folder_of(step),
-                remedy="update Reelworks",
-            ) from error
+            raise too_new(error, folder_of(step)) from error
         except BadCheckpoint as error:
             bad.append(f"checkpoint of step {step} in the mirror is skipped: {error.reason}")
             logger.warning(bad[-1])
             continue
         return step
     if bad:
-        raise UserError(
+        raise MirrorError(
             "no checkpoint of the mirror is valid:" + "".join(f"\n    {reason}" for reason in bad),
             code="mirror-without-good-checkpoint",
-            field="checkpoints.mirror.url",
-            value=place.url,
+            url=place.url,
             remedy="repair them, or start a new run with another output and another mirror address",
         )
     return None

@@ -10,15 +10,14 @@ from __future__ import annotations
 import posixpath
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 
 from pydantic import ValidationError
 
 from reelworks.checkpoint import manifest, names
-from reelworks.checkpoint.mirror.remote import CHECKPOINTS, RemoteFilesystem
+from reelworks.checkpoint.mirror.remote import CHECKPOINTS, MirrorError, RemoteFilesystem
 from reelworks.core import storage
 from reelworks.core.config import Config
-from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
 
 INDEX = "mirror.json"
@@ -32,10 +31,7 @@ _MARKERS = ("catalog.json", "about.json")
 class MirrorIndex(Config):
     """Index of the files that a mirror holds besides checkpoints.
 
-    Attributes:
-        format: Version of this schema.
-        run_id: The run that the mirror belongs to.
-        files: Size in bytes and modification time in nanoseconds of each file, as in the run folder.
+    `files` has the size in bytes and the modification time in nanoseconds of each file, as in the run folder.
     """
 
     format: int
@@ -52,61 +48,47 @@ def read_index(place: RemoteFilesystem) -> MirrorIndex | None:
     if (data := place.read(INDEX)) is None:
         if place.read(_SINGLE[0]) is None:
             return None
-        raise UserError(
+        raise MirrorError(
             "this address is the folder of a run, not a mirror; mirroring would overwrite it",
             code="mirror-would-be-overwritten",
-            field="checkpoints.mirror.url",
-            value=place.url,
+            url=place.url,
             remedy="set an address that only this run uses",
         )
     try:
         index = MirrorIndex.model_validate_json(data)
     except ValidationError as error:
-        raise UserError(
+        raise MirrorError(
             f"the mirror's {INDEX} is damaged or not a run's index",
             code="mirror-damaged",
-            field="checkpoints.mirror.url",
-            value=place.url,
+            url=place.url,
             remedy="set an address that only this run uses",
         ) from error
     if index.format > FORMAT_VERSION:
-        raise UserError(
+        raise MirrorError(
             f"the mirror has format {index.format}, this version of Reelworks reads up to {FORMAT_VERSION}",
             code="mirror-too-new",
-            field="checkpoints.mirror.url",
-            value=place.url,
+            url=place.url,
             remedy="update Reelworks",
         )
     return index
 
 
-def require_ours(index: MirrorIndex | None, run_id: str, url: str) -> None:
-    """Refuse the mirror of another run.
-
-    Raises:
-        UserError: The index names another run.
-    """
-    if index is not None and index.run_id != run_id:
-        raise UserError(
+def require_ours(index: MirrorIndex, run_id: str, url: str) -> None:
+    """Refuse the mirror of another run."""
+    if index.run_id != run_id:
+        raise MirrorError(
             "the mirror belongs to another run",
             code="mirror-of-another-run",
-            field="checkpoints.mirror.url",
-            value=url,
+            url=url,
             remedy="give each run an address of its own",
         )
 
 
 def push(place: RemoteFilesystem, run: RunFolder, run_id: str) -> None:
-    """Update the mirror's files; an empty mirror gets its index first, which claims it for the run.
-
-    Raises:
-        UserError: The mirror belongs to another run.
-    """
-    index = read_index(place)
+    """Update the mirror's files; an empty mirror gets its index first, which claims it for the run."""
+    index = read_index(place) or _write_index(place, run_id, {})
     require_ours(index, run_id, place.url)
-    mirrored = {} if index is None else index.files
-    if index is None:
-        _write_index(place, run_id, {})
+    mirrored = index.files
     local = dict(_listing(run))
     for path in sorted(local, key=_order):
         if mirrored.get(path) != local[path]:
@@ -123,11 +105,7 @@ def push(place: RemoteFilesystem, run: RunFolder, run_id: str) -> None:
 
 
 def pull(place: RemoteFilesystem, run: RunFolder, index: MirrorIndex) -> list[str]:
-    """Fetch the files that the run folder lacks; existing files are not replaced.
-
-    Returns:
-        Paths that were not fetched because the mirror lost them or holds them in part.
-    """
+    """Fetch the files that the run folder lacks, and return those that the mirror lost or holds in part."""
     sizes = place.sizes("")
     bad: list[str] = []
     wanted = [path for path in index.files if manifest.is_inside(path) and not _exists(run, path, index)]
@@ -159,24 +137,19 @@ def _order(path: str) -> tuple[bool, str]:
     return posixpath.basename(path) in _MARKERS, path
 
 
-def _write_index(place: RemoteFilesystem, run_id: str, stamps: dict[str, tuple[int, int]]) -> None:
+def _write_index(place: RemoteFilesystem, run_id: str, stamps: dict[str, tuple[int, int]]) -> MirrorIndex:
     index = MirrorIndex(format=FORMAT_VERSION, run_id=run_id, files=stamps)
     place.write(INDEX, index.model_dump_json().encode())
+    return index
 
 
 def _listing(run: RunFolder) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yield the files to mirror with size and modification time; hidden ones are locks and unfinished writes."""
     candidates = [run.path / name for name in _SINGLE]
-    for folder in _FOLDERS:
-        candidates += [file for file in (run.path / folder).rglob("*") if not _is_hidden(run.path, file)]
+    candidates += [file for folder in _FOLDERS for file in (run.path / folder).rglob("*")]
     for file in candidates:
-        if file.is_file():
-            try:
+        path = file.relative_to(run.path)
+        if file.is_file() and not any(part.startswith(".") for part in path.parts):
+            with suppress(FileNotFoundError):  # deleted meanwhile
                 stat = file.stat()
-            except FileNotFoundError:
-                continue
-            yield file.relative_to(run.path).as_posix(), (stat.st_size, stat.st_mtime_ns)
-
-
-def _is_hidden(root: Path, file: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(root).parts)
+                yield path.as_posix(), (stat.st_size, stat.st_mtime_ns)

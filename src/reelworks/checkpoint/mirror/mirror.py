@@ -11,15 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from reelworks.checkpoint import manifest, policy
 from reelworks.checkpoint.config import MirrorConfig, Retention
 from reelworks.checkpoint.manifest import BadCheckpoint, Manifest
 from reelworks.checkpoint.mirror import files
-from reelworks.checkpoint.mirror.remote import RemoteFilesystem, check_size, describe, folder_of
-from reelworks.checkpoint.policy import Decision, PolicyTime
+from reelworks.checkpoint.mirror.remote import RemoteFilesystem, describe, folder_of
+from reelworks.checkpoint.policy import CheckpointFacts, Decision, PolicyTime
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
@@ -39,42 +38,19 @@ class OnEvent(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Mirrored:
-    """Facts that the retention policy reads about a complete checkpoint in the mirror."""
-
-    step: int
-    created: float
-    num_bytes: int
-    pinned: bool
-    metrics: dict[str, float]
-
-
 class _Superseded(Exception):  # noqa: N818
     """A newer checkpoint is waiting."""
 
 
 class Mirror:
-    """The mirror of one run, on its main process.
-
-    Args:
-        place: Where the copies go.
-        run: The run folder.
-        run_id: The run's id.
-        config: The recipe's `[checkpoints.mirror]`.
-        tell: Called for each copy and each failure.
-    """
+    """The mirror of one run, on its main process; `log` is told of each copy and each failure."""
 
     def __init__(
-        self, place: RemoteFilesystem, run: RunFolder, run_id: str, config: MirrorConfig, tell: OnEvent
+        self, place: RemoteFilesystem, run: RunFolder, run_id: str, config: MirrorConfig, log: OnEvent
     ) -> None:
-        self._place, self._run, self._run_id, self._tell = place, run, run_id, tell
+        self._place, self._run, self._run_id, self._run_log = place, run, run_id, log
         self._store = CheckpointStore(run.checkpoints_folder)
-        self._policy = Retention(
-            keep_last=config.keep_last,
-            keep_best=config.keep_best,
-            keep_every=config.keep_every,
-        )
+        self._policy = Retention(keep_last=config.keep_last, keep_best=config.keep_best, keep_every=config.keep_every)
         self._changed = threading.Condition()
         self._waiting: int | None = None
         self._under_way: int | None = None
@@ -98,11 +74,7 @@ class Mirror:
             return frozenset(s for s in (self._waiting, self._under_way) if s is not None)
 
     def close(self) -> str | None:
-        """Wait for the last checkpoint, and copy the run's files once more.
-
-        Returns:
-            A message that says why the last checkpoint is not in the mirror; None if it is.
-        """
+        """Wait for the last checkpoint, copy the run's files once more, and return why the checkpoint is not there."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -129,15 +101,12 @@ class Mirror:
     def _attempt(self, step: int) -> None:
         try:
             self._copy(step)
-        except _Superseded:
-            with self._changed:
-                newer = self._waiting
-            assert newer is not None
-            self._skipped(step, newer)
+        except _Superseded as error:
+            self._skipped(step, *error.args)
         except Exception as error:  # each kind of storage raises its own
             reason = error.problem if isinstance(error, UserError) else describe(error)
             self._failure = f"the checkpoint of step {step} is not in the mirror {self._place.url} ({reason})"
-            self._tell.event("unmirrored", step=step, reason=reason)
+            self._run_log.event("unmirrored", step=step, reason=reason)
             logger.warning(self._failure)
         else:
             self._failure = None
@@ -162,7 +131,7 @@ class Mirror:
             seconds = time.perf_counter() - began
             fields = {"bytes": saved.total_bytes, "seconds": round(seconds, 3)}
             self._log("mirrored", step, save_id=saved.save_id, url=self._place.url, **fields)
-            self._tell.event("mirrored", step=step, **fields)
+            self._run_log.event("mirrored", step=step, **fields)
 
     def _upload(self, saved: Manifest) -> None:
         """Copy a checkpoint, its manifest last."""
@@ -171,9 +140,7 @@ class Mirror:
         self._with_retries(self._place.remove, saved.step)
         for entry in saved.files:
             self._with_retries(self._place.put, source / entry.path, f"{target}/{entry.path}")
-        sizes = self._with_retries(self._place.sizes, target)
-        for entry in saved.files:
-            check_size(entry, sizes.get(entry.path))
+        self._with_retries(self._place.check_sizes, saved)
         data = (source / manifest.FILE_NAME).read_bytes()
         self._with_retries(self._place.write, f"{target}/{manifest.FILE_NAME}", data)
 
@@ -191,28 +158,21 @@ class Mirror:
         for decision in [d for d in decisions if not d.keep]:
             self._with_retries(self._place.remove, decision.step)
             self._log("mirror_deleted", decision.step, reasons=list(decision.reasons))
-        described: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-        for decision in decisions:
-            described[decision.keep].append({"step": decision.step, "reasons": list(decision.reasons)})
-        self._tell.event("mirror_retention", step=step, kept=described[True], deleted=described[False])
+        kept = [{"step": d.step, "reasons": list(d.reasons)} for d in decisions if d.keep]
+        deleted = [{"step": d.step, "reasons": list(d.reasons)} for d in decisions if not d.keep]
+        self._run_log.event("mirror_retention", step=step, kept=kept, deleted=deleted)
 
     def _plan(self) -> list[Decision]:
         mirrored = []
         for step in self._place.steps():
             with suppress(BadCheckpoint):  # neither counts nor is deleted
                 remote = self._place.complete(step)
-                metrics = self._store.metrics_of(remote)
-                pinned = self._store.is_pinned(step)
-                mirrored.append(Mirrored(step, remote.created, remote.total_bytes, pinned, metrics))
+                pinned, metrics = self._store.is_pinned(step), self._store.metrics_of(remote)
+                mirrored.append(CheckpointFacts(step, remote.created, remote.total_bytes, pinned, metrics))
         return policy.plan_retention(mirrored, self._policy, PolicyTime(time.time()))
 
     def _with_retries(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `work`, and retry after a pause if the storage fails in a way that a retry may cure.
-
-        Raises:
-            _Superseded: A newer checkpoint came while this one waited for a retry.
-            Exception: The error of the last retry.
-        """
+        """Call `work`, and retry after a pause if the storage fails, unless a newer checkpoint comes meanwhile."""
         for seconds in WAITS_SECONDS:
             try:
                 return work(*args, **kwargs)
@@ -222,11 +182,11 @@ class Mirror:
                 pass
             with self._changed:
                 if self._changed.wait_for(lambda: self._waiting is not None, seconds):
-                    raise _Superseded
+                    raise _Superseded(self._waiting)
         return work(*args, **kwargs)
 
     def _skipped(self, step: int, newer: int) -> None:
-        self._tell.event("mirror_skipped", step=step, newer=newer)
+        self._run_log.event("mirror_skipped", step=step, newer=newer)
         logger.info(f"checkpoint of step {step} is not mirrored: that of step {newer} is copied instead")
 
     def _log(self, event: str, step: int, **fields: Any) -> None:

@@ -21,24 +21,24 @@ from fsspec.utils import get_protocol
 
 from reelworks.checkpoint import manifest, names
 from reelworks.checkpoint.config import MirrorConfig
-from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry, Manifest, NewerFormat
+from reelworks.checkpoint.manifest import BadCheckpoint, Manifest, NewerFormat
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 
 CHECKPOINTS = "checkpoints"
 # Manifest of a checkpoint that was set aside when the run went back; renaming it restores the checkpoint.
 ABANDONED = "manifest.abandoned.json"
-_FIELD = "checkpoints.mirror.url"
+
+
+class MirrorError(UserError):
+    """A mirror cannot be used; names its address."""
+
+    def __init__(self, problem: str, *, code: str, url: str, remedy: str) -> None:
+        super().__init__(problem, code=code, field="checkpoints.mirror.url", value=url, remedy=remedy)
 
 
 class RemoteFilesystem:
-    """Files and checkpoints of a mirror. Paths are relative; nothing is cached.
-
-    Args:
-        fs: The file system.
-        root: The mirror's folder in the file system.
-        url: Address that messages show.
-    """
+    """Files and checkpoints of a mirror. Paths are relative to `root`, its folder in `fs`; nothing is cached."""
 
     def __init__(self, fs: fsspec.AbstractFileSystem, root: str, url: str) -> None:
         self._fs, self._root, self.url = fs, root.rstrip("/"), url
@@ -56,45 +56,36 @@ class RemoteFilesystem:
         try:
             fs, root = url_to_fs(config.url, **config.options, **({"auto_mkdir": True} if is_folder else {}))
         except ImportError as error:
-            raise UserError(
+            is_s3 = protocol in ("s3", "s3a")
+            raise MirrorError(
                 f"addresses of this kind need a library that is not installed ({error})",
                 code="mirror-library-missing",
-                field=_FIELD,
-                value=config.url,
-                remedy="pip install 'reelworks[s3]'"
-                if protocol in ("s3", "s3a")
-                else "install the library that the message names",
+                url=config.url,
+                remedy="pip install 'reelworks[s3]'" if is_s3 else "install the library that the message names",
             ) from error
         except (ValueError, TypeError) as error:
-            raise UserError(
+            raise MirrorError(
                 f"not an address that fsspec knows ({error})",
                 code="mirror-address-invalid",
-                field=_FIELD,
-                value=config.url,
+                url=config.url,
                 remedy='set a folder, or an address such as "s3://bucket/run"; see checkpoints.mirror.options too',
             ) from error
         if is_folder and not Path(root).parent.is_dir():
-            raise UserError(
+            raise MirrorError(
                 "the parent folder of the mirror does not exist",
                 code="mirror-folder-missing",
-                field=_FIELD,
-                value=config.url,
+                url=config.url,
                 remedy=f"mount its disk, or create it: mkdir -p {Path(root).parent}",
             )
         return cls(fs, root, config.url)
 
     def require_outside(self, run: Path) -> None:
-        """Refuse the run folder as a mirror, since the mirror's rules would delete its checkpoints.
-
-        Raises:
-            UserError: The mirror is the run folder, or lies in it.
-        """
+        """Refuse a mirror in the run folder, since the mirror's rules would delete the run's checkpoints."""
         if "file" in self._fs.protocol and Path(self._root).resolve().is_relative_to(run.resolve()):
-            raise UserError(
+            raise MirrorError(
                 "the mirror lies in the run folder, so both would be lost together",
                 code="mirror-inside-run",
-                field=_FIELD,
-                value=self.url,
+                url=self.url,
                 remedy="set a folder on another disk, or an address",
             )
 
@@ -106,21 +97,16 @@ class RemoteFilesystem:
         except (UserError, BadCheckpoint):
             raise
         except Exception as error:  # each kind of storage raises its own
-            raise UserError(
+            raise MirrorError(
                 f"the mirror cannot be {doing} now ({describe(error)})",
                 code="mirror-unreachable",
-                field=_FIELD,
-                value=self.url,
+                url=self.url,
                 remedy="check its address, credentials and network, then run the same command again; or train "
                 'without it: --set checkpoints.mirror="none"',
             ) from error
 
     def probe(self) -> None:
-        """Write, read and remove a small file, so that mistakes show before training starts.
-
-        Raises:
-            UserError: One of these failed.
-        """
+        """Write, read and remove a small file, so that mistakes show before training starts."""
         path, data = f".probe-{uuid.uuid4().hex[:12]}", b"reelworks"
         with self.answering("written"):
             self.write(path, data)
@@ -148,11 +134,7 @@ class RemoteFilesystem:
             self._fs.put_file(str(file), target)
 
     def get(self, path: str, file: Path) -> None:
-        """Download a file and sync its content; the caller syncs the folder.
-
-        Raises:
-            FileNotFoundError: The mirror does not have it.
-        """
+        """Download a file and sync its content; the caller syncs the folder."""
         self._fs.get_file(self._at(path), str(file))
         with file.open("rb") as f:
             storage.fsync(f.fileno(), file)
@@ -165,9 +147,9 @@ class RemoteFilesystem:
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes of all files below a folder by their relative paths; empty if it does not exist."""
         self._fs.invalidate_cache()
-        infos = self._fs.find(self._at(folder), detail=True)
-        start = self._at(folder) + "/"
-        return {path.removeprefix(start): int(info["size"]) for path, info in infos.items()}
+        start = self._at(folder)
+        infos = self._fs.find(start, detail=True)
+        return {path.removeprefix(f"{start}/"): int(info["size"]) for path, info in infos.items()}
 
     def steps(self) -> list[int]:
         """Return the steps that have a folder, complete or not, ascending."""
@@ -190,14 +172,20 @@ class RemoteFilesystem:
             BadCheckpoint: It has no valid manifest, or a file is missing or of another size.
             NewerFormat: A newer version of Reelworks wrote it.
         """
-        data = self.manifest_data(step)
-        if data is None:
-            raise manifest.missing()
+        if (data := self.manifest_data(step)) is None:
+            raise BadCheckpoint(f"{manifest.FILE_NAME} is missing")
         remote = manifest.parse(data, step)
-        sizes = self.sizes(folder_of(step))
-        for entry in remote.files:
-            check_size(entry, sizes.get(entry.path))
+        self.check_sizes(remote)
         return remote
+
+    def check_sizes(self, wanted: Manifest) -> None:
+        """Compare the sizes of a checkpoint's files with a manifest; raises `BadCheckpoint`."""
+        sizes = self.sizes(folder_of(wanted.step))
+        for entry in wanted.files:
+            if entry.path not in sizes:
+                raise BadCheckpoint(f"{entry.path} is missing")
+            if sizes[entry.path] != entry.size:
+                raise BadCheckpoint(f"{entry.path} has {sizes[entry.path]} bytes instead of {entry.size}")
 
     def is_there(self, wanted: Manifest) -> bool:
         """Whether the mirror has a complete copy of the checkpoint with exactly this manifest."""
@@ -222,8 +210,7 @@ class RemoteFilesystem:
 
     def set_aside(self, step: int) -> bool:
         """Rename a checkpoint's manifest and keep its files; returns False if it has no manifest."""
-        data = self.manifest_data(step)
-        if data is None:
+        if (data := self.manifest_data(step)) is None:
             return False
         self.write(f"{folder_of(step)}/{ABANDONED}", data)
         self.remove_file(f"{folder_of(step)}/{manifest.FILE_NAME}")
@@ -246,18 +233,6 @@ class RemoteFilesystem:
 def folder_of(step: int) -> str:
     """Return the folder of a step's checkpoint in a mirror."""
     return f"{CHECKPOINTS}/{names.of_step(step)}"
-
-
-def check_size(entry: FileEntry, size: int | None) -> None:
-    """Compare the size of a mirror's file with its manifest entry.
-
-    Raises:
-        BadCheckpoint: The file is missing (`size` is None) or of another size.
-    """
-    if size is None:
-        raise BadCheckpoint(f"{entry.path} is missing")
-    if size != entry.size:
-        raise BadCheckpoint(f"{entry.path} has {size} bytes instead of {entry.size}")
 
 
 def describe(error: BaseException) -> str:

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from reelworks.models.api import Denoiser, DenoiserInputs
-from reelworks.precision.boundary import DtypeBoundary
-from reelworks.precision.meta_autocast import MetaAutocast
+from reelworks.precision.boundary import DtypeBoundary, MetaAutocast
 
 _BACKWARD_MATMULS = 5  # of attention that keeps no matrix of weights: it makes the first of them again
 
