@@ -43,8 +43,8 @@ class MicroBatchRequest:
     Attributes:
         epoch, row: Epoch, and row (optimizer step) of the epoch's plan.
         index: Index of the micro-batch in its step over all ranks; seeds the model's random numbers.
-        last: True for the last micro-batch of this rank in the row.
-        filler: True if the rank runs this micro-batch only to take part in collectives; it has no weight in the loss.
+        ends_step: True for the last micro-batch of this rank in the row.
+        is_idle: True if the rank runs this micro-batch only to take part in collectives; it has no weight in the loss.
         bucket: Index into the bucket table.
         shape: Shape of the clips.
         uids, copies: Uid and repeat number of each clip.
@@ -52,15 +52,15 @@ class MicroBatchRequest:
         requests: Decode request of each clip.
         captions, fps: Caption and frames per second of each clip, as the model gets them.
         companions: Decode requests of companions by kind, None for a clip whose dataset has none of the kind.
-        preserved: True for a clip whose target is the base model's prediction.
+        target_is_base: True for a clip whose target is the base model's prediction.
         clips_in_step: Clips that count in the loss of the optimizer step, over all ranks.
     """
 
     epoch: int
     row: int
     index: int
-    last: bool
-    filler: bool
+    ends_step: bool
+    is_idle: bool
     bucket: int
     shape: Shape
     uids: NDArray[np.uint64]
@@ -70,7 +70,7 @@ class MicroBatchRequest:
     captions: tuple[str, ...]
     fps: tuple[float, ...]
     companions: Mapping[str, tuple[Request | None, ...]] = field(default_factory=dict)
-    preserved: tuple[bool, ...] = ()
+    target_is_base: tuple[bool, ...] = ()
     clips_in_step: int = 1
 
     @property
@@ -98,21 +98,21 @@ class MicroBatch:
     Attributes:
         work: The request.
         frames: `[B, T, H, W, 3]` uint8; zeros where a clip failed.
-        counts: `[B]` True where a clip counts in the loss: decoded, no padding, and not in a filler.
+        is_valid: `[B]` True where a clip counts in the loss: decoded, no padding, and not idle.
         failures: Index in the micro-batch and reason of each failed clip, padding left out.
         companions: `[B, T, H, W, 3]` uint8 by kind; white where a clip has none.
     """
 
     work: MicroBatchRequest
     frames: Tensor
-    counts: Tensor
+    is_valid: Tensor
     failures: tuple[tuple[int, str], ...]
     companions: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def is_idle(self) -> bool:
         """True if the rank runs this micro-batch only to take part in collectives; all weights are 0."""
-        return self.work.filler
+        return self.work.is_idle
 
     @property
     def captions(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ class MicroBatch:
 
         The weighted losses, summed over the micro-batches of all ranks, are the mean over the step's clips.
         """
-        return self.counts.float() / max(self.work.clips_in_step, 1)
+        return self.is_valid.float() / max(self.work.clips_in_step, 1)
 
     @property
     def failed(self) -> int:
@@ -181,12 +181,12 @@ def _collect(work: MicroBatchRequest, jobs: _Jobs) -> MicroBatch:
                 companion = work.companions[kind][index]
                 assert companion is not None  # it was submitted
                 failures.setdefault(index, f"{kind} {companion.path}: {result.reason}")
-    real = work.real & (not work.filler)
-    counts = real.copy()
-    counts[list(failures)] = False
+    real = work.real & (not work.is_idle)
+    is_valid = real.copy()
+    is_valid[list(failures)] = False
     real_failures = tuple((index, reason) for index, reason in sorted(failures.items()) if real[index])
     decoded = {kind: torch.from_numpy(array) for kind, array in frames.items()}
-    return MicroBatch(work, decoded.pop(_CLIPS), torch.from_numpy(counts), real_failures, decoded)
+    return MicroBatch(work, decoded.pop(_CLIPS), torch.from_numpy(is_valid), real_failures, decoded)
 
 
 def _check_mask(kind: str, result: Frames | Failure) -> Frames | Failure:
@@ -236,7 +236,7 @@ class StepSource:
         """Yield this rank's micro-batches of one step."""
         columns = list(ranks.columns(plan.rows[row], self.rank, self.world))
         clips, _ = _clips_of_row(plan, row)
-        for index, (micro_batch, filler) in enumerate(columns):
+        for index, (micro_batch, is_idle) in enumerate(columns):
             where = plan.places(micro_batch)
             yield self.work(
                 plan.uid[where],
@@ -246,13 +246,13 @@ class StepSource:
                 epoch=epoch,
                 row=row,
                 index=index * self.world + self.rank,
-                last=index == len(columns) - 1,
-                filler=filler,
+                ends_step=index == len(columns) - 1,
+                is_idle=is_idle,
                 showing=plan.showing[where],
                 clips_in_step=clips,
             )
 
-    def _preserved(self, rows: NDArray[np.int64]) -> tuple[bool, ...]:
+    def _target_is_base(self, rows: NDArray[np.int64]) -> tuple[bool, ...]:
         names = {d.dataset_name for d in self.data.spec.datasets if d.prior_prediction}
         return tuple(self.data.rows.dataset[row].as_py() in names for row in rows.tolist())
 
@@ -266,8 +266,8 @@ class StepSource:
         epoch: int,
         row: int = 0,
         index: int = 0,
-        last: bool = True,
-        filler: bool = False,
+        ends_step: bool = True,
+        is_idle: bool = False,
         showing: NDArray[np.int32] | None = None,
         clips_in_step: int | None = None,
     ) -> MicroBatchRequest:
@@ -280,8 +280,8 @@ class StepSource:
             epoch=epoch,
             row=row,
             index=index,
-            last=last,
-            filler=filler,
+            ends_step=ends_step,
+            is_idle=is_idle,
             bucket=bucket,
             shape=self.data.table.buckets[bucket].shape,
             uids=uids,
@@ -291,7 +291,7 @@ class StepSource:
             captions=tuple(decode_requests.caption_of_row(self.data, r) for r in rows.tolist()),
             fps=tuple(decode_requests.shown_fps(self.data, r) for r in rows.tolist()),
             companions=decode_requests.companion_requests(self.data, rows, read),
-            preserved=self._preserved(rows),
+            target_is_base=self._target_is_base(rows),
             clips_in_step=len(uids) if clips_in_step is None else clips_in_step,
         )
 
@@ -349,7 +349,7 @@ class Loader:
         >>> import reelworks as rw
         >>> from reelworks.testing import sample_dataset
         >>> loader = rw.Loader(sample_dataset(), micro_batches_per_step=2)
-        >>> clips = sum(int(m.counts.sum()) for step in loader for m in step)
+        >>> clips = sum(int(m.is_valid.sum()) for step in loader for m in step)
         >>> clips, loader.epoch, loader.state_dict()["cursor"]["row"] == len(loader)
         (12, 0, True)
     """
@@ -471,7 +471,7 @@ def one_step(stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
     """Yield the micro-batches of the next step, and leave those behind it in the stream."""
     for micro_batch in stream:
         yield micro_batch
-        if micro_batch.work.last:
+        if micro_batch.work.ends_step:
             return
 
 
