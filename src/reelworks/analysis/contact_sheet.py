@@ -108,7 +108,7 @@ def _sample_view(
     except MediaError as problem:
         error = str(problem)
     return SampleView(
-        path=f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}",
+        path=rows.label(row),
         caption=decode_requests.caption_of_row(data, row),
         source=source,
         lost=lost,

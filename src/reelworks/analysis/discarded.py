@@ -73,7 +73,7 @@ def worst(data: RecipeData, entries: Entries, lost: F64, count: int) -> list[Jso
     row = data.rows_at(entries.ordinal[first])
     return [
         {
-            "path": _path(data, r),
+            "path": data.rows.label(r),
             "width": int(data.rows.width[r]),
             "height": int(data.rows.height[r]),
             "bucket": data.table.buckets[int(entries.bucket[i])].name,
@@ -107,7 +107,7 @@ def _frames(data: RecipeData, entries: Entries, row: I64, trained: I64, availabl
         "less_than_half": _num_clips(data, row[half]),
         "longest": [
             {
-                "path": _path(data, int(row[i])),
+                "path": data.rows.label(int(row[i])),
                 "bucket": data.table.buckets[int(videos.bucket[i])].name,
                 "trained": int(trained[i]),
                 "there": int(available[i]),
@@ -150,6 +150,3 @@ def _largest(entries: Entries, value: F64 | I64, count: int) -> I64:
             return order[np.sort(first)[:count]]
         end *= 4
 
-
-def _path(data: RecipeData, row: int) -> str:
-    return f"{data.rows.dataset[row].as_py()}/{data.rows.path[row].as_py()}"

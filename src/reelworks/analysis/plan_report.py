@@ -190,7 +190,7 @@ def _never_seen(data: RecipeData, seen: NDArray[np.bool_], reason: NDArray[np.in
         where = np.flatnonzero(lost & (reason == kind))
         if len(where):
             first = where[:FILES_NAMED].tolist()
-            paths = sorted(f"{data.rows.dataset[i].as_py()}/{data.rows.path[i].as_py()}" for i in first)
+            paths = sorted(data.rows.label(i) for i in first)
             by_reason[kind.label] = {"clips": len(where), "files": paths}
     return {"clips": int(lost.sum()), "by_reason": by_reason}
 

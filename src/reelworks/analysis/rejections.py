@@ -119,7 +119,7 @@ def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[s
         detail = f"{rows.num_frames[row]} frames of {rows.height[row]} × {rows.width[row]}"
         if nearest >= 0:
             detail += f"; nearest entry: {data.table.entries[nearest]}"
-    return {"path": f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}", "detail": detail}
+    return {"path": rows.label(row), "detail": detail}
 
 
 def _no_caption(data: RecipeData, row: int) -> str:

@@ -185,6 +185,10 @@ class CatalogRows:
         """Return the absolute path of a row's file."""
         return Path(self.root[index].as_py(), self.path[index].as_py())
 
+    def label(self, index: int) -> str:
+        """Return a row's "dataset/path"."""
+        return f"{self.dataset[index].as_py()}/{self.path[index].as_py()}"
+
     def to_table(self) -> pa.Table:
         """Return the rows as a table that shares their memory; missing scores are null."""
         columns = [pa.array(getattr(self, f.name), type=f.type) for f in SCHEMA]

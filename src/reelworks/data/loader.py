@@ -41,15 +41,13 @@ class MicroBatchRequest:
     """A micro-batch to be decoded; every random choice about its clips is already drawn.
 
     Attributes:
-        epoch, row: Epoch, and row (optimizer step) of the epoch's plan.
+        row: Row (optimizer step) of the epoch's plan.
         index: Index of the micro-batch in its step over all ranks; seeds the model's random numbers.
         ends_step: True for the last micro-batch of this rank in the row.
         is_idle: True if the rank runs this micro-batch only to take part in collectives; it has no weight in the loss.
         bucket: Index into the bucket table.
-        shape: Shape of the clips.
-        uids, copies: Uid and repeat number of each clip.
+        copies: Repeat number of each clip.
         showing: 0 for a clip's regular showing, n for its nth extra one, -1 for a clip that only pads.
-        requests: Decode request of each clip.
         captions, fps: Caption and frames per second of each clip, as the model gets them.
         companions: Decode requests of companions by kind, None for a clip whose dataset has none of the kind.
         target_is_base: True for a clip whose target is the base model's prediction.
@@ -96,7 +94,6 @@ class MicroBatch:
     """A decoded micro-batch.
 
     Attributes:
-        work: The request.
         frames: `[B, T, H, W, 3]` uint8; zeros where a clip failed.
         is_valid: `[B]` True where a clip counts in the loss: decoded, no padding, and not idle.
         failures: Index in the micro-batch and reason of each failed clip, padding left out.
@@ -172,7 +169,9 @@ def _collect(work: MicroBatchRequest, jobs: _Jobs) -> MicroBatch:
         for index, job in enumerate(queued):
             if job is None:
                 continue
-            result = _check_mask(kind, job.result())
+            result = job.result()
+            if kind == "loss_mask" and not isinstance(result, Failure) and not decode.counts(result):
+                result = Failure(decode.EMPTY)  # the clip would have no loss
             if not isinstance(result, Failure):
                 frames[kind][index] = result
             elif kind == _CLIPS:
@@ -189,21 +188,11 @@ def _collect(work: MicroBatchRequest, jobs: _Jobs) -> MicroBatch:
     return MicroBatch(work, decoded.pop(_CLIPS), torch.from_numpy(is_valid), real_failures, decoded)
 
 
-def _check_mask(kind: str, result: Frames | Failure) -> Frames | Failure:
-    """Turn an empty loss mask into a failure: its clip would have no loss."""
-    if kind == "loss_mask" and not isinstance(result, Failure) and not decode.counts(result):
-        return Failure(decode.EMPTY)
-    return result
-
-
 @dataclass(frozen=True)
 class StepSource:
     """The micro-batches that one rank reads, in the order of the plan.
 
     Attributes:
-        data: The dataset.
-        rank: This rank.
-        world: Number of ranks.
         max_steps: Optimizer steps of the run after which it ends, or None.
         max_epochs: Epochs after which it ends, or None.
         skips: Whether a step, by its number from 1, is skipped without reading its clips.
@@ -235,7 +224,7 @@ class StepSource:
     def row(self, plan: EpochPlan, epoch: int, row: int) -> Iterator[MicroBatchRequest]:
         """Yield this rank's micro-batches of one step."""
         columns = list(ranks.columns(plan.rows[row], self.rank, self.world))
-        clips, _ = _clips_of_row(plan, row)
+        clips = _clips_of_row(plan, row)
         for index, (micro_batch, is_idle) in enumerate(columns):
             where = plan.places(micro_batch)
             yield self.work(
@@ -251,10 +240,6 @@ class StepSource:
                 showing=plan.showing[where],
                 clips_in_step=clips,
             )
-
-    def _target_is_base(self, rows: NDArray[np.int64]) -> tuple[bool, ...]:
-        names = {d.dataset_name for d in self.data.spec.datasets if d.prior_prediction}
-        return tuple(self.data.rows.dataset[row].as_py() in names for row in rows.tolist())
 
     def work(
         self,
@@ -276,6 +261,7 @@ class StepSource:
         showing = np.zeros(len(uids), dtype=np.int32) if showing is None else showing
         drawn = planning.draw_copies(copies, showing)
         read = decode_requests.decode_requests(self.data, rows, drawn, bucket, epoch=epoch)
+        base = {d.dataset_name for d in self.data.spec.datasets if d.prior_prediction}
         return MicroBatchRequest(
             epoch=epoch,
             row=row,
@@ -291,7 +277,7 @@ class StepSource:
             captions=tuple(decode_requests.caption_of_row(self.data, r) for r in rows.tolist()),
             fps=tuple(decode_requests.shown_fps(self.data, r) for r in rows.tolist()),
             companions=decode_requests.companion_requests(self.data, rows, read),
-            target_is_base=self._target_is_base(rows),
+            target_is_base=tuple(self.data.rows.dataset[r].as_py() in base for r in rows.tolist()),
             clips_in_step=len(uids) if clips_in_step is None else clips_in_step,
         )
 
@@ -301,7 +287,6 @@ class Step:
 
     Attributes:
         number: Number of the step in the run, from 1.
-        epoch: Epoch of the step, from 0.
         clips: Clips that count in the step's loss, over all ranks.
     """
 
@@ -403,7 +388,7 @@ class Loader:
         stream = read_ahead(feed.rows(begun), self._pool, self._depth)
         for row in range(begun.row, begun.plan.steps):
             now = self._position
-            clips, first = _clips_of_row(begun.plan, row)
+            clips, first = _clips_of_row(begun.plan, row), begun.plan.planned_in(row)
             counts = now.counts.add(first, 0, 0, clips - first)
             self._position = replace(now, row=row + 1, global_step=now.global_step + 1, counts=counts)
             step = Step(self._position.global_step, now.epoch, clips, one_step(stream))
@@ -418,8 +403,8 @@ class Loader:
         return {
             "cursor": position.to_cursor(self.dataset).to_json(),
             "same_bucket_run": self._spec.same_bucket_run,
-            "excluded": _to_text(position.excluded.to_bytes()),
-            "aliases": _to_text(position.aliases.to_bytes()),
+            "excluded": base64.b64encode(position.excluded.to_bytes()).decode(),
+            "aliases": base64.b64encode(position.aliases.to_bytes()).decode(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -438,8 +423,8 @@ class Loader:
                 field="record_to",
                 remedy="undo the change, or write records from the first step on: Loader(..., record_to=FOLDER)",
             )
-        excluded = Excluded.from_bytes(_from_text(state["excluded"]))
-        aliases = Aliases.from_bytes(_from_text(state["aliases"]))
+        excluded = Excluded.from_bytes(base64.b64decode(state["excluded"]))
+        aliases = Aliases.from_bytes(base64.b64decode(state["aliases"]))
         run = self._run or RunFolder(Path())
         resumed = resume.resume(self.dataset, spec, run, cursor, excluded, aliases)
         self._position, self.changes = resumed.position, resumed.changes
@@ -461,10 +446,9 @@ class Loader:
         self._recorded = position.key
 
 
-def _clips_of_row(plan: EpochPlan, row: int) -> tuple[int, int]:
-    """Return how many clips count in the loss of a row, and how many of them are regular showings."""
-    places = [plan.places(m) for m in plan.rows[row][plan.rows[row] >= 0].tolist()]
-    return sum(int(plan.real[p].sum()) for p in places), sum(int(plan.first[p].sum()) for p in places)
+def _clips_of_row(plan: EpochPlan, row: int) -> int:
+    """Return how many clips count in the loss of a row."""
+    return sum(int((plan.showing[plan.places(m)] >= 0).sum()) for m in plan.micro_batches(row).tolist())
 
 
 def one_step(stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
@@ -473,14 +457,6 @@ def one_step(stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         yield micro_batch
         if micro_batch.work.ends_step:
             return
-
-
-def _to_text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _from_text(text: str) -> bytes:
-    return base64.b64decode(text)
 
 
 def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:

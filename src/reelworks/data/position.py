@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,8 @@ class Counts:
 
     def add(self, trained: int, failed: int, skipped: int, repeated: int) -> Counts:
         """Return the counts after one more step."""
-        return replace(
-            self,
-            trained=self.trained + trained,
-            failed=self.failed + failed,
-            skipped=self.skipped + skipped,
-            repeated=self.repeated + repeated,
+        return Counts(
+            self.planned, self.trained + trained, self.failed + failed, self.skipped + skipped, self.repeated + repeated
         )
 
 
@@ -46,9 +42,9 @@ class DataPosition:
     counts: Counts
     generation: int
     epoch: int
-    segment: int
-    row: int
-    global_step: int
+    segment: int = 0
+    row: int = 0
+    global_step: int = 0
     aliases: Aliases = field(default_factory=Aliases)
 
     @property
@@ -74,11 +70,7 @@ class DataPosition:
             segment=self.segment,
             row=self.row,
             global_step=self.global_step,
-            planned=self.counts.planned,
-            trained=self.counts.trained,
-            failed=self.counts.failed,
-            skipped=self.counts.skipped,
-            repeated=self.counts.repeated,
+            **asdict(self.counts),
         )
 
 
@@ -96,21 +88,12 @@ def begin_epoch(
     Raises:
         UserError: The epoch has no step; the error lists the clips of every bucket entry, with a remedy.
     """
-    epoch_plan = data.plan(spec, epoch, generation=generation)
-    if epoch_plan.steps == 0:
+    plan = data.plan(spec, epoch, generation=generation)
+    if plan.steps == 0:
         raise no_steps(data, epoch)
-    counts = Counts(planned=epoch_plan.planned)
+    counts, aliases = Counts(planned=plan.planned), aliases or Aliases()
     return DataPosition(
-        spec,
-        epoch_plan,
-        Excluded.none(),
-        counts,
-        generation,
-        epoch,
-        segment=0,
-        row=0,
-        global_step=global_step,
-        aliases=aliases or Aliases(),
+        spec, plan, Excluded.none(), counts, generation, epoch, global_step=global_step, aliases=aliases
     )
 
 
@@ -127,25 +110,16 @@ def next_epoch(
     Raises:
         UserError: No epoch can have a step.
     """
-    first = 0 if position is None else position.epoch + 1
-    generation = generation if position is None else position.generation
+    first, global_step, aliases = 0, 0, None
+    if position is not None:
+        first, generation = position.epoch + 1, position.generation
+        global_step, aliases = position.global_step, position.aliases
     for epoch in range(first, first + _EMPTY_EPOCHS):
-        if data.plan(spec, epoch, generation=generation).steps or not _may_be_drawn(data, epoch):
+        has_steps = data.plan(spec, epoch, generation=generation).steps > 0
+        if has_steps or Reason.NOT_DRAWN not in data.assignment(epoch)[0].reason:
             break
-    begun = begin_epoch(
-        data,
-        spec,
-        epoch=epoch,
-        global_step=0 if position is None else position.global_step,
-        generation=generation,
-        aliases=None if position is None else position.aliases,
-    )
+    begun = begin_epoch(data, spec, epoch=epoch, global_step=global_step, generation=generation, aliases=aliases)
     return begun, list(range(first, epoch))
-
-
-def _may_be_drawn(data: Dataset, epoch: int) -> bool:
-    result, _ = data.assignment(epoch)
-    return bool((result.reason == Reason.NOT_DRAWN).any())
 
 
 def no_steps(data: Dataset, epoch: int = 0) -> UserError:
@@ -157,11 +131,8 @@ def no_steps(data: Dataset, epoch: int = 0) -> UserError:
     for index, entry in enumerate(data.table.entries):
         inside = np.isin(result.bucket, data.table.of_entry(index)) & (result.reason == Reason.NONE)
         lines.append(f"{entry}: {int(inside.sum())} clips")
-    reasons = [
-        f"{reason.label}: {int((result.reason == reason).sum())}"
-        for reason in Reason
-        if reason != Reason.NONE and (result.reason == reason).any()
-    ]
+    clips = {reason.label: int((result.reason == reason).sum()) for reason in list(Reason)[1:]}  # all but NONE
+    reasons = [f"{label}: {n}" for label, n in clips.items() if n]
     fits = (result.reason == Reason.NOT_DRAWN).any()
     problem = "no clip that fits a bucket is drawn" if fits else "no clip fits any bucket"
     return UserError(

@@ -15,22 +15,21 @@ from reelworks.catalog.rows import CatalogRows
 from reelworks.core.errors import UserError
 from reelworks.core.hash_rng import hash64, text_words
 
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 _MOST = 1 << 30  # more would not fit into memory
 
 
-def showings_per_epoch(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> NDArray[np.float64]:
+def showings_per_epoch(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> F64:
     """Return the mean number of times that an epoch shows each row."""
     repeats = {d.dataset_name: d.repeats for d in datasets}
     names = rows.dataset.dictionary.to_pylist()  # it may hold datasets without a row
-    shown: NDArray[np.float64] = np.array([repeats.get(name, 0) for name in names], dtype=np.float64)[
-        rows.dataset.indices.to_numpy(zero_copy_only=False)
-    ]
-    return shown
+    shown = np.array([repeats.get(name, 0) for name in names], dtype=np.float64)
+    row: I64 = np.asarray(rows.dataset.indices)
+    return shown[row]
 
 
-def copies(
-    shown: NDArray[np.float64], datasets: Sequence[DatasetConfig]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def copies(shown: F64, datasets: Sequence[DatasetConfig]) -> tuple[I64, I64]:
     """Return row and repeat number of every clip that an epoch may show; repeats of a clip are adjacent.
 
     Raises:
@@ -51,23 +50,17 @@ def copies(
 
 def group_keys(rows: CatalogRows, by: Literal["file", "folder"]) -> NDArray[np.uint64]:
     """Return a key for the group of each row; a file that is its own group has its uid as key."""
-    if by == "folder":
-        return _folders(rows)
-    own = pc.equal(rows.group, rows.path).to_numpy(zero_copy_only=False)
+    if by == "folder":  # clips directly in a dataset's folder share one
+        folder = pc.replace_substring_regex(rows.path, pattern=r"/?[^/]*$", replacement="").dictionary_encode()
+        return hash64(_hashes(rows.dataset), _hashes(folder))
     groups = rows.uid.copy()
-    shared = np.flatnonzero(~own)
+    shared = np.flatnonzero(pc.not_equal(rows.group, rows.path))
     groups[shared] = _hashes(rows.group.take(pa.array(shared)).dictionary_encode())
     return groups
-
-
-def _folders(rows: CatalogRows) -> NDArray[np.uint64]:
-    """Return a key for dataset and folder of each row; clips directly in a dataset's folder share one."""
-    folder = pc.replace_substring_regex(rows.path, pattern=r"/?[^/]*$", replacement="").dictionary_encode()
-    return hash64(_hashes(rows.dataset), _hashes(folder))
 
 
 def _hashes(words: Any) -> NDArray[np.uint64]:
     """Hash a dictionary-encoded column, each distinct word once, as `hash_int` does."""
     word_hashes = hash64(text_words(words.dictionary.to_pylist()))
-    hashes: NDArray[np.uint64] = word_hashes[words.indices.to_numpy(zero_copy_only=False)]
-    return hashes
+    word: I64 = np.asarray(words.indices)
+    return word_hashes[word]

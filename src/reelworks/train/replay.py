@@ -109,7 +109,7 @@ class Replay:
             "uid": uid,
             "copy": int(work.copies[i]),
             "showing": int(work.showing[i]),
-            "path": f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}",
+            "path": rows.label(row),
             "file": str(request.path),
             "became": became if work.real[i] else "padding",
             "reason": reason,
