@@ -149,4 +149,3 @@ def _largest(entries: Entries, value: F64 | I64, count: int) -> I64:
         if len(first) >= count or end >= len(order):
             return order[np.sort(first)[:count]]
         end *= 4
-

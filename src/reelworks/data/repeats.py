@@ -25,8 +25,8 @@ def showings_per_epoch(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> 
     repeats = {d.dataset_name: d.repeats for d in datasets}
     names = rows.dataset.dictionary.to_pylist()  # it may hold datasets without a row
     shown = np.array([repeats.get(name, 0) for name in names], dtype=np.float64)
-    row: I64 = np.asarray(rows.dataset.indices)
-    return shown[row]
+    index: I64 = np.asarray(rows.dataset.indices)
+    return shown[index]
 
 
 def copies(shown: F64, datasets: Sequence[DatasetConfig]) -> tuple[I64, I64]:

@@ -54,8 +54,9 @@ def resume(
     else:
         counts = replace(counts, planned=done + plan.planned)
     row = cursor.row if same else 0
-    place = (cursor.generation, cursor.epoch, segment, row, cursor.global_step)
-    resumed = DataPosition(spec, plan, excluded, counts, *place, aliases)
+    resumed = DataPosition(
+        spec, plan, excluded, counts, cursor.generation, cursor.epoch, segment, row, cursor.global_step, aliases
+    )
     changes = [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
     return Resumed(resumed, changes)
 
