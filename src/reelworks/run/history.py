@@ -23,7 +23,6 @@ class Step:
 
     Attributes:
         step: Number of the step, from 1.
-        row: Row of the step in the segment's plan.
         clips: Clips that counted in the loss.
         applied: False if the step was skipped: a loss or gradient was not finite, or no clip was decoded.
         recipe: File of the recipe that its start used, below `recipes/`.
@@ -42,7 +41,6 @@ class Epoch:
 
     Attributes:
         generation: Number of restarts of the data.
-        epoch: Number of the epoch, from 0.
         planned: Clips planned by all segments together; None if only the record of the last segment has it.
         segment: The current segment, or the last one.
         plans: Digest of each segment's plan, by the segment's number.

@@ -51,11 +51,7 @@ class LockHandle:
 
 @contextmanager
 def hold(
-    path: Path,
-    *,
-    doing: str = "training",
-    field: str = "output",
-    remedy: str = _FREE_BY_HAND,
+    path: Path, *, doing: str = "training", field: str = "output", remedy: str = _FREE_BY_HAND
 ) -> Iterator[LockHandle]:
     """Hold an exclusive lock.
 
