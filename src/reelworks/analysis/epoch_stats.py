@@ -30,11 +30,9 @@ class Figures:
     """Sums over one or more epochs.
 
     Attributes:
-        steps: Optimizer steps.
         clips: Showings of clips that count in the loss, padding left out.
         repeated: Extra showings among `clips`, which fill up micro-batches.
         tokens: Tokens of `clips`.
-        micro_batches: Micro-batches in total.
         incomplete: Micro-batches with fewer clips than the batch size.
         places: Showings of clips, padding included.
         useful_us: Mean planned time of a rank for `clips`, in microseconds.

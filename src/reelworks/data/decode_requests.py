@@ -23,14 +23,9 @@ from reelworks.media.decode import Measures, Request
 def decode_requests(
     data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], bucket: int, *, epoch: int
 ) -> list[Request]:
-    """Return the decode requests of clips that an epoch shows in one bucket.
+    """Return the decode requests of clips, by index in `data.rows`, that an epoch shows in one bucket.
 
-    Args:
-        data: The dataset.
-        rows: Indices of the clips in `data.rows`.
-        copies: Repeat and showing of each clip, as `schedule.plan.draw_copies` numbers them.
-        bucket: Index into the bucket table.
-        epoch: Number of the epoch, from 0.
+    `copies` are the repeat and showing of each clip, as `schedule.plan.draw_copies` numbers them.
     """
     config, shape, r = data.spec.data, data.table.buckets[bucket].shape, data.rows
     first, down, across = _draws(data, r.uid[rows], copies, epoch)

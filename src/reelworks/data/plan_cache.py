@@ -40,13 +40,7 @@ def shared(
 ) -> Arrays:
     """Return a segment's plan, memory-mapped; the first process that needs it computes it while the others wait.
 
-    Args:
-        run: The run folder.
-        generation: Number of restarts of the data.
-        epoch: The segment's epoch.
-        segment: Number of the segment in the epoch.
-        made_of: Digest of all inputs of the plan; a stored plan with another digest is replaced.
-        make: Computes the plan.
+    A stored plan that was made of other inputs, by their digest `made_of`, is replaced.
 
     Raises:
         OSError: The plan could not be written, or not read back.
@@ -160,21 +154,14 @@ class PlanCache:
     ) -> Planned:
         """Return the plan at (generation, epoch, segment) from the cache, or compute it.
 
-        Args:
-            run: The run folder whose processes share their plans, or None.
-            place: Generation, epoch and segment.
-            made_of: Digest of all inputs of the plan.
-            make: Computes the plan.
+        Processes share their plans in the run folder, if there is one. `made_of` is the digest of the plan's inputs.
         """
         if made_of not in self._plans:
-            self._plans[made_of] = make() if run is None else _shared(run, place, made_of, make)
+            planned = None
+            if run is not None:
+                with suppress(OSError):  # a full disk must not end training
+                    planned = Planned.of_arrays(shared(run, *place, made_of, lambda: make().arrays()))
+            self._plans[made_of] = planned or make()
             while len(self._plans) > _KEPT:
                 self._plans.popitem(last=False)
         return self._plans[made_of]
-
-
-def _shared(run: RunFolder, place: tuple[int, int, int], made_of: str, make: Callable[[], Planned]) -> Planned:
-    try:
-        return Planned.of_arrays(shared(run, *place, made_of, lambda: make().arrays()))
-    except OSError:  # a full disk must not end training
-        return make()

@@ -6,13 +6,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
 from reelworks.data.dataset import Dataset, DataSpec
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec
+
+_EMPTY_EPOCHS = 1000  # so many empty epochs in a row are not due to chance
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,11 @@ def next_epoch(
 def no_steps(data: Dataset, epoch: int = 0) -> UserError:
     """Return the error for an epoch without a step, with the clips of every entry and a remedy."""
     result, _ = data.assignment(epoch)
-    if (error := _mostly(data.spec, result.reason)) is not None:
-        return error
+    for kind, (problem, key, value, remedy) in _settings(data.spec).items():
+        count, total = int((result.reason == kind).sum()), len(result.reason)
+        if 2 * count > total:  # one setting leaves out most of the clips
+            problem = f"{count} of {total} clips {problem} (reason {kind.label}), so an epoch would have no step"
+            return UserError(problem, code="empty-epoch", field=key, value=value, remedy=remedy)
     lines = []
     for index, entry in enumerate(data.table.entries):
         inside = np.isin(result.bucket, data.table.of_entry(index)) & (result.reason == Reason.NONE)
@@ -142,16 +146,6 @@ def no_steps(data: Dataset, epoch: int = 0) -> UserError:
         remedy=("raise bucket.keep_prob or dataset.repeats, " if fits else "")
         + "lower bucket.num_frames or bucket.resolution to what the clips have, or set buckets.upscale = true",
     )
-
-
-def _mostly(spec: DataSpec, reason: NDArray[np.int8]) -> UserError | None:
-    """Return the error for the one setting that leaves out more than half of the clips, or None."""
-    for kind, (problem, key, value, remedy) in _settings(spec).items():
-        count = int((reason == kind).sum())
-        if 2 * count > len(reason):
-            problem = f"{count} of {len(reason)} clips {problem} (reason {kind.label}), so an epoch would have no step"
-            return UserError(problem, code="empty-epoch", field=key, value=value, remedy=remedy)
-    return None
 
 
 def _settings(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
@@ -185,6 +179,3 @@ def _settings(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
         ),
         Reason.HELD_OUT: ("are held out for validation", "validation.split", spec.split, lower),
     }
-
-
-_EMPTY_EPOCHS = 1000  # so many empty epochs in a row are not due to chance

@@ -42,7 +42,9 @@ _TOTALS = "totals.jsonl"
 _NAME = re.compile(r"segment-(\d{3,})-(\d{6,})-(\d{3,})")
 _SPLIT = "BYTE_STREAM_SPLIT"  # for unsorted numbers, whose upper bytes are mostly zeros
 _ASCENDING = "DELTA_BINARY_PACKED"
-_TYPES = {"showing": np.int32, "nearest": np.int32, "key": np.uint64}  # all others are int64
+_PLACES = ("ordinal", "copy", "showing")
+_MICRO_BATCHES = ("row", "column", "bucket", "size")
+_TYPES = {"showing": np.int32, "other_nearest": np.int32, "alias_key": np.uint64}  # all others are int64
 
 
 class RecordError(Exception):
@@ -66,7 +68,6 @@ class About(Config):
         time: When the record was written, in seconds since 1970.
         first_step: Optimizer steps of the run before the segment's first row.
         rows: Rows of the plan, one optimizer step each.
-        plan: Digest of the plan.
         catalog_digest, spec_digest: Digests of the plan's inputs.
         recipe: File of the recipe, below `recipes/`.
         exclude_list, costs: Copies of the files that the recipe names, below `recipes/`.
@@ -216,13 +217,8 @@ def write(run: RunFolder, record: Record) -> None:
 
 def _tables(record: Record) -> dict[str, tuple[Any, dict[str, str]]]:
     """Return each file's table, with the encodings of its columns; other columns are dictionary-encoded."""
-    places = {"ordinal": _small(record.ordinal), "copy": _small(record.copy), "showing": record.showing}
-    micro_batches = {
-        "row": _small(record.row),
-        "column": _small(record.column),
-        "bucket": _small(record.bucket),
-        "size": _small(record.size),
-    }
+    places = {name: _small(getattr(record, name)) for name in _PLACES}
+    micro_batches = {name: _small(getattr(record, name)) for name in _MICRO_BATCHES}
     reason = pa.array(record.other_reason, type=pa.int32())
     others = {
         "ordinal": _small(record.other_ordinal),
@@ -299,22 +295,21 @@ def read(run: RunFolder, key: Key, plan: str | None = None) -> Record:
     if "aliases.parquet" in about.files:
         aliases = _read_table(folder, "aliases.parquet", about)
     return Record(
-        about,
-        *_columns(places, "ordinal", "copy", "showing"),
-        *_columns(batches, "row", "column", "bucket", "size"),
-        *_columns(others, "ordinal", "copy"),
-        np.asarray(reason.indices, dtype=np.int32),
-        *_columns(others, "nearest"),
-        others.column("note"),
-        reason.dictionary.to_pylist(),
-        *_columns(aliases, "ordinal", "key"),
+        about=about,
+        **_columns(places, _PLACES),
+        **_columns(batches, _MICRO_BATCHES),
+        **_columns(others, ("ordinal", "copy", "nearest"), prefix="other_"),
+        other_reason=np.asarray(reason.indices, dtype=np.int32),
+        other_note=others.column("note"),
+        labels=reason.dictionary.to_pylist(),
+        **_columns(aliases, ("ordinal", "key"), prefix="alias_"),
     )
 
 
-def _columns(table: Any, *names: str) -> Iterator[NDArray[Any]]:
-    """Yield columns of numbers with their types in `Record`."""
-    for name in names:
-        yield table.column(name).to_numpy().astype(_TYPES.get(name, np.int64), copy=False)
+def _columns(table: Any, names: tuple[str, ...], prefix: str = "") -> dict[str, NDArray[Any]]:
+    """Return columns of numbers with the names and types of `Record`."""
+    numbers = {prefix + name: table.column(name).to_numpy() for name in names}
+    return {name: values.astype(_TYPES.get(name, np.int64), copy=False) for name, values in numbers.items()}
 
 
 def _read_table(folder: Path, name: str, about: About) -> Any:
@@ -343,12 +338,7 @@ def _write_values(file: Path, values: Config) -> None:
 
 
 def _read_values(file: Path) -> dict[str, Any]:
-    """Read values and verify their checksum.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        RecordError: The file is damaged.
-    """
+    """Read values and verify their checksum; raises FileNotFoundError if there are none."""
     try:
         plain = json.loads(file.read_bytes())
         same = plain.pop("checksum") == digests.digest_json(plain)
