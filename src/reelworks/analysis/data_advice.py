@@ -25,7 +25,6 @@ SHORT_FRAMES = 17
 LONG_SECONDS = 20.0
 ONE_ASPECT = 0.9
 ENOUGH = 10  # fewest clips for a meaningful share
-Mask = NDArray[np.bool_]
 _FILES_NAMED = 20
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
@@ -69,14 +68,15 @@ def clips_by_folder(rows: CatalogRows) -> Counter[str]:
 
 @dataclass(frozen=True)
 class _ClipRule:
-    """Advice about the clips of a mask; `{clips}` in its text becomes "1 clip" or "3 clips"."""
+    """Advice about readable clips (or unreadable ones) in a mask; `{clips}` in its text becomes "1 clip" or "3 clips"."""
 
-    where: Callable[[CatalogRows], Mask]
+    where: Callable[[CatalogRows], Any]
     text: str
     remedy: str
+    readable: bool = True
 
     def __call__(self, rows: CatalogRows) -> Finding:
-        found = np.flatnonzero(self.where(rows))
+        found = np.flatnonzero(np.asarray(self.where(rows)) & (rows.readable == self.readable))
         if not len(found):
             return None
         n = len(found)
@@ -88,17 +88,12 @@ class _ClipRule:
         return text, self.remedy, tuple(rows.label(i) for i in found[:_FILES_NAMED].tolist())
 
 
-def _captions_empty(rows: CatalogRows) -> Mask:
-    return rows.readable & np.asarray(pc.equal(pc.utf8_trim_whitespace(rows.caption.fill_null("-")), ""))
-
-
-def _captions_garbled(rows: CatalogRows) -> Mask:
+def _captions_garbled(rows: CatalogRows) -> Any:
     captions = rows.caption.fill_null("")
-    odd = pc.or_(pc.match_substring(captions, "\ufffd"), pc.match_substring(captions, "\0"))
-    return rows.readable & np.asarray(odd)
+    return pc.or_(pc.match_substring(captions, "\ufffd"), pc.match_substring(captions, "\0"))
 
 
-def _captions_long(rows: CatalogRows) -> Mask:
+def _captions_long(rows: CatalogRows) -> NDArray[np.bool_]:
     lengths = np.asarray(pc.utf8_length(rows.caption.fill_null("")))
     where = np.zeros(len(rows), dtype=np.bool_)
     for i in np.flatnonzero(rows.readable & (lengths > MAX_TOKENS)).tolist():
@@ -129,7 +124,7 @@ def _few_pictures(rows: CatalogRows) -> Finding:
     return text, "add pictures of other angles, light and backgrounds", ()
 
 
-def _duplicates(rows: CatalogRows) -> Mask:
+def _duplicates(rows: CatalogRows) -> NDArray[np.bool_]:
     where, good = rows.readable.copy(), np.flatnonzero(rows.readable)
     codes = rows.fingerprint.take(pa.array(good)).dictionary_encode().indices.to_numpy()
     _, first = np.unique(codes, return_index=True)
@@ -157,14 +152,21 @@ def _one_aspect(rows: CatalogRows) -> Finding:
 
 RULES: dict[str, Callable[[CatalogRows], Finding]] = {
     "unreadable": _ClipRule(
-        lambda rows: ~rows.readable, "{clips} cannot be read", "replace or remove them; training skips them"
+        lambda rows: ~rows.readable,
+        "{clips} cannot be read",
+        "replace or remove them; training skips them",
+        readable=False,
     ),
     "captions_missing": _ClipRule(
-        lambda rows: rows.readable & np.asarray(rows.caption.is_null()),
+        lambda rows: rows.caption.is_null(),
         "{clips} without a caption",
         "write each caption into a text file next to its clip, for example cat.txt for cat.mp4",
     ),
-    "captions_empty": _ClipRule(_captions_empty, "{captions_are} empty", "describe what the clip shows"),
+    "captions_empty": _ClipRule(
+        lambda rows: pc.equal(pc.utf8_trim_whitespace(rows.caption.fill_null("-")), ""),
+        "{captions_are} empty",
+        "describe what the clip shows",
+    ),
     "captions_garbled": _ClipRule(
         _captions_garbled, "{captions_have} bytes that are not UTF-8", "save the text files as UTF-8"
     ),
@@ -181,31 +183,29 @@ RULES: dict[str, Callable[[CatalogRows], Finding]] = {
         "remove them, or use [[dataset]] repeats if they are meant to count twice",
     ),
     "small": _ClipRule(
-        lambda rows: rows.readable & (np.minimum(rows.height, rows.width) < SMALL_SIDE_PX),
+        lambda rows: np.minimum(rows.height, rows.width) < SMALL_SIDE_PX,
         f"{{clips}} with fewer than {SMALL_SIDE_PX} pixels on the short side",
         "add buckets of their size, or remove them",
     ),
     "short": _ClipRule(
-        lambda rows: rows.readable & rows.is_video & (rows.num_frames < SHORT_FRAMES),
+        lambda rows: rows.is_video & (rows.num_frames < SHORT_FRAMES),
         f"{{clips}} with fewer than {SHORT_FRAMES} frames",
         "add a bucket with fewer frames, or they are rejected as too_short",
     ),
     "long": _ClipRule(
-        lambda rows: rows.readable & (rows.duration_seconds > LONG_SECONDS),
+        lambda rows: rows.duration_seconds > LONG_SECONDS,
         f"{{clips}} longer than {LONG_SECONDS:g} s",
         "an epoch reads one section of each; cut them at scene changes",
     ),
     "mixed_fps": _mixed_fps,
     "variable_fps": _ClipRule(
-        lambda rows: rows.readable & rows.variable_fps,
+        lambda rows: rows.variable_fps,
         "{clips} with variable frame rate",
         "motion looks uneven; convert them to a constant rate if that matters",
     ),
     "one_aspect": _one_aspect,
     "transparent": _ClipRule(
-        lambda rows: rows.readable & rows.has_alpha,
-        "{clips} with transparency",
-        "they are drawn on a white background",
+        lambda rows: rows.has_alpha, "{clips} with transparency", "they are drawn on a white background"
     ),
 }
 

@@ -141,11 +141,7 @@ def of_datasets(data: RecipeData, plan: EpochPlan, spec: PlanSpec, dataset: I64)
 def dataset_of_rows(data: RecipeData) -> I64:
     """Return the index of each row's dataset in the recipe."""
     index = {dataset.dataset_name: i for i, dataset in enumerate(data.recipe.dataset)}
-    # The dictionary may have datasets that the recipe does not name, but none of the rows uses them.
-    names = data.rows.dataset.dictionary.to_pylist()
-    by_name = np.array([index.get(name, -1) for name in names], dtype=np.int64)
-    code: I64 = np.asarray(data.rows.dataset.indices)
-    return by_name[code]
+    return data.rows.per_dataset(index, default=-1)
 
 
 def groups(data: RecipeData, sums: F64) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +21,9 @@ from reelworks.catalog.config import DatasetConfig, Source
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests
-from reelworks.core.hash_rng import Purpose, hash64, passes
-from reelworks.data import eligibility, repeats
+from reelworks.core.errors import UserError
+from reelworks.core.hash_rng import Purpose, hash64, passes, text_words
+from reelworks.data import eligibility
 from reelworks.data.eligibility import ExcludeList
 from reelworks.data.plan_cache import PlanCache, Planned, Unplanned
 from reelworks.media import decode
@@ -33,7 +34,9 @@ from reelworks.schedule.config import CostConfig
 from reelworks.schedule.cursor import Excluded
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
 
+F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
+_MOST = 1 << 30  # more clips and repeats would not fit into memory
 # Only the buckets that result from these are digested.
 _BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size"}
 # Clips that lack a companion are covered by the catalog's digest.
@@ -145,14 +148,15 @@ class Dataset:
         )
 
     @cached_property
-    def _showings(self) -> NDArray[np.float64]:
-        return repeats.showings_per_epoch(self.rows, self.spec.datasets)
+    def _showings(self) -> F64:
+        # Mean number of times that an epoch shows each row.
+        return self.rows.per_dataset({d.dataset_name: d.repeats for d in self.spec.datasets}, default=0.0)
 
     def clips(self) -> tuple[Clips, I64]:
         """Return the clips to assign, a repeat as one element each, and the row of every element."""
-        row, copy = repeats.copies(self._showings, self.spec.datasets)
+        row, copy = _copies(self._showings, self.spec.datasets)
         r = self.rows
-        groups = repeats.group_keys(r, self.spec.group)
+        groups = group_keys(r, self.spec.group)
         held = assign.held_out(self.spec.seed, groups, self.spec.split)
         frames = decode.frames_available(r.num_frames, np.maximum(r.fps, 1e-6), self.spec.data)
         clips = Clips(
@@ -193,7 +197,7 @@ class Dataset:
         where = np.flatnonzero(result.reason == Reason.NONE)
         entries = self._entries(clips, row, result, where)
         by = self.spec.data.locality
-        return entries if by is None else replace(entries, group=repeats.group_keys(self.rows, by)[row][where])
+        return entries if by is None else replace(entries, group=group_keys(self.rows, by)[row][where])
 
     def held_out(self) -> Entries:
         """Return the clips that validation uses, each once, in an order drawn from the seed."""
@@ -283,6 +287,39 @@ class Dataset:
         others = Unplanned(ordinal[out], clips.copy[out], result.reason[out], result.nearest[out])
         del clips, row, result, ordinal, out  # free the memory of millions of clips before planning
         return Planned(plan_epoch(entries, spec, epoch), others)
+
+
+def _copies(shown: F64, datasets: Sequence[DatasetConfig]) -> tuple[I64, I64]:
+    """Return row and repeat number of every clip that an epoch may show; repeats of a clip are adjacent."""
+    times = np.ceil(shown).astype(np.int64)
+    if (total := int(times.sum())) > _MOST:
+        raise UserError(
+            f"an epoch would show {len(times)} clips {total} times in total, the maximum is {_MOST}",
+            code="too-many-repeats",
+            field="dataset.repeats",
+            value=[d.repeats for d in datasets],
+            remedy="lower dataset.repeats",
+        )
+    row = np.repeat(np.arange(len(times)), times)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
+
+
+def group_keys(rows: CatalogRows, by: Literal["file", "folder"]) -> NDArray[np.uint64]:
+    """Return a key for the group of each row; a file that is its own group has its uid as key."""
+    if by == "folder":  # clips directly in a dataset's folder share one
+        folder = pc.replace_substring_regex(rows.path, pattern=r"/?[^/]*$", replacement="").dictionary_encode()
+        return hash64(_hashes(rows.dataset), _hashes(folder))
+    groups = rows.uid.copy()
+    shared = np.flatnonzero(pc.not_equal(rows.group, rows.path))
+    groups[shared] = _hashes(rows.group.take(pa.array(shared)).dictionary_encode())
+    return groups
+
+
+def _hashes(words: Any) -> NDArray[np.uint64]:
+    """Hash a dictionary-encoded column, each distinct word once, as `hash_int` does."""
+    word_hashes = hash64(text_words(words.dictionary.to_pylist()))
+    word: I64 = np.asarray(words.indices)
+    return word_hashes[word]
 
 
 def rows_of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:

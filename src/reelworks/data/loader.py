@@ -29,7 +29,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.schedule import plan as planning
 from reelworks.schedule import ranks
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
-from reelworks.schedule.plan import EpochPlan, PlanSpec
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec
 
 _CLIPS = "clips"
 # Decode jobs by kind of companion; the jobs of the clips themselves are under `_CLIPS`.
@@ -228,10 +228,7 @@ class StepSource:
         for index, (micro_batch, is_idle) in enumerate(columns):
             where = plan.places(micro_batch)
             yield self.work(
-                plan.uid[where],
-                plan.copy[where],
-                plan.ordinal[where],
-                int(plan.bucket[where.start]),
+                Entries(plan.uid[where], plan.copy[where], plan.ordinal[where], plan.bucket[where]),
                 epoch=epoch,
                 row=row,
                 index=index * self.world + self.rank,
@@ -243,10 +240,7 @@ class StepSource:
 
     def work(
         self,
-        uids: NDArray[np.uint64],
-        copies: NDArray[np.int64],
-        ordinals: NDArray[np.int64],
-        bucket: int,
+        clips: Entries,
         *,
         epoch: int,
         row: int = 0,
@@ -256,10 +250,10 @@ class StepSource:
         showing: NDArray[np.int32] | None = None,
         clips_in_step: int | None = None,
     ) -> MicroBatchRequest:
-        """Return the complete request of one micro-batch."""
-        rows = np.searchsorted(self.data.rows.ordinal, ordinals)
-        showing = np.zeros(len(uids), dtype=np.int32) if showing is None else showing
-        drawn = planning.draw_copies(copies, showing)
+        """Return the complete request of one micro-batch, whose clips have one bucket."""
+        rows, bucket = np.searchsorted(self.data.rows.ordinal, clips.ordinal), int(clips.bucket[0])
+        showing = np.zeros(len(clips), dtype=np.int32) if showing is None else showing
+        drawn = planning.draw_copies(clips.copy, showing)
         read = decode_requests.decode_requests(self.data, rows, drawn, bucket, epoch=epoch)
         base = {d.dataset_name for d in self.data.spec.datasets if d.prior_prediction}
         return MicroBatchRequest(
@@ -270,15 +264,15 @@ class StepSource:
             is_idle=is_idle,
             bucket=bucket,
             shape=self.data.table.buckets[bucket].shape,
-            uids=uids,
-            copies=copies,
+            uids=clips.uid,
+            copies=clips.copy,
             showing=showing,
             requests=tuple(read),
             captions=tuple(decode_requests.caption_of_row(self.data, r) for r in rows.tolist()),
             fps=tuple(decode_requests.shown_fps(self.data, r) for r in rows.tolist()),
             companions=decode_requests.companion_requests(self.data, rows, read),
             target_is_base=tuple(self.data.rows.dataset[r].as_py() in base for r in rows.tolist()),
-            clips_in_step=len(uids) if clips_in_step is None else clips_in_step,
+            clips_in_step=len(clips) if clips_in_step is None else clips_in_step,
         )
 
 

@@ -79,6 +79,4 @@ class Validator:
         for i in range(rounds):
             own = i * self.world.size + self.world.rank
             one = self.held_out.take(torch.tensor([min(own, len(self.held_out) - 1)]).numpy())
-            yield self.source.work(
-                one.uid, one.copy, one.ordinal, int(one.bucket[0]), epoch=0, is_idle=own >= len(self.held_out)
-            )
+            yield self.source.work(one, epoch=0, is_idle=own >= len(self.held_out))
