@@ -38,7 +38,6 @@ class SampleView:
 
     Attributes:
         path: "dataset/path" of the clip.
-        caption: Caption that the model gets.
         source: Frames, height and width of the file as displayed.
         lost: Share of the frame's area that the crop cuts away.
         first_frame: Number of the first source frame read.

@@ -40,7 +40,12 @@ def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, e
     `total` has the figures of the recipe's plans of so many epochs.
     """
     fixes = list(_fixes(data, spec))
-    totals = _totals(data, spec, fixes, world, epochs)
+    specs = [_spec(data, spec, fix) for fix in fixes]
+    totals = [Figures()] * len(fixes)
+    for epoch in range(epochs):
+        entries = data.entries(epoch)
+        for i, changed in enumerate(specs):
+            totals[i] += figures(plan_epoch(entries, changed, epoch), changed, data.table.tokens(), world)
     chosen: dict[str, int] = {}
     for i, fix in enumerate(fixes):
         former = chosen.get(fix.kind)
@@ -109,18 +114,6 @@ def _batch_sizes(data: RecipeData, spec: PlanSpec) -> Iterator[dict[int, int]]:
         if changed and changed not in tried:
             tried.append(changed)
             yield changed
-
-
-def _totals(data: RecipeData, spec: PlanSpec, fixes: list[PlanFix], world: int, epochs: int) -> list[Figures]:
-    """Return the summed figures of plans with each fix."""
-    specs = [_spec(data, spec, fix) for fix in fixes]
-    totals = [Figures()] * len(fixes)
-    for epoch in range(epochs):
-        entries = data.entries(epoch)
-        for i, changed in enumerate(specs):
-            plan = plan_epoch(entries, changed, epoch)
-            totals[i] += figures(plan, changed, data.table.tokens(), world)
-    return totals
 
 
 def _spec(data: RecipeData, spec: PlanSpec, fix: PlanFix) -> PlanSpec:

@@ -226,9 +226,6 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> Json:
         The results of `summarise` and `look_ahead`, with `proposals` if imbalance or padding is above
         `plan_fixes.WASTE_ALLOWED`, `fewer_ranks` if no proposal suffices, and `max_steps_to_set` if the learning rate
         decays without an end; all three are None otherwise.
-
-    Raises:
-        UserError: The first epoch would have no step.
     """
     data = RecipeData.open(recipe)
     spec = _spec(data, world)

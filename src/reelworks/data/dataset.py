@@ -334,11 +334,7 @@ def merge_targets(table: BucketTable, incomplete_batch: str) -> tuple[int, ...]:
 
 
 def companion_sources(datasets: Iterable[DatasetConfig]) -> list[Source]:
-    """Return the folders of companions that datasets name.
-
-    Raises:
-        UserError: A companion folder lies inside the folder of its clips.
-    """
+    """Return the folders of companions that datasets name; none may lie inside the folder of its clips."""
     return [s for d in datasets for s in companions.sources(d.place, d.companions)]
 
 

@@ -107,11 +107,7 @@ def _rows_by_name(rows: CatalogRows, clips: set[str]) -> dict[str, int]:
 
 
 def read_exclude_list(path: str | None) -> ExcludeList:
-    """Read an exclude list; None stands for an empty one.
-
-    Raises:
-        UserError: The file cannot be read, or is not UTF-8.
-    """
+    """Read an exclude list; None stands for an empty one."""
     if path is None:
         return ExcludeList()
     try:

@@ -454,11 +454,7 @@ def one_step(stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
 
 
 def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and number of ranks: the arguments, else from torch.distributed, the environment, or 0 and 1.
-
-    Raises:
-        UserError: The rank is not below the number of ranks.
-    """
+    """Return rank and number of ranks: the arguments, else from torch.distributed, the environment, or 0 and 1."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         known = torch.distributed.get_rank(), torch.distributed.get_world_size()
     else:

@@ -103,13 +103,8 @@ def next_epoch(
 ) -> tuple[DataPosition, list[int]]:
     """Return the position at the first row of the next epoch, or of the first epoch if `position` is None.
 
-    With `keep_prob` below 1 a small dataset may draw no clip at all in an epoch; such epochs are skipped.
-
-    Returns:
-        The position, and the skipped epochs.
-
-    Raises:
-        UserError: No epoch can have a step.
+    With `keep_prob` below 1 a small dataset may draw no clip at all in an epoch; such epochs are skipped, and listed
+    beside the position.
     """
     first, global_step, aliases = 0, 0, None
     if position is not None:

@@ -61,21 +61,10 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
         buckets=[BucketShape(name=b.name, batch_size=b.batch_size, **vars(b.shape)) for b in data.table.buckets],
         entries=[str(entry) for entry in data.table.entries],
     )
-    record = _record(about, data, position)
-    records.write(run, record)
-    return record
-
-
-def uids_digest(catalog: Catalog) -> str:
-    """Return the digest of the uids of a catalog's rows, which differs if the catalog was scanned anew."""
-    return digests.digest_arrays(uid=catalog.columns("uid").column("uid").to_numpy())
-
-
-def _record(about: About, data: Dataset, position: DataPosition) -> Record:
     plan = position.plan
     where, row, column, size = _in_order_of_steps(plan)
     others = data.planned(position.spec, position.key, position.excluded).others
-    return Record(
+    record = Record(
         about,
         plan.ordinal[where],
         plan.copy[where],
@@ -93,6 +82,13 @@ def _record(about: About, data: Dataset, position: DataPosition) -> Record:
         position.aliases.ordinal,
         position.aliases.key,
     )
+    records.write(run, record)
+    return record
+
+
+def uids_digest(catalog: Catalog) -> str:
+    """Return the digest of the uids of a catalog's rows, which differs if the catalog was scanned anew."""
+    return digests.digest_arrays(uid=catalog.columns("uid").column("uid").to_numpy())
 
 
 def _in_order_of_steps(plan: EpochPlan) -> tuple[I64, I64, I64, I64]:

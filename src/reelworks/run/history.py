@@ -94,7 +94,10 @@ def epochs(run: RunFolder) -> list[Epoch]:
         elif now is None:
             continue
         elif event["kind"] == "step":
-            now.steps.setdefault(now.segment, []).append(_step(event, recipe))
+            # Values that are not finite are stored as null; such a step was not applied.
+            applied = event["loss"] is not None and event["grad_norm"] is not None and event["clips"] > 0
+            step = Step(event["step"], event["row"], event["clips"], applied, recipe)
+            now.steps.setdefault(now.segment, []).append(step)
         elif event["kind"] == "failure" and event["showing"]:
             continue  # only the first showing of a clip counts as its failure
         elif event["kind"] == "failure":
@@ -143,9 +146,3 @@ def finished_generations(run: RunFolder) -> set[int]:
         elif event["reason"] == "finished":
             finished.add(now)
     return finished
-
-
-def _step(event: Event, recipe: str) -> Step:
-    # Values that are not finite are stored as null; such a step was not applied.
-    applied = event["loss"] is not None and event["grad_norm"] is not None and event["clips"] > 0
-    return Step(event["step"], event["row"], event["clips"], applied, recipe)

@@ -60,9 +60,6 @@ def hold(
         doing: The activity that holds the lock, in one word, for messages.
         field: The recipe key or option that names the folder.
         remedy: What to do when another process holds the lock.
-
-    Raises:
-        UserError: Another process holds the lock, or the folder cannot be written.
     """
     with ExitStack() as stack:
         try:
