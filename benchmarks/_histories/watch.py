@@ -86,8 +86,8 @@ class Watch:
             work = batch.work
             failed = {place for place, _ in batch.failures}
             for place, request in enumerate(work.requests):
-                if not work.filler and work.showing[place] >= 0:
-                    state = "failed" if place in failed else "counts" if bool(batch.counts[place]) else "lost"
+                if not work.is_idle and work.showing[place] >= 0:
+                    state = "failed" if place in failed else "counts" if bool(batch.is_valid[place]) else "lost"
                     self.taken.append([str(request.path), int(work.copies[place]), int(work.showing[place]), state])
             yield batch
 

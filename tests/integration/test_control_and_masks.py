@@ -168,7 +168,7 @@ def test_the_loss_is_that_of_what_the_mask_shows(control):
         white = (example.x0 - example.noise)[..., width // 2 :].square().mean(dim=(1, 2, 3, 4))
         torch.testing.assert_close(losses[example.counts].detach(), white[example.counts])
         assert example.inputs.control.shape == example.x0.shape
-    counted = batch.counts.tolist()
+    counted = batch.is_valid.tolist()
     reasons = dict(batch.failures)
     for place, row in enumerate(data.rows.find(batch.work.uids).tolist()):
         empty = data.rows.path[row].as_py() == "deep/5.png"
@@ -178,14 +178,14 @@ def test_the_loss_is_that_of_what_the_mask_shows(control):
 
 def _one(batch):
     """The first clip of a micro-batch that counts, alone."""
-    work, at = batch.work, [int(batch.counts.int().argmax())]
+    work, at = batch.work, [int(batch.is_valid.int().argmax())]
     arrays = {name: getattr(work, name)[at] for name in ("uids", "copies", "showing")}
     tuples = {name: tuple(getattr(work, name)[i] for i in at) for name in ("requests", "captions", "fps")}
     return replace(
         batch,
         work=replace(work, **arrays, **tuples, companions={}),
         frames=batch.frames[at],
-        counts=batch.counts[at],
+        is_valid=batch.is_valid[at],
         companions={name: frames[at] for name, frames in batch.companions.items()},
     )
 

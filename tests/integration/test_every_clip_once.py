@@ -60,7 +60,7 @@ def _lose_one(recipe: dict) -> None:
         batch = original(work, jobs)
         seen.append(work)
         if len(seen) == 3:
-            batch.counts[0] = False
+            batch.is_valid[0] = False
         return batch
 
     loader._collect = collect

@@ -28,11 +28,7 @@ _STATES = {**{r.label: int(r) for r in Reason}, **{s.label: int(s) for s in Stat
 
 
 def cover(run: RunFolder) -> Coverage:
-    """Return the state of every clip of a run in every epoch so far.
-
-    Raises:
-        UserError: There is no run.
-    """
+    """Return the state of every clip of a run in every epoch so far."""
     run.info()
     return _cover(run, history.epochs(run))
 
@@ -40,8 +36,9 @@ def cover(run: RunFolder) -> Coverage:
 def totals(run: RunFolder, generation: int, epoch: int) -> dict[str, Any]:
     """Return the totals of one epoch, to store when its records are removed."""
     begun = [e for e in history.epochs(run) if (e.generation, e.epoch) == (generation, epoch)]
-    values = [{k: v for k, v in e.to_json().items() if k != "pruned"} for e in _cover(run, begun).epochs]
-    return values[0] if values else {"planned": 0, "counts": {}, "done": False}
+    for coverage in _cover(run, begun).epochs:
+        return {k: v for k, v in coverage.to_json().items() if k != "pruned"}
+    return {"planned": 0, "counts": {}, "done": False}
 
 
 def _cover(run: RunFolder, begun: list[Epoch]) -> Coverage:
@@ -60,18 +57,9 @@ def _cover(run: RunFolder, begun: list[Epoch]) -> Coverage:
 
 def _pruned(epoch: Epoch, clips: _Clips, totals: dict[str, Any]) -> EpochCoverage:
     unknown = np.full(len(clips), State.NOT_AVAILABLE, dtype=np.int8)
-    return EpochCoverage(
-        epoch.generation,
-        epoch.epoch,
-        totals["planned"],
-        totals["counts"],
-        totals["done"],
-        [],
-        [],
-        unknown,
-        np.zeros(len(clips), dtype=np.int32),
-        pruned=totals["time"],
-    )
+    no_step = np.zeros(len(clips), dtype=np.int32)
+    planned, counts, done, time = (totals[key] for key in ("planned", "counts", "done", "time"))
+    return EpochCoverage(epoch.generation, epoch.epoch, planned, counts, done, [], [], unknown, no_step, pruned=time)
 
 
 @dataclass(frozen=True)
@@ -104,12 +92,9 @@ def _segments(run: RunFolder, epoch: Epoch, catalogs: _Catalogs) -> dict[int, _S
 
 def _outcome(run: RunFolder, epoch: Epoch, record: Record) -> Outcome:
     """Return a segment's recorded outcome, or, if it is under way or was killed, its outcome by the events."""
-    key = record.about.key
-    recorded_outcome = records.read_outcome(run, key)
-    if recorded_outcome is not None:
-        return recorded_outcome
-    steps = epoch.steps.get(key[2], [])
-    return epoch.outcome(key[2], max((step.row + 1 for step in steps), default=0))
+    number = record.about.segment
+    rows = max((step.row + 1 for step in epoch.steps.get(number, [])), default=0)
+    return records.read_outcome(run, record.about.key) or epoch.outcome(number, rows)
 
 
 @dataclass
@@ -117,8 +102,11 @@ class _Catalogs:
     """A run's copies of catalogs, opened once each."""
 
     run: RunFolder
-    named: list[Named] = field(default_factory=list)
-    _number: dict[str, int] = field(default_factory=dict)
+    _by_name: dict[str, Named] = field(default_factory=dict)
+
+    @property
+    def named(self) -> list[Named]:
+        return list(self._by_name.values())
 
     def number_of(self, record: Record) -> int:
         """Return the index of a record's catalog.
@@ -126,20 +114,16 @@ class _Catalogs:
         Raises:
             RecordError: The catalog is missing or damaged.
         """
-        name = record.about.catalog
-        at = self._number.get(name)
-        known = None if at is None else self.named[at]
-        if known is None or known.catalog.version < record.about.catalog_version:
-            catalog = segment_record.recorded_catalog(self.run, record.about)
-            aliases = Aliases() if known is None else known.aliases
+        about = record.about
+        known = self._by_name.get(about.catalog)
+        aliases = known.aliases if known else Aliases()
+        if known is None or known.catalog.version < about.catalog_version:
+            catalog = segment_record.recorded_catalog(self.run, about)
             known = Named(catalog, aliases, catalog.columns("uid").column("uid").to_numpy())
         if len(record.alias_ordinal):
-            known = replace(known, aliases=known.aliases.with_more(record.alias_ordinal, record.alias_key))
-        if at is None:
-            at = self._number[name] = len(self.named)
-            self.named.append(known)
-        self.named[at] = known
-        return at
+            known = replace(known, aliases=aliases.with_more(record.alias_ordinal, record.alias_key))
+        self._by_name[about.catalog] = known
+        return list(self._by_name).index(about.catalog)
 
 
 @dataclass(frozen=True)
@@ -147,7 +131,6 @@ class _Clips:
     """Every clip and repeat of a run; repeats of a clip are adjacent.
 
     Attributes:
-        key, copy: Key and repeat number of each.
         catalog, ordinal: The catalog that has the clip in its latest state, and its row.
     """
 
@@ -185,10 +168,8 @@ class _Clips:
             clip_of.append(mine)
         copies = np.ones(len(key), dtype=np.int64)
         for s in segments:
-            for copy, rows in (
-                (s.record.copy, s.record.ordinal),
-                (s.record.other_copy, s.record.other_ordinal),
-            ):
+            r = s.record
+            for copy, rows in ((r.copy, r.ordinal), (r.other_copy, r.other_ordinal)):
                 several = np.flatnonzero(copy)
                 np.maximum.at(copies, clip_of[s.catalog][rows[several]], copy[several] + 1)
         first = np.cumsum(copies) - copies
@@ -199,8 +180,7 @@ class _Clips:
 
     def find(self, catalog: int, ordinal: I64, copy: I64) -> I64:
         """Return the indices of the clips of a catalog's rows."""
-        places: I64 = self._first[self._clip_of[catalog][ordinal]] + copy
-        return places
+        return self._first[self._clip_of[catalog][ordinal]] + copy
 
 
 def _among(known: U64, wanted: U64) -> I64:
@@ -235,30 +215,21 @@ class _Account:
                 self.state[(self.step == 0) & (self.state != State.ABSENT)] = State.NOT_AVAILABLE
             else:
                 self._add(number, segment, none_lost=not any(gap.segment < number for gap in lost))
-        ended = self._ended(segments)
+        now, ended = self.epoch, self.epoch.ended is not None
+        if isinstance(last := segments.get(now.segment), _Segment):
+            ended = last.outcome.rows >= last.record.about.rows
         numbers = np.bincount(self.state)[: State.ABSENT].tolist()
         counts = {LABELS[state]: number for state, number in enumerate(numbers) if number}
         planned = self.planned + counts.get(State.NOT_YET.label, 0)
         if lost:
-            planned = self.epoch.planned or planned
-        elif self.epoch.planned not in (planned, None):
-            self._problem(
-                max(segments),
-                f"{self.epoch.planned} clips are planned according to the events, {planned} according to the records",
-            )
-        elif self.epoch.ended is not None:
-            self._compare_end(max(segments), counts, self.epoch.ended)
+            planned = now.planned or planned
+        elif now.planned not in (planned, None):
+            by_events = f"{now.planned} clips are planned according to the events"
+            self._problem(max(segments), f"{by_events}, {planned} according to the records")
+        elif now.ended is not None:
+            self._compare_end(max(segments), counts, now.ended)
         return EpochCoverage(
-            self.epoch.generation,
-            self.epoch.epoch,
-            planned,
-            counts,
-            ended,
-            lost,
-            self.problems,
-            self.state,
-            self.step,
-            self.failures,
+            now.generation, now.epoch, planned, counts, ended, lost, self.problems, self.state, self.step, self.failures
         )
 
     def _compare_end(self, segment: int, counts: dict[str, int], ended: dict[str, Any]) -> None:
@@ -266,17 +237,8 @@ class _Account:
         for state in (State.TRAINED, State.FAILED, State.SKIPPED):
             by_record = counts.get(state.label, 0)
             if by_record != ended[state.label]:
-                self._problem(
-                    segment,
-                    f"{ended[state.label]} clips are {state.label} according to the events, {by_record} according to "
-                    "the records",
-                )
-
-    def _ended(self, segments: dict[int, _Segment | Lost]) -> bool:
-        last = segments.get(self.epoch.segment)
-        if isinstance(last, _Segment):
-            return last.outcome.rows >= last.record.about.rows
-        return self.epoch.ended is not None
+                by_events = f"{ended[state.label]} clips are {state.label} according to the events"
+                self._problem(segment, f"{by_events}, {by_record} according to the records")
 
     def _problem(self, segment: int, what: str) -> None:
         generation = f" of generation {self.epoch.generation}" if self.epoch.generation else ""
@@ -295,9 +257,8 @@ class _Account:
         free = open_[others]
         self.state[others[free]] = codes[record.other_reason[free]]
         if none_lost and (unknown := int((record.consumed & free).sum())):
-            self._problem(
-                number, f"{unknown} clips are marked as consumed earlier in the epoch, but no record has them"
-            )
+            what = f"{unknown} clips are marked as consumed earlier in the epoch, but no record has them"
+            self._problem(number, what)
         if twice := len(at) - int(open_[at].sum()):
             self._problem(number, f"{twice} clips are planned although a step of the epoch had consumed them before")
         alive[others] = False
@@ -353,7 +314,5 @@ class _Account:
                 self._problem(number, f"step {step.step} trained row {step.row}, which is not its row in the record")
             elif step.applied and step.clips != expected[step.row]:
                 recorded = int(expected[step.row])
-                self._problem(
-                    number,
-                    f"step {step.step} trained {step.clips} clips, but its record has {recorded} clips",
-                )
+                what = f"step {step.step} trained {step.clips} clips, but its record has {recorded} clips"
+                self._problem(number, what)

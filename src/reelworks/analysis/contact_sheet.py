@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,6 @@ from reelworks.models import components
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.plan import Entries
 
-Json = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class CompanionFrames:
@@ -27,7 +24,7 @@ class CompanionFrames:
     Attributes:
         kind: One of `companions.KINDS`, or "first_frame".
         path: The companion file; empty for the clip's own first frame.
-        frames: `[T, H, W, 3]` frames that training reads; T = 1 for a first frame.
+        frames: `[T, H, W, 3]` as training reads them; T = 1 for a first frame.
     """
 
     kind: str
@@ -41,7 +38,6 @@ class SampleView:
 
     Attributes:
         path: "dataset/path" of the clip.
-        caption: Caption that the model gets.
         source: Frames, height and width of the file as displayed.
         lost: Share of the frame's area that the crop cuts away.
         first_frame: Number of the first source frame read.
@@ -75,13 +71,9 @@ def choose(data: RecipeData, entries: Entries, lost: NDArray[np.float64], count:
 
 
 def sample_views(data: RecipeData, entries: Entries, lost: NDArray[np.float64], *, epoch: int) -> list[SampleView]:
-    """Read clips of one bucket, with the draws of an epoch, as training will.
+    """Read clips of one bucket, at least one, with the draws of an epoch, as training will.
 
-    Args:
-        data: The recipe's data.
-        entries: Clips of one bucket, at least one.
-        lost: Result of `discarded.lost_shares` for the clips.
-        epoch: Number of the epoch.
+    `lost` is the result of `discarded.lost_shares` for the clips.
     """
     rows, bucket = data.rows.find(entries.uid), int(entries.bucket[0])
     built = decode_requests.decode_requests(data, rows, entries.copy, bucket, epoch=epoch)
@@ -101,14 +93,15 @@ def _sample_view(
     frames, whole, beside, error = None, None, list[CompanionFrames](), ""
     try:
         frames, whole = load(request), load(replace(request, shape=resized))[0]
-        beside += _first_frame(data, frames)
+        if components.conditioning(data.recipe.model).first_frame is not None and len(frames) > 1:
+            beside.append(CompanionFrames("first_frame", "", frames[:1]))
         for kind, companion in companions.items():
             if companion is not None:
                 beside.append(_load_companion(kind, companion))
     except MediaError as problem:
         error = str(problem)
     return SampleView(
-        path=f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}",
+        path=rows.label(row),
         caption=decode_requests.caption_of_row(data, row),
         source=source,
         lost=lost,
@@ -122,18 +115,8 @@ def _sample_view(
     )
 
 
-def _first_frame(data: RecipeData, frames: Frames) -> list[CompanionFrames]:
-    """Return the frame that an i2v model is conditioned on; none for an image."""
-    shown = components.conditioning(data.recipe.model).first_frame is not None and len(frames) > 1
-    return [CompanionFrames("first_frame", "", frames[:1])] if shown else []
-
-
 def _load_companion(kind: str, request: Request) -> CompanionFrames:
-    """Read a companion, with the same errors as in training.
-
-    Raises:
-        MediaError: The file cannot be read, or is an empty loss mask.
-    """
+    """Read a companion, with the same errors as in training."""
     try:
         frames = load(request)
         if kind == "loss_mask" and not decode.counts(frames):

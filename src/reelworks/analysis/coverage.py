@@ -50,7 +50,6 @@ class Lost:
     """A segment without a readable record, with the counts that the run's events still prove.
 
     Attributes:
-        segment: Number of the segment, from 0.
         why: What is wrong with the record.
         steps: Number of valid steps of the segment.
         trained, failed: Numbers of clips that were trained and that failed in these steps.
@@ -75,7 +74,6 @@ class EpochCoverage:
 
     Attributes:
         generation: Number of restarts of the data.
-        epoch: Number of the epoch, from 0.
         planned: Clips planned by all segments together.
         counts: Number of clips by label.
         ended: True once all its steps are done.
@@ -131,8 +129,8 @@ class EpochCoverage:
 
     def became(self, place: int) -> Json:
         """Return the state of one clip, with its step and reason if it has them."""
-        value: Json = {"generation": self.generation, "epoch": self.epoch}
-        value["became"] = LABELS[int(self.state[place])]
+        label = LABELS[int(self.state[place])]
+        value: Json = {"generation": self.generation, "epoch": self.epoch, "became": label}
         if self.step[place]:
             value["step"] = int(self.step[place])
         if place in self.failures:
@@ -146,7 +144,6 @@ class Named:
 
     Attributes:
         catalog: The catalog, at the newest version that a record refers to.
-        aliases: Keys of the clips whose key is not their uid.
         uids: Uids of all rows, indexed by ordinal.
     """
 
@@ -158,9 +155,8 @@ class Named:
         """Return "dataset/path" of rows."""
         rows = self.catalog.columns("dataset", "path").take(pa.array(ordinal))
         dataset = rows.column("dataset").cast(pa.large_string())
-        paths: list[str] = pc.binary_join_element_wise(
-            dataset, rows.column("path"), pa.scalar("/", pa.large_string())
-        ).to_pylist()
+        joined = pc.binary_join_element_wise(dataset, rows.column("path"), pa.scalar("/", pa.large_string()))
+        paths: list[str] = joined.to_pylist()
         return paths
 
     def datasets(self, ordinal: I64) -> list[str]:
@@ -183,8 +179,6 @@ class Coverage:
 
     Attributes:
         uid: Key of each clip: the uid that it had when the run first used it.
-        copy: Repeat number of each.
-        epochs: The epochs so far.
         named: Catalogs that give the clips their paths.
         catalog, ordinal: The catalog that has each clip in its latest state, as an index into `named`, and its row.
     """
@@ -217,9 +211,6 @@ class Coverage:
         Args:
             never_trained: Only clips that no epoch trained.
             clip: Only clips with this path, with or without the dataset, or of this file on disk.
-
-        Raises:
-            UserError: No clip has that path.
         """
         # The catalog may have rows of datasets that no segment used.
         chosen = np.zeros(len(self.uid), dtype=np.bool_)
@@ -230,8 +221,7 @@ class Coverage:
         if clip is not None:
             chosen &= self._has_path(clip)
         places = np.flatnonzero(chosen).tolist()
-        paths = dict(zip(places, self.paths(places), strict=True))
-        return sorted(places, key=lambda i: (paths[i], int(self.copy[i])))
+        return [i for _, _, i in sorted(zip(self.paths(places), self.copy[places].tolist(), places, strict=True))]
 
     def _has_path(self, clip: str) -> NDArray[np.bool_]:
         keys = [named.keys_named(clip) for named in self.named]
@@ -250,8 +240,7 @@ class Coverage:
         """Yield a JSON value for each clip at `places`, without the epochs in which the clip was absent."""
         for i, path in zip(places, self.paths(places), strict=True):
             became = [epoch.became(i) for epoch in self.epochs if epoch.state[i] != State.ABSENT]
-            identity = {"path": path, "uid": int(self.uid[i]), "copy": int(self.copy[i])}
-            yield {**identity, "epochs": became}
+            yield {"path": path, "uid": int(self.uid[i]), "copy": int(self.copy[i]), "epochs": became}
 
     def to_json(self, places: list[int]) -> Json:
         """Return the counts of all clips by epoch, and the states of the clips at `places`."""

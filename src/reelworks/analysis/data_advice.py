@@ -35,8 +35,6 @@ class DataAdvice:
 
     Attributes:
         name: Subject, for programs.
-        text: Message to print.
-        remedy: What to do about it.
         files: "dataset/path" of some of the clips concerned; empty if all clips are concerned.
     """
 
@@ -46,9 +44,13 @@ class DataAdvice:
     files: tuple[str, ...] = ()
 
 
+Finding = tuple[str, str, tuple[str, ...]] | None  # text, remedy and files of an advice
+
+
 def advise(rows: CatalogRows) -> list[DataAdvice]:
     """Return all advice about rows, the most serious first."""
-    return [advice for rule in RULES if (advice := rule(rows)) is not None]
+    found = ((name, rule(rows)) for name, rule in RULES.items())
+    return [DataAdvice(name, *finding) for name, finding in found if finding is not None]
 
 
 def count_tokens(caption: str) -> int:
@@ -64,72 +66,54 @@ def clips_by_folder(rows: CatalogRows) -> Counter[str]:
     return Counter(dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)))
 
 
-def unreadable(rows: CatalogRows) -> DataAdvice | None:
-    """Advise on files that cannot be read."""
-    where = ~rows.readable
-    remedy = "replace or remove them; training skips them"
-    return _about(rows, "unreadable", where, "{n} cannot be read", remedy)
+@dataclass(frozen=True)
+class _ClipRule:
+    """Advice about readable clips (or unreadable ones) in a mask; `{clips}` in its text becomes "1 clip" or "3 clips"."""
+
+    where: Callable[[CatalogRows], Any]
+    text: str
+    remedy: str
+    readable: bool = True
+
+    def __call__(self, rows: CatalogRows) -> Finding:
+        found = np.flatnonzero(np.asarray(self.where(rows)) & (rows.readable == self.readable))
+        if not len(found):
+            return None
+        n = len(found)
+        text = self.text.format(
+            clips="1 clip" if n == 1 else f"{n} clips",
+            captions_are="1 caption is" if n == 1 else f"{n} captions are",
+            captions_have="1 caption has" if n == 1 else f"{n} captions have",
+        )
+        return text, self.remedy, tuple(rows.label(i) for i in found[:_FILES_NAMED].tolist())
 
 
-def captions_missing(rows: CatalogRows) -> DataAdvice | None:
-    """Advise on clips without a caption file."""
-    where = rows.readable & _mask(rows.caption.is_null())
-    remedy = "write each caption into a text file next to its clip, for example cat.txt for cat.mp4"
-    return _about(rows, "captions_missing", where, "{n} without a caption", remedy)
-
-
-def captions_empty(rows: CatalogRows) -> DataAdvice | None:
-    """Advise on empty captions."""
-    blank = pc.equal(pc.utf8_trim_whitespace(rows.caption.fill_null("-")), "")
-    where = rows.readable & _mask(blank)
-    n = int(where.sum())
-    text = "1 caption is empty" if n == 1 else f"{n} captions are empty"
-    return _about(rows, "captions_empty", where, text, "describe what the clip shows")
-
-
-def captions_garbled(rows: CatalogRows) -> DataAdvice | None:
-    """Advise on captions with bytes that are not text."""
+def _captions_garbled(rows: CatalogRows) -> Any:
     captions = rows.caption.fill_null("")
-    odd = pc.or_(pc.match_substring(captions, "\ufffd"), pc.match_substring(captions, "\0"))
-    where = rows.readable & _mask(odd)
-    n = int(where.sum())
-    text = ("1 caption has" if n == 1 else f"{n} captions have") + " bytes that are not UTF-8"
-    return _about(rows, "captions_garbled", where, text, "save the text files as UTF-8")
+    return pc.or_(pc.match_substring(captions, "\ufffd"), pc.match_substring(captions, "\0"))
 
 
-def captions_long(rows: CatalogRows) -> DataAdvice | None:
-    """Advise on captions that text encoders truncate."""
-    lengths = pc.utf8_length(rows.caption.fill_null("")).to_numpy(zero_copy_only=False)
+def _captions_long(rows: CatalogRows) -> NDArray[np.bool_]:
+    lengths = np.asarray(pc.utf8_length(rows.caption.fill_null("")))
     where = np.zeros(len(rows), dtype=np.bool_)
     for i in np.flatnonzero(rows.readable & (lengths > MAX_TOKENS)).tolist():
         where[i] = count_tokens(rows.caption[i].as_py()) > MAX_TOKENS
-    n = int(where.sum())
-    text = ("1 caption is" if n == 1 else f"{n} captions are") + f" longer than {MAX_TOKENS} tokens"
-    remedy = f"CLIP text encoders read only the first {MAX_TOKENS} tokens; put what matters first"
-    return _about(rows, "captions_long", where, text, remedy)
+    return where
 
 
-def captions_equal(rows: CatalogRows) -> DataAdvice | None:
-    """Advise on a caption that most of the clips share."""
-    captions = rows.take(rows.readable & ~_mask(rows.caption.is_null())).caption
-    if len(captions) < ENOUGH:
-        return None
-    counted = pc.value_counts(captions)
-    most = counted.field("counts").to_numpy().max()
-    if most < ONE_ASPECT * len(captions):
+def _captions_equal(rows: CatalogRows) -> Finding:
+    captions = rows.take(rows.readable & np.asarray(rows.caption.is_valid())).caption
+    most = pc.max(pc.value_counts(captions).field("counts")).as_py() or 0
+    if len(captions) < ENOUGH or most < ONE_ASPECT * len(captions):
         return None
     text = f"{most} of {len(captions)} captions are the same"
-    remedy = "describe how the clips differ, or the prompt will have no effect"
-    return DataAdvice("captions_equal", text, remedy)
+    return text, "describe how the clips differ, or the prompt will have no effect", ()
 
 
-def few_pictures(rows: CatalogRows) -> DataAdvice | None:
+def _few_pictures(rows: CatalogRows) -> Finding:
     """Advise on folders that hold nothing but a few images, as for a LoRA."""
-    good = rows.readable
-    videos, pictures = (
-        clips_by_folder(rows.take(good & rows.is_video)),
-        clips_by_folder(rows.take(good & rows.is_image)),
-    )
+    videos = clips_by_folder(rows.take(rows.readable & rows.is_video))
+    pictures = clips_by_folder(rows.take(rows.readable & rows.is_image))
     few = {f: n for f, n in pictures.items() if n < FEW_PICTURES and not videos[f]}
     if not few:
         return None
@@ -137,120 +121,102 @@ def few_pictures(rows: CatalogRows) -> DataAdvice | None:
     where = "" if len(pictures) == 1 else f" in {folder}"
     more = f" (and {others} more such folder{'s' if others > 1 else ''})" if others else ""
     text = f"{n} picture{'' if n == 1 else 's'}{where}{more}; 15 to 20 per subject train better"
-    return DataAdvice("few_pictures", text, "add pictures of other angles, light and backgrounds")
+    return text, "add pictures of other angles, light and backgrounds", ()
 
 
-def duplicates(rows: CatalogRows) -> DataAdvice | None:
-    """Advise on files with the same content as another."""
-    where = np.zeros(len(rows), dtype=np.bool_)
-    good = np.flatnonzero(rows.readable)
+def _duplicates(rows: CatalogRows) -> NDArray[np.bool_]:
+    where, good = rows.readable.copy(), np.flatnonzero(rows.readable)
     codes = rows.fingerprint.take(pa.array(good)).dictionary_encode().indices.to_numpy()
     _, first = np.unique(codes, return_index=True)
-    where[good] = True
     where[good[first]] = False
-    remedy = "remove them, or use [[dataset]] repeats if they are meant to count twice"
-    return _about(rows, "duplicates", where, "{n} with the same content as another file", remedy)
+    return where
 
 
-def small(rows: CatalogRows) -> DataAdvice | None:
-    """Advise on clips with few pixels."""
-    where = rows.readable & (np.minimum(rows.height, rows.width) < SMALL_SIDE_PX)
-    text = f"{{n}} with fewer than {SMALL_SIDE_PX} pixels on the short side"
-    return _about(rows, "small", where, text, "add buckets of their size, or remove them")
-
-
-def short(rows: CatalogRows) -> DataAdvice | None:
-    """Advise on videos with few frames."""
-    where = rows.readable & rows.is_video & (rows.num_frames < SHORT_FRAMES)
-    text = f"{{n}} with fewer than {SHORT_FRAMES} frames"
-    return _about(rows, "short", where, text, "add a bucket with fewer frames, or they are rejected as too_short")
-
-
-def long(rows: CatalogRows) -> DataAdvice | None:
-    """Advise on videos of which an epoch shows only a small part."""
-    where = rows.readable & (rows.duration_seconds > LONG_SECONDS)
-    text = f"{{n}} longer than {LONG_SECONDS:g} s"
-    remedy = "an epoch reads one section of each; cut them at scene changes"
-    return _about(rows, "long", where, text, remedy)
-
-
-def mixed_fps(rows: CatalogRows) -> DataAdvice | None:
-    """Advise on videos with different frame rates."""
+def _mixed_fps(rows: CatalogRows) -> Finding:
     fps = rows.fps[rows.readable & rows.is_video]
     if not len(fps) or fps.max() < 1.2 * fps.min():
         return None
     common = np.median(fps)
     text = f"videos have {fps.min():.3g} to {fps.max():.3g} frames per second, with a median of {common:.3g}"
-    return DataAdvice("mixed_fps", text, f"set [data] fps = {common:.0f} to read all videos at one frame rate")
+    return text, f"set [data] fps = {common:.0f} to read all videos at one frame rate", ()
 
 
-def variable_fps(rows: CatalogRows) -> DataAdvice | None:
-    """Advise on videos whose frames are unevenly spaced."""
-    where = rows.readable & rows.variable_fps
-    remedy = "motion looks uneven; convert them to a constant rate if that matters"
-    return _about(rows, "variable_fps", where, "{n} with variable frame rate", remedy)
-
-
-def one_aspect(rows: CatalogRows) -> DataAdvice | None:
-    """Advise on clips that nearly all have one aspect ratio."""
+def _one_aspect(rows: CatalogRows) -> Finding:
     good = int(rows.readable.sum())
     label, n = max(summarise(rows).aspect_ratio, key=lambda item: item[1], default=("", 0))
     if good < ENOUGH or n < ONE_ASPECT * good:
         return None
-    text = f"{n / good:.0%} of the clips are about {label}"
     remedy = f'one ratio is enough: [buckets] aspect_ratios = ["{label}"]; generated clips of other ratios look worse'
-    return DataAdvice("one_aspect", text, remedy)
+    return f"{n / good:.0%} of the clips are about {label}", remedy, ()
 
 
-def transparent(rows: CatalogRows) -> DataAdvice | None:
-    """Advise on clips with an alpha channel."""
-    where = rows.readable & rows.has_alpha
-    return _about(rows, "transparent", where, "{n} with transparency", "they are drawn on a white background")
+RULES: dict[str, Callable[[CatalogRows], Finding]] = {
+    "unreadable": _ClipRule(
+        lambda rows: ~rows.readable,
+        "{clips} cannot be read",
+        "replace or remove them; training skips them",
+        readable=False,
+    ),
+    "captions_missing": _ClipRule(
+        lambda rows: rows.caption.is_null(),
+        "{clips} without a caption",
+        "write each caption into a text file next to its clip, for example cat.txt for cat.mp4",
+    ),
+    "captions_empty": _ClipRule(
+        lambda rows: pc.equal(pc.utf8_trim_whitespace(rows.caption.fill_null("-")), ""),
+        "{captions_are} empty",
+        "describe what the clip shows",
+    ),
+    "captions_garbled": _ClipRule(
+        _captions_garbled, "{captions_have} bytes that are not UTF-8", "save the text files as UTF-8"
+    ),
+    "captions_long": _ClipRule(
+        _captions_long,
+        f"{{captions_are}} longer than {MAX_TOKENS} tokens",
+        f"CLIP text encoders read only the first {MAX_TOKENS} tokens; put what matters first",
+    ),
+    "captions_equal": _captions_equal,
+    "few_pictures": _few_pictures,
+    "duplicates": _ClipRule(
+        _duplicates,
+        "{clips} with the same content as another file",
+        "remove them, or use [[dataset]] repeats if they are meant to count twice",
+    ),
+    "small": _ClipRule(
+        lambda rows: np.minimum(rows.height, rows.width) < SMALL_SIDE_PX,
+        f"{{clips}} with fewer than {SMALL_SIDE_PX} pixels on the short side",
+        "add buckets of their size, or remove them",
+    ),
+    "short": _ClipRule(
+        lambda rows: rows.is_video & (rows.num_frames < SHORT_FRAMES),
+        f"{{clips}} with fewer than {SHORT_FRAMES} frames",
+        "add a bucket with fewer frames, or they are rejected as too_short",
+    ),
+    "long": _ClipRule(
+        lambda rows: rows.duration_seconds > LONG_SECONDS,
+        f"{{clips}} longer than {LONG_SECONDS:g} s",
+        "an epoch reads one section of each; cut them at scene changes",
+    ),
+    "mixed_fps": _mixed_fps,
+    "variable_fps": _ClipRule(
+        lambda rows: rows.variable_fps,
+        "{clips} with variable frame rate",
+        "motion looks uneven; convert them to a constant rate if that matters",
+    ),
+    "one_aspect": _one_aspect,
+    "transparent": _ClipRule(
+        lambda rows: rows.has_alpha, "{clips} with transparency", "they are drawn on a white background"
+    ),
+}
 
 
-RULES: tuple[Callable[[CatalogRows], DataAdvice | None], ...] = (
-    unreadable,
-    captions_missing,
-    captions_empty,
-    captions_garbled,
-    captions_long,
-    captions_equal,
-    few_pictures,
-    duplicates,
-    small,
-    short,
-    long,
-    mixed_fps,
-    variable_fps,
-    one_aspect,
-    transparent,
-)
-
-
-def _about(rows: CatalogRows, name: str, where: NDArray[np.bool_], text: str, remedy: str) -> DataAdvice | None:
-    """Return advice about some clips, if there are any; `{n}` in the text becomes "3 clips"."""
-    n = int(where.sum())
-    if not n:
-        return None
-    named = rows.take(np.flatnonzero(where)[:_FILES_NAMED])
-    files = [f"{d}/{p}" for d, p in zip(named.dataset.to_pylist(), named.path.to_pylist(), strict=True)]
-    return DataAdvice(name, text.format(n="1 clip" if n == 1 else f"{n} clips"), remedy, tuple(files))
-
-
-def _mask(column: Any) -> NDArray[np.bool_]:
-    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
-Json = dict[str, Any]
-
-
-def shared_files(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[Json]:
+def shared_files(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[dict[str, Any]]:
     """Return pairs of datasets that overlap by mistake, as {"datasets", "files"}, the outer folder first.
 
     Datasets are meant to overlap if one has a name, or if their captions or filters differ.
     """
     wide_first = sorted(datasets, key=lambda d: len(d.place.root.resolve().parts))
-    pairs = [(a, b) for a, b in itertools.combinations(wide_first, 2) if _may_share(a, b) and not _meant(a, b)]
+    pairs = [pair for pair in itertools.combinations(wide_first, 2) if _overlap_by_mistake(*pair)]
     number = _numbered({d.dataset_name: d for pair in pairs for d in pair}.values(), rows)
     overlaps = []
     for pair in pairs:
@@ -261,13 +227,11 @@ def shared_files(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[J
     return overlaps
 
 
-def _may_share(wide: DatasetConfig, narrow: DatasetConfig) -> bool:
-    return narrow.place.root.resolve().is_relative_to(wide.place.root.resolve())
-
-
-def _meant(one: DatasetConfig, other: DatasetConfig) -> bool:
-    named = one.name is not None or other.name is not None
-    return named or (one.caption, one.filter) != (other.caption, other.filter)
+def _overlap_by_mistake(wide: DatasetConfig, narrow: DatasetConfig) -> bool:
+    if not narrow.place.root.resolve().is_relative_to(wide.place.root.resolve()):
+        return False
+    unnamed = wide.name is None and narrow.name is None
+    return unnamed and (wide.caption, wide.filter) == (narrow.caption, narrow.filter)
 
 
 def _numbered(datasets: Collection[DatasetConfig], rows: CatalogRows) -> dict[str, NDArray[np.int32]]:

@@ -11,7 +11,6 @@ from reelworks.media import decode
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.plan import Entries, EpochPlan
 
-Json = dict[str, Any]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 FILES_NAMED = 10
@@ -25,7 +24,7 @@ def planned(plan: EpochPlan) -> Entries:
     return Entries(plan.uid[first], plan.copy[first].astype(np.int64), plan.ordinal[first], bucket)
 
 
-def losses(data: RecipeData, plan: EpochPlan) -> Json:
+def losses(data: RecipeData, plan: EpochPlan) -> dict[str, Any]:
     """Return how much of its clips an epoch discards.
 
     Returns:
@@ -35,24 +34,22 @@ def losses(data: RecipeData, plan: EpochPlan) -> Json:
         `short_clips`: the number of videos shorter than their bucket. Means and sums count each repeat.
     """
     entries = planned(plan)
-    row = data.rows_at(entries.ordinal)
     lost = lost_shares(data, entries)
-    available, wanted = _frames_available(data, row), _frames_wanted(data, entries)
     return {
         "crop": {
             "mean": float(lost.mean()) if len(lost) else 0.0,
             "by_bucket": _by_bucket(data, entries, {"mean": lost}),
             "worst": worst(data, entries, lost, FILES_NAMED),
         },
-        "frames": _frames(data, entries, row, np.minimum(wanted, available), available),
+        "frames": _frames(data, entries),
         "short_clips": short_clips(data, entries),
     }
 
 
 def short_clips(data: RecipeData, entries: Entries) -> int:
     """Return the number of videos that are shorter than their bucket."""
-    row = data.rows_at(entries.ordinal)
-    return _num_clips(data, row[_frames_available(data, row) < _frames_wanted(data, entries)])
+    available, wanted = _frames_available(data, entries)
+    return _num_clips(entries.ordinal[available < wanted])
 
 
 def lost_shares(data: RecipeData, entries: Entries) -> F64:
@@ -67,13 +64,13 @@ def lost_shares(data: RecipeData, entries: Entries) -> F64:
     return np.maximum(lost, 0.0)
 
 
-def worst(data: RecipeData, entries: Entries, lost: F64, count: int) -> list[Json]:
+def worst(data: RecipeData, entries: Entries, lost: F64, count: int) -> list[dict[str, Any]]:
     """Return the clips that lose most to cropping, each once, without those that lose nothing."""
     first = _largest(entries, lost, count)
     row = data.rows_at(entries.ordinal[first])
     return [
         {
-            "path": _path(data, r),
+            "path": data.rows.label(r),
             "width": int(data.rows.width[r]),
             "height": int(data.rows.height[r]),
             "bucket": data.table.buckets[int(entries.bucket[i])].name,
@@ -83,31 +80,28 @@ def worst(data: RecipeData, entries: Entries, lost: F64, count: int) -> list[Jso
     ]
 
 
-def _frames_wanted(data: RecipeData, entries: Entries) -> I64:
-    frames = np.array([bucket.shape.num_frames for bucket in data.table.buckets], dtype=np.int64)
-    return frames[entries.bucket]
-
-
-def _frames_available(data: RecipeData, row: I64) -> I64:
-    rows = data.rows
+def _frames_available(data: RecipeData, entries: Entries) -> tuple[I64, I64]:
+    """Return the frames that each clip has at the frame rate of reading, and those that its bucket takes."""
+    rows, row = data.rows, data.rows_at(entries.ordinal)
     frames = decode.frames_available(rows.num_frames[row], np.maximum(rows.fps[row], 1e-6), data.recipe.data)
-    return np.where(data.rows.is_image[row], 1, frames)
+    wanted = np.array([bucket.shape.num_frames for bucket in data.table.buckets], dtype=np.int64)
+    return np.where(rows.is_image[row], 1, frames), wanted[entries.bucket]
 
 
-def _frames(data: RecipeData, entries: Entries, row: I64, trained: I64, available: I64) -> Json:
-    is_video = ~data.rows.is_image[row]
-    videos = entries.take(np.flatnonzero(is_video))
-    trained, available, row = trained[is_video], available[is_video], row[is_video]
+def _frames(data: RecipeData, entries: Entries) -> dict[str, Any]:
+    videos = entries.take(np.flatnonzero(~data.rows.is_image[data.rows_at(entries.ordinal)]))
+    available, wanted = _frames_available(data, videos)
+    row, trained = data.rows_at(videos.ordinal), np.minimum(wanted, available)
     half = np.flatnonzero(2 * trained < available)
     longest = half[_largest(videos.take(half), available[half], FILES_NAMED)]
     return {
         "trained": int(trained.sum()),
         "there": int(available.sum()),
         "by_bucket": _by_bucket(data, videos, {"trained": trained, "there": available}),
-        "less_than_half": _num_clips(data, row[half]),
+        "less_than_half": _num_clips(row[half]),
         "longest": [
             {
-                "path": _path(data, int(row[i])),
+                "path": data.rows.label(int(row[i])),
                 "bucket": data.table.buckets[int(videos.bucket[i])].name,
                 "trained": int(trained[i]),
                 "there": int(available[i]),
@@ -117,14 +111,12 @@ def _frames(data: RecipeData, entries: Entries, row: I64, trained: I64, availabl
     }
 
 
-def _num_clips(data: RecipeData, row: I64) -> int:
+def _num_clips(row: I64) -> int:
     """Return the number of different rows."""
-    present = np.zeros(len(data.rows), dtype=np.bool_)
-    present[row] = True
-    return int(present.sum())
+    return int(np.count_nonzero(np.bincount(row)))
 
 
-def _by_bucket(data: RecipeData, entries: Entries, columns: dict[str, F64 | I64]) -> list[Json]:
+def _by_bucket(data: RecipeData, entries: Entries, columns: dict[str, F64 | I64]) -> list[dict[str, Any]]:
     """Return means of float columns and sums of integer columns for the buckets that have clips."""
     n = len(data.table.buckets)
     clips = np.bincount(entries.bucket, minlength=n)
@@ -149,7 +141,3 @@ def _largest(entries: Entries, value: F64 | I64, count: int) -> I64:
         if len(first) >= count or end >= len(order):
             return order[np.sort(first)[:count]]
         end *= 4
-
-
-def _path(data: RecipeData, row: int) -> str:
-    return f"{data.rows.dataset[row].as_py()}/{data.rows.path[row].as_py()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from reelworks.schedule.plan import EpochPlan, PlanSpec
 Json = dict[str, Any]
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
+_COUNTS = ("steps", "clips", "repeated", "tokens", "micro_batches", "incomplete")
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,9 @@ class Figures:
     """Sums over one or more epochs.
 
     Attributes:
-        steps: Optimizer steps.
         clips: Showings of clips that count in the loss, padding left out.
         repeated: Extra showings among `clips`, which fill up micro-batches.
         tokens: Tokens of `clips`.
-        micro_batches: Micro-batches in total.
         incomplete: Micro-batches with fewer clips than the batch size.
         places: Showings of clips, padding included.
         useful_us: Mean planned time of a rank for `clips`, in microseconds.
@@ -71,28 +71,11 @@ class Figures:
 
     def to_json(self) -> Json:
         """Return counts and shares."""
-        return {
-            "steps": self.steps,
-            "clips": self.clips,
-            "repeated": self.repeated,
-            "tokens": self.tokens,
-            "micro_batches": self.micro_batches,
-            "incomplete": self.incomplete,
-            "imbalance": self.imbalance,
-            "padding": self.padding,
-            "waste": self.waste,
-        }
+        return {name: getattr(self, name) for name in (*_COUNTS, "imbalance", "padding", "waste")}
 
 
 def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures:
-    """Return the figures of one epoch.
-
-    Args:
-        plan: The epoch's plan.
-        spec: Spec of the plan.
-        tokens: Tokens of a clip, by bucket.
-        world: Number of ranks.
-    """
+    """Return the figures of one epoch on `world` ranks; `tokens` are those of a clip, by bucket."""
     bucket, clips = micro_batches(plan)
     costs = np.array(spec.costs_us, dtype=np.int64)
     busy = float(plan.costs_us(spec).sum()) / world
@@ -119,19 +102,14 @@ def gradient_weight(plan: EpochPlan, tokens: I64, loss_reduction: LossReduction)
     """Return each bucket's share of an epoch's gradients, in steps: the sum is the number of steps.
 
     Every step has the same weight; within a step, micro-batches are weighted as `train.loss_reduction` says.
-
-    Args:
-        plan: The epoch's plan.
-        tokens: Tokens of a clip, by bucket.
-        loss_reduction: The unit that has equal weight within a step.
+    `tokens` are those of a clip, by bucket.
     """
     bucket, clips = micro_batches(plan)
     weight = clips * cost.loss_weight(loss_reduction, tokens[bucket], clips)
     row_weight = np.append(weight, 0.0)[plan.rows].sum(axis=1)
     used = plan.rows >= 0
     share = weight[plan.rows[used]] / np.repeat(row_weight, used.sum(axis=1))
-    summed: F64 = np.bincount(bucket[plan.rows[used]], share, minlength=len(tokens)).astype(np.float64)
-    return summed
+    return np.bincount(bucket[plan.rows[used]], share, minlength=len(tokens)).astype(np.float64)
 
 
 MEASURES = ("clips", "tokens", "time", "gradient")
@@ -163,11 +141,7 @@ def of_datasets(data: RecipeData, plan: EpochPlan, spec: PlanSpec, dataset: I64)
 def dataset_of_rows(data: RecipeData) -> I64:
     """Return the index of each row's dataset in the recipe."""
     index = {dataset.dataset_name: i for i, dataset in enumerate(data.recipe.dataset)}
-    # The dictionary may have datasets that the recipe does not name, but none of the rows uses them.
-    names = data.rows.dataset.dictionary.to_pylist()
-    by_name = np.array([index.get(name, -1) for name in names], dtype=np.int64)
-    rows: I64 = by_name[data.rows.dataset.indices.to_numpy(zero_copy_only=False)]
-    return rows
+    return data.rows.per_dataset(index, default=-1)
 
 
 def groups(data: RecipeData, sums: F64) -> list[str]:
@@ -178,36 +152,33 @@ def groups(data: RecipeData, sums: F64) -> list[str]:
     table = data.table
     few = np.count_nonzero(sums[0]) <= NAMED
     names = [bucket.name if few else str(table.entries[bucket.entry]) for bucket in table.buckets]
-    time: dict[str, float] = dict.fromkeys(names, 0.0)
+    time = Counter[str]()
     for name, spent in zip(names, sums[MEASURES.index("time")].tolist(), strict=True):
         time[name] += spent
-    named = sorted(time, key=lambda name: -time[name])[:NAMED]
+    named = [name for name, _ in time.most_common(NAMED)]
     return [name if name in named else OTHERS for name in names]
 
 
-def buckets_told(data: RecipeData, sums: F64, groups: list[str]) -> list[Json]:
+def bucket_shares(data: RecipeData, sums: F64, groups: list[str]) -> list[Json]:
     """Return the shares of the buckets that have clips; each measure adds up to 1."""
     return [
         _shares(data.table.buckets[i].name, sums, i) | {"group": groups[i]} for i in np.flatnonzero(sums[0]).tolist()
     ]
 
 
-def datasets_told(data: RecipeData, sums: F64, trainable: I64) -> list[Json]:
+def dataset_shares(data: RecipeData, sums: F64, trainable: I64) -> list[Json]:
     """Return the shares of all datasets; `trainable` counts the clips of each that can be drawn."""
     return [
         _shares(dataset.dataset_name, sums, i)
-        | {
-            "trainable_clips": int(trainable[i]),
-            "showings_per_clip": float(sums[0, i] / max(trainable[i], 1)),
-        }
+        | {"trainable_clips": int(trainable[i]), "showings_per_clip": float(sums[0, i] / max(trainable[i], 1))}
         for i, dataset in enumerate(data.recipe.dataset)
     ]
 
 
 def _shares(name: str, sums: F64, i: int) -> Json:
     shares = sums[:, i] / sums.sum(axis=1)
-    value = {"name": name, "clips": int(sums[0, i])}
-    return value | {f"share_of_{m}": float(share) for m, share in zip(MEASURES, shares, strict=False)}
+    measured = {f"share_of_{m}": float(share) for m, share in zip(MEASURES, shares, strict=False)}
+    return {"name": name, "clips": int(sums[0, i])} | measured
 
 
 def course(plan: EpochPlan, groups: list[str]) -> Json:
@@ -227,11 +198,7 @@ _WARM_UP_STEPS = 1  # caches, compilers and allocators warm up
 
 
 def measure_costs(run: RunFolder) -> dict[str, float]:
-    """Return the milliseconds that a rank spends on a clip of each bucket: the median over single-bucket steps.
-
-    Raises:
-        UserError: There is no run, or it has no step from which a cost can be measured.
-    """
+    """Return the milliseconds that a rank spends on a clip of each bucket: the median over single-bucket steps."""
     run.info()
     seconds: dict[str, list[float]] = {}
     world = since_start = 0
@@ -255,9 +222,5 @@ def measure_costs(run: RunFolder) -> dict[str, float]:
 
 
 def write_costs(path: Path, measured_ms: dict[str, float]) -> None:
-    """Write the result of `measure_costs` as the file that `cost.measured` of a recipe names.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Write the result of `measure_costs` as the file that `cost.measured` of a recipe names."""
     files.write_for("--costs", path, (files.to_json(measured_ms, indent=2) + "\n").encode())

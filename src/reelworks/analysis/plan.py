@@ -30,14 +30,11 @@ class Plan:
     """Statistics of a planned epoch.
 
     Attributes:
-        epoch: Number of the epoch, from 0.
-        steps: Optimizer steps.
         micro_batches: Micro-batches of all steps and ranks.
         clips: Clips that are trained, each repeat once.
         imbalance: Share of time, from 0 to 1, that ranks wait for the slowest of them under the cost model.
         padding: Share of the clips in micro-batches that only fill them up.
         buckets: Number of clips by bucket.
-        rejected: Clips that the epoch leaves out.
     """
 
     epoch: int

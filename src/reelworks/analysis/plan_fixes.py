@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from reelworks.analysis.epoch_stats import Figures, figures
-from reelworks.buckets import assign
 from reelworks.core.errors import UserError
+from reelworks.data.dataset import merge_targets
 from reelworks.recipe.dataset import RecipeData
-from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import PlanSpec, plan_epoch
 
 Json = dict[str, Any]
@@ -23,13 +22,7 @@ _SCALES = (1.0, 0.5, 0.25, 0.125)
 
 @dataclass(frozen=True)
 class PlanFix:
-    """A change to try.
-
-    Attributes:
-        kind: Kind of the change; at most one of each kind is proposed.
-        incomplete_batch: Value of `buckets.incomplete_batch`.
-        batch_sizes: Changed batch sizes, by index of the bucket entry.
-    """
+    """A change to try; at most one of each kind is proposed. Batch sizes are by index of the bucket entry."""
 
     kind: str
     incomplete_batch: str
@@ -44,15 +37,15 @@ def too_much(total: Figures) -> bool:
 def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, epochs: int) -> list[Json]:
     """Return fixes that improve a plan, those that suffice first; of each kind the mildest that suffices, or the best.
 
-    Args:
-        data: The recipe's data.
-        spec: Spec of the recipe's plans.
-        total: Figures of the recipe's plans.
-        world: Number of ranks.
-        epochs: Number of epochs that `total` covers.
+    `total` has the figures of the recipe's plans of so many epochs.
     """
     fixes = list(_fixes(data, spec))
-    totals = _totals(data, spec, fixes, world, epochs)
+    specs = [_spec(data, spec, fix) for fix in fixes]
+    totals = [Figures()] * len(fixes)
+    for epoch in range(epochs):
+        entries = data.entries(epoch)
+        for i, changed in enumerate(specs):
+            totals[i] += figures(plan_epoch(entries, changed, epoch), changed, data.table.tokens(), world)
     chosen: dict[str, int] = {}
     for i, fix in enumerate(fixes):
         former = chosen.get(fix.kind)
@@ -65,22 +58,17 @@ def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, e
 
 
 def fewer_ranks(data: RecipeData, spec_for: Callable[[int], PlanSpec], *, world: int, epochs: int) -> Json | None:
-    """Return the largest of half, a quarter, ... of `world` at which waste is allowed, with figures, or None.
+    """Return the largest of half, a quarter, ... of `world` ranks at which waste is allowed, with figures, or None.
 
-    Args:
-        data: The recipe's data.
-        spec_for: Returns the spec of plans for a number of ranks.
-        world: Number of ranks at which too much time is wasted.
-        epochs: Number of epochs to sum up.
+    `spec_for` returns the spec of plans for a number of ranks, or raises UserError if the recipe does not allow it.
     """
     while (world := world // 2) >= 1:
         try:
             spec = spec_for(world)
-        except UserError:  # the recipe's same_bucket_run or micro_batches_per_step does not allow this number
+        except UserError:
             continue
-        total = Figures()
-        for epoch in range(epochs):
-            total += figures(data.plan(spec, epoch), spec, data.table.tokens(), world)
+        each = (figures(data.plan(spec, epoch), spec, data.table.tokens(), world) for epoch in range(epochs))
+        total = sum(each, Figures())
         if not too_much(total):
             return {"world": world} | total.to_json()
     return None
@@ -88,11 +76,9 @@ def fewer_ranks(data: RecipeData, spec_for: Callable[[int], PlanSpec], *, world:
 
 def _drop_needless(chosen: dict[str, int], totals: list[Figures]) -> None:
     """Drop the fix that changes two settings if a change of one setting is as good."""
-    others = [totals[i] for kind, i in chosen.items() if kind != "both"]
     both = chosen.get("both")
-    if both is None:
-        return
-    if any(not too_much(other) or other.waste <= totals[both].waste for other in others):
+    others = [totals[i] for i in chosen.values() if i != both]
+    if both is not None and any(not too_much(other) or other.waste <= totals[both].waste for other in others):
         del chosen["both"]
 
 
@@ -130,30 +116,11 @@ def _batch_sizes(data: RecipeData, spec: PlanSpec) -> Iterator[dict[int, int]]:
             yield changed
 
 
-def _totals(data: RecipeData, spec: PlanSpec, fixes: list[PlanFix], world: int, epochs: int) -> list[Figures]:
-    """Return the summed figures of plans with each fix."""
-    specs = [_spec(data, spec, fix) for fix in fixes]
-    totals = [Figures()] * len(fixes)
-    for epoch in range(epochs):
-        entries = data.entries(epoch)
-        for i, changed in enumerate(specs):
-            plan = plan_epoch(entries, changed, epoch)
-            totals[i] += figures(plan, changed, data.table.tokens(), world)
-    return totals
-
-
 def _spec(data: RecipeData, spec: PlanSpec, fix: PlanFix) -> PlanSpec:
-    sizes = tuple(
-        fix.batch_sizes.get(bucket.entry, size)
-        for bucket, size in zip(data.table.buckets, spec.batch_sizes, strict=True)
-    )
-    merges = fix.incomplete_batch == "merge"
-    return replace(
-        spec,
-        incomplete_batch=fix.incomplete_batch,
-        batch_sizes=sizes,
-        merge_to=tuple(int(n) for n in assign.targets(data.table)) if merges else (),
-    )
+    now = zip(data.table.buckets, spec.batch_sizes, strict=True)
+    sizes = tuple(fix.batch_sizes.get(bucket.entry, size) for bucket, size in now)
+    merge_to = merge_targets(data.table, fix.incomplete_batch)
+    return replace(spec, incomplete_batch=fix.incomplete_batch, batch_sizes=sizes, merge_to=merge_to)
 
 
 def _to_json(data: RecipeData, fix: PlanFix, total: Figures) -> Json:
@@ -176,15 +143,8 @@ def _settings(data: RecipeData, fix: PlanFix) -> list[str]:
         settings.append(f"buckets.incomplete_batch={fix.incomplete_batch}")
     if data.chosen is not None:  # the entries were chosen automatically, so --set cannot name them
         return settings
-    new = {
-        (data.table.entries[i].resolution, data.table.entries[i].num_frames): size
-        for i, size in fix.batch_sizes.items()
-    }
-    return settings + _bucket_settings(recipe, new)
-
-
-def _bucket_settings(recipe: Recipe, new: dict[tuple[str, int], int]) -> list[str]:
-    settings = []
+    changed = ((data.table.entries[i], size) for i, size in fix.batch_sizes.items())
+    new = {(entry.resolution, entry.num_frames): size for entry, size in changed}
     for index, entry in enumerate(recipe.bucket):
         now = [size or recipe.buckets.batch_size for size in entry.batch_sizes()]
         then = [new.get((entry.resolution, frames), size) for frames, size in zip(entry.frames(), now, strict=True)]

@@ -25,38 +25,29 @@ _LINES_SHOWN = 20
 
 
 def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, epoch: int = 0) -> Json:
-    """Summarise an epoch: buckets, reasons with their first files, steps, imbalance, padding.
-
-    Args:
-        data: The recipe's data.
-        spec: Spec of the plan.
-        plan: The epoch's plan.
-        world: Number of ranks, for the imbalance.
-        epoch: Number of the epoch, from 0.
-    """
-    assignment, row = data.assignment(epoch)
-    left_out = rejections.left_out(assignment, row)
+    """Summarise an epoch on `world` ranks: buckets, reasons with their first files, steps, imbalance, padding."""
+    left_out = rejections.left_out(*data.assignment(epoch))
     buckets = _buckets(data, plan, spec)
     places = len(plan.uid)
-    micro_batches = len(plan.offsets) - 1
+    rows = data.rows
     return {
         "catalog": {
-            "clips": len(data.rows),
-            "videos": int((~data.rows.is_image & data.rows.readable).sum()),
-            "images": int((data.rows.is_image & data.rows.readable).sum()),
-            "bad": int((~data.rows.readable).sum()),
+            "clips": len(rows),
+            "videos": int((~rows.is_image & rows.readable).sum()),
+            "images": int((rows.is_image & rows.readable).sum()),
+            "bad": int((~rows.readable).sum()),
         },
         "planned": plan.planned,
         "repeated": plan.repeated,
         "held_out": sum(len(r.row) for r in left_out if r.reason == Reason.HELD_OUT),
         "left_out": rejections.counts(data, left_out),
         "reasons": rejections.named(data, left_out),
-        "exclude_list_unmatched": data.exclude_list.unmatched(data.rows),
-        "shared_files": data_advice.shared_files(data.recipe.dataset, data.rows),
+        "exclude_list_unmatched": data.exclude_list.unmatched(rows),
+        "shared_files": data_advice.shared_files(data.recipe.dataset, rows),
         "buckets": [bucket for bucket in buckets if bucket["clips"]],
         "empty_buckets": [bucket["name"] for bucket in buckets if not bucket["clips"]],
         "steps_per_epoch": plan.steps,
-        "micro_batches": micro_batches,
+        "micro_batches": len(plan.offsets) - 1,
         "incomplete_batch": spec.incomplete_batch,
         "incomplete": sum(int(bucket["incomplete"]) for bucket in buckets),
         "micro_batches_per_step": spec.micro_batches_per_step,
@@ -115,13 +106,7 @@ _WORLDS = (8, 64, 512, 4096)
 
 
 def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: int) -> tuple[Json, Figures]:
-    """Plan epochs from the first on, one at a time.
-
-    Args:
-        data: The recipe's data.
-        spec: Spec of the plans.
-        world: Number of ranks, for the imbalance.
-        epochs: Number of epochs, at least one.
+    """Plan so many epochs, at least one, from the first on, one at a time.
 
     Returns:
         `epochs`, `sum`, `shares`, `datasets`, `course` (of the first epoch) and `never_seen` as JSON; and the total.
@@ -143,13 +128,12 @@ def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: int) -> 
             course = epoch_stats.course(plan, groups)
     total = sum(each, Figures())
     reason, trainable = _reasons(data)
+    trainable_clips = np.bincount(dataset[trainable], minlength=by_dataset.shape[1])
     value = {
         "epochs": [{"epoch": epoch} | f.to_json() for epoch, f in enumerate(each)],
         "sum": total.to_json(),
-        "shares": epoch_stats.buckets_told(data, by_bucket, groups),
-        "datasets": epoch_stats.datasets_told(
-            data, by_dataset, np.bincount(dataset[trainable], minlength=by_dataset.shape[1])
-        ),
+        "shares": epoch_stats.bucket_shares(data, by_bucket, groups),
+        "datasets": epoch_stats.dataset_shares(data, by_dataset, trainable_clips),
         "course": course,
         "never_seen": _never_seen(data, seen, reason),
     }
@@ -161,8 +145,7 @@ def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world:
     worlds = [size for size in _WORLDS if size < world]
     if not worlds:
         return []
-    entries = data.entries(0)
-    values = []
+    values, entries = [], data.entries(0)
     for size in worlds:
         try:
             spec = spec_for(size)
@@ -190,7 +173,7 @@ def _never_seen(data: RecipeData, seen: NDArray[np.bool_], reason: NDArray[np.in
         where = np.flatnonzero(lost & (reason == kind))
         if len(where):
             first = where[:FILES_NAMED].tolist()
-            paths = sorted(f"{data.rows.dataset[i].as_py()}/{data.rows.path[i].as_py()}" for i in first)
+            paths = sorted(data.rows.label(i) for i in first)
             by_reason[kind.label] = {"clips": len(where), "files": paths}
     return {"clips": int(lost.sum()), "by_reason": by_reason}
 
@@ -199,11 +182,7 @@ _MOST_MICRO_BATCHES = 1_000_000  # per step: a row of the plan has an element fo
 
 
 def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
-    """Return the micro-batches per step and the `same_bucket_run` of a run that begins with `world` ranks.
-
-    Raises:
-        UserError: `same_bucket_run` does not divide the micro-batches per step, or these are too many or too few.
-    """
+    """Return the micro-batches per step and the `same_bucket_run` of a run that begins with `world` ranks."""
     train = recipe.train
     if train.micro_batches_per_step is not None and train.micro_batches_per_step < world:
         raise too_many_ranks(train.micro_batches_per_step, world)
@@ -240,58 +219,48 @@ def too_many_ranks(micro_batches_per_step: int, world: int) -> UserError:
     )
 
 
-def forecast(recipe: Recipe, world: int, epochs: int = 1) -> dict[str, Any]:
-    """Summarise the first epoch of a run on `world` ranks, and look further ahead.
-
-    Args:
-        recipe: The recipe; its catalog must exist.
-        world: Number of ranks.
-        epochs: Number of epochs that `epochs`, `sum`, `shares` and `never_seen` cover.
+def forecast(recipe: Recipe, world: int, epochs: int = 1) -> Json:
+    """Summarise the first epoch of a run on `world` ranks, and look so many epochs ahead; the catalog must exist.
 
     Returns:
         The results of `summarise` and `look_ahead`, with `proposals` if imbalance or padding is above
         `plan_fixes.WASTE_ALLOWED`, `fewer_ranks` if no proposal suffices, and `max_steps_to_set` if the learning rate
         decays without an end; all three are None otherwise.
-
-    Raises:
-        UserError: The first epoch would have no step.
     """
     data = RecipeData.open(recipe)
     spec = _spec(data, world)
     position = begin_epoch(data, spec, epoch=0)
     summary = summarise(data, spec, position.plan, world=world)
     further, total = look_ahead(data, spec, world=world, epochs=epochs)
-    fixes = _fixes(data, spec, total, world=world, epochs=epochs)
-    smaller = smaller_worlds(data, partial(_spec, data), world)
+    proposals = fewer = None
+    if plan_fixes.too_much(total):
+        proposals = plan_fixes.proposals(data, spec, total, world=world, epochs=epochs)
+        if not any(proposal["suffices"] for proposal in proposals):
+            fewer = plan_fixes.fewer_ranks(data, partial(_spec, data), world=world, epochs=epochs)
     train = recipe.train
-    to_set = (train.max_epochs or 0) * position.plan.steps if train.lacks_end else None
-    further |= {"smaller_worlds": smaller, "loss_reduction": train.loss_reduction, "max_steps_to_set": to_set}
-    return summary | further | fixes
+    max_steps = (train.max_epochs or 0) * position.plan.steps if train.lacks_end else None
+    return (
+        summary
+        | further
+        | {
+            "smaller_worlds": smaller_worlds(data, partial(_spec, data), world),
+            "loss_reduction": train.loss_reduction,
+            "max_steps_to_set": max_steps,
+            "proposals": proposals,
+            "fewer_ranks": fewer,
+        }
+    )
 
 
 def _spec(data: RecipeData, world: int) -> PlanSpec:
     return data.plan_spec(*step_shape(data.recipe, world))
 
 
-def _fixes(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, epochs: int) -> dict[str, Any]:
-    if not plan_fixes.too_much(total):
-        return {"proposals": None, "fewer_ranks": None}
-    proposals = plan_fixes.proposals(data, spec, total, world=world, epochs=epochs)
-    if any(proposal["suffices"] for proposal in proposals):
-        return {"proposals": proposals, "fewer_ranks": None}
-    fewer = plan_fixes.fewer_ranks(data, partial(_spec, data), world=world, epochs=epochs)
-    return {"proposals": proposals, "fewer_ranks": fewer}
-
-
 FIGURES = ("steps", "clips", "tokens", "micro_batches", "incomplete", "imbalance", "padding")
 
 
 def compare(before: tuple[Recipe, Json], after: tuple[Recipe, Json]) -> Json:
-    """Compare two recipes and their forecasts.
-
-    Args:
-        before: A recipe and its `forecast`.
-        after: The other recipe and its forecast, for the same numbers of ranks and epochs.
+    """Compare two recipes by their forecasts for the same numbers of ranks and epochs.
 
     Returns:
         Changed `keys`; `figures` over all epochs; clips by bucket (`buckets`) over all epochs; and clips by reason
@@ -310,5 +279,4 @@ def compare(before: tuple[Recipe, Json], after: tuple[Recipe, Json]) -> Json:
 
 
 def _side_by_side(a: dict[str, int], b: dict[str, int]) -> list[Json]:
-    names = [*a, *(name for name in b if name not in a)]
-    return [{"name": name, "a": a.get(name, 0), "b": b.get(name, 0)} for name in names]
+    return [{"name": name, "a": a.get(name, 0), "b": b.get(name, 0)} for name in a | b]

@@ -29,7 +29,6 @@ from reelworks.run import records
 from reelworks.run.folder import RunFolder
 from reelworks.run.records import RecordError
 
-Json = dict[str, Any]
 _NAMED = ("dataset", "path", "num_frames", "height", "width", "error")
 FILES_NAMED = 1000  # most files listed for each reason
 _WRITERS: dict[str, Callable[[Any, Any], None]] = {".parquet": parquet.write_table, ".csv": csv.write_csv}
@@ -40,7 +39,6 @@ class Rejection:
     """Clips left out for one reason.
 
     Attributes:
-        reason: Why the clips are left out.
         row: Rows of the clips, ascending.
         nearest: Index of the bucket entry that each clip misses by least, -1 if there is none.
     """
@@ -53,12 +51,7 @@ class Rejection:
 def left_out(assignment: Assignment, row: NDArray[np.int64]) -> list[Rejection]:
     """Group the clips that an epoch leaves out by reason; a clip is not left out if any repeat is trained.
 
-    Args:
-        assignment: Assignment of every clip and repeat.
-        row: Row of each clip and repeat; repeats of a clip are adjacent.
-
-    Returns:
-        One rejection for each reason that occurs.
+    `row` is the row of each clip and repeat in the assignment; repeats of a clip are adjacent.
     """
     trained = np.zeros(int(row.max(initial=-1)) + 1, dtype=np.bool_)
     trained[row[assignment.reason == Reason.NONE]] = True
@@ -71,9 +64,9 @@ def left_out(assignment: Assignment, row: NDArray[np.int64]) -> list[Rejection]:
     return rejections
 
 
-def counts(data: RecipeData, rejections: list[Rejection]) -> Json:
+def counts(data: RecipeData, rejections: list[Rejection]) -> dict[str, dict[str, Any]]:
     """Return the number of clips by reason, and for clips that fit no bucket also by nearest entry."""
-    by_reason: Json = {}
+    by_reason = {}
     for r in rejections:
         entry, number = np.unique(r.nearest[r.nearest >= 0], return_counts=True)
         names = [str(data.table.entries[i]) for i in entry.tolist()]
@@ -111,27 +104,19 @@ def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[s
         text = next(d.filter for d in data.recipe.dataset if d.filter and d.dataset_name == dataset)
         values = filters.values(rows, row, text)
         detail = f"{text}; the clip has " + ", ".join(_value_text(name, v) for name, v in values.items())
+    elif reason == Reason.NO_CAPTION and rows.caption[row].as_py() is not None:
+        detail = "the caption is empty"
     elif reason == Reason.NO_CAPTION:
-        detail = _no_caption(data, row)
+        listed = {d.dataset_name for d in data.recipe.dataset if d.place.list_file is not None}
+        in_list = "no caption in the list, nor in a file next to the clip if the list has no captions"
+        detail = in_list if rows.dataset[row].as_py() in listed else "no caption file"
     elif reason == Reason.NO_COMPANION:
         detail = "; ".join(f.explain(rows, row) for f in data.companions.values() if f.problem[row])
     elif reason in (Reason.TOO_SHORT, Reason.TOO_SMALL, Reason.NO_BUCKET):
         detail = f"{rows.num_frames[row]} frames of {rows.height[row]} × {rows.width[row]}"
         if nearest >= 0:
             detail += f"; nearest entry: {data.table.entries[nearest]}"
-    return {"path": f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}", "detail": detail}
-
-
-def _no_caption(data: RecipeData, row: int) -> str:
-    if data.rows.caption[row].as_py() is not None:
-        return "the caption is empty"
-    listed = {d.dataset_name for d in data.recipe.dataset if d.place.list_file is not None}
-    name = data.rows.dataset[row].as_py()
-    return (
-        "no caption in the list, nor in a file next to the clip if the list has no captions"
-        if name in listed
-        else "no caption file"
-    )
+    return {"path": rows.label(row), "detail": detail}
 
 
 def _value_text(name: str, value: Any) -> str:
@@ -143,13 +128,8 @@ def _value_text(name: str, value: Any) -> str:
 def write(path: Path, data: RecipeData, epoch: int) -> None:
     """Write a table of all clips that an epoch leaves out, by reason: path, size, nearest entry, error.
 
-    Args:
-        path: File to write, .parquet or .csv.
-        data: The recipe's data.
-        epoch: Number of the epoch, from 0.
-
     Raises:
-        UserError: The file name has another ending, or the file cannot be written.
+        UserError: The file name does not end in .parquet or .csv, or the file cannot be written.
     """
     clips, row, assignment = data.assigned(epoch)
     out = assignment.reason != Reason.NONE
@@ -161,14 +141,7 @@ def write(path: Path, data: RecipeData, epoch: int) -> None:
 
 
 def write_recorded(path: Path, run: RunFolder) -> str:
-    """Write a table of all clips that the latest segment of a run left out, as `write` does, from its record.
-
-    Returns:
-        The segment's name.
-
-    Raises:
-        UserError: The run has no record, the record is lost, or the file cannot be written.
-    """
+    """Write a table like `write`'s for the latest segment of a run, from its record; return the segment's name."""
     run.info()
     keys = records.keys(run)
     try:
@@ -190,8 +163,7 @@ def write_recorded(path: Path, run: RunFolder) -> str:
     left = np.flatnonzero(~consumed)
     trained = np.concatenate([record.ordinal, record.other_ordinal[consumed]])
     notes = record.other_note.take(pa.array(left))
-    table = _table(others.take(left), notes, trained, catalog, record.labels, record.about.entries)
-    _write(path, table)
+    _write(path, _table(others.take(left), notes, trained, catalog, record.labels, record.about.entries))
     return f"epoch {record.about.epoch}, segment {record.about.segment}"
 
 
@@ -211,12 +183,7 @@ def _write(path: Path, table: Any) -> None:
 
 
 def _table(
-    others: Unplanned,
-    notes: Any,
-    trained: NDArray[np.int64],
-    catalog: Catalog,
-    labels: list[str],
-    entries: list[str],
+    others: Unplanned, notes: Any, trained: NDArray[np.int64], catalog: Catalog, labels: list[str], entries: list[str]
 ) -> Any:
     """Return a table with a row for each clip of which no repeat is trained, by reason and ordinal."""
     first = np.flatnonzero(np.diff(others.ordinal, prepend=-1) != 0)

@@ -7,7 +7,7 @@ its own, which only parts written since the list had it contain.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -177,13 +177,21 @@ class CatalogRows:
 
     def of_datasets(self, names: Collection[str]) -> NDArray[np.bool_]:
         """Return a mask of the rows of these datasets."""
-        wanted = [name in names for name in self.dataset.dictionary.to_pylist()]
-        inside: NDArray[np.bool_] = np.array([*wanted, False])[self.dataset.indices.to_numpy(zero_copy_only=False)]
-        return inside
+        return self.per_dataset(dict.fromkeys(names, True), default=False)
+
+    def per_dataset(self, values: Mapping[str, Any], default: Any) -> NDArray[Any]:
+        """Return a value for each row, by the name of its dataset; the default gives the type."""
+        by_code = np.array([default, *(values.get(name, default) for name in self.dataset.dictionary.to_pylist())])
+        of_row: NDArray[Any] = by_code[1:][np.asarray(self.dataset.indices)]
+        return of_row
 
     def file(self, index: int) -> Path:
         """Return the absolute path of a row's file."""
         return Path(self.root[index].as_py(), self.path[index].as_py())
+
+    def label(self, index: int) -> str:
+        """Return a row's "dataset/path"."""
+        return f"{self.dataset[index].as_py()}/{self.path[index].as_py()}"
 
     def to_table(self) -> pa.Table:
         """Return the rows as a table that shares their memory; missing scores are null."""

@@ -141,8 +141,8 @@ Json = dict[str, Any]
 
 def losses(forecast: Json) -> None:
     """Print proposed buckets, and the shares of pictures and frames that an epoch leaves out."""
-    for line in (forecast["chosen_buckets"] or {"lines": []})["lines"]:
-        line(line)
+    for text in (forecast["chosen_buckets"] or {"lines": []})["lines"]:
+        line(text)
     crop, frames = forecast["crop"], forecast["frames"]
     of_frames = {one["name"]: one for one in frames["by_bucket"]}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

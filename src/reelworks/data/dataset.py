@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +21,9 @@ from reelworks.catalog.config import DatasetConfig, Source
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests
-from reelworks.core.hash_rng import Purpose, hash64, passes
-from reelworks.data import eligibility, repeats
+from reelworks.core.errors import UserError
+from reelworks.core.hash_rng import Purpose, hash64, passes, text_words
+from reelworks.data import eligibility
 from reelworks.data.eligibility import ExcludeList
 from reelworks.data.plan_cache import PlanCache, Planned, Unplanned
 from reelworks.media import decode
@@ -33,12 +34,11 @@ from reelworks.schedule.config import CostConfig
 from reelworks.schedule.cursor import Excluded
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
 
+F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
-_BUCKET_SEARCH = {
-    "entries",
-    "max_tokens",
-    "max_batch_size",
-}  # only the buckets that result from these are digested
+_MOST = 1 << 30  # more clips and repeats would not fit into memory
+# Only the buckets that result from these are digested.
+_BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size"}
 # Clips that lack a companion are covered by the catalog's digest.
 _NOT_OF_A_PLAN = {"path", "root", "caption", *companions.KINDS}
 
@@ -48,14 +48,10 @@ class DataSpec:
     """Settings of a dataset other than its catalog and bucket table, as plain values.
 
     Attributes:
-        datasets: Datasets of the catalog to train, each with its settings.
-        seed: Seed of every random choice.
-        data: How clips are read: frame rate, crops, short clips, locality.
         split: Share of files, or of folders, held out for validation.
         group: Unit of the split: single files, or folders as a whole.
         max_held_out: Maximum number of held-out clips that validation uses.
         exclude_file: Text file that lists clips not to train, or None.
-        cost: Cost of a clip, by which the plan balances ranks.
     """
 
     datasets: tuple[DatasetConfig, ...]
@@ -107,7 +103,7 @@ class Dataset:
             live = self.catalog.live()
             if self.spec is None:
                 self.spec = DataSpec(datasets_of(live))
-            self.rows = rows_of(live, clip_sources(self.spec.datasets))
+            self.rows = rows_of(live, [d.place for d in self.spec.datasets])
             self.companion_rows = rows_of(live, companion_sources(self.spec.datasets))
             both = [self.rows.digest(), self.companion_rows.digest()]
             self.digest = digests.digest_json(both) if len(self.companion_rows) else both[0]
@@ -126,11 +122,7 @@ class Dataset:
 
     @cached_property
     def exclude_list(self) -> ExcludeList:
-        """The list of clips not to train.
-
-        Raises:
-            UserError: Its file cannot be read.
-        """
+        """The list of clips not to train."""
         return eligibility.read_exclude_list(self.spec.exclude_file)
 
     @cached_property
@@ -152,26 +144,19 @@ class Dataset:
     def excluded(self) -> NDArray[np.int8]:
         """Why each row is excluded whatever its shape, or `Reason.NONE`."""
         return eligibility.exclusion_reasons(
-            self.rows,
-            self.spec.datasets,
-            companions=self.companions.values(),
-            in_exclude_file=self.in_exclude_file,
+            self.rows, self.spec.datasets, companions=self.companions.values(), in_exclude_file=self.in_exclude_file
         )
 
     @cached_property
-    def _showings(self) -> NDArray[np.float64]:
-        """Mean number of times that an epoch shows each row."""
-        return repeats.showings_per_epoch(self.rows, self.spec.datasets)
+    def _showings(self) -> F64:
+        # Mean number of times that an epoch shows each row.
+        return self.rows.per_dataset({d.dataset_name: d.repeats for d in self.spec.datasets}, default=0.0)
 
     def clips(self) -> tuple[Clips, I64]:
-        """Return the clips to assign, a repeat as one element each, and the row of every element.
-
-        Raises:
-            UserError: There are too many repeats.
-        """
-        row, copy = repeats.copies(self._showings, self.spec.datasets)
+        """Return the clips to assign, a repeat as one element each, and the row of every element."""
+        row, copy = _copies(self._showings, self.spec.datasets)
         r = self.rows
-        groups = repeats.group_keys(r, self.spec.group)
+        groups = group_keys(r, self.spec.group)
         held = assign.held_out(self.spec.seed, groups, self.spec.split)
         frames = decode.frames_available(r.num_frames, np.maximum(r.fps, 1e-6), self.spec.data)
         clips = Clips(
@@ -187,34 +172,32 @@ class Dataset:
         return clips, row
 
     def assigned(self, epoch: int) -> tuple[Clips, I64, Assignment]:
-        """Return every clip and repeat of an epoch, the row of each, and their assignment."""
+        """Return every clip and repeat of an epoch, the row of each, and their assignment.
+
+        Where `repeats` is fractional, chance decides whether the last repeat is trained.
+        """
         clips, row = self.clips()
-        return clips, row, self._assign(clips, row, epoch)
+        result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=epoch)
+        chance = self._showings[row] - clips.copy
+        at = np.flatnonzero((chance < 1) & (result.reason == Reason.NONE))
+        drawn = passes(hash64(self.spec.seed, epoch, clips.uid[at], clips.copy[at], Purpose.SHARE), chance[at])
+        result.reason[at[~drawn]] = Reason.NOT_DRAWN
+        return clips, row, result
 
     def assignment(self, epoch: int) -> tuple[Assignment, I64]:
         """Return the assignment of every clip and repeat of an epoch, and the row of each."""
         _, row, result = self.assigned(epoch)
         return result, row
 
-    def _assign(self, clips: Clips, row: I64, epoch: int) -> Assignment:
-        """Assign clips to buckets; where `repeats` is fractional, chance decides whether the last repeat is trained."""
-        result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=epoch)
-        chance = self._showings[row] - clips.copy
-        at = np.flatnonzero((chance < 1) & (result.reason == Reason.NONE))
-        drawn = passes(hash64(self.spec.seed, epoch, clips.uid[at], clips.copy[at], Purpose.SHARE), chance[at])
-        result.reason[at[~drawn]] = Reason.NOT_DRAWN
-        return result
-
     def entries(self, epoch: int) -> Entries:
         """Return the clips that an epoch trains."""
-        clips, row, result = self.assigned(epoch)
-        return self._entries_without_reason(clips, row, result)
+        return self._entries_without_reason(*self.assigned(epoch))
 
     def _entries_without_reason(self, clips: Clips, row: I64, result: Assignment) -> Entries:
         where = np.flatnonzero(result.reason == Reason.NONE)
         entries = self._entries(clips, row, result, where)
         by = self.spec.data.locality
-        return entries if by is None else replace(entries, group=repeats.group_keys(self.rows, by)[row][where])
+        return entries if by is None else replace(entries, group=group_keys(self.rows, by)[row][where])
 
     def held_out(self) -> Entries:
         """Return the clips that validation uses, each once, in an order drawn from the seed."""
@@ -241,17 +224,16 @@ class Dataset:
             same_bucket_run: Number of micro-batches of one bucket that run at the same time.
         """
         names = [bucket.name for bucket in self.table.buckets]
-        buckets = self.table.config
-        merges = buckets.incomplete_batch == "merge"
+        incomplete_batch = self.table.config.incomplete_batch
         return PlanSpec(
             seed=self.spec.seed,
             micro_batches_per_step=micro_batches_per_step,
             same_bucket_run=same_bucket_run,
-            incomplete_batch=buckets.incomplete_batch,
+            incomplete_batch=incomplete_batch,
             batch_sizes=tuple(int(n) for n in self.table.batch_sizes()),
             costs_us=cost.costs_us(names, self.table.tokens(), self.spec.cost, self.measured_ms),
             buckets_digest=self._buckets_digest(),
-            merge_to=tuple(int(n) for n in assign.targets(self.table)) if merges else (),
+            merge_to=merge_targets(self.table, incomplete_batch),
             window_clips=self.spec.data.shuffle_window if self.spec.data.locality else 0,
         )
 
@@ -274,13 +256,7 @@ class Dataset:
         )
 
     def plan(
-        self,
-        spec: PlanSpec,
-        epoch: int,
-        *,
-        generation: int = 0,
-        segment: int = 0,
-        excluded: Excluded | None = None,
+        self, spec: PlanSpec, epoch: int, *, generation: int = 0, segment: int = 0, excluded: Excluded | None = None
     ) -> EpochPlan:
         """Return the plan of an epoch; the last few are cached, since reading ahead and training share them.
 
@@ -291,20 +267,14 @@ class Dataset:
             segment: Number of the segment in the epoch, from 0.
             excluded: Clips that earlier segments consumed.
         """
-        return self.planned(spec, (generation, epoch, segment), excluded).plan
-
-    def planned(self, spec: PlanSpec, place: tuple[int, int, int], excluded: Excluded | None) -> Planned:
-        """Return the plan of an epoch, as `plan` does, and the clips that it leaves out.
-
-        Args:
-            spec: Everything that determines the plan, except the entries.
-            place: Generation, epoch and segment.
-            excluded: Clips that earlier segments consumed.
-        """
         consumed = Excluded.none() if excluded is None else excluded
+        return self.planned(spec, (generation, epoch, segment), consumed).plan
+
+    def planned(self, spec: PlanSpec, place: tuple[int, int, int], excluded: Excluded) -> Planned:
+        """Return the plan at (generation, epoch, segment), as `plan` does, and the clips that it leaves out."""
         epoch = place[1]
-        key = digests.digest_json([self.digest, spec.digest(), epoch, consumed.digest()])
-        return self._plans.get(self.run, place, key, lambda: self._make(spec, epoch, consumed))
+        key = digests.digest_json([self.digest, spec.digest(), epoch, excluded.digest()])
+        return self._plans.get(self.run, place, key, lambda: self._make(spec, epoch, excluded))
 
     def _make(self, spec: PlanSpec, epoch: int, excluded: Excluded) -> Planned:
         clips, row, result = self.assigned(epoch)
@@ -319,23 +289,52 @@ class Dataset:
         return Planned(plan_epoch(entries, spec, epoch), others)
 
 
+def _copies(shown: F64, datasets: Sequence[DatasetConfig]) -> tuple[I64, I64]:
+    """Return row and repeat number of every clip that an epoch may show; repeats of a clip are adjacent."""
+    times = np.ceil(shown).astype(np.int64)
+    if (total := int(times.sum())) > _MOST:
+        raise UserError(
+            f"an epoch would show {len(times)} clips {total} times in total, the maximum is {_MOST}",
+            code="too-many-repeats",
+            field="dataset.repeats",
+            value=[d.repeats for d in datasets],
+            remedy="lower dataset.repeats",
+        )
+    row = np.repeat(np.arange(len(times)), times)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
+
+
+def group_keys(rows: CatalogRows, by: Literal["file", "folder"]) -> NDArray[np.uint64]:
+    """Return a key for the group of each row; a file that is its own group has its uid as key."""
+    if by == "folder":  # clips directly in a dataset's folder share one
+        folder = pc.replace_substring_regex(rows.path, pattern=r"/?[^/]*$", replacement="").dictionary_encode()
+        return hash64(_hashes(rows.dataset), _hashes(folder))
+    groups = rows.uid.copy()
+    shared = np.flatnonzero(pc.not_equal(rows.group, rows.path))
+    groups[shared] = _hashes(rows.group.take(pa.array(shared)).dictionary_encode())
+    return groups
+
+
+def _hashes(words: Any) -> NDArray[np.uint64]:
+    """Hash a dictionary-encoded column, each distinct word once, as `hash_int` does."""
+    word_hashes = hash64(text_words(words.dictionary.to_pylist()))
+    word: I64 = np.asarray(words.indices)
+    return word_hashes[word]
+
+
 def rows_of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:
     """Return the rows of some datasets."""
     mine = rows.of_datasets([source.name for source in wanted])
     return rows if mine.all() else rows.take(mine)  # a copy of millions of rows takes gigabytes
 
 
-def clip_sources(datasets: Iterable[DatasetConfig]) -> list[Source]:
-    """Return the folders and lists that datasets name."""
-    return [d.place for d in datasets]
+def merge_targets(table: BucketTable, incomplete_batch: str) -> tuple[int, ...]:
+    """Return `PlanSpec.merge_to`: the bucket that takes each bucket's incomplete batches, or nothing."""
+    return tuple(assign.targets(table).tolist()) if incomplete_batch == "merge" else ()
 
 
 def companion_sources(datasets: Iterable[DatasetConfig]) -> list[Source]:
-    """Return the folders of companions that datasets name.
-
-    Raises:
-        UserError: A companion folder lies inside the folder of its clips.
-    """
+    """Return the folders of companions that datasets name; none may lie inside the folder of its clips."""
     return [s for d in datasets for s in companions.sources(d.place, d.companions)]
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from reelworks.catalog import template
 from reelworks.catalog.companions import Found
 from reelworks.catalog.filters import NUMBERS
+from reelworks.catalog.rows import CatalogRows
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
 from reelworks.data.dataset import Dataset
@@ -22,24 +23,18 @@ from reelworks.media.decode import Measures, Request
 def decode_requests(
     data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], bucket: int, *, epoch: int
 ) -> list[Request]:
-    """Return the decode requests of clips that an epoch shows in one bucket.
+    """Return the decode requests of clips, by index in `data.rows`, that an epoch shows in one bucket.
 
-    Args:
-        data: The dataset.
-        rows: Indices of the clips in `data.rows`.
-        copies: Repeat and showing of each clip, as `schedule.plan.draw_copies` numbers them.
-        bucket: Index into the bucket table.
-        epoch: Number of the epoch, from 0.
+    `copies` are the repeat and showing of each clip, as `schedule.plan.draw_copies` numbers them.
     """
-    config, shape = data.spec.data, data.table.buckets[bucket].shape
-    r = data.rows
-    first, down, across = _draws(data, data.rows.uid[rows], copies, epoch)
+    config, shape, r = data.spec.data, data.table.buckets[bucket].shape, data.rows
+    first, down, across = _draws(data, r.uid[rows], copies, epoch)
     return [
         Request(
-            path=data.rows.file(row),
-            is_image=bool(data.rows.is_image[row]),
+            path=r.file(row),
+            is_image=bool(r.is_image[row]),
             shape=shape,
-            step=float(decode.frame_step(float(data.rows.fps[row]), config)),
+            step=float(decode.frame_step(float(r.fps[row]), config)),
             first_frame_draw=float(first[i]),
             crop_draw=(float(down[i]), float(across[i])),
             short_clips=config.short_clips,
@@ -54,15 +49,9 @@ def decode_requests(
 def companion_requests(
     data: Dataset, rows: NDArray[np.int64], own: Sequence[Request]
 ) -> dict[str, tuple[Request | None, ...]]:
-    """Return the decode requests of companions by kind, with the same frames and the same crop as their clips.
+    """Return decode requests of companions by kind, with the frames and crops of the clips' `own` requests.
 
-    Args:
-        data: The dataset.
-        rows: Indices of the clips in `data.rows`.
-        own: Decode requests of the clips.
-
-    Returns:
-        A request for each clip, None where its dataset has no such companion.
+    A request is None where the clip's dataset has no companion of the kind.
     """
     return {
         kind: tuple(_of_companion(c, row, request) for row, request in zip(rows.tolist(), own, strict=True))
@@ -108,12 +97,11 @@ def caption_of_row(data: Dataset, row: int) -> str:
     dataset = next(d for d in data.spec.datasets if d.dataset_name == name)
     form, text = dataset.caption, rows.caption[row].as_py() or dataset.missing_caption
     assert text is not None, "clips without a caption are excluded unless missing_caption is set"
-    numbers = {column: _number(data, row, column) for column in template.names(form)}
+    numbers = {column: _number(rows, row, column) for column in template.names(form)}
     return template.fill(form, text, numbers)
 
 
-def _number(data: Dataset, row: int, column: str) -> float:
-    rows = data.rows
+def _number(rows: CatalogRows, row: int, column: str) -> float:
     if column == "caption_length":
         return len(rows.caption[row].as_py() or "")
     if column in NUMBERS:

@@ -20,22 +20,13 @@ from reelworks.catalog.rows import CatalogRows
 from reelworks.core import digests
 from reelworks.core.errors import UserError
 
+Mask = NDArray[np.bool_]
+
 
 def exclusion_reasons(
-    rows: CatalogRows,
-    datasets: Sequence[DatasetConfig],
-    *,
-    companions: Iterable[Found],
-    in_exclude_file: NDArray[np.bool_],
+    rows: CatalogRows, datasets: Sequence[DatasetConfig], *, companions: Iterable[Found], in_exclude_file: Mask
 ) -> NDArray[np.int8]:
-    """Return why each row is excluded, or `Reason.NONE`; of several reasons the one assigned last below.
-
-    Args:
-        rows: Rows of the catalog.
-        datasets: Datasets of the recipe.
-        companions: Companions of the rows, one element for each kind that a dataset uses.
-        in_exclude_file: True for rows that the exclude list names.
-    """
+    """Return why each row is excluded, or `Reason.NONE`; of several reasons the one assigned last below."""
     excluded = np.full(len(rows), Reason.NONE, dtype=np.int8)
     for text in {d.filter for d in datasets if d.filter is not None}:
         filtered = rows.of_datasets([d.dataset_name for d in datasets if d.filter == text])
@@ -50,14 +41,10 @@ def exclusion_reasons(
 
 
 def require_scores(datasets: list[DatasetConfig], rows: CatalogRows) -> None:
-    """Refuse a name that is neither a column of the catalog nor a score of any clip of its dataset.
-
-    Args:
-        datasets: Datasets of the recipe.
-        rows: Live rows of their clips.
+    """Refuse filters and caption templates with a name that is no column and no score of any clip of their dataset.
 
     Raises:
-        UserError: A filter or a caption template uses such a name; the error suggests the nearest known one.
+        UserError: There is such a name; the error suggests the nearest known one.
     """
     for dataset in datasets:
         named = filters.scores_named(dataset.filter) if dataset.filter else set()
@@ -72,11 +59,7 @@ def require_scores(datasets: list[DatasetConfig], rows: CatalogRows) -> None:
 
 @dataclass(frozen=True)
 class ExcludeList:
-    """A list of clips not to train, each named as "dataset/path".
-
-    Attributes:
-        lines: Distinct lines of the file, without comments and empty lines.
-    """
+    """The distinct lines of a list of clips not to train, each named as "dataset/path"."""
 
     lines: tuple[str, ...] = ()
 
@@ -84,7 +67,7 @@ class ExcludeList:
         """Return the digest of the lines, independent of their order and of comments."""
         return digests.digest_json(sorted(self.lines))
 
-    def rows(self, rows: CatalogRows) -> NDArray[np.bool_]:
+    def rows(self, rows: CatalogRows) -> Mask:
         """Return True for the rows that a line names."""
         named = np.zeros(len(rows), dtype=np.bool_)
         named[list(self._matches(rows).values())] = True
@@ -97,7 +80,7 @@ class ExcludeList:
 
     def _matches(self, rows: CatalogRows) -> dict[str, int]:
         """Return the row of each clip that a line names; of a line's readings the first that is a clip counts."""
-        known = _named(rows, {clip for line in self.lines for clip in _readings(line)})
+        known = _rows_by_name(rows, {clip for line in self.lines for clip in _readings(line)})
         chosen = (next((clip for clip in _readings(line) if clip in known), None) for line in self.lines)
         return {clip: known[clip] for clip in chosen if clip is not None}
 
@@ -108,9 +91,8 @@ def _readings(line: str) -> list[str]:
     return [line, path.rstrip()] if comment else [line]
 
 
-def _named(rows: CatalogRows, clips: Iterable[str]) -> dict[str, int]:
+def _rows_by_name(rows: CatalogRows, clips: set[str]) -> dict[str, int]:
     """Return the rows of those `clips` that exist, by "dataset/path"."""
-    clips = set(clips)
     row_of: dict[str, int] = {}
     # Compare the paths alone: joining millions of them with their datasets would copy them all.
     for dataset in set(rows.dataset.dictionary.to_pylist()):
@@ -120,16 +102,12 @@ def _named(rows: CatalogRows, clips: Iterable[str]) -> dict[str, int]:
         inside = pc.is_in(rows.path, value_set=pa.array(below, type=rows.path.type))
         for row in np.flatnonzero(inside.to_numpy(zero_copy_only=False)).tolist():
             if rows.dataset[row].as_py() == dataset:
-                row_of[f"{dataset}/{rows.path[row].as_py()}"] = row
+                row_of[rows.label(row)] = row
     return row_of
 
 
 def read_exclude_list(path: str | None) -> ExcludeList:
-    """Read an exclude list; None stands for an empty one.
-
-    Raises:
-        UserError: The file cannot be read, or is not UTF-8.
-    """
+    """Read an exclude list; None stands for an empty one."""
     if path is None:
         return ExcludeList()
     try:
@@ -150,7 +128,6 @@ def read_exclude_list(path: str | None) -> ExcludeList:
             value=path,
             remedy="save the file as UTF-8",
         ) from error
-    lines = (
-        line.strip() for line in text.split("\n")
-    )  # splitlines() would also split at characters that a file name may contain
+    # splitlines() would also split at characters that a file name may contain
+    lines = (line.strip() for line in text.split("\n"))
     return ExcludeList(tuple(dict.fromkeys(line for line in lines if line and not line.startswith("#"))))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from reelworks.schedule.cursor import Aliases, Excluded
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
+Mask = NDArray[np.bool_]
 _TEXTS = ("fingerprint", "root", "path", "dataset")
 
 
@@ -36,7 +37,6 @@ class Known:
     Attributes:
         catalog: The catalog, at the version that the segment was planned on.
         ordinal: Ordinals of the rows, ascending.
-        aliases: Keys of the clips whose key is not their uid.
     """
 
     catalog: Catalog
@@ -61,14 +61,13 @@ class Identity:
     Attributes:
         ordinal, key: Each live row, ascending, and the key of its clip.
         kept: True for the rows that were live before, with the same ordinal.
-        aliases: Keys of the clips whose key is not their uid.
         added, removed, edited: Numbers of clips.
         renamed: Numbers of clips whose files have other names, by former and present dataset.
     """
 
     ordinal: I64
     key: U64
-    kept: NDArray[np.bool_]
+    kept: Mask
     aliases: Aliases
     added: int = 0
     removed: int = 0
@@ -79,7 +78,7 @@ class Identity:
         """Return lines to print about renamed clips, one for each pair of datasets."""
         lines = []
         for (before, now), number in sorted(self.renamed.items()):
-            clips = f"{number} clip{'s are' if number > 1 else ' is'} the same file{'s' if number > 1 else ''}"
+            clips = f"{number} clips are the same files" if number > 1 else "1 clip is the same file"
             change = f"seems to be `{now}` now" if before != now else "has other paths now"
             effect = (
                 'clips already trained in this epoch are not trained again (set data.renamed_clips = "new" to train them)'
@@ -118,16 +117,8 @@ def identify(rows: CatalogRows, catalog: Catalog, former: Sequence[Known], how: 
         new = new[~known]
     key = _without_collisions(key, new, gone.key, rows)
     other = key != rows.uid
-    return Identity(
-        rows.ordinal,
-        key,
-        kept,
-        Aliases(rows.ordinal[other], key[other]),
-        added=len(new),
-        removed=removed,
-        edited=edited,
-        renamed=dict(renamed),
-    )
+    aliases = Aliases(rows.ordinal[other], key[other])
+    return Identity(rows.ordinal, key, kept, aliases, len(new), removed, edited, dict(renamed))
 
 
 def carry_over(identity: Identity, former: Known, ordinal: I64, copy: I64, excluded: Excluded) -> Excluded:
@@ -137,7 +128,7 @@ def carry_over(identity: Identity, former: Known, ordinal: I64, copy: I64, exclu
         identity: The rows of the present catalog.
         former: The segment that consumed the clips.
         ordinal, copy: Rows and repeats of its catalog that it and the segments before it consumed.
-        excluded: Its excluded clips, some of which may have had no row in its catalog either.
+        excluded: Its excluded clips, of which only those without a row in its catalog are read.
     """
     kept = identity.ordinal[identity.kept]
     stays = _among(ordinal, kept)
@@ -154,7 +145,7 @@ def carry_over(identity: Identity, former: Known, ordinal: I64, copy: I64, exclu
 
 @dataclass(frozen=True)
 class _Texts:
-    """The texts by which rows are compared, as 64-bit hashes."""
+    """The texts by which rows are compared, as 64-bit hashes; `file` is the path on disk, `name` its last part."""
 
     uid: U64
     content: U64
@@ -162,32 +153,28 @@ class _Texts:
     path: U64
     name: U64
     dataset: list[str]
-    readable: NDArray[np.bool_]
+    readable: Mask
     paths: Any
 
     @classmethod
     def from_rows(cls, rows: Any) -> _Texts:
-        texts = {name: _plain(rows, name) for name in _TEXTS}
-        name = pc.replace_substring_regex(texts["path"], pattern="^.*/", replacement="")
-        words = {key: hash_rng.text_words(text.to_pylist()) for key, text in texts.items()}
-        uid = rows.uid if isinstance(rows, CatalogRows) else rows.column("uid").to_numpy()
+        """Read the texts of catalog rows, or of a table with the columns of `_TEXTS` and `uid`."""
+        column = partial(getattr, rows) if isinstance(rows, CatalogRows) else rows.combine_chunks().column
+        content, root, path, dataset = (column(name).cast(pa.large_string()) for name in _TEXTS)
         return cls(
-            uid,
-            words["fingerprint"],
-            hash_rng.text_words(
-                pc.binary_join_element_wise(texts["root"], texts["path"], pa.scalar("/", pa.large_string())).to_pylist()
-            ),
-            words["path"],
-            hash_rng.text_words(name.to_pylist()),
-            texts["dataset"].to_pylist(),
-            pc.not_equal(texts["fingerprint"], "").to_numpy(zero_copy_only=False),
-            texts["path"],
+            np.asarray(column("uid")),
+            _hashes(content),
+            _hashes(pc.binary_join_element_wise(root, path, pa.scalar("/", pa.large_string()))),
+            _hashes(path),
+            _hashes(pc.replace_substring_regex(path, pattern="^.*/", replacement="")),
+            dataset.to_pylist(),
+            np.asarray(pc.not_equal(content, "")),
+            path,
         )
 
 
-def _plain(rows: Any, name: str) -> Any:
-    column = getattr(rows, name) if isinstance(rows, CatalogRows) else rows.column(name).combine_chunks()
-    return column.cast(pa.large_string())
+def _hashes(texts: Any) -> U64:
+    return hash_rng.text_words(texts.to_pylist())
 
 
 @dataclass(frozen=True)
@@ -195,7 +182,7 @@ class _Gone:
     """Clips that were live earlier in the epoch and have no live row now, each in its latest state."""
 
     key: U64
-    latest: NDArray[np.bool_]
+    latest: Mask
     texts: _Texts
 
     @classmethod
@@ -206,8 +193,8 @@ class _Gone:
             key = known.keys(known.ordinal)
             mine = np.flatnonzero(_find(held, key) < 0)
             keys.append(key[mine])
-            columns = known.catalog.columns("uid", *_TEXTS) if len(mine) else None
-            if columns is not None:
+            if len(mine):
+                columns = known.catalog.columns("uid", *_TEXTS)
                 tables.append(columns.take(pa.array(known.ordinal[mine])))
             latest.append(np.full(len(mine), i == 0))
             held = np.union1d(held, key)
@@ -226,17 +213,14 @@ def _match(ours: _Texts, gone: _Gone, how: RenamedClips) -> tuple[I64, int, Coun
     """
     theirs = gone.texts
     matched = np.full(len(ours.uid), -1, dtype=np.int64)
-    _pair(
-        matched,
-        gone.key,
-        hash_rng.hash64(ours.uid, ours.content),
-        hash_rng.hash64(theirs.uid, theirs.content),
-    )
+    hash64 = hash_rng.hash64
+    _pair(matched, gone.key, hash64(ours.uid, ours.content), hash64(theirs.uid, theirs.content))
     unchanged, renamed = int((matched >= 0).sum()), matched.copy()
     for criterion in ("file", "path", "name"):
         a, b = getattr(ours, criterion), getattr(theirs, criterion)
-        may = ours.readable if criterion != "name" else ours.readable & _elsewhere(ours, theirs)
-        _pair(renamed, gone.key, hash_rng.hash64(ours.content, a), hash_rng.hash64(theirs.content, b), may)
+        # A file renamed within its dataset is a new clip: names count only for datasets that lost no clip.
+        may = ours.readable if criterion != "name" else ours.readable & ~np.isin(ours.dataset, theirs.dataset)
+        _pair(renamed, gone.key, hash64(ours.content, a), hash64(theirs.content, b), may)
     names = Counter((theirs.dataset[renamed[i]], ours.dataset[i]) for i in np.flatnonzero(renamed != matched).tolist())
     if how == "same":
         matched = renamed
@@ -250,19 +234,7 @@ def _match(ours: _Texts, gone: _Gone, how: RenamedClips) -> tuple[I64, int, Coun
     return matched, unchanged, names
 
 
-def _elsewhere(ours: _Texts, theirs: _Texts) -> NDArray[np.bool_]:
-    """Return True for rows of datasets that lost no clip: a file renamed within its dataset is a new clip."""
-    return ~np.isin(np.array(ours.dataset), np.array(theirs.dataset))
-
-
-def _pair(
-    matched: I64,
-    gone: U64,
-    ours: U64,
-    theirs: U64,
-    may: NDArray[np.bool_] | bool = True,
-    those: NDArray[np.bool_] | bool = True,
-) -> None:
+def _pair(matched: I64, gone: U64, ours: U64, theirs: U64, may: Mask | bool = True, those: Mask | bool = True) -> None:
     """Match unmatched rows one to one with unmatched clips of the same code, equal codes in their order."""
     free = np.ones(len(gone), dtype=np.bool_)
     free[matched[matched >= 0]] = False
@@ -274,30 +246,22 @@ def _pair(
     matched[left[equal]] = right[order[place[equal]]]
 
 
-def _pair_moved(matched: I64, gone: _Gone, ours: _Texts, left: NDArray[np.bool_], right: NDArray[np.bool_]) -> None:
+def _pair_moved(matched: I64, gone: _Gone, ours: _Texts, left: Mask, right: Mask) -> None:
     """Match unmatched rows with clips whose dataset began at another folder: one path is the end of the other."""
     theirs, candidate = gone.texts, matched.copy()
     right = right & ~np.isin(np.arange(len(gone.key)), matched[matched >= 0])
     left = left & (matched < 0)
-    _pair(
-        candidate,
-        gone.key,
-        ours.name,
-        theirs.name,
-        left & _single(ours.name, left),
-        right & _single(theirs.name, right),
-    )
+    may, those = left & _single(ours.name, left), right & _single(theirs.name, right)
+    _pair(candidate, gone.key, ours.name, theirs.name, may, those)
     at = np.flatnonzero(candidate != matched)
-    now, was = (
-        ours.paths.take(pa.array(at)).to_pylist(),
-        theirs.paths.take(pa.array(candidate[at])).to_pylist(),
-    )
+    now = ours.paths.take(pa.array(at)).to_pylist()
+    was = theirs.paths.take(pa.array(candidate[at])).to_pylist()
     for i, a, b in zip(at.tolist(), now, was, strict=True):
         if f"/{a}".endswith(f"/{b}") or f"/{b}".endswith(f"/{a}"):
             matched[i] = candidate[i]
 
 
-def _single(code: U64, among: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _single(code: U64, among: Mask) -> Mask:
     """Return True for the codes that occur at most once among the chosen ones."""
     codes, times = np.unique(code[among], return_counts=True)
     return ~np.isin(code, codes[times > 1])
@@ -332,8 +296,8 @@ def _find(ordered: NDArray[Any], wanted: NDArray[Any]) -> I64:
     return np.where(ordered[place] == wanted, place, -1)
 
 
-def _among(ordinal: I64, ascending: I64) -> NDArray[np.bool_]:
-    """Return True for the ordinals that are in `ascending`."""
-    held = np.zeros(max(int(ordinal.max(initial=-1)), int(ascending.max(initial=-1))) + 1, dtype=np.bool_)
-    held[ascending] = True
+def _among(ordinal: I64, others: I64) -> Mask:
+    """Return True for the ordinals that are among others."""
+    held = np.zeros(max(int(ordinal.max(initial=-1)), int(others.max(initial=-1))) + 1, dtype=np.bool_)
+    held[others] = True
     return held[ordinal]

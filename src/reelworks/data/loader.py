@@ -29,7 +29,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.schedule import plan as planning
 from reelworks.schedule import ranks
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
-from reelworks.schedule.plan import EpochPlan, PlanSpec
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec
 
 _CLIPS = "clips"
 # Decode jobs by kind of companion; the jobs of the clips themselves are under `_CLIPS`.
@@ -41,26 +41,24 @@ class MicroBatchRequest:
     """A micro-batch to be decoded; every random choice about its clips is already drawn.
 
     Attributes:
-        epoch, row: Epoch, and row (optimizer step) of the epoch's plan.
+        row: Row (optimizer step) of the epoch's plan.
         index: Index of the micro-batch in its step over all ranks; seeds the model's random numbers.
-        last: True for the last micro-batch of this rank in the row.
-        filler: True if the rank runs this micro-batch only to take part in collectives; it has no weight in the loss.
+        ends_step: True for the last micro-batch of this rank in the row.
+        is_idle: True if the rank runs this micro-batch only to take part in collectives; it has no weight in the loss.
         bucket: Index into the bucket table.
-        shape: Shape of the clips.
-        uids, copies: Uid and repeat number of each clip.
+        copies: Repeat number of each clip.
         showing: 0 for a clip's regular showing, n for its nth extra one, -1 for a clip that only pads.
-        requests: Decode request of each clip.
         captions, fps: Caption and frames per second of each clip, as the model gets them.
         companions: Decode requests of companions by kind, None for a clip whose dataset has none of the kind.
-        preserved: True for a clip whose target is the base model's prediction.
+        target_is_base: True for a clip whose target is the base model's prediction.
         clips_in_step: Clips that count in the loss of the optimizer step, over all ranks.
     """
 
     epoch: int
     row: int
     index: int
-    last: bool
-    filler: bool
+    ends_step: bool
+    is_idle: bool
     bucket: int
     shape: Shape
     uids: NDArray[np.uint64]
@@ -70,7 +68,7 @@ class MicroBatchRequest:
     captions: tuple[str, ...]
     fps: tuple[float, ...]
     companions: Mapping[str, tuple[Request | None, ...]] = field(default_factory=dict)
-    preserved: tuple[bool, ...] = ()
+    target_is_base: tuple[bool, ...] = ()
     clips_in_step: int = 1
 
     @property
@@ -96,23 +94,22 @@ class MicroBatch:
     """A decoded micro-batch.
 
     Attributes:
-        work: The request.
         frames: `[B, T, H, W, 3]` uint8; zeros where a clip failed.
-        counts: `[B]` True where a clip counts in the loss: decoded, no padding, and not in a filler.
+        is_valid: `[B]` True where a clip counts in the loss: decoded, no padding, and not idle.
         failures: Index in the micro-batch and reason of each failed clip, padding left out.
         companions: `[B, T, H, W, 3]` uint8 by kind; white where a clip has none.
     """
 
     work: MicroBatchRequest
     frames: Tensor
-    counts: Tensor
+    is_valid: Tensor
     failures: tuple[tuple[int, str], ...]
     companions: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def is_idle(self) -> bool:
         """True if the rank runs this micro-batch only to take part in collectives; all weights are 0."""
-        return self.work.filler
+        return self.work.is_idle
 
     @property
     def captions(self) -> tuple[str, ...]:
@@ -130,7 +127,7 @@ class MicroBatch:
 
         The weighted losses, summed over the micro-batches of all ranks, are the mean over the step's clips.
         """
-        return self.counts.float() / max(self.work.clips_in_step, 1)
+        return self.is_valid.float() / max(self.work.clips_in_step, 1)
 
     @property
     def failed(self) -> int:
@@ -172,7 +169,9 @@ def _collect(work: MicroBatchRequest, jobs: _Jobs) -> MicroBatch:
         for index, job in enumerate(queued):
             if job is None:
                 continue
-            result = _check_mask(kind, job.result())
+            result = job.result()
+            if kind == "loss_mask" and not isinstance(result, Failure) and not decode.counts(result):
+                result = Failure(decode.EMPTY)  # the clip would have no loss
             if not isinstance(result, Failure):
                 frames[kind][index] = result
             elif kind == _CLIPS:
@@ -181,19 +180,12 @@ def _collect(work: MicroBatchRequest, jobs: _Jobs) -> MicroBatch:
                 companion = work.companions[kind][index]
                 assert companion is not None  # it was submitted
                 failures.setdefault(index, f"{kind} {companion.path}: {result.reason}")
-    real = work.real & (not work.filler)
-    counts = real.copy()
-    counts[list(failures)] = False
+    real = work.real & (not work.is_idle)
+    is_valid = real.copy()
+    is_valid[list(failures)] = False
     real_failures = tuple((index, reason) for index, reason in sorted(failures.items()) if real[index])
     decoded = {kind: torch.from_numpy(array) for kind, array in frames.items()}
-    return MicroBatch(work, decoded.pop(_CLIPS), torch.from_numpy(counts), real_failures, decoded)
-
-
-def _check_mask(kind: str, result: Frames | Failure) -> Frames | Failure:
-    """Turn an empty loss mask into a failure: its clip would have no loss."""
-    if kind == "loss_mask" and not isinstance(result, Failure) and not decode.counts(result):
-        return Failure(decode.EMPTY)
-    return result
+    return MicroBatch(work, decoded.pop(_CLIPS), torch.from_numpy(is_valid), real_failures, decoded)
 
 
 @dataclass(frozen=True)
@@ -201,9 +193,6 @@ class StepSource:
     """The micro-batches that one rank reads, in the order of the plan.
 
     Attributes:
-        data: The dataset.
-        rank: This rank.
-        world: Number of ranks.
         max_steps: Optimizer steps of the run after which it ends, or None.
         max_epochs: Epochs after which it ends, or None.
         skips: Whether a step, by its number from 1, is skipped without reading its clips.
@@ -235,64 +224,55 @@ class StepSource:
     def row(self, plan: EpochPlan, epoch: int, row: int) -> Iterator[MicroBatchRequest]:
         """Yield this rank's micro-batches of one step."""
         columns = list(ranks.columns(plan.rows[row], self.rank, self.world))
-        clips, _ = _clips_of_row(plan, row)
-        for index, (micro_batch, filler) in enumerate(columns):
+        clips = _clips_of_row(plan, row)
+        for index, (micro_batch, is_idle) in enumerate(columns):
             where = plan.places(micro_batch)
             yield self.work(
-                plan.uid[where],
-                plan.copy[where],
-                plan.ordinal[where],
-                int(plan.bucket[where.start]),
+                Entries(plan.uid[where], plan.copy[where], plan.ordinal[where], plan.bucket[where]),
                 epoch=epoch,
                 row=row,
                 index=index * self.world + self.rank,
-                last=index == len(columns) - 1,
-                filler=filler,
+                ends_step=index == len(columns) - 1,
+                is_idle=is_idle,
                 showing=plan.showing[where],
                 clips_in_step=clips,
             )
 
-    def _preserved(self, rows: NDArray[np.int64]) -> tuple[bool, ...]:
-        names = {d.dataset_name for d in self.data.spec.datasets if d.prior_prediction}
-        return tuple(self.data.rows.dataset[row].as_py() in names for row in rows.tolist())
-
     def work(
         self,
-        uids: NDArray[np.uint64],
-        copies: NDArray[np.int64],
-        ordinals: NDArray[np.int64],
-        bucket: int,
+        clips: Entries,
         *,
         epoch: int,
         row: int = 0,
         index: int = 0,
-        last: bool = True,
-        filler: bool = False,
+        ends_step: bool = True,
+        is_idle: bool = False,
         showing: NDArray[np.int32] | None = None,
         clips_in_step: int | None = None,
     ) -> MicroBatchRequest:
-        """Return the complete request of one micro-batch."""
-        rows = np.searchsorted(self.data.rows.ordinal, ordinals)
-        showing = np.zeros(len(uids), dtype=np.int32) if showing is None else showing
-        drawn = planning.draw_copies(copies, showing)
+        """Return the complete request of one micro-batch, whose clips have one bucket."""
+        rows, bucket = np.searchsorted(self.data.rows.ordinal, clips.ordinal), int(clips.bucket[0])
+        showing = np.zeros(len(clips), dtype=np.int32) if showing is None else showing
+        drawn = planning.draw_copies(clips.copy, showing)
         read = decode_requests.decode_requests(self.data, rows, drawn, bucket, epoch=epoch)
+        base = {d.dataset_name for d in self.data.spec.datasets if d.prior_prediction}
         return MicroBatchRequest(
             epoch=epoch,
             row=row,
             index=index,
-            last=last,
-            filler=filler,
+            ends_step=ends_step,
+            is_idle=is_idle,
             bucket=bucket,
             shape=self.data.table.buckets[bucket].shape,
-            uids=uids,
-            copies=copies,
+            uids=clips.uid,
+            copies=clips.copy,
             showing=showing,
             requests=tuple(read),
             captions=tuple(decode_requests.caption_of_row(self.data, r) for r in rows.tolist()),
             fps=tuple(decode_requests.shown_fps(self.data, r) for r in rows.tolist()),
             companions=decode_requests.companion_requests(self.data, rows, read),
-            preserved=self._preserved(rows),
-            clips_in_step=len(uids) if clips_in_step is None else clips_in_step,
+            target_is_base=tuple(self.data.rows.dataset[r].as_py() in base for r in rows.tolist()),
+            clips_in_step=len(clips) if clips_in_step is None else clips_in_step,
         )
 
 
@@ -301,7 +281,6 @@ class Step:
 
     Attributes:
         number: Number of the step in the run, from 1.
-        epoch: Epoch of the step, from 0.
         clips: Clips that count in the step's loss, over all ranks.
     """
 
@@ -349,7 +328,7 @@ class Loader:
         >>> import reelworks as rw
         >>> from reelworks.testing import sample_dataset
         >>> loader = rw.Loader(sample_dataset(), micro_batches_per_step=2)
-        >>> clips = sum(int(m.counts.sum()) for step in loader for m in step)
+        >>> clips = sum(int(m.is_valid.sum()) for step in loader for m in step)
         >>> clips, loader.epoch, loader.state_dict()["cursor"]["row"] == len(loader)
         (12, 0, True)
     """
@@ -403,7 +382,7 @@ class Loader:
         stream = read_ahead(feed.rows(begun), self._pool, self._depth)
         for row in range(begun.row, begun.plan.steps):
             now = self._position
-            clips, first = _clips_of_row(begun.plan, row)
+            clips, first = _clips_of_row(begun.plan, row), begun.plan.planned_in(row)
             counts = now.counts.add(first, 0, 0, clips - first)
             self._position = replace(now, row=row + 1, global_step=now.global_step + 1, counts=counts)
             step = Step(self._position.global_step, now.epoch, clips, one_step(stream))
@@ -418,8 +397,8 @@ class Loader:
         return {
             "cursor": position.to_cursor(self.dataset).to_json(),
             "same_bucket_run": self._spec.same_bucket_run,
-            "excluded": _to_text(position.excluded.to_bytes()),
-            "aliases": _to_text(position.aliases.to_bytes()),
+            "excluded": base64.b64encode(position.excluded.to_bytes()).decode(),
+            "aliases": base64.b64encode(position.aliases.to_bytes()).decode(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -438,8 +417,8 @@ class Loader:
                 field="record_to",
                 remedy="undo the change, or write records from the first step on: Loader(..., record_to=FOLDER)",
             )
-        excluded = Excluded.from_bytes(_from_text(state["excluded"]))
-        aliases = Aliases.from_bytes(_from_text(state["aliases"]))
+        excluded = Excluded.from_bytes(base64.b64decode(state["excluded"]))
+        aliases = Aliases.from_bytes(base64.b64decode(state["aliases"]))
         run = self._run or RunFolder(Path())
         resumed = resume.resume(self.dataset, spec, run, cursor, excluded, aliases)
         self._position, self.changes = resumed.position, resumed.changes
@@ -461,34 +440,21 @@ class Loader:
         self._recorded = position.key
 
 
-def _clips_of_row(plan: EpochPlan, row: int) -> tuple[int, int]:
-    """Return how many clips count in the loss of a row, and how many of them are regular showings."""
-    places = [plan.places(m) for m in plan.rows[row][plan.rows[row] >= 0].tolist()]
-    return sum(int(plan.real[p].sum()) for p in places), sum(int(plan.first[p].sum()) for p in places)
+def _clips_of_row(plan: EpochPlan, row: int) -> int:
+    """Return how many clips count in the loss of a row."""
+    return sum(int((plan.showing[plan.places(m)] >= 0).sum()) for m in plan.micro_batches(row).tolist())
 
 
 def one_step(stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
     """Yield the micro-batches of the next step, and leave those behind it in the stream."""
     for micro_batch in stream:
         yield micro_batch
-        if micro_batch.work.last:
+        if micro_batch.work.ends_step:
             return
 
 
-def _to_text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _from_text(text: str) -> bytes:
-    return base64.b64decode(text)
-
-
 def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and number of ranks: the arguments, else from torch.distributed, the environment, or 0 and 1.
-
-    Raises:
-        UserError: The rank is not below the number of ranks.
-    """
+    """Return rank and number of ranks: the arguments, else from torch.distributed, the environment, or 0 and 1."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         known = torch.distributed.get_rank(), torch.distributed.get_world_size()
     else:

@@ -40,13 +40,7 @@ def shared(
 ) -> Arrays:
     """Return a segment's plan, memory-mapped; the first process that needs it computes it while the others wait.
 
-    Args:
-        run: The run folder.
-        generation: Number of restarts of the data.
-        epoch: The segment's epoch.
-        segment: Number of the segment in the epoch.
-        made_of: Digest of all inputs of the plan; a stored plan with another digest is replaced.
-        make: Computes the plan.
+    A stored plan that was made of other inputs, by their digest `made_of`, is replaced.
 
     Raises:
         OSError: The plan could not be written, or not read back.
@@ -64,12 +58,7 @@ def shared(
 
 
 def drop(run: RunFolder, now: tuple[int, int]) -> None:
-    """Remove the plans of former epochs, and unfinished ones of killed processes.
-
-    Args:
-        run: The run folder.
-        now: Current generation and epoch; later epochs may have been planned ahead.
-    """
+    """Remove plans before (generation, epoch) `now`, and unfinished ones of killed processes; later ones stay."""
     for unfinished in run.plan_folder.glob(f"{_UNFINISHED}*"):
         if time.time() - unfinished.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -99,8 +88,7 @@ def _write(folder: Path, made_of: str, arrays: Arrays) -> None:
                 np.save(f, array, allow_pickle=False)
                 f.flush()
                 storage.fsync(f.fileno(), unfinished)
-        about = {"made_of": made_of, "digest": digests.digest_arrays(**arrays)}
-        files.write_json(unfinished / _ABOUT, about)
+        files.write_json(unfinished / _ABOUT, {"made_of": made_of, "digest": digests.digest_arrays(**arrays)})
         # A process that has mapped the former plan can still read it after this.
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
@@ -123,7 +111,6 @@ class Unplanned:
     """Live clips and repeats that a plan leaves out.
 
     Attributes:
-        ordinal, copy: Ordinal and repeat number of each clip.
         reason: `Reason` of each clip; `NONE` if an earlier segment of the epoch consumed it.
         nearest: Index of the bucket entry that each clip misses by least, -1 if there is none.
     """
@@ -145,15 +132,12 @@ class Planned:
     plan: EpochPlan
     others: Unplanned
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> Arrays:
         """Return all arrays by name, as they are stored."""
-        return {
-            **self.plan.arrays(),
-            **{f"other_{f.name}": getattr(self.others, f.name) for f in fields(Unplanned)},
-        }
+        return self.plan.arrays() | {f"other_{name}": array for name, array in vars(self.others).items()}
 
     @classmethod
-    def of_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Planned:
+    def of_arrays(cls, arrays: Arrays) -> Planned:
         """Restore from the result of `arrays`."""
         plan = EpochPlan(**{f.name: arrays[f.name] for f in fields(EpochPlan)})
         return cls(plan, Unplanned(**{f.name: arrays[f"other_{f.name}"] for f in fields(Unplanned)}))
@@ -168,23 +152,16 @@ class PlanCache:
     def get(
         self, run: RunFolder | None, place: tuple[int, int, int], made_of: str, make: Callable[[], Planned]
     ) -> Planned:
-        """Return a plan from the cache, or compute it.
+        """Return the plan at (generation, epoch, segment) from the cache, or compute it.
 
-        Args:
-            run: The run folder whose processes share their plans, or None.
-            place: Generation, epoch and segment.
-            made_of: Digest of all inputs of the plan.
-            make: Computes the plan.
+        Processes share their plans in the run folder, if there is one. `made_of` is the digest of the plan's inputs.
         """
         if made_of not in self._plans:
-            self._plans[made_of] = make() if run is None else _shared(run, place, made_of, make)
+            planned = None
+            if run is not None:
+                with suppress(OSError):  # a full disk must not end training
+                    planned = Planned.of_arrays(shared(run, *place, made_of, lambda: make().arrays()))
+            self._plans[made_of] = planned or make()
             while len(self._plans) > _KEPT:
                 self._plans.popitem(last=False)
         return self._plans[made_of]
-
-
-def _shared(run: RunFolder, place: tuple[int, int, int], made_of: str, make: Callable[[], Planned]) -> Planned:
-    try:
-        return Planned.of_arrays(shared(run, *place, made_of, lambda: make().arrays()))
-    except OSError:  # a full disk must not end training
-        return make()

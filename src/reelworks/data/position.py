@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
 from reelworks.data.dataset import Dataset, DataSpec
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec
+
+_EMPTY_EPOCHS = 1000  # so many empty epochs in a row are not due to chance
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,8 @@ class Counts:
 
     def add(self, trained: int, failed: int, skipped: int, repeated: int) -> Counts:
         """Return the counts after one more step."""
-        return replace(
-            self,
-            trained=self.trained + trained,
-            failed=self.failed + failed,
-            skipped=self.skipped + skipped,
-            repeated=self.repeated + repeated,
+        return Counts(
+            self.planned, self.trained + trained, self.failed + failed, self.skipped + skipped, self.repeated + repeated
         )
 
 
@@ -46,9 +43,9 @@ class DataPosition:
     counts: Counts
     generation: int
     epoch: int
-    segment: int
-    row: int
-    global_step: int
+    segment: int = 0
+    row: int = 0
+    global_step: int = 0
     aliases: Aliases = field(default_factory=Aliases)
 
     @property
@@ -74,11 +71,7 @@ class DataPosition:
             segment=self.segment,
             row=self.row,
             global_step=self.global_step,
-            planned=self.counts.planned,
-            trained=self.counts.trained,
-            failed=self.counts.failed,
-            skipped=self.counts.skipped,
-            repeated=self.counts.repeated,
+            **asdict(self.counts),
         )
 
 
@@ -96,21 +89,12 @@ def begin_epoch(
     Raises:
         UserError: The epoch has no step; the error lists the clips of every bucket entry, with a remedy.
     """
-    epoch_plan = data.plan(spec, epoch, generation=generation)
-    if epoch_plan.steps == 0:
+    plan = data.plan(spec, epoch, generation=generation)
+    if plan.steps == 0:
         raise no_steps(data, epoch)
-    counts = Counts(planned=epoch_plan.planned)
+    counts, aliases = Counts(planned=plan.planned), aliases or Aliases()
     return DataPosition(
-        spec,
-        epoch_plan,
-        Excluded.none(),
-        counts,
-        generation,
-        epoch,
-        segment=0,
-        row=0,
-        global_step=global_step,
-        aliases=aliases or Aliases(),
+        spec, plan, Excluded.none(), counts, generation, epoch, global_step=global_step, aliases=aliases
     )
 
 
@@ -119,49 +103,35 @@ def next_epoch(
 ) -> tuple[DataPosition, list[int]]:
     """Return the position at the first row of the next epoch, or of the first epoch if `position` is None.
 
-    With `keep_prob` below 1 a small dataset may draw no clip at all in an epoch; such epochs are skipped.
-
-    Returns:
-        The position, and the skipped epochs.
-
-    Raises:
-        UserError: No epoch can have a step.
+    With `keep_prob` below 1 a small dataset may draw no clip at all in an epoch; such epochs are skipped, and listed
+    beside the position.
     """
-    first = 0 if position is None else position.epoch + 1
-    generation = generation if position is None else position.generation
+    first, global_step, aliases = 0, 0, None
+    if position is not None:
+        first, generation = position.epoch + 1, position.generation
+        global_step, aliases = position.global_step, position.aliases
     for epoch in range(first, first + _EMPTY_EPOCHS):
-        if data.plan(spec, epoch, generation=generation).steps or not _may_be_drawn(data, epoch):
+        has_steps = data.plan(spec, epoch, generation=generation).steps > 0
+        if has_steps or Reason.NOT_DRAWN not in data.assignment(epoch)[0].reason:
             break
-    begun = begin_epoch(
-        data,
-        spec,
-        epoch=epoch,
-        global_step=0 if position is None else position.global_step,
-        generation=generation,
-        aliases=None if position is None else position.aliases,
-    )
+    begun = begin_epoch(data, spec, epoch=epoch, global_step=global_step, generation=generation, aliases=aliases)
     return begun, list(range(first, epoch))
-
-
-def _may_be_drawn(data: Dataset, epoch: int) -> bool:
-    result, _ = data.assignment(epoch)
-    return bool((result.reason == Reason.NOT_DRAWN).any())
 
 
 def no_steps(data: Dataset, epoch: int = 0) -> UserError:
     """Return the error for an epoch without a step, with the clips of every entry and a remedy."""
     result, _ = data.assignment(epoch)
-    if (error := _mostly(data.spec, result.reason)) is not None:
-        return error
+    for kind, (problem, key, value, remedy) in _settings(data.spec).items():
+        count, total = int((result.reason == kind).sum()), len(result.reason)
+        if 2 * count > total:  # one setting leaves out most of the clips
+            problem = f"{count} of {total} clips {problem} (reason {kind.label}), so an epoch would have no step"
+            return UserError(problem, code="empty-epoch", field=key, value=value, remedy=remedy)
     lines = []
     for index, entry in enumerate(data.table.entries):
         inside = np.isin(result.bucket, data.table.of_entry(index)) & (result.reason == Reason.NONE)
         lines.append(f"{entry}: {int(inside.sum())} clips")
-    reasons = [
-        f"{reason.label}: {int((result.reason == reason).sum())}"
-        for reason in Reason
-        if reason != Reason.NONE and (result.reason == reason).any()
-    ]
+    clips = {reason.label: int((result.reason == reason).sum()) for reason in list(Reason)[1:]}  # all but NONE
+    reasons = [f"{label}: {n}" for label, n in clips.items() if n]
     fits = (result.reason == Reason.NOT_DRAWN).any()
     problem = "no clip that fits a bucket is drawn" if fits else "no clip fits any bucket"
     return UserError(
@@ -171,16 +141,6 @@ def no_steps(data: Dataset, epoch: int = 0) -> UserError:
         remedy=("raise bucket.keep_prob or dataset.repeats, " if fits else "")
         + "lower bucket.num_frames or bucket.resolution to what the clips have, or set buckets.upscale = true",
     )
-
-
-def _mostly(spec: DataSpec, reason: NDArray[np.int8]) -> UserError | None:
-    """Return the error for the one setting that leaves out more than half of the clips, or None."""
-    for kind, (problem, key, value, remedy) in _settings(spec).items():
-        count = int((reason == kind).sum())
-        if 2 * count > len(reason):
-            problem = f"{count} of {len(reason)} clips {problem} (reason {kind.label}), so an epoch would have no step"
-            return UserError(problem, code="empty-epoch", field=key, value=value, remedy=remedy)
-    return None
 
 
 def _settings(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
@@ -214,6 +174,3 @@ def _settings(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
         ),
         Reason.HELD_OUT: ("are held out for validation", "validation.split", spec.split, lower),
     }
-
-
-_EMPTY_EPOCHS = 1000  # so many empty epochs in a row are not due to chance

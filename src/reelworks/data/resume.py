@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.data import position, segment_record
 from reelworks.data.dataset import Dataset
@@ -21,11 +20,7 @@ from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 @dataclass(frozen=True)
 class Resumed:
-    """A position found again.
-
-    Attributes:
-        changes: Differences of the data from those of the checkpoint, as lines for people; none where nothing changed.
-    """
+    """A position found again, and the differences of the data from those of the checkpoint, as lines for people."""
 
     position: DataPosition
     changes: list[str]
@@ -47,15 +42,9 @@ def resume(
     identity: Identity | None = None
     if not same:
         former, identity = _identify(data, run, cursor, aliases)
-        ordinal, copy = former.before(cursor.row)
-        earlier = excluded.places()
-        excluded = carry_over(
-            identity,
-            _known(run, former),
-            np.concatenate([ordinal, earlier[0]]),
-            np.concatenate([copy, earlier[1]]),
-            excluded,
-        )
+        consumed = zip(former.before(cursor.row), excluded.places(), strict=True)
+        ordinal, copy = (np.concatenate(both) for both in consumed)
+        excluded = carry_over(identity, _known(run, former), ordinal, copy, excluded)
         aliases = identity.aliases
     segment = cursor.segment + (not same)
     plan = data.plan(spec, cursor.epoch, generation=cursor.generation, segment=segment, excluded=excluded)
@@ -64,17 +53,9 @@ def resume(
         check_same(cursor, plan)
     else:
         counts = replace(counts, planned=done + plan.planned)
+    row = cursor.row if same else 0
     resumed = DataPosition(
-        spec,
-        plan,
-        excluded,
-        counts,
-        cursor.generation,
-        cursor.epoch,
-        segment,
-        row=cursor.row if same else 0,
-        global_step=cursor.global_step,
-        aliases=aliases,
+        spec, plan, excluded, counts, cursor.generation, cursor.epoch, segment, row, cursor.global_step, aliases
     )
     changes = [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
     return Resumed(resumed, changes)
@@ -98,11 +79,7 @@ def start_again(data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, a
 
 
 def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Identity]:
-    """Recognise the clips that the epoch had, by the records of its segments.
-
-    Raises:
-        UserError: The record of the cursor's segment is missing or damaged.
-    """
+    """Recognise the clips that the epoch had, by the records of its segments."""
     key = cursor.generation, cursor.epoch, cursor.segment
     try:
         former = records.read(run, key, cursor.plan)
@@ -126,8 +103,8 @@ def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -
 
 
 def _known(run: RunFolder, record: Record, aliases: Aliases | None = None) -> Known:
-    catalog: Catalog = segment_record.recorded_catalog(run, record.about)
     held = np.union1d(record.ordinal, record.other_ordinal)
+    catalog = segment_record.recorded_catalog(run, record.about)
     return Known(catalog, held, aliases or Aliases(record.alias_ordinal, record.alias_key))
 
 
@@ -136,12 +113,10 @@ def _difference(
 ) -> list[str]:
     lines = []
     if cursor.catalog != data.digest:
-        counts = identity.added, identity.removed, identity.edited
-        changes = "{} clips added, {} removed, {} changed".format(*counts)
-        if not any(counts) and not identity.renamed:
+        changes = f"{identity.added} clips added, {identity.removed} removed, {identity.edited} changed"
+        if not (identity.added or identity.removed or identity.edited or identity.renamed):
             changes = "the same clips; companions were added, removed or changed"
-        lines.append(f"catalog: {changes}")
-        lines += identity.lines(data.spec.data.renamed_clips)
+        lines = [f"catalog: {changes}", *identity.lines(data.spec.data.renamed_clips)]
     if cursor.spec != spec.digest():
         lines.append(
             "buckets, batch sizes, costs, dataset settings, micro-batches per step or the seed differ from the "

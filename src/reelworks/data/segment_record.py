@@ -31,18 +31,14 @@ _CONSUMED = len(LABELS) - 1
 
 
 def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: str) -> Record:
-    """Write the record of the segment that a position is in, and return it.
-
-    Args:
-        run: The run folder.
-        data: The dataset that the segment is planned on.
-        position: Current position in the segment.
-        recipe_file: File of the recipe that this start uses, below `recipes/`.
+    """Write the record of the segment that a position is in, and return it; `recipe_file` is below `recipes/`.
 
     Raises:
         OSError: The record could not be written.
     """
-    place = store.keep(data.catalog, run.coverage_folder)
+    kept_catalog = store.keep(data.catalog, run.coverage_folder)
+    # The files that the recipe names may change.
+    exclude_list = "".join(f"{line}\n" for line in data.exclude_list.lines)
     about = About(
         generation=position.generation,
         epoch=position.epoch,
@@ -56,49 +52,19 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
         spec_digest=position.spec.digest(),
         spec={k: list(v) if isinstance(v, tuple) else v for k, v in asdict(position.spec).items()},
         recipe=recipe_file,
-        exclude_list=_kept_exclude_list(run, data),
-        costs=_kept_costs(run, data),
-        catalog=place.name,
+        exclude_list=run.keep_input("exclude.txt", exclude_list) if data.spec.exclude_file else None,
+        costs=run.keep_input("costs.json", files.to_json(data.measured_ms)) if data.spec.cost.measured else None,
+        catalog=kept_catalog.name,
         catalog_version=data.catalog.version,
         catalog_uids=uids_digest(data.catalog),
         datasets=[dataset.dataset_name for dataset in data.spec.datasets],
-        buckets=[
-            BucketShape(
-                name=b.name,
-                num_frames=b.shape.num_frames,
-                height=b.shape.height,
-                width=b.shape.width,
-                batch_size=b.batch_size,
-            )
-            for b in data.table.buckets
-        ],
+        buckets=[BucketShape(name=b.name, batch_size=b.batch_size, **vars(b.shape)) for b in data.table.buckets],
         entries=[str(entry) for entry in data.table.entries],
     )
-    record = _record(about, data, position)
-    records.write(run, record)
-    return record
-
-
-def uids_digest(catalog: Catalog) -> str:
-    """Return the digest of the uids of a catalog's rows, which differs if the catalog was scanned anew."""
-    return digests.digest_arrays(uid=catalog.columns("uid").column("uid").to_numpy())
-
-
-def _kept_exclude_list(run: RunFolder, data: Dataset) -> str | None:
-    """Copy the recipe's exclude list into the run folder, since the file may change."""
-    lines = "".join(f"{line}\n" for line in data.exclude_list.lines)
-    return run.keep_input("exclude.txt", lines) if data.spec.exclude_file else None
-
-
-def _kept_costs(run: RunFolder, data: Dataset) -> str | None:
-    return run.keep_input("costs.json", files.to_json(data.measured_ms)) if data.spec.cost.measured else None
-
-
-def _record(about: About, data: Dataset, position: DataPosition) -> Record:
     plan = position.plan
     where, row, column, size = _in_order_of_steps(plan)
     others = data.planned(position.spec, position.key, position.excluded).others
-    return Record(
+    record = Record(
         about,
         plan.ordinal[where],
         plan.copy[where],
@@ -116,6 +82,13 @@ def _record(about: About, data: Dataset, position: DataPosition) -> Record:
         position.aliases.ordinal,
         position.aliases.key,
     )
+    records.write(run, record)
+    return record
+
+
+def uids_digest(catalog: Catalog) -> str:
+    """Return the digest of the uids of a catalog's rows, which differs if the catalog was scanned anew."""
+    return digests.digest_arrays(uid=catalog.columns("uid").column("uid").to_numpy())
 
 
 def _in_order_of_steps(plan: EpochPlan) -> tuple[I64, I64, I64, I64]:

@@ -16,7 +16,7 @@ from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
 from reelworks.core.shape import Geometry
 from reelworks.data import eligibility
-from reelworks.data.dataset import Dataset, DataSpec, clip_sources, companion_sources, rows_of
+from reelworks.data.dataset import Dataset, DataSpec, companion_sources, rows_of
 from reelworks.models.components import geometry
 from reelworks.recipe import auto_buckets
 from reelworks.recipe.auto_buckets import Chosen
@@ -107,6 +107,6 @@ def scan_recipe(recipe: Recipe, on_progress: Callable[[ScanProgress], None] | No
     Raises:
         UserError: A folder is missing or empty, a list is invalid, or the catalog cannot be written.
     """
-    sources = clip_sources(recipe.dataset) + companion_sources(recipe.dataset)
+    sources = [d.place for d in recipe.dataset] + companion_sources(recipe.dataset)
     workers = os.cpu_count() or 1
     return scan_sources(sources, Path(recipe.catalog_folder), workers=workers, on_progress=on_progress)

@@ -15,81 +15,36 @@ from reelworks.core.errors import UserError
 FORMAT_VERSION = 1
 
 
+class _Below:
+    """A path below a run's folder, as an attribute of `RunFolder`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunFolder, _: type[RunFolder]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths of a run; reading them creates nothing."""
 
     path: Path
 
-    @property
-    def info_file(self) -> Path:
-        """`run.json`: format, identity and the values frozen at the run's start."""
-        return self.path / "run.json"
-
-    @property
-    def recipe_file(self) -> Path:
-        """The resolved recipe of the latest start."""
-        return self.path / "recipe.toml"
-
-    @property
-    def recipes_folder(self) -> Path:
-        """The resolved recipe of every start, with copies of its exclude list and costs, named by digests."""
-        return self.path / "recipes"
-
-    @property
-    def environment_file(self) -> Path:
-        """Versions, machine and thread count of the latest start."""
-        return self.path / "environment.json"
-
-    @property
-    def plan_folder(self) -> Path:
-        """Plans as arrays, and the summary that reports show."""
-        return self.path / "plan"
-
-    @property
-    def events_file(self) -> Path:
-        """All events, metrics included; append-only JSON lines."""
-        return self.path / "events.jsonl"
-
-    @property
-    def coverage_folder(self) -> Path:
-        """Records of segments, copies of their catalogs, and failures by epoch."""
-        return self.path / "coverage"
-
-    @property
-    def tensorboard_folder(self) -> Path:
-        """TensorBoard's event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def samples_folder(self) -> Path:
-        """Videos and images generated on schedule, such as `step-000000100/00.mp4`."""
-        return self.path / "samples"
-
-    @property
-    def checkpoints_folder(self) -> Path:
-        """Checkpoints; only the checkpoint package writes here."""
-        return self.path / "checkpoints"
-
-    @property
-    def exports_folder(self) -> Path:
-        """Exported weights for inference, written along with checkpoints."""
-        return self.path / "exports"
-
-    @property
-    def report_file(self) -> Path:
-        """The report as one HTML file."""
-        return self.path / "report.html"
-
-    @property
-    def save_file(self) -> Path:
-        """File whose creation requests a checkpoint from a running training."""
-        return self.path / "save"
-
-    @property
-    def lock_file(self) -> Path:
-        """Lock file held by the training process."""
-        return self.path / ".lock"
+    info_file = _Below("run.json")  # format, identity and the values frozen at the run's start
+    recipe_file = _Below("recipe.toml")  # the resolved recipe of the latest start
+    recipes_folder = _Below("recipes")  # those of all starts, with copies of exclude lists and costs, by digest
+    environment_file = _Below("environment.json")  # versions, machine and thread count of the latest start
+    plan_folder = _Below("plan")  # plans as arrays, and the summary that reports show
+    events_file = _Below("events.jsonl")  # all events, metrics included; append-only JSON lines
+    coverage_folder = _Below("coverage")  # records of segments, copies of their catalogs, and failures by epoch
+    tensorboard_folder = _Below("tensorboard")  # TensorBoard's event files
+    samples_folder = _Below("samples")  # videos and images generated on schedule, such as `step-000000100/00.mp4`
+    checkpoints_folder = _Below("checkpoints")  # only the checkpoint package writes here
+    exports_folder = _Below("exports")  # exported weights for inference, written along with checkpoints
+    report_file = _Below("report.html")  # the report as one HTML file
+    save_file = _Below("save")  # file whose creation requests a checkpoint from a running training
+    lock_file = _Below(".lock")  # held by the training process
 
     @property
     def exists(self) -> bool:
@@ -97,14 +52,7 @@ class RunFolder:
         return self.info_file.is_file()
 
     def create(self, frozen: dict[str, Any]) -> None:
-        """Create the folder, and write `run.json` last, with the values that stay fixed for the run's life.
-
-        Args:
-            frozen: Values that later starts read back, such as `micro_batches_per_step`.
-
-        Raises:
-            UserError: The folder cannot be written.
-        """
+        """Create the folder, and write `run.json` last, with the values that stay fixed for the run's life."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for folder in (self.plan_folder, self.coverage_folder, self.samples_folder):
@@ -121,26 +69,16 @@ class RunFolder:
             ) from error
 
     def keep_recipe(self, text: str) -> str:
-        """Store a start's resolved recipe, without overwriting those of former starts.
-
-        Returns:
-            The name of its file below `recipes/`, equal for equal texts.
-        """
-        name = f"recipe-{digests.digest_bytes(text.encode())[:8]}.toml"
-        self.recipes_folder.mkdir(exist_ok=True)
-        files.write_bytes(self.recipes_folder / name, text.encode())
+        """Store a start's resolved recipe beside those of former starts; return its file's name, as `keep_input` does."""
+        name = self.keep_input("recipe.toml", text)
         files.write_bytes(self.recipe_file, text.encode())
         return name
 
     def keep_input(self, name: str, text: str) -> str:
-        """Store a copy of a file that a recipe names, next to the recipes.
-
-        Args:
-            name: Name of the copy, such as "exclude.txt"; a digest of the text is inserted before its suffix.
-            text: Content of the file.
+        """Store a copy of a file that a recipe names, such as "exclude.txt", next to the recipes.
 
         Returns:
-            The name of the copy below `recipes/`, equal for equal texts.
+            The name of the copy below `recipes/`, with a digest of the text before its suffix.
         """
         file = Path(name)
         copy = f"{file.stem}-{digests.digest_bytes(text.encode())[:8]}{file.suffix}"

@@ -11,6 +11,7 @@ a kernel lock does not have.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -33,7 +34,6 @@ class LockOwner:
 
     Attributes:
         pid: Process id, for messages only: another process may have it by now.
-        host: Name of the machine.
         started: When the process took the lock, in seconds since 1970, by its own clock.
         token: Random text that distinguishes holders.
     """
@@ -84,48 +84,38 @@ _SETTLE_SECONDS = 2.0
 def beating(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
     """Hold a heartbeat file, and yield a function that returns whether it is still held.
 
-    Args:
-        path: The heartbeat file.
-        me: This process.
-
     Raises:
         LockedError: Another process holds the file.
         OSError: The file cannot be written.
     """
-    heart = _Heart(path, me, _take(path, me))
+    fd = _take(path, me)
+
+    def is_ours() -> bool:
+        holder = _holder(path)
+        return holder is not None and holder.token == me.token
+
+    def beat() -> None:
+        # Writes after another process replaced the file do not reach the new one.
+        for beats in itertools.count(1):
+            if stop.wait(BEAT_SECONDS):
+                return
+            with suppress(OSError):  # the storage may be unavailable for a moment
+                if not is_ours():
+                    return
+                _write(fd, me, beats)
+
     stop = threading.Event()
-    thread = threading.Thread(target=heart.beat_until, args=(stop,), name="heartbeat", daemon=True)
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
     try:
-        yield heart.is_ours
+        yield is_ours
     finally:
         stop.set()
         thread.join()
         with suppress(OSError):
-            if heart.is_ours():
+            if is_ours():
                 path.unlink()
-        os.close(heart.fd)
-
-
-class _Heart:
-    """The open heartbeat file of a holder. Writes after another process replaced it do not reach the new file."""
-
-    def __init__(self, path: Path, me: LockOwner, fd: int) -> None:
-        self.path, self.me, self.fd = path, me, fd
-
-    def beat_until(self, stop: threading.Event) -> None:
-        beats = 0
-        while not stop.wait(BEAT_SECONDS):
-            beats += 1
-            with suppress(OSError):  # the storage may be unavailable for a moment
-                if not self.is_ours():
-                    return
-                _write(self.fd, self.me, beats)
-
-    def is_ours(self) -> bool:
-        seen = _snapshot(self.path)
-        holder = None if seen is None else LockOwner.parse(seen[1])
-        return holder is not None and holder.token == self.me.token
+        os.close(fd)
 
 
 def _take(path: Path, me: LockOwner) -> int:
@@ -163,8 +153,7 @@ def _replace(path: Path, me: LockOwner, abandoned: tuple[int, str]) -> int:
         if _snapshot(path) == abandoned:
             temporary.replace(path)
             time.sleep(_SETTLE_SECONDS)
-        seen = _snapshot(path)
-        holder = None if seen is None else LockOwner.parse(seen[1])
+        holder = _holder(path)
         if holder is None or holder.token != me.token:
             raise LockedError(holder)
     except BaseException:
@@ -183,6 +172,11 @@ def _create(path: Path, me: LockOwner) -> int:
 def _write(fd: int, me: LockOwner, beats: int) -> None:
     os.pwrite(fd, me.to_json(beats=beats).encode(), 0)
     os.fsync(fd)
+
+
+def _holder(path: Path) -> LockOwner | None:
+    seen = _snapshot(path)
+    return None if seen is None else LockOwner.parse(seen[1])
 
 
 def _snapshot(path: Path) -> tuple[int, str] | None:

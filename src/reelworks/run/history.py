@@ -23,7 +23,6 @@ class Step:
 
     Attributes:
         step: Number of the step, from 1.
-        row: Row of the step in the segment's plan.
         clips: Clips that counted in the loss.
         applied: False if the step was skipped: a loss or gradient was not finite, or no clip was decoded.
         recipe: File of the recipe that its start used, below `recipes/`.
@@ -42,7 +41,6 @@ class Epoch:
 
     Attributes:
         generation: Number of restarts of the data.
-        epoch: Number of the epoch, from 0.
         planned: Clips planned by all segments together; None if only the record of the last segment has it.
         segment: The current segment, or the last one.
         plans: Digest of each segment's plan, by the segment's number.
@@ -96,7 +94,10 @@ def epochs(run: RunFolder) -> list[Epoch]:
         elif now is None:
             continue
         elif event["kind"] == "step":
-            now.steps.setdefault(now.segment, []).append(_step(event, recipe))
+            # Values that are not finite are stored as null; such a step was not applied.
+            applied = event["loss"] is not None and event["grad_norm"] is not None and event["clips"] > 0
+            step = Step(event["step"], event["row"], event["clips"], applied, recipe)
+            now.steps.setdefault(now.segment, []).append(step)
         elif event["kind"] == "failure" and event["showing"]:
             continue  # only the first showing of a clip counts as its failure
         elif event["kind"] == "failure":
@@ -145,9 +146,3 @@ def finished_generations(run: RunFolder) -> set[int]:
         elif event["reason"] == "finished":
             finished.add(now)
     return finished
-
-
-def _step(event: Event, recipe: str) -> Step:
-    # Values that are not finite are stored as null; such a step was not applied.
-    applied = event["loss"] is not None and event["grad_norm"] is not None and event["clips"] > 0
-    return Step(event["step"], event["row"], event["clips"], applied, recipe)

@@ -51,11 +51,7 @@ class LockHandle:
 
 @contextmanager
 def hold(
-    path: Path,
-    *,
-    doing: str = "training",
-    field: str = "output",
-    remedy: str = _FREE_BY_HAND,
+    path: Path, *, doing: str = "training", field: str = "output", remedy: str = _FREE_BY_HAND
 ) -> Iterator[LockHandle]:
     """Hold an exclusive lock.
 
@@ -64,9 +60,6 @@ def hold(
         doing: The activity that holds the lock, in one word, for messages.
         field: The recipe key or option that names the folder.
         remedy: What to do when another process holds the lock.
-
-    Raises:
-        UserError: Another process holds the lock, or the folder cannot be written.
     """
     with ExitStack() as stack:
         try:

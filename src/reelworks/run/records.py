@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,9 @@ _TOTALS = "totals.jsonl"
 _NAME = re.compile(r"segment-(\d{3,})-(\d{6,})-(\d{3,})")
 _SPLIT = "BYTE_STREAM_SPLIT"  # for unsorted numbers, whose upper bytes are mostly zeros
 _ASCENDING = "DELTA_BINARY_PACKED"
+_PLACES = ("ordinal", "copy", "showing")
+_MICRO_BATCHES = ("row", "column", "bucket", "size")
+_TYPES = {"showing": np.int32, "other_nearest": np.int32, "alias_key": np.uint64}  # all others are int64
 
 
 class RecordError(Exception):
@@ -61,22 +65,15 @@ class About(Config):
     """Metadata of a record, stored as `about.json`.
 
     Attributes:
-        format: Version of this schema.
-        generation, epoch, segment: Key of the segment.
         time: When the record was written, in seconds since 1970.
         first_step: Optimizer steps of the run before the segment's first row.
         rows: Rows of the plan, one optimizer step each.
-        planned: Number of planned clips.
-        plan: Digest of the plan.
         catalog_digest, spec_digest: Digests of the plan's inputs.
-        spec: The plan's spec.
         recipe: File of the recipe, below `recipes/`.
         exclude_list, costs: Copies of the files that the recipe names, below `recipes/`.
         catalog: Folder of the run's copy of the catalog, below `coverage/`.
         catalog_version: Number of parts of the catalog that the segment was planned on.
         catalog_uids: Digest of the uids of all rows of these parts.
-        datasets: Names of the recipe's datasets.
-        buckets: The bucket table.
         entries: Entries of the bucket table, as reports print them.
         files: Checksums of the record's other files.
     """
@@ -138,14 +135,12 @@ class Record:
     """Clips that a segment planned, and why it left out the others.
 
     Attributes:
-        about: Metadata of the record.
         ordinal, copy, showing: The planned clips in the order of the steps, as in `EpochPlan`.
         row, column, bucket, size: The micro-batches in the same order; `size` counts clips, padding included.
         other_ordinal, other_copy: Live clips that are not planned.
         other_reason: Why each is not planned, as an index into `labels`.
         other_nearest: Index of the bucket entry that each misses by least, -1 if there is none.
         other_note: Details of the reason, or null.
-        labels: Names of the reasons.
         alias_ordinal, alias_key: Ordinals and keys of the clips whose key is not their uid.
     """
 
@@ -222,13 +217,8 @@ def write(run: RunFolder, record: Record) -> None:
 
 def _tables(record: Record) -> dict[str, tuple[Any, dict[str, str]]]:
     """Return each file's table, with the encodings of its columns; other columns are dictionary-encoded."""
-    places = {"ordinal": _small(record.ordinal), "copy": _small(record.copy), "showing": record.showing}
-    micro_batches = {
-        "row": _small(record.row),
-        "column": _small(record.column),
-        "bucket": _small(record.bucket),
-        "size": _small(record.size),
-    }
+    places = {name: _small(getattr(record, name)) for name in _PLACES}
+    micro_batches = {name: _small(getattr(record, name)) for name in _MICRO_BATCHES}
     reason = pa.array(record.other_reason, type=pa.int32())
     others = {
         "ordinal": _small(record.other_ordinal),
@@ -289,48 +279,37 @@ def read_about(run: RunFolder, key: Key) -> About:
 
 
 def read(run: RunFolder, key: Key, plan: str | None = None) -> Record:
-    """Read a record and verify it.
-
-    Args:
-        run: The run folder.
-        key: Generation, epoch and segment.
-        plan: Digest of the segment's plan, to verify it; None to accept any.
+    """Read a record and verify it, also against the digest of the segment's plan if that is given.
 
     Raises:
         RecordError: There is no record, it is damaged, or it belongs to another plan.
     """
-    about = read_about(run, key)
-    folder = path(run, key)
+    about, folder = read_about(run, key), path(run, key)
     if plan is not None and about.plan != plan:
         raise RecordError(f"{folder.name} belongs to another plan")
     places = _read_table(folder, "places.parquet", about)
     batches = _read_table(folder, "micro_batches.parquet", about)
     others = _read_table(folder, "others.parquet", about)
     reason = others.column("reason").combine_chunks()
-    aliases = _read_table(folder, "aliases.parquet", about) if "aliases.parquet" in about.files else None
+    aliases = pa.table({"ordinal": pa.array([], pa.int64()), "key": pa.array([], pa.uint64())})
+    if "aliases.parquet" in about.files:
+        aliases = _read_table(folder, "aliases.parquet", about)
     return Record(
-        about,
-        _column(places, "ordinal", np.int64),
-        _column(places, "copy", np.int64),
-        _column(places, "showing", np.int32),
-        _column(batches, "row", np.int64),
-        _column(batches, "column", np.int64),
-        _column(batches, "bucket", np.int64),
-        _column(batches, "size", np.int64),
-        _column(others, "ordinal", np.int64),
-        _column(others, "copy", np.int64),
-        reason.indices.to_numpy(zero_copy_only=False).astype(np.int32),
-        _column(others, "nearest", np.int32),
-        others.column("note"),
-        reason.dictionary.to_pylist(),
-        np.zeros(0, np.int64) if aliases is None else _column(aliases, "ordinal", np.int64),
-        np.zeros(0, np.uint64) if aliases is None else _column(aliases, "key", np.uint64),
+        about=about,
+        **_columns(places, _PLACES),
+        **_columns(batches, _MICRO_BATCHES),
+        **_columns(others, ("ordinal", "copy", "nearest"), prefix="other_"),
+        other_reason=np.asarray(reason.indices, dtype=np.int32),
+        other_note=others.column("note"),
+        labels=reason.dictionary.to_pylist(),
+        **_columns(aliases, ("ordinal", "key"), prefix="alias_"),
     )
 
 
-def _column(table: Any, name: str, kind: Any) -> NDArray[Any]:
-    values: NDArray[Any] = table.column(name).to_numpy()
-    return values.astype(kind, copy=False)
+def _columns(table: Any, names: tuple[str, ...], prefix: str = "") -> dict[str, NDArray[Any]]:
+    """Return columns of numbers with the names and types of `Record`."""
+    numbers = {prefix + name: table.column(name).to_numpy() for name in names}
+    return {name: values.astype(_TYPES.get(name, np.int64), copy=False) for name, values in numbers.items()}
 
 
 def _read_table(folder: Path, name: str, about: About) -> Any:
@@ -359,12 +338,7 @@ def _write_values(file: Path, values: Config) -> None:
 
 
 def _read_values(file: Path) -> dict[str, Any]:
-    """Read values and verify their checksum.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        RecordError: The file is damaged.
-    """
+    """Read values and verify their checksum; raises FileNotFoundError if there are none."""
     try:
         plain = json.loads(file.read_bytes())
         same = plain.pop("checksum") == digests.digest_json(plain)
@@ -395,10 +369,7 @@ def read_outcome(run: RunFolder, key: Key) -> Outcome | None:
 def reopen(run: RunFolder, step: int, key: Key | None) -> None:
     """Remove the outcomes of segments that end after the step to which the run goes back.
 
-    Args:
-        run: The run folder.
-        step: Optimizer step of the run from which it continues.
-        key: The segment with which training continues, which has not ended either.
+    That of the segment `key`, with which training continues, is removed too.
     """
     for other in reversed(keys(run)):
         try:
@@ -427,21 +398,14 @@ def prune(
     in_use: Collection[tuple[int, int]],
     totals: Callable[[tuple[int, int]], dict[str, Any]],
 ) -> Iterator[tuple[int, int]]:
-    """Remove the records of the oldest epochs until the others fit, and store their totals.
+    """Remove the records of the oldest epochs until the others fit into `max_bytes`, and store their totals.
 
-    Args:
-        run: The run folder.
-        max_bytes: Maximum size of all records together.
-        in_use: Generation and epoch of the records that must stay.
-        totals: Returns the totals of an epoch, by generation and epoch.
-
-    Yields:
-        Generation and epoch of each removed record.
+    Epochs are (generation, epoch); the removed ones are yielded, and those `in_use` stay.
     """
-    sizes: dict[tuple[int, int], int] = {}
+    sizes = Counter[tuple[int, int]]()
     for key in keys(run):
-        sizes[key[:2]] = sizes.get(key[:2], 0) + size_bytes(run, key)
-    over = sum(sizes.values()) - max_bytes
+        sizes[key[:2]] += size_bytes(run, key)
+    over = sizes.total() - max_bytes
     for epoch in sorted(sizes):
         if over <= 0:
             return

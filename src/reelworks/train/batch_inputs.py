@@ -195,7 +195,7 @@ def _example(
         drop_text=torch.from_numpy(drop_text).to(encoder.device),
         **{name: value.expand(n, *value.shape[1:]) for name, value in beside.items()},
     )
-    counts = batch.counts.to(encoder.device).expand(n)
+    counts = batch.is_valid.to(encoder.device).expand(n)
     weight = None
     if "loss_mask" in companions:
         mask = companions["loss_mask"].to(encoder.device)

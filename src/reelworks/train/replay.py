@@ -58,7 +58,7 @@ class Replay:
     @property
     def columns(self) -> list[MicroBatchRequest]:
         """Micro-batches of the step in the plan's order, without fillers."""
-        return sorted((w for rank in self.ranks for w in rank if not w.filler), key=lambda work: work.index)
+        return sorted((w for rank in self.ranks for w in rank if not w.is_idle), key=lambda work: work.index)
 
     def choices(self, work: MicroBatchRequest) -> Choices:
         """Return what the objective drew for a micro-batch."""
@@ -82,7 +82,7 @@ class Replay:
             "world_size": len(self.ranks),
             "applied": self.step.applied,
             "clips": self.step.clips,
-            "fillers": [rank for rank, works in enumerate(self.ranks) for work in works if work.filler],
+            "fillers": [rank for rank, works in enumerate(self.ranks) for work in works if work.is_idle],
             "micro_batches": [self._micro_batch(work, reasons) for work in self.columns],
         }
 
@@ -109,7 +109,7 @@ class Replay:
             "uid": uid,
             "copy": int(work.copies[i]),
             "showing": int(work.showing[i]),
-            "path": f"{rows.dataset[row].as_py()}/{rows.path[row].as_py()}",
+            "path": rows.label(row),
             "file": str(request.path),
             "became": became if work.real[i] else "padding",
             "reason": reason,

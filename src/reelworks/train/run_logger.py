@@ -273,7 +273,7 @@ class RunLogger:
         """Write the clips that this rank trained in the step, for --debug."""
         folder = self._run.path / "debug"
         folder.mkdir(exist_ok=True)
-        trained = [_clip(b, i) for b in batches for i in np.flatnonzero(b.counts.numpy()).tolist() if result.applied]
+        trained = [_clip(b, i) for b in batches for i in np.flatnonzero(b.is_valid.numpy()).tolist() if result.applied]
         shapes = [str(b.work.shape) for b in batches]
         line = {
             "step": step,

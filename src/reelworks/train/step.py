@@ -106,7 +106,7 @@ class StepSums:
             loss: `[]` sum of the weighted losses.
             weight: `[]` sum of the weights.
         """
-        bucket, counts, first = batch.work.bucket, batch.counts.numpy(), batch.work.first
+        bucket, counts, first = batch.work.bucket, batch.is_valid.numpy(), batch.work.first
         # In two calls: the device that lacks float64 cannot convert to it.
         loss, weight = (value.to(self.loss.device).double() for value in (loss, weight))
         self.loss.add_(loss)
@@ -235,7 +235,7 @@ class TrainStep:
 
         state.optimizer.zero_grad()
         for batch in batches:
-            mesh.set_gradient_sync(state.module, batch.work.last)
+            mesh.set_gradient_sync(state.module, batch.work.ends_step)
             example = self._example(batch, objective, step)
             losses_B = self._losses(batch.work, example, objective)
             weights_B = self._weights(batch.work, example)
@@ -327,8 +327,8 @@ class TrainStep:
         losses_B = example.losses(output, objective)
         if base is None:
             return losses_B
-        preserved_B = torch.tensor(work.preserved).to(losses_B.device, non_blocking=True)
-        return torch.where(preserved_B, example.kept(output, base), losses_B)
+        target_is_base_B = torch.tensor(work.target_is_base).to(losses_B.device, non_blocking=True)
+        return torch.where(target_is_base_B, example.kept(output, base), losses_B)
 
     def _blame(self, candidates: NonFiniteCandidates, objective: ObjectiveConfig, step: int) -> NonFiniteCause:
         """Find where numbers stopped being finite, by running a micro-batch again.

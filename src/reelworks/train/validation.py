@@ -62,7 +62,7 @@ class Validator:
             for batch in loader.read_ahead(self._work(), pool, depth=4):
                 example = validation_example(batch, self.encoder, self.objective, seed=self.seed, times=self.times)
                 losses = example.losses(self.boundary(example.inputs), self.objective).double().cpu()
-                if bool(batch.counts.all()):
+                if bool(batch.is_valid.all()):
                     sums[:-1] += losses
                     sums[-1] += 1
         sums = self.world.sum(sums)
@@ -79,6 +79,4 @@ class Validator:
         for i in range(rounds):
             own = i * self.world.size + self.world.rank
             one = self.held_out.take(torch.tensor([min(own, len(self.held_out) - 1)]).numpy())
-            yield self.source.work(
-                one.uid, one.copy, one.ordinal, int(one.bucket[0]), epoch=0, filler=own >= len(self.held_out)
-            )
+            yield self.source.work(one, epoch=0, is_idle=own >= len(self.held_out))

@@ -21,14 +21,14 @@ def request(path: Path | Deadly) -> Request:
     return Request(path, True, SHAPE)  # type: ignore[arg-type]
 
 
-def work(row: int, paths: list[Any], real: list[bool] | None = None, filler: bool = False) -> MicroBatchRequest:
+def work(row: int, paths: list[Any], real: list[bool] | None = None, is_idle: bool = False) -> MicroBatchRequest:
     n = len(paths)
     return MicroBatchRequest(
         epoch=0,
         row=row,
         index=0,
-        last=True,
-        filler=filler,
+        ends_step=True,
+        is_idle=is_idle,
         bucket=0,
         shape=SHAPE,
         uids=np.arange(n, dtype=np.uint64),

@@ -62,7 +62,7 @@ def test_order_and_contents_are_those_of_the_work_for_any_number_of_workers(
     assert [greys(batch) for batch in batches] == [[99, 3], [8], [0, 0, 2], [3, 3], [99, 22, 0], [7, 99], [1]]
     assert [batch.work.row for batch in batches] == list(range(7))
     assert [[place for place, _ in batch.failures] for batch in batches] == [[], [], [1], [], [2], [], []]
-    assert all(batch.counts.sum() + len(batch.failures) == len(batch.counts) for batch in batches)
+    assert all(batch.is_valid.sum() + len(batch.failures) == len(batch.is_valid) for batch in batches)
     if num_workers != 1:
         assert pool.finished != sorted(pool.finished), "nothing finished out of order"
 
@@ -74,20 +74,20 @@ def test_a_clip_that_fails_counts_nothing_and_tells_why(pictures: list[Path], tm
     works = [
         work(0, [pictures[9], bad, pictures[4], none]),
         work(1, [bad, pictures[6]], real=[True, False]),
-        work(2, [pictures[1], bad], filler=True),
+        work(2, [pictures[1], bad], is_idle=True),
         work(3, [pictures[2]]),
     ]
     first, padded, filler, last = read_ahead(works, pool, depth=2)
     pool.close()
     assert greys(first) == [9, 0, 4, 0]
-    assert first.counts.tolist() == [True, False, True, False]
+    assert first.is_valid.tolist() == [True, False, True, False]
     assert [place for place, _ in first.failures] == [1, 3]
     assert "not a picture" in first.failures[0][1]
     assert "No such file" in first.failures[1][1]
-    assert padded.counts.tolist() == [False, False]
+    assert padded.is_valid.tolist() == [False, False]
     assert [place for place, _ in padded.failures] == [0]
-    assert (filler.counts.tolist(), filler.failures) == ([False, False], ())
-    assert (greys(last), last.counts.tolist()) == ([2], [True])
+    assert (filler.is_valid.tolist(), filler.failures) == ([False, False], ())
+    assert (greys(last), last.is_valid.tolist()) == ([2], [True])
     assert works[0].real.all()  # what was asked for is left as it was
 
 

@@ -71,7 +71,7 @@ def test_only_the_clip_that_kills_again_and_again_is_to_blame(pictures: list[Pat
     finally:
         pool.close()
     assert [greys(batch) for batch in batches] == [[0, 1], [2, 3], [4, 0], [6, 7]]
-    assert [batch.counts.tolist() for batch in batches] == [[True] * 2, [True] * 2, [True, False], [True] * 2]
+    assert [batch.is_valid.tolist() for batch in batches] == [[True] * 2, [True] * 2, [True, False], [True] * 2]
     assert batches[2].failures == ((1, "the decoder crashed on it"),)
     assert once.read_bytes() == b"x"
     assert always.read_bytes() == b"xxx"
