@@ -195,9 +195,5 @@ def parse_ratio(text: str) -> float:
 
 def _bad_ratio(text: str, problem: str) -> UserError:
     return UserError(
-        problem,
-        code="aspect-ratio-invalid",
-        field="buckets.aspect_ratios",
-        value=text,
-        remedy='give e.g. "16:9"',
+        problem, code="aspect-ratio-invalid", field="buckets.aspect_ratios", value=text, remedy='give e.g. "16:9"'
     )

@@ -289,10 +289,7 @@ def _pairs(
             yield (fits, frames), why
         fits = _fit(ladder, size, few, config)
         able = [c for c in counts if few <= c <= lengths[0] and ladder.tokens(fits, c) <= config.max_tokens]
-        yield (
-            (fits, able[-1]),
-            "" if able[-1] == lengths[0] else "the most frames that fit max_tokens at this size",
-        )
+        yield ((fits, able[-1]), "" if able[-1] == lengths[0] else "the most frames that fit max_tokens at this size")
 
 
 def _fit(ladder: Ladder, size: int, num_frames: int, config: BucketsConfig) -> int:

@@ -66,10 +66,7 @@ def size_at(resolution: str, ratio: float, multiple: tuple[int, int]) -> tuple[i
 
 
 def nearest_size(
-    pixels: int,
-    ratio: float,
-    multiple: tuple[int, int],
-    most: tuple[float, float] = (math.inf, math.inf),
+    pixels: int, ratio: float, multiple: tuple[int, int], most: tuple[float, float] = (math.inf, math.inf)
 ) -> tuple[int, int]:
     """Return the height and width nearest to `pixels` in area and to `ratio` (width / height) in shape.
 
@@ -80,10 +77,7 @@ def nearest_size(
     candidates = itertools.product(_around(height, multiple[0], most[0]), _around(height * ratio, multiple[1], most[1]))
     return min(
         candidates,
-        key=lambda size: (
-            abs(math.log(size[0] * size[1] / pixels)) + abs(math.log(size[1] / size[0] / ratio)),
-            size,
-        ),
+        key=lambda size: (abs(math.log(size[0] * size[1] / pixels)) + abs(math.log(size[1] / size[0] / ratio)), size),
     )
 
 

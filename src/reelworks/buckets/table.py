@@ -131,12 +131,7 @@ class BucketTable:
 
     @classmethod
     def from_entries(
-        cls,
-        entries: Iterable[BucketEntry],
-        *,
-        geometry: Geometry,
-        extends_short: bool = False,
-        **settings: Any,
+        cls, entries: Iterable[BucketEntry], *, geometry: Geometry, extends_short: bool = False, **settings: Any
     ) -> BucketTable:
         """Compute the bucket table of entries.
 
@@ -169,11 +164,7 @@ EMPTY = BucketTable((), (), upscale=False, max_crop=1.0)
 
 
 def build(
-    entries: Sequence[BucketEntryConfig],
-    config: BucketsConfig,
-    geometry: Geometry,
-    *,
-    extends_short: bool = False,
+    entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry: Geometry, *, extends_short: bool = False
 ) -> BucketTable:
     """Compute the bucket table of a recipe.
 

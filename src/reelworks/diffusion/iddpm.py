@@ -147,9 +147,7 @@ def terms(
     predicted = posterior(plan, torch.cat([noise.detach(), fraction], dim=1), x_t, index_B)
     true = Posterior(_mean(plan, x0, x_t, index_B), plan.at("log_variance", index_B))
     bound = torch.where(
-        (index_B == 0)[:, None, None, None, None],
-        -_log_likelihood(x0, predicted),
-        _divergence(true, predicted),
+        (index_B == 0)[:, None, None, None, None], -_log_likelihood(x0, predicted), _divergence(true, predicted)
     )
     return mse_B, mean_over_generated(bound, frame_mask_BT, weight_BTHW) / math.log(2)
 

@@ -68,11 +68,7 @@ class RectifiedFlow:
     learns_variance = False
 
     def __init__(
-        self,
-        config: ObjectiveConfig | None = None,
-        *,
-        shift: float | Literal["auto", "none"] = "auto",
-        **settings: Any,
+        self, config: ObjectiveConfig | None = None, *, shift: float | Literal["auto", "none"] = "auto", **settings: Any
     ) -> None:
         self.config = config or ObjectiveConfig.model_validate({"timestep_shift": shift, **settings})
 

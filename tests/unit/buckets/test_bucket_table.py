@@ -44,8 +44,7 @@ def test_sizes_are_multiples_and_none_is_nearer(pixels: int, ratio: float, multi
 
 
 @pytest.mark.parametrize(
-    ("text", "budget"),
-    [("480p", 480 * 480 * 16 // 9), ("512px", 512 * 512), ("480x854", (480, 854)), ("1p", 1)],
+    ("text", "budget"), [("480p", 480 * 480 * 16 // 9), ("512px", 512 * 512), ("480x854", (480, 854)), ("1p", 1)]
 )
 def test_resolutions(text: str, budget: int | tuple[int, int]) -> None:
     assert sizes.pixel_budget(text) == budget
@@ -76,11 +75,7 @@ def test_entries_stand_by_pixels_then_frames_descending() -> None:
     assert built.batch_sizes().tolist() == [b.batch_size for b in built.buckets]
 
 
-@given(
-    st.integers(144, 2160),
-    st.sampled_from([(8, 8), (16, 16), (32, 16), (64, 64)]),
-    st.booleans(),
-)
+@given(st.integers(144, 2160), st.sampled_from([(8, 8), (16, 16), (32, 16), (64, 64)]), st.booleans())
 def test_footage_of_a_format_fills_the_resolution_of_its_name(
     lines: int, multiple: tuple[int, int], upright: bool
 ) -> None:

@@ -159,8 +159,7 @@ def test_a_short_clip_of_a_strict_table_is_named() -> None:
     # 2.0 takes the clip; there is nothing to be compatible with.
     assert (
         run(
-            many(1, (16, 600, 600)),
-            build({"256": {16: (1.0, 1)}}, "opensora-2.0", opensora_drop_exact_length=True),
+            many(1, (16, 600, 600)), build({"256": {16: (1.0, 1)}}, "opensora-2.0", opensora_drop_exact_length=True)
         ).bucket[0]
         >= 0
     )

@@ -9,12 +9,7 @@ from reelworks.diffusion import ddpm, objectives
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.diffusion.samplers import ddim
 
-SCHEDULE = {
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "num_train_timesteps": 1000,
-}
+SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "num_train_timesteps": 1000}
 NAMES = {"epsilon": "epsilon", "v-prediction": "v_prediction"}
 
 

@@ -102,10 +102,7 @@ def parse(table: Table, meaning: Meaning, *, drop_exact_length: bool) -> Dialect
         result += sorted(entries, key=lambda entry: -entry.num_frames)
     if not result:
         raise UserError(
-            "the table is empty",
-            code="opensora-table-empty",
-            field=FIELD,
-            remedy='add e.g. "256" = { 1 = [1.0, 24] }',
+            "the table is empty", code="opensora-table-empty", field=FIELD, remedy='add e.g. "256" = { 1 = [1.0, 24] }'
         )
     spare = 1 if drop_exact_length and meaning == "opensora-1.2" else 0
     return Dialect(tuple(result), meaning == "downgrade", spare)

@@ -144,9 +144,7 @@ def _computed_pixels(base: str) -> int | None:
     return side * side if match[2] == "px" else int(side * side / 9 * 16)
 
 
-def _computed_sizes(
-    pixels: int,
-) -> tuple[tuple[str, ...], tuple[float, ...], tuple[tuple[int, int], ...]]:
+def _computed_sizes(pixels: int) -> tuple[tuple[str, ...], tuple[float, ...], tuple[tuple[int, int], ...]]:
     """Return keys, ratios and distinct sizes at the ratios of 2.0."""
     by_size: dict[tuple[int, int], tuple[str, float]] = {}
     inverse = [":".join(reversed(text.split(":"))) for text in COMPUTED_RATIOS]

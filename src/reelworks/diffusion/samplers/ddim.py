@@ -17,12 +17,7 @@ from reelworks.diffusion.samplers.iddpm import Network
 
 @torch.no_grad()
 def sample_ddim(
-    network: Network,
-    noise_BCTHW: Tensor,
-    prediction: ddpm.Prediction,
-    *,
-    num_steps: int,
-    guidance_scale: float,
+    network: Network, noise_BCTHW: Tensor, prediction: ddpm.Prediction, *, num_steps: int, guidance_scale: float
 ) -> Tensor:
     """Return the latents sampled from noise in evenly spread steps.
 
