@@ -45,6 +45,11 @@ class Entry:
     pixel_share: float = 1.0
 
     @property
+    def is_used(self) -> bool:
+        """Whether any clip can be drawn for this entry."""
+        return self.keep_prob > 0 and self.keep_length > 0
+
+    @property
     def needed_frames(self) -> int:
         """Minimum of frames of a clip."""
         return self.num_frames + (self.spare_frames if self.num_frames > 1 else 0)
