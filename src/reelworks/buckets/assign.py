@@ -76,6 +76,12 @@ class Clips:
     excluded: NDArray[np.int8]
     held_out: Mask
 
+    @classmethod
+    def unrestricted(cls, uid: U64, num_frames: I64, height: I64, width: I64, is_image: Mask) -> Clips:
+        """Return clips without repeats, of which none is excluded or held out."""
+        copy, excluded = np.zeros(len(uid), dtype=np.int64), np.zeros(len(uid), dtype=np.int8)
+        return cls(uid, copy, num_frames, height, width, is_image, excluded, held_out=excluded > 0)
+
     def take(self, where: I64 | slice) -> Clips:
         """Return the clips at these indices."""
         return Clips(**{name: column[where] for name, column in vars(self).items()})

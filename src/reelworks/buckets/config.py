@@ -33,12 +33,8 @@ class BucketEntryConfig(Config):
         frames = self.frames()
         for name, values in (("batch_size", self.batch_size), ("keep_prob", self.keep_prob)):
             if isinstance(values, list) and len(values) != len(frames):
-                raise _bad_entry(
-                    name,
-                    values,
-                    f"{len(values)} values for {len(frames)} frame counts",
-                    f"list {len(frames)} values, one for each of num_frames, or give one number for all",
-                )
+                remedy = f"list {len(frames)} values, one for each of num_frames, or give one number for all"
+                raise _bad_entry(name, values, f"{len(values)} values for {len(frames)} frame counts", remedy)
         if not frames:
             raise _bad_entry("num_frames", [], "the list is empty", "list at least one, as in [1, 17]")
         _check_each("num_frames", frames, [f >= 1 for f in frames], "give a whole number of at least 1")
@@ -56,15 +52,11 @@ class BucketEntryConfig(Config):
 
     def batch_sizes(self) -> list[int | None]:
         """Return the batch size for each frame count."""
-        if isinstance(self.batch_size, list):
-            return list(self.batch_size)
-        return [self.batch_size] * len(self.frames())
+        return list(self.batch_size) if isinstance(self.batch_size, list) else [self.batch_size] * len(self.frames())
 
     def keep_probs(self) -> list[float]:
         """Return the keep probability for each frame count."""
-        if isinstance(self.keep_prob, list):
-            return self.keep_prob
-        return [self.keep_prob] * len(self.frames())
+        return self.keep_prob if isinstance(self.keep_prob, list) else [self.keep_prob] * len(self.frames())
 
 
 def _check_each(name: str, values: Sequence[float], sound: list[bool], remedy: str) -> None:
@@ -144,14 +136,15 @@ class BucketsConfig(Config):
         """
         if self.opensora is not None:
             return parse.parse(self.opensora, self.probability, drop_exact_length=self.opensora_drop_exact_length)
-        if self.probability != "native" or self.opensora_drop_exact_length:
-            raise UserError(
-                "this key needs a bucket table of Open-Sora, and the recipe has none",
-                code="opensora-table-missing",
-                field="buckets.probability" if self.probability != "native" else "buckets.opensora_drop_exact_length",
-                value=self.probability if self.probability != "native" else self.opensora_drop_exact_length,
-                remedy="add [buckets.opensora], or remove this key",
-            )
+        for key, unset in (("probability", "native"), ("opensora_drop_exact_length", False)):
+            if (value := getattr(self, key)) != unset:
+                raise UserError(
+                    "this key needs a bucket table of Open-Sora, and the recipe has none",
+                    code="opensora-table-missing",
+                    field=f"buckets.{key}",
+                    value=value,
+                    remedy="add [buckets.opensora], or remove this key",
+                )
         return None
 
     @field_validator("aspect_ratios")

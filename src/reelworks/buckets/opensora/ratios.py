@@ -19,34 +19,12 @@ COMPUTED_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3
 # Divisor of the height and width of computed sizes; the default of release 2.0.
 COMPUTED_MULTIPLE = 16
 
-# height:width → key of the fixed tables.
-RATIO_NAMES = {
-    "3:8": "0.38",
-    "9:21": "0.43",
-    "12:25": "0.48",
-    "1:2": "0.50",
-    "9:17": "0.53",
-    "27:50": "0.54",
-    "9:16": "0.56",
-    "5:8": "0.62",
-    "2:3": "0.67",
-    "3:4": "0.75",
-    "1:1": "1.00",
-    "4:3": "1.33",
-    "3:2": "1.50",
-    "16:9": "1.78",
-    "17:9": "1.89",
-    "2:1": "2.00",
-    "50:27": "2.08",
-}
-
 
 @dataclass(frozen=True)
 class Resolution:
     """A named resolution.
 
     Attributes:
-        name: Name of the resolution in the table.
         pixels: Total pixels of a frame; a clip needs 0.8 of them.
         keys: Names of the aspect ratios; of equally near ones, the first is chosen.
         ratios: height / width of each key, to which a clip's is compared.
@@ -62,9 +40,7 @@ class Resolution:
     def nearest(self, height: NDArray[Any], width: NDArray[Any]) -> NDArray[np.int64]:
         """Return the index of the ratio nearest to height / width; of equally near ones, the first in the table.
 
-        Args:
-            height: `[N]` heights in pixels, above 0.
-            width: `[N]` widths in pixels, above 0.
+        A table's ratios must differ by more than rounding errors, which could make three of them equally near.
         """
         wanted = np.asarray(height, dtype=np.float64) / np.asarray(width, dtype=np.float64)
         ratios = np.array(self.ratios)
@@ -77,34 +53,11 @@ class Resolution:
         return np.where(take_high, high, low)
 
 
-def size_of(resolution: str, ratio: str) -> tuple[int, int]:
-    """Return the height and width of a fixed resolution at a ratio's name (height:width, "9:16") or key.
-
-    Keys are compared as numbers; the releases look up "1.00" in tables that have "1.0", and fail.
-
-    Raises:
-        UserError: The resolution has no such ratio.
-    """
-    table = fixed(resolution)
-    wanted = RATIO_NAMES.get(ratio, ratio)
-    for key, size in zip(table.keys, table.sizes, strict=True):
-        if key == wanted or (_is_number(wanted) and float(key) == float(wanted)):
-            return size
-    raise UserError(
-        f'"{resolution}" has no such aspect ratio',
-        code="unknown-aspect-ratio",
-        field="ratio",
-        value=ratio,
-        remedy=f"its ratios (height / width) are {', '.join(table.keys)}",
-    )
-
-
 def resolution(name: str, *, computed: bool) -> Resolution:
     """Look a name up, or compute its sizes.
 
     Args:
-        name: "240p", "256", "2k" and so on of the fixed tables, or 2.0's "256px", "768px_ar16:9",
-            "480p_max".
+        name: "240p", "256", "2k" and so on of the fixed tables, or 2.0's "256px", "768px_ar16:9", "480p_max".
         computed: Compute "<N>p" as 2.0 does even where a fixed table has that name.
 
     Raises:
@@ -140,8 +93,8 @@ def _computed_pixels(base: str) -> int | None:
     match = re.fullmatch("([1-9][0-9]{0,4})(px|p)", base)
     if match is None:
         return None
-    side = int(match[1])
-    return side * side if match[2] == "px" else int(side * side / 9 * 16)
+    square = int(match[1]) ** 2
+    return square if match[2] == "px" else int(square / 9 * 16)
 
 
 def _computed_sizes(pixels: int) -> tuple[tuple[str, ...], tuple[float, ...], tuple[tuple[int, int], ...]]:
@@ -182,7 +135,3 @@ def _pin(base: Resolution, setting: str) -> Resolution:
         )
     at = slice(index, index + 1)
     return Resolution(base.name, base.pixels, base.keys[at], base.ratios[at], base.sizes[at])
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) is not None
