@@ -91,13 +91,9 @@ def noised_at(plan: Schedule, x0_BCTHW: Tensor, noise_BCTHW: Tensor, index_B: Te
 
 
 def noised(x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
-    """Blend latents with noise; conditioning frames get the noise of step 0, which is small.
+    """Blend latents with noise at steps in [0, 999]; conditioning frames get the noise of step 0, which is small.
 
-    Args:
-        x0_BCTHW: Clean latents.
-        noise_BCTHW: Standard normal noise.
-        t_B: Steps in [0, 999]; fractions are rounded down, and 1000 counts as 999.
-        frame_mask_BT: Mask of the generated frames; None means all.
+    Fractions of steps are rounded down, and 1000 counts as 999. Without a mask, no frame is a condition.
     """
     index_B = _index(t_B)
     x_t = noised_at(schedule(), x0_BCTHW, noise_BCTHW, index_B)

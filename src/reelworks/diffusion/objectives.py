@@ -21,15 +21,12 @@ class Objective(Protocol):
     @property
     def learns_variance(self) -> bool:
         """Whether the network outputs twice the channels, the second half for the variance."""
-        ...
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
         """Map `[B]` draws in [0, 1) to timesteps, before and after the shift."""
-        ...
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
         """Blend latents `[B, C, T, H, W]` with noise."""
-        ...
 
     def losses(
         self,
@@ -45,7 +42,6 @@ class Objective(Protocol):
 
         With `weight_BTHW`, it is the weighted mean, so that a small mask counts as much as a large one.
         """
-        ...
 
 
 @final

@@ -197,7 +197,7 @@ def _generate_one(
 
 
 def _sample(
-    network: iddpm.Network,
+    network: flow.Network,
     start: Tensor,
     objective: ObjectiveConfig,
     options: GenerateOptions,

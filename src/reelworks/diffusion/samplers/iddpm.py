@@ -11,12 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from reelworks.core.errors import UserError
 from reelworks.diffusion import iddpm, rectified_flow
-from reelworks.diffusion.samplers.flow import Edit
-
-Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""`network(z_2B, t_2B, frame_mask_2B)` returns `[2B, 2·C, T, H, W]`; times in [0, 999], float32."""
+from reelworks.diffusion.samplers.flow import Edit, Network, check_steps, with_and_without
 
 
 @torch.no_grad()
@@ -34,29 +30,18 @@ def sample_iddpm(
     Guidance applies to the predicted noise; the variance is that of the conditional prediction.
 
     Args:
-        network: The model of a doubled batch.
+        network: Model of a doubled batch, which learns the variance.
         noise_BCTHW: Standard normal noise to start from. With `edit`, frames of ratio below 1 contain
             the input latents instead.
         num_steps: Number of the 1000 steps to use, evenly spread.
-        guidance_scale: Strength of the condition; 1 is no guidance.
         step_noise: `step_noise(step)` returns the `[B, C, T, H, W]` noise of a step.
         edit: Frames to keep or edit; None generates all, and the model gets no frame mask. Kept frames
             get the noise of the last step and are denoised in it, as in v1.1.
 
-    Returns:
-        `[B, C, T, H, W]` latents.
-
     Raises:
         UserError: `num_steps` is out of range.
     """
-    if not 2 <= num_steps <= iddpm.NUM_STEPS:
-        raise UserError(
-            f"the number of steps is not in [2, {iddpm.NUM_STEPS}]",
-            code="steps-out-of-range",
-            field="num_inference_steps",
-            value=num_steps,
-            remedy="use 50 to 250, as is usual",
-        )
+    check_steps(num_steps, 2, iddpm.NUM_STEPS, usual="50 to 250")
     plan, z = iddpm.schedule(num_steps), noise_BCTHW
     starts_BT = None if edit is None else (edit.ratio * num_steps).long()
     for step in range(num_steps):
@@ -67,7 +52,9 @@ def sample_iddpm(
             z = torch.where(new_BT, iddpm.noised_at(plan, z, edit.noise(step), index_B), z)
             mask_BT = starts_BT > index_B[:, None]
         time_B = plan.steps.to(z.device)[index_B].float()
-        output = _guided(network, z, time_B, mask_BT, guidance_scale)
+        both = with_and_without(network, z, time_B, mask_BT)
+        (cond, fraction), (uncond, _) = (half.chunk(2, dim=1) for half in both)
+        output = torch.cat([uncond + guidance_scale * (cond - uncond), fraction], dim=1)
         predicted = iddpm.posterior(plan, output, z, index_B)
         moved = predicted.mean
         if step < num_steps - 1:
@@ -76,10 +63,3 @@ def sample_iddpm(
             moved = torch.where(rectified_flow.per_frame(starts_BT >= index_B[:, None]), moved, z)
         z = moved
     return z
-
-
-def _guided(network: Network, z: Tensor, t_B: Tensor, mask_BT: Tensor | None, scale: float) -> Tensor:
-    mask_2B = None if mask_BT is None else torch.cat([mask_BT, mask_BT])
-    output = network(torch.cat([z, z]), torch.cat([t_B, t_B]), mask_2B)
-    (cond, fraction), (uncond, _) = (half.chunk(2, dim=1) for half in output.chunk(2))
-    return torch.cat([uncond + scale * (cond - uncond), fraction], dim=1)
