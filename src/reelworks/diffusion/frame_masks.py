@@ -92,7 +92,7 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 
 def frame_mask(name: str, n: int, word_B: hash_rng.U64) -> Mask:
-    """Draw masks of `n` latent frames by the strategy of this name: `[B, N]`, never all False, all True for pictures."""
+    """Draw masks `[B, N]` of one strategy for `n` latent frames: never all False, and all True for pictures."""
     mask = STRATEGIES[name](n, word_B) if n > 1 else _identity(n, word_B)
     mask[~mask.any(axis=1)] = True
     return mask
