@@ -80,7 +80,7 @@ def names(built: BucketTable, bucket: NDArray[np.int32]) -> list[str | None]:
 
 def test_fixed_sizes_are_those_of_the_release() -> None:
     for name, expected in golden("aspect_tables.json")["resolutions"].items():
-        found = ratios.fixed(name)
+        found = ratios.TABLES[name]
         assert found.pixels == expected["pixels"]
         assert list(zip(found.keys, map(list, found.sizes), strict=True)) == list(expected["ratios"].items())
     assert len(golden("aspect_tables.json")["resolutions"]) == len(ratios.TABLES) == 13
@@ -91,8 +91,8 @@ def test_the_nearest_ratio_is_that_of_the_release_in_ties_too() -> None:
     for name in ratios.TABLES:
         own = [row for row in rows if row[0] == name]
         height, width = (np.array([row[i] for row in own]) for i in (1, 2))
-        picked = ratios.fixed(name).nearest(height, width)
-        assert [ratios.fixed(name).keys[i] for i in picked] == [row[3] for row in own]
+        picked = ratios.TABLES[name].nearest(height, width)
+        assert [ratios.TABLES[name].keys[i] for i in picked] == [row[3] for row in own]
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -178,7 +178,7 @@ def test_names_of_2_0() -> None:
     assert ratios.resolution("256px", computed=False).pixels == 256 * 256
     assert ratios.resolution("240p", computed=True).pixels == 102400
     assert ratios.resolution("240p", computed=False).pixels == 102240
-    assert ratios.resolution("2k", computed=True) == ratios.fixed("2k")
+    assert ratios.resolution("2k", computed=True) == ratios.TABLES["2k"]
     one = ratios.resolution("768px_ar16:9", computed=True)
     assert (one.keys, one.sizes) == (("16:9",), ((576, 1024),))
     best = ratios.resolution("256px_max", computed=True)
