@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -186,6 +187,29 @@ class EpochPlan:
         """Return the cost of every micro-batch, in which copies and repeats count like clips."""
         costs = np.array(spec.costs_us, dtype=np.int64)
         return np.diff(self.offsets) * costs[self.bucket[self.offsets[:-1]]]
+
+    def waste(self, spec: PlanSpec, world: int) -> float:
+        """Return the planned share of the time of `world` ranks in which they wait for the slowest one.
+
+        Ranks synchronise after every micro-batch; a rank with a filler counts as waiting.
+        """
+        if not self.steps:
+            return 0.0
+        rows = np.pad(self.rows, ((0, 0), (0, -self.rows.shape[1] % world)), constant_values=-1)
+        per_column = np.r_[self.costs_us(spec), 0][rows].reshape(self.steps, -1, world)
+        spent = per_column.max(axis=2).sum()
+        return float(1 - per_column.mean(axis=2).sum() / spent) if spent else 0.0
+
+
+def columns(row: I64, rank: int, world: int) -> Iterator[tuple[int, bool]]:
+    """Yield `(micro-batch, is filler)` for one rank, equally many for each rank.
+
+    A rank without a column of its own runs the row's last micro-batch with weight 0, so that all ranks take part
+    in the same collectives.
+    """
+    taken = row[row >= 0]
+    for own in range(rank, rank + len(taken), world):
+        yield (int(taken[own]), False) if own < len(taken) else (int(taken[-1]), True)
 
 
 def plan_epoch(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:

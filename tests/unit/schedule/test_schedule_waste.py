@@ -13,7 +13,7 @@ from benchmarks import _waste
 from hypothesis import given, settings
 from test_schedule_plan import cases
 
-from reelworks.schedule import plan, ranks
+from reelworks.schedule import plan
 from reelworks.schedule.plan import Entries, PlanSpec
 
 REPOSITORY = Path(__file__).parents[3]
@@ -53,7 +53,7 @@ def test_in_all_is_the_plans_own_figure_where_nothing_pads(case: tuple[Entries, 
     costs = np.array(spec.costs_us, dtype=np.float64)[bucket]
     for world in (1, 3, 8):
         found = _waste.measure(made.rows, places, places, costs, world)
-        assert found.in_all == pytest.approx(ranks.waste(made, spec, world))
+        assert found.in_all == pytest.approx(made.waste(spec, world))
         assert 0 <= found.same_step <= 1
 
 
