@@ -111,7 +111,8 @@ class Iddpm:
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
         """Map draws to steps of uniform density, without a shift."""
-        return _whole_step(uniform_B, iddpm.NUM_STEPS)
+        t_B = torch.floor(uniform_B * iddpm.NUM_STEPS).float()
+        return t_B, t_B
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
         """Blend latents with noise by the noise schedule."""
@@ -142,7 +143,8 @@ class Ddpm:
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
         """Map draws to steps of uniform density, without a shift."""
-        return _whole_step(uniform_B, ddpm.NUM_STEPS)
+        t_B = torch.floor(uniform_B * ddpm.NUM_STEPS).float()
+        return t_B, t_B
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
         """Blend latents with noise by the noise schedule."""
@@ -160,11 +162,6 @@ class Ddpm:
     ) -> Tensor:
         """Return the mean squared error of the predicted noise or v of each clip."""
         return ddpm.loss_per_sample(self.prediction, output, x0, noise, t_B, frame_mask_BT, weight_BTHW)
-
-
-def _whole_step(uniform_B: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
-    t_B = torch.floor(uniform_B * num_steps).float()
-    return t_B, t_B
 
 
 PREDICTIONS: dict[str, ddpm.Prediction] = {"epsilon": "epsilon", "v-prediction": "v"}
