@@ -13,7 +13,6 @@ from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
 DEFAULT_ASPECT_RATIOS = ["21:9", "16:9", "3:2", "4:3", "1:1", "3:4", "2:3", "9:16", "9:21"]
-AUTO = "auto"
 MOST_EXTREME = 20  # no footage is wider; beyond it one side would have only a few pixels
 
 
@@ -37,13 +36,10 @@ class BucketEntryConfig(Config):
                 raise _bad_entry(name, values, f"{len(values)} values for {len(frames)} frame counts", remedy)
         if not frames:
             raise _bad_entry("num_frames", [], "the list is empty", "list at least one, as in [1, 17]")
-        _check_each("num_frames", frames, [f >= 1 for f in frames], "give a whole number of at least 1")
+        _check_each("num_frames", frames, 1, math.inf, "give a whole number of at least 1")
         sizes = [b for b in self.batch_sizes() if b is not None]
-        most = parse.MOST_CLIPS
-        _check_each("batch_size", sizes, [1 <= b <= most for b in sizes], f"give a whole number from 1 to {most}")
-        chances = self.keep_probs()
-        # This comparison is False for NaN.
-        _check_each("keep_prob", chances, [0 <= p <= 1 for p in chances], "give a probability from 0 to 1")
+        _check_each("batch_size", sizes, 1, parse.MOST_CLIPS, f"give a whole number from 1 to {parse.MOST_CLIPS}")
+        _check_each("keep_prob", self.keep_probs(), 0, 1, "give a probability from 0 to 1")
         return self
 
     def frames(self) -> list[int]:
@@ -59,9 +55,9 @@ class BucketEntryConfig(Config):
         return self.keep_prob if isinstance(self.keep_prob, list) else [self.keep_prob] * len(self.frames())
 
 
-def _check_each(name: str, values: Sequence[float], sound: list[bool], remedy: str) -> None:
-    for value, is_sound in zip(values, sound, strict=True):
-        if not is_sound:
+def _check_each(name: str, values: Sequence[float], low: float, high: float, remedy: str) -> None:
+    for value in values:
+        if not low <= value <= high:  # which is False for NaN
             raise _bad_entry(name, value, "out of range", remedy)
 
 
@@ -159,7 +155,7 @@ class BucketsConfig(Config):
 
 def as_table(value: Any) -> Any:
     """Return the table that `buckets = "auto"` is short for, and any other value unchanged."""
-    return {"entries": AUTO} if value == AUTO else value
+    return {"entries": "auto"} if value == "auto" else value
 
 
 # Type of the recipe key `buckets`: a table, or "auto".

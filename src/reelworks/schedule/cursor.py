@@ -33,8 +33,7 @@ class Cursor:
         catalog_version: Number of parts of the catalog.
         next_row: Digest of the uids of the row to train next.
         generation: How often the data were restarted from the beginning.
-        epoch: Index of the epoch, from 0.
-        segment: Index of the part of the epoch under one plan, from 0.
+        epoch, segment: Indices from 0 of the epoch, and of its part under one plan.
         row: Row to train next; equal to the plan's number of steps at the end of an epoch.
         global_step: Optimizer steps done in the run.
         planned: Clips planned in the epoch so far, all segments.
@@ -86,12 +85,10 @@ class Excluded:
 
     def with_places(self, ordinal: NDArray[np.int64], copy: NDArray[np.int64]) -> Excluded:
         """Return these exclusions plus the given (ordinal, copy) pairs."""
-        if not len(ordinal):
-            return self
-        rows = max(len(self.bits), int(ordinal.max()) + 1)
-        copies = max(self.bits.shape[1], int(copy.max()) + 1)
-        bits = np.zeros((rows, copies), dtype=np.bool_)
-        bits[: len(self.bits), : self.bits.shape[1]] = self.bits
+        rows, copies = self.bits.shape
+        more_rows = max(int(ordinal.max(initial=-1)) + 1 - rows, 0)
+        more_copies = max(int(copy.max(initial=-1)) + 1 - copies, 0)
+        bits = np.pad(self.bits, ((0, more_rows), (0, more_copies)))
         bits[ordinal, copy] = True
         return replace(self, bits=bits)
 
