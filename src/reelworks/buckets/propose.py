@@ -138,9 +138,7 @@ class Suggestion:
 
     def config(self) -> BucketEntryConfig:
         """Return the entry in the format of a recipe."""
-        values = asdict(self)
-        del values["why"]
-        return BucketEntryConfig(**values)
+        return BucketEntryConfig.model_validate({k: v for k, v in asdict(self).items() if k != "why"})
 
 
 @dataclass(frozen=True)
