@@ -26,11 +26,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import _seek, _weblike
+from benchmarks import _seek, _waste, _weblike
 from reelworks.buckets import assign
 from reelworks.buckets.assign import Clips, Reason
 from reelworks.buckets.table import BucketTable
-from reelworks.schedule import cost as waste
 from reelworks.schedule import micro_batches
 from reelworks.schedule.cursor import Excluded
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
@@ -72,7 +71,7 @@ def wastes(made: EpochPlan, table: BucketTable) -> Json:
         costs = table.tokens().astype(np.float64)[bucket] ** power
         for ranks in RANKS:
             rows = grouped(bucket, places * costs, ranks, epoch=0)
-            found = waste.measure(rows, clips, places, costs, ranks)
+            found = _waste.measure(rows, clips, places, costs, ranks)
             result["waste"].setdefault(name, {})[str(ranks)] = found.same_step
             result["all_in"].setdefault(name, {})[str(ranks)] = found.in_all
     return result

@@ -15,7 +15,7 @@ from reelworks.core.errors import UserError
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.schedule import cost, ranks
+from reelworks.schedule import cost
 from reelworks.schedule.cost import LossReduction
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
@@ -89,7 +89,7 @@ def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures
         places=len(plan.uid),
         useful_us=float((clips * costs[bucket]).sum()) / world,
         busy_us=busy,
-        spent_us=busy / (1 - ranks.waste(plan, spec, world)),
+        spent_us=busy / (1 - plan.waste(spec, world)),
     )
 
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from reelworks.buckets.assign import Reason
 from reelworks.data.dataset import Dataset
-from reelworks.schedule import ranks
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def plan(dataset: Dataset, *, micro_batches_per_step: int = 1, world_size: int |
         steps=epoch_plan.steps,
         micro_batches=len(epoch_plan.offsets) - 1,
         clips=int(epoch_plan.first.sum()),
-        imbalance=ranks.waste(epoch_plan, spec, world),
+        imbalance=epoch_plan.waste(spec, world),
         padding=float(1 - epoch_plan.first.mean()) if len(epoch_plan.first) else 0.0,
         buckets={names[i]: n for i, n in zip(buckets.tolist(), clips.tolist(), strict=True)},
         rejected=Rejected({Reason(r).label: n for r, n in zip(reasons.tolist(), counts.tolist(), strict=True)}),

@@ -17,7 +17,6 @@ from reelworks.data.position import begin_epoch
 from reelworks.recipe import diff
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
-from reelworks.schedule import ranks
 from reelworks.schedule.plan import EpochPlan, PlanSpec, plan_epoch
 
 Json = dict[str, Any]
@@ -53,7 +52,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         "micro_batches_per_step": spec.micro_batches_per_step,
         "same_bucket_run": spec.same_bucket_run,
         "world": world,
-        "imbalance": ranks.waste(plan, spec, world),
+        "imbalance": plan.waste(spec, world),
         "padding": 1 - int(plan.real.sum()) / places if places else 0.0,
         "rows_not_full": int((plan.rows < 0).any(axis=1).sum()),
         "chosen_buckets": None if data.chosen is None else data.chosen.to_json(),

@@ -3,28 +3,35 @@
 A clip tries the entries by pixels and then by frames, descending, and takes the first that it fills and
 whose `keep_prob` its random draw passes. Pictures use entries of one frame, videos all others. If the table
 extends short videos, one that is too short for every entry whose size it fills takes the shortest of these.
+
+In a table of Open-Sora, a clip with at least 0.8 of a resolution's pixels tries the lengths that it has, longest
+first, until one keeps it; it then stays at this resolution or moves on to the next lower one (where it tries all
+lengths again). Each decision about a clip has its own random draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.buckets.opensora import walk
-from reelworks.buckets.opensora.walk import DialectSizes
+from reelworks.buckets.opensora.ratios import Resolution
 from reelworks.buckets.table import Bucket, BucketTable, Entry
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
 
 U64 = NDArray[np.uint64]
+I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
+Mask = NDArray[np.bool_]
 
 # Number of clips assigned at a time; small enough that intermediate results stay in the processor's cache.
 _BLOCK = 1 << 16
+_RESOLUTION, _LENGTH = 1, 2  # decisions about a clip in a table of Open-Sora
 
 
 class Reason(IntEnum):
@@ -53,26 +60,29 @@ class Clips:
     """Clips to be assigned, as arrays of equal length.
 
     Attributes:
-        uid: Identity of the clip.
         copy: Index of the repeat, from 0.
         num_frames: Frames after applying the frame interval; 1 for a picture.
-        height: Height in pixels, as displayed.
-        width: Width in pixels, as displayed.
-        is_image: True for pictures.
+        height, width: Size in pixels, as displayed.
         excluded: `Reason` to exclude the clip whatever its shape, or `Reason.NONE`.
         held_out: True for clips reserved for validation.
     """
 
-    uid: NDArray[np.uint64]
-    copy: NDArray[np.int64]
-    num_frames: NDArray[np.int64]
-    height: NDArray[np.int64]
-    width: NDArray[np.int64]
-    is_image: NDArray[np.bool_]
+    uid: U64
+    copy: I64
+    num_frames: I64
+    height: I64
+    width: I64
+    is_image: Mask
     excluded: NDArray[np.int8]
-    held_out: NDArray[np.bool_]
+    held_out: Mask
 
-    def take(self, where: NDArray[np.int64]) -> Clips:
+    @classmethod
+    def unrestricted(cls, uid: U64, num_frames: I64, height: I64, width: I64, is_image: Mask) -> Clips:
+        """Return clips without repeats, of which none is excluded or held out."""
+        copy, excluded = np.zeros(len(uid), dtype=np.int64), np.zeros(len(uid), dtype=np.int8)
+        return cls(uid, copy, num_frames, height, width, is_image, excluded, held_out=excluded > 0)
+
+    def take(self, where: I64 | slice) -> Clips:
         """Return the clips at these indices."""
         return Clips(**{name: column[where] for name, column in vars(self).items()})
 
@@ -87,12 +97,12 @@ class Assignment:
         nearest: For clips that fit no entry, the entry that they miss by the least; else -1.
     """
 
-    bucket: NDArray[np.int32]
+    bucket: I32
     reason: NDArray[np.int8]
-    nearest: NDArray[np.int32]
+    nearest: I32
 
 
-def held_out(seed: int, group: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
+def held_out(seed: int, group: U64, share: float) -> Mask:
     """Return which groups are held out for validation, chosen by hash, the same in every epoch and world size."""
     return hash_rng.passes(hash_rng.hash64(seed, Purpose.HOLD_OUT, group), share)
 
@@ -104,48 +114,75 @@ def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assign
     validation uses the same shapes in every epoch.
     """
     n = len(clips.uid)
-    count = range(len(table.entries))
-    sizes = [_Sizes.of_entry(table, i) for i in count] if table.dialect is None else []
-    dialect_sizes = [] if table.dialect is None else [DialectSizes.of_entry(table, i) for i in count]
+    of_entry = _NativeSizes.of_entry if table.dialect is None else _DialectSizes.of_entry
+    sizes: Sequence[_Sizes] = [of_entry(table, i) for i in range(len(table.entries))]
     result = Assignment(np.full(n, -1, np.int32), clips.excluded.astype(np.int8), np.full(n, -1, np.int32))
     for first in range(0, n, _BLOCK):
         where = slice(first, first + _BLOCK)
-        block = Clips(**{name: column[where] for name, column in vars(clips).items()})
+        block = clips.take(where)
         state = hash_rng.hash64(seed, epoch, block.uid, block.copy, Purpose.KEEP)
         bucket, reason, nearest = result.bucket[where], result.reason[where], result.nearest[where]
-        if table.dialect is None:
-            for is_image in (True, False):
-                _take(block, table, sizes, state, is_image, bucket)
-        else:
-            walk.take(block, reason == Reason.NONE, table, dialect_sizes, state, bucket)
+        (_take if table.dialect is None else _take_opensora)(block, table, sizes, state, bucket)
         if table.extends_short:
-            block = _take_short(block, table, dialect_sizes or sizes, state, bucket)
+            block = _take_short(block, table, sizes, state, bucket)
         lost = np.flatnonzero((reason == Reason.NONE) & (bucket < 0))
         reason[(bucket >= 0) & block.held_out] = Reason.HELD_OUT
-        reason[lost], nearest[lost] = _explain(block.take(lost), table, dialect_sizes or sizes)
+        reason[lost], nearest[lost] = _explain(block.take(lost), table, sizes)
     return result
 
 
-def _take(clips: Clips, table: BucketTable, sizes: list[_Sizes], state: U64, is_image: bool, bucket: I32) -> None:
-    """Assign the clips of one kind to the entries in turn; each entry takes from those that are left."""
-    left = np.flatnonzero((clips.excluded == Reason.NONE) & (clips.is_image == is_image))
-    for index, entry in enumerate(table.entries):
-        if (entry.num_frames == 1) != is_image or not len(left):
-            continue
-        open_ = left[clips.num_frames[left] >= entry.num_frames]
-        if entry.keep_prob < 1:
-            drawn = hash_rng.passes(hash_rng.extend(state[open_], *entry.draw_words), entry.keep_prob)
-            # An entry that training never uses is not used for validation either.
-            open_ = open_[drawn | (clips.held_out[open_] & (entry.keep_prob > 0))]
-        choice, large_enough, shape_fits = sizes[index].best(clips.height[open_], clips.width[open_], table)
-        fits = large_enough & shape_fits
-        bucket[open_[fits]] = choice[fits]
-        left = left[bucket[left] < 0]
+def _by_kind(clips: Clips, table: BucketTable) -> Iterator[tuple[I64, list[tuple[int, Entry]]]]:
+    """Yield the pictures to assign with the numbered entries of one frame, then the videos with all others."""
+    for is_image in (True, False):
+        entries = [(i, e) for i, e in enumerate(table.entries) if (e.num_frames == 1) == is_image]
+        yield np.flatnonzero((clips.excluded == Reason.NONE) & (clips.is_image == is_image)), entries
 
 
-def _take_short(
-    clips: Clips, table: BucketTable, sizes: Sequence[_Sizes | DialectSizes], state: U64, bucket: I32
-) -> Clips:
+def _take(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], state: U64, bucket: I32) -> None:
+    """Set the buckets of clips; each entry takes from those that the ones before it have left."""
+    for left, entries in _by_kind(clips, table):
+        for index, entry in entries:
+            open_ = left[clips.num_frames[left] >= entry.num_frames]
+            if entry.keep_prob < 1:
+                drawn = hash_rng.passes(hash_rng.extend(state[open_], *entry.draw_words), entry.keep_prob)
+                # An entry that training never uses is not used for validation either.
+                open_ = open_[drawn | (clips.held_out[open_] & (entry.keep_prob > 0))]
+            choice, large_enough, shape_fits = sizes[index].best(clips.height[open_], clips.width[open_], table)
+            fits = large_enough & shape_fits
+            bucket[open_[fits]] = choice[fits]
+            left = left[bucket[left] < 0]
+
+
+def _take_opensora(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], state: U64, bucket: I32) -> None:
+    """Set the buckets of clips by the rules of Open-Sora, resolution by resolution, and length by length in each."""
+    assert table.dialect is not None
+    for left, entries in _by_kind(clips, table):
+        for _, group in itertools.groupby(entries, key=lambda pair: pair[1].resolution):
+            lengths = list(group)
+            trying = left[clips.height[left] * clips.width[left] >= lengths[0][1].needed_pixels]
+            for index, entry in lengths:
+                is_long = clips.num_frames[trying] >= entry.needed_frames
+                short, long = trying[~is_long], trying[is_long]
+                stays = _stays(clips, entry, long, state, _RESOLUTION)
+                stays_long = _stays(clips, entry, long, state, _LENGTH)
+                taken = long[stays & stays_long]
+                bucket[taken], _, _ = sizes[index].best(clips.height[taken], clips.width[taken], table)
+                # If the resolution is drawn first, a clip that leaves it tries no shorter length of it.
+                shortened = ~stays_long & (stays | (not table.dialect.resolution_first))
+                trying = np.concatenate([short, long[shortened]])
+            left = left[bucket[left] < 0]
+
+
+def _stays(clips: Clips, entry: Entry, where: I64, state: U64, decision: int) -> Mask:
+    """Draw which clips stay; held-out clips stay if training clips may, so that validation never varies."""
+    chance = entry.keep_prob if decision == _RESOLUTION else entry.keep_length
+    if chance in (0.0, 1.0):
+        return np.full(len(where), chance == 1.0)
+    word = hash_rng.hash_int("opensora", entry.resolution, entry.num_frames, decision)
+    return hash_rng.passes(hash_rng.extend(state[where], word), chance) | clips.held_out[where]
+
+
+def _take_short(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], state: U64, bucket: I32) -> Clips:
     """Assign videos that are too short for every entry whose size they fill to the shortest of these.
 
     Returns:
@@ -155,8 +192,7 @@ def _take_short(
     shortest = np.full(len(at), -1, dtype=np.int64)
     choice = np.full(len(at), -1, dtype=np.int32)
     short = np.ones(len(at), dtype=np.bool_)
-    used = [i for i, e in enumerate(table.entries) if e.keep_prob > 0 and e.keep_length > 0]
-    videos = [i for i in used if table.entries[i].num_frames > 1]
+    videos = [i for i, entry in enumerate(table.entries) if entry.is_used and entry.num_frames > 1]
     for index in sorted(videos, key=lambda i: table.entries[i].num_frames):
         pick, large_enough, shape_fits = sizes[index].best(clips.height[at], clips.width[at], table)
         fits = large_enough & shape_fits
@@ -174,7 +210,7 @@ def _take_short(
     return replace(clips, num_frames=num_frames)
 
 
-def _explain(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes | DialectSizes]) -> tuple[NDArray[np.int8], I32]:
+def _explain(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes]) -> tuple[NDArray[np.int8], I32]:
     """Return the reason of each clip that no entry took, and the nearest entry of those that fit none."""
     n = len(clips.uid)
     short, small = np.ones(n, dtype=np.bool_), np.ones(n, dtype=np.bool_)
@@ -197,7 +233,7 @@ def _explain(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes | DialectS
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class _NativeSizes:
     """Sizes of an entry by width / height, ascending; `edges` lie half way between their log ratios."""
 
     bucket: I32
@@ -206,7 +242,7 @@ class _Sizes:
     edges: NDArray[np.float64]
 
     @classmethod
-    def of_entry(cls, table: BucketTable, entry: int) -> _Sizes:
+    def of_entry(cls, table: BucketTable, entry: int) -> _NativeSizes:
         bucket = np.array(table.of_entry(entry), dtype=np.int32)
         height = np.array([table.buckets[i].shape.height for i in bucket], dtype=np.float64)
         width = np.array([table.buckets[i].shape.width for i in bucket], dtype=np.float64)
@@ -214,9 +250,7 @@ class _Sizes:
         ratios = np.log(width / height)[order]
         return cls(bucket[order], height[order], width[order], (ratios[1:] + ratios[:-1]) / 2)
 
-    def best(
-        self, height_px: NDArray[np.int64], width_px: NDArray[np.int64], table: BucketTable
-    ) -> tuple[I32, NDArray[np.bool_], NDArray[np.bool_]]:
+    def best(self, height_px: I64, width_px: I64, table: BucketTable) -> tuple[I32, Mask, Mask]:
         """Return each clip's nearest bucket, whether it is large enough, and whether the crop is allowed."""
         height = np.maximum(height_px, 1).astype(np.float64)
         width = np.maximum(width_px, 1).astype(np.float64)
@@ -227,7 +261,30 @@ class _Sizes:
         return self.bucket[pick], (scale <= 1.0) | table.upscale, visible >= 1.0 - table.max_crop
 
 
-def _nearest_entry(clips: Clips, table: BucketTable) -> NDArray[np.int32]:
+@dataclass(frozen=True)
+class _DialectSizes:
+    """Sizes of an entry of a table of Open-Sora, which allows any crop."""
+
+    resolution: Resolution
+    first_bucket: int
+    needed_pixels: float
+
+    @classmethod
+    def of_entry(cls, table: BucketTable, entry: int) -> _DialectSizes:
+        assert table.dialect is not None
+        first = next(iter(table.of_entry(entry)), -1)
+        return cls(table.dialect.entries[entry].resolution, first, table.entries[entry].needed_pixels)
+
+    def best(self, height_px: I64, width_px: I64, table: BucketTable) -> tuple[I32, Mask, Mask]:
+        pick = self.resolution.nearest(np.maximum(height_px, 1), np.maximum(width_px, 1))
+        large_enough = height_px * width_px >= self.needed_pixels
+        return (self.first_bucket + pick).astype(np.int32), large_enough, np.ones(len(pick), dtype=np.bool_)
+
+
+_Sizes = _NativeSizes | _DialectSizes
+
+
+def _nearest_entry(clips: Clips, table: BucketTable) -> I32:
     """Return the entry of each clip's kind that needs the least growth in frames and size together."""
     best = np.full(len(clips.uid), -1, dtype=np.int32)
     least = np.full(len(clips.uid), np.inf)
@@ -235,14 +292,12 @@ def _nearest_entry(clips: Clips, table: BucketTable) -> NDArray[np.int32]:
     frames = np.maximum(clips.num_frames, 1).astype(np.float64)
     for index, entry in enumerate(table.entries):
         growth = np.maximum(entry.needed_frames / frames, 1) * np.maximum(entry.needed_pixels / area, 1)
-        takes = (clips.is_image == (entry.num_frames == 1)) & (entry.keep_prob > 0)
-        growth = np.where(takes, growth, np.inf)
-        better = growth < least
+        better = (growth < least) & (clips.is_image == (entry.num_frames == 1)) & (entry.keep_prob > 0)
         best[better], least[better] = index, growth[better]
     return best
 
 
-def targets(table: BucketTable) -> NDArray[np.int64]:
+def targets(table: BucketTable) -> I64:
     """Return for every bucket the one that takes its clips at the least loss of tokens, or -1.
 
     A bucket can take the clips of another of its kind (pictures or videos) if it needs no more frames, height or
@@ -252,20 +307,16 @@ def targets(table: BucketTable) -> NDArray[np.int64]:
     """
     result = np.full(len(table.buckets), -1, dtype=np.int64)
     for index, bucket in enumerate(table.buckets):
-        able = [
-            i
+        worth = {
+            i: (other.tokens * kept(bucket, other), other.tokens)  # tokens that show content of the clip, then all
             for i, other in enumerate(table.buckets[index + 1 :], index + 1)
-            if _used(table.entries[other.entry])
+            if table.entries[other.entry].is_used
             and _needs_less(bucket, other)
             and kept(bucket, other) >= 1 - table.max_crop
-        ]
-        if able:
-            result[index] = max(able, key=lambda i: _worth(bucket, table.buckets[i]))
+        }
+        if worth:
+            result[index] = max(worth, key=worth.__getitem__)
     return result
-
-
-def _used(entry: Entry) -> bool:
-    return entry.keep_prob > 0 and entry.keep_length > 0
 
 
 def kept(bucket: Bucket, other: Bucket) -> float:
@@ -279,8 +330,3 @@ def _needs_less(bucket: Bucket, other: Bucket) -> bool:
     same_kind = (a.num_frames == 1) == (b.num_frames == 1)
     fits = b.num_frames <= a.num_frames and b.height <= a.height and b.width <= a.width
     return same_kind and fits and other.entry != bucket.entry
-
-
-def _worth(bucket: Bucket, other: Bucket) -> tuple[float, int]:
-    """Rank a target by its tokens that show content of the clip, then by its tokens."""
-    return other.tokens * kept(bucket, other), other.tokens

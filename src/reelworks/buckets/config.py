@@ -13,7 +13,6 @@ from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
 DEFAULT_ASPECT_RATIOS = ["21:9", "16:9", "3:2", "4:3", "1:1", "3:4", "2:3", "9:16", "9:21"]
-AUTO = "auto"
 MOST_EXTREME = 20  # no footage is wider; beyond it one side would have only a few pixels
 
 
@@ -33,21 +32,14 @@ class BucketEntryConfig(Config):
         frames = self.frames()
         for name, values in (("batch_size", self.batch_size), ("keep_prob", self.keep_prob)):
             if isinstance(values, list) and len(values) != len(frames):
-                raise _bad_entry(
-                    name,
-                    values,
-                    f"{len(values)} values for {len(frames)} frame counts",
-                    f"list {len(frames)} values, one for each of num_frames, or give one number for all",
-                )
+                remedy = f"list {len(frames)} values, one for each of num_frames, or give one number for all"
+                raise _bad_entry(name, values, f"{len(values)} values for {len(frames)} frame counts", remedy)
         if not frames:
             raise _bad_entry("num_frames", [], "the list is empty", "list at least one, as in [1, 17]")
-        _check_each("num_frames", frames, [f >= 1 for f in frames], "give a whole number of at least 1")
+        _check_each("num_frames", frames, 1, math.inf, "give a whole number of at least 1")
         sizes = [b for b in self.batch_sizes() if b is not None]
-        most = parse.MOST_CLIPS
-        _check_each("batch_size", sizes, [1 <= b <= most for b in sizes], f"give a whole number from 1 to {most}")
-        chances = self.keep_probs()
-        # This comparison is False for NaN.
-        _check_each("keep_prob", chances, [0 <= p <= 1 for p in chances], "give a probability from 0 to 1")
+        _check_each("batch_size", sizes, 1, parse.MOST_CLIPS, f"give a whole number from 1 to {parse.MOST_CLIPS}")
+        _check_each("keep_prob", self.keep_probs(), 0, 1, "give a probability from 0 to 1")
         return self
 
     def frames(self) -> list[int]:
@@ -56,20 +48,16 @@ class BucketEntryConfig(Config):
 
     def batch_sizes(self) -> list[int | None]:
         """Return the batch size for each frame count."""
-        if isinstance(self.batch_size, list):
-            return list(self.batch_size)
-        return [self.batch_size] * len(self.frames())
+        return list(self.batch_size) if isinstance(self.batch_size, list) else [self.batch_size] * len(self.frames())
 
     def keep_probs(self) -> list[float]:
         """Return the keep probability for each frame count."""
-        if isinstance(self.keep_prob, list):
-            return self.keep_prob
-        return [self.keep_prob] * len(self.frames())
+        return self.keep_prob if isinstance(self.keep_prob, list) else [self.keep_prob] * len(self.frames())
 
 
-def _check_each(name: str, values: Sequence[float], sound: list[bool], remedy: str) -> None:
-    for value, is_sound in zip(values, sound, strict=True):
-        if not is_sound:
+def _check_each(name: str, values: Sequence[float], low: float, high: float, remedy: str) -> None:
+    for value in values:
+        if not low <= value <= high:  # which is False for NaN
             raise _bad_entry(name, value, "out of range", remedy)
 
 
@@ -144,14 +132,15 @@ class BucketsConfig(Config):
         """
         if self.opensora is not None:
             return parse.parse(self.opensora, self.probability, drop_exact_length=self.opensora_drop_exact_length)
-        if self.probability != "native" or self.opensora_drop_exact_length:
-            raise UserError(
-                "this key needs a bucket table of Open-Sora, and the recipe has none",
-                code="opensora-table-missing",
-                field="buckets.probability" if self.probability != "native" else "buckets.opensora_drop_exact_length",
-                value=self.probability if self.probability != "native" else self.opensora_drop_exact_length,
-                remedy="add [buckets.opensora], or remove this key",
-            )
+        for key, unset in (("probability", "native"), ("opensora_drop_exact_length", False)):
+            if (value := getattr(self, key)) != unset:
+                raise UserError(
+                    "this key needs a bucket table of Open-Sora, and the recipe has none",
+                    code="opensora-table-missing",
+                    field=f"buckets.{key}",
+                    value=value,
+                    remedy="add [buckets.opensora], or remove this key",
+                )
         return None
 
     @field_validator("aspect_ratios")
@@ -166,7 +155,7 @@ class BucketsConfig(Config):
 
 def as_table(value: Any) -> Any:
     """Return the table that `buckets = "auto"` is short for, and any other value unchanged."""
-    return {"entries": AUTO} if value == AUTO else value
+    return {"entries": "auto"} if value == "auto" else value
 
 
 # Type of the recipe key `buckets`: a table, or "auto".
@@ -195,9 +184,5 @@ def parse_ratio(text: str) -> float:
 
 def _bad_ratio(text: str, problem: str) -> UserError:
     return UserError(
-        problem,
-        code="aspect-ratio-invalid",
-        field="buckets.aspect_ratios",
-        value=text,
-        remedy='give e.g. "16:9"',
+        problem, code="aspect-ratio-invalid", field="buckets.aspect_ratios", value=text, remedy='give e.g. "16:9"'
     )

@@ -33,7 +33,6 @@ class Ladder:
     Attributes:
         names: Sizes in the format of `bucket.resolution`.
         table: Bucket table with a one-frame entry for each rung; entry `-1 - i` is that of rung `i`.
-        geometry: Geometry of the model.
     """
 
     names: tuple[str, ...]
@@ -48,10 +47,10 @@ class Ladder:
         """
         multiple = max(geometry.multiple)
         names = [f"{step}px" if isinstance(step, int) else step for step in (multiple, *steps)]
-        by_pixels = {_pixels(name): name for name in names if _pixels(name) >= multiple**2}
+        by_pixels = {sizes.pixel_budget(name)[0]: name for name in names}
         rules = config.model_copy(update={"entries": "recipe", "upscale": False})
         shapes: dict[tuple[Shape, ...], str] = {}
-        for _, name in sorted(by_pixels.items()):
+        for _, name in sorted(item for item in by_pixels.items() if item[0] >= multiple**2):
             built = table.build([BucketEntryConfig(resolution=name, num_frames=1)], rules, geometry)
             shapes.setdefault(tuple(bucket.shape for bucket in built.buckets), name)
         chosen = tuple(shapes.values())
@@ -61,20 +60,13 @@ class Ladder:
     @property
     def worth(self) -> NDArray[np.float64]:
         """Logarithm of the pixels of each rung."""
-        return np.log([_pixels(name) for name in self.names])
+        return np.log([sizes.pixel_budget(name)[0] for name in self.names])
 
     def highest(self, height: NDArray[np.int64], width: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the highest rung that each clip fills, or -1."""
         n = len(height)
-        clips = Clips(
-            uid=np.zeros(n, dtype=np.uint64),
-            copy=np.zeros(n, dtype=np.int64),
-            num_frames=np.ones(n, dtype=np.int64),
-            height=height,
-            width=width,
-            is_image=np.ones(n, dtype=np.bool_),
-            excluded=np.zeros(n, dtype=np.int8),
-            held_out=np.zeros(n, dtype=np.bool_),
+        clips = Clips.unrestricted(
+            np.zeros(n, np.uint64), np.ones(n, np.int64), height, width, is_image=np.ones(n, np.bool_)
         )
         assigned = assign.assign(clips, self.table, seed=0, epoch=0).bucket
         entry = np.array([bucket.entry for bucket in self.table.buckets], dtype=np.int64)
@@ -105,9 +97,6 @@ def rungs(highest: NDArray[np.int64], worth: NDArray[np.float64], most: int) -> 
         highest: Highest rung of each clip; clips of -1 are ignored.
         worth: Logarithm of the size or length of each rung.
         most: Maximum number of rungs.
-
-    Returns:
-        Indices of the chosen rungs; empty if no clip reaches any.
     """
     count = np.bincount(highest[highest >= 0], minlength=len(worth))
     total = count.sum()
@@ -124,11 +113,6 @@ def rungs(highest: NDArray[np.int64], worth: NDArray[np.float64], most: int) -> 
             break
         chosen.append(best)
     return sorted(chosen, reverse=True)
-
-
-def _pixels(resolution: str) -> int:
-    budget = sizes.pixel_budget(resolution)
-    return budget if isinstance(budget, int) else budget[0] * budget[1]
 
 
 _PICTURES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1536)
@@ -154,21 +138,12 @@ class Suggestion:
 
     def config(self) -> BucketEntryConfig:
         """Return the entry in the format of a recipe."""
-        values = asdict(self)
-        del values["why"]
-        return BucketEntryConfig(**values)
+        return BucketEntryConfig.model_validate({k: v for k, v in asdict(self).items() if k != "why"})
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Proposed entries and the share of the clips that fit them.
-
-    Attributes:
-        entries: Proposed entries, largest first.
-        reached: Number of clips that fit an entry.
-        clips: Number of clips that the proposal is for.
-        max_tokens: Maximum of latent tokens per micro-batch.
-    """
+    """Proposed entries, largest first, and how many of the clips fit one (`reached`)."""
 
     entries: tuple[Suggestion, ...]
     reached: int
@@ -196,17 +171,9 @@ class Proposal:
 def of_rows(rows: CatalogRows) -> Proposal:
     """Propose buckets for the readable rows of a catalog, with default settings and the most common geometry."""
     good = rows.take(rows.readable)
-    n, video = len(good), good.is_video
-    clips = Clips(
-        uid=good.uid,
-        copy=np.zeros(n, dtype=np.int64),
-        num_frames=np.where(video, good.num_frames, 1).astype(np.int64),
-        height=good.height.astype(np.int64),
-        width=good.width.astype(np.int64),
-        is_image=~video,
-        excluded=np.zeros(n, dtype=np.int8),
-        held_out=np.zeros(n, dtype=np.bool_),
-    )
+    num_frames = np.where(good.is_video, good.num_frames, 1).astype(np.int64)
+    size = good.height.astype(np.int64), good.width.astype(np.int64)
+    clips = Clips.unrestricted(good.uid, num_frames, *size, is_image=~good.is_video)
     return propose(clips, BucketsConfig(), _COMMON)
 
 
@@ -214,12 +181,7 @@ def propose(clips: Clips, config: BucketsConfig, geometry: Geometry) -> Proposal
     """Propose a few sizes and lengths that nearly all clips fill and that preserve most of their content.
 
     If a size and a length together exceed `max_tokens`, one entry has this length at a smaller size, and another
-    this size at a shorter length. Clips that fit several entries are divided among them.
-
-    Args:
-        clips: Clips of a recipe; excluded ones are ignored.
-        config: Token and batch size limits, and the rules for sizes.
-        geometry: Geometry of the model.
+    this size at a shorter length. Clips that fit several entries are divided among them, excluded ones ignored.
 
     Raises:
         UserError: One clip of the smallest size exceeds `max_tokens`.
@@ -289,10 +251,7 @@ def _pairs(
             yield (fits, frames), why
         fits = _fit(ladder, size, few, config)
         able = [c for c in counts if few <= c <= lengths[0] and ladder.tokens(fits, c) <= config.max_tokens]
-        yield (
-            (fits, able[-1]),
-            "" if able[-1] == lengths[0] else "the most frames that fit max_tokens at this size",
-        )
+        yield ((fits, able[-1]), "" if able[-1] == lengths[0] else "the most frames that fit max_tokens at this size")
 
 
 def _fit(ladder: Ladder, size: int, num_frames: int, config: BucketsConfig) -> int:

@@ -13,14 +13,28 @@ _WIDE = 16 / 9
 _MOST_SIDE_PX = 16_384  # side of the largest square; 8K footage has an eighth of its pixels
 
 
-def pixel_budget(resolution: str) -> int | tuple[int, int]:
-    """Parse a resolution: total pixels for "480p" and "512px", `(height, width)` for "480x854".
+def pixel_budget(resolution: str) -> tuple[int, tuple[int, int] | None]:
+    """Parse "480p", "512px" or "480x854": return the total pixels, and `(height, width)` if it is a single size.
 
     Raises:
         UserError: The text has none of the three forms, or has more pixels than any footage.
     """
-    budget = _read(resolution)
-    pixels = budget if isinstance(budget, int) else budget[0] * budget[1]
+    size = None
+    if match := re.fullmatch(_NUMBER + "p", resolution):
+        pixels = int(match[1]) ** 2 * 16 // 9
+    elif match := re.fullmatch(_NUMBER + "px", resolution):
+        pixels = int(match[1]) ** 2
+    elif match := re.fullmatch(f"{_NUMBER}x{_NUMBER}", resolution):
+        size = int(match[1]), int(match[2])
+        pixels = math.prod(size)
+    else:
+        raise UserError(
+            "not a resolution",
+            code="unknown-resolution",
+            field="bucket.resolution",
+            value=resolution,
+            remedy='write "480p" (480 lines at 16:9), "512px" (512 × 512 pixels in total) or "480x854" (one size)',
+        )
     if pixels > _MOST_SIDE_PX**2:
         raise UserError(
             f"more pixels than {_MOST_SIDE_PX} × {_MOST_SIDE_PX}",
@@ -29,23 +43,7 @@ def pixel_budget(resolution: str) -> int | tuple[int, int]:
             value=resolution,
             remedy='"480p" means 480 lines at 16:9, "512px" means 512 × 512 pixels in total',
         )
-    return budget
-
-
-def _read(resolution: str) -> int | tuple[int, int]:
-    if match := re.fullmatch(_NUMBER + "p", resolution):
-        return int(match[1]) ** 2 * 16 // 9
-    if match := re.fullmatch(_NUMBER + "px", resolution):
-        return int(match[1]) ** 2
-    if match := re.fullmatch(f"{_NUMBER}x{_NUMBER}", resolution):
-        return int(match[1]), int(match[2])
-    raise UserError(
-        "not a resolution",
-        code="unknown-resolution",
-        field="bucket.resolution",
-        value=resolution,
-        remedy='write "480p" (480 lines at 16:9), "512px" (512 × 512 pixels in total) or "480x854" (one size)',
-    )
+    return pixels, size
 
 
 def size_at(resolution: str, ratio: float, multiple: tuple[int, int]) -> tuple[int, int]:
@@ -54,22 +52,19 @@ def size_at(resolution: str, ratio: float, multiple: tuple[int, int]) -> tuple[i
     A resolution named by its lines does not exceed its format at 16:9 or 9:16: footage of 1920 × 1080 must fill
     "1080p", although 1080 is not a multiple of 16.
     """
-    budget = pixel_budget(resolution)
-    if isinstance(budget, tuple):
-        return budget
+    pixels, size = pixel_budget(resolution)
+    if size is not None:
+        return size
     lines = re.fullmatch(_NUMBER + "p", resolution)
     most = (math.inf, math.inf)
     if lines is not None and math.isclose(max(ratio, 1 / ratio), _WIDE, rel_tol=0.01):
         sides = int(lines[1]), int(lines[1]) * _WIDE
         most = sides if ratio > 1 else sides[::-1]
-    return nearest_size(budget, ratio, multiple, most)
+    return nearest_size(pixels, ratio, multiple, most)
 
 
 def nearest_size(
-    pixels: int,
-    ratio: float,
-    multiple: tuple[int, int],
-    most: tuple[float, float] = (math.inf, math.inf),
+    pixels: int, ratio: float, multiple: tuple[int, int], most: tuple[float, float] = (math.inf, math.inf)
 ) -> tuple[int, int]:
     """Return the height and width nearest to `pixels` in area and to `ratio` (width / height) in shape.
 
@@ -80,10 +75,7 @@ def nearest_size(
     candidates = itertools.product(_around(height, multiple[0], most[0]), _around(height * ratio, multiple[1], most[1]))
     return min(
         candidates,
-        key=lambda size: (
-            abs(math.log(size[0] * size[1] / pixels)) + abs(math.log(size[1] / size[0] / ratio)),
-            size,
-        ),
+        key=lambda size: (abs(math.log(size[0] * size[1] / pixels)) + abs(math.log(size[1] / size[0] / ratio)), size),
     )
 
 

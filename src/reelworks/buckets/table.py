@@ -23,9 +23,7 @@ class Entry:
     """A resolution at one frame count.
 
     Attributes:
-        resolution: Name of the resolution.
         pixels: Total pixels of a frame.
-        num_frames: Frames of a clip.
         batch_size: Clips per micro-batch; 0 for an entry that takes no clip.
         keep_prob: Probability that a clip which fits is assigned here.
         size: (height, width) if the resolution is a single size.
@@ -43,6 +41,11 @@ class Entry:
     keep_length: float = 1.0
     spare_frames: int = 0
     pixel_share: float = 1.0
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any clip can be drawn for this entry."""
+        return self.keep_prob > 0 and self.keep_length > 0
 
     @property
     def needed_frames(self) -> int:
@@ -131,12 +134,7 @@ class BucketTable:
 
     @classmethod
     def from_entries(
-        cls,
-        entries: Iterable[BucketEntry],
-        *,
-        geometry: Geometry,
-        extends_short: bool = False,
-        **settings: Any,
+        cls, entries: Iterable[BucketEntry], *, geometry: Geometry, extends_short: bool = False, **settings: Any
     ) -> BucketTable:
         """Compute the bucket table of entries.
 
@@ -169,19 +167,9 @@ EMPTY = BucketTable((), (), upscale=False, max_crop=1.0)
 
 
 def build(
-    entries: Sequence[BucketEntryConfig],
-    config: BucketsConfig,
-    geometry: Geometry,
-    *,
-    extends_short: bool = False,
+    entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry: Geometry, *, extends_short: bool = False
 ) -> BucketTable:
-    """Compute the bucket table of a recipe.
-
-    Args:
-        entries: The recipe's `[[bucket]]` entries.
-        config: The recipe's `[buckets]`.
-        geometry: Multiples and frame rule of the model and its autoencoder.
-        extends_short: Whether videos may be shorter than their bucket.
+    """Compute the bucket table of a recipe's `[[bucket]]` entries, or of the table of Open-Sora in `[buckets]`.
 
     Raises:
         UserError: There is no entry, two entries are equal, the model does not support a frame count or a size,
@@ -189,7 +177,14 @@ def build(
     """
     dialect = config.dialect()
     if dialect is not None:
-        _refuse_both(entries)
+        if entries:
+            raise UserError(
+                "the recipe has both [[bucket]] entries and a bucket table of Open-Sora",
+                code="two-bucket-tables",
+                field="bucket",
+                value=[entry.resolution for entry in entries],
+                remedy="keep the [[bucket]] entries or [buckets.opensora], and remove the other",
+            )
         return replace(_of_dialect(dialect, geometry, extends_short), config=config)
     if not entries:
         raise UserError(
@@ -204,28 +199,20 @@ def build(
         key=lambda e: (-e.pixels, -e.num_frames, e.size or ()),
     )
     for first, second in itertools.pairwise(expanded):
-        _refuse_equal(first, second)
-    buckets = [b for i, e in enumerate(expanded) for b in _sizes_of(i, e, config, geometry)]
+        # Different sizes may have equal pixels; between equal entries a clip could not choose.
+        alike = first.size is None or second.size is None or first.size == second.size
+        if alike and (first.pixels, first.num_frames) == (second.pixels, second.num_frames):
+            raise UserError(
+                "two entries have the same resolution and number of frames",
+                code="duplicate-bucket",
+                field="bucket",
+                value=f"{first} and {second}",
+                remedy="remove one of them",
+            )
+    buckets = tuple(b for i, e in enumerate(expanded) for b in _sizes_of(i, e, config, geometry))
     return BucketTable(
-        tuple(expanded),
-        tuple(buckets),
-        config.upscale,
-        config.max_crop,
-        extends_short,
-        config=config,
-        given=tuple(entries),
+        tuple(expanded), buckets, config.upscale, config.max_crop, extends_short, config=config, given=tuple(entries)
     )
-
-
-def _refuse_both(entries: Sequence[BucketEntryConfig]) -> None:
-    if entries:
-        raise UserError(
-            "the recipe has both [[bucket]] entries and a bucket table of Open-Sora",
-            code="two-bucket-tables",
-            field="bucket",
-            value=[entry.resolution for entry in entries],
-            remedy="keep the [[bucket]] entries or [buckets.opensora], and remove the other",
-        )
 
 
 def _of_dialect(dialect: Dialect, geometry: Geometry, extends_short: bool) -> BucketTable:
@@ -250,12 +237,16 @@ def _of_dialect(dialect: Dialect, geometry: Geometry, extends_short: bool) -> Bu
         if not parsed.batch_size:
             continue
         _check_strides(resolution, geometry)
-        for ratio, (height, width) in zip(resolution.keys, resolution.sizes, strict=True):
-            shape = Shape(frames, height, width)
-            name = f"{resolution.name} {ratio} ×{frames}"
-            buckets.append(Bucket(index, ratio, shape, name, entry.batch_size, geometry.tokens(shape)))
+        sizes_by_ratio = zip(resolution.keys, resolution.sizes, strict=True)
+        buckets += [_bucket(index, entry, ratio, size, geometry) for ratio, size in sizes_by_ratio]
     # The dialect has its own minimum clip size, and crops as much as its sizes need.
     return BucketTable(tuple(entries), tuple(buckets), True, 1.0, extends_short, dialect)
+
+
+def _bucket(index: int, entry: Entry, ratio: str, size: tuple[int, int], geometry: Geometry) -> Bucket:
+    shape = Shape(entry.num_frames, *size)
+    name = f"{entry.resolution} {ratio} ×{entry.num_frames}"
+    return Bucket(index, ratio, shape, name, entry.batch_size, geometry.tokens(shape))
 
 
 def _check_strides(resolution: Resolution, geometry: Geometry) -> None:
@@ -277,26 +268,11 @@ def _check_strides(resolution: Resolution, geometry: Geometry) -> None:
         )
 
 
-def _refuse_equal(first: Entry, second: Entry) -> None:
-    """Refuse equal entries, between which a clip could not choose; different sizes may have equal pixels."""
-    alike = first.size is None or second.size is None or first.size == second.size
-    if alike and (first.pixels, first.num_frames) == (second.pixels, second.num_frames):
-        raise UserError(
-            "two entries have the same resolution and number of frames",
-            code="duplicate-bucket",
-            field="bucket",
-            value=f"{first} and {second}",
-            remedy="remove one of them",
-        )
-
-
 def _expand(entry: BucketEntryConfig, config: BucketsConfig, geometry: Geometry) -> list[Entry]:
-    budget = sizes.pixel_budget(entry.resolution)
-    pixels = budget if isinstance(budget, int) else budget[0] * budget[1]
+    pixels, size = sizes.pixel_budget(entry.resolution)
     result = []
     for frames, batch, keep in zip(entry.frames(), entry.batch_sizes(), entry.keep_probs(), strict=True):
         _check_frames(frames, geometry, "bucket.num_frames")
-        size = budget if isinstance(budget, tuple) else None
         result.append(Entry(entry.resolution, pixels, frames, batch or config.batch_size, keep, size))
     return result
 
@@ -315,21 +291,15 @@ def _check_frames(frames: int, geometry: Geometry, field: str) -> None:
 
 
 def _sizes_of(index: int, entry: Entry, config: BucketsConfig, geometry: Geometry) -> list[Bucket]:
-    budget = sizes.pixel_budget(entry.resolution)
     chosen: dict[tuple[int, int], str] = {}
-    if isinstance(budget, tuple):
-        _check_multiple(entry, budget, geometry)
-        chosen[budget] = f"{budget[1]}:{budget[0]}"
+    if entry.size is not None:
+        _check_multiple(entry, entry.size, geometry)
+        chosen[entry.size] = f"{entry.size[1]}:{entry.size[0]}"
     else:
         for text in config.aspect_ratios:
             size = sizes.size_at(entry.resolution, parse_ratio(text), geometry.multiple)
             chosen.setdefault(size, text)
-    result = []
-    for (height, width), ratio in chosen.items():
-        shape = Shape(entry.num_frames, height, width)
-        name = f"{entry.resolution} {ratio} ×{entry.num_frames}"
-        result.append(Bucket(index, ratio, shape, name, entry.batch_size, geometry.tokens(shape)))
-    return result
+    return [_bucket(index, entry, ratio, size, geometry) for size, ratio in chosen.items()]
 
 
 def _check_multiple(entry: Entry, size: tuple[int, int], geometry: Geometry) -> None:

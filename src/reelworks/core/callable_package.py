@@ -9,13 +9,7 @@ from typing import Any
 
 
 def make_callable(package: str, module: str, function: str) -> None:
-    """Make a package callable: forward calls to a function, which is imported at the first call.
-
-    Args:
-        package: Dotted name of the package; call this from its `__init__`.
-        module: Dotted name of the function's module.
-        function: Name of the function.
-    """
+    """Make a package callable, from its `__init__`: forward calls to a function, which is imported at the first call."""
 
     class CallablePackage(ModuleType):
         def __call__(self, *args: Any, **settings: Any) -> Any:

@@ -35,29 +35,20 @@ def digest_arrays(**arrays: np.ndarray[Any, Any]) -> str:
     return h.hexdigest()
 
 
-def digest_file(path: Path) -> str:
-    """Return the BLAKE2b digest of a file, which is read in blocks."""
-    h = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as f:
-        while block := f.read(_BLOCK_BYTES):
-            h.update(block)
-    return h.hexdigest()
-
-
 def fingerprint_file(path: Path) -> str:
     """Return a file's size and a digest, by which a changed file is recognised.
 
     Files up to 64 MiB are read completely; of larger ones 64 evenly spread blocks of 1 MiB, including the first
     and the last, so that a long film takes no more time than a short clip.
     """
-    size = path.stat().st_size
-    if size <= _FULL_READ_LIMIT_BYTES:
-        return f"{size:x}-{digest_file(path)}"
-    h = hashlib.blake2b(digest_size=16)
+    size, h = path.stat().st_size, hashlib.blake2b(digest_size=16)
     with path.open("rb") as f:
-        for offset in np.linspace(0, size - _BLOCK_BYTES, 64).astype(np.int64):
-            f.seek(int(offset))
-            h.update(f.read(_BLOCK_BYTES))
+        if size <= _FULL_READ_LIMIT_BYTES:
+            hashlib.file_digest(f, lambda: h)
+        else:
+            for offset in np.linspace(0, size - _BLOCK_BYTES, 64).astype(np.int64):
+                f.seek(int(offset))
+                h.update(f.read(_BLOCK_BYTES))
     return f"{size:x}-{h.hexdigest()}"
 
 
@@ -70,9 +61,6 @@ def of_bytes(data: bytes) -> str:
 
 
 def of_file(path: Path) -> str:
-    """Return the XXH3 checksum of a file, which is read in blocks."""
-    checksum = running()
+    """Return the XXH3 checksum of a file."""
     with path.open("rb") as f:
-        while block := f.read(_BLOCK_BYTES):
-            checksum.update(block)
-    return checksum.hexdigest()
+        return hashlib.file_digest(f, running).hexdigest()

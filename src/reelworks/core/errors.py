@@ -15,7 +15,6 @@ class UserError(ValueError):
         problem: What is wrong, in one sentence.
         code: Stable name of the error, as docs/reference/errors.md lists it; the sentence may change.
         field: The recipe key, option or file that holds the value.
-        value: The offending value as the user wrote it.
         remedy: What the user can type, change or look at next.
     """
 

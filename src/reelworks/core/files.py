@@ -31,11 +31,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_for(option: str, path: Path, data: bytes) -> None:
-    """Atomically write the file that a command-line option names, and create its folder if necessary.
-
-    Raises:
-        UserError: The file cannot be written; the error names the option.
-    """
+    """Atomically write the file that a command-line option names, and create its folder if necessary."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, data)

@@ -46,11 +46,7 @@ class TerminalHandler(logging.Handler):
 
 
 class EventHandler(logging.Handler):
-    """Writes events to a run's log.
-
-    Args:
-        write: Appends an event, given its kind and fields.
-    """
+    """Writes events to a run's log by `write`, which is given their kind and fields."""
 
     def __init__(self, write: Callable[..., None]) -> None:
         super().__init__()
@@ -78,8 +74,7 @@ def event_record(kind: str, fields: dict[str, Any]) -> logging.LogRecord:
 def to_terminal(*, speaks: bool = True) -> Iterator[None]:
     """Print what `reelworks` logs from INFO on, for as long as it is open, if nobody else has asked for it.
 
-    Args:
-        speaks: False on ranks that say nothing, to whatever handler, since the first one says it.
+    Ranks after the first, for which `speaks` is False, say nothing to any handler.
     """
     former_level, former_propagate = logger.level, logger.propagate
     handler = None if logger.handlers else TerminalHandler() if speaks else logging.NullHandler()

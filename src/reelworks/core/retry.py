@@ -39,11 +39,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def with_retries(work: Callable[[], T]) -> T:
-    """Return `work()`, retried after transient storage errors; at most `len(WAITS_SECONDS) + 1` attempts.
-
-    Raises:
-        OSError: The error is not transient, or the last attempt failed too.
-    """
+    """Return `work()`, retried after transient storage errors; at most `len(WAITS_SECONDS) + 1` attempts."""
     for seconds in WAITS_SECONDS:
         try:
             return work()

@@ -70,7 +70,6 @@ class Geometry:
         """Refuse a shape that the autoencoder would not decode to the same shape.
 
         Args:
-            shape: Shape to encode or decode.
             fields: Recipe keys or options of frames, height and width, for the error.
             whole_patches: Require that height and width also fill the denoiser's patches.
 

@@ -78,9 +78,7 @@ class _Raw(io.RawIOBase):
 def create(path: Path, *, told: Callable[[int, str], None] | None = None) -> Iterator[BinaryIO]:
     """Open a new file for writing, and fsync it at the end of the block; its folder entry is not yet durable then.
 
-    Args:
-        path: Path of the new file.
-        told: Called at the end with the file's size in bytes and its checksum.
+    At the end, `told` is called with the file's size in bytes and its checksum.
 
     Raises:
         FileExistsError: The path exists.
@@ -136,11 +134,7 @@ def unlink(path: Path) -> None:
 
 
 def mkdir(path: Path) -> None:
-    """Create a folder whose parent exists.
-
-    Raises:
-        FileExistsError: The path exists.
-    """
+    """Create a folder; its parent must exist, and it must not."""
     _ask("mkdir", path)
     path.mkdir()
 

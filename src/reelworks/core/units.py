@@ -16,20 +16,12 @@ _DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def size_bytes(text: str, field: str) -> int:
-    """Parse a size: "500GB" is 500 · 1000³ bytes, "500GiB" 500 · 1024³.
-
-    Raises:
-        UserError: The text is not a size above 0.
-    """
+    """Parse a size above 0: "500GB" is 500 · 1000³ bytes, "500GiB" 500 · 1024³."""
     return round(_read(text, field, _SIZES, 'write a size above 0, such as "500GB" or "1.5TB"'))
 
 
 def duration_seconds(text: str, field: str) -> float:
-    """Parse a duration such as "90m", "48h" or "7d".
-
-    Raises:
-        UserError: The text is not a duration above 0.
-    """
+    """Parse a duration above 0 such as "90m", "48h" or "7d"."""
     return _read(text, field, _DURATIONS, 'write a duration above 0 in s, m, h, d or w, such as "48h" or "7d"')
 
 

@@ -31,9 +31,7 @@ def is_chosen(environment: Mapping[str, str] = os.environ) -> bool:
 def is_busy(own_threads: int = 0, share: float = _BUSY_SHARE) -> bool:
     """Whether other processes keep a share of the cores busy, by the load average of the last minute.
 
-    Args:
-        own_threads: Threads of the training on this machine, which the load average includes.
-        share: Share of the cores from which the machine counts as busy.
+    The load average includes the training's own threads on this machine, which are subtracted.
     """
     return os.getloadavg()[0] - own_threads >= share * cores()
 

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -22,26 +23,16 @@ from typing import Any, TypeVar
 _CHECK_EVERY_SECONDS = 1.0
 
 
-def serve() -> None:
-    """Prepare a spawned worker process.
-
-    Ctrl-C and a scheduler's signals reach every process of a job, but only the parent handles them. A parent
-    that is killed cannot stop its workers, so each worker checks whether it is alive.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    end_with_parent()
-
-
 def end_with_parent() -> None:
     """Start a thread that ends this process soon after its parent, even if that was killed."""
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    parent = os.getppid()
 
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_CHECK_EVERY_SECONDS)
+        os._exit(1)
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_CHECK_EVERY_SECONDS)
-    os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 T = TypeVar("T")
@@ -75,10 +66,7 @@ class WorkerPool:
     def call(self, function: Callable[[T], R], value: T, timeout_seconds: float | None = None) -> R:
         """Return `function(value)`, computed in a worker process; its exceptions are raised in the calling thread.
 
-        Args:
-            function: Function to call; function, value and result must be picklable.
-            value: Argument of the function.
-            timeout_seconds: Time after which the process is killed, not counting its start; None waits forever.
+        All three must be picklable. After `timeout_seconds`, not counting its start, the process is killed.
 
         Raises:
             WorkerDied: The process ended during the call, or the pool is closed.
@@ -165,14 +153,15 @@ class _Worker:
 
 
 def _serve(connection: Connection) -> None:
-    serve()
-    try:
+    # Ctrl-C and a scheduler's signals reach every process of a job, but only the parent handles them.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
+    with suppress(EOFError, ConnectionError):
         while True:
             function, value = connection.recv()
             connection.send(None)
             _send(connection, _result(function, value))
-    except (EOFError, ConnectionError):
-        return
 
 
 def _result(function: Callable[[T], R], value: T) -> R | _Raised:

@@ -27,7 +27,6 @@ from reelworks.media.decode import Frames, Request
 from reelworks.media.decode_pool import DecodePool, Failure
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import plan as planning
-from reelworks.schedule import ranks
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec
 
@@ -223,7 +222,7 @@ class StepSource:
 
     def row(self, plan: EpochPlan, epoch: int, row: int) -> Iterator[MicroBatchRequest]:
         """Yield this rank's micro-batches of one step."""
-        columns = list(ranks.columns(plan.rows[row], self.rank, self.world))
+        columns = list(planning.columns(plan.rows[row], self.rank, self.world))
         clips = _clips_of_row(plan, row)
         for index, (micro_batch, is_idle) in enumerate(columns):
             where = plan.places(micro_batch)

@@ -29,8 +29,9 @@ class ObjectiveConfig(Config):
             `v-prediction`: Stable Diffusion's 1000 diffusion steps, with a network that predicts the noise or v.
             All but the first have no density, shift and range of timesteps and no `prediction`.
         timestep_sampling: Density of the timesteps before the shift.
-        logit_mean, logit_std: Mean and standard deviation of the normal variable whose sigmoid is a logit-normal
-            timestep; a mean above 0 trains more at high noise, one below 0 less. Open-Sora's `loc` and `scale`.
+        logit_mean: Mean of the normal variable whose sigmoid is a logit-normal timestep; above 0 trains more at high
+            noise, below 0 less. Open-Sora's `loc`.
+        logit_std: Standard deviation of that variable. Open-Sora's `scale`.
         timestep_shift: "auto" moves timesteps towards noise for large and long clips, "none" leaves them unchanged,
             a number is a fixed ratio r in t' = r·t / (1 + (r − 1)·t).
         timestep_range: Lowest and highest timestep to train, after the shift; the density between them does not
@@ -88,13 +89,12 @@ class ObjectiveConfig(Config):
         for name, ratio in ratios.items():
             key = f"objective.mask_ratios.{name}"
             if name not in frame_masks.STRATEGIES:
-                remedy = nearest(name, frame_masks.STRATEGIES)
                 raise UserError(
                     "there is no such mask strategy",
                     code="unknown-mask-strategy",
                     field=key,
                     value=ratio,
-                    remedy=remedy,
+                    remedy=nearest(name, frame_masks.STRATEGIES),
                 )
             if not 0 <= ratio <= 1:
                 raise UserError(
@@ -104,7 +104,16 @@ class ObjectiveConfig(Config):
                     value=ratio,
                     remedy="write the share of the clips, a number between 0 and 1",
                 )
-        _check_total(ratios)
+        total = sum(ratios.values())
+        falls_short = "identity" in ratios and total < 1 - frame_masks.TOLERANCE
+        if total > 1 + frame_masks.TOLERANCE or falls_short:
+            raise UserError(
+                f"the ratios sum to {total:g}, not to 1",
+                code="mask-ratios-sum",
+                field="objective.mask_ratios",
+                value=ratios,
+                remedy='leave "identity" out (it takes the rest) and keep the sum of the others at or below 1',
+            )
         return ratios
 
     @model_validator(mode="after")
@@ -120,17 +129,3 @@ class ObjectiveConfig(Config):
                     remedy='leave it out, or set objective.name = "rectified-flow"',
                 )
         return self
-
-
-def _check_total(ratios: dict[str, float]) -> None:
-    total = sum(ratios.values())
-    exceeds = total > 1 + frame_masks.TOLERANCE
-    falls_short = "identity" in ratios and total < 1 - frame_masks.TOLERANCE
-    if exceeds or falls_short:
-        raise UserError(
-            f"the ratios sum to {total:g}, not to 1",
-            code="mask-ratios-sum",
-            field="objective.mask_ratios",
-            value=ratios,
-            remedy='leave "identity" out (it takes the rest) and keep the sum of the others at or below 1',
-        )

@@ -36,13 +36,9 @@ def weights(t_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def noised(x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
-    """Blend latents with noise; conditioning frames stay clean.
+    """Blend latents with noise at steps in [0, 999]; conditioning frames stay clean.
 
-    Args:
-        x0_BCTHW: Clean latents.
-        noise_BCTHW: Standard normal noise.
-        t_B: Steps in [0, 999]; fractions are rounded down, and 1000 counts as 999.
-        frame_mask_BT: Mask of the generated frames; None means all.
+    Fractions of steps are rounded down, and 1000 counts as 999. Without a mask, no frame is a condition.
     """
     data, noise = weights(t_B)
     x_t = data * x0_BCTHW + noise * noise_BCTHW

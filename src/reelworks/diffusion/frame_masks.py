@@ -32,8 +32,7 @@ def _outside(start_B: Ints, length_B: Ints, n: int) -> Mask:
     """Return a mask that is False in `[start, start + length)`."""
     frame_N = np.arange(n)
     start_B1, stop_B1 = start_B[:, None], (start_B + length_B)[:, None]
-    mask: Mask = (frame_N < start_B1) | (frame_N >= stop_B1)
-    return mask
+    return (frame_N < start_B1) | (frame_N >= stop_B1)
 
 
 def _one(n: int, word_B: hash_rng.U64) -> Ints:
@@ -93,31 +92,16 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 
 def frame_mask(name: str, n: int, word_B: hash_rng.U64) -> Mask:
-    """Draw masks of one strategy.
-
-    Args:
-        name: A key of `STRATEGIES`.
-        n: Latent frames of the clips.
-        word_B: `[B]` hash word of each clip.
-
-    Returns:
-        `[B, N]`, True = generated; never all False, and all True for pictures.
-    """
+    """Draw masks `[B, N]` of one strategy for `n` latent frames: never all False, and all True for pictures."""
     mask = STRATEGIES[name](n, word_B) if n > 1 else _identity(n, word_B)
     mask[~mask.any(axis=1)] = True
     return mask
 
 
 def draw_frame_mask(ratios: Mapping[str, float], n: int, word_B: hash_rng.U64) -> Mask:
-    """Draw each clip's strategy by `ratios`, with `identity` for the rest, and then its mask.
+    """Draw each clip's strategy by `ratios`, with `identity` for the rest, and then its mask, `[B, N]`.
 
-    Args:
-        ratios: Shares by strategy name, validated by `ObjectiveConfig.mask_ratios`, in any order.
-        n: Latent frames of the clips.
-        word_B: `[B]` hash word of each clip.
-
-    Returns:
-        `[B, N]`, True = generated.
+    The ratios are shares by strategy name, validated by `ObjectiveConfig.mask_ratios`; their order has no effect.
     """
     choice_B = hash_rng.uniform(hash_rng.hash64(word_B, "strategy"))
     mask = _identity(n, word_B)

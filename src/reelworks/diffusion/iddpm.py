@@ -29,15 +29,14 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class Schedule:
-    """Noise schedule and the coefficients derived from it, in float32 as in v1.1.
+    """Noise schedule and the coefficients derived from it, `[N]` each, in float32 as in v1.1.
 
     Attributes:
-        steps: `[N]` selected steps of the 1000, ascending; these are the timesteps that the model receives.
-        betas: `[N]` variance that each step adds.
-        share_kept: `[N]` cumulative product of 1 − beta.
-        log_variance: `[N]` log of the posterior's variance; the first, a variance of 0, is replaced by the second.
-        mean_of_x0: `[N]` weight of the clean sample in the posterior's mean.
-        mean_of_x_t: `[N]` weight of the noised sample in the posterior's mean.
+        steps: Selected steps of the 1000, ascending; these are the timesteps that the model receives.
+        betas: Variance that each step adds.
+        share_kept: Cumulative product of 1 − beta.
+        log_variance: Log of the posterior's variance; the first, a variance of 0, is replaced by the second.
+        mean_of_x0, mean_of_x_t: Weights of the clean and of the noised sample in the posterior's mean.
     """
 
     steps: Tensor
@@ -91,13 +90,9 @@ def noised_at(plan: Schedule, x0_BCTHW: Tensor, noise_BCTHW: Tensor, index_B: Te
 
 
 def noised(x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
-    """Blend latents with noise; conditioning frames get the noise of step 0, which is small.
+    """Blend latents with noise at steps in [0, 999]; conditioning frames get the noise of step 0, which is small.
 
-    Args:
-        x0_BCTHW: Clean latents.
-        noise_BCTHW: Standard normal noise.
-        t_B: Steps in [0, 999]; fractions are rounded down, and 1000 counts as 999.
-        frame_mask_BT: Mask of the generated frames; None means all.
+    Fractions of steps are rounded down, and 1000 counts as 999. Without a mask, no frame is a condition.
     """
     index_B = _index(t_B)
     x_t = noised_at(schedule(), x0_BCTHW, noise_BCTHW, index_B)
@@ -147,9 +142,7 @@ def terms(
     predicted = posterior(plan, torch.cat([noise.detach(), fraction], dim=1), x_t, index_B)
     true = Posterior(_mean(plan, x0, x_t, index_B), plan.at("log_variance", index_B))
     bound = torch.where(
-        (index_B == 0)[:, None, None, None, None],
-        -_log_likelihood(x0, predicted),
-        _divergence(true, predicted),
+        (index_B == 0)[:, None, None, None, None], -_log_likelihood(x0, predicted), _divergence(true, predicted)
     )
     return mse_B, mean_over_generated(bound, frame_mask_BT, weight_BTHW) / math.log(2)
 

@@ -21,15 +21,12 @@ class Objective(Protocol):
     @property
     def learns_variance(self) -> bool:
         """Whether the network outputs twice the channels, the second half for the variance."""
-        ...
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
         """Map `[B]` draws in [0, 1) to timesteps, before and after the shift."""
-        ...
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
         """Blend latents `[B, C, T, H, W]` with noise."""
-        ...
 
     def losses(
         self,
@@ -45,7 +42,6 @@ class Objective(Protocol):
 
         With `weight_BTHW`, it is the weighted mean, so that a small mask counts as much as a large one.
         """
-        ...
 
 
 @final
@@ -68,11 +64,7 @@ class RectifiedFlow:
     learns_variance = False
 
     def __init__(
-        self,
-        config: ObjectiveConfig | None = None,
-        *,
-        shift: float | Literal["auto", "none"] = "auto",
-        **settings: Any,
+        self, config: ObjectiveConfig | None = None, *, shift: float | Literal["auto", "none"] = "auto", **settings: Any
     ) -> None:
         self.config = config or ObjectiveConfig.model_validate({"timestep_shift": shift, **settings})
 
@@ -119,7 +111,8 @@ class Iddpm:
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
         """Map draws to steps of uniform density, without a shift."""
-        return _whole_step(uniform_B, iddpm.NUM_STEPS)
+        t_B = torch.floor(uniform_B * iddpm.NUM_STEPS).float()
+        return t_B, t_B
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
         """Blend latents with noise by the noise schedule."""
@@ -150,7 +143,8 @@ class Ddpm:
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
         """Map draws to steps of uniform density, without a shift."""
-        return _whole_step(uniform_B, ddpm.NUM_STEPS)
+        t_B = torch.floor(uniform_B * ddpm.NUM_STEPS).float()
+        return t_B, t_B
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
         """Blend latents with noise by the noise schedule."""
@@ -168,11 +162,6 @@ class Ddpm:
     ) -> Tensor:
         """Return the mean squared error of the predicted noise or v of each clip."""
         return ddpm.loss_per_sample(self.prediction, output, x0, noise, t_B, frame_mask_BT, weight_BTHW)
-
-
-def _whole_step(uniform_B: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
-    t_B = torch.floor(uniform_B * num_steps).float()
-    return t_B, t_B
 
 
 PREDICTIONS: dict[str, ddpm.Prediction] = {"epsilon": "epsilon", "v-prediction": "v"}

@@ -25,26 +25,14 @@ def per_frame(value_BT: Tensor) -> Tensor:
 
 
 def noised(x0_BCTHW: Tensor, noise_BCTHW: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
-    """Blend latents with noise; conditioning frames stay clean.
+    """Blend latents with noise at timesteps in [0, 1000]; conditioning frames, if there is a mask, stay clean.
 
-    Args:
-        x0_BCTHW: Clean latents.
-        noise_BCTHW: Standard normal noise.
-        t_B: Timesteps in [0, 1000], float32.
-        frame_mask_BT: Mask of the generated frames; None means all.
-
-    Returns:
-        `[B, C, T, H, W]` in the common dtype of latents and timesteps: float32 for bfloat16 latents, so
-        that they are cast only once, at the model's input.
+    The result has the common dtype of latents and timesteps: float32 for bfloat16 latents, so that they are cast only
+    once, at the model's input.
     """
     share = (t_B / NUM_TIMESTEPS)[:, None, None, None, None]
     x_t = (1 - share) * x0_BCTHW + share * noise_BCTHW
     return x_t if frame_mask_BT is None else torch.where(per_frame(frame_mask_BT), x_t, x0_BCTHW)
-
-
-def velocity_target(x0_BCTHW: Tensor, noise_BCTHW: Tensor) -> Tensor:
-    """Return the velocity that the model should predict."""
-    return x0_BCTHW - noise_BCTHW
 
 
 def velocity_from(
@@ -69,16 +57,13 @@ def loss_per_sample(
     frame_mask_BT: Tensor | None,
     weight_BTHW: Tensor | None = None,
 ) -> Tensor:
-    """Return the mean squared error of the velocity over each clip's counted elements, in float32.
+    """Return the mean squared error of the velocity over each clip's counted elements, `[B]` float32.
 
     Elements of generated frames are counted, by their weights if there are any. A clip without counted elements
     has loss 0 and no gradient. Non-finite values of other elements affect neither: they are replaced, not
     multiplied by 0.
-
-    Returns:
-        `[B]`, without weights between clips.
     """
-    error_BCTHW = prediction_BCTHW.float() - velocity_target(x0_BCTHW.float(), noise_BCTHW.float())
+    error_BCTHW = prediction_BCTHW.float() - (x0_BCTHW.float() - noise_BCTHW.float())
     counted_BCTHW = generated_only(error_BCTHW, frame_mask_BT, weight_BTHW)
     return mean_over_generated(counted_BCTHW.square(), frame_mask_BT, weight_BTHW)
 
@@ -88,9 +73,7 @@ def generated_only(value_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTH
     zero = value_BCTHW.new_zeros(())
     if weight_BTHW is not None:
         value_BCTHW = torch.where(weight_BTHW[:, None] > 0, value_BCTHW, zero)
-    if frame_mask_BT is None:
-        return value_BCTHW
-    return torch.where(per_frame(frame_mask_BT), value_BCTHW, zero)
+    return value_BCTHW if frame_mask_BT is None else torch.where(per_frame(frame_mask_BT), value_BCTHW, zero)
 
 
 def mean_over_generated(value_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None) -> Tensor:

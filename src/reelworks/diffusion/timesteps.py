@@ -23,14 +23,7 @@ def sample(uniform_B: Tensor, kind: Literal["logit-normal", "uniform"], mean: fl
 
     Logit-normal timesteps, as in Stable Diffusion 3 (Esser et al. 2024), are the sigmoid of a normal variable,
     which is the inverse normal distribution function of the draw here.
-
-    Args:
-        uniform_B: `[B]` draws in [0, 1), hashed per clip, so that no generator is needed.
-        kind: Density of the timesteps.
-        mean, std: Mean and standard deviation of the normal variable.
-
-    Returns:
-        `[B]` float32 in (0, 1000].
+    The draws are in [0, 1), hashed per clip, so that no generator is needed; the timesteps are float32 in (0, 1000].
     """
     u_B = uniform_B.double().clamp(_EDGE / 2, 1 - _EDGE)
     share_B = torch.sigmoid(mean + std * torch.special.ndtri(u_B)) if kind == "logit-normal" else u_B
@@ -73,13 +66,7 @@ def shift_ratio(config: ObjectiveConfig, *, height: int, width: int, num_frames:
 
     More pixels and more frames carry more redundant signal, so the same noise hides less of it and training
     needs later timesteps: r = √(height · width / 512²) · √(latent_frames).
-
-    Args:
-        config: Objective, of which `timestep_shift` and `opensora_frame_quantization` are used.
-        height: Height in pixels.
-        width: Width in pixels.
-        num_frames: Frames before encoding; used by `opensora_frame_quantization` only.
-        latent_frames: Actual number of latent frames.
+    The number of frames before encoding is used by `opensora_frame_quantization` only.
     """
     if config.timestep_shift == "none":
         return 1.0
@@ -94,12 +81,7 @@ def shift_ratio(config: ObjectiveConfig, *, height: int, width: int, num_frames:
 def shift(t_B: Tensor, ratio: float | Tensor) -> Tensor:
     """Move timesteps: t' = r·t / (1 + (r − 1)·t) on t / 1000, increasing in t with 0 and 1000 fixed.
 
-    Args:
-        t_B: Timesteps in [0, 1000], of any shape.
-        ratio: Ratio r ≥ 0, a number or a tensor that broadcasts.
-
-    Returns:
-        Shifted timesteps in float32, or float64 if `t_B` has it.
+    The ratio r ≥ 0 is a number or a tensor that broadcasts. The result is float32, or float64 if `t_B` is.
     """
     share_B = t_B / NUM_TIMESTEPS
     shifted_B = ratio * share_B / (1 + (ratio - 1) * share_B)

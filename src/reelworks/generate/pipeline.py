@@ -21,7 +21,7 @@ from reelworks.core.shape import Shape
 from reelworks.diffusion import rectified_flow, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.diffusion.objectives import PREDICTIONS
-from reelworks.diffusion.samplers import ddim, flow, iddpm
+from reelworks.diffusion.samplers import diffusion, flow
 from reelworks.diffusion.samplers.flow import Edit
 from reelworks.encoders.conditioning import encode_conditioning
 from reelworks.encoders.encoders import LiveEncoder
@@ -186,7 +186,7 @@ def _generate_one(
 
 
 def _sample(
-    network: iddpm.Network,
+    network: flow.Network,
     start: Tensor,
     objective: ObjectiveConfig,
     options: GenerateOptions,
@@ -195,12 +195,12 @@ def _sample(
 ) -> Tensor:
     steps, scale = options.num_inference_steps, options.guidance_scale
     if objective.name == "iddpm":
-        return iddpm.sample_iddpm(
+        return diffusion.sample_iddpm(
             network, start, num_steps=steps, guidance_scale=scale, step_noise=lambda step: draw_noise(), edit=edit
         )
     if objective.name in PREDICTIONS:
         assert edit is None, "families of this objective make pictures alone"
-        return ddim.sample_ddim(network, start, PREDICTIONS[objective.name], num_steps=steps, guidance_scale=scale)
+        return diffusion.sample_ddim(network, start, PREDICTIONS[objective.name], num_steps=steps, guidance_scale=scale)
 
     def velocity(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
         output = network(z_2B, t_2B, frame_mask_2B)

@@ -26,17 +26,14 @@ _PREFIX_SHIFT = np.uint64(64 - _PREFIX_BITS)
 
 @dataclass(frozen=True)
 class Cursor:
-    """Position in the data of a run.
+    """Position in the data of a run; `catalog`, `spec` and `plan` are digests.
 
     Attributes:
         catalog: Digest of the catalog's live rows.
         catalog_version: Number of parts of the catalog.
-        spec: Digest of the plan's spec.
-        plan: Digest of the plan.
         next_row: Digest of the uids of the row to train next.
         generation: How often the data were restarted from the beginning.
-        epoch: Index of the epoch, from 0.
-        segment: Index of the part of the epoch under one plan, from 0.
+        epoch, segment: Indices from 0 of the epoch, and of its part under one plan.
         row: Row to train next; equal to the plan's number of steps at the end of an epoch.
         global_step: Optimizer steps done in the run.
         planned: Clips planned in the epoch so far, all segments.
@@ -65,14 +62,6 @@ class Cursor:
         return asdict(self)
 
 
-def _no_uids() -> NDArray[np.uint64]:
-    return np.zeros(0, dtype=np.uint64)
-
-
-def _no_numbers() -> NDArray[np.int64]:
-    return np.zeros(0, dtype=np.int64)
-
-
 @dataclass(frozen=True)
 class Excluded:
     """Clips consumed in earlier segments of the epoch.
@@ -83,8 +72,8 @@ class Excluded:
     """
 
     bits: NDArray[np.bool_]
-    gone_key: NDArray[np.uint64] = field(default_factory=_no_uids)
-    gone_copy: NDArray[np.int64] = field(default_factory=_no_numbers)
+    gone_key: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    gone_copy: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
     def none(cls) -> Excluded:
@@ -96,12 +85,10 @@ class Excluded:
 
     def with_places(self, ordinal: NDArray[np.int64], copy: NDArray[np.int64]) -> Excluded:
         """Return these exclusions plus the given (ordinal, copy) pairs."""
-        if not len(ordinal):
-            return self
-        rows = max(len(self.bits), int(ordinal.max()) + 1)
-        copies = max(self.bits.shape[1], int(copy.max()) + 1)
-        bits = np.zeros((rows, copies), dtype=np.bool_)
-        bits[: len(self.bits), : self.bits.shape[1]] = self.bits
+        rows, copies = self.bits.shape
+        more_rows = max(int(ordinal.max(initial=-1)) + 1 - rows, 0)
+        more_copies = max(int(copy.max(initial=-1)) + 1 - copies, 0)
+        bits = np.pad(self.bits, ((0, more_rows), (0, more_copies)))
         bits[ordinal, copy] = True
         return replace(self, bits=bits)
 
@@ -125,13 +112,8 @@ class Excluded:
     def to_bytes(self) -> bytes:
         """Serialise as a small header, one bit per (ordinal, copy), and the clips without a live row."""
         buffer = io.BytesIO()
-        np.savez(
-            buffer,
-            shape=np.array(self.bits.shape),
-            bits=np.packbits(self.bits),
-            gone_key=self.gone_key,
-            gone_copy=self.gone_copy,
-        )
+        shape, bits = np.array(self.bits.shape), np.packbits(self.bits)
+        np.savez(buffer, shape=shape, bits=bits, gone_key=self.gone_key, gone_copy=self.gone_copy)
         return buffer.getvalue()
 
     @classmethod
@@ -155,8 +137,8 @@ class Aliases:
         key: Key of each row.
     """
 
-    ordinal: NDArray[np.int64] = field(default_factory=_no_numbers)
-    key: NDArray[np.uint64] = field(default_factory=_no_uids)
+    ordinal: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    key: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
 
     def __bool__(self) -> bool:
         return bool(len(self.ordinal))
@@ -203,10 +185,7 @@ def remaining(entries: Entries, consumed_uid: NDArray[np.uint64], consumed_copy:
 def remaining_after(entries: Entries, excluded: Excluded, uid: NDArray[np.uint64]) -> Entries:
     """Return the entries that are not excluded: a faster `remaining` for unchanged ordinals.
 
-    Args:
-        entries: Entries of the current catalog.
-        excluded: Consumed clips.
-        uid: Uid of every row that the catalog ever had, by ordinal.
+    `uid` has the uid of every row that the catalog ever had, by ordinal.
     """
     rows, copies = excluded.bits.shape
     known = np.flatnonzero((entries.ordinal < rows) & (entries.copy < copies))

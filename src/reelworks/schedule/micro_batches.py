@@ -32,20 +32,18 @@ class Cut:
         """First place of each micro-batch, with the total number of places at the end."""
         return np.concatenate([[0], np.cumsum(self.length)]).astype(np.int64)
 
-    def fill(self, *, repeat: bool) -> Fill:
-        """Return the clip of each place, including the places beyond a micro-batch's own clips.
+    def fill(self, *, repeat: bool) -> tuple[I64, NDArray[np.int32]]:
+        """Return the index of the clip in each place, and the place's showing as in `EpochPlan`.
 
-        Padding copies are the micro-batch's own clips in turn: they have the same bucket and are decoded anyway.
-        Repeats are clips of the bucket from its first one on, so that the micro-batch's own clips come last.
-
-        Args:
-            repeat: Fill with repeated showings instead of weight-0 copies.
+        Places beyond a micro-batch's own clips have weight-0 copies or, with `repeat`, repeated showings. Copies are
+        the micro-batch's own clips in turn: they have the same bucket and are decoded anyway. Repeats are clips of
+        the bucket from its first one on, so that the micro-batch's own clips come last.
         """
         places = np.arange(int(self.clips.sum()))
         showing = np.zeros(int(self.length.sum()), dtype=np.int32)
         short = np.flatnonzero(self.length > self.clips)  # at most one for each bucket
         if not len(short):
-            return Fill(places, showing)
+            return places, showing
         ends = np.cumsum(self.clips)
         starts, offsets = ends - self.clips, self.offsets
         run_starts, _ = runs(self.bucket)
@@ -57,20 +55,7 @@ class Cut:
             fills.append(starts[first] + turn % among)
             showing[offsets[m] + self.clips[m] : offsets[m + 1]] = 1 + turn // among if repeat else -1
         after = np.repeat(ends[short], (self.length - self.clips)[short])
-        return Fill(np.insert(places, after, np.concatenate(fills)), showing)
-
-
-@dataclass(frozen=True)
-class Fill:
-    """Clips in the places of a cut.
-
-    Attributes:
-        source: Index of the clip in each place.
-        showing: Showing of each place, as in `EpochPlan`.
-    """
-
-    source: I64
-    showing: NDArray[np.int32]
+        return np.insert(places, after, np.concatenate(fills)), showing
 
 
 def runs(bucket: I64) -> tuple[I64, I64]:
@@ -80,12 +65,9 @@ def runs(bucket: I64) -> tuple[I64, I64]:
 
 
 def cut_micro_batches(bucket: I64, batch_sizes: tuple[int, ...], *, whole: bool) -> Cut:
-    """Cut clips into micro-batches; only the last of a bucket may have fewer clips than the batch size.
+    """Cut clips, given by their buckets in runs, into micro-batches; only the last of a bucket may have too few clips.
 
-    Args:
-        bucket: Bucket of each clip, in runs.
-        batch_sizes: Batch size of each bucket.
-        whole: Give incomplete micro-batches as many places as the batch size.
+    With `whole`, incomplete micro-batches have as many places as the batch size too.
     """
     starts, counts = runs(bucket)
     size = np.array(batch_sizes, dtype=np.int64)[bucket[starts]]
@@ -105,7 +87,6 @@ def merge_into_larger(bucket: I64, batch_sizes: tuple[int, ...], merge_to: tuple
 
     Args:
         bucket: Bucket of each clip, ascending.
-        batch_sizes: Batch size of each bucket.
         merge_to: Merge target of each bucket, which has a higher index, or -1.
 
     Returns:
@@ -126,8 +107,7 @@ def merge_into_larger(bucket: I64, batch_sizes: tuple[int, ...], merge_to: tuple
         if (to := merge_to[index]) >= 0:
             assert to > index
             sources[to].append(index)
-    lengths = [len(of_bucket) for of_bucket in clips]
-    return np.concatenate(clips), np.repeat(np.arange(len(clips)), lengths)
+    return np.concatenate(clips), np.repeat(np.arange(len(clips)), [len(of_bucket) for of_bucket in clips])
 
 
 def group_into_steps(
@@ -150,8 +130,6 @@ def group_into_steps(
         costs: Cost of each micro-batch.
         micro_batches_per_step: Micro-batches of an optimizer step, `G`.
         same_bucket_run: Micro-batches of a slot, `L`.
-        seed: The recipe's seed.
-        epoch: Index of the epoch, from 0.
         window: Window of each micro-batch; rows then follow window by window, shuffled within each.
     """
     per_row = micro_batches_per_step // same_bucket_run

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -22,10 +23,13 @@ from numpy.typing import NDArray
 from reelworks.core import digests, hash_rng
 from reelworks.core.hash_rng import Purpose
 from reelworks.schedule.micro_batches import cut_micro_batches, group_into_steps, merge_into_larger
-from reelworks.schedule.order import by_bucket_and_hash
 
 PLANNER_VERSION = 1
 I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+
+# Number of clips hashed at a time; small enough that intermediate results stay in the processor's cache.
+_BLOCK = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -33,18 +37,17 @@ class Entries:
     """Clips that an epoch trains: one element for each clip and repeat.
 
     Attributes:
-        uid: Identity of the clip.
         copy: Index of the repeat, from 0.
         ordinal: Row of the clip in the catalog.
         bucket: Index into the bucket table.
         group: With locality, a hash of the storage unit of the clip; clips of a group are read together.
     """
 
-    uid: NDArray[np.uint64]
+    uid: U64
     copy: I64
     ordinal: I64
     bucket: I64
-    group: NDArray[np.uint64] | None = None
+    group: U64 | None = None
 
     def take(self, where: NDArray[np.bool_] | I64) -> Entries:
         """Return the entries at these indices or under this mask."""
@@ -60,11 +63,9 @@ class PlanSpec:
     """All parameters of a plan besides the entries.
 
     Attributes:
-        seed: The recipe's seed.
         micro_batches_per_step: Micro-batches of an optimizer step on all ranks, `G`.
         same_bucket_run: Micro-batches of a slot, `L`, a divisor of `G`.
         incomplete_batch: "partial", "pad", "merge" or "repeat".
-        batch_sizes: Batch size of each bucket.
         costs_us: Cost of one clip of each bucket, an integer, in microseconds or a finer unit.
         buckets_digest: Digest of the bucket table, since equal indices can mean different shapes.
         merge_to: With "merge", the bucket of a higher index that takes each bucket's left-over clips, or -1.
@@ -101,7 +102,7 @@ class EpochPlan:
         rows: `[steps, G]` micro-batch indices; empty columns are -1 and come last.
     """
 
-    uid: NDArray[np.uint64]
+    uid: U64
     copy: I64
     ordinal: I64
     bucket: I64
@@ -117,8 +118,7 @@ class EpochPlan:
     @property
     def real(self) -> NDArray[np.bool_]:
         """Mask of the places that count in the loss."""
-        real: NDArray[np.bool_] = self.showing >= 0
-        return real
+        return self.showing >= 0
 
     @property
     def first(self) -> NDArray[np.bool_]:
@@ -172,11 +172,8 @@ class EpochPlan:
 
     def row_digest(self, row: int) -> str:
         """Return the digest of a row's uids, copies and showings in order; of empty arrays past the last row."""
-        places = (
-            np.concatenate([np.r_[self.places(int(m))] for m in self.micro_batches(row)])
-            if row < self.steps
-            else np.zeros(0, dtype=np.int64)
-        )
+        micro_batches = self.micro_batches(row).tolist() if row < self.steps else []
+        places = np.concatenate([np.zeros(0, np.int64), *(np.r_[self.places(m)] for m in micro_batches)])
         return digests.digest_arrays(uid=self.uid[places], copy=self.copy[places], showing=self.showing[places])
 
     def places_before(self, row: int) -> NDArray[np.bool_]:
@@ -191,14 +188,34 @@ class EpochPlan:
         costs = np.array(spec.costs_us, dtype=np.int64)
         return np.diff(self.offsets) * costs[self.bucket[self.offsets[:-1]]]
 
+    def waste(self, spec: PlanSpec, world: int) -> float:
+        """Return the planned share of the time of `world` ranks in which they wait for the slowest one.
+
+        Ranks synchronise after every micro-batch; a rank with a filler counts as waiting.
+        """
+        if not self.steps:
+            return 0.0
+        rows = np.pad(self.rows, ((0, 0), (0, -self.rows.shape[1] % world)), constant_values=-1)
+        per_column = np.r_[self.costs_us(spec), 0][rows].reshape(self.steps, -1, world)
+        spent = per_column.max(axis=2).sum()
+        return float(1 - per_column.mean(axis=2).sum() / spent) if spent else 0.0
+
+
+def columns(row: I64, rank: int, world: int) -> Iterator[tuple[int, bool]]:
+    """Yield `(micro-batch, is filler)` for one rank, equally many for each rank.
+
+    A rank without a column of its own runs the row's last micro-batch with weight 0, so that all ranks take part
+    in the same collectives.
+    """
+    taken = row[row >= 0]
+    for own in range(rank, rank + len(taken), world):
+        yield (int(taken[own]), False) if own < len(taken) else (int(taken[-1]), True)
+
 
 def plan_epoch(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:
     """Plan an epoch over its entries, or over those not yet consumed if the epoch has begun.
 
-    Args:
-        entries: Entries in any order, on which the plan does not depend.
-        spec: All other parameters of the plan.
-        epoch: Index of the epoch, from 0.
+    The plan does not depend on the order of the entries.
     """
     windows = _windows(entries, spec, epoch)
     order = by_bucket_and_hash(
@@ -214,9 +231,9 @@ def plan_epoch(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:
         moved, bucket = merge_into_larger(bucket, spec.batch_sizes, spec.merge_to)
         order = order[moved]
     cuts = cut_micro_batches(bucket, spec.batch_sizes, whole=spec.incomplete_batch in ("pad", "repeat"))
-    fill = cuts.fill(repeat=spec.incomplete_batch == "repeat")
-    if len(fill.source) > len(order):
-        order, bucket = order[fill.source], bucket[fill.source]
+    source, showing = cuts.fill(repeat=spec.incomplete_batch == "repeat")
+    if len(source) > len(order):
+        order, bucket = order[source], bucket[source]
     costs = cuts.length * np.array(spec.costs_us, dtype=np.int64)[cuts.bucket]
     rows = group_into_steps(
         cuts.bucket,
@@ -232,10 +249,57 @@ def plan_epoch(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:
         copy=entries.copy[order],
         ordinal=entries.ordinal[order],
         bucket=bucket,
-        showing=fill.showing,
+        showing=showing,
         offsets=cuts.offsets,
         rows=rows,
     )
+
+
+def by_bucket_and_hash(uid: U64, copy: I64, bucket: I64, *, seed: int, epoch: int) -> I64:
+    """Return the indices of the clips in the order of `(bucket, upper 48 bits of the hash, uid, copy)`.
+
+    One 64-bit word holds the bucket, as many bits of the hash as fit, and the index; sorting these words as
+    values is about twice as fast as an argsort. The few neighbours that differ in the index alone are sorted by
+    the complete key afterwards, so the order of the input never matters.
+    """
+    place_bits = _bits(len(uid))
+    hash_bits = min(64 - place_bits - _bits(int(bucket.max(initial=0)) + 1), 48)
+    words = np.empty(len(uid), dtype=np.uint64)
+    for first in range(0, len(uid), _BLOCK):
+        where = slice(first, first + _BLOCK)
+        hashed = hash_rng.hash64(seed, epoch, uid[where], copy[where], Purpose.SHUFFLE)
+        key = (bucket[where].astype(np.uint64) << np.uint64(hash_bits)) | (hashed >> np.uint64(64 - hash_bits))
+        place = np.arange(first, first + len(key), dtype=np.uint64)
+        words[where] = (key << np.uint64(place_bits)) | place
+    words.sort()
+    tied = _tied(words, np.uint64(place_bits))
+    words &= np.uint64((1 << place_bits) - 1)
+    order = words.view(np.int64)
+    _settle(order, tied, uid, copy, bucket, seed, epoch)
+    return order
+
+
+def _bits(values: int) -> int:
+    """Return the bits that `values` distinct values need; at least one, since a shift by 64 bits is undefined."""
+    return max((values - 1).bit_length(), 1)
+
+
+def _tied(words: U64, place_bits: np.uint64) -> I64:
+    """Return the positions of sorted words that differ from a neighbour in the place alone."""
+    tied = np.zeros(len(words), dtype=np.bool_)
+    for first in range(0, len(words) - 1, _BLOCK):
+        block = words[first : first + _BLOCK + 1] >> place_bits
+        same = block[1:] == block[:-1]
+        tied[first : first + len(same)] |= same
+        tied[first + 1 : first + 1 + len(same)] |= same
+    return np.flatnonzero(tied)
+
+
+def _settle(order: I64, tied: I64, uid: U64, copy: I64, bucket: I64, seed: int, epoch: int) -> None:
+    """Sort tied words by the complete key; each group keeps its positions, since bucket and hash begin alike."""
+    at = order[tied]
+    hashed = hash_rng.hash64(seed, epoch, uid[at], copy[at], Purpose.SHUFFLE) >> np.uint64(16)
+    order[tied] = at[np.lexsort((copy[at], uid[at], hashed, bucket[at]))]
 
 
 def _windows(entries: Entries, spec: PlanSpec, epoch: int) -> I64 | None:
@@ -252,5 +316,4 @@ def draw_copies(copy: I64, showing: NDArray[np.int32]) -> I64:
 
     A padding copy has the number of the clip that it copies.
     """
-    drawn: I64 = copy | (np.maximum(showing, 0).astype(np.int64) << 32)
-    return drawn
+    return copy | (np.maximum(showing, 0).astype(np.int64) << 32)

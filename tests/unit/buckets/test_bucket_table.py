@@ -44,17 +44,22 @@ def test_sizes_are_multiples_and_none_is_nearer(pixels: int, ratio: float, multi
 
 
 @pytest.mark.parametrize(
-    ("text", "budget"),
-    [("480p", 480 * 480 * 16 // 9), ("512px", 512 * 512), ("480x854", (480, 854)), ("1p", 1)],
+    ("text", "pixels", "size"),
+    [
+        ("480p", 480 * 480 * 16 // 9, None),
+        ("512px", 512 * 512, None),
+        ("480x854", 480 * 854, (480, 854)),
+        ("1p", 1, None),
+    ],
 )
-def test_resolutions(text: str, budget: int | tuple[int, int]) -> None:
-    assert sizes.pixel_budget(text) == budget
+def test_resolutions(text: str, pixels: int, size: tuple[int, int] | None) -> None:
+    assert sizes.pixel_budget(text) == (pixels, size)
 
 
 @pytest.mark.parametrize("text", ["16385px", "1000000000px", "12300p", "99999x99999"])
 def test_more_pixels_than_any_footage(text: str) -> None:
     """The mistake is told as one of the resolution, not of what follows from it."""
-    assert sizes.pixel_budget("16384px") == 16384**2
+    assert sizes.pixel_budget("16384px") == (16384**2, None)
     with refused("resolution-too-large", "bucket.resolution", says="more pixels than 16384 × 16384") as caught:
         build(entry(text))
     assert (caught.value.field, caught.value.value) == ("bucket.resolution", text)
@@ -76,11 +81,7 @@ def test_entries_stand_by_pixels_then_frames_descending() -> None:
     assert built.batch_sizes().tolist() == [b.batch_size for b in built.buckets]
 
 
-@given(
-    st.integers(144, 2160),
-    st.sampled_from([(8, 8), (16, 16), (32, 16), (64, 64)]),
-    st.booleans(),
-)
+@given(st.integers(144, 2160), st.sampled_from([(8, 8), (16, 16), (32, 16), (64, 64)]), st.booleans())
 def test_footage_of_a_format_fills_the_resolution_of_its_name(
     lines: int, multiple: tuple[int, int], upright: bool
 ) -> None:

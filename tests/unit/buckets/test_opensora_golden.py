@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
-from refused import refused
 
 from reelworks.buckets import assign, table
 from reelworks.buckets.assign import Clips, Reason
@@ -81,24 +80,10 @@ def names(built: BucketTable, bucket: NDArray[np.int32]) -> list[str | None]:
 
 def test_fixed_sizes_are_those_of_the_release() -> None:
     for name, expected in golden("aspect_tables.json")["resolutions"].items():
-        found = ratios.fixed(name)
+        found = ratios.TABLES[name]
         assert found.pixels == expected["pixels"]
         assert list(zip(found.keys, map(list, found.sizes), strict=True)) == list(expected["ratios"].items())
     assert len(golden("aspect_tables.json")["resolutions"]) == len(ratios.TABLES) == 13
-
-
-def test_sizes_by_name_are_those_of_the_release_and_fail_only_where_there_is_none() -> None:
-    failed = []
-    for text, expected in golden("aspect_tables.json")["image_size"].items():
-        name, ratio = text.split(" ")
-        if expected == "AssertionError":
-            failed.append((name, ratio))
-        else:
-            assert list(ratios.size_of(name, ratio)) == expected
-    assert ("512", "1:1") in failed
-    assert ratios.size_of("512", "1:1") == (512, 512)  # the release looks up "1.00" and has "1.0"
-    with refused("unknown-aspect-ratio", "ratio"):
-        ratios.size_of("512", "9:17")
 
 
 def test_the_nearest_ratio_is_that_of_the_release_in_ties_too() -> None:
@@ -106,8 +91,8 @@ def test_the_nearest_ratio_is_that_of_the_release_in_ties_too() -> None:
     for name in ratios.TABLES:
         own = [row for row in rows if row[0] == name]
         height, width = (np.array([row[i] for row in own]) for i in (1, 2))
-        picked = ratios.fixed(name).nearest(height, width)
-        assert [ratios.fixed(name).keys[i] for i in picked] == [row[3] for row in own]
+        picked = ratios.TABLES[name].nearest(height, width)
+        assert [ratios.TABLES[name].keys[i] for i in picked] == [row[3] for row in own]
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from pydantic import ValidationError
 from refused import refused
 
@@ -159,8 +160,7 @@ def test_a_short_clip_of_a_strict_table_is_named() -> None:
     # 2.0 takes the clip; there is nothing to be compatible with.
     assert (
         run(
-            many(1, (16, 600, 600)),
-            build({"256": {16: (1.0, 1)}}, "opensora-2.0", opensora_drop_exact_length=True),
+            many(1, (16, 600, 600)), build({"256": {16: (1.0, 1)}}, "opensora-2.0", opensora_drop_exact_length=True)
         ).bucket[0]
         >= 0
     )
@@ -178,7 +178,7 @@ def test_names_of_2_0() -> None:
     assert ratios.resolution("256px", computed=False).pixels == 256 * 256
     assert ratios.resolution("240p", computed=True).pixels == 102400
     assert ratios.resolution("240p", computed=False).pixels == 102240
-    assert ratios.resolution("2k", computed=True) == ratios.fixed("2k")
+    assert ratios.resolution("2k", computed=True) == ratios.TABLES["2k"]
     one = ratios.resolution("768px_ar16:9", computed=True)
     assert (one.keys, one.sizes) == (("16:9",), ((576, 1024),))
     best = ratios.resolution("256px_max", computed=True)
@@ -202,17 +202,32 @@ def test_computed_sizes_are_multiples_near_in_pixels_and_none_comes_twice(side: 
     assert exact.nearest(height, width).tolist() == list(range(len(height)))
 
 
-@given(
-    st.lists(st.floats(0.05, 20, allow_nan=False), min_size=1, max_size=8, unique=True),
-    st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 4000)), min_size=1, max_size=20),
-)
+CLIPS = st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 4000)), min_size=1, max_size=20)
+
+
+def distances(values: list[float], clips: list[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The nearest ratio of each clip, and the distance of each clip from each ratio as the releases compute it."""
+    found = ratios.Resolution("", 1, tuple(map(str, values)), tuple(values), ((1, 1),) * len(values))
+    height, width = (np.array(side) for side in zip(*clips, strict=True))
+    return found.nearest(height, width), np.array([[abs(h / w - value) for value in values] for h, w in clips])
+
+
+@given(st.lists(st.integers(5, 2000).map(lambda n: n / 100), min_size=1, max_size=8, unique=True), CLIPS)
 def test_the_nearest_ratio_is_the_first_of_the_least_distances(
     values: list[float], clips: list[tuple[int, int]]
 ) -> None:
-    found = ratios.Resolution("", 1, tuple(map(str, values)), tuple(values), ((1, 1),) * len(values))
-    height, width = (np.array(side) for side in zip(*clips, strict=True))
-    slow = [min(range(len(values)), key=lambda i: abs(values[i] - h / w)) for h, w in clips]
-    assert found.nearest(height, width).tolist() == slow
+    found, far = distances(values, clips)
+    assert found.tolist() == far.argmin(axis=1).tolist()
+
+
+# Rounding makes the last two equally far from 1; no table has such a pair.
+@example([2.0, 0.05, 0.05000000000000001], [(1, 1)])
+@given(st.lists(st.floats(0.05, 20, allow_nan=False), min_size=1, max_size=8, unique=True), CLIPS)
+def test_no_ratio_is_nearer_even_among_ratios_that_rounding_makes_alike(
+    values: list[float], clips: list[tuple[int, int]]
+) -> None:
+    found, far = distances(values, clips)
+    assert far[np.arange(len(clips)), found].tolist() == far.min(axis=1).tolist()
 
 
 @pytest.mark.parametrize(

@@ -187,13 +187,7 @@ def test_the_toml_is_a_bucket_table(wanted):
 
 @pytest.mark.parametrize(
     ("highest", "chosen"),
-    [
-        ([2] * 10, [2]),
-        ([2] * 5 + [0] * 5, [2, 0]),
-        ([2] * 99 + [0], [2]),
-        ([2, 1, 0] * 3, [2, 1, 0]),
-        ([-1], []),
-    ],
+    [([2] * 10, [2]), ([2] * 5 + [0] * 5, [2, 0]), ([2] * 99 + [0], [2]), ([2, 1, 0] * 3, [2, 1, 0]), ([-1], [])],
 )
 def test_rungs_are_what_nearly_all_reach_and_what_keeps_most(highest, chosen):
     assert rungs(np.array(highest), np.log([1.0, 4.0, 16.0]), 3) == chosen

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import prepare_files as files
 import pytest
+from benchmarks import _waste
 
 from reelworks.analysis import epoch_stats, plan_report
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
-from reelworks.schedule import cost
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 SIZES = [(96, 96), (128, 72), (72, 128), (96, 128), (128, 96)]
@@ -73,7 +73,7 @@ def test_time_is_that_of_all_places_and_waste_that_of_places_without_a_clip(fold
     for plan, one in zip(plans, told["epochs"], strict=True):
         clips = np.add.reduceat(plan.real.astype(np.int64), plan.offsets[:-1])
         costs = np.array(spec.costs_us)[plan.bucket[plan.offsets[:-1]]]
-        measured = cost.measure(plan.rows, clips, np.diff(plan.offsets), costs, WORLD)
+        measured = _waste.measure(plan.rows, clips, np.diff(plan.offsets), costs, WORLD)
         assert one["waste"] == pytest.approx(measured.in_all)
         assert one["waste"] > one["imbalance"]
 

@@ -7,7 +7,7 @@ import torch
 from refused import refused
 from safetensors.torch import load_file
 
-from reelworks.diffusion.samplers import iddpm
+from reelworks.diffusion.samplers import diffusion
 from reelworks.diffusion.samplers.flow import Edit
 
 GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "iddpm.safetensors")
@@ -35,7 +35,7 @@ class ToyModel:
 
 
 def run(model, **options):
-    return iddpm.sample_iddpm(model, case("sample")["z"], num_steps=10, guidance_scale=7.0, **options)
+    return diffusion.sample_iddpm(model, case("sample")["z"], num_steps=10, guidance_scale=7.0, **options)
 
 
 def assert_same(ours, golden):
@@ -66,6 +66,6 @@ def test_every_masked_step_equals_the_reference():
 def test_steps_that_do_not_exist_are_refused(num_steps):
     """One step cannot span the schedule, and there are 1000."""
     with refused("steps-out-of-range", "num_inference_steps"):
-        iddpm.sample_iddpm(
+        diffusion.sample_iddpm(
             ToyModel(), case("sample")["z"], num_steps=num_steps, guidance_scale=1.0, step_noise=torch.zeros
         )

@@ -7,14 +7,9 @@ from pydantic import ValidationError
 
 from reelworks.diffusion import ddpm, objectives
 from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.diffusion.samplers import ddim
+from reelworks.diffusion.samplers import diffusion
 
-SCHEDULE = {
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "num_train_timesteps": 1000,
-}
+SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "num_train_timesteps": 1000}
 NAMES = {"epsilon": "epsilon", "v-prediction": "v_prediction"}
 
 
@@ -58,7 +53,7 @@ def test_sampling_with_a_perfect_network_ends_at_the_data(name):
         return ddpm.target(kind, x0.expand_as(z), (z - data * x0) / noise, t)
 
     for steps in (1, 2, 20):
-        found = ddim.sample_ddim(network, draw(1, 2, 1, 4, 4), kind, num_steps=steps, guidance_scale=3.0)
+        found = diffusion.sample_ddim(network, draw(1, 2, 1, 4, 4), kind, num_steps=steps, guidance_scale=3.0)
         torch.testing.assert_close(found, x0, rtol=1e-3, atol=1e-3)
 
 

@@ -112,13 +112,7 @@ def test_times_have_the_quantiles_of_the_reference():
 
 
 @pytest.mark.parametrize(
-    "key",
-    [
-        {"timestep_shift": "none"},
-        {"timestep_sampling": "uniform"},
-        {"logit_mean": 0.5},
-        {"prediction": "sample"},
-    ],
+    "key", [{"timestep_shift": "none"}, {"timestep_sampling": "uniform"}, {"logit_mean": 0.5}, {"prediction": "sample"}]
 )
 def test_keys_of_rectified_flow_are_refused(key):
     """A key that would do nothing is refused by its name."""

@@ -59,8 +59,7 @@ def test_white_is_no_mask_and_black_is_no_loss(name):
     objective, output, x_t, x0, noise, t, _ = case(name)
     white = torch.ones(2, *SHAPE[2:])
     torch.testing.assert_close(
-        objective.losses(output, x_t, x0, noise, t, None, white),
-        objective.losses(output, x_t, x0, noise, t, None),
+        objective.losses(output, x_t, x0, noise, t, None, white), objective.losses(output, x_t, x0, noise, t, None)
     )
     losses = objective.losses(output, x_t, x0, noise, t, None, 0 * white)
     torch.autograd.backward(losses.sum())

@@ -116,8 +116,7 @@ def test_a_mask_depends_on_its_clip_alone_and_not_on_the_order_of_ratios():
 
 def test_both_spellings_mean_the_same():
     assert np.array_equal(
-        frame_masks.frame_mask("interpolate", 8, words(50)),
-        frame_masks.frame_mask("intepolate", 8, words(50)),
+        frame_masks.frame_mask("interpolate", 8, words(50)), frame_masks.frame_mask("intepolate", 8, words(50))
     )
 
 

@@ -37,10 +37,7 @@ def uniform():
 
 @pytest.mark.parametrize(
     ("dtype", "golden", "tolerance"),
-    [
-        (torch.float32, "table_float32", 1e-2),
-        (torch.bfloat16, "table_bf16_inputs", 5e-2),
-    ],
+    [(torch.float32, "table_float32", 1e-2), (torch.bfloat16, "table_bf16_inputs", 5e-2)],
 )
 def test_the_shift_equals_the_reference_for_every_shape_and_time(dtype, golden, tolerance):
     """The ratio has the dtype of the sizes, timesteps have float32."""

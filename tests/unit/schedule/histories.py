@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from reelworks.core import digests, hash_rng
 from reelworks.core.hash_rng import Purpose
-from reelworks.schedule import ranks
 from reelworks.schedule.cursor import Cursor, Excluded, check_same, remaining_after
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
+from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, columns, plan_epoch
 
 Place = tuple[int, int]
 Batch = tuple[tuple[tuple[int, int, int], ...], ...]  # (uid, copy, showing) by micro-batch
@@ -116,7 +115,7 @@ def batch(made: EpochPlan, micro_batches: list[int]) -> Batch:
 
 def columns_of_all_ranks(row: NDArray[np.int64], world: int) -> list[int]:
     """What the ranks train together, in the row's order, without fillers; checks that ranks keep pace."""
-    by_rank = [list(ranks.columns(row, rank, world)) for rank in range(world)]
+    by_rank = [list(columns(row, rank, world)) for rank in range(world)]
     assert len({len(columns) for columns in by_rank}) == 1, "ranks would wait for each other for ever"
     turns = zip(*by_rank, strict=True)
     return [micro_batch for turn in turns for micro_batch, is_filler in turn if not is_filler]

@@ -79,18 +79,12 @@ places = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 4)), max_size=40
 
 
 @settings(deadline=None)
-@given(
-    st.lists(places, max_size=4),
-    st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 4)), max_size=9),
-)
+@given(st.lists(places, max_size=4), st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 4)), max_size=9))
 def test_excluded_places_add_up_and_survive_bytes(
     segments: list[list[tuple[int, int]]], gone: list[tuple[int, int]]
 ) -> None:
     """What has no row now is kept beside, whatever is added later."""
-    keys, copies = (
-        np.array([k for k, _ in gone], dtype=np.uint64),
-        np.array([c for _, c in gone], dtype=np.int64),
-    )
+    keys, copies = (np.array([k for k, _ in gone], dtype=np.uint64), np.array([c for _, c in gone], dtype=np.int64))
     excluded = replace(Excluded.none(), gone_key=keys, gone_copy=copies)
     for segment in segments:
         ordinal, copy = np.array(segment, dtype=np.int64).reshape(-1, 2).T

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
-from reelworks.schedule import order
-from reelworks.schedule.order import by_bucket_and_hash
+from reelworks.schedule import plan
+from reelworks.schedule.plan import by_bucket_and_hash
 
 
 def slow_order(uid: Any, copy: Any, bucket: Any, seed: int, epoch: int) -> list[int]:
@@ -38,7 +38,7 @@ def test_the_order_is_the_slow_one(n: int, high_bits: int, seed: int, epoch: int
 
 @pytest.mark.parametrize("bits", [2, 20, 40])
 def test_many_ties_over_many_blocks(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order, "_BLOCK", 64)
+    monkeypatch.setattr(plan, "_BLOCK", 64)
     uid = hash_rng.hash64(1, np.arange(5000))
     copy = np.zeros(5000, dtype=np.int64)
     bucket = np.full(5000, (1 << bits) - 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reelworks.core import hash_rng
-from reelworks.schedule import plan, ranks
+from reelworks.schedule import plan
 from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
 
 # Test processes share the cores with others: what is slow now and then is no failure.
@@ -148,7 +148,7 @@ def test_ranks_share_a_row_evenly(case: tuple[Entries, PlanSpec], world: int) ->
     made = plan_epoch(entries, spec, 0)
     assert sorted(made.rows[made.rows >= 0].tolist()) == list(range(len(made.offsets) - 1))
     for row in range(made.steps):
-        columns = [list(ranks.columns(made.rows[row], rank, world)) for rank in range(world)]
+        columns = [list(plan.columns(made.rows[row], rank, world)) for rank in range(world)]
         assert len({len(own) for own in columns}) == 1
         counted = [m for own in columns for m, filler in own if not filler]
         assert sorted(counted) == sorted(made.micro_batches(row).tolist())
@@ -182,17 +182,17 @@ def test_ranks_never_wait_where_the_slot_width_is_a_multiple_of_them(
     counts = [size * spec.same_bucket_run * multiple for size in spec.batch_sizes]
     made = plan_epoch(make_entries(counts), spec, 0)
     for world in (w for w in range(1, 17) if spec.same_bucket_run % w == 0):
-        assert ranks.waste(made, spec, world) == 0
-    assert ranks.waste(made, spec, 2 * spec.micro_batches_per_step) >= (0.49 if made.steps else 0)
+        assert made.waste(spec, world) == 0
+    assert made.waste(spec, 2 * spec.micro_batches_per_step) >= (0.49 if made.steps else 0)
 
 
 def test_waste_is_the_share_of_waiting() -> None:
     spec = make_spec([1, 1], g=2, width=1)  # costs 100 and 200
     made = plan_epoch(make_entries([1, 1]), spec, 0)
     assert made.steps == 1
-    assert ranks.waste(made, spec, 1) == 0
-    assert ranks.waste(made, spec, 2) == 0.25
-    assert ranks.waste(made, spec, 4) == 1 - 300 / 800
+    assert made.waste(spec, 1) == 0
+    assert made.waste(spec, 2) == 0.25
+    assert made.waste(spec, 4) == 1 - 300 / 800
 
 
 @given(cases(), st.integers(0, 400))
@@ -271,7 +271,7 @@ def test_an_empty_epoch_has_no_steps() -> None:
         spec = make_spec([4, 2], width=width)
         made = plan_epoch(make_entries([0, 0]), spec, 0)
         assert (made.steps, made.planned, made.rows.shape) == (0, 0, (0, 4))
-        assert ranks.waste(made, spec, 2) == 0
+        assert made.waste(spec, 2) == 0
         assert made.row_digest(0) == made.row_digest(7)
         assert not made.places_before(0).any()
 

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks import _waste
 from hypothesis import given, settings
 from test_schedule_plan import cases
 
-from reelworks.schedule import cost, plan, ranks
+from reelworks.schedule import plan
 from reelworks.schedule.plan import Entries, PlanSpec
 
 REPOSITORY = Path(__file__).parents[3]
 
 
-def measure(rows: list[list[int]], clips: list[int], places: list[int], world: int) -> cost.Waste:
-    return cost.measure(np.array(rows), np.array(clips), np.array(places), np.full(len(clips), 10.0), world)
+def measure(rows: list[list[int]], clips: list[int], places: list[int], world: int) -> _waste.Waste:
+    return _waste.measure(np.array(rows), np.array(clips), np.array(places), np.full(len(clips), 10.0), world)
 
 
 def test_waste_by_hand() -> None:
@@ -39,8 +40,8 @@ def test_waste_by_hand() -> None:
 
 def test_nothing_wastes_nothing() -> None:
     none = np.zeros(0, dtype=np.int64)
-    empty = cost.measure(np.zeros((0, 4), dtype=np.int64), none, none, none.astype(float), 2)
-    assert empty == cost.Waste(0.0, 0.0)
+    empty = _waste.measure(np.zeros((0, 4), dtype=np.int64), none, none, none.astype(float), 2)
+    assert empty == _waste.Waste(0.0, 0.0)
 
 
 @given(cases())
@@ -51,8 +52,8 @@ def test_in_all_is_the_plans_own_figure_where_nothing_pads(case: tuple[Entries, 
     bucket, places = made.bucket[made.offsets[:-1]], np.diff(made.offsets)
     costs = np.array(spec.costs_us, dtype=np.float64)[bucket]
     for world in (1, 3, 8):
-        found = cost.measure(made.rows, places, places, costs, world)
-        assert found.in_all == pytest.approx(ranks.waste(made, spec, world))
+        found = _waste.measure(made.rows, places, places, costs, world)
+        assert found.in_all == pytest.approx(made.waste(spec, world))
         assert 0 <= found.same_step <= 1
 
 

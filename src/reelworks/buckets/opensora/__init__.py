@@ -1,5 +1,4 @@
-"""Bucket tables of Open-Sora: their names, fixed sizes and value formats, and their assignment of clips.
+"""Bucket tables of Open-Sora 1.1 to 2.0: their names, fixed sizes and value formats.
 
-Parses `[buckets.opensora]` and assigns clips to its entries as the releases 1.1 to 2.0 do. May import core; knows
-neither the recipe nor the model, and reads no files.
+May import core; knows neither the recipe nor the model, and reads no files.
 """

@@ -71,12 +71,7 @@ def normal_form(value: Any) -> Any:
 
 
 def parse(table: Table, meaning: Meaning, *, drop_exact_length: bool) -> Dialect:
-    """Parse a table.
-
-    Args:
-        table: Values by resolution and number of frames.
-        meaning: Meaning of the probabilities.
-        drop_exact_length: Refuse clips of exactly an entry's length, as 1.1 and 1.2 do; ignored for 2.0.
+    """Parse a table; `drop_exact_length` refuses clips of exactly an entry's length, as 1.1 and 1.2 do.
 
     Raises:
         UserError: The meaning is not set, or a name, length, probability or batch size is invalid.
@@ -95,17 +90,14 @@ def parse(table: Table, meaning: Meaning, *, drop_exact_length: bool) -> Dialect
     by_resolution.sort(key=lambda pair: -pair[0].pixels)
     result: list[Parsed] = []
     for resolution, lengths in by_resolution:
-        entries = [_entry(resolution, text, value, meaning) for text, value in lengths.items()]
-        if not entries:
+        if not lengths:
             where = f'"{resolution.name}"'
             raise _wrong(where, lengths, "the resolution has no frame counts", "add one, as in { 51 = [1.0, 8] }")
+        entries = [_entry(resolution, text, value, meaning) for text, value in lengths.items()]
         result += sorted(entries, key=lambda entry: -entry.num_frames)
     if not result:
         raise UserError(
-            "the table is empty",
-            code="opensora-table-empty",
-            field=FIELD,
-            remedy='add e.g. "256" = { 1 = [1.0, 24] }',
+            "the table is empty", code="opensora-table-empty", field=FIELD, remedy='add e.g. "256" = { 1 = [1.0, 24] }'
         )
     spare = 1 if drop_exact_length and meaning == "opensora-1.2" else 0
     return Dialect(tuple(result), meaning == "downgrade", spare)

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reelworks.core.errors import UserError
 from reelworks.diffusion import rectified_flow, timesteps
 
-Velocity = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""`velocity(z_2B, t_2B, frame_mask_2B)` predicts `[2B, C, T, H, W]`; times in [0, 1000], float32."""
+Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""`network(z_2B, t_2B, frame_mask_2B)` predicts `[2B, C, T, H, W]`, or `2·C` channels if it learns the variance.
+
+Times are float32, in [0, 1000] for a velocity and in [0, 999] for the steps of diffusion.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,28 @@ def times(num_steps: int, shift: float | Tensor = 1.0) -> Tensor:
     return torch.cat([t, t.new_zeros(1)]).float()
 
 
+def check_steps(num_steps: int, fewest: int, most: int, *, usual: str) -> None:
+    """Refuse a number of steps that a schedule of diffusion does not have."""
+    if not fewest <= num_steps <= most:
+        raise UserError(
+            f"the number of steps is not in [{fewest}, {most}]",
+            code="steps-out-of-range",
+            field="num_inference_steps",
+            value=num_steps,
+            remedy=f"use {usual}, as is usual",
+        )
+
+
+def with_and_without(network: Network, z: Tensor, t_B: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the predictions with the condition and without it, from one doubled batch."""
+    mask_2B = None if mask_BT is None else torch.cat([mask_BT, mask_BT])
+    cond, uncond = network(torch.cat([z, z]), torch.cat([t_B, t_B]), mask_2B).chunk(2)
+    return cond, uncond
+
+
 @torch.no_grad()
 def sample_flow(
-    velocity: Velocity,
+    velocity: Network,
     noise_BCTHW: Tensor,
     *,
     num_steps: int,
@@ -54,16 +77,12 @@ def sample_flow(
     The guided velocity is v = v_uncond + guidance_scale · (v_cond − v_uncond).
 
     Args:
-        velocity: The model of a doubled batch.
+        velocity: Model of a doubled batch.
         noise_BCTHW: Standard normal noise to start from. With `edit`, frames of ratio below 1 contain
             the input latents instead.
         num_steps: Euler steps, at least 1.
-        guidance_scale: Strength of the condition; 1 is no guidance.
         shift: Ratio of the timestep shift, from `diffusion.timesteps.shift_ratio`.
         edit: Frames to keep or edit; None generates all, and the model gets no frame mask.
-
-    Returns:
-        `[B, C, T, H, W]` latents in the dtype of the noise.
     """
     z = noise_BCTHW
     t = times(num_steps, shift).to(z.device)
@@ -72,22 +91,10 @@ def sample_flow(
         now_BT = None
         if edit is not None and started_BT is not None:
             now_BT = edit.ratio * timesteps.NUM_TIMESTEPS >= t[i]
-            z = _start(z, edit.noise(i), t[i], now_BT & ~started_BT)
+            z = rectified_flow.noised(z, edit.noise(i), t[i].expand(len(z)), now_BT & ~started_BT).to(z.dtype)
             started_BT = now_BT | started_BT
-        v = _guided(velocity, z, t[i], now_BT, guidance_scale).to(z.dtype)
+        cond, uncond = with_and_without(velocity, z, t[i].expand(len(z)), now_BT)
+        v = (uncond + guidance_scale * (cond - uncond)).to(z.dtype)
         moved = z + v * ((t[i] - t[i + 1]) / timesteps.NUM_TIMESTEPS).to(z.dtype)
         z = moved if now_BT is None else torch.where(rectified_flow.per_frame(now_BT), moved, z)
     return z
-
-
-def _start(z: Tensor, noise: Tensor, t: Tensor, new_BT: Tensor) -> Tensor:
-    """Add the noise of timestep `t` to the frames that start at it."""
-    blended = rectified_flow.noised(z, noise, t.expand(len(z)), new_BT)
-    return blended.to(z.dtype)
-
-
-def _guided(velocity: Velocity, z: Tensor, t: Tensor, mask_BT: Tensor | None, scale: float) -> Tensor:
-    z_2B = torch.cat([z, z])
-    mask_2B = None if mask_BT is None else torch.cat([mask_BT, mask_BT])
-    cond, uncond = velocity(z_2B, t.expand(len(z_2B)), mask_2B).chunk(2)
-    return uncond + scale * (cond - uncond)

@@ -8,9 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reelworks.diffusion.samplers.ddim import sample_ddim
+from reelworks.diffusion.samplers.diffusion import sample_ddim, sample_iddpm
 from reelworks.diffusion.samplers.flow import sample_flow
-from reelworks.diffusion.samplers.iddpm import sample_iddpm
 
 Model = Callable[[Tensor, Tensor], Tensor]
 """`model(latents [B, C, T, H, W], times [B])` returns the network's prediction; times in [0, 1000], float32."""

@@ -1,4 +1,4 @@
-"""Ancestral sampling of diffusion with learned variance, with classifier-free guidance.
+"""Sampling of diffusion in steps: deterministic (Song et al. 2021), and ancestral with a learned variance.
 
 Legend: B clips, 2B the doubled batch (first half with the condition, second half without), C channels,
 T latent frames, H height, W width.
@@ -6,17 +6,35 @@ T latent frames, H height, W width.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from reelworks.core.errors import UserError
-from reelworks.diffusion import iddpm, rectified_flow
-from reelworks.diffusion.samplers.flow import Edit
+from reelworks.diffusion import ddpm, iddpm, rectified_flow
+from reelworks.diffusion.samplers.flow import Edit, Network, check_steps, with_and_without
 
-Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""`network(z_2B, t_2B, frame_mask_2B)` returns `[2B, 2·C, T, H, W]`; times in [0, 999], float32."""
+
+@torch.no_grad()
+def sample_ddim(
+    network: Network, noise_BCTHW: Tensor, prediction: ddpm.Prediction, *, num_steps: int, guidance_scale: float
+) -> Tensor:
+    """Return the latents sampled from standard normal noise in `num_steps` evenly spread steps of the 1000.
+
+    Raises:
+        UserError: `num_steps` is out of range.
+    """
+    check_steps(num_steps, 1, ddpm.NUM_STEPS, usual="20 to 50")
+    z = noise_BCTHW
+    times = torch.linspace(ddpm.NUM_STEPS - 1, 0, num_steps + 1).round()
+    for now, after in itertools.pairwise(times):
+        t_B = now.expand(len(z)).to(z.device)
+        cond, uncond = with_and_without(network, z, t_B)
+        clean, noise = ddpm.read(prediction, uncond + guidance_scale * (cond - uncond), z, t_B)
+        data_weight, noise_weight = ddpm.weights(after.expand(len(z)).to(z.device))
+        z = clean if after == 0 else data_weight * clean + noise_weight * noise
+    return z
 
 
 @torch.no_grad()
@@ -34,29 +52,18 @@ def sample_iddpm(
     Guidance applies to the predicted noise; the variance is that of the conditional prediction.
 
     Args:
-        network: The model of a doubled batch.
+        network: Model of a doubled batch, which learns the variance.
         noise_BCTHW: Standard normal noise to start from. With `edit`, frames of ratio below 1 contain
             the input latents instead.
         num_steps: Number of the 1000 steps to use, evenly spread.
-        guidance_scale: Strength of the condition; 1 is no guidance.
         step_noise: `step_noise(step)` returns the `[B, C, T, H, W]` noise of a step.
         edit: Frames to keep or edit; None generates all, and the model gets no frame mask. Kept frames
             get the noise of the last step and are denoised in it, as in v1.1.
 
-    Returns:
-        `[B, C, T, H, W]` latents.
-
     Raises:
         UserError: `num_steps` is out of range.
     """
-    if not 2 <= num_steps <= iddpm.NUM_STEPS:
-        raise UserError(
-            f"the number of steps is not in [2, {iddpm.NUM_STEPS}]",
-            code="steps-out-of-range",
-            field="num_inference_steps",
-            value=num_steps,
-            remedy="use 50 to 250, as is usual",
-        )
+    check_steps(num_steps, 2, iddpm.NUM_STEPS, usual="50 to 250")
     plan, z = iddpm.schedule(num_steps), noise_BCTHW
     starts_BT = None if edit is None else (edit.ratio * num_steps).long()
     for step in range(num_steps):
@@ -67,7 +74,9 @@ def sample_iddpm(
             z = torch.where(new_BT, iddpm.noised_at(plan, z, edit.noise(step), index_B), z)
             mask_BT = starts_BT > index_B[:, None]
         time_B = plan.steps.to(z.device)[index_B].float()
-        output = _guided(network, z, time_B, mask_BT, guidance_scale)
+        both = with_and_without(network, z, time_B, mask_BT)
+        (cond, fraction), (uncond, _) = (half.chunk(2, dim=1) for half in both)
+        output = torch.cat([uncond + guidance_scale * (cond - uncond), fraction], dim=1)
         predicted = iddpm.posterior(plan, output, z, index_B)
         moved = predicted.mean
         if step < num_steps - 1:
@@ -76,10 +85,3 @@ def sample_iddpm(
             moved = torch.where(rectified_flow.per_frame(starts_BT >= index_B[:, None]), moved, z)
         z = moved
     return z
-
-
-def _guided(network: Network, z: Tensor, t_B: Tensor, mask_BT: Tensor | None, scale: float) -> Tensor:
-    mask_2B = None if mask_BT is None else torch.cat([mask_BT, mask_BT])
-    output = network(torch.cat([z, z]), torch.cat([t_B, t_B]), mask_2B)
-    (cond, fraction), (uncond, _) = (half.chunk(2, dim=1) for half in output.chunk(2))
-    return torch.cat([uncond + scale * (cond - uncond), fraction], dim=1)
