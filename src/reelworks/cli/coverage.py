@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from reelworks.cli import show, show_data
 from reelworks.cli.options import RunArgument
+from reelworks.core.errors import UserError
 
 
 def coverage(
@@ -17,10 +19,7 @@ def coverage(
     ] = False,
     clip: Annotated[
         str | None,
-        typer.Option(
-            metavar="PATH",
-            help="Report on this clip only: its path, or the last parts of its path.",
-        ),
+        typer.Option(metavar="PATH", help="Report on this clip only: its path, or the last parts of its path."),
     ] = None,
     json: Annotated[
         bool,
@@ -34,17 +33,12 @@ def coverage(
     2.
     """
     from reelworks.analysis import clip_history
-    from reelworks.cli import show, show_data
-    from reelworks.core.errors import UserError
     from reelworks.run.folder import RunFolder
 
     history = clip_history.cover(RunFolder(run))
     selected = never_trained or clip is not None
     places = history.places(never_trained=never_trained, clip=clip) if selected or json else []
-    if json:
-        show.json(history.to_json(places))
-    else:
-        show_data.coverage(history, places)
+    show.json(history.to_json(places)) if json else show_data.coverage(history, places)
     if history.problems:
         more = f", and {len(history.problems) - 1} more" if len(history.problems) > 1 else ""
         raise UserError(

@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from reelworks.cli import show
+from reelworks.cli.options import SourceArgument
+
 
 class Sampler(enum.StrEnum):
     """Sampler to generate with."""
@@ -17,10 +20,9 @@ class Sampler(enum.StrEnum):
 
 
 def generate(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")],
+    source: SourceArgument,
     prompts: Annotated[
-        list[str],
-        typer.Option("--prompt", help="Text to generate from; give it several times for several clips."),
+        list[str], typer.Option("--prompt", help="Text to generate from; give it several times for several clips.")
     ],
     output: Annotated[
         Path,
@@ -31,8 +33,7 @@ def generate(
         ),
     ],
     height: Annotated[
-        int | None,
-        typer.Option(min=1, help="Pixels; default: those of the bucket with the most trained tokens."),
+        int | None, typer.Option(min=1, help="Pixels; default: those of the bucket with the most trained tokens.")
     ] = None,
     width: Annotated[int | None, typer.Option(min=1, help="Pixels; default: those of the same bucket.")] = None,
     num_frames: Annotated[
@@ -68,8 +69,7 @@ def generate(
         ),
     ] = None,
     control: Annotated[
-        Path | None,
-        typer.Option(help="A picture or clip of control signals, for models that take one."),
+        Path | None, typer.Option(help="A picture or clip of control signals, for models that take one.")
     ] = None,
     edited: Annotated[
         Path | None, typer.Option("--source", help="A picture or clip to edit, for models that take one.")
@@ -92,7 +92,6 @@ def generate(
     guidance scale.
     """
     from reelworks.checkpoint.store import CheckpointStore
-    from reelworks.cli import show
     from reelworks.core.shape import Shape
     from reelworks.generate import conditions, defaults, load_run, writers
     from reelworks.generate.conditions import Conditions

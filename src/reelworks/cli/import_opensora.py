@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reelworks.cli import show
 from reelworks.cli.options import Json
+from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
     from reelworks.buckets.opensora import parse
@@ -24,10 +26,7 @@ class Meaning(StrEnum):
 
 def import_opensora(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A training config (a Python file).")],
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="RECIPE", help="The recipe to write, a new file."),
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="RECIPE", help="The recipe to write, a new file.")],
     data_path: Annotated[str | None, typer.Option(help="List or folder of clips in place of the config's.")] = None,
     probability: Annotated[
         Meaning | None,
@@ -39,11 +38,9 @@ def import_opensora(
 
     Reads the config as literals and never runs it. Prints how each key was converted, and which are not supported yet.
     """
-    from reelworks.cli import show
     from reelworks.compat.opensora import importer
     from reelworks.compat.opensora.rules import Fate
     from reelworks.core import files
-    from reelworks.core.errors import UserError
 
     if output.exists():
         raise UserError(

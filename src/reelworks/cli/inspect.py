@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
+from reelworks.cli import show, show_data
+from reelworks.cli.options import Html
+
 
 def inspect(
     catalog: Annotated[Path, typer.Argument(metavar="CATALOG", help="A catalog's folder.")],
-    html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also write it as one self-contained HTML file."),
-    ] = None,
+    html: Html = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON value, with the first 20 files of each advice.")
     ] = False,
@@ -28,14 +28,9 @@ def inspect(
     """
     from reelworks.catalog import companions
     from reelworks.catalog.store import Catalog
-    from reelworks.cli import show, show_data
     from reelworks.report.inspect import inspect_rows, write_inspection
 
-    rows = companions.without(Catalog.open(catalog).live())
-    inspection = inspect_rows(rows)
+    inspection = inspect_rows(companions.without(Catalog.open(catalog).live()))
     if html is not None:
         write_inspection(inspection, catalog, html)
-    if json:
-        show.json(inspection.to_json())
-    else:
-        show_data.inspection(inspection, html)
+    show.json(inspection.to_json()) if json else show_data.inspection(inspection, html)

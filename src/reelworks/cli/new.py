@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reelworks.cli import show
 from reelworks.cli.options import Json
-from reelworks.cli.show import line
+from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
     from reelworks.quickstart.quickstart import QuickstartOptions, QuickstartResult
@@ -70,8 +72,6 @@ def lora(
     that fits, and the training time. Writes nothing if no settings fit. Without --data the recipe has a placeholder for
     20 pictures. Downloads nothing and reads no weights.
     """
-    from reelworks.core.errors import UserError
-
     _require(data or [], model)
     path = output or default_path(data or [], model)
     if path.exists() and not force:
@@ -110,11 +110,6 @@ def recipe_for(
     data: list[Path], model: str | None, vram: float | None, trigger: str | None, weights: str | None
 ) -> Path:
     """Return the recipe of `train --data DIR --model NAME`: that of an earlier such command, or a new one."""
-    import os
-
-    from reelworks.cli import show
-    from reelworks.core.errors import UserError
-
     if not data or model is None:
         raise UserError(
             "there is neither a recipe nor data to train on",
@@ -137,64 +132,58 @@ def recipe_for(
     else:
         from reelworks.quickstart.quickstart import QuickstartOptions
 
-        write(path, QuickstartOptions(model, tuple(data), vram, trigger, weights), json=False)
+        write(path, QuickstartOptions(model, tuple(data), vram, trigger, weights))
     return path
 
 
-def write(path: Path, options: QuickstartOptions, *, json: bool) -> QuickstartResult:
+def write(path: Path, options: QuickstartOptions, *, json: bool = False) -> None:
     """Write the recipe and print a summary of it."""
-    from reelworks.cli import show
     from reelworks.quickstart import quickstart
 
     with show.scan_progress(quiet=json) as on_progress:
         result = quickstart.lora(path, options, on_progress)
     show.json(result.to_json() | {"recipe": str(path)}) if json else _print_result(path, result)
-    return result
 
 
 def _print_result(path: Path, new: QuickstartResult) -> None:
-    """Print the data, the estimates, the chosen settings, and the next command."""
     from reelworks.train.preflight.estimate import BUS_GB, UTILISATION
 
     found, estimate = new.found, new.choice.estimate
-    line(f"data: {found.to_text()}" + (f", {found.uncaptioned} without a caption" if found.uncaptioned else ""))
+    show.line(f"data: {found.to_text()}" + (f", {found.uncaptioned} without a caption" if found.uncaptioned else ""))
     for remark in new.remarks:
-        line(f"  {remark}")
+        show.line(f"  {remark}")
     if found.uncaptioned and any(d.missing_caption is None for d in new.recipe.dataset):
-        line("  clips without a caption are not trained; write text files, or give --trigger WORD")
-    line(
-        f"model: {new.recipe.model.name}, {estimate.parameters:,} parameters; "
-        f"the LoRA has {estimate.trained_parameters:,}"
-    )
+        show.line("  clips without a caption are not trained; write text files, or give --trigger WORD")
+    sizes = f"{estimate.parameters:,} parameters; the LoRA has {estimate.trained_parameters:,}"
+    show.line(f"model: {new.recipe.model.name}, {sizes}")
     memory = estimate.memory
-    line(f"memory, estimated: {memory.total / 1e9:.1f} GB ({memory.to_text()})")
+    show.line(f"memory, estimated: {memory.total / 1e9:.1f} GB ({memory.to_text()})")
     if memory.host >= 5e7:
-        line(f"  and {memory.host / 1e9:.1f} GB of CPU memory, for weights that stay there")
+        show.line(f"  and {memory.host / 1e9:.1f} GB of CPU memory, for weights that stay there")
     if not estimate.measured:
-        line("  without activations: this network does not run on the meta device")
+        show.line("  without activations: this network does not run on the meta device")
     _settings(new)
     moving = estimate.moving_seconds
-    line(
+    show.line(
         f"time, estimated: {new.steps:,} steps of {max(new.seconds_per_step, 0.001):.2g} s, {_duration(new)}, at {UTILISATION:.0%} "
         f"of {new.tflops:g} TFLOP/s"
         + (f" and {moving:.2g} s to move weights at {BUS_GB:g} GB/s" if estimate.moved_bytes else "")
         + "; decoding and encoding come on top"
     )
-    line(f"\nwritten: {path}, with the reason of each value. Next:")
-    quoted = shlex.quote(str(path))
-    line(f"  reelworks plan {quoted}")
-    line(f"  reelworks train {quoted}")
+    show.line(f"\nwritten: {path}, with the reason of each value. Next:")
+    for verb in ("plan", "train"):
+        show.line(f"  reelworks {verb} {shlex.quote(str(path))}")
 
 
 def _settings(new: QuickstartResult) -> None:
     choice = new.choice
     if choice.fits is None:
-        line("  give --vram GB to check whether it fits, and to choose settings that do")
+        show.line("  give --vram GB to check whether it fits, and to choose settings that do")
     for i, tier in enumerate(choice.tiers):
         why = f"at least {choice.without[i] / 1e9:.1f} GB without it" if choice.without else "nearly all need it"
-        line(f"  {tier.to_text()}: {tier.why}; {why}")
+        show.line(f"  {tier.to_text()}: {tier.why}; {why}")
     if choice.fits:
-        line("  it fits")
+        show.line("  it fits")
 
 
 def _duration(new: QuickstartResult) -> str:

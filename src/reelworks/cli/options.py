@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (a TOML file).")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+SourceArgument = Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")]
+Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write it as one self-contained HTML file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of tables.")]
 Overrides = Annotated[
     list[str] | None,
@@ -40,7 +42,7 @@ def load_recipe(path: Path, overrides: list[str] | None, data_path: Path | None 
     """Load a recipe and apply the overrides of the command line."""
     from reelworks.recipe import recipe_file
 
-    recipe = recipe_file.load(path, list(overrides or []))
+    recipe = recipe_file.load(path, overrides or [])
     if data_path is None:
         return recipe
     dataset = recipe.dataset[0].model_copy(update={"path": str(data_path), "root": None})

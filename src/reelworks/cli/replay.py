@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from reelworks.cli import show
 from reelworks.cli.options import RunArgument
 
 
@@ -16,17 +17,13 @@ def replay(
     pictures: Annotated[
         bool,
         typer.Option(
-            "--pictures",
-            help="Also draw a contact sheet of each micro-batch, from the files as they are now.",
+            "--pictures", help="Also draw a contact sheet of each micro-batch, from the files as they are now."
         ),
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            help="Folder of the sheets; default: replay/step-N in the run folder.",
+            "--output", "-o", metavar="DIR", help="Folder of the sheets; default: replay/step-N in the run folder."
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value, including the raw draws.")] = False,
@@ -41,7 +38,6 @@ def replay(
     Steps that a resume discarded cannot be replayed; a repeated step is shown as it went the last time. Clips that were
     edited or removed since are shown as they were planned, and marked.
     """
-    from reelworks.cli import show
     from reelworks.report.replay import write_sheets
     from reelworks.run.folder import RunFolder
     from reelworks.train.replay import replay_step
@@ -51,29 +47,26 @@ def replay(
     if pictures:
         folder = output or run / "replay" / f"step-{step:09d}"
         value["sheets"] = [str(path) for path in write_sheets(replayed, folder)]
-    if json:
-        show.json(value)
-    else:
-        for line in _lines(value):
-            show.line(line)
+    show.json(value) if json else _print(value)
 
 
-def _lines(value: dict[str, Any]) -> list[str]:
-    ranks = f"{value['world_size']} rank{'s' if value['world_size'] > 1 else ''}"
-    lines = [
-        f"step {value['step']}: epoch {value['epoch']}"
-        + (f" of generation {value['generation']}" if value["generation"] else "")
-        + f", segment {value['segment']}, row {value['row']}, on {ranks}; "
-        f"{value['clips']} clips counted" + ("" if value["applied"] else "; skipped"),
-        f"plan {value['plan']}",
-    ]
+def _print(value: dict[str, Any]) -> None:
+    generation = f" of generation {value['generation']}" if value["generation"] else ""
+    show.line(
+        f"step {value['step']}: epoch {value['epoch']}{generation}, segment {value['segment']}, row {value['row']}, "
+        f"on {value['world_size']} rank{'s' if value['world_size'] > 1 else ''}; "
+        f"{value['clips']} clips counted" + ("" if value["applied"] else "; skipped")
+    )
+    show.line(f"plan {value['plan']}")
     for batch in value["micro_batches"]:
         size = f"{batch['num_frames']}×{batch['height']}×{batch['width']}"
-        lines.append(f"\ncolumn {batch['column']}, rank {batch['rank']}: {batch['bucket']}, {size}")
-        lines += [f"  {_clip(clip)}" for clip in batch["clips"]]
+        show.line(f"\ncolumn {batch['column']}, rank {batch['rank']}: {batch['bucket']}, {size}")
+        for clip in batch["clips"]:
+            show.line(f"  {_clip(clip)}")
     if value["fillers"]:
-        lines.append(f"\nidle (no clip in this step): rank {', '.join(map(str, value['fillers']))}")
-    return lines + [str(path) for path in value.get("sheets", [])]
+        show.line(f"\nidle (no clip in this step): rank {', '.join(map(str, value['fillers']))}")
+    for path in value.get("sheets", []):
+        show.line(path)
 
 
 def _clip(clip: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from reelworks.cli import show
 from reelworks.cli.options import RunArgument
 
 
@@ -19,7 +20,6 @@ def report(
 ) -> None:
     """Write the report of a run as one self-contained HTML file, RUN/report.html."""
     from reelworks.analysis.epoch_stats import measure_costs, write_costs
-    from reelworks.cli import show
     from reelworks.report import html
     from reelworks.run.folder import RunFolder
 

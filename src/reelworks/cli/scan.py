@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from reelworks.cli import show
 from reelworks.cli.options import Json
 
 
@@ -33,13 +35,10 @@ def scan(
 
     A bad file becomes a row with its reason and never stops the scan. Another scan opens only files that changed.
     """
-    import os
-
     from reelworks.catalog.config import Source
     from reelworks.catalog.scan import scan_sources
     from reelworks.catalog.store import Catalog
     from reelworks.catalog.summary import summarise
-    from reelworks.cli import show
 
     sources = [Source.from_path(path, root=root) for path in paths]
     with show.scan_progress(quiet=json) as on_progress:

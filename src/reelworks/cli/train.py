@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from reelworks.cli import new
+from reelworks.cli import new, show
 from reelworks.cli.options import DataPath, Overrides, load_recipe, setting
 from reelworks.core import waiting_threads
 from reelworks.core.errors import UserError
@@ -72,7 +72,13 @@ def train(
     if recipe is None:
         recipe = new.recipe_for(data or [], model, vram, trigger, weights)
     elif data or model or vram or trigger or weights:
-        raise _both(recipe)
+        raise UserError(
+            "--data, --model, --vram, --trigger and --weights write a recipe, but a recipe is given",
+            code="recipe-and-quickstart-options",
+            field="RECIPE",
+            value=str(recipe),
+            remedy="leave out the recipe or these options; --data-path and --set change values of a recipe",
+        )
     changes = list(overrides or [])
     if output is not None:
         changes.append(setting("output", str(output)))
@@ -85,7 +91,6 @@ def train(
         from reelworks.distributed.launch import launch
 
         raise typer.Exit(launch(nproc_per_node, sys.argv[1:]))
-    from reelworks.cli import show
     from reelworks.core import worker_pool
     from reelworks.distributed.launch import LAUNCHED
 
@@ -94,26 +99,7 @@ def train(
     from reelworks.train.resume import RunOptions
     from reelworks.train.trainer import run
 
+    options = RunOptions(resume=resume, load=load, weights_only=weights_only, restart_data=restart_data, debug=debug)
     with show.scan_progress() as on_scan:
-        code = run(
-            loaded,
-            RunOptions(
-                resume=resume,
-                load=load,
-                weights_only=weights_only,
-                restart_data=restart_data,
-                debug=debug,
-            ),
-            on_scan,
-        )
+        code = run(loaded, options, on_scan)
     raise typer.Exit(code)
-
-
-def _both(recipe: Path) -> UserError:
-    return UserError(
-        "--data, --model, --vram, --trigger and --weights write a recipe, but a recipe is given",
-        code="recipe-and-quickstart-options",
-        field="RECIPE",
-        value=str(recipe),
-        remedy="leave out the recipe or these options; --data-path and --set change values of a recipe",
-    )

@@ -162,12 +162,7 @@ def videos(seed: int) -> list[Video]:
     rows = zip(subjects, cuts, rates, formats.VIDEO_FORMATS, strict=True)
     for number, (subject, (size, num_frames), fps, fmt) in enumerate(rows):
         drawn = scene(
-            subject,
-            size,
-            num_frames=num_frames,
-            fps=fps,
-            variable=fmt.variable,
-            key=(seed, f"video {number}"),
+            subject, size, num_frames=num_frames, fps=fps, variable=fmt.variable, key=(seed, f"video {number}")
         )
         files.append(Video(f"video-{number:03d}-{subject.slug}{fmt.note}{fmt.suffix}", drawn, fmt))
     return files

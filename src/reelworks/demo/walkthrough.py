@@ -76,10 +76,7 @@ def say(number: int, title: str) -> None:
 
 def reelworks(*arguments: str) -> None:
     """Print and run a command as a user would; a failure ends the demo."""
-    print(
-        f"$ reelworks {' '.join(a if a.isprintable() and ' ' not in a else repr(a) for a in arguments)}",
-        flush=True,
-    )
+    print(f"$ reelworks {' '.join(a if a.isprintable() and ' ' not in a else repr(a) for a in arguments)}", flush=True)
     subprocess.run([*REELWORKS, *arguments], check=True)
 
 

@@ -21,11 +21,7 @@ from reelworks.demo.scenes import Picture, Video
 # One thread each, so that an encoder gives the same bits every time.
 _ENCODER_OPTIONS: dict[str, dict[str, str]] = {
     "libx264": {"preset": "ultrafast", "crf": "14"},
-    "libx265": {
-        "preset": "ultrafast",
-        "crf": "14",
-        "x265-params": "log-level=none:pools=none:frame-threads=1",
-    },
+    "libx265": {"preset": "ultrafast", "crf": "14", "x265-params": "log-level=none:pools=none:frame-threads=1"},
     "libvpx-vp9": {"deadline": "realtime", "cpu-used": "8", "crf": "14", "b": "0"},
     # Presets above 8 leave ghosts of the moving shape; crf 8 gave streams that no decoder accepts.
     "libsvtav1": {"preset": "8", "crf": "18", "svtav1-params": "lp=1"},
@@ -38,11 +34,7 @@ _ONE_16_16, _ONE_2_30 = 1 << 16, 1 << 30
 
 # Pillow's transpose on storing, which readers that honour the EXIF orientation undo.
 _EXIF_ORIENTATION = 0x0112
-_STORED_TURN = {
-    3: Image.Transpose.ROTATE_180,
-    6: Image.Transpose.ROTATE_90,
-    8: Image.Transpose.ROTATE_270,
-}
+_STORED_TURN = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
 
 
 def check_encoders(names: Iterable[str] = tuple(_ENCODER_OPTIONS)) -> None:

@@ -203,12 +203,7 @@ def check_lora(name: str, targets: Targets = "default") -> None:
 
 
 def with_lora(
-    name: str,
-    base: BaseStorage,
-    compute: torch.dtype,
-    *,
-    gradient_checkpointing: bool = False,
-    dora: bool = False,
+    name: str, base: BaseStorage, compute: torch.dtype, *, gradient_checkpointing: bool = False, dora: bool = False
 ) -> Denoiser:
     """Build a family's tiny network with a frozen base in some format and a random LoRA."""
     denoiser = build(name, gradient_checkpointing=gradient_checkpointing, compute=compute)

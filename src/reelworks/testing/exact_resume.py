@@ -91,11 +91,7 @@ def _plain(value: Any) -> Any:
     """Convert a value to nested dicts and lists of bytes and plain values that can be compared."""
     if hasattr(value, "detach"):  # a tensor; numpy knows no bfloat16
         tensor = value.detach().cpu().contiguous()
-        return (
-            str(tensor.dtype),
-            tuple(tensor.shape),
-            tensor.flatten().view(dtype=_bytes()).numpy().tobytes(),
-        )
+        return (str(tensor.dtype), tuple(tensor.shape), tensor.flatten().view(dtype=_bytes()).numpy().tobytes())
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.shape, value.tobytes())
     if isinstance(value, str | bytes | int | float | bool | None | np.generic):

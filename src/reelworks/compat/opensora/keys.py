@@ -90,18 +90,7 @@ KEYS: dict[str, Rule] = {
 }
 
 
-_SECTIONS = (
-    "dataset",
-    "model",
-    "vae",
-    "ae",
-    "text_encoder",
-    "t5",
-    "clip",
-    "scheduler",
-    "optim",
-    "lr_scheduler",
-)
+_SECTIONS = ("dataset", "model", "vae", "ae", "text_encoder", "t5", "clip", "scheduler", "optim", "lr_scheduler")
 _MODELS = {"STDiT3-XL/2": "stdit3-xl", "STDiT3-3B/2": "stdit3-3b", "STDiT2-XL/2": "stdit2-xl"}
 _OBJECTIVES = {"rflow": "rectified-flow", "iddpm": "iddpm"}
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -163,10 +152,7 @@ def _outputs(value: Any, draft: Draft) -> Told:
 
 def _data_path(value: Any, draft: Draft) -> Told:
     if not value:
-        return (
-            Fate.TO_FILL_IN,
-            'replace the placeholder dataset.0.path = "meta.csv" by your list or folder of clips',
-        )
+        return (Fate.TO_FILL_IN, 'replace the placeholder dataset.0.path = "meta.csv" by your list or folder of clips')
     draft.dataset["path"] = str(value)
     remark = f'dataset.0.path = "{value}"'
     if is_list(str(value)):
@@ -195,10 +181,7 @@ def _mask_ratios(value: Any, draft: Draft) -> Told:
 def _model_type(value: Any, draft: Draft) -> Told:
     if isinstance(value, str) and value in _MODELS:
         return Fate.CONVERTED, draft.set("model.name", _MODELS[value])
-    return (
-        Fate.NOT_THERE_YET,
-        f"this network is not supported; {draft.set('model.name', 'stdit3-xl')} replaces it",
-    )
+    return (Fate.NOT_THERE_YET, f"this network is not supported; {draft.set('model.name', 'stdit3-xl')} replaces it")
 
 
 def _weights(value: Any, draft: Draft) -> Told:
