@@ -55,8 +55,7 @@ def import_opensora(
     output.parent.mkdir(parents=True, exist_ok=True)
     files.write_bytes(output, converted.text.encode())
     if json:
-        keys = [{"key": n.key, "value": n.value, "fate": n.fate, "remark": n.remark} for n in converted.lines]
-        show.json({"recipe": str(output), "keys": keys})
+        show.json({"recipe": str(output), "keys": [line._asdict() for line in converted.lines]})
         return
     for fate in Fate:
         lines = [line for line in converted.lines if line.fate == fate]
