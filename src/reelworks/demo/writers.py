@@ -38,11 +38,7 @@ _STORED_TURN = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: 
 
 
 def check_encoders(names: Iterable[str] = tuple(_ENCODER_OPTIONS)) -> None:
-    """Check that PyAV was built with these encoders.
-
-    Raises:
-        UserError: An encoder is missing.
-    """
+    """Refuse a build of PyAV that lacks one of these encoders."""
     missing = [name for name in names if name not in av.codecs_available]
     if missing:
         raise UserError(
@@ -111,14 +107,7 @@ def _rounded_corners(size: tuple[int, int]) -> Image.Image:
 
 
 def _with_rotation(data: bytes, degrees: int, width: int, height: int) -> bytes:
-    """Set the display matrix in the track header of an MP4 or MOV file.
-
-    Args:
-        data: Content of a file by FFmpeg with one track and an identity matrix.
-        degrees: 90, 180 or 270, clockwise.
-        width: Stored width in pixels.
-        height: Stored height in pixels.
-    """
+    """Set the display matrix of a file by FFmpeg with one track; degrees are clockwise, sizes the stored ones."""
     # (x', y') = (a·x + c·y + tx, b·x + d·y + ty); the translation brings the turned frame back to the origin.
     a, b, c, d, tx, ty = {
         90: (0, 1, -1, 0, height, 0),
