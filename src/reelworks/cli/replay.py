@@ -38,7 +38,7 @@ def replay(
     Steps that a resume discarded cannot be replayed; a repeated step is shown as it went the last time. Clips that were
     edited or removed since are shown as they were planned, and marked.
     """
-    from reelworks.report.replay import write_sheets
+    from reelworks.report.sheet import write_step
     from reelworks.run.folder import RunFolder
     from reelworks.train.replay import replay_step
 
@@ -46,7 +46,7 @@ def replay(
     value = replayed.to_json()
     if pictures:
         folder = output or run / "replay" / f"step-{step:09d}"
-        value["sheets"] = [str(path) for path in write_sheets(replayed, folder)]
+        value["sheets"] = [str(path) for path in write_step(replayed, folder)]
     show.json(value) if json else _print(value)
 
 

@@ -66,9 +66,9 @@ def _line(name: str, steps: Sequence[float], values: Series, colour: str, **more
     return {"type": "scatter", "mode": "lines", "name": name, "x": xs, "y": ys, "line": line, **more}
 
 
-def _raw_and_smooth(steps: list[float], values: Series, colour: str, unit: str) -> list[dict[str, Any]]:
+def _raw_and_smooth(steps: list[float], values: Series, colour: str) -> list[dict[str, Any]]:
     raw = _line("each step", steps, values, colour, width=1, opacity=0.28, hoverinfo="skip")
-    return [raw, _line(unit, steps, smooth(values), colour, width=2.2)]
+    return [raw, _line("smoothed", steps, smooth(values), colour, width=2.2)]
 
 
 def _plot(traces: list[dict[str, Any]], unit: str, *, legend: bool = False, **more: Any) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def loss_curve(data: RunData) -> Figure | None:
     if not events:
         return None
     resumes = _resume_lines(data)
-    traces = _raw_and_smooth(*_series(events, "loss"), "@c1", "smoothed")
+    traces = _raw_and_smooth(*_series(events, "loss"), "@c1")
     note = "Faint: each step. Strong: smoothed." + (" Dotted: a resume." if resumes else "")
     return Figure("loss", "Training loss", note, _plot(traces, "loss", shapes=resumes))
 
@@ -112,9 +112,7 @@ def loss_by_bucket(data: RunData) -> Figure | None:
     traces = []
     for i, (name, pairs) in enumerate(sorted(points.items(), key=lambda item: -len(item[1]))):
         steps, values = zip(*pairs, strict=True)
-        shown = i < COLOURS
-        colour = f"@c{i + 1}" if shown else "@muted"
-        visible = True if shown else "legendonly"
+        colour, visible = (f"@c{i + 1}", True) if i < COLOURS else ("@muted", "legendonly")
         traces.append(_line(name, steps, smooth(values), colour, visible=visible))
     note = "Smoothed. Shapes differ in difficulty, so compare each line only with itself."
     return Figure("loss-by-bucket", "Loss by bucket", note, _plot(traces, "loss", legend=True))
@@ -145,7 +143,7 @@ def throughput(data: RunData) -> Figure | None:
     if not events:
         return None
     values = [finite(e["clips"] / e["seconds"]) for e in events]
-    traces = _raw_and_smooth([e["step"] for e in events], values, "@c2", "smoothed")
+    traces = _raw_and_smooth([e["step"] for e in events], values, "@c2")
     note = "Long clips cost more than pictures."
     return Figure("throughput", "Throughput", note, _plot(traces, "clips / s", rangemode="tozero"))
 
@@ -165,7 +163,7 @@ def grad_norm(data: RunData) -> Figure | None:
     events = [e for e in data.events_of("step") if e.get("grad_norm") is not None]
     if not events:
         return None
-    traces = _raw_and_smooth(*_series(events, "grad_norm"), "@c6", "smoothed")
+    traces = _raw_and_smooth(*_series(events, "grad_norm"), "@c6")
     return Figure("grad-norm", "Gradient norm", "Before clipping.", _plot(traces, "norm", rangemode="tozero"))
 
 
