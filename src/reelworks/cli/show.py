@@ -1,18 +1,15 @@
-"""Terminal output of scans and plans, from the values that `--json` prints."""
+"""Terminal output that several commands share: lines, JSON, tables, the progress of a scan, and an epoch's plan."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from reelworks.catalog.scan import ScanProgress, ScanResult
-    from reelworks.catalog.summary import Summary
+    from reelworks.catalog.scan import ScanProgress
 
 _FILES_SHOWN = 5
 _BUCKET_KEYS = ("batch_size", "global_batch", "clips", "micro_batches", "incomplete", "tokens_per_clip")
@@ -70,40 +67,6 @@ def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None
         yield show
     finally:
         bar.stop()
-
-
-def scan_json(result: ScanResult) -> dict[str, Any]:
-    """Return a scan's result as JSON values."""
-    return {**asdict(result), "bad": result.bad}
-
-
-def scan_result(result: ScanResult, summary: Summary) -> None:
-    """Print counts, bad files with reasons, and distributions of a scan."""
-    kinds = ", ".join(f"{count} {kind}s" for kind, count in summary.by_kind)
-    line(
-        f"{result.found} files: {kinds}, {result.bad} bad; {result.new} new, {result.changed} changed, "
-        f"{result.unchanged} unchanged, {result.removed} removed"
-    )
-    line(f"captions: {summary.captions_missing} missing, {summary.captions_empty} empty")
-    for note in result.notes:
-        line(note)
-    for path, reason in result.bad_files:
-        line(f"  bad: {path}: {reason}")
-    for title, histogram in (
-        ("resolution", summary.resolution),
-        ("frames", summary.num_frames),
-        ("fps", summary.fps),
-        ("aspect", summary.aspect_ratio),
-        *summary.scores.items(),
-    ):
-        _histogram(title, histogram)
-
-
-def _histogram(title: str, histogram: Sequence[tuple[str, int]]) -> None:
-    largest = max((count for _, count in histogram), default=1)
-    line(f"\n{title}")
-    for label, count in histogram:
-        line(f"  {label:>12}  {'█' * math.ceil(30 * count / largest):<30}  {count}")
 
 
 def plan(forecast: dict[str, Any]) -> None:

@@ -130,21 +130,20 @@ def _jobs(seed: int) -> Iterator[_Job]:
 
 def _prepare(folder: Path, jobs: list[_Job]) -> None:
     """Create the folder, or refuse one with files of others; hidden files are ignored."""
-    problem = ""
     if folder.exists() and not folder.is_dir():
         problem = "this is a file, not a folder"
     else:
         folder.mkdir(parents=True, exist_ok=True)
         ours = {job.name for job in jobs} | {job.caption_name for job in jobs}
         others = sorted(e.name for e in folder.iterdir() if e.name not in ours and not e.name.startswith("."))
-        if others:
-            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-            problem = f'the folder holds other files ("{others[0]}"{more})'
-    if problem:
-        raise UserError(
-            problem,
-            code="demo-folder-in-use",
-            field="DIR",
-            value=str(folder),
-            remedy="choose an empty folder or one that does not exist yet, or delete this one first",
-        )
+        if not others:
+            return
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        problem = f'the folder holds other files ("{others[0]}"{more})'
+    raise UserError(
+        problem,
+        code="demo-folder-in-use",
+        field="DIR",
+        value=str(folder),
+        remedy="choose an empty folder or one that does not exist yet, or delete this one first",
+    )

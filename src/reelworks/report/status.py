@@ -89,12 +89,12 @@ def training_seconds(data: RunData) -> float:
 
 def resumes(data: RunData) -> int:
     """Return how often training resumed from a checkpoint."""
-    return sum(event["kind"] == "start" and event.get("resumed_from") is not None for event in data.told)
+    return sum(event.get("resumed_from") is not None for event in data.told if event["kind"] == "start")
 
 
 def repeated_steps(data: RunData) -> int:
     """Return the number of steps that were lost with their process and repeated."""
-    return sum(event["kind"] == "step" for event in data.told) - len(data.events_of("step"))
+    return sum(1 for event in data.told if event["kind"] == "step") - len(data.events_of("step"))
 
 
 def state(data: RunData) -> tuple[str, str]:

@@ -90,10 +90,12 @@ def _steps(loader: StatefulLoader, number: int) -> Iterator[Any]:
 def _plain(value: Any) -> Any:
     """Convert a value to nested dicts and lists of bytes and plain values that can be compared."""
     if hasattr(value, "detach"):  # a tensor; numpy knows no bfloat16
+        import torch
+
         tensor = value.detach().cpu().contiguous()
-        return (str(tensor.dtype), tuple(tensor.shape), tensor.flatten().view(dtype=_bytes()).numpy().tobytes())
+        return str(tensor.dtype), tuple(tensor.shape), tensor.flatten().view(dtype=torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray):
-        return (str(value.dtype), value.shape, value.tobytes())
+        return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, str | bytes | int | float | bool | None | np.generic):
         return value
     if isinstance(value, Mapping):
@@ -103,12 +105,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Iterable):
         return [_plain(item) for item in value]
     return value
-
-
-def _bytes() -> Any:
-    import torch
-
-    return torch.uint8
 
 
 def _differing(a: Any, b: Any, name: str) -> str | None:
