@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from reelworks.cli import show
 from reelworks.cli.options import Html, Json
@@ -24,19 +24,19 @@ _FILES_SHOWN = 3
 def scan(
     paths: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             metavar="DIR...",
             help="Folders of clips and pictures, or lists of them: .csv, .parquet or .jsonl with a column path.",
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="CATALOG", help="The catalog's folder.")],
+    output: Annotated[Path, Option("--output", "-o", metavar="CATALOG", help="The catalog's folder.")],
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of threads, or of processes from 2000 files on; default: one for each core."),
+        Option(min=1, help="Number of threads, or of processes from 2000 files on; default: one for each core."),
     ] = None,
     root: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder that paths of lists are relative to; default: that of the list."),
+        Option(metavar="DIR", help="Folder that paths of lists are relative to; default: that of the list."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -79,10 +79,10 @@ def _print_scan(result: ScanResult, summary: Summary) -> None:
 
 
 def inspect(
-    catalog: Annotated[Path, typer.Argument(metavar="CATALOG", help="A catalog's folder.")],
+    catalog: Annotated[Path, Argument(metavar="CATALOG", help="A catalog's folder.")],
     html: Html = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON value, with the first 20 files of each advice.")
+        bool, Option("--json", help="Print one JSON value, with the first 20 files of each advice.")
     ] = False,
 ) -> None:
     """Summarise a catalog, give advice on its files and propose buckets.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Exit, Option
 
 from reelworks.cli import show
 from reelworks.cli.exit_codes import ExitCode
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def check(
     recipe: RecipeArgument,
-    world: Annotated[int, typer.Option(min=1, help="Processes to check and to estimate memory for.")] = 1,
+    world: Annotated[int, Option(min=1, help="Processes to check and to estimate memory for.")] = 1,
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
@@ -41,7 +41,7 @@ def check(
     report = check_recipe(loaded, table, world)
     show.json(report.to_json()) if json else _print_report(report)
     if report.violations:
-        raise typer.Exit(ExitCode.FAILED)
+        raise Exit(ExitCode.FAILED)
 
 
 def _with_buckets(recipe: Recipe, quiet: bool) -> tuple[Recipe, BucketTable]:

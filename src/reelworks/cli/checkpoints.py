@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option, Typer
 
 from reelworks.cli import show
 from reelworks.cli.exit_codes import ExitCode
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-StepArgument = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Optimizer steps done.")]
-OptionalStep = Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, help="Optimizer steps done.")]
+app = Typer(no_args_is_help=True, rich_markup_mode=None)
+StepArgument = Annotated[int, Argument(metavar="STEP", min=0, help="Optimizer steps done.")]
+OptionalStep = Annotated[int | None, Argument(metavar="[STEP]", min=0, help="Optimizer steps done.")]
 
 
 class Format(enum.StrEnum):
@@ -110,7 +110,7 @@ def show_one(run: RunArgument, step: OptionalStep = None, json: Json = False) ->
 def verify(
     run: RunArgument,
     step: OptionalStep = None,
-    full: Annotated[bool, typer.Option("--full", help="Read everything and compare digests.")] = False,
+    full: Annotated[bool, Option("--full", help="Read everything and compare digests.")] = False,
     json: Json = False,
 ) -> None:
     """Check checkpoints against their manifests; exit code 1 if one is bad.
@@ -125,13 +125,13 @@ def verify(
     rows = listing.verified(store, store.steps() if step is None else [step], full)
     show.json(rows) if json else _print_verified(rows, full)
     if not all(row["good"] for row in rows):
-        raise typer.Exit(ExitCode.FAILED)
+        raise Exit(ExitCode.FAILED)
 
 
 @app.command("prune")
 def prune(
     run: RunArgument,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only print what would be deleted.")] = False,
     json: Json = False,
     overrides: Overrides = None,
 ) -> None:
@@ -203,16 +203,15 @@ def best(run: RunArgument, json: Json = False) -> None:
 def export(
     source: SourceArgument,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="A new .safetensors file; above 10 GB, shards and an index.")
+        Path, Option("--output", "-o", help="A new .safetensors file; above 10 GB, shards and an index.")
     ],
-    ema: Annotated[bool, typer.Option("--ema/--weights", help="Export the averaged or the trained weights.")] = True,
-    dtype: Annotated[Dtype, typer.Option(help="Dtype of floating-point tensors.")] = Dtype.bfloat16,
+    ema: Annotated[bool, Option("--ema/--weights", help="Export the averaged or the trained weights.")] = True,
+    dtype: Annotated[Dtype, Option(help="Dtype of floating-point tensors.")] = Dtype.bfloat16,
     format: Annotated[
-        Format | None,
-        typer.Option(help="Naming convention of a LoRA's tensors; default: diffusers.", show_default=False),
+        Format | None, Option(help="Naming convention of a LoRA's tensors; default: diffusers.", show_default=False)
     ] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Export full weights, with the LoRA merged into its base model.")
+        bool, Option("--merge", help="Export full weights, with the LoRA merged into its base model.")
     ] = False,
     json: Json = False,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from reelworks.cli import show, show_data
 from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
@@ -14,10 +14,10 @@ from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, loa
 def contact_sheet(
     recipe: RecipeArgument,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: contact-sheet/ in the run folder.")
+        Path | None, Option("--output", "-o", metavar="DIR", help="Default: contact-sheet/ in the run folder.")
     ] = None,
     clips: Annotated[
-        int, typer.Option(min=1, help="Clips to show for each bucket, those that lose most to the crop first.")
+        int, Option(min=1, help="Clips to show for each bucket, those that lose most to the crop first.")
     ] = 6,
     data_path: DataPath = None,
     overrides: Overrides = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from reelworks.cli import show, show_data
 from reelworks.cli.options import RunArgument
@@ -14,16 +14,13 @@ from reelworks.core.errors import UserError
 def coverage(
     run: RunArgument,
     never_trained: Annotated[
-        bool,
-        typer.Option("--never-trained", help="List the clips that no epoch trained, with the reason in each epoch."),
+        bool, Option("--never-trained", help="List the clips that no epoch trained, with the reason in each epoch.")
     ] = False,
     clip: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Report on this clip only: its path, or the last parts of its path."),
+        str | None, Option(metavar="PATH", help="Report on this clip only: its path, or the last parts of its path.")
     ] = None,
     json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON value, with the selected clips; with all, if none are selected."),
+        bool, Option("--json", help="Print one JSON value, with the selected clips; with all, if none are selected.")
     ] = False,
 ) -> None:
     """Report what happened to each clip in each epoch so far.

@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from reelworks.cli import show
 from reelworks.cli.options import Json
@@ -25,12 +25,12 @@ class Meaning(StrEnum):
 
 
 def import_opensora(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A training config (a Python file).")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="RECIPE", help="The recipe to write, a new file.")],
-    data_path: Annotated[str | None, typer.Option(help="List or folder of clips in place of the config's.")] = None,
+    config: Annotated[Path, Argument(metavar="CONFIG", help="A training config (a Python file).")],
+    output: Annotated[Path, Option("--output", "-o", metavar="RECIPE", help="The recipe to write, a new file.")],
+    data_path: Annotated[str | None, Option(help="List or folder of clips in place of the config's.")] = None,
     probability: Annotated[
         Meaning | None,
-        typer.Option(help="Meaning of bucket_config's probabilities, if the config's model does not determine it."),
+        Option(help="Meaning of bucket_config's probabilities, if the config's model does not determine it."),
     ] = None,
     json: Json = False,
 ) -> None:

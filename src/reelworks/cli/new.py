@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option, Typer
 
 from reelworks.cli import show
 from reelworks.cli.options import Json
@@ -17,16 +17,15 @@ if TYPE_CHECKING:
     from reelworks.quickstart.quickstart import QuickstartOptions, QuickstartResult
 
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
-MODEL = typer.Option(metavar="NAME", help="A model, such as flux-dev, or a family, such as wan.")
+MODEL = Option(metavar="NAME", help="A model, such as flux-dev, or a family, such as wan.")
 Data = Annotated[
-    list[Path] | None,
-    typer.Option(metavar="DIR", help="A folder or list of pictures and clips; may be given several times."),
+    list[Path] | None, Option(metavar="DIR", help="A folder or list of pictures and clips; may be given several times.")
 ]
 Vram = Annotated[
     float | None,
-    typer.Option(
+    Option(
         metavar="GB",
         min=1,
         max=100_000,
@@ -35,12 +34,12 @@ Vram = Annotated[
 ]
 Trigger = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="WORD",
         help="A rare word that is put before every caption, and that is the caption of clips without one.",
     ),
 ]
-Weights = Annotated[str | None, typer.Option(metavar="PATH|HUB", help="Weights to use in place of the published ones.")]
+Weights = Annotated[str | None, Option(metavar="PATH|HUB", help="Weights to use in place of the published ones.")]
 
 
 @app.callback()
@@ -56,14 +55,12 @@ def lora(
     trigger: Trigger = None,
     weights: Weights = None,
     tflops: Annotated[
-        float | None,
-        typer.Option(min=0.1, help="Speed of the GPU in bfloat16, to estimate training time; default: 165."),
+        float | None, Option(min=0.1, help="Speed of the GPU in bfloat16, to estimate training time; default: 165.")
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="RECIPE", help="Default: DIR-MODEL.toml in the current folder."),
+        Path | None, Option("--output", "-o", metavar="RECIPE", help="Default: DIR-MODEL.toml in the current folder.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing recipe.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite an existing recipe.")] = False,
     json: Json = False,
 ) -> None:
     """Write a recipe for a LoRA on folders of footage, and estimate its memory and time.
@@ -72,8 +69,8 @@ def lora(
     that fits, and the training time. Writes nothing if no settings fit. Without --data the recipe has a placeholder for
     20 pictures. Downloads nothing and reads no weights.
     """
-    _require(data or [], model)
-    path = output or default_path(data or [], model)
+    default = _default_path(data or [], model)
+    path = output or default
     if path.exists() and not force:
         raise UserError(
             "the recipe exists already",
@@ -89,21 +86,14 @@ def lora(
     write(path, options, json=json)
 
 
-def _require(data: list[Path], model: str) -> None:
+def _default_path(data: list[Path], model: str) -> Path:
     """Refuse an unknown model or a missing folder before torch is imported, which takes seconds."""
     from reelworks.models import registry
     from reelworks.quickstart import survey
 
-    registry.preset_name(model)
+    preset = registry.preset_name(model)
     survey.require(data)
-
-
-def default_path(data: list[Path], model: str) -> Path:
-    """Return the default name of a recipe, from the first folder and the model."""
-    from reelworks.models import registry
-
-    folder = data[0].resolve().name if data else "lora"
-    return Path(f"{folder}-{registry.preset_name(model)}.toml")
+    return Path(f"{data[0].resolve().name if data else 'lora'}-{preset}.toml")
 
 
 def recipe_for(
@@ -117,8 +107,7 @@ def recipe_for(
             field="RECIPE",
             remedy="give a recipe, or --data DIR and --model NAME",
         )
-    _require(data, model)
-    path = default_path(data, model)
+    path = _default_path(data, model)
     if path.exists():
         show.line(f"recipe: {path}, which exists already; remove it to write a new one")
     elif "LOCAL_RANK" in os.environ:
@@ -162,7 +151,14 @@ def _print_result(path: Path, new: QuickstartResult) -> None:
         show.line(f"  and {memory.host / 1e9:.1f} GB of CPU memory, for weights that stay there")
     if not estimate.measured:
         show.line("  without activations: this network does not run on the meta device")
-    _settings(new)
+    if new.choice.fits is None:
+        show.line("  give --vram GB to check whether it fits, and to choose settings that do")
+    for i, tier in enumerate(new.choice.tiers):
+        without = new.choice.without
+        why = f"at least {without[i] / 1e9:.1f} GB without it" if without else "nearly all need it"
+        show.line(f"  {tier.to_text()}: {tier.why}; {why}")
+    if new.choice.fits:
+        show.line("  it fits")
     moving = estimate.moving_seconds
     show.line(
         f"time, estimated: {new.steps:,} steps of {max(new.seconds_per_step, 0.001):.2g} s, {_duration(new)}, at {UTILISATION:.0%} "
@@ -173,17 +169,6 @@ def _print_result(path: Path, new: QuickstartResult) -> None:
     show.line(f"\nwritten: {path}, with the reason of each value. Next:")
     for verb in ("plan", "train"):
         show.line(f"  reelworks {verb} {shlex.quote(str(path))}")
-
-
-def _settings(new: QuickstartResult) -> None:
-    choice = new.choice
-    if choice.fits is None:
-        show.line("  give --vram GB to check whether it fits, and to choose settings that do")
-    for i, tier in enumerate(choice.tiers):
-        why = f"at least {choice.without[i] / 1e9:.1f} GB without it" if choice.without else "nearly all need it"
-        show.line(f"  {tier.to_text()}: {tier.why}; {why}")
-    if choice.fits:
-        show.line("  it fits")
 
 
 def _duration(new: QuickstartResult) -> str:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 if TYPE_CHECKING:
     from reelworks.recipe.recipe import Recipe
 
-RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (a TOML file).")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-SourceArgument = Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")]
-Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write it as one self-contained HTML file.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of tables.")]
+RecipeArgument = Annotated[Path, Argument(metavar="RECIPE", help="A recipe (a TOML file).")]
+RunArgument = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
+SourceArgument = Annotated[Path, Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")]
+Html = Annotated[Path | None, Option(metavar="FILE", help="Also write it as one self-contained HTML file.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON value instead of tables.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="A.B=V",
         help="Override a recipe key; may be given several times. The value is TOML, or else plain text.",
@@ -25,7 +25,7 @@ Overrides = Annotated[
 ]
 DataPath = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         help="Train on this folder or list only, with the options of the first dataset; wins over datasets of --set."
     ),
 ]

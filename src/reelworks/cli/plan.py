@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from reelworks.cli import show
 from reelworks.cli.options import DataPath, Html, Json, Overrides, load_recipe
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 def plan(
     recipes: Annotated[
-        list[Path], typer.Argument(metavar="RECIPE", help="A recipe; two with --diff; or a run with --rejected.")
+        list[Path], Argument(metavar="RECIPE", help="A recipe; two with --diff; or a run with --rejected.")
     ],
-    world: Annotated[int, typer.Option(min=1, help="Number of GPUs to plan for.")] = 1,
-    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs to plan.")] = 1,
+    world: Annotated[int, Option(min=1, help="Number of GPUs to plan for.")] = 1,
+    epochs: Annotated[int, Option(min=1, help="Number of epochs to plan.")] = 1,
     html: Html = None,
     rejected: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="Also write all clips that the first epoch leaves out, with reasons, as .csv or .parquet.",
         ),
     ] = None,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Compare two recipes and their plans; --set and --data-path apply to both.")
+        bool, Option("--diff", help="Compare two recipes and their plans; --set and --data-path apply to both.")
     ] = False,
     data_path: DataPath = None,
     overrides: Overrides = None,
@@ -80,7 +80,6 @@ def plan(
 
 
 def _forecast(recipe: Recipe, world: int, epochs: int, quiet: bool) -> tuple[Recipe, dict[str, Any]]:
-    """Update the catalog and plan the epochs."""
     from reelworks.analysis import plan_report
     from reelworks.recipe import dataset
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from reelworks.cli import show
 from reelworks.cli.options import RunArgument
@@ -13,20 +13,16 @@ from reelworks.cli.options import RunArgument
 
 def replay(
     run: RunArgument,
-    step: Annotated[int, typer.Option(min=1, help="Step to replay, counted from 1.")],
+    step: Annotated[int, Option(min=1, help="Step to replay, counted from 1.")],
     pictures: Annotated[
         bool,
-        typer.Option(
-            "--pictures", help="Also draw a contact sheet of each micro-batch, from the files as they are now."
-        ),
+        Option("--pictures", help="Also draw a contact sheet of each micro-batch, from the files as they are now."),
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="DIR", help="Folder of the sheets; default: replay/step-N in the run folder."
-        ),
+        Option("--output", "-o", metavar="DIR", help="Folder of the sheets; default: replay/step-N in the run folder."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON value, including the raw draws.")] = False,
+    json: Annotated[bool, Option("--json", help="Print one JSON value, including the raw draws.")] = False,
 ) -> None:
     """Show what one step was trained on: clips, shapes, ranks and random draws.
 

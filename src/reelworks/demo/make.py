@@ -86,13 +86,8 @@ class _Job(NamedTuple):
 def make(folder: Path, *, seed: int = 0, on_file: Callable[[str], None] | None = None) -> DemoSummary:
     """Write about 120 videos and pictures with caption files, a few of them bad on purpose.
 
-    Args:
-        folder: Created if missing. Files of an earlier call with the same seed are overwritten.
-        seed: On one machine the same seed gives the same bytes.
-        on_file: Called with each file's name once it is written.
-
-    Raises:
-        UserError: The folder holds other files or cannot be written, or PyAV lacks an encoder.
+    Files of an earlier call with the same seed are overwritten; on one machine the same seed gives the same bytes.
+    `on_file` is called with each file's name once it is written.
     """
     writers.check_encoders()
     jobs = list(_jobs(seed))

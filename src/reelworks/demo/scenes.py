@@ -93,14 +93,8 @@ class Scene:
     pts: tuple[int, ...] = (0,)
     fps: Fraction = Fraction(1)
 
-    @property
-    def num_frames(self) -> int:
-        """Number of frames, 1 for a picture."""
-        return len(self.pts)
 
-
-@dataclass(frozen=True)
-class Video:
+class Video(NamedTuple):
     """A video file to write."""
 
     name: str
@@ -108,8 +102,7 @@ class Video:
     format: formats.VideoFormat
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A picture file to write."""
 
     name: str

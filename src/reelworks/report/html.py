@@ -40,11 +40,7 @@ class PreviewStep(NamedTuple):
 
 
 def write(run: RunFolder) -> Path:
-    """Write the report of a run, finished or not, and return its path.
-
-    Raises:
-        UserError: There is no run in the folder, or a newer version wrote it.
-    """
+    """Write the report of a run, finished or not, and return its path."""
     data = run_data.load(run)
     checkpoints = status.checkpoints(data)
     text = page.render(
@@ -86,7 +82,7 @@ def _previews(data: RunData, folder: Path) -> list[PreviewStep]:
 
 
 def _spread(events: dict[int, Event]) -> list[Event]:
-    """Pick evenly spaced steps, first and last included; newest first."""
+    """Pick evenly spaced steps, newest first, the first and last included."""
     steps = sorted(events, reverse=True)
     n = min(len(steps), MAX_PREVIEW_STEPS)
     picked = [steps[round(i * (len(steps) - 1) / max(1, n - 1))] for i in range(n)]

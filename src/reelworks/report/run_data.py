@@ -21,14 +21,11 @@ class RunData:
     """Contents of a run folder.
 
     Attributes:
-        info: Content of `run.json`.
-        summary: Content of `plan/summary.json`, or {}.
+        info, summary, environment: Contents of `run.json`, `plan/summary.json` and `environment.json`.
         recipe: The resolved recipe as text.
-        environment: Content of `environment.json`, or {}.
         told: All events as written, also those that a resume discarded.
         events: Events that no resume discarded, see `run.events.timeline`.
-        on_disk: Steps of the committed checkpoints in the folder.
-        pinned: Steps of pinned checkpoints.
+        on_disk, pinned: Steps of the committed and of the pinned checkpoints.
         coverage: Counts of clips in each epoch from the run's records, oldest first.
     """
 

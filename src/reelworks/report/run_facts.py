@@ -49,7 +49,6 @@ class Reason(NamedTuple):
 
     Attributes:
         files: The first clips, with path and detail.
-        total: Number of clips.
         nearest: For clips that fit no bucket, their number by the entry that is closest to fitting.
         all_in: File that lists all clips, if it is not the one that the page names.
     """
@@ -159,7 +158,6 @@ class CoverageRow(NamedTuple):
 
     Attributes:
         name: Number of the epoch, with the generation if the data were restarted.
-        done: Whether the epoch has ended.
         state: "adds up", "under way", "lost" if a record is missing, or "contradiction".
         note: Missing records and contradictions.
     """

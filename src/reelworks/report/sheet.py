@@ -146,9 +146,6 @@ def write_step(replay: Replay, folder: Path) -> list[Path]:
     """Draw a sheet for each micro-batch of a replayed step, `column-0000.png`, in the plan's order.
 
     Clips are read again from their files; the sheet names those that cannot be read.
-
-    Raises:
-        UserError: The folder cannot be written.
     """
     written = []
     try:

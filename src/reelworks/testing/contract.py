@@ -119,14 +119,7 @@ def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tens
 
 
 def check_family(name: str) -> None:
-    """Run all checks of a family on its tiny network.
-
-    Args:
-        name: The family's preset that ends in `-tiny`.
-
-    Raises:
-        AssertionError: A check fails; the message names the violation.
-    """
+    """Run all checks of a family, which is named by its preset that ends in `-tiny`."""
     check_shapes_and_gradients(name)
     check_dtypes(name)
     check_state(name)

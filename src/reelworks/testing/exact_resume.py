@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -75,15 +76,12 @@ def assert_exact_resume(
 
 def _steps(loader: StatefulLoader, number: int) -> Iterator[Any]:
     """Yield a number of steps, across epochs."""
-    count = 0
-    while count < number:
-        before = count
-        for step in loader:
+    while number:
+        left = number
+        for step in islice(loader, left):
             yield step
-            count += 1
-            if count == number:
-                return
-        if count == before:
+            number -= 1
+        if number == left:
             raise ValueError("the loader yields no step")
 
 
@@ -112,6 +110,5 @@ def _differing(a: Any, b: Any, name: str) -> str | None:
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return next((part for key in a if (part := _differing(a[key], b[key], f"{name}.{key}"))), None)
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        parts = enumerate(zip(a, b, strict=True))
-        return next((part for i, (x, y) in parts if (part := _differing(x, y, f"{name}[{i}]"))), None)
+        return next((part for i, x in enumerate(a) if (part := _differing(x, b[i], f"{name}[{i}]"))), None)
     return None if a == b or (a != a and b != b) else name

@@ -60,16 +60,11 @@ class Imported(NamedTuple):
 def convert(
     path: Path, *, name: str, data_path: str | None = None, probability: parse.Meaning | None = None
 ) -> Imported:
-    """Convert a config to a recipe whose `output` ends with `name`.
+    """Convert a config, a Python file, to a recipe whose `output` ends with `name`.
 
     Args:
-        path: The config, a Python file.
-        name: Name of the run.
         data_path: List or folder of clips in place of the config's.
         probability: Meaning of the table's probabilities; None infers it from the config's model.
-
-    Raises:
-        UserError: The file cannot be read, has no bucket table, or has values that a recipe cannot have.
     """
     config = literals.read(path)
     if "bucket_config" not in config.values:
@@ -109,7 +104,6 @@ def _lines(draft: Draft, config: literals.Literals, data_path: str | None) -> It
 
 
 def _meaning(draft: Draft) -> parse.Meaning:
-    """Infer the meaning of the probabilities from the model that a release trains."""
     kind = draft.type_of("model")
     if kind.startswith(("STDiT2", "STDiT3")):
         return "opensora-1.2"

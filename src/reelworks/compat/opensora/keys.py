@@ -109,10 +109,6 @@ def _chunk(value: Any, draft: Draft) -> Told:
     return Fate.NOT_THERE_YET, f"{_FRAMES_OF_A_CHUNK} frames are encoded together"
 
 
-def _outputs(value: Any, draft: Draft) -> Told:
-    return Fate.CONVERTED, draft.set("output", f"{str(value).rstrip('/')}/{draft.name}")
-
-
 def _data_path(value: Any, draft: Draft) -> Told:
     if not value:
         return Fate.TO_FILL_IN, 'replace the placeholder dataset.0.path = "meta.csv" by your list or folder of clips'
@@ -139,12 +135,6 @@ def _mask_ratios(value: Any, draft: Draft) -> Told:
         names = {name: str(name).removeprefix("mask_") for name in value}
         value = {"identity" if names[k] == "no" else names[k]: ratio for k, ratio in value.items()}
     return Fate.CONVERTED, draft.set("objective.mask_ratios", value or {})
-
-
-def _model_type(value: Any, draft: Draft) -> Told:
-    if isinstance(value, str) and value in _MODELS:
-        return Fate.CONVERTED, draft.set("model.name", _MODELS[value])
-    return Fate.NOT_THERE_YET, f"this network is not supported; {draft.set('model.name', 'stdit3-xl')} replaces it"
 
 
 def _weights(value: Any, draft: Draft) -> Told:
@@ -204,7 +194,7 @@ _NOT_THERE_YET = {
 
 _KEYS: dict[str, Rule] = {
     "seed": rules.to("seed"),
-    "outputs": _outputs,
+    "outputs": lambda value, draft: (Fate.CONVERTED, draft.set("output", f"{str(value).rstrip('/')}/{draft.name}")),
     "bucket_config": lambda value, draft: (Fate.CONVERTED, "buckets.opensora"),
     "mask_ratios": _mask_ratios,
     "dtype": rules.by_name("precision.compute", _DTYPES, "bfloat16", "this dtype is not supported"),
@@ -232,7 +222,7 @@ _KEYS: dict[str, Rule] = {
     "dataset.transform_name": rules.by_name("data.crop", {"resize_crop": "center"}, "center", "no such transform"),
     "dataset.num_frames": rules.not_needed("the bucket decides"),
     "dataset.image_size": rules.not_needed("the bucket decides"),
-    "model.type": _model_type,
+    "model.type": rules.by_name("model.name", _MODELS, "stdit3-xl", "this network is not supported"),
     "model.from_pretrained": _weights,
     "model.qk_norm": rules.only((True,), "queries and keys are normalised", "they are always normalised"),
     "model.qk_norm_legacy": rules.only(

@@ -44,11 +44,7 @@ class _NotALiteralError(Exception):
 
 
 def read(path: Path) -> Literals:
-    """Read a file and the files that its `_base_` names, with the inheritance of mmengine's configs.
-
-    Raises:
-        UserError: A file is missing or not Python, or a file is its own base.
-    """
+    """Read a file and the files that its `_base_` names, with the inheritance of mmengine's configs."""
     return _read(path, ())
 
 
