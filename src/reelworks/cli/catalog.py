@@ -54,7 +54,7 @@ def scan(
         result = scan_sources(sources, output, workers=workers or os.cpu_count() or 1, on_progress=on_progress)
     summary = summarise(Catalog.open(output).live())
     if json:
-        show.json({"scan": {**asdict(result), "bad": result.bad}, "summary": summary.to_json()})
+        show.json({"scan": {**asdict(result), "bad": result.bad}, "summary": asdict(summary)})
     else:
         _print_scan(result, summary)
 

@@ -61,7 +61,7 @@ def _open(run: Path, overrides: list[str] | None = None) -> tuple[CheckpointStor
 
     folder = RunFolder(run)
     folder.info()
-    policy = recipe_file.load(folder.recipe_file, list(overrides or [])).checkpoints
+    policy = recipe_file.load(folder.recipe_file, overrides or []).checkpoints
     return CheckpointStore(folder.checkpoints_folder), policy
 
 
@@ -101,8 +101,7 @@ def show_one(run: RunArgument, step: OptionalStep = None, json: Json = False) ->
     from reelworks.checkpoint import listing
 
     store, policy = _open(run)
-    newest = max(store.steps(), default=-1) if step is None else step
-    report = listing.details(store, policy, newest)
+    report = listing.details(store, policy, max(store.steps(), default=-1) if step is None else step)
     show.json(report) if json else _print_one(report)
 
 
@@ -262,13 +261,12 @@ def _print_one(row: Row) -> None:
     show.line(f"  {row['path']}")
     if "files" not in row:
         return
-    versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
     show.line(
         f"  epoch {_or_unknown(row['epoch'])}, saved {_when(row['created'])} by {row['world_size']} "
         f"process{'es' if row['world_size'] > 1 else ''}, {told_bytes(row['bytes'])}"
     )
     show.line(f"  metrics: {_metrics(row) or 'none'}")
-    show.line(f"  versions: {versions}")
+    show.line("  versions: " + ", ".join(f"{name} {version}" for name, version in row["versions"].items()))
     for file in row["files"]:
         show.line(f"  {file['path']}  {told_bytes(file['size'])}")
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
 from reelworks.cli import show
 from reelworks.cli.options import Json
 from reelworks.core.errors import UserError
-
-if TYPE_CHECKING:
-    from reelworks.buckets.opensora import parse
 
 
 class Meaning(StrEnum):
@@ -50,7 +47,7 @@ def import_opensora(
             value=str(output),
             remedy="remove it or choose another name",
         )
-    meaning: parse.Meaning | None = None if probability is None else probability.value
+    meaning = probability.value if probability else None
     converted = importer.convert(config, name=output.stem, data_path=data_path, probability=meaning)
     output.parent.mkdir(parents=True, exist_ok=True)
     files.write_bytes(output, converted.text.encode())
@@ -63,4 +60,4 @@ def import_opensora(
             show.line(f"{fate} ({len(lines)})")
             for line in lines:
                 show.line(f"  {line.key}: {line.remark}")
-    show.line(f"{output}")
+    show.line(str(output))

@@ -16,15 +16,12 @@ class StatefulLoader(Protocol):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the remaining steps."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return the current position."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position."""
-        ...
 
 
 def assert_exact_resume(
