@@ -47,8 +47,9 @@ def import_opensora(
             value=str(output),
             remedy="remove it or choose another name",
         )
-    meaning = probability.value if probability else None
-    converted = importer.convert(config, name=output.stem, data_path=data_path, probability=meaning)
+    converted = importer.convert(
+        config, name=output.stem, data_path=data_path, probability=probability.value if probability else None
+    )
     output.parent.mkdir(parents=True, exist_ok=True)
     files.write_bytes(output, converted.text.encode())
     if json:
