@@ -137,7 +137,7 @@ def test_weights_of_another_model(reelworks, tiny, written, tmp_path):
 def test_a_checkpoint_of_another_model(reelworks, tiny, written):
     assert children.train(tiny(train={"max_steps": 1})) == [0]
     recipe = written(tiny(model={"hidden_size": 64}))
-    expect(reelworks("train", recipe), "another model", "final_layer", "expected", "saved")
+    expect(reelworks("train", recipe), "another model", "final_layer", "expected", "in the checkpoint")
 
 
 def test_a_second_training_in_the_same_folder(reelworks, tiny, written):

@@ -16,7 +16,7 @@ from PIL import Image
 from reelworks.analysis import clip_history
 from reelworks.core.errors import UserError
 from reelworks.media import decode
-from reelworks.report import replay
+from reelworks.report import sheet
 from reelworks.run.folder import RunFolder
 from reelworks.train.replay import Replay, replay_step
 
@@ -101,9 +101,9 @@ def test_every_step_is_told_as_the_model_was_fed(tiny, tmp_path):
         assert [c["generated"] for c in clips] == given["masks"]
         assert [c["caption_dropped"] for c in clips] == given["dropped"]
         assert [c["caption"] for c in clips] == given["captions"]
-        assert [digest(look.frames) for look in replay.looks(told, work)] == given["frames"]
+        assert [digest(look.frames) for look in sheet.step_views(told, work)] == given["frames"]
         assert [digest(decode.load(request)) for request in work.requests] == given["frames"]
-        for look, clip in zip(replay.looks(told, work), clips, strict=True):
+        for look, clip in zip(sheet.step_views(told, work), clips, strict=True):
             top, left = clip["crop"]
             cropped = look.whole[top : top + one["height"], left : left + one["width"]]
             assert np.array_equal(cropped, look.frames[0])
@@ -146,7 +146,7 @@ def test_clips_that_changed_since_are_told_as_they_were(tiny, footage, tmp_path)
     before[gone]["since"], before[edited]["since"] = "removed", "edited"
     assert clips == before
     assert clips[edited]["caption"] != "another caption"
-    lost = [look for work in told.columns for look in replay.looks(told, work) if look.error]
+    lost = [look for work in told.columns for look in sheet.step_views(told, work) if look.error]
     assert [look.path for look in lost] == [clips[gone]["path"]]
 
 

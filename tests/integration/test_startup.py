@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-SLOW = {"torch", "av", "pyarrow", "plotly", "tensorboard", "numpy"}
+SLOW = {"rich", "torch", "av", "pyarrow", "plotly", "tensorboard", "numpy"}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["checkpoints", "--help"]])

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from typer import Exit, Option
 
+from reelworks.cli import show
 from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
-from reelworks.cli.show import line
 
 if TYPE_CHECKING:
     from reelworks.buckets.table import BucketTable
     from reelworks.recipe.recipe import Recipe
     from reelworks.train.preflight.check import CheckReport, ComponentReport
 
-_console = Console(highlight=False)
-
 
 def check(
     recipe: RecipeArgument,
-    world: Annotated[int, typer.Option(min=1, help="Processes to check and to estimate memory for.")] = 1,
+    world: Annotated[int, Option(min=1, help="Processes to check and to estimate memory for.")] = 1,
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
@@ -40,21 +35,18 @@ def check(
     Each violation is reported with the path of its module, both dtypes and a remedy, and the exit code is 1.
     `train` checks only the largest bucket at each start.
     """
-    from reelworks.cli import show
-
     loaded, table = _with_buckets(load_recipe(recipe, overrides, data_path), quiet=json)
     from reelworks.train.preflight.check import check_recipe
 
     report = check_recipe(loaded, table, world)
     show.json(report.to_json()) if json else _print_report(report)
     if report.violations:
-        raise typer.Exit(ExitCode.FAILED)
+        raise Exit(ExitCode.FAILED)
 
 
 def _with_buckets(recipe: Recipe, quiet: bool) -> tuple[Recipe, BucketTable]:
     """Return recipe and bucket table; scan the data only if entries have to be proposed from them."""
     from reelworks.buckets import table
-    from reelworks.cli import show
     from reelworks.models.components import geometry
     from reelworks.recipe import dataset
     from reelworks.recipe.dataset import RecipeData
@@ -68,25 +60,27 @@ def _with_buckets(recipe: Recipe, quiet: bool) -> tuple[Recipe, BucketTable]:
 
 
 def _print_report(report: CheckReport) -> None:
-    """Print dtypes, casts, memory and violations."""
     _dtypes(report.components)
     for component in report.components:
         _casts(component)
     _memory(report)
-    line(f"{report.shapes} shapes checked on the meta device")
+    show.line(f"{report.shapes} shapes checked on the meta device")
     for rehearsal in report.rehearsed:
-        line(
+        show.line(
             f"{rehearsal.bucket}, batch size {rehearsal.batch_size}: forward and backward in "
             f"{rehearsal.seconds:.1f} s on {report.device}, {_size(rehearsal.activations_bytes)} of activations"
         )
     for fault in report.violations:
-        line(f"violation: {fault.field}: {fault.problem}\n  remedy: {fault.remedy}")
+        show.line(f"violation: {fault.field}: {fault.problem}\n  remedy: {fault.remedy}")
     count = len(report.violations)
-    line(f"{count} violation{'s' if count > 1 else ''}" if count else "no violation")
+    show.line(f"{count} violation{'s' if count > 1 else ''}" if count else "no violation")
 
 
 def _dtypes(components: list[ComponentReport]) -> None:
     """Print a column for each component; columns of dtypes would not fit into 80 characters."""
+    from rich import box
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column()
     for component in components:
@@ -95,20 +89,19 @@ def _dtypes(components: list[ComponentReport]) -> None:
     for key in columns[0]:
         table.add_row(key, *(column[key] or "–" for column in columns))
     table.add_row("parameters", *(f"{component.parameters:,}" for component in components))
-    _console.print(table)
+    show.print_table(table)
 
 
 def _casts(component: ComponentReport) -> None:
-    """Print the storage of a frozen base, and inputs with the same cast in one line."""
     if component.contract.base:
-        line(f"{component.kind}: weights of the frozen base: {component.contract.base}")
+        show.line(f"{component.kind}: weights of the frozen base: {component.contract.base}")
     inputs: dict[str, list[str]] = {}
     for cast in component.casts:
         same = cast.arrives_in == cast.cast_to
         words = f"stay {cast.cast_to}" if same else f"{cast.arrives_in} → {cast.cast_to}"
         inputs.setdefault(words, []).append(cast.input)
     for words, names in inputs.items():
-        line(f"{component.kind}: {', '.join(names)}: {words}")
+        show.line(f"{component.kind}: {', '.join(names)}: {words}")
 
 
 def _memory(report: CheckReport) -> None:
@@ -116,7 +109,7 @@ def _memory(report: CheckReport) -> None:
     parts = [f"{name} {_size(size)}" for name, size in memory.parts.items() if size]
     on_host = f"; {_size(memory.host)} of CPU memory" if memory.host else ""
     each = f" of each of {report.world} processes" if report.world > 1 else ""
-    line(f"\nmemory{each}, estimated: {_size(memory.total)} ({', '.join(parts)}){on_host}")
+    show.line(f"\nmemory{each}, estimated: {_size(memory.total)} ({', '.join(parts)}){on_host}")
 
 
 def _size(count_bytes: int) -> str:

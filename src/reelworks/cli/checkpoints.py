@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option, Typer
 
+from reelworks.cli import show
 from reelworks.cli.exit_codes import ExitCode
-from reelworks.cli.options import Json, Overrides, RunArgument
+from reelworks.cli.options import Json, Overrides, RunArgument, SourceArgument
+from reelworks.core.errors import UserError
+from reelworks.core.units import plural, told_bytes, told_seconds
 
 if TYPE_CHECKING:
     from reelworks.checkpoint.config import CheckpointsConfig
     from reelworks.checkpoint.store import CheckpointStore
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-StepArgument = Annotated[int, typer.Argument(metavar="STEP", min=0, help="Optimizer steps done.")]
-OptionalStep = Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, help="Optimizer steps done.")]
+Row = dict[str, Any]
+
+app = Typer(no_args_is_help=True, rich_markup_mode=None)
+StepArgument = Annotated[int, Argument(metavar="STEP", min=0, help="Optimizer steps done.")]
+OptionalStep = Annotated[int | None, Argument(metavar="[STEP]", min=0, help="Optimizer steps done.")]
 
 
 class Format(enum.StrEnum):
@@ -50,22 +55,19 @@ def checkpoints() -> None:
 
 
 def _open(run: Path, overrides: list[str] | None = None) -> tuple[CheckpointStore, CheckpointsConfig]:
-    """Open a run's checkpoints, with the policy of its latest start."""
     from reelworks.checkpoint.store import CheckpointStore
     from reelworks.recipe import recipe_file
     from reelworks.run.folder import RunFolder
 
     folder = RunFolder(run)
     folder.info()
-    policy = recipe_file.load(folder.recipe_file, list(overrides or [])).checkpoints
+    policy = recipe_file.load(folder.recipe_file, overrides or []).checkpoints
     return CheckpointStore(folder.checkpoints_folder), policy
 
 
 @contextmanager
 def _changing(store: CheckpointStore) -> Iterator[None]:
     """Turn errors of the disk into a `UserError`."""
-    from reelworks.core.errors import UserError
-
     try:
         yield
     except OSError as error:
@@ -84,35 +86,30 @@ def ls(run: RunArgument, json: Json = False) -> None:
 
     Tells for each why it is kept, that the next save would delete it, or what is damaged.
     """
-    import shutil
-
     from reelworks.checkpoint import listing
-    from reelworks.cli import show, show_checkpoints
 
     store, policy = _open(run)
     rows = listing.rows(store, policy)
     # `checkpoints` itself may be a link to another disk.
     disk = store.root if store.root.exists() else run
-    show.json(rows) if json else show_checkpoints.table(rows, shutil.disk_usage(disk).free)
+    show.json(rows) if json else _print_all(rows, shutil.disk_usage(disk).free)
 
 
 @app.command("show")
 def show_one(run: RunArgument, step: OptionalStep = None, json: Json = False) -> None:
     """Show files, metrics and versions of one checkpoint, by default of the newest."""
     from reelworks.checkpoint import listing
-    from reelworks.cli import show, show_checkpoints
 
     store, policy = _open(run)
-    newest = max(store.steps(), default=-1) if step is None else step
-    report = listing.details(store, policy, newest)
-    show.json(report) if json else show_checkpoints.details(report)
+    report = listing.details(store, policy, max(store.steps(), default=-1) if step is None else step)
+    show.json(report) if json else _print_one(report)
 
 
 @app.command("verify")
 def verify(
     run: RunArgument,
     step: OptionalStep = None,
-    full: Annotated[bool, typer.Option("--full", help="Read everything and compare digests.")] = False,
+    full: Annotated[bool, Option("--full", help="Read everything and compare digests.")] = False,
     json: Json = False,
 ) -> None:
     """Check checkpoints against their manifests; exit code 1 if one is bad.
@@ -120,21 +117,20 @@ def verify(
     Compares the sizes of files, with --full also their digests. Changes nothing.
     """
     from reelworks.checkpoint import listing
-    from reelworks.cli import show, show_checkpoints
 
     store, _ = _open(run)
     if step is not None and step not in store.steps():
         raise store.unknown(step)
     rows = listing.verified(store, store.steps() if step is None else [step], full)
-    show.json(rows) if json else show_checkpoints.verified(rows, full)
+    show.json(rows) if json else _print_verified(rows, full)
     if not all(row["good"] for row in rows):
-        raise typer.Exit(ExitCode.FAILED)
+        raise Exit(ExitCode.FAILED)
 
 
 @app.command("prune")
 def prune(
     run: RunArgument,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only print what would be deleted.")] = False,
     json: Json = False,
     overrides: Overrides = None,
 ) -> None:
@@ -143,10 +139,7 @@ def prune(
     Also removes incomplete files of killed processes. Refused while the run trains. --set changes the policy, such as
     --set checkpoints.keep_last=1.
     """
-    from contextlib import nullcontext
-
     from reelworks.checkpoint import retention
-    from reelworks.cli import show, show_checkpoints
     from reelworks.run import lock
     from reelworks.run.folder import RunFolder
 
@@ -156,23 +149,22 @@ def prune(
     with _changing(store), nullcontext() if dry_run else alone:
         sizes = {info.step: info.num_bytes for info in store.list()}
         decisions = (retention.plan if dry_run else retention.prune)(store, policy)
-    report: dict[str, Any] = {"dry_run": dry_run, "kept": [], "deleted": []}
+    report: Row = {"dry_run": dry_run, "kept": [], "deleted": []}
     for decision in decisions:
         if decision.step not in sizes:  # saved meanwhile: --dry-run also works while the run trains
             continue
         row = {"step": decision.step, "bytes": sizes[decision.step], "reasons": list(decision.reasons)}
         report["kept" if decision.keep else "deleted"].append(row)
-    show.json(report) if json else show_checkpoints.pruned(report)
+    show.json(report) if json else _print_pruned(report)
 
 
 @app.command("explain")
 def explain(run: RunArgument, step: StepArgument, json: Json = False) -> None:
     """Tell why a checkpoint is kept, or when and why it was deleted."""
     from reelworks.checkpoint import listing
-    from reelworks.cli import show, show_checkpoints
 
     report = listing.explain(*_open(run), step)
-    show.json(report) if json else show_checkpoints.explained(report)
+    show.json(report) if json else _print_history(report)
 
 
 @app.command("pin")
@@ -189,20 +181,18 @@ def unpin(run: RunArgument, step: StepArgument, json: Json = False) -> None:
 
 def _set_pin(run: Path, step: int, pinned: bool, json: bool) -> None:
     from reelworks.checkpoint import listing
-    from reelworks.cli import show, show_checkpoints
 
     store, policy = _open(run)
     with _changing(store):
         store.pin(step) if pinned else store.unpin(step)
     row = listing.row(store, policy, step)
-    show.json(row) if json else show.line(f"step {step}: {show_checkpoints.why(row)}")
+    show.json(row) if json else show.line(f"step {step}: {_why(row)}")
 
 
 @app.command("best")
 def best(run: RunArgument, json: Json = False) -> None:
     """Print the folder of the best checkpoint by the metric of the recipe's keep_best."""
     from reelworks.checkpoint import listing
-    from reelworks.cli import show
 
     row = listing.best(*_open(run))
     show.json(row) if json else show.line(str(row["path"]))
@@ -210,23 +200,17 @@ def best(run: RunArgument, json: Json = False) -> None:
 
 @app.command("export")
 def export(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")],
+    source: SourceArgument,
     output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            help="A new .safetensors file; above 10 GB, shards and an index.",
-        ),
+        Path, Option("--output", "-o", help="A new .safetensors file; above 10 GB, shards and an index.")
     ],
-    ema: Annotated[bool, typer.Option("--ema/--weights", help="Export the averaged or the trained weights.")] = True,
-    dtype: Annotated[Dtype, typer.Option(help="Dtype of floating-point tensors.")] = Dtype.bfloat16,
+    ema: Annotated[bool, Option("--ema/--weights", help="Export the averaged or the trained weights.")] = True,
+    dtype: Annotated[Dtype, Option(help="Dtype of floating-point tensors.")] = Dtype.bfloat16,
     format: Annotated[
-        Format | None,
-        typer.Option(help="Naming convention of a LoRA's tensors; default: diffusers.", show_default=False),
+        Format | None, Option(help="Naming convention of a LoRA's tensors; default: diffusers.", show_default=False)
     ] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Export full weights, with the LoRA merged into its base model.")
+        bool, Option("--merge", help="Export full weights, with the LoRA merged into its base model.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -234,7 +218,6 @@ def export(
 
     Reads the whole checkpoint first to compare digests, then a few tensors at a time. The run may train meanwhile.
     """
-    from reelworks.cli import show
     from reelworks.generate import export_run
 
     exported = export_run.export(
@@ -243,11 +226,90 @@ def export(
     for path in [] if json else exported.files:
         show.line(f"{path}: {exported.weights} of step {exported.step} in {exported.dtype}")
     if json:
-        show.json(
-            {
-                "step": exported.step,
-                "weights": exported.weights,
-                "dtype": exported.dtype,
-                "files": exported.files,
-            }
+        show.json(asdict(exported))
+
+
+def _print_all(rows: Sequence[Row], free_bytes: int) -> None:
+    from rich.table import Table
+
+    drawn = Table()
+    for name in ("step", "epoch", "size", "age"):
+        drawn.add_column(name, justify="right", no_wrap=True)
+    drawn.add_column("metrics")
+    drawn.add_column("kept because")
+    for row in rows:
+        drawn.add_row(
+            str(row["step"]),
+            _or_unknown(row.get("epoch")),
+            told_bytes(row["bytes"]) if "bytes" in row else "?",
+            told_seconds(time.time() - row["created"]) if "created" in row else "?",
+            _metrics(row),
+            _why(row),
         )
+    show.print_table(drawn)
+    total = told_bytes(sum(row.get("bytes", 0) for row in rows))
+    show.line(f"{plural(len(rows), 'checkpoint')}, {total}; {told_bytes(free_bytes)} free on the disk")
+
+
+def _why(row: Row) -> str:
+    reasons = "; ".join(row["reasons"])
+    return {"kept": reasons, "goes": f"deleted at the next save: {reasons}"}.get(row["state"], f"damaged: {reasons}")
+
+
+def _print_one(row: Row) -> None:
+    show.line(f"step {row['step']}: {_why(row)}")
+    show.line(f"  {row['path']}")
+    if "files" not in row:
+        return
+    show.line(
+        f"  epoch {_or_unknown(row['epoch'])}, saved {_when(row['created'])} by {row['world_size']} "
+        f"process{'es' if row['world_size'] > 1 else ''}, {told_bytes(row['bytes'])}"
+    )
+    show.line(f"  metrics: {_metrics(row) or 'none'}")
+    show.line("  versions: " + ", ".join(f"{name} {version}" for name, version in row["versions"].items()))
+    for file in row["files"]:
+        show.line(f"  {file['path']}  {told_bytes(file['size'])}")
+
+
+def _print_verified(rows: Sequence[Row], full: bool) -> None:
+    how = "all digests compared" if full else "sizes compared; --full reads everything"
+    for row in rows:
+        show.line(f"step {row['step']}: {'good' if row['good'] else 'bad: ' + row['reason']}")
+    show.line(f"{sum(row['good'] for row in rows)} of {len(rows)} good ({how})")
+
+
+def _print_pruned(report: Row) -> None:
+    for row in report["deleted"]:
+        verb = "would delete" if report["dry_run"] else "deleted"
+        show.line(f"{verb} step {row['step']} ({told_bytes(row['bytes'])}): {'; '.join(row['reasons'])}")
+    freed = told_bytes(sum(row["bytes"] for row in report["deleted"]))
+    show.line(f"{len(report['deleted'])} of {len(report['deleted']) + len(report['kept'])} checkpoints, {freed}")
+
+
+def _print_history(report: Row) -> None:
+    if report["state"] in ("kept", "goes", "damaged"):
+        show.line(f"step {report['step']} exists; {'' if report['state'] != 'kept' else 'kept: '}{_why(report)}")
+    else:
+        ended = f" {_when(report['ended'])}" if report["ended"] else ""
+        show.line(f"step {report['step']} is {report['state']}{ended}: {'; '.join(report['reasons'])}")
+    size = f", {told_bytes(report['bytes'])}" if report["bytes"] is not None else ""
+    show.line(f"  saved {_when(report['saved']) if report['saved'] else 'at an unknown time'}{size}")
+    show.line(f"  metrics: {_metrics(report) or 'none'}")
+    kinds = [event["event"] for event in report["history"]]
+    for i, event in enumerate(report["history"]):
+        if event["event"] == "deleting" and "deleted" in kinds[i:]:
+            continue
+        reasons = event.get("reasons") or [event["reason"]] if {"reasons", "reason"} & event.keys() else []
+        show.line(f"  {_when(event['time'])}  {event['event']}" + (f": {'; '.join(reasons)}" if reasons else ""))
+
+
+def _metrics(row: Row) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in row.get("metrics", {}).items())
+
+
+def _or_unknown(value: object) -> str:
+    return "?" if value is None else str(value)
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -5,20 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
+from reelworks.cli import show, show_data
 from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
 
 
 def contact_sheet(
     recipe: RecipeArgument,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Default: contact-sheet/ in the run folder."),
+        Path | None, Option("--output", "-o", metavar="DIR", help="Default: contact-sheet/ in the run folder.")
     ] = None,
     clips: Annotated[
-        int,
-        typer.Option(min=1, help="Clips to show for each bucket, those that lose most to the crop first."),
+        int, Option(min=1, help="Clips to show for each bucket, those that lose most to the crop first.")
     ] = 6,
     data_path: DataPath = None,
     overrides: Overrides = None,
@@ -33,7 +32,6 @@ def contact_sheet(
 
     Scans the data, loads no model.
     """
-    from reelworks.cli import show, show_data
     from reelworks.recipe import dataset
     from reelworks.report import contact_sheet_page
 
@@ -41,7 +39,4 @@ def contact_sheet(
     with show.scan_progress(quiet=json) as on_progress:
         dataset.scan_recipe(loaded, on_progress)
     report = contact_sheet_page.write(loaded, output or Path(loaded.output) / "contact-sheet", clips)
-    if json:
-        show.json(report)
-    else:
-        show_data.contact_sheet(report)
+    show.json(report) if json else show_data.contact_sheet(report)

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
+from reelworks.cli import show, show_data
 from reelworks.cli.options import RunArgument
+from reelworks.core.errors import UserError
 
 
 def coverage(
     run: RunArgument,
     never_trained: Annotated[
-        bool,
-        typer.Option("--never-trained", help="List the clips that no epoch trained, with the reason in each epoch."),
+        bool, Option("--never-trained", help="List the clips that no epoch trained, with the reason in each epoch.")
     ] = False,
     clip: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="Report on this clip only: its path, or the last parts of its path.",
-        ),
+        str | None, Option(metavar="PATH", help="Report on this clip only: its path, or the last parts of its path.")
     ] = None,
     json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON value, with the selected clips; with all, if none are selected."),
+        bool, Option("--json", help="Print one JSON value, with the selected clips; with all, if none are selected.")
     ] = False,
 ) -> None:
     """Report what happened to each clip in each epoch so far.
@@ -34,17 +30,12 @@ def coverage(
     2.
     """
     from reelworks.analysis import clip_history
-    from reelworks.cli import show, show_data
-    from reelworks.core.errors import UserError
     from reelworks.run.folder import RunFolder
 
     history = clip_history.cover(RunFolder(run))
     selected = never_trained or clip is not None
     places = history.places(never_trained=never_trained, clip=clip) if selected or json else []
-    if json:
-        show.json(history.to_json(places))
-    else:
-        show_data.coverage(history, places)
+    show.json(history.to_json(places)) if json else show_data.coverage(history, places)
     if history.problems:
         more = f", and {len(history.problems) - 1} more" if len(history.problems) > 1 else ""
         raise UserError(

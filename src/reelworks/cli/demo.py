@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 
 def demo() -> None:
@@ -16,12 +16,12 @@ def demo() -> None:
     """
     from reelworks.demo import walkthrough
 
-    raise typer.Exit(walkthrough.main())
+    raise Exit(walkthrough.main())
 
 
 def demo_data(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
-    seed: Annotated[int, typer.Option(help="Seed of the footage.")] = 0,
+    folder: Annotated[Path, Argument(metavar="DIR", help="A new or empty folder.")],
+    seed: Annotated[int, Option(help="Seed of the footage.")] = 0,
 ) -> None:
     """Make about 120 captioned clips and pictures as sample footage, some of them damaged."""
     from reelworks.demo import make

@@ -6,7 +6,10 @@ import enum
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
+
+from reelworks.cli import show
+from reelworks.cli.options import SourceArgument
 
 
 class Sampler(enum.StrEnum):
@@ -17,72 +20,67 @@ class Sampler(enum.StrEnum):
 
 
 def generate(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")],
+    source: SourceArgument,
     prompts: Annotated[
-        list[str],
-        typer.Option("--prompt", help="Text to generate from; give it several times for several clips."),
+        list[str], Option("--prompt", help="Text to generate from; give it several times for several clips.")
     ],
     output: Annotated[
         Path,
-        typer.Option(
+        Option(
             "--output",
             "-o",
             help="A .mp4 or .webm file, or a .png for one frame. Several clips need {index} in its name, which becomes 00, 01, ...",
         ),
     ],
     height: Annotated[
-        int | None,
-        typer.Option(min=1, help="Pixels; default: those of the bucket with the most trained tokens."),
+        int | None, Option(min=1, help="Pixels; default: those of the bucket with the most trained tokens.")
     ] = None,
-    width: Annotated[int | None, typer.Option(min=1, help="Pixels; default: those of the same bucket.")] = None,
+    width: Annotated[int | None, Option(min=1, help="Pixels; default: those of the same bucket.")] = None,
     num_frames: Annotated[
-        int | None, typer.Option(min=1, help="Default: 1 for a .png, else those of the same bucket.")
+        int | None, Option(min=1, help="Default: 1 for a .png, else those of the same bucket.")
     ] = None,
-    fps: Annotated[float, typer.Option(min=1, max=240, help="Frames per second.")] = 24.0,
+    fps: Annotated[float, Option(min=1, max=240, help="Frames per second.")] = 24.0,
     guidance_scale: Annotated[
         float | None,
-        typer.Option(
+        Option(
             min=1,
             help="1 turns guidance off; default: samples.guidance_scale of the recipe, or the model's usual value.",
         ),
     ] = None,
     num_inference_steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Default: samples.num_inference_steps of the recipe, or the model's usual value."),
+        Option(min=1, help="Default: samples.num_inference_steps of the recipe, or the model's usual value."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the noise.")] = 0,
+    seed: Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of the noise.")] = 0,
     reference: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="A picture or clip to begin with: the result starts with the picture, or with the clip's last frames."
         ),
     ] = None,
-    loop: Annotated[
-        int, typer.Option(min=1, help="Clips to join; each begins with the last frames of the one before.")
-    ] = 1,
+    loop: Annotated[int, Option(min=1, help="Clips to join; each begins with the last frames of the one before.")] = 1,
     condition_frames: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             help="Frames to take from --reference and, with --loop, from the end of each clip; default: 17, or 1 for i2v models.",
         ),
     ] = None,
     control: Annotated[
-        Path | None,
-        typer.Option(help="A picture or clip of control signals, for models that take one."),
+        Path | None, Option(help="A picture or clip of control signals, for models that take one.")
     ] = None,
     edited: Annotated[
-        Path | None, typer.Option("--source", help="A picture or clip to edit, for models that take one.")
+        Path | None, Option("--source", help="A picture or clip to edit, for models that take one.")
     ] = None,
     sampler: Annotated[
         Sampler | None,
-        typer.Option(
+        Option(
             help="Sampler of the family's diffusers pipeline, or of Reelworks; default: the pipeline's, if there is one.",
             show_default=False,
         ),
     ] = None,
     raw_weights: Annotated[
-        bool, typer.Option("--raw-weights", help="Use the trained weights instead of their average.")
+        bool, Option("--raw-weights", help="Use the trained weights instead of their average.")
     ] = False,
 ) -> None:
     """Generate clips or pictures from prompts.
@@ -92,7 +90,6 @@ def generate(
     guidance scale.
     """
     from reelworks.checkpoint.store import CheckpointStore
-    from reelworks.cli import show
     from reelworks.core.shape import Shape
     from reelworks.generate import conditions, defaults, load_run, writers
     from reelworks.generate.conditions import Conditions

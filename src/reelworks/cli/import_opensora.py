@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
+from reelworks.cli import show
 from reelworks.cli.options import Json
-
-if TYPE_CHECKING:
-    from reelworks.buckets.opensora import parse
+from reelworks.core.errors import UserError
 
 
 class Meaning(StrEnum):
@@ -23,15 +22,12 @@ class Meaning(StrEnum):
 
 
 def import_opensora(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A training config (a Python file).")],
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="RECIPE", help="The recipe to write, a new file."),
-    ],
-    data_path: Annotated[str | None, typer.Option(help="List or folder of clips in place of the config's.")] = None,
+    config: Annotated[Path, Argument(metavar="CONFIG", help="A training config (a Python file).")],
+    output: Annotated[Path, Option("--output", "-o", metavar="RECIPE", help="The recipe to write, a new file.")],
+    data_path: Annotated[str | None, Option(help="List or folder of clips in place of the config's.")] = None,
     probability: Annotated[
         Meaning | None,
-        typer.Option(help="Meaning of bucket_config's probabilities, if the config's model does not determine it."),
+        Option(help="Meaning of bucket_config's probabilities, if the config's model does not determine it."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -39,11 +35,9 @@ def import_opensora(
 
     Reads the config as literals and never runs it. Prints how each key was converted, and which are not supported yet.
     """
-    from reelworks.cli import show
     from reelworks.compat.opensora import importer
     from reelworks.compat.opensora.rules import Fate
     from reelworks.core import files
-    from reelworks.core.errors import UserError
 
     if output.exists():
         raise UserError(
@@ -53,13 +47,13 @@ def import_opensora(
             value=str(output),
             remedy="remove it or choose another name",
         )
-    meaning: parse.Meaning | None = None if probability is None else probability.value
-    converted = importer.convert(config, name=output.stem, data_path=data_path, probability=meaning)
+    converted = importer.convert(
+        config, name=output.stem, data_path=data_path, probability=probability.value if probability else None
+    )
     output.parent.mkdir(parents=True, exist_ok=True)
     files.write_bytes(output, converted.text.encode())
     if json:
-        keys = [{"key": n.key, "value": n.value, "fate": n.fate, "remark": n.remark} for n in converted.lines]
-        show.json({"recipe": str(output), "keys": keys})
+        show.json({"recipe": str(output), "keys": [line._asdict() for line in converted.lines]})
         return
     for fate in Fate:
         lines = [line for line in converted.lines if line.fate == fate]
@@ -67,4 +61,4 @@ def import_opensora(
             show.line(f"{fate} ({len(lines)})")
             for line in lines:
                 show.line(f"  {line.key}: {line.remark}")
-    show.line(f"{output}")
+    show.line(str(output))

@@ -10,6 +10,7 @@ import time
 import typer
 
 from reelworks.cli import (
+    catalog,
     check,
     checkpoints,
     contact_sheet,
@@ -17,12 +18,10 @@ from reelworks.cli import (
     demo,
     generate,
     import_opensora,
-    inspect,
     new,
     plan,
     replay,
     report,
-    scan,
     train,
 )
 from reelworks.cli.exit_codes import ExitCode
@@ -41,8 +40,8 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("demo-data")(demo.demo_data)
-app.command("scan")(scan.scan)
-app.command("inspect")(inspect.inspect)
+app.command("scan")(catalog.scan)
+app.command("inspect")(catalog.inspect)
 app.command("contact-sheet")(contact_sheet.contact_sheet)
 app.command("plan")(plan.plan)
 app.command("check")(check.check)

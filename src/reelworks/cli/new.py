@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option, Typer
 
+from reelworks.cli import show
 from reelworks.cli.options import Json
-from reelworks.cli.show import line
+from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
     from reelworks.quickstart.quickstart import QuickstartOptions, QuickstartResult
 
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
-MODEL = typer.Option(metavar="NAME", help="A model, such as flux-dev, or a family, such as wan.")
+MODEL = Option(metavar="NAME", help="A model, such as flux-dev, or a family, such as wan.")
 Data = Annotated[
-    list[Path] | None,
-    typer.Option(metavar="DIR", help="A folder or list of pictures and clips; may be given several times."),
+    list[Path] | None, Option(metavar="DIR", help="A folder or list of pictures and clips; may be given several times.")
 ]
 Vram = Annotated[
     float | None,
-    typer.Option(
+    Option(
         metavar="GB",
         min=1,
         max=100_000,
@@ -33,12 +34,12 @@ Vram = Annotated[
 ]
 Trigger = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="WORD",
         help="A rare word that is put before every caption, and that is the caption of clips without one.",
     ),
 ]
-Weights = Annotated[str | None, typer.Option(metavar="PATH|HUB", help="Weights to use in place of the published ones.")]
+Weights = Annotated[str | None, Option(metavar="PATH|HUB", help="Weights to use in place of the published ones.")]
 
 
 @app.callback()
@@ -54,14 +55,12 @@ def lora(
     trigger: Trigger = None,
     weights: Weights = None,
     tflops: Annotated[
-        float | None,
-        typer.Option(min=0.1, help="Speed of the GPU in bfloat16, to estimate training time; default: 165."),
+        float | None, Option(min=0.1, help="Speed of the GPU in bfloat16, to estimate training time; default: 165.")
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="RECIPE", help="Default: DIR-MODEL.toml in the current folder."),
+        Path | None, Option("--output", "-o", metavar="RECIPE", help="Default: DIR-MODEL.toml in the current folder.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing recipe.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite an existing recipe.")] = False,
     json: Json = False,
 ) -> None:
     """Write a recipe for a LoRA on folders of footage, and estimate its memory and time.
@@ -70,10 +69,8 @@ def lora(
     that fits, and the training time. Writes nothing if no settings fit. Without --data the recipe has a placeholder for
     20 pictures. Downloads nothing and reads no weights.
     """
-    from reelworks.core.errors import UserError
-
-    _require(data or [], model)
-    path = output or default_path(data or [], model)
+    default = _default_path(data or [], model)
+    path = output or default
     if path.exists() and not force:
         raise UserError(
             "the recipe exists already",
@@ -89,32 +86,20 @@ def lora(
     write(path, options, json=json)
 
 
-def _require(data: list[Path], model: str) -> None:
+def _default_path(data: list[Path], model: str) -> Path:
     """Refuse an unknown model or a missing folder before torch is imported, which takes seconds."""
     from reelworks.models import registry
     from reelworks.quickstart import survey
 
-    registry.preset_name(model)
+    preset = registry.preset_name(model)
     survey.require(data)
-
-
-def default_path(data: list[Path], model: str) -> Path:
-    """Return the default name of a recipe, from the first folder and the model."""
-    from reelworks.models import registry
-
-    folder = data[0].resolve().name if data else "lora"
-    return Path(f"{folder}-{registry.preset_name(model)}.toml")
+    return Path(f"{data[0].resolve().name if data else 'lora'}-{preset}.toml")
 
 
 def recipe_for(
     data: list[Path], model: str | None, vram: float | None, trigger: str | None, weights: str | None
 ) -> Path:
     """Return the recipe of `train --data DIR --model NAME`: that of an earlier such command, or a new one."""
-    import os
-
-    from reelworks.cli import show
-    from reelworks.core.errors import UserError
-
     if not data or model is None:
         raise UserError(
             "there is neither a recipe nor data to train on",
@@ -122,8 +107,7 @@ def recipe_for(
             field="RECIPE",
             remedy="give a recipe, or --data DIR and --model NAME",
         )
-    _require(data, model)
-    path = default_path(data, model)
+    path = _default_path(data, model)
     if path.exists():
         show.line(f"recipe: {path}, which exists already; remove it to write a new one")
     elif "LOCAL_RANK" in os.environ:
@@ -137,64 +121,54 @@ def recipe_for(
     else:
         from reelworks.quickstart.quickstart import QuickstartOptions
 
-        write(path, QuickstartOptions(model, tuple(data), vram, trigger, weights), json=False)
+        write(path, QuickstartOptions(model, tuple(data), vram, trigger, weights))
     return path
 
 
-def write(path: Path, options: QuickstartOptions, *, json: bool) -> QuickstartResult:
+def write(path: Path, options: QuickstartOptions, *, json: bool = False) -> None:
     """Write the recipe and print a summary of it."""
-    from reelworks.cli import show
     from reelworks.quickstart import quickstart
 
     with show.scan_progress(quiet=json) as on_progress:
         result = quickstart.lora(path, options, on_progress)
     show.json(result.to_json() | {"recipe": str(path)}) if json else _print_result(path, result)
-    return result
 
 
 def _print_result(path: Path, new: QuickstartResult) -> None:
-    """Print the data, the estimates, the chosen settings, and the next command."""
     from reelworks.train.preflight.estimate import BUS_GB, UTILISATION
 
     found, estimate = new.found, new.choice.estimate
-    line(f"data: {found.to_text()}" + (f", {found.uncaptioned} without a caption" if found.uncaptioned else ""))
+    show.line(f"data: {found.to_text()}" + (f", {found.uncaptioned} without a caption" if found.uncaptioned else ""))
     for remark in new.remarks:
-        line(f"  {remark}")
+        show.line(f"  {remark}")
     if found.uncaptioned and any(d.missing_caption is None for d in new.recipe.dataset):
-        line("  clips without a caption are not trained; write text files, or give --trigger WORD")
-    line(
-        f"model: {new.recipe.model.name}, {estimate.parameters:,} parameters; "
-        f"the LoRA has {estimate.trained_parameters:,}"
-    )
+        show.line("  clips without a caption are not trained; write text files, or give --trigger WORD")
+    sizes = f"{estimate.parameters:,} parameters; the LoRA has {estimate.trained_parameters:,}"
+    show.line(f"model: {new.recipe.model.name}, {sizes}")
     memory = estimate.memory
-    line(f"memory, estimated: {memory.total / 1e9:.1f} GB ({memory.to_text()})")
+    show.line(f"memory, estimated: {memory.total / 1e9:.1f} GB ({memory.to_text()})")
     if memory.host >= 5e7:
-        line(f"  and {memory.host / 1e9:.1f} GB of CPU memory, for weights that stay there")
+        show.line(f"  and {memory.host / 1e9:.1f} GB of CPU memory, for weights that stay there")
     if not estimate.measured:
-        line("  without activations: this network does not run on the meta device")
-    _settings(new)
+        show.line("  without activations: this network does not run on the meta device")
+    if new.choice.fits is None:
+        show.line("  give --vram GB to check whether it fits, and to choose settings that do")
+    for i, tier in enumerate(new.choice.tiers):
+        without = new.choice.without
+        why = f"at least {without[i] / 1e9:.1f} GB without it" if without else "nearly all need it"
+        show.line(f"  {tier.to_text()}: {tier.why}; {why}")
+    if new.choice.fits:
+        show.line("  it fits")
     moving = estimate.moving_seconds
-    line(
+    show.line(
         f"time, estimated: {new.steps:,} steps of {max(new.seconds_per_step, 0.001):.2g} s, {_duration(new)}, at {UTILISATION:.0%} "
         f"of {new.tflops:g} TFLOP/s"
         + (f" and {moving:.2g} s to move weights at {BUS_GB:g} GB/s" if estimate.moved_bytes else "")
         + "; decoding and encoding come on top"
     )
-    line(f"\nwritten: {path}, with the reason of each value. Next:")
-    quoted = shlex.quote(str(path))
-    line(f"  reelworks plan {quoted}")
-    line(f"  reelworks train {quoted}")
-
-
-def _settings(new: QuickstartResult) -> None:
-    choice = new.choice
-    if choice.fits is None:
-        line("  give --vram GB to check whether it fits, and to choose settings that do")
-    for i, tier in enumerate(choice.tiers):
-        why = f"at least {choice.without[i] / 1e9:.1f} GB without it" if choice.without else "nearly all need it"
-        line(f"  {tier.to_text()}: {tier.why}; {why}")
-    if choice.fits:
-        line("  it fits")
+    show.line(f"\nwritten: {path}, with the reason of each value. Next:")
+    for verb in ("plan", "train"):
+        show.line(f"  reelworks {verb} {shlex.quote(str(path))}")
 
 
 def _duration(new: QuickstartResult) -> str:

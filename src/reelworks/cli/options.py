@@ -5,17 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 if TYPE_CHECKING:
     from reelworks.recipe.recipe import Recipe
 
-RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (a TOML file).")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of tables.")]
+RecipeArgument = Annotated[Path, Argument(metavar="RECIPE", help="A recipe (a TOML file).")]
+RunArgument = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
+SourceArgument = Annotated[Path, Argument(metavar="RUN|CHECKPOINT", help="A run folder, or one checkpoint.")]
+Html = Annotated[Path | None, Option(metavar="FILE", help="Also write it as one self-contained HTML file.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON value instead of tables.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="A.B=V",
         help="Override a recipe key; may be given several times. The value is TOML, or else plain text.",
@@ -23,7 +25,7 @@ Overrides = Annotated[
 ]
 DataPath = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         help="Train on this folder or list only, with the options of the first dataset; wins over datasets of --set."
     ),
 ]
@@ -40,7 +42,7 @@ def load_recipe(path: Path, overrides: list[str] | None, data_path: Path | None 
     """Load a recipe and apply the overrides of the command line."""
     from reelworks.recipe import recipe_file
 
-    recipe = recipe_file.load(path, list(overrides or []))
+    recipe = recipe_file.load(path, overrides or [])
     if data_path is None:
         return recipe
     dataset = recipe.dataset[0].model_copy(update={"path": str(data_path), "root": None})

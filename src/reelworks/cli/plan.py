@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from reelworks.cli.options import DataPath, Json, Overrides, load_recipe
+from reelworks.cli import show
+from reelworks.cli.options import DataPath, Html, Json, Overrides, load_recipe
+from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
     from reelworks.recipe.recipe import Recipe
@@ -15,25 +17,20 @@ if TYPE_CHECKING:
 
 def plan(
     recipes: Annotated[
-        list[Path],
-        typer.Argument(metavar="RECIPE", help="A recipe; two with --diff; or a run with --rejected."),
+        list[Path], Argument(metavar="RECIPE", help="A recipe; two with --diff; or a run with --rejected.")
     ],
-    world: Annotated[int, typer.Option(min=1, help="Number of GPUs to plan for.")] = 1,
-    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs to plan.")] = 1,
-    html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also write it as one self-contained HTML file."),
-    ] = None,
+    world: Annotated[int, Option(min=1, help="Number of GPUs to plan for.")] = 1,
+    epochs: Annotated[int, Option(min=1, help="Number of epochs to plan.")] = 1,
+    html: Html = None,
     rejected: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="Also write all clips that the first epoch leaves out, with reasons, as .csv or .parquet.",
         ),
     ] = None,
     diff: Annotated[
-        bool,
-        typer.Option("--diff", help="Compare two recipes and their plans; --set and --data-path apply to both."),
+        bool, Option("--diff", help="Compare two recipes and their plans; --set and --data-path apply to both.")
     ] = False,
     data_path: DataPath = None,
     overrides: Overrides = None,
@@ -52,7 +49,7 @@ def plan(
     Scans the data, loads no model.
     """
     from reelworks.analysis import plan_report
-    from reelworks.cli import show, show_plan
+    from reelworks.cli import show_plan
 
     _check_options(recipes, diff, {"--html": html, "--rejected": rejected})
     if rejected is not None and recipes[0].is_dir():
@@ -83,9 +80,7 @@ def plan(
 
 
 def _forecast(recipe: Recipe, world: int, epochs: int, quiet: bool) -> tuple[Recipe, dict[str, Any]]:
-    """Update the catalog and plan the epochs."""
     from reelworks.analysis import plan_report
-    from reelworks.cli import show
     from reelworks.recipe import dataset
 
     with show.scan_progress(quiet=quiet) as on_progress:
@@ -96,7 +91,6 @@ def _forecast(recipe: Recipe, world: int, epochs: int, quiet: bool) -> tuple[Rec
 
 
 def _check_options(recipes: list[Path], diff: bool, files: dict[str, Path | None]) -> None:
-    from reelworks.core.errors import UserError
 
     for option, path in files.items():
         if diff and path is not None:

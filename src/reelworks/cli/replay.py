@@ -5,31 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
+from reelworks.cli import show
 from reelworks.cli.options import RunArgument
 
 
 def replay(
     run: RunArgument,
-    step: Annotated[int, typer.Option(min=1, help="Step to replay, counted from 1.")],
+    step: Annotated[int, Option(min=1, help="Step to replay, counted from 1.")],
     pictures: Annotated[
         bool,
-        typer.Option(
-            "--pictures",
-            help="Also draw a contact sheet of each micro-batch, from the files as they are now.",
-        ),
+        Option("--pictures", help="Also draw a contact sheet of each micro-batch, from the files as they are now."),
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            help="Folder of the sheets; default: replay/step-N in the run folder.",
-        ),
+        Option("--output", "-o", metavar="DIR", help="Folder of the sheets; default: replay/step-N in the run folder."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON value, including the raw draws.")] = False,
+    json: Annotated[bool, Option("--json", help="Print one JSON value, including the raw draws.")] = False,
 ) -> None:
     """Show what one step was trained on: clips, shapes, ranks and random draws.
 
@@ -41,8 +34,7 @@ def replay(
     Steps that a resume discarded cannot be replayed; a repeated step is shown as it went the last time. Clips that were
     edited or removed since are shown as they were planned, and marked.
     """
-    from reelworks.cli import show
-    from reelworks.report.replay import write_sheets
+    from reelworks.report.sheet import write_step
     from reelworks.run.folder import RunFolder
     from reelworks.train.replay import replay_step
 
@@ -50,30 +42,27 @@ def replay(
     value = replayed.to_json()
     if pictures:
         folder = output or run / "replay" / f"step-{step:09d}"
-        value["sheets"] = [str(path) for path in write_sheets(replayed, folder)]
-    if json:
-        show.json(value)
-    else:
-        for line in _lines(value):
-            show.line(line)
+        value["sheets"] = [str(path) for path in write_step(replayed, folder)]
+    show.json(value) if json else _print(value)
 
 
-def _lines(value: dict[str, Any]) -> list[str]:
-    ranks = f"{value['world_size']} rank{'s' if value['world_size'] > 1 else ''}"
-    lines = [
-        f"step {value['step']}: epoch {value['epoch']}"
-        + (f" of generation {value['generation']}" if value["generation"] else "")
-        + f", segment {value['segment']}, row {value['row']}, on {ranks}; "
-        f"{value['clips']} clips counted" + ("" if value["applied"] else "; skipped"),
-        f"plan {value['plan']}",
-    ]
+def _print(value: dict[str, Any]) -> None:
+    generation = f" of generation {value['generation']}" if value["generation"] else ""
+    show.line(
+        f"step {value['step']}: epoch {value['epoch']}{generation}, segment {value['segment']}, row {value['row']}, "
+        f"on {value['world_size']} rank{'s' if value['world_size'] > 1 else ''}; "
+        f"{value['clips']} clips counted" + ("" if value["applied"] else "; skipped")
+    )
+    show.line(f"plan {value['plan']}")
     for batch in value["micro_batches"]:
         size = f"{batch['num_frames']}×{batch['height']}×{batch['width']}"
-        lines.append(f"\ncolumn {batch['column']}, rank {batch['rank']}: {batch['bucket']}, {size}")
-        lines += [f"  {_clip(clip)}" for clip in batch["clips"]]
+        show.line(f"\ncolumn {batch['column']}, rank {batch['rank']}: {batch['bucket']}, {size}")
+        for clip in batch["clips"]:
+            show.line(f"  {_clip(clip)}")
     if value["fillers"]:
-        lines.append(f"\nidle (no clip in this step): rank {', '.join(map(str, value['fillers']))}")
-    return lines + [str(path) for path in value.get("sheets", [])]
+        show.line(f"\nidle (no clip in this step): rank {', '.join(map(str, value['fillers']))}")
+    for path in value.get("sheets", []):
+        show.line(path)
 
 
 def _clip(clip: dict[str, Any]) -> str:

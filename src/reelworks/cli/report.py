@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
+from reelworks.cli import show
 from reelworks.cli.options import RunArgument
 
 
 def report(
     run: RunArgument,
     costs: Annotated[
-        Path | None,
-        typer.Option(help="Also write the measured cost of a clip of each bucket, for a recipe's cost.measured."),
+        Path | None, Option(help="Also write the measured cost of a clip of each bucket, for a recipe's cost.measured.")
     ] = None,
 ) -> None:
     """Write the report of a run as one self-contained HTML file, RUN/report.html."""
     from reelworks.analysis.epoch_stats import measure_costs, write_costs
-    from reelworks.cli import show
     from reelworks.report import html
     from reelworks.run.folder import RunFolder
 

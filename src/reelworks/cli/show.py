@@ -1,46 +1,60 @@
-"""Terminal output of scans and plans, from the values that `--json` prints."""
+"""Terminal output that several commands share: lines, JSON, tables, the progress of a scan, and an epoch's plan."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-
-from reelworks.core import files
-
 if TYPE_CHECKING:
-    from reelworks.catalog.scan import ScanProgress, ScanResult
-    from reelworks.catalog.summary import Summary
+    from rich.table import Table
 
+    from reelworks.catalog.scan import ScanProgress
 
 _FILES_SHOWN = 5
 _BUCKET_KEYS = ("batch_size", "global_batch", "clips", "micro_batches", "incomplete", "tokens_per_clip")
 
-_console = Console(highlight=False)
-
 
 def line(text: str) -> None:
-    """Print one line without markup or wrapping."""
-    _console.print(text, markup=False, soft_wrap=True)
+    """Print one line at once, so that it keeps its place among the lines of other processes."""
+    print(text, flush=True)
 
 
 def json(value: Any) -> None:
     """Print one JSON value and nothing else."""
+    from reelworks.core import files
+
     print(files.to_json(value, indent=2))
+
+
+def new_table(first: str, *others: str) -> Table:
+    """Return an empty table with these headings; all columns but the first one are aligned to the right."""
+    from rich import box
+    from rich.table import Table
+
+    empty = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    empty.add_column(first, no_wrap=True)
+    for name in others:
+        empty.add_column(name, justify="right")
+    return empty
+
+
+def print_table(filled: Table) -> None:
+    """Print a table in the width of the terminal."""
+    from rich.console import Console
+
+    Console(highlight=False).print(filled)
 
 
 @contextmanager
 def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None]]:
     """Show a progress bar with ETA from the first report to the last, then remove it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(highlight=False)
     columns = (TextColumn("scanning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=_console, transient=True, disable=quiet or not _console.is_terminal)
+    bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
     task = bar.add_task("scanning", total=None)
 
     def show(progress: ScanProgress) -> None:
@@ -55,52 +69,15 @@ def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None
         bar.stop()
 
 
-def scan_json(result: ScanResult) -> dict[str, Any]:
-    """Return a scan's result as JSON values."""
-    return {**asdict(result), "bad": result.bad}
-
-
-def scan_result(result: ScanResult, summary: Summary) -> None:
-    """Print counts, bad files with reasons, and distributions of a scan."""
-    kinds = ", ".join(f"{count} {kind}s" for kind, count in summary.by_kind)
-    line(
-        f"{result.found} files: {kinds}, {result.bad} bad; {result.new} new, {result.changed} changed, "
-        f"{result.unchanged} unchanged, {result.removed} removed"
-    )
-    line(f"captions: {summary.captions_missing} missing, {summary.captions_empty} empty")
-    for note in result.notes:
-        line(note)
-    for path, reason in result.bad_files:
-        line(f"  bad: {path}: {reason}")
-    for title, histogram in (
-        ("resolution", summary.resolution),
-        ("frames", summary.num_frames),
-        ("fps", summary.fps),
-        ("aspect", summary.aspect_ratio),
-        *summary.scores.items(),
-    ):
-        _histogram(title, histogram)
-
-
-def _histogram(title: str, histogram: Sequence[tuple[str, int]]) -> None:
-    largest = max((count for _, count in histogram), default=1)
-    line(f"\n{title}")
-    for label, count in histogram:
-        line(f"  {label:>12}  {'█' * math.ceil(30 * count / largest):<30}  {count}")
-
-
 def plan(forecast: dict[str, Any]) -> None:
     """Print buckets, reasons and totals of an epoch."""
     from reelworks.analysis import plan_report
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("bucket", no_wrap=True)
-    for name in ("size", "batch", "global", "clips", "batches", "not full", "tokens"):
-        table.add_column(name, justify="right")
+    buckets = new_table("bucket", "size", "batch", "global", "clips", "batches", "not full", "tokens")
     for bucket in forecast["buckets"]:
         cells = [bucket[key] for key in _BUCKET_KEYS]
-        table.add_row(bucket["name"], f"{bucket['height']}×{bucket['width']}", *map(str, cells))
-    _console.print(table)
+        buckets.add_row(bucket["name"], f"{bucket['height']}×{bucket['width']}", *map(str, cells))
+    print_table(buckets)
     _reasons(forecast)
     for warning in plan_report.warnings(forecast):
         line(f"warning: {warning}")
@@ -145,14 +122,11 @@ def losses(forecast: Json) -> None:
         line(text)
     crop, frames = forecast["crop"], forecast["frames"]
     of_frames = {one["name"]: one for one in frames["by_bucket"]}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("part of clips", no_wrap=True)
-    for name in ("cropped away", "frames trained", "frames in all", "share"):
-        table.add_column(name, justify="right")
+    parts = new_table("part of clips", "cropped away", "frames trained", "frames in all", "share")
     for one in crop["by_bucket"]:
-        table.add_row(one["name"], f"{one['mean']:.1%}", *_frames(of_frames.get(one["name"])))
-    table.add_row("total", f"{crop['mean']:.1%}", *_frames(frames if frames["there"] else None))
-    _console.print(table)
+        parts.add_row(one["name"], f"{one['mean']:.1%}", *_frames(of_frames.get(one["name"])))
+    parts.add_row("total", f"{crop['mean']:.1%}", *_frames(frames if frames["there"] else None))
+    print_table(parts)
     for one in crop["worst"][:_FILES_SHOWN]:
         line(f"  cropped {one['lost']:.1%}: {one['path']}, {one['width']}×{one['height']} in {one['bucket']}")
     if frames["less_than_half"]:

@@ -1,19 +1,15 @@
-"""Terminal output of `coverage`, `inspect` and `contact-sheet`."""
+"""Terminal output of `coverage` and `contact-sheet`."""
 
 from __future__ import annotations
 
-import math
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reelworks.cli import show
 
 if TYPE_CHECKING:
     from reelworks.analysis.coverage import Coverage, EpochCoverage
-    from reelworks.report.inspect import Inspection
 
-_FILES_SHOWN = 3
 _WORST_SHOWN = 10
 _ACCOUNT = ("trained", "failed", "skipped", "not_yet")
 
@@ -61,31 +57,6 @@ def _became(one: dict[str, Any]) -> str:
     step = f" (step {one['step']})" if "step" in one else ""
     reason = f": {one['reason']}" if "reason" in one else ""
     return str(one["became"]).replace("_", " ") + step + reason
-
-
-def inspection(inspected: Inspection, html: Path | None) -> None:
-    """Print distributions, advice, and buckets as TOML."""
-    s = inspected.summary
-    kinds = ", ".join(f"{count} {kind}s" for kind, count in s.by_kind)
-    show.line(f"{s.clips} clips: {kinds}, {s.bad} unreadable; {s.duration_seconds:.0f} s of video")
-    for title, unit, histogram in inspected.histograms:
-        largest = max(count for _, count in histogram)
-        width = max(12, *(len(label) for label, _ in histogram))
-        show.line(f"\n{title} ({unit})")
-        for label, count in histogram:
-            show.line(f"  {label:>{width}}  {'█' * math.ceil(30 * count / largest):<30}  {count}")
-    if inspected.advice:
-        show.line("\nadvice")
-    for advice in inspected.advice:
-        show.line(f"  {advice.text}: {advice.remedy}")
-        for file in advice.files[:_FILES_SHOWN]:
-            show.line(f"    {file}")
-        if len(advice.files) > _FILES_SHOWN:
-            show.line("    and more; --json lists them")
-    show.line("\nproposed buckets")
-    show.line(inspected.proposal.to_toml())
-    if html is not None:
-        show.line(str(html))
 
 
 def contact_sheet(summary: dict[str, Any]) -> None:

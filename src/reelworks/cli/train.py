@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
-from reelworks.cli import new
+from reelworks.cli import new, show
 from reelworks.cli.options import DataPath, Overrides, load_recipe, setting
 from reelworks.core import waiting_threads
 from reelworks.core.errors import UserError
@@ -17,8 +17,7 @@ from reelworks.core.errors import UserError
 
 def train(
     recipe: Annotated[
-        Path | None,
-        typer.Argument(metavar="RECIPE", help="A recipe (a TOML file), unless --data and --model are given."),
+        Path | None, Argument(metavar="RECIPE", help="A recipe (a TOML file), unless --data and --model are given.")
     ] = None,
     data: new.Data = None,
     model: Annotated[str | None, new.MODEL] = None,
@@ -26,35 +25,35 @@ def train(
     trigger: new.Trigger = None,
     weights: new.Weights = None,
     data_path: DataPath = None,
-    output: Annotated[Path | None, typer.Option(help="Run folder in place of the recipe's.")] = None,
+    output: Annotated[Path | None, Option(help="Run folder in place of the recipe's.")] = None,
     max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Total number of optimizer steps, counted from the run's start.")
+        int | None, Option(min=1, help="Total number of optimizer steps, counted from the run's start.")
     ] = None,
     resume: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="auto|never|STEP",
             help="auto: resume from the newest good checkpoint. never: refuse a folder with checkpoints. STEP: resume from exactly that step and set later checkpoints aside.",
         ),
     ] = "auto",
     load: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="RUN|CHECKPOINT",
             help="Begin with another run's weights, average and optimizer; ignored once this run has a checkpoint.",
         ),
     ] = None,
-    weights_only: Annotated[bool, typer.Option("--weights-only", help="Load only the weights of --load.")] = False,
+    weights_only: Annotated[bool, Option("--weights-only", help="Load only the weights of --load.")] = False,
     restart_data: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--restart-data",
             help="Begin the data again at epoch 0 and keep weights, optimizer and step count. Given again before these data are finished, it continues with them.",
         ),
     ] = False,
-    nproc_per_node: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
+    nproc_per_node: Annotated[int, Option(min=1, help="Processes on this machine.")] = 1,
     overrides: Overrides = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Log the clips of every step.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Log the clips of every step.")] = False,
 ) -> None:
     """Train a recipe; the same command resumes it.
 
@@ -72,7 +71,13 @@ def train(
     if recipe is None:
         recipe = new.recipe_for(data or [], model, vram, trigger, weights)
     elif data or model or vram or trigger or weights:
-        raise _both(recipe)
+        raise UserError(
+            "--data, --model, --vram, --trigger and --weights write a recipe, but a recipe is given",
+            code="recipe-and-quickstart-options",
+            field="RECIPE",
+            value=str(recipe),
+            remedy="leave out the recipe or these options; --data-path and --set change values of a recipe",
+        )
     changes = list(overrides or [])
     if output is not None:
         changes.append(setting("output", str(output)))
@@ -84,8 +89,7 @@ def train(
     if nproc_per_node > 1 and "LOCAL_RANK" not in os.environ:
         from reelworks.distributed.launch import launch
 
-        raise typer.Exit(launch(nproc_per_node, sys.argv[1:]))
-    from reelworks.cli import show
+        raise Exit(launch(nproc_per_node, sys.argv[1:]))
     from reelworks.core import worker_pool
     from reelworks.distributed.launch import LAUNCHED
 
@@ -94,26 +98,7 @@ def train(
     from reelworks.train.resume import RunOptions
     from reelworks.train.trainer import run
 
+    options = RunOptions(resume=resume, load=load, weights_only=weights_only, restart_data=restart_data, debug=debug)
     with show.scan_progress() as on_scan:
-        code = run(
-            loaded,
-            RunOptions(
-                resume=resume,
-                load=load,
-                weights_only=weights_only,
-                restart_data=restart_data,
-                debug=debug,
-            ),
-            on_scan,
-        )
-    raise typer.Exit(code)
-
-
-def _both(recipe: Path) -> UserError:
-    return UserError(
-        "--data, --model, --vram, --trigger and --weights write a recipe, but a recipe is given",
-        code="recipe-and-quickstart-options",
-        field="RECIPE",
-        value=str(recipe),
-        remedy="leave out the recipe or these options; --data-path and --set change values of a recipe",
-    )
+        code = run(loaded, options, on_scan)
+    raise Exit(code)

@@ -21,7 +21,7 @@ _PALETTE_PC = np.array(list(scenes.COLOURS.values()), np.float32)
 
 
 class Score(NamedTuple):
-    """Number of clips with their prompt's colour, and the highest number for permuted colours."""
+    """Numbers of clips with the colour of their prompt, and with a permuted colour."""
 
     right: int
     rotated: int
@@ -33,11 +33,8 @@ def clip_colour(frames_THWC: NDArray[Any]) -> str:
     The background is the median per channel of the outer ring (6 % of the short side) of all frames. The 3 % of pixels
     farthest from it in RGB, ties included, each vote for the nearest palette colour.
 
-    Args:
-        frames_THWC: uint8 RGB; a picture has T = 1.
-
     Raises:
-        ValueError: The frames are not uint8 of that shape, or empty.
+        ValueError: The frames are not uint8 of shape (frames, height, width, 3), or empty.
     """
     if frames_THWC.dtype != np.uint8 or frames_THWC.ndim != 4 or frames_THWC.shape[3] != 3 or not frames_THWC.size:
         raise ValueError(f"frames are {frames_THWC.dtype} {frames_THWC.shape}: give uint8 (frames, height, width, 3)")
@@ -51,17 +48,10 @@ def clip_colour(frames_THWC: NDArray[Any]) -> str:
 
 
 def score(clips: Iterable[tuple[str, NDArray[Any]]]) -> Score:
-    """Count the clips that have their prompt's colour, and the same for permuted colours.
+    """Count the clips that have their prompt's colour, from pairs of that colour and the frames_THWC generated for it.
 
-    Args:
-        clips: Pairs of the prompt's colour and the frames_THWC generated for it.
-
-    Returns:
-        `right`, and as `rotated` the highest count when each expected colour is replaced by the one 1 to 5 positions
-        further in the palette, which is close to `right` if the model ignores the prompts.
-
-    Raises:
-        ValueError: A colour is not in the palette.
+    `rotated` is the highest count when each expected colour is replaced by the one 1 to 5 positions further in the
+    palette, which is close to `right` if the model ignores the prompts.
     """
     pairs = [(_NAMES.index(colour), _NAMES.index(clip_colour(frames))) for colour, frames in clips]
     shifts = np.array([(shown - expected) % len(_NAMES) for expected, shown in pairs], dtype=np.int64)

@@ -17,7 +17,6 @@ class VideoFormat:
     Attributes:
         codec: FFmpeg's name of the encoder.
         suffix: File suffix, which also chooses the container.
-        pix_fmt: Stored pixel format.
         rotation: Degrees clockwise by which players turn the stored frames, as in videos of phones held upright.
         variable: Whether frames come at irregular times.
     """
@@ -52,9 +51,6 @@ class PictureFormat:
 
 
 H264_MP4 = VideoFormat("libx264", ".mp4")
-_H264_MOV = VideoFormat("libx264", ".mov")
-_HEVC_MP4 = VideoFormat("libx265", ".mp4")
-_VP9_WEBM = VideoFormat("libvpx-vp9", ".webm")
 
 VIDEO_FORMATS: tuple[VideoFormat, ...] = (
     *(28 * [H264_MP4]),
@@ -62,12 +58,12 @@ VIDEO_FORMATS: tuple[VideoFormat, ...] = (
     VideoFormat("libx264", ".mp4", rotation=180),
     VideoFormat("libx264", ".mp4", "yuv444p"),
     *(3 * [VideoFormat("libx264", ".mp4", variable=True)]),
-    *(7 * [_H264_MOV]),
+    *(7 * [VideoFormat("libx264", ".mov")]),
     VideoFormat("libx264", ".mov", rotation=270),
-    *(8 * [_HEVC_MP4]),
+    *(8 * [VideoFormat("libx265", ".mp4")]),
     VideoFormat("libx265", ".mp4", "yuv420p10le"),
     VideoFormat("libx265", ".mp4", variable=True),
-    *(11 * [_VP9_WEBM]),
+    *(11 * [VideoFormat("libvpx-vp9", ".webm")]),
     VideoFormat("libvpx-vp9", ".webm", variable=True),
     *(7 * [VideoFormat("libsvtav1", ".mp4")]),
     *(7 * [VideoFormat("libsvtav1", ".webm")]),
@@ -107,23 +103,18 @@ _LARGE: tuple[tuple[Size, int], ...] = (
 
 
 def video_cuts(order: list[int]) -> list[tuple[Size, int]]:
-    """Return pairs of size and frame count.
-
-    Args:
-        order: A permutation of the small clips' indices, which assigns lengths to sizes.
-    """
+    """Return pairs of size and frame count; `order` permutes the small clips' lengths over their sizes."""
     small = [(size, _SMALL_LENGTHS[i]) for size, i in zip(_SMALL_SIZES, order, strict=True)]
     return [*small, *_LARGE]
 
 
 NUM_SMALL = len(_SMALL_SIZES)
 
-NTSC_FILM = Fraction(24000, 1001)
 FRAME_RATES: tuple[Fraction, ...] = (
     *(20 * [Fraction(24)]),
     *(12 * [Fraction(25)]),
     *(16 * [Fraction(30)]),
-    *(10 * [NTSC_FILM]),
+    *(10 * [Fraction(24000, 1001)]),
     *(4 * [Fraction(12)]),
     *(6 * [Fraction(15)]),
     *(5 * [Fraction(50)]),

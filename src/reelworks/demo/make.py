@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from reelworks.core.errors import UserError
 from reelworks.demo import formats, scenes, writers
@@ -15,20 +15,13 @@ from reelworks.demo.scenes import Subject
 # This cut loses an index at the file's end, and a JPEG's picture data.
 _KEPT_SHARE = 0.4
 
-# A combination that captions may have; see `palette.LEFT_OUT`.
+# A combination that captions may have; see `scenes.LEFT_OUT`.
 _SUBJECT = Subject("cyan", "circle", "left", "dark")
 _STILL = Subject("cyan", "circle", None, "dark")
 
 
-@dataclass(frozen=True)
-class Bad:
-    """A bad file to write.
-
-    Attributes:
-        name: File name, which names the defect.
-        caption: Text of the caption file; None writes none.
-        write: Function that writes the file from a seed and a path.
-    """
+class Bad(NamedTuple):
+    """A bad file that is named after its defect, its caption (None: no caption file) and how to write it by a seed."""
 
     name: str
     caption: str | None
@@ -45,70 +38,40 @@ def _picture(seed: int, path: Path, size: formats.Size = (128, 96)) -> None:
     writers.write_picture(path, scenes.Picture(path.name, scene, formats.PictureFormat(path.suffix)))
 
 
-def _cut(path: Path) -> None:
+def _cut(write: Callable[[int, Path], None], seed: int, path: Path) -> None:
+    write(seed, path)
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * _KEPT_SHARE)])
 
 
-def _cut_video(seed: int, path: Path) -> None:
-    _video(seed, path)
-    _cut(path)
+def _text(text: str, seed: int, path: Path) -> None:
+    path.write_text(text)
 
 
-def _cut_picture(seed: int, path: Path) -> None:
-    _picture(seed, path)
-    _cut(path)
-
-
-def _empty(seed: int, path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def _text(seed: int, path: Path) -> None:
-    path.write_text("This is a note that somebody renamed; no video player will open it.\n" * 8)
-
-
-def _three_frames(seed: int, path: Path) -> None:
-    _video(seed, path, num_frames=3)
-
-
-def _tiny(seed: int, path: Path) -> None:
-    _picture(seed, path, (8, 8))
-
-
-BAD: tuple[Bad, ...] = (
-    Bad("bad-truncated.mp4", _SUBJECT.caption, _cut_video),
-    Bad("bad-truncated-picture.jpg", _STILL.caption, _cut_picture),
-    Bad("bad-zero-bytes.mp4", _SUBJECT.caption, _empty),
-    Bad("bad-text-not-video.mp4", _SUBJECT.caption, _text),
+_NOTE = "This is a note that somebody renamed; no video player will open it.\n" * 8
+BAD = (
+    Bad("bad-truncated.mp4", _SUBJECT.caption, partial(_cut, _video)),
+    Bad("bad-truncated-picture.jpg", _STILL.caption, partial(_cut, _picture)),
+    Bad("bad-zero-bytes.mp4", _SUBJECT.caption, partial(_text, "")),
+    Bad("bad-text-not-video.mp4", _SUBJECT.caption, partial(_text, _NOTE)),
     Bad("bad-no-caption.mp4", None, _video),
     Bad("bad-empty-caption.mp4", "", _video),
-    Bad("bad-three-frames.mp4", _SUBJECT.caption, _three_frames),
-    Bad("bad-8x8-px.png", _STILL.caption, _tiny),
+    Bad("bad-three-frames.mp4", _SUBJECT.caption, partial(_video, num_frames=3)),
+    Bad("bad-8x8-px.png", _STILL.caption, partial(_picture, size=(8, 8))),
 )
 
 
-@dataclass(frozen=True)
-class DemoSummary:
-    """Files that `make` wrote.
-
-    Attributes:
-        folder: Folder of the files.
-        videos: Names of the good videos.
-        pictures: Names of the good pictures.
-        bad: Names of the bad files.
-        total_bytes: Total size, captions included.
-    """
+class DemoSummary(NamedTuple):
+    """Names of the files that `make` wrote, and their total size, captions included."""
 
     folder: Path
-    videos: tuple[str, ...]
-    pictures: tuple[str, ...]
-    bad: tuple[str, ...]
+    videos: list[str]
+    pictures: list[str]
+    bad: list[str]
     total_bytes: int
 
 
-@dataclass(frozen=True)
-class _Job:
+class _Job(NamedTuple):
     """A file, its caption (None: no caption file) and how to write it."""
 
     name: str
@@ -123,20 +86,17 @@ class _Job:
 def make(folder: Path, *, seed: int = 0, on_file: Callable[[str], None] | None = None) -> DemoSummary:
     """Write about 120 videos and pictures with caption files, a few of them bad on purpose.
 
-    Args:
-        folder: Created if missing. Files of an earlier call with the same seed are overwritten.
-        seed: Seed of the scenes. On one machine the same seed gives the same bytes.
-        on_file: Called with each file's name once it is written.
-
-    Raises:
-        UserError: The folder holds other files or cannot be written, or PyAV lacks an encoder.
+    Files of an earlier call with the same seed are overwritten; on one machine the same seed gives the same bytes.
+    `on_file` is called with each file's name once it is written.
     """
     writers.check_encoders()
     jobs = list(_jobs(seed))
     try:
         _prepare(folder, jobs)
         for job in jobs:
-            _write(folder, job)
+            job.write(folder / job.name)
+            if job.caption is not None:
+                (folder / job.caption_name).write_text(f"{job.caption}\n" if job.caption else "")
             if on_file is not None:
                 on_file(job.name)
     except OSError as error:
@@ -147,7 +107,11 @@ def make(folder: Path, *, seed: int = 0, on_file: Callable[[str], None] | None =
             value=str(folder),
             remedy="choose a folder you may write to, on a disk with 20 MB free",
         ) from error
-    return _summary(folder, jobs)
+    videos, pictures, bad = (
+        [j.name for j in jobs if j.name.startswith(kind)] for kind in ("video-", "picture-", "bad-")
+    )
+    total_bytes = sum(e.stat().st_size for e in folder.iterdir() if not e.name.startswith("."))
+    return DemoSummary(folder, videos, pictures, bad, total_bytes)
 
 
 def _jobs(seed: int) -> Iterator[_Job]:
@@ -162,38 +126,19 @@ def _jobs(seed: int) -> Iterator[_Job]:
 def _prepare(folder: Path, jobs: list[_Job]) -> None:
     """Create the folder, or refuse one with files of others; hidden files are ignored."""
     if folder.exists() and not folder.is_dir():
-        raise _refusal(folder, "this is a file, not a folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    ours = {job.name for job in jobs} | {job.caption_name for job in jobs}
-    others = sorted(e.name for e in folder.iterdir() if e.name not in ours and not e.name.startswith("."))
-    if others:
+        problem = "this is a file, not a folder"
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        ours = {job.name for job in jobs} | {job.caption_name for job in jobs}
+        others = sorted(e.name for e in folder.iterdir() if e.name not in ours and not e.name.startswith("."))
+        if not others:
+            return
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise _refusal(folder, f'the folder holds other files ("{others[0]}"{more})')
-
-
-def _refusal(folder: Path, problem: str) -> UserError:
-    return UserError(
+        problem = f'the folder holds other files ("{others[0]}"{more})'
+    raise UserError(
         problem,
         code="demo-folder-in-use",
         field="DIR",
         value=str(folder),
         remedy="choose an empty folder or one that does not exist yet, or delete this one first",
-    )
-
-
-def _write(folder: Path, job: _Job) -> None:
-    job.write(folder / job.name)
-    if job.caption is not None:
-        text = f"{job.caption}\n" if job.caption else ""
-        (folder / job.caption_name).write_text(text)
-
-
-def _summary(folder: Path, jobs: list[_Job]) -> DemoSummary:
-    names = [job.name for job in jobs]
-    return DemoSummary(
-        folder=folder,
-        videos=tuple(n for n in names if n.startswith("video-")),
-        pictures=tuple(n for n in names if n.startswith("picture-")),
-        bad=tuple(n for n in names if n.startswith("bad-")),
-        total_bytes=sum(e.stat().st_size for e in folder.iterdir() if not e.name.startswith(".")),
     )

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,9 +77,6 @@ class Scene:
     """Content of one clip as displayed, after any rotation in the file's metadata.
 
     Attributes:
-        subject: Colour, shape, direction and background.
-        width: Width in pixels.
-        height: Height in pixels.
         radius_px: Half the extent of the shape.
         offset_px: Distance of its path from the centre, across the direction of motion.
         time_base: Seconds per unit of `pts`.
@@ -96,14 +93,8 @@ class Scene:
     pts: tuple[int, ...] = (0,)
     fps: Fraction = Fraction(1)
 
-    @property
-    def num_frames(self) -> int:
-        """Number of frames, 1 for a picture."""
-        return len(self.pts)
 
-
-@dataclass(frozen=True)
-class Video:
+class Video(NamedTuple):
     """A video file to write."""
 
     name: str
@@ -111,8 +102,7 @@ class Video:
     format: formats.VideoFormat
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A picture file to write."""
 
     name: str
@@ -132,9 +122,9 @@ def scene(
     """Return a scene with random size of the shape, position of its path and times of its frames.
 
     Args:
-        subject: Colour, shape, direction and background.
+        subject: Content of the clip.
         size: (width, height) in pixels.
-        num_frames: Number of frames, 1 for a picture.
+        num_frames: 1 for a picture.
         fps: Nominal frame rate.
         variable: Draw intervals between frames of 0.5 to 1.7 times the nominal one.
         key: Seed and name of the file, which determine all draws.
@@ -161,14 +151,8 @@ def videos(seed: int) -> list[Video]:
     files = []
     rows = zip(subjects, cuts, rates, formats.VIDEO_FORMATS, strict=True)
     for number, (subject, (size, num_frames), fps, fmt) in enumerate(rows):
-        drawn = scene(
-            subject,
-            size,
-            num_frames=num_frames,
-            fps=fps,
-            variable=fmt.variable,
-            key=(seed, f"video {number}"),
-        )
+        key = (seed, f"video {number}")
+        drawn = scene(subject, size, num_frames=num_frames, fps=fps, variable=fmt.variable, key=key)
         files.append(Video(f"video-{number:03d}-{subject.slug}{fmt.note}{fmt.suffix}", drawn, fmt))
     return files
 
@@ -230,11 +214,7 @@ _LONGEST = 0.6
 
 
 def frames(scene: Scene) -> Frames:
-    """Draw a scene.
-
-    Returns:
-        frames_THWC, uint8 RGB, as displayed.
-    """
+    """Draw a scene as displayed: frames_THWC, uint8 RGB."""
     x_T, y_T = path(scene)
     dx_TW = np.arange(0.5, scene.width, dtype=np.float32) - x_T[:, None]
     dy_TH = np.arange(0.5, scene.height, dtype=np.float32) - y_T[:, None]
@@ -266,19 +246,15 @@ def path(scene: Scene) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 def _distance(scene: Scene, dx: NDArray[Any], dy: NDArray[Any]) -> NDArray[Any]:
     """Return the signed distance in pixels to the shape's outline, negative inside; exact except at outer corners."""
     r = scene.radius_px
-    distance: NDArray[Any]
-    match scene.subject.shape:
-        case "circle":
-            distance = np.sqrt(dx**2 + dy**2) - r
-        case "square":
-            distance = np.maximum(np.abs(dx), np.abs(dy)) - _SQUARE * r
-        case _:  # a triangle with its tip up, as high and as wide as the circle
-            distance = np.maximum(dy - r, (2 * np.abs(dx) - dy - r) / math.sqrt(5))
-    return distance
+    if scene.subject.shape == "circle":
+        return np.asarray(np.sqrt(dx**2 + dy**2) - r)
+    if scene.subject.shape == "square":
+        return np.asarray(np.maximum(np.abs(dx), np.abs(dy)) - _SQUARE * r)
+    # A triangle with its tip up, as high and as wide as the circle.
+    return np.asarray(np.maximum(dy - r, (2 * np.abs(dx) - dy - r) / math.sqrt(5)))
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(NamedTuple):
     """A prompt, the colour to score its clip by, and whether captions have its combination."""
 
     text: str

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -50,67 +51,59 @@ def main() -> int:
     """Run all steps and return the exit code."""
     began = time.monotonic()
     shutil.rmtree(DEMO, ignore_errors=True)
-    say(1, "sample footage")
-    reelworks("demo-data", str(FOOTAGE))
-    say(2, "scan")
-    reelworks("scan", str(FOOTAGE), "-o", str(RUN.path / "catalog"))
-    say(3, "plan")
-    reelworks("plan", str(RECIPE))
-    say(4, "train, kill in the middle, resume with the same command")
-    killed_at = train_and_kill()
+    _say(1, "sample footage")
+    _reelworks("demo-data", str(FOOTAGE))
+    _say(2, "scan")
+    _reelworks("scan", str(FOOTAGE), "-o", str(RUN.path / "catalog"))
+    _say(3, "plan")
+    _reelworks("plan", str(RECIPE))
+    _say(4, "train, kill in the middle, resume with the same command")
+    killed_at = _train_and_kill()
     print(f"killed with SIGKILL after step {killed_at}; now the same command resumes")
-    reelworks("train", str(RECIPE))
-    say(5, "checkpoints")
-    reelworks("checkpoints", "ls", str(RUN.path))
-    say(6, "generate")
-    clips = generate()
-    say(7, "report")
-    reelworks("report", str(RUN.path))
-    return summary(clips, time.monotonic() - began)
+    _reelworks("train", str(RECIPE))
+    _say(5, "checkpoints")
+    _reelworks("checkpoints", "ls", str(RUN.path))
+    _say(6, "generate")
+    clips = _generate()
+    _say(7, "report")
+    _reelworks("report", str(RUN.path))
+    return _summary(clips, time.monotonic() - began)
 
 
-def say(number: int, title: str) -> None:
-    """Print the heading of a step."""
+def _say(number: int, title: str) -> None:
     print(f"\n== {number}. {title}", flush=True)
 
 
-def reelworks(*arguments: str) -> None:
-    """Print and run a command as a user would; a failure ends the demo."""
-    print(
-        f"$ reelworks {' '.join(a if a.isprintable() and ' ' not in a else repr(a) for a in arguments)}",
-        flush=True,
-    )
+def _reelworks(*arguments: str) -> None:
+    print(f"$ reelworks {' '.join(a if a.isprintable() and ' ' not in a else repr(a) for a in arguments)}", flush=True)
     subprocess.run([*REELWORKS, *arguments], check=True)
 
 
-def train_and_kill() -> int:
+def _train_and_kill() -> int:
     """Train until near the middle, kill the process, and return the last step in its events."""
-    import tomllib
-
     total = tomllib.loads(RECIPE.read_text())["train"]["max_steps"]
     print(f"$ reelworks train {RECIPE}", flush=True)
     process = subprocess.Popen([*REELWORKS, "train", str(RECIPE)])
-    while (step := last_step()) < total * KILL_AT_SHARE:
+    while (step := _last_step()) < total * KILL_AT_SHARE:
         if process.poll() is not None:
             raise SystemExit(f"training ended by itself at step {step} with code {process.returncode}")
         time.sleep(0.2)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    return last_step()
+    return _last_step()
 
 
-def last_step() -> int:
-    """Return the newest step in the run's events."""
+def _last_step() -> int:
     return max((e["step"] for e in events.read(RUN.events_file, "step")), default=0)
 
 
-def generate() -> list[NDArray[np.uint8]]:
+def _generate() -> list[NDArray[np.uint8]]:
     """Generate a clip for every prompt and a contact sheet, and return the clips as read from their files."""
     prompts = [argument for prompt in PROMPTS for argument in ("--prompt", prompt.text)]
     size = ["--height", str(SHAPE.height), "--width", str(SHAPE.width), "--num-frames", str(SHAPE.num_frames)]
-    reelworks("generate", str(RUN.path), *prompts, *size, "-o", str(GENERATED / "{index}.mp4"))
+    _reelworks("generate", str(RUN.path), *prompts, *size, "-o", str(GENERATED / "{index}.mp4"))
     first = ["--height", str(SHAPE.height), "--width", str(SHAPE.width), "--num-frames", "1"]
-    reelworks("generate", str(RUN.path), "--prompt", PROMPTS[0].text, *first, "-o", str(GENERATED / "picture.png"))
+    _reelworks("generate", str(RUN.path), "--prompt", PROMPTS[0].text, *first, "-o", str(GENERATED / "picture.png"))
     clips = [load(Request(GENERATED / f"{i:02d}.mp4", False, SHAPE)) for i in range(len(PROMPTS))]
     rows = [clips[i : i + 2] for i in range(0, len(clips), 2)]
     labels = [[p.text + ("" if p.seen else "  (new)") for p in PROMPTS[i : i + 2]] for i in range(0, len(clips), 2)]
@@ -118,8 +111,7 @@ def generate() -> list[NDArray[np.uint8]]:
     return clips
 
 
-def summary(clips: list[NDArray[np.uint8]], seconds: float) -> int:
-    """Print a summary and return the exit code."""
+def _summary(clips: list[NDArray[np.uint8]], seconds: float) -> int:
     plan: dict[str, Any] = json.loads((RUN.plan_folder / "summary.json").read_text())
     losses = [e["loss"] for e in events.timeline(RUN.events_file, "validation")]
     score = colour.score([(p.colour, clip) for p, clip in zip(PROMPTS, clips, strict=True)])
@@ -137,12 +129,12 @@ def summary(clips: list[NDArray[np.uint8]], seconds: float) -> int:
     print(f"report             {RUN.report_file}")
     print(f"clips              {GENERATED}")
     print(f"time               {seconds:.0f} s")
+    explained = plan["planned"] + left_out == plan["catalog"]["clips"]
     checks = {
         "validation loss falls to at most 50 % of its start": losses[-1] <= 0.5 * losses[0],
         "at least 9 of 10 prompts give a clip in their colour": score.right >= 9,
         "at most 4 match under rotated colours": score.rotated <= 4,
-        "every scanned clip is planned or left out with a reason": plan["planned"] + left_out
-        == plan["catalog"]["clips"],
+        "every scanned clip is planned or left out with a reason": explained,
     }
     for text, holds in checks.items():
         print(f"{'ok    ' if holds else 'FAILED'} {text}")

@@ -21,11 +21,7 @@ from reelworks.demo.scenes import Picture, Video
 # One thread each, so that an encoder gives the same bits every time.
 _ENCODER_OPTIONS: dict[str, dict[str, str]] = {
     "libx264": {"preset": "ultrafast", "crf": "14"},
-    "libx265": {
-        "preset": "ultrafast",
-        "crf": "14",
-        "x265-params": "log-level=none:pools=none:frame-threads=1",
-    },
+    "libx265": {"preset": "ultrafast", "crf": "14", "x265-params": "log-level=none:pools=none:frame-threads=1"},
     "libvpx-vp9": {"deadline": "realtime", "cpu-used": "8", "crf": "14", "b": "0"},
     # Presets above 8 leave ghosts of the moving shape; crf 8 gave streams that no decoder accepts.
     "libsvtav1": {"preset": "8", "crf": "18", "svtav1-params": "lp=1"},
@@ -38,19 +34,11 @@ _ONE_16_16, _ONE_2_30 = 1 << 16, 1 << 30
 
 # Pillow's transpose on storing, which readers that honour the EXIF orientation undo.
 _EXIF_ORIENTATION = 0x0112
-_STORED_TURN = {
-    3: Image.Transpose.ROTATE_180,
-    6: Image.Transpose.ROTATE_90,
-    8: Image.Transpose.ROTATE_270,
-}
+_STORED_TURN = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
 
 
 def check_encoders(names: Iterable[str] = tuple(_ENCODER_OPTIONS)) -> None:
-    """Check that PyAV was built with these encoders.
-
-    Raises:
-        UserError: An encoder is missing.
-    """
+    """Refuse a build of PyAV that lacks one of these encoders."""
     missing = [name for name in names if name not in av.codecs_available]
     if missing:
         raise UserError(
@@ -119,14 +107,7 @@ def _rounded_corners(size: tuple[int, int]) -> Image.Image:
 
 
 def _with_rotation(data: bytes, degrees: int, width: int, height: int) -> bytes:
-    """Set the display matrix in the track header of an MP4 or MOV file.
-
-    Args:
-        data: Content of a file by FFmpeg with one track and an identity matrix.
-        degrees: 90, 180 or 270, clockwise.
-        width: Stored width in pixels.
-        height: Stored height in pixels.
-    """
+    """Set the display matrix of a file by FFmpeg with one track; degrees are clockwise, sizes the stored ones."""
     # (x', y') = (a·x + c·y + tx, b·x + d·y + ty); the translation brings the turned frame back to the origin.
     a, b, c, d, tx, ty = {
         90: (0, 1, -1, 0, height, 0),

@@ -22,12 +22,7 @@ WORST = 20
 
 
 def write(recipe: Recipe, folder: Path, clips: int) -> Json:
-    """Draw a sheet for each bucket that the first epoch trains, and `index.html`; the catalog must exist.
-
-    Args:
-        recipe: Recipe to plan the first epoch of.
-        folder: Output folder; sheets of the same names are replaced.
-        clips: Number of clips to show for each bucket.
+    """Draw a sheet of some clips of each bucket that the first epoch trains, and `index.html`; the catalog must exist.
 
     Returns:
         {"index", "buckets": [{"name", "sheet", "clips", "mean_lost", "max_lost", "shown": [...]}], "worst": [...],

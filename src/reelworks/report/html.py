@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from reelworks.core import files
 from reelworks.report import page, plots, run_data, run_facts, status
@@ -25,8 +24,7 @@ _MEDIA = {
 }
 
 
-@dataclass(frozen=True)
-class Preview:
+class Preview(NamedTuple):
     """A generated clip or picture as a data URI, which is empty if the file is missing."""
 
     prompt: str
@@ -34,8 +32,7 @@ class Preview:
     is_video: bool
 
 
-@dataclass(frozen=True)
-class PreviewStep:
+class PreviewStep(NamedTuple):
     """Previews of one step."""
 
     step: int
@@ -43,31 +40,17 @@ class PreviewStep:
 
 
 def write(run: RunFolder) -> Path:
-    """Write the report of a run, finished or not, as `report.html`.
-
-    Returns:
-        The file's path.
-
-    Raises:
-        UserError: There is no run in the folder, or a newer version wrote it.
-    """
-    text = render(run_data.load(run), run.samples_folder)
-    files.write_bytes(run.report_file, text.encode())
-    return run.report_file
-
-
-def render(data: RunData, samples_folder: Path) -> str:
-    """Return the page; text from files is escaped."""
-    drawn = plots.all_of(data)
+    """Write the report of a run, finished or not, and return its path."""
+    data = run_data.load(run)
     checkpoints = status.checkpoints(data)
-    return page.render(
+    text = page.render(
         "template.html",
         data=data,
         name=data.path.resolve().name,
         state=status.state(data),
         headline=run_facts.headline(data),
-        figures=drawn,
-        previews=previews(data, samples_folder),
+        figures=plots.all_of(data),
+        previews=_previews(data, run.samples_folder),
         preview_steps=len(data.events_of("samples")),
         accounting=run_facts.accounting(data.summary),
         buckets=run_facts.buckets(data.summary),
@@ -77,11 +60,13 @@ def render(data: RunData, samples_folder: Path) -> str:
         kept=[row for row in checkpoints if row.kept],
         deleted=[row for row in checkpoints if not row.kept],
         history=status.history(data),
-        environment=_flat(data.environment[-1]) if data.environment else {},
+        environment=_flat(data.environment),
     )
+    files.write_bytes(run.report_file, text.encode())
+    return run.report_file
 
 
-def previews(data: RunData, folder: Path) -> list[PreviewStep]:
+def _previews(data: RunData, folder: Path) -> list[PreviewStep]:
     """Return previews by step, newest first: the newest, the first and as many between as fit the page."""
     events = _spread({event["step"]: event for event in data.events_of("samples")})
     steps: list[PreviewStep] = []
@@ -91,12 +76,13 @@ def previews(data: RunData, folder: Path) -> list[PreviewStep]:
         left_bytes -= sum(path.stat().st_size for path in paths if path)
         if steps and left_bytes < 0:
             break
-        steps.append(PreviewStep(event["step"], _embed_all(event, paths)))
+        prompts = [*event.get("prompts", []), *[""] * len(paths)]
+        steps.append(PreviewStep(event["step"], list(map(_embed, paths, prompts))))
     return steps
 
 
 def _spread(events: dict[int, Event]) -> list[Event]:
-    """Pick evenly spaced steps, first and last included; newest first."""
+    """Pick evenly spaced steps, newest first, the first and last included."""
     steps = sorted(events, reverse=True)
     n = min(len(steps), MAX_PREVIEW_STEPS)
     picked = [steps[round(i * (len(steps) - 1) / max(1, n - 1))] for i in range(n)]
@@ -108,11 +94,6 @@ def _inside(folder: Path, name: str) -> Path | None:
     path = (folder / name).resolve()
     known = path.suffix.lower() in _MEDIA and path.is_relative_to(folder.resolve())
     return path if known and path.is_file() else None
-
-
-def _embed_all(event: Event, paths: list[Path | None]) -> list[Preview]:
-    prompts = [*event.get("prompts", []), *[""] * len(paths)]
-    return [_embed(path, prompt) for path, prompt in zip(paths, prompts, strict=False)]
 
 
 def _embed(path: Path | None, prompt: str) -> Preview:

@@ -17,7 +17,7 @@ from reelworks.buckets import propose
 from reelworks.buckets.propose import Proposal
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.summary import Histogram, Summary, summarise
-from reelworks.core import units
+from reelworks.core import files, units
 from reelworks.report import page
 from reelworks.report.plots import Figure
 from reelworks.report.run_facts import Fact
@@ -33,14 +33,11 @@ class Inspection:
     """Result of `inspect`. Histograms are lists of (label, count) without empty classes.
 
     Attributes:
-        summary: Counts and the distributions that a scan prints.
         duration: Lengths of readable videos in seconds.
         caption_tokens: Number of words and punctuation marks in the captions of readable clips.
         pictures_by_folder: Number of readable pictures in each folder, largest first.
         folders: Number of folders with pictures.
-        sizes: Width and height of readable clips sampled evenly over the catalog.
-        advice: Problems to fix and facts to know.
-        proposal: Proposed buckets.
+        sizes: Width and height in pixels of readable clips sampled evenly over the catalog.
     """
 
     summary: Summary
@@ -110,11 +107,7 @@ def _caption_tokens(rows: CatalogRows) -> NDArray[np.int64]:
 
 
 def write_inspection(inspection: Inspection, catalog: Path, file: Path) -> None:
-    """Write an inspection as one HTML file.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Write an inspection as one HTML file."""
     text = page.render(
         "inspect.html",
         figures=figures(inspection),
@@ -126,7 +119,7 @@ def write_inspection(inspection: Inspection, catalog: Path, file: Path) -> None:
         folders=inspection.folders,
         proposal=inspection.proposal,
     )
-    page.write(file, text)
+    files.write_for("--html", file, text.encode())
 
 
 def headline(inspection: Inspection) -> list[Fact]:
@@ -161,9 +154,7 @@ def _sizes(inspection: Inspection) -> Figure:
     width, height = zip(*inspection.sizes, strict=True)
     marker = {"color": "@c1", "size": 8, "opacity": 0.45}
     points = {"type": "scatter", "mode": "markers", "x": list(width), "y": list(height), "marker": marker}
-    axes = {
-        side: {"title": {"text": unit}, "type": "log"}
-        for side, unit in (("xaxis", "width, pixels"), ("yaxis", "height, pixels"))
-    }
+    sides = {"xaxis": "width, pixels", "yaxis": "height, pixels"}
+    axes = {axis: {"title": {"text": unit}, "type": "log"} for axis, unit in sides.items()}
     plot = {"data": [points], "layout": {**axes, "hovermode": "closest"}}
     return Figure("sizes", "Sizes", f"{units.plural(len(width), 'clip')} as displayed.", plot)

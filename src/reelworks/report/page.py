@@ -11,18 +11,12 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from reelworks.core import files, units
+from reelworks.core import units
 from reelworks.report.plots import Figure
 
 
 def render(template: str, *, figures: list[Figure], **values: Any) -> str:
-    """Fill a template and escape its values.
-
-    Args:
-        template: File name of the template in this folder.
-        figures: Plots; without any the page includes no plotting library.
-        values: Other values that the template uses.
-    """
+    """Fill a template of this folder and escape its values; without figures the page includes no plotting library."""
     folder = Path(__file__).parent
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
@@ -34,25 +28,15 @@ def render(template: str, *, figures: list[Figure], **values: Any) -> str:
     filters = (units.count, units.loss, units.percent, units.size, units.duration, units.moment, units.change)
     for function in filters:
         environment.filters[function.__name__] = function
+    plotly = ""
+    if figures:
+        from plotly.offline import get_plotlyjs  # slow to import
+
+        plotly = get_plotlyjs()
     return environment.get_template(template).render(
         css=Markup((folder / "style.css").read_text(encoding="utf-8")),
         script=Markup((folder / "script.js").read_text(encoding="utf-8")),
-        plotly=_plotly() if figures else "",
+        plotly=Markup(plotly),
         figures=figures,
         **values,
     )
-
-
-def _plotly() -> Markup:
-    from plotly.offline import get_plotlyjs  # slow to import, and not every page has figures
-
-    return Markup(get_plotlyjs())
-
-
-def write(file: Path, text: str) -> None:
-    """Write the page of `--html FILE`.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
-    files.write_for("--html", file, text.encode())

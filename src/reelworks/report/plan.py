@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from reelworks.core import units
+from reelworks.core import files, units
 from reelworks.report import page, run_facts
 from reelworks.report.plots import COLOURS
 from reelworks.report.run_facts import Fact, Part
@@ -58,16 +58,7 @@ _WASTED = (("GPUs wait", "c8"), ("copies that pad", "c5"))
 
 
 def write_plan_page(forecast: Json, name: str, file: Path) -> None:
-    """Write a forecast as one HTML file.
-
-    Args:
-        forecast: Forecast from `analysis.plan_report.forecast`.
-        name: Name of the recipe.
-        file: Path to write.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
+    """Write a forecast of the recipe of this name as one HTML file."""
     text = page.render(
         "plan.html",
         figures=[],
@@ -86,7 +77,7 @@ def write_plan_page(forecast: Json, name: str, file: Path) -> None:
         reasons=run_facts.reasons(forecast),
         labels={name: label for name, (label, _) in run_facts.REASONS.items()},
     )
-    page.write(file, text)
+    files.write_for("--html", file, text.encode())
 
 
 def headline(forecast: Json) -> list[Fact]:

@@ -18,6 +18,7 @@ MAX_POINTS = 1500  # per curve; neighbours are averaged beyond that
 COLOURS = 8
 RAMP = 7
 Series = Sequence[float | None]
+Trace = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -60,22 +61,27 @@ def thin(steps: Sequence[float], values: Series) -> tuple[list[float], list[floa
     return xs, ys
 
 
-def _line(name: str, steps: Sequence[float], values: Series, colour: str, **more: Any) -> dict[str, Any]:
+def _line(name: str, steps: Sequence[float], values: Series, colour: str, **more: Any) -> Trace:
     xs, ys = thin(steps, values)
     line = {"color": colour, "width": more.pop("width", 2), **more.pop("line", {})}
     return {"type": "scatter", "mode": "lines", "name": name, "x": xs, "y": ys, "line": line, **more}
 
 
-def _raw_and_smooth(steps: list[float], values: Series, colour: str, unit: str) -> list[dict[str, Any]]:
+def _raw_and_smooth(steps: list[float], values: Series, colour: str) -> list[Trace]:
+    if not steps:
+        return []
     raw = _line("each step", steps, values, colour, width=1, opacity=0.28, hoverinfo="skip")
-    return [raw, _line(unit, steps, smooth(values), colour, width=2.2)]
+    return [raw, _line("smoothed", steps, smooth(values), colour, width=2.2)]
 
 
-def _plot(traces: list[dict[str, Any]], unit: str, *, legend: bool = False, **more: Any) -> dict[str, Any]:
-    """Plot traces over steps; `shapes` goes to the layout, other keywords to the y axis."""
-    shapes = more.pop("shapes", [])
+def _figure(name: str, title: str, note: str, traces: list[Trace], unit: str, **more: Any) -> Figure | None:
+    """Plot traces over steps, if there are any; `legend` and `shapes` go to the layout, other keywords to the y axis."""
+    if not traces:
+        return None
+    legend, shapes = more.pop("legend", False), more.pop("shapes", [])
     axes = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": unit}, **more}}
-    return {"data": traces, "layout": {**axes, "showlegend": legend, "shapes": shapes}}
+    plot = {"data": traces, "layout": {**axes, "showlegend": legend, "shapes": shapes}}
+    return Figure(name, title, note, plot)
 
 
 def _series(events: list[Event], key: str) -> tuple[list[float], list[float | None]]:
@@ -92,13 +98,10 @@ def _resume_lines(data: RunData) -> list[dict[str, Any]]:
 
 def loss_curve(data: RunData) -> Figure | None:
     """Plot the training loss of each step (faint) and smoothed."""
-    events = data.events_of("step")
-    if not events:
-        return None
     resumes = _resume_lines(data)
-    traces = _raw_and_smooth(*_series(events, "loss"), "@c1", "smoothed")
+    traces = _raw_and_smooth(*_series(data.events_of("step"), "loss"), "@c1")
     note = "Faint: each step. Strong: smoothed." + (" Dotted: a resume." if resumes else "")
-    return Figure("loss", "Training loss", note, _plot(traces, "loss", shapes=resumes))
+    return _figure("loss", "Training loss", note, traces, "loss", shapes=resumes)
 
 
 def loss_by_bucket(data: RunData) -> Figure | None:
@@ -107,17 +110,13 @@ def loss_by_bucket(data: RunData) -> Figure | None:
     for event in data.events_of("step"):
         for name, loss in (event.get("loss_by_bucket") or {}).items():
             points.setdefault(name, []).append((event["step"], finite(loss)))
-    if not points:
-        return None
     traces = []
     for i, (name, pairs) in enumerate(sorted(points.items(), key=lambda item: -len(item[1]))):
         steps, values = zip(*pairs, strict=True)
-        shown = i < COLOURS
-        colour = f"@c{i + 1}" if shown else "@muted"
-        visible = True if shown else "legendonly"
+        colour, visible = (f"@c{i + 1}", True) if i < COLOURS else ("@muted", "legendonly")
         traces.append(_line(name, steps, smooth(values), colour, visible=visible))
     note = "Smoothed. Shapes differ in difficulty, so compare each line only with itself."
-    return Figure("loss-by-bucket", "Loss by bucket", note, _plot(traces, "loss", legend=True))
+    return _figure("loss-by-bucket", "Loss by bucket", note, traces, "loss", legend=True)
 
 
 def validation(data: RunData) -> Figure | None:
@@ -132,41 +131,35 @@ def validation(data: RunData) -> Figure | None:
         shade = 1 + round(i * (RAMP - 1) / max(1, len(times) - 1))
         values = [finite((e.get("loss_by_time") or {}).get(time)) for e in events]
         traces.append(_line(f"t = {time}", steps, values, f"@ramp{shade}", width=1.5))
-    mean = _line("mean", *_series(events, "loss"), "@c8", width=3, mode="lines+markers", marker={"size": 7})
+    traces.append(_line("mean", *_series(events, "loss"), "@c8", width=3, mode="lines+markers", marker={"size": 7}))
     clips = events[-1].get("clips")
     of_clips = f"{units.plural(clips, 'held-out clip')}, " if clips else ""
     note = f"{of_clips}fixed noise; t = 0 is clean, t = 1000 pure noise."
-    return Figure("validation", "Validation loss", note, _plot([*traces, mean], "loss", legend=True))
+    return _figure("validation", "Validation loss", note, traces, "loss", legend=True)
 
 
 def throughput(data: RunData) -> Figure | None:
     """Plot clips per second."""
     events = [e for e in data.events_of("step") if e.get("seconds")]
-    if not events:
-        return None
     values = [finite(e["clips"] / e["seconds"]) for e in events]
-    traces = _raw_and_smooth([e["step"] for e in events], values, "@c2", "smoothed")
+    traces = _raw_and_smooth([e["step"] for e in events], values, "@c2")
     note = "Long clips cost more than pictures."
-    return Figure("throughput", "Throughput", note, _plot(traces, "clips / s", rangemode="tozero"))
+    return _figure("throughput", "Throughput", note, traces, "clips / s", rangemode="tozero")
 
 
 def learning_rate(data: RunData) -> Figure | None:
     """Plot the learning rate."""
     events = [e for e in data.events_of("step") if e.get("learning_rate") is not None]
-    if not events:
-        return None
-    traces = [_line("learning rate", *_series(events, "learning_rate"), "@c5")]
-    plot = _plot(traces, "learning rate", rangemode="tozero", tickformat=".1~e")
-    return Figure("learning-rate", "Learning rate", "As applied in each step.", plot)
+    traces = [_line("learning rate", *_series(events, "learning_rate"), "@c5")] if events else []
+    note, axis = "As applied in each step.", {"rangemode": "tozero", "tickformat": ".1~e"}
+    return _figure("learning-rate", "Learning rate", note, traces, "learning rate", **axis)
 
 
 def grad_norm(data: RunData) -> Figure | None:
     """Plot the norm of the gradient before clipping."""
     events = [e for e in data.events_of("step") if e.get("grad_norm") is not None]
-    if not events:
-        return None
-    traces = _raw_and_smooth(*_series(events, "grad_norm"), "@c6", "smoothed")
-    return Figure("grad-norm", "Gradient norm", "Before clipping.", _plot(traces, "norm", rangemode="tozero"))
+    traces = _raw_and_smooth(*_series(events, "grad_norm"), "@c6")
+    return _figure("grad-norm", "Gradient norm", "Before clipping.", traces, "norm", rangemode="tozero")
 
 
 def all_of(data: RunData) -> list[Figure]:

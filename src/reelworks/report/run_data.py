@@ -10,7 +10,6 @@ from typing import Any
 from reelworks.analysis import clip_history
 from reelworks.analysis.coverage import EpochCoverage
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import files
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -22,15 +21,11 @@ class RunData:
     """Contents of a run folder.
 
     Attributes:
-        path: The run folder.
-        info: Content of `run.json`.
-        summary: Content of `plan/summary.json`, or {}.
+        info, summary, environment: Contents of `run.json`, `plan/summary.json` and `environment.json`.
         recipe: The resolved recipe as text.
-        environment: One dict for each start that recorded its environment.
         told: All events as written, also those that a resume discarded.
         events: Events that no resume discarded, see `run.events.timeline`.
-        on_disk: Steps of the committed checkpoints in the folder.
-        pinned: Steps of pinned checkpoints.
+        on_disk, pinned: Steps of the committed and of the pinned checkpoints.
         coverage: Counts of clips in each epoch from the run's records, oldest first.
     """
 
@@ -38,7 +33,7 @@ class RunData:
     info: dict[str, Any]
     summary: dict[str, Any]
     recipe: str
-    environment: list[dict[str, Any]]
+    environment: dict[str, Any]
     told: list[Event]
     events: list[Event]
     on_disk: frozenset[int]
@@ -56,20 +51,15 @@ class RunData:
 
 
 def load(run: RunFolder) -> RunData:
-    """Read everything that a report shows.
-
-    Raises:
-        UserError: There is no run in the folder, or a newer version wrote it.
-    """
-    info = run.info()
+    """Read everything that a report shows; the folder must hold a run."""
     store = CheckpointStore(run.checkpoints_folder)
     steps = store.steps()
     return RunData(
         path=run.path,
-        info=info,
+        info=run.info(),
         summary=_read_object(run.plan_folder / "summary.json"),
         recipe=_read_text(run.recipe_file),
-        environment=_read_environment(run.environment_file),
+        environment=_read_object(run.environment_file),
         told=list(events.read(run.events_file)),
         events=events.timeline(run.events_file),
         on_disk=frozenset(steps),
@@ -88,9 +78,3 @@ def _read_object(path: Path) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _read_environment(path: Path) -> list[dict[str, Any]]:
-    """Read one line for each start, or a single pretty-printed object."""
-    single = _read_object(path)
-    return [single] if single else list(files.read_json_lines(path))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from itertools import cycle
+from typing import Any, NamedTuple
 
 from reelworks.analysis.coverage import EpochCoverage, State
 from reelworks.core import units
@@ -33,10 +33,10 @@ REASONS: dict[str, tuple[str, str]] = {
     "held_out": ("held out", "Reserved for validation, never trained."),
 }
 NOT_REJECTED = ("held_out", "not_drawn")
+_TONES = ("c6", "c8", "c3", "c7", "c4", "c2")
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """A card with a label, a value and a note."""
 
     label: str
@@ -44,16 +44,11 @@ class Fact:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Clips that are not trained, by reason.
+class Reason(NamedTuple):
+    """Clips that are not trained for one reason, with its name in the summary and its label in reports.
 
     Attributes:
-        name: Name of the reason in the summary.
-        label: Name of the reason in reports.
-        remedy: Advice to the reader.
         files: The first clips, with path and detail.
-        total: Number of clips.
         nearest: For clips that fit no bucket, their number by the entry that is closest to fitting.
         all_in: File that lists all clips, if it is not the one that the page names.
     """
@@ -67,8 +62,7 @@ class Reason:
     all_in: str = ""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A coloured part of a bar."""
 
     label: str
@@ -92,11 +86,11 @@ def reasons(summary: Json) -> list[Reason]:
 def failures(data: RunData) -> Reason | None:
     """Return the planned clips that could not be read during training."""
     entries = [{"path": e.get("path", ""), "detail": e.get("reason", "")} for e in data.events_of("failure")]
-    remedy = "Counted under coverage; check the file."
-    label = "failed while training"
     if not entries:
         return None
-    return Reason("failed", label, remedy, entries[:MAX_NAMES], len(entries), {}, "events.jsonl")
+    remedy = "Counted under coverage; check the file."
+    listed = entries[:MAX_NAMES]
+    return Reason("failed", "failed while training", remedy, listed, len(entries), {}, "events.jsonl")
 
 
 def rejected(summary: Json) -> int:
@@ -106,12 +100,9 @@ def rejected(summary: Json) -> int:
 
 def accounting(summary: Json) -> list[Part]:
     """Divide the scanned clips into planned, held out, and each reason."""
-    held_out = summary.get("held_out", 0)
-    parts = [("planned", summary.get("planned", 0), "c1"), ("held out", held_out, "c5")]
-    tones = ("c6", "c8", "c3", "c7", "c4", "c2")
+    parts = [("planned", summary.get("planned", 0), "c1"), ("held out", summary.get("held_out", 0), "c5")]
     others = [reason for reason in reasons(summary) if reason.name != "held_out"]
-    for i, reason in enumerate(others):
-        parts.append((reason.label, reason.total, tones[i % len(tones)]))
+    parts += [(one.label, one.total, tone) for one, tone in zip(others, cycle(_TONES), strict=False)]
     total = sum(number for _, number, _ in parts)
     return [Part(label, number, number / total, tone) for label, number, tone in parts if number]
 
@@ -125,8 +116,7 @@ def balance(summary: Json) -> str:
     return f"{units.count(scanned)} = " + " + ".join(units.count(part.total) for part in parts)
 
 
-@dataclass(frozen=True)
-class BucketRow:
+class BucketRow(NamedTuple):
     """A row of the bucket table; shares are of all planned clips and tokens."""
 
     name: str
@@ -163,14 +153,11 @@ def buckets(summary: Json) -> list[BucketRow]:
     ]
 
 
-@dataclass(frozen=True)
-class CoverageRow:
+class CoverageRow(NamedTuple):
     """Numbers of an epoch's planned clips by state.
 
     Attributes:
         name: Number of the epoch, with the generation if the data were restarted.
-        planned, trained, failed, skipped: Numbers of clips.
-        done: Whether the epoch has ended.
         state: "adds up", "under way", "lost" if a record is missing, or "contradiction".
         note: Missing records and contradictions.
     """
@@ -212,7 +199,7 @@ def _state(epoch: EpochCoverage) -> str:
 
 def headline(data: RunData) -> list[Fact]:
     """Return the cards on top of the report."""
-    return [*_data_facts(data), *_training_facts(data)]
+    return [*_data_facts(data), *_training_facts(data), *_quality_facts(data)]
 
 
 def _data_facts(data: RunData) -> list[Fact]:
@@ -241,13 +228,12 @@ def _training_facts(data: RunData) -> list[Fact]:
     steps = data.events_of("step")
     seconds = sum(e["seconds"] for e in steps)
     speed = f"{sum(e['clips'] for e in steps) / seconds:,.3g} clips / s" if seconds else "–"
-    facts = [
+    return [
         Fact("Steps", units.count(data.last_step), again),
         Fact("Epochs", units.count(done), note),
         Fact("Training time", units.duration(status.training_seconds(data)), resumes),
         Fact("Throughput", speed, "mean over the steps"),
     ]
-    return facts + _quality_facts(data)
 
 
 def _quality_facts(data: RunData) -> list[Fact]:

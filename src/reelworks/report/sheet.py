@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from reelworks.analysis import contact_sheet, discarded
 from reelworks.analysis.contact_sheet import SampleView
+from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.media.decode import BLACK, Frames
+from reelworks.schedule.plan import Entries
+
+if TYPE_CHECKING:
+    from reelworks.data.loader import MicroBatchRequest
+    from reelworks.train.replay import Replay
 
 _HEIGHT_PX = 130
 _WIDTH_PX = 210
@@ -26,13 +34,10 @@ _DIM = 0.35
 
 
 def draw(views: list[SampleView], shape: Shape) -> bytes:
-    """Draw clips one below the other.
+    """Draw clips one below the other, as a PNG file.
 
     Each line shows the full first frame with the crop's window, then frames as training reads them, and below them the
     same frames of the companions.
-
-    Returns:
-        A PNG file.
     """
     lines = [_line(view, shape) for view in views]
     width = max(line.width for line in lines) + 2 * _GAP_PX
@@ -135,6 +140,31 @@ def _scaled(frame_HWC: NDArray[np.uint8], scale: float) -> Image.Image:
     image = Image.fromarray(np.ascontiguousarray(frame_HWC))
     size = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
     return image.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST)
+
+
+def write_step(replay: Replay, folder: Path) -> list[Path]:
+    """Draw a sheet for each micro-batch of a replayed step, `column-0000.png`, in the plan's order.
+
+    Clips are read again from their files; the sheet names those that cannot be read.
+    """
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for request in replay.columns:
+            written.append(folder / f"column-{request.index:04d}.png")
+            files.write_bytes(written[-1], draw(step_views(replay, request), request.shape))
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    return written
+
+
+def step_views(replay: Replay, request: MicroBatchRequest) -> list[SampleView]:
+    """Return the clips of a micro-batch as training read them, without copies that only pad."""
+    uid, copy = request.uids[request.real], request.draw_copies[request.real]
+    row = replay.data.rows.find(uid)
+    entries = Entries(uid, copy, replay.data.rows.ordinal[row], 0 * row + request.bucket)
+    lost = discarded.lost_shares(replay.data, entries)
+    return contact_sheet.sample_views(replay.data, entries, lost, epoch=request.epoch)
 
 
 def unwritable(folder: Path, error: OSError) -> UserError:

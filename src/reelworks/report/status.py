@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from reelworks.core import units
 from reelworks.report.run_data import Event, RunData
 
 BEST = "the best by"  # first words of the reason that retention gives
 KILLED = "no stop event (process killed or machine lost)"
+_SETTINGS = {
+    "world_size": "world size",
+    "micro_batches_per_step": "micro-batches a step",
+    "same_bucket_run": "slot width",
+    "device": "device",
+}
 
 
 @dataclass
@@ -24,8 +31,7 @@ class CheckpointRow:
     on_disk: bool = False
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """An entry of the timeline."""
 
     time: float
@@ -36,10 +42,7 @@ class Moment:
 
 
 def checkpoints(data: RunData) -> list[CheckpointRow]:
-    """Return every checkpoint of the run, newest first.
-
-    Replays all events as written, since a resume does not undo a deletion.
-    """
+    """Return every checkpoint of the run, newest first, from all events, since a resume does not undo a deletion."""
     rows: dict[int, CheckpointRow] = {}
     for event in data.told:
         if event["kind"] == "checkpoint":
@@ -69,7 +72,7 @@ def best_checkpoint(data: RunData) -> CheckpointRow | None:
     return min(measured, key=lambda row: row.loss or 0.0, default=None)
 
 
-def sessions(data: RunData) -> list[list[Event]]:
+def _sessions(data: RunData) -> list[list[Event]]:
     """Split all events into runs of the process, each beginning with its `start`."""
     cut: list[list[Event]] = []
     for event in data.told:
@@ -81,17 +84,17 @@ def sessions(data: RunData) -> list[list[Event]]:
 
 def training_seconds(data: RunData) -> float:
     """Return the wall-clock time from each start to that session's last event, summed."""
-    return float(sum(session[-1]["time"] - session[0]["time"] for session in sessions(data)))
+    return float(sum(session[-1]["time"] - session[0]["time"] for session in _sessions(data)))
 
 
 def resumes(data: RunData) -> int:
     """Return how often training resumed from a checkpoint."""
-    return len([e for e in data.told if e["kind"] == "start" and e.get("resumed_from") is not None])
+    return sum(event.get("resumed_from") is not None for event in data.told if event["kind"] == "start")
 
 
 def repeated_steps(data: RunData) -> int:
     """Return the number of steps that were lost with their process and repeated."""
-    return len([event for event in data.told if event["kind"] == "step"]) - len(data.events_of("step"))
+    return sum(1 for event in data.told if event["kind"] == "step") - len(data.events_of("step"))
 
 
 def state(data: RunData) -> tuple[str, str]:
@@ -109,12 +112,11 @@ def state(data: RunData) -> tuple[str, str]:
 def history(data: RunData) -> list[Moment]:
     """Return starts, resumes, signals, stops and interruptions, oldest first."""
     moments: list[Moment] = []
-    cut = sessions(data)
-    for i, session in enumerate(cut):
-        moments += [moment for event in session if (moment := _moment(event))]
-        stopped = any(event["kind"] == "stop" for event in session)
-        if not stopped and i + 1 < len(cut):
-            last = session[-1]
+    cut = _sessions(data)
+    for session in cut:
+        moments += filter(None, map(_moment, session))
+        last = session[-1]
+        if session is not cut[-1] and all(event["kind"] != "stop" for event in session):
             moments.append(Moment(last["time"], last.get("step"), "Interrupted", KILLED, "bad"))
     return moments
 
@@ -122,22 +124,12 @@ def history(data: RunData) -> list[Moment]:
 def _moment(event: Event) -> Moment | None:
     kind, step, time = event["kind"], event.get("step"), event["time"]
     if kind == "start":
-        return _start(event)
+        resumed_from = event.get("resumed_from")
+        detail = ", ".join(f"{label} {event[key]}" for key, label in _SETTINGS.items() if key in event)
+        title = "Started" if resumed_from is None else f"Resumed from step {units.count(resumed_from)}"
+        return Moment(time, resumed_from or 0, title, detail, "start")
     if kind == "signal":
         return Moment(time, step, str(event.get("name", "signal")), "asked to save and exit", "warn")
     if kind == "stop":
         return Moment(time, step, "Stopped", str(event.get("reason", "")).replace("_", " "), "good")
     return None
-
-
-def _start(event: Event) -> Moment:
-    resumed_from = event.get("resumed_from")
-    keys = (
-        ("world_size", "world size"),
-        ("micro_batches_per_step", "micro-batches a step"),
-        ("same_bucket_run", "slot width"),
-        ("device", "device"),
-    )
-    detail = ", ".join(f"{label} {event[key]}" for key, label in keys if key in event)
-    title = "Started" if resumed_from is None else f"Resumed from step {units.count(resumed_from)}"
-    return Moment(event["time"], resumed_from or 0, title, detail, "start")

@@ -119,14 +119,7 @@ def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tens
 
 
 def check_family(name: str) -> None:
-    """Run all checks of a family on its tiny network.
-
-    Args:
-        name: The family's preset that ends in `-tiny`.
-
-    Raises:
-        AssertionError: A check fails; the message names the violation.
-    """
+    """Run all checks of a family, which is named by its preset that ends in `-tiny`."""
     check_shapes_and_gradients(name)
     check_dtypes(name)
     check_state(name)
@@ -161,7 +154,8 @@ def check_dtypes(name: str) -> None:
         assert expected.dtype == actual.dtype == torch.float32
         assert _distance(expected, actual) < 0.05, f"{name}: bfloat16 is {_distance(expected, actual):.1%} off"
         stored = build(name, compute=torch.bfloat16, storage=torch.bfloat16)
-        near = [_at(stored, inputs, time) for time in (999.0, 999.9)]  # one number in bfloat16
+        times = [torch.full_like(inputs.time, time) for time in (999.0, 999.9)]  # one number in bfloat16
+        near = [DtypeBoundary(stored)(dataclasses.replace(inputs, time=time)) for time in times]
     assert not torch.equal(*near), f"{name}: times are rounded before the network uses them"
     if exact.runs_on_meta:
         for sharded in (False, True):
@@ -203,12 +197,7 @@ def check_lora(name: str, targets: Targets = "default") -> None:
 
 
 def with_lora(
-    name: str,
-    base: BaseStorage,
-    compute: torch.dtype,
-    *,
-    gradient_checkpointing: bool = False,
-    dora: bool = False,
+    name: str, base: BaseStorage, compute: torch.dtype, *, gradient_checkpointing: bool = False, dora: bool = False
 ) -> Denoiser:
     """Build a family's tiny network with a frozen base in some format and a random LoRA."""
     denoiser = build(name, gradient_checkpointing=gradient_checkpointing, compute=compute)
@@ -242,8 +231,7 @@ def check_gradient_checkpointing(name: str) -> None:
         saved.append(activations.bytes)
         answers.append(answer(denoiser, inputs))
     assert saved[1] < saved[0], f"{name}: gradient checkpointing recomputes no block"
-    assert answers[0].keys() == answers[1].keys()
-    differing = [key for key, value in answers[0].items() if not torch.equal(value, answers[1][key])]
+    differing = _differing(*answers)
     assert not differing, f"{name}: gradient checkpointing changes {differing[:5]}"
 
 
@@ -251,9 +239,7 @@ def check_bases(name: str) -> None:
     """Check that a bfloat16 base changes nothing when computing in bfloat16, and a 4-bit base only a little."""
     inputs = example(shapes(name)[-1], name, batch=1)
     expected = answer(with_lora(name, "float32", torch.bfloat16), inputs)
-    lowered = answer(with_lora(name, "bfloat16", torch.bfloat16), inputs)
-    assert lowered.keys() == expected.keys()
-    differing = [key for key, value in expected.items() if not torch.equal(value, lowered[key])]
+    differing = _differing(expected, answer(with_lora(name, "bfloat16", torch.bfloat16), inputs))
     assert not differing, f"{name}: a base in bfloat16 changes {differing[:5]}"
     denoiser = with_lora(name, "nf4", torch.bfloat16)
     actual = answer(denoiser, inputs)
@@ -282,8 +268,9 @@ def check_overfits(name: str, *, most_steps: int = 200, learning_rate: float = 5
     raise AssertionError(f"{name}: the loss only fell from {losses[0]:.3g} to {losses[-1]:.3g}")
 
 
-def _at(denoiser: Denoiser, inputs: DenoiserInputs, time: float) -> Tensor:
-    return DtypeBoundary(denoiser)(dataclasses.replace(inputs, time=torch.full_like(inputs.time, time)))
+def _differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    assert one.keys() == other.keys()
+    return [key for key, value in one.items() if not torch.equal(value, other[key])]
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,15 +16,12 @@ class StatefulLoader(Protocol):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the remaining steps."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return the current position."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position."""
-        ...
 
 
 def assert_exact_resume(
@@ -75,29 +73,24 @@ def assert_exact_resume(
 
 def _steps(loader: StatefulLoader, number: int) -> Iterator[Any]:
     """Yield a number of steps, across epochs."""
-    count = 0
-    while count < number:
-        before = count
-        for step in loader:
+    while number:
+        left = number
+        for step in islice(loader, left):
             yield step
-            count += 1
-            if count == number:
-                return
-        if count == before:
+            number -= 1
+        if number == left:
             raise ValueError("the loader yields no step")
 
 
 def _plain(value: Any) -> Any:
     """Convert a value to nested dicts and lists of bytes and plain values that can be compared."""
     if hasattr(value, "detach"):  # a tensor; numpy knows no bfloat16
+        import torch
+
         tensor = value.detach().cpu().contiguous()
-        return (
-            str(tensor.dtype),
-            tuple(tensor.shape),
-            tensor.flatten().view(dtype=_bytes()).numpy().tobytes(),
-        )
+        return str(tensor.dtype), tuple(tensor.shape), tensor.flatten().view(dtype=torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray):
-        return (str(value.dtype), value.shape, value.tobytes())
+        return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, str | bytes | int | float | bool | None | np.generic):
         return value
     if isinstance(value, Mapping):
@@ -109,17 +102,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _bytes() -> Any:
-    import torch
-
-    return torch.uint8
-
-
 def _differing(a: Any, b: Any, name: str) -> str | None:
     """Return the name of the first part that differs, or None."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return next((part for key in a if (part := _differing(a[key], b[key], f"{name}.{key}"))), None)
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        parts = enumerate(zip(a, b, strict=True))
-        return next((part for i, (x, y) in parts if (part := _differing(x, y, f"{name}[{i}]"))), None)
+        return next((part for i, x in enumerate(a) if (part := _differing(x, b[i], f"{name}[{i}]"))), None)
     return None if a == b or (a != a and b != b) else name

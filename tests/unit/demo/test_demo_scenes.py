@@ -70,8 +70,8 @@ def test_a_seed_means_its_scenes_and_another_seed_others() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sizes_lengths_and_rates(seed: int) -> None:
     all_scenes = [video.scene for video in scenes.videos(seed)]
-    assert all(5 <= s.num_frames <= 120 and 12 <= s.fps <= 60 for s in all_scenes)
-    assert sum(17 <= s.num_frames <= 40 for s in all_scenes) > len(all_scenes) * 0.8
+    assert all(5 <= len(s.pts) <= 120 and 12 <= s.fps <= 60 for s in all_scenes)
+    assert sum(17 <= len(s.pts) <= 40 for s in all_scenes) > len(all_scenes) * 0.8
     assert sum(64 <= min(s.width, s.height) <= 96 for s in all_scenes) > len(all_scenes) * 0.8
     assert all(s.width % 2 == 0 and s.height % 2 == 0 for s in all_scenes)
     assert {s.fps for s in all_scenes} == set(formats.FRAME_RATES)

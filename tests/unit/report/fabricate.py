@@ -83,7 +83,7 @@ def make(path: Path, steps: int = 300, every: int = 60, crash_at: int = 170) -> 
     files.write_json(run.plan_folder / "summary.json", summary())
     run.recipe_file.write_text('version = 1\nname = "<i>demo</i>"\n[train]\nmax_steps = 300\n')
     versions = {"python": "3.12.3", "torch": "2.13.0", "reelworks": "0.1.0"}
-    files.append_json_line(run.environment_file, {"versions": versions, "machine": "lab-3", "threads": 2})
+    files.write_json(run.environment_file, {"versions": versions, "machine": "lab-3", "threads": 2})
     clock, rng = Clock(run), random.Random(1)
     start = {
         "world_size": 1,

@@ -8,9 +8,8 @@ listed as such; the recipe loads either way.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 
@@ -38,27 +37,12 @@ _DEFAULTS: dict[str, Any] = {
     "scheduler.sample_method": "uniform",
     "optim.betas": (0.9, 0.999),
 }
-# Version 2.0 has these keys in `optim`.
-_OPTIMIZER = {"lr": 1e-4, "weight_decay": 0.0, "adam_eps": 1e-8}
-_OPTIMIZER_OF_2 = {"lr": "lr", "weight_decay": "weight_decay", "adam_eps": "eps"}
+# With the name that version 2.0 gives it in `optim`.
+_OPTIMIZER = {"lr": ("lr", 1e-4), "weight_decay": ("weight_decay", 0.0), "adam_eps": ("eps", 1e-8)}
 
 
-def of_missing(values: dict[str, Any]) -> dict[str, Any]:
-    """Return Open-Sora's defaults of keys that a config leaves out."""
-    optimizer = {k: v for k, v in _OPTIMIZER.items() if f"optim.{_OPTIMIZER_OF_2[k]}" not in values}
-    return {key: value for key, value in (_DEFAULTS | optimizer).items() if key not in values}
-
-
-@dataclass(frozen=True)
-class Line:
-    """Result of importing one key.
-
-    Attributes:
-        key: Key of the config, dotted inside its dicts.
-        value: Value in the config.
-        fate: How the key was handled.
-        remark: Key and value in the recipe, or why there is none.
-    """
+class Line(NamedTuple):
+    """Result of importing one key, which is dotted inside the config's dicts."""
 
     key: str
     value: object
@@ -66,32 +50,21 @@ class Line:
     remark: str
 
 
-@dataclass(frozen=True)
-class Imported:
-    """A recipe converted from a config.
-
-    Attributes:
-        text: The recipe as TOML.
-        lines: A line for each key of the config, and for each default of Open-Sora that differs from ours.
-    """
+class Imported(NamedTuple):
+    """A recipe as TOML, and a line for each key of the config and each default of Open-Sora that differs from ours."""
 
     text: str
-    lines: tuple[Line, ...]
+    lines: list[Line]
 
 
 def convert(
     path: Path, *, name: str, data_path: str | None = None, probability: parse.Meaning | None = None
 ) -> Imported:
-    """Convert a config.
+    """Convert a config, a Python file, to a recipe whose `output` ends with `name`.
 
     Args:
-        path: The config, a Python file.
-        name: Name of the run, the last part of `output`.
         data_path: List or folder of clips in place of the config's.
-        probability: Meaning of the table's probabilities, by default inferred from the config's model.
-
-    Raises:
-        UserError: The file cannot be read, has no bucket table, or has values that a recipe cannot have.
+        probability: Meaning of the table's probabilities; None infers it from the config's model.
     """
     config = literals.read(path)
     if "bucket_config" not in config.values:
@@ -104,14 +77,14 @@ def convert(
         )
     draft = Draft(config.values, name)
     lines = list(_lines(draft, config, data_path))
-    meaning = probability or _meaning(config.values)
+    meaning = probability or _meaning(draft)
     table = keys.bucket_table(config.values["bucket_config"])
     draft.set("buckets.probability", meaning)
     if not draft.recipe["autoencoder"]:
         draft.set("autoencoder", {"name": "pixel", "stride": _stride(table, meaning)})
     recipe = recipe_file.parse({**draft.recipe, "buckets": {**draft.recipe["buckets"], "opensora": table}})
     assert recipe.buckets.opensora is not None
-    return Imported(_toml(draft.recipe, recipe.buckets.opensora, path), tuple(lines))
+    return Imported(_toml(draft.recipe, recipe.buckets.opensora, path), lines)
 
 
 def _lines(draft: Draft, config: literals.Literals, data_path: str | None) -> Iterator[Line]:
@@ -121,21 +94,17 @@ def _lines(draft: Draft, config: literals.Literals, data_path: str | None) -> It
     # The data path first: conversions of other keys depend on it.
     for key, value in sorted(values.items(), key=lambda item: item[0] != "dataset.data_path"):
         yield Line(key, value, *keys.convert(key, value, draft))
-    for key, value in of_missing(values).items():
-        fate, remark = keys.convert(key, value, draft)
-        yield Line(key, value, fate, f"{remark} (Open-Sora's default)")
+    optimizer = {key: value for key, (of_2, value) in _OPTIMIZER.items() if f"optim.{of_2}" not in values}
+    for key, value in (_DEFAULTS | optimizer).items():
+        if key not in values:
+            fate, remark = keys.convert(key, value, draft)
+            yield Line(key, value, fate, f"{remark} (Open-Sora's default)")
     for key, text in config.unread.items():
         yield Line(key, text, Fate.UNREAD, "it is not a literal, and the config is not run")
 
 
-def _meaning(values: dict[str, Any]) -> parse.Meaning:
-    """Infer the meaning of the probabilities from the model that a release trains.
-
-    Raises:
-        UserError: The model does not identify the release.
-    """
-    model = values.get("model")
-    kind = str(model.get("type", "")) if isinstance(model, dict) else ""
+def _meaning(draft: Draft) -> parse.Meaning:
+    kind = draft.type_of("model")
     if kind.startswith(("STDiT2", "STDiT3")):
         return "opensora-1.2"
     if kind.startswith("flux"):
@@ -168,17 +137,15 @@ def _toml(recipe: dict[str, Any], table: parse.Table, path: Path) -> str:
             *(f"[[dataset]]\n{tomli_w.dumps(dataset)}" for dataset in recipe["dataset"]),
             tomli_w.dumps(tables),
             "[buckets.opensora]",
-            *(f'"{name}" = {{ {_inline(lengths)} }}' for name, lengths in table.items()),
+            *(f'"{name}" = {_literal(lengths)}' for name, lengths in table.items()),
             "",
         ]
     )
 
 
-def _inline(lengths: dict[str, parse.Value]) -> str:
-    return ", ".join(f"{frames} = {_literal(value)}" for frames, value in lengths.items())
-
-
 def _literal(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_literal(inner)}' for key, inner in value.items())} }}"
     if isinstance(value, list):
-        return f"[{', '.join(_literal(inner) for inner in value)}]"
+        return f"[{', '.join(map(_literal, value))}]"
     return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -12,98 +12,25 @@ from reelworks.compat.opensora.rules import Draft, Fate, Rule, Told
 from reelworks.core.errors import UserError
 from reelworks.core.toml_none import WORD as NONE
 
-NO_AUTOENCODER = "this autoencoder is not supported; pixel, at a stride that divides every size, replaces it"
-NO_TEXT_ENCODER = "this text encoder is not supported; hashed replaces it"
+_NO_AUTOENCODER = "this autoencoder is not supported; pixel, at a stride that divides every size, replaces it"
+_NO_TEXT_ENCODER = "this text encoder is not supported; hashed replaces it"
 
-# Upstream's name to our name and the weights that upstream loads by default.
-_AUTOENCODERS = {
-    "OpenSoraVAE_V1_2": ("opensora-1.2", "hpcai-tech/OpenSora-VAE-v1.2"),
-    "VideoAutoencoderKL": ("opensora-1.1", "stabilityai/sd-vae-ft-ema"),
+# Upstream's types of a section that are supported, each with our name and the weights that upstream loads by default.
+_SUPPORTED = {
+    "vae": {
+        "OpenSoraVAE_V1_2": ("opensora-1.2", "hpcai-tech/OpenSora-VAE-v1.2"),
+        "VideoAutoencoderKL": ("opensora-1.1", "stabilityai/sd-vae-ft-ema"),
+    },
+    "text_encoder": {"t5": ("t5", "DeepFloyd/t5-v1_1-xxl")},
 }
-_TEXT_ENCODERS = {"t5": ("t5", "DeepFloyd/t5-v1_1-xxl")}
 _FRAMES_OF_A_CHUNK = 17
-
-
-def type_of(draft: Draft, section: str) -> str:
-    """Return the type of a section of the config, or "" if it has none."""
-    part = draft.values.get(section)
-    return str(part.get("type", "")) if isinstance(part, dict) else ""
-
-
-def _type(section: str, table: str, known: dict[str, tuple[str, str]], missing: str) -> Rule:
-    """Translate the type to our name, with the default weights unless the config names others."""
-
-    def handle(value: Any, draft: Draft) -> Told:
-        if value not in known:
-            return Fate.NOT_THERE_YET, missing
-        name, weights = known[value]
-        if not draft.values[section].get("from_pretrained"):
-            draft.set(f"{table}.weights", weights)
-        return Fate.CONVERTED, draft.set(f"{table}.name", name)
-
-    return handle
-
-
-def _of_known(section: str, known: dict[str, tuple[str, str]], missing: str, rule: Rule) -> Rule:
-    """Apply a rule only if the section's type is known; else the key is left out with its section."""
-
-    def handle(value: Any, draft: Draft) -> Told:
-        if type_of(draft, section) not in known:
-            return Fate.NOT_THERE_YET, missing
-        return rule(value, draft)
-
-    return handle
-
-
-def _parts_weights(target: str) -> Rule:
-    def handle(value: Any, draft: Draft) -> Told:
-        if not value:
-            return Fate.CONVERTED, "the published weights are used"
-        return Fate.CONVERTED, draft.set(target, str(value))
-
-    return handle
-
-
-def _chunk(value: Any, draft: Draft) -> Told:
-    if type_of(draft, "vae") == "VideoAutoencoderKL" or value == _FRAMES_OF_A_CHUNK:
-        return Fate.NOT_NEEDED, "frames are encoded together as published"
-    return Fate.NOT_THERE_YET, f"{_FRAMES_OF_A_CHUNK} frames are encoded together"
-
-
-def _vae(rule: Rule) -> Rule:
-    return _of_known("vae", _AUTOENCODERS, NO_AUTOENCODER, rule)
-
-
-def _text(rule: Rule) -> Rule:
-    return _of_known("text_encoder", _TEXT_ENCODERS, NO_TEXT_ENCODER, rule)
-
-
-KEYS: dict[str, Rule] = {
-    "vae.type": _type("vae", "autoencoder", _AUTOENCODERS, NO_AUTOENCODER),
-    "vae.from_pretrained": _vae(_parts_weights("autoencoder.weights")),
-    "vae.micro_frame_size": _vae(_chunk),
-    "vae.micro_batch_size": _vae(rules.not_needed("it only affects memory")),
-    "text_encoder.type": _type("text_encoder", "text_encoder", _TEXT_ENCODERS, NO_TEXT_ENCODER),
-    "text_encoder.from_pretrained": _text(_parts_weights("text_encoder.weights")),
-    "text_encoder.model_max_length": _text(rules.to("text_encoder.max_length")),
-    "text_encoder.shardformer": _text(rules.not_needed("it only affects speed")),
-}
-
-
-_SECTIONS = (
-    "dataset",
-    "model",
-    "vae",
-    "ae",
-    "text_encoder",
-    "t5",
-    "clip",
-    "scheduler",
-    "optim",
-    "lr_scheduler",
-)
+_SECTIONS = ("dataset", "model", "vae", "ae", "text_encoder", "t5", "clip", "scheduler", "optim", "lr_scheduler")
 _MODELS = {"STDiT3-XL/2": "stdit3-xl", "STDiT3-3B/2": "stdit3-3b", "STDiT2-XL/2": "stdit2-xl"}
 _OBJECTIVES = {"rflow": "rectified-flow", "iddpm": "iddpm"}
+# Keys that iddpm does not have.
+_OF_RECTIFIED_FLOW = tuple(f"scheduler.{key}" for key in ("use_timestep_transform", "sample_method", "loc", "scale"))
+_SHIFTS = {True: "auto", False: NONE}
+_SAMPLINGS = {"logit-normal": "logit-normal", "uniform": "uniform"}
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 _STRATEGIES = {"zero1": "fsdp", "zero2": "fsdp", "ddp": "replicated"}
 _MOTION = "{text} {score_vmafmotion:.0f} motion score."
@@ -122,6 +49,10 @@ def flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def convert(key: str, value: Any, draft: Draft) -> Told:
     """Convert one key of the config and put it into the draft."""
     section = key.partition(".")[0]
+    if section in _SUPPORTED and draft.type_of(section) not in _SUPPORTED[section]:
+        return Fate.NOT_THERE_YET, _NOT_THERE_YET[section]
+    if key in _OF_RECTIFIED_FLOW and draft.type_of("scheduler") == "iddpm":
+        return Fate.NOT_NEEDED, "iddpm has no such setting"
     if key in _KEYS:
         return _KEYS[key](value, draft)
     if section in _NOT_THERE_YET:
@@ -130,11 +61,7 @@ def convert(key: str, value: Any, draft: Draft) -> Told:
 
 
 def bucket_table(value: Any) -> Any:
-    """Return a bucket_config in the form of `[buckets.opensora]`.
-
-    Raises:
-        UserError: The value is not a dict of dicts of pairs.
-    """
+    """Return a bucket_config, a dict of dicts of pairs, in the form of `[buckets.opensora]`."""
     table = parse.normal_form(value)
     if not isinstance(table, dict) or not all(isinstance(lengths, dict) for lengths in table.values()):
         raise UserError(
@@ -157,16 +84,34 @@ def bucket_table(value: Any) -> Any:
     return table
 
 
-def _outputs(value: Any, draft: Draft) -> Told:
-    return Fate.CONVERTED, draft.set("output", f"{str(value).rstrip('/')}/{draft.name}")
+def _type(section: str, table: str) -> Rule:
+    """Translate the type to our name, with the default weights unless the config names others."""
+
+    def handle(value: Any, draft: Draft) -> Told:
+        name, weights = _SUPPORTED[section][value]
+        if not draft.values[section].get("from_pretrained"):
+            draft.set(f"{table}.weights", weights)
+        return Fate.CONVERTED, draft.set(f"{table}.name", name)
+
+    return handle
+
+
+def _published_or(target: str) -> Rule:
+    def handle(value: Any, draft: Draft) -> Told:
+        return Fate.CONVERTED, draft.set(target, str(value)) if value else "the published weights are used"
+
+    return handle
+
+
+def _chunk(value: Any, draft: Draft) -> Told:
+    if draft.type_of("vae") == "VideoAutoencoderKL" or value == _FRAMES_OF_A_CHUNK:
+        return Fate.NOT_NEEDED, "frames are encoded together as published"
+    return Fate.NOT_THERE_YET, f"{_FRAMES_OF_A_CHUNK} frames are encoded together"
 
 
 def _data_path(value: Any, draft: Draft) -> Told:
     if not value:
-        return (
-            Fate.TO_FILL_IN,
-            'replace the placeholder dataset.0.path = "meta.csv" by your list or folder of clips',
-        )
+        return Fate.TO_FILL_IN, 'replace the placeholder dataset.0.path = "meta.csv" by your list or folder of clips'
     draft.dataset["path"] = str(value)
     remark = f'dataset.0.path = "{value}"'
     if is_list(str(value)):
@@ -192,23 +137,10 @@ def _mask_ratios(value: Any, draft: Draft) -> Told:
     return Fate.CONVERTED, draft.set("objective.mask_ratios", value or {})
 
 
-def _model_type(value: Any, draft: Draft) -> Told:
-    if isinstance(value, str) and value in _MODELS:
-        return Fate.CONVERTED, draft.set("model.name", _MODELS[value])
-    return (
-        Fate.NOT_THERE_YET,
-        f"this network is not supported; {draft.set('model.name', 'stdit3-xl')} replaces it",
-    )
-
-
 def _weights(value: Any, draft: Draft) -> Told:
     if value is None:
         return Fate.NOT_NEEDED, "training starts from scratch"
     return Fate.CONVERTED, draft.set("model.weights", str(value))
-
-
-def _accumulation(value: Any, draft: Draft) -> Told:
-    return Fate.CONVERTED, draft.set("train.gradient_accumulation_steps", value or 1)
 
 
 def _cosine(value: Any, draft: Draft) -> Told:
@@ -240,30 +172,19 @@ def _scheduler_type(value: Any, draft: Draft) -> Told:
     return Fate.CONVERTED, draft.set("objective.name", _OBJECTIVES[value])
 
 
-def _of_rectified_flow(rule: Rule) -> Rule:
-    """Restrict a rule to rectified flow, for a key that iddpm does not have."""
-
-    def handle(value: Any, draft: Draft) -> Told:
-        if type_of(draft, "scheduler") == "iddpm":
-            return Fate.NOT_NEEDED, "iddpm has no such setting"
-        return rule(value, draft)
-
-    return handle
-
-
 def _cfg_channel(value: Any, draft: Draft) -> Told:
-    if type_of(draft, "scheduler") == "iddpm":
+    if draft.type_of("scheduler") == "iddpm":
         return Fate.NOT_THERE_YET, "generate and previews apply guidance to all channels"
     return Fate.NOT_NEEDED, "rectified flow has no such key"
 
 
 _FEATURES = "stored latents and embeddings are not supported; clips are encoded during training"
 _NOT_THERE_YET = {
-    "vae": NO_AUTOENCODER,
-    "ae": NO_AUTOENCODER,
-    "text_encoder": NO_TEXT_ENCODER,
-    "t5": NO_TEXT_ENCODER,
-    "clip": NO_TEXT_ENCODER,
+    "vae": _NO_AUTOENCODER,
+    "ae": _NO_AUTOENCODER,
+    "text_encoder": _NO_TEXT_ENCODER,
+    "t5": _NO_TEXT_ENCODER,
+    "clip": _NO_TEXT_ENCODER,
     "lr_scheduler": "set train.learning_rate_schedule instead; the rate is constant after warm-up",
     "vae_out_channels": _FEATURES,
     "text_encoder_output_dim": _FEATURES,
@@ -273,7 +194,7 @@ _NOT_THERE_YET = {
 
 _KEYS: dict[str, Rule] = {
     "seed": rules.to("seed"),
-    "outputs": _outputs,
+    "outputs": lambda value, draft: (Fate.CONVERTED, draft.set("output", f"{str(value).rstrip('/')}/{draft.name}")),
     "bucket_config": lambda value, draft: (Fate.CONVERTED, "buckets.opensora"),
     "mask_ratios": _mask_ratios,
     "dtype": rules.by_name("precision.compute", _DTYPES, "bfloat16", "this dtype is not supported"),
@@ -291,7 +212,7 @@ _KEYS: dict[str, Rule] = {
     "grad_clip": rules.to("train.max_grad_norm", none=NONE),
     "warmup_steps": rules.to("train.warmup_steps", none=0),
     "use_cosine_scheduler": _cosine,
-    "accumulation_steps": _accumulation,
+    "accumulation_steps": rules.to("train.gradient_accumulation_steps", none=1),
     "grad_checkpoint": rules.to("model.gradient_checkpointing", none=False),
     "dataset.data_path": _data_path,
     "dataset.vmaf": _vmaf,
@@ -301,7 +222,7 @@ _KEYS: dict[str, Rule] = {
     "dataset.transform_name": rules.by_name("data.crop", {"resize_crop": "center"}, "center", "no such transform"),
     "dataset.num_frames": rules.not_needed("the bucket decides"),
     "dataset.image_size": rules.not_needed("the bucket decides"),
-    "model.type": _model_type,
+    "model.type": rules.by_name("model.name", _MODELS, "stdit3-xl", "this network is not supported"),
     "model.from_pretrained": _weights,
     "model.qk_norm": rules.only((True,), "queries and keys are normalised", "they are always normalised"),
     "model.qk_norm_legacy": rules.only(
@@ -314,21 +235,21 @@ _KEYS: dict[str, Rule] = {
     "model.freeze_y_embedder": rules.only((False,), "it is trained", "the caption projection is trained too"),
     "scheduler.type": _scheduler_type,
     "scheduler.timestep_respacing": rules.only(("",), "all steps are trained", "all 1000 steps are trained"),
-    "scheduler.use_timestep_transform": _of_rectified_flow(
-        rules.by_name("objective.timestep_shift", {True: "auto", False: NONE}, NONE, "no such shift")
+    "scheduler.use_timestep_transform": rules.by_name("objective.timestep_shift", _SHIFTS, NONE, "no such shift"),
+    "scheduler.sample_method": rules.by_name(
+        "objective.timestep_sampling", _SAMPLINGS, "uniform", "this sampling is not supported"
     ),
-    "scheduler.sample_method": _of_rectified_flow(
-        rules.by_name(
-            "objective.timestep_sampling",
-            {"logit-normal": "logit-normal", "uniform": "uniform"},
-            "uniform",
-            "this sampling is not supported",
-        )
-    ),
-    "scheduler.loc": _of_rectified_flow(rules.to("objective.logit_mean")),
-    "scheduler.scale": _of_rectified_flow(rules.to("objective.logit_std")),
+    "scheduler.loc": rules.to("objective.logit_mean"),
+    "scheduler.scale": rules.to("objective.logit_std"),
     "scheduler.cfg_channel": _cfg_channel,
-    **KEYS,
+    "vae.type": _type("vae", "autoencoder"),
+    "vae.from_pretrained": _published_or("autoencoder.weights"),
+    "vae.micro_frame_size": _chunk,
+    "vae.micro_batch_size": rules.not_needed("it only affects memory"),
+    "text_encoder.type": _type("text_encoder", "text_encoder"),
+    "text_encoder.from_pretrained": _published_or("text_encoder.weights"),
+    "text_encoder.model_max_length": rules.to("text_encoder.max_length"),
+    "text_encoder.shardformer": rules.not_needed("it only affects speed"),
     "optim.cls": rules.only(("HybridAdam", "AdamW"), "AdamW is the default", "AdamW replaces it"),
     "optim.adamw_mode": rules.only((True,), "AdamW is the default", "AdamW replaces it"),
     "optim.lr": rules.to("train.learning_rate"),

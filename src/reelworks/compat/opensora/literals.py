@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 @dataclass
 class Literals:
-    """Values that a file assigns.
-
-    Attributes:
-        values: Literal values by name.
-        unread: Source text of statements that are not literals, by name or by "line 12".
-    """
+    """Values that a file assigns, and the text of statements that are not literals, by name or by "line 12"."""
 
     values: dict[str, Any] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
@@ -49,11 +44,7 @@ class _NotALiteralError(Exception):
 
 
 def read(path: Path) -> Literals:
-    """Read a file and the files that its `_base_` names, with the inheritance of mmengine's configs.
-
-    Raises:
-        UserError: A file is missing or not Python, or a file is its own base.
-    """
+    """Read a file and the files that its `_base_` names, with the inheritance of mmengine's configs."""
     return _read(path, ())
 
 
@@ -104,38 +95,32 @@ def _parse(path: Path) -> Literals:
 
 
 def _statement(statement: ast.stmt, result: Literals) -> None:
-    targets: list[ast.expr] = []
-    if isinstance(statement, ast.Assign):
-        targets = statement.targets
-    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-        targets = [statement.target]
-    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-        return  # a docstring
-    if not targets or not all(isinstance(target, ast.Name) for target in targets):
-        _give_up(statement, result)
-        return
-    assert isinstance(statement, ast.Assign | ast.AnnAssign)
-    assert statement.value is not None
+    """Read what a statement assigns, or list it as unread and forget all names that it may have changed."""
     try:
-        value = _value(statement.value, result.values)
+        assigned = _assigned(statement, result.values)
     except (_NotALiteralError, RecursionError):
-        _give_up(statement, result)
-        return
-    for target in targets:
-        assert isinstance(target, ast.Name)
-        result.values[target.id] = value
-        result.unread.pop(target.id, None)
+        text = ast.unparse(statement)
+        names = _changed(statement, result.values)
+        for name in names:
+            result.values.pop(name, None)
+            result.unread[name] = text
+        if not names:
+            result.unread[f"line {statement.lineno}"] = text
+    else:
+        result.values |= assigned
+        for name in assigned:
+            result.unread.pop(name, None)
 
 
-def _give_up(statement: ast.stmt, result: Literals) -> None:
-    """List a statement as unread, and forget all names that it may have changed."""
-    text = ast.unparse(statement)
-    names = _changed(statement, result.values)
-    for name in names:
-        result.values.pop(name, None)
-        result.unread[name] = text
-    if not names:
-        result.unread[f"line {statement.lineno}"] = text
+def _assigned(statement: ast.stmt, known: dict[str, Any]) -> dict[str, Any]:
+    match statement:
+        case ast.Expr(value=ast.Constant()):
+            return {}  # a docstring
+        case ast.Assign(targets=targets, value=node) if all(isinstance(target, ast.Name) for target in targets):
+            return dict.fromkeys((name.id for target in targets for name in _names(target)), _value(node, known))
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as node):
+            return {name: _value(node, known)}
+    raise _NotALiteralError
 
 
 def _changed(statement: ast.stmt, known: dict[str, Any]) -> set[str]:
@@ -163,42 +148,26 @@ def _value(node: ast.expr, known: dict[str, Any]) -> Any:
             items = [_value(item, known) for item in node.elts]
             return tuple(items) if isinstance(node, ast.Tuple) else items
         case ast.Dict():
-            return _dict(node, known)
+            return _dict(zip(node.keys, node.values, strict=True), known)
         case ast.Call(func=ast.Name(id="dict"), args=[]):
-            return _keywords(node, known)
+            return _dict(((k.arg if k.arg is None else ast.Constant(k.arg), k.value) for k in node.keywords), known)
         case ast.UnaryOp() | ast.BinOp():
             return _number(node, known)
     raise _NotALiteralError
 
 
-def _dict(node: ast.Dict, known: dict[str, Any]) -> dict[Any, Any]:
+def _dict(items: Iterable[tuple[ast.expr | None, ast.expr]], known: dict[str, Any]) -> dict[Any, Any]:
+    """Build a dict from nodes of keys and values; a value without a key is a dict behind two stars."""
     result: dict[Any, Any] = {}
-    for key, value in zip(node.keys, node.values, strict=True):
-        if key is None:
-            result |= _mapping(value, known)
-            continue
-        name = _value(key, known)
-        if not isinstance(name, str | int | float):
-            raise _NotALiteralError
-        result[name] = _value(value, known)
-    return result
-
-
-def _keywords(node: ast.Call, known: dict[str, Any]) -> dict[Any, Any]:
-    result: dict[Any, Any] = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            result |= _mapping(keyword.value, known)
+    for key, node in items:
+        name, value = None if key is None else _value(key, known), _value(node, known)
+        if key is None and isinstance(value, dict):
+            result |= value
+        elif isinstance(name, str | int | float):
+            result[name] = value
         else:
-            result[keyword.arg] = _value(keyword.value, known)
+            raise _NotALiteralError
     return result
-
-
-def _mapping(node: ast.expr, known: dict[str, Any]) -> dict[Any, Any]:
-    value = _value(node, known)
-    if not isinstance(value, dict):
-        raise _NotALiteralError
-    return value
 
 
 def _number(node: ast.UnaryOp | ast.BinOp, known: dict[str, Any]) -> Any:

@@ -35,25 +35,18 @@ Told = tuple[Fate, str]
 
 
 class Draft:
-    """A recipe under construction.
-
-    Attributes:
-        values: The whole config.
-        name: Name of the run.
-        recipe: Plain values, in the order in which the recipe is written.
-    """
+    """A recipe under construction: plain values, in the order in which they are written, beside the whole config."""
 
     def __init__(self, values: dict[str, Any], name: str) -> None:
         self.values, self.name = values, name
-        self.recipe: dict[str, Any] = {"version": 1, "output": name, "dataset": [{"path": "meta.csv"}]}
-        for table in _TABLES:
-            self.recipe[table] = {}
+        self.dataset = {"path": "meta.csv"}
+        self.recipe: dict[str, Any] = {"version": 1, "output": name, "dataset": [self.dataset]}
+        self.recipe |= {table: {} for table in _TABLES}
 
-    @property
-    def dataset(self) -> dict[str, Any]:
-        """The only dataset."""
-        only: dict[str, Any] = self.recipe["dataset"][0]
-        return only
+    def type_of(self, section: str) -> str:
+        """Return the type of a section of the config, or "" if it has none."""
+        part = self.values.get(section)
+        return str(part.get("type", "")) if isinstance(part, dict) else ""
 
     def set(self, key: str, value: Any) -> str:
         """Set a dotted key, and return the assignment as text."""

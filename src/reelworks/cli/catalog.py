@@ -1,0 +1,130 @@
+"""`reelworks scan` and `reelworks inspect`: write a catalog of the clips on disk, and summarise it."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from reelworks.cli import show
+from reelworks.cli.options import Html, Json
+
+if TYPE_CHECKING:
+    from reelworks.catalog.scan import ScanResult
+    from reelworks.catalog.summary import Histogram, Summary
+    from reelworks.report.inspect import Inspection
+
+_FILES_SHOWN = 3
+
+
+def scan(
+    paths: Annotated[
+        list[Path],
+        Argument(
+            metavar="DIR...",
+            help="Folders of clips and pictures, or lists of them: .csv, .parquet or .jsonl with a column path.",
+        ),
+    ],
+    output: Annotated[Path, Option("--output", "-o", metavar="CATALOG", help="The catalog's folder.")],
+    workers: Annotated[
+        int | None,
+        Option(min=1, help="Number of threads, or of processes from 2000 files on; default: one for each core."),
+    ] = None,
+    root: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="Folder that paths of lists are relative to; default: that of the list."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Probe clips and pictures and write the results to a catalog.
+
+    A bad file becomes a row with its reason and never stops the scan. Another scan opens only files that changed.
+    """
+    from reelworks.catalog.config import Source
+    from reelworks.catalog.scan import scan_sources
+    from reelworks.catalog.store import Catalog
+    from reelworks.catalog.summary import summarise
+
+    sources = [Source.from_path(path, root=root) for path in paths]
+    with show.scan_progress(quiet=json) as on_progress:
+        result = scan_sources(sources, output, workers=workers or os.cpu_count() or 1, on_progress=on_progress)
+    summary = summarise(Catalog.open(output).live())
+    if json:
+        show.json({"scan": {**asdict(result), "bad": result.bad}, "summary": asdict(summary)})
+    else:
+        _print_scan(result, summary)
+
+
+def _print_scan(result: ScanResult, summary: Summary) -> None:
+    kinds = ", ".join(f"{count} {kind}s" for kind, count in summary.by_kind)
+    show.line(
+        f"{result.found} files: {kinds}, {result.bad} bad; {result.new} new, {result.changed} changed, "
+        f"{result.unchanged} unchanged, {result.removed} removed"
+    )
+    show.line(f"captions: {summary.captions_missing} missing, {summary.captions_empty} empty")
+    for note in result.notes:
+        show.line(note)
+    for path, reason in result.bad_files:
+        show.line(f"  bad: {path}: {reason}")
+    _print_histogram("resolution", summary.resolution)
+    _print_histogram("frames", summary.num_frames)
+    _print_histogram("fps", summary.fps)
+    _print_histogram("aspect", summary.aspect_ratio)
+    for name, histogram in summary.scores.items():
+        _print_histogram(name, histogram)
+
+
+def inspect(
+    catalog: Annotated[Path, Argument(metavar="CATALOG", help="A catalog's folder.")],
+    html: Html = None,
+    json: Annotated[
+        bool, Option("--json", help="Print one JSON value, with the first 20 files of each advice.")
+    ] = False,
+) -> None:
+    """Summarise a catalog, give advice on its files and propose buckets.
+
+    Prints distributions of resolution, aspect ratio, frames, frame rate, duration, caption length, pictures per
+    folder and every score; advice, for instance on empty or overlong captions, few pictures, mixed frame rates
+    and duplicate files; and bucket entries to copy into a recipe, each with its reason.
+
+    Caption length is counted in words and punctuation marks; a tokenizer makes at least as many tokens.
+    """
+    from reelworks.catalog import companions
+    from reelworks.catalog.store import Catalog
+    from reelworks.report.inspect import inspect_rows, write_inspection
+
+    inspection = inspect_rows(companions.without(Catalog.open(catalog).live()))
+    if html is not None:
+        write_inspection(inspection, catalog, html)
+    show.json(inspection.to_json()) if json else _print_inspection(inspection, html)
+
+
+def _print_inspection(inspected: Inspection, html: Path | None) -> None:
+    s = inspected.summary
+    kinds = ", ".join(f"{count} {kind}s" for kind, count in s.by_kind)
+    show.line(f"{s.clips} clips: {kinds}, {s.bad} unreadable; {s.duration_seconds:.0f} s of video")
+    for title, unit, histogram in inspected.histograms:
+        _print_histogram(f"{title} ({unit})", histogram, max(12, *(len(label) for label, _ in histogram)))
+    if inspected.advice:
+        show.line("\nadvice")
+    for advice in inspected.advice:
+        show.line(f"  {advice.text}: {advice.remedy}")
+        for file in advice.files[:_FILES_SHOWN]:
+            show.line(f"    {file}")
+        if len(advice.files) > _FILES_SHOWN:
+            show.line("    and more; --json lists them")
+    show.line("\nproposed buckets")
+    show.line(inspected.proposal.to_toml())
+    if html is not None:
+        show.line(str(html))
+
+
+def _print_histogram(title: str, histogram: Histogram, width: int = 12) -> None:
+    largest = max((count for _, count in histogram), default=1)
+    show.line(f"\n{title}")
+    for label, count in histogram:
+        show.line(f"  {label:>{width}}  {'█' * math.ceil(30 * count / largest):<30}  {count}")
