@@ -137,13 +137,7 @@ def _learns_variance(model: ModelConfig, autoencoder: AutoencoderConfig, request
 
 
 def _build(
-    family: FamilyNetwork,
-    config: FamilyConfig,
-    model: ModelConfig,
-    device: torch.device,
-    seed: int,
-    *,
-    mapped: bool,
+    family: FamilyNetwork, config: FamilyConfig, model: ModelConfig, device: torch.device, seed: int, *, mapped: bool
 ) -> nn.Module:
     """Build a network with weights on the CPU, or without values on `meta`; without a file, weights are drawn.
 

@@ -263,6 +263,27 @@ KL_CONFIG: Mapping[str, object] = {
 PLAIN_KL_CONFIG = {**KL_CONFIG, "use_quant_conv": False, "use_post_quant_conv": False}
 
 
+def picture_autoencoder(
+    channels: int,
+    scaling_factor: float,
+    shift_factor: float | None,
+    *,
+    parameters: int,
+    file_config: Mapping[str, object] = PLAIN_KL_CONFIG,
+) -> PublishedAutoencoder:
+    """Return an `AutoencoderKL` of a picture model; classes and strides of all are alike, latents are not."""
+    latents = {"latent_channels": channels, "scaling_factor": scaling_factor, "shift_factor": shift_factor}
+    return PublishedAutoencoder(
+        "AutoencoderKL",
+        channels,
+        (1, 8, 8),
+        parameters=parameters,
+        config=latents,
+        file_config=file_config,
+        has_time_axis=False,
+    )
+
+
 class TextNetwork(NamedTuple):
     """A network that encodes captions.
 
@@ -279,6 +300,7 @@ class TextNetwork(NamedTuple):
 
 T5 = TextNetwork("", "t5", 32_128)
 CLIP = TextNetwork("text_encoder", "clip_text_model", 49_408)
+CLIP_2 = CLIP._replace(part="text_encoder_2")
 QWEN2_5_VL = TextNetwork("text_encoder", "qwen2_5_vl_text", 152_064)
 
 

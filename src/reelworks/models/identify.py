@@ -63,10 +63,7 @@ def what(shapes: Shapes, for_field: str, name: str = "") -> tuple[str, str]:
         name: Preset that the tensors are meant for.
     """
     if is_lora(shapes):
-        return (
-            "this is a LoRA",
-            "point lora.weights to it, and model.weights to the model that it was trained on",
-        )
+        return ("this is a LoRA", "point lora.weights to it, and model.weights to the model that it was trained on")
     match = closest(shapes)
     names = " or ".join(match.names)
     if match.fitting == match.total:

@@ -118,9 +118,7 @@ def _locate(source: str, patterns: list[str]) -> Path:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and path.suffix not in (".safetensors", *_PICKLED):
         return _download(source, patterns)
     raise UserError(
-        "no such file or folder, and not a hub id (owner/name)",
-        code="weights-not-found",
-        remedy="check the path",
+        "no such file or folder, and not a hub id (owner/name)", code="weights-not-found", remedy="check the path"
     )
 
 

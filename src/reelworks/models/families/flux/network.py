@@ -10,14 +10,7 @@ from torch.nn.functional import pad
 
 from reelworks.models import diffusers_denoiser
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import (
-    DiffusersNetwork,
-    EncodedText,
-    grid,
-    guided_and_pooled,
-    pack,
-    unpack,
-)
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, guided_and_pooled, pack, unpack
 from reelworks.models.families.flux.spec import FluxConfig
 
 

@@ -52,8 +52,5 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tens
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"flux2": encode_text},
-    pipeline_arguments=lambda text, scale, _fps, _config: {
-        "prompt_embeds": text.tokens[:1],
-        "guidance_scale": scale,
-    },
+    pipeline_arguments=lambda text, scale, _fps, _config: {"prompt_embeds": text.tokens[:1], "guidance_scale": scale},
 )

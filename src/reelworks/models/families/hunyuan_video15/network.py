@@ -29,10 +29,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -
         first, image = inputs.first_frame, inputs.image
         mask[:, :, 0] = 1
     times = (module.time_embed.time_proj, module.context_embedder.time_text_embed.time_proj)
-    with (
-        diffusers_denoiser.embedded(times[0], inputs.time),
-        diffusers_denoiser.embedded(times[1], inputs.time),
-    ):
+    with diffusers_denoiser.embedded(times[0], inputs.time), diffusers_denoiser.embedded(times[1], inputs.time):
         out: Tensor = module(
             torch.cat([latent, first, mask], dim=1),
             inputs.time.to(latent.dtype),

@@ -50,12 +50,7 @@ class Block(nn.Module):
         self.mlp = MLP(D, int(D * config.mlp_ratio), D)
 
     def forward(
-        self,
-        x_BTSD: Tensor,
-        text_BLD: Tensor,
-        mask_B11L: Tensor | None,
-        modulation: Modulation,
-        rotation: Rotation,
+        self, x_BTSD: Tensor, text_BLD: Tensor, mask_B11L: Tensor | None, modulation: Modulation, rotation: Rotation
     ) -> Tensor:
         """Return tokens `[B, T, S, D]`."""
         spatial = (self.scale_shift_table + modulation.spatial).unsqueeze(2)
@@ -157,12 +152,7 @@ class STDiT2(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def _modulation(
-        self,
-        head: nn.Module,
-        time_BD: Tensor,
-        clean_BD: Tensor | None,
-        info_BD: Tensor,
-        x_mask: Tensor | None,
+        self, head: nn.Module, time_BD: Tensor, clean_BD: Tensor | None, info_BD: Tensor, x_mask: Tensor | None
     ) -> Tensor:
         """Return `[B, R, 6 or 3, D]`, selected per frame once here, so that blocks need no mask."""
         out: Tensor = head(time_BD + info_BD)[:, None]

@@ -10,17 +10,7 @@ from pydantic import Field
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
-from reelworks.models.family import (
-    LEARNED,
-    ComponentShapes,
-    Conditioning,
-    Family,
-    Network,
-    Parts,
-    Preset,
-    Release,
-    SamplingDefaults,
-)
+from reelworks.models import family
 
 _Config = TypeVar("_Config", bound="STDiT3Config")
 
@@ -43,8 +33,8 @@ class STDiT3Config(Config):
     """
 
     pictures_only: ClassVar[bool] = False
-    conditioning: ClassVar[Conditioning] = LEARNED
-    network: ClassVar[Network] = Network("STDiT3", ("spatial_blocks", "temporal_blocks"))
+    conditioning: ClassVar[family.Conditioning] = family.LEARNED
+    network: ClassVar[family.Network] = family.Network("STDiT3", ("spatial_blocks", "temporal_blocks"))
 
     in_channels: int = Field(default=4, gt=0)
     caption_channels: int = Field(default=4096, gt=0)
@@ -68,7 +58,7 @@ class STDiT3Config(Config):
         """Width of one attention head."""
         return self.hidden_size // self.num_heads
 
-    def fit(self, components: ComponentShapes) -> Self:
+    def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components, and check that sizes divide.
 
         Raises:
@@ -77,7 +67,7 @@ class STDiT3Config(Config):
         return check(self.model_copy(update=taken_from(components)))
 
 
-def taken_from(components: ComponentShapes) -> dict[str, Any]:
+def taken_from(components: family.ComponentShapes) -> dict[str, Any]:
     """Return the sizes that the components fix."""
     return {
         "in_channels": components.latent_channels,
@@ -113,7 +103,7 @@ def check(config: _Config) -> _Config:
 
 
 RECIPE_SIZES = ("hidden_size", "depth", "num_heads")
-RELEASE = Release(
+RELEASE = family.Release(
     None,
     autoencoder="hpcai-tech/OpenSora-VAE-v1.2",
     text="DeepFloyd/t5-v1_1-xxl",
@@ -124,11 +114,11 @@ RELEASE = Release(
 )
 # It may start from PixArt, which was trained on SDXL's latents.
 _preset = partial(
-    Preset,
-    parts=Parts("opensora-1.2", "t5", same_latents=("sdxl",)),
-    sampling=SamplingDefaults(7.0, 30),  # of Open-Sora's configs
+    family.Preset,
+    parts=family.Parts("opensora-1.2", "t5", same_latents=("sdxl",)),
+    sampling=family.SamplingDefaults(7.0, 30),  # of Open-Sora's configs
 )
-FAMILY = Family(
+FAMILY = family.Family(
     name="stdit3",
     network=f"{__package__}.network",
     presets={
