@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from reelworks.models import weights
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan
-from reelworks.models.families.stdit3.embeddings import PatchProjection, RotaryEmbedding
+from reelworks.models.families.stdit3.layers import PatchProjection, RotaryEmbedding
 from reelworks.models.families.stdit3.model import STDiT3
 from reelworks.models.families.stdit3.spec import STDiT3Config
 from reelworks.models.lora import inject
