@@ -69,7 +69,7 @@ def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
 
 def whole_patches(model: ModelConfig) -> bool:
     """Whether latent sizes must be multiples of the patch, since the network does not pad them."""
-    return not registry.family_of(model.name).pads_patches
+    return not family_config(model).network.pads_patches
 
 
 def conditioning(model: ModelConfig) -> Conditioning:

@@ -22,7 +22,7 @@ from reelworks.models.config import (
     require_known,
     text_encoder_names,
 )
-from reelworks.models.diffusers_denoiser import DiffusersDenoiser
+from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
 from reelworks.models.expert_pair.denoiser import ExpertPair, ExpertPairDenoiser
 from reelworks.models.family import FamilyConfig
@@ -122,8 +122,8 @@ def _wrap(
     high, low = (family.denoiser(network, contract, config, channels) for network in module.children())
     switch = switch_timestep(model)
     assert switch is not None, "the recipe was checked"
-    assert isinstance(high, DiffusersDenoiser)
-    assert isinstance(low, DiffusersDenoiser)
+    assert isinstance(high, FamilyDenoiser)
+    assert isinstance(low, FamilyDenoiser)
     return ExpertPairDenoiser(high, low, switch)
 
 

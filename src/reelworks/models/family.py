@@ -85,6 +85,8 @@ class Network:
     Attributes:
         name: Name of the class.
         blocks: Names of its lists of blocks, in order of use.
+        alternates: Whether the first blocks of all lists are used before the second ones.
+        pads_patches: Whether it pads sizes that are not multiples of the patch.
         part: Folder of the network in a pipeline.
         without_gradient: Name prefixes of parameters that no loss can reach.
         widened: Parameter whose columns for companions are zeros if weights lack them, so that a network
@@ -104,6 +106,8 @@ class Network:
     release_layers: tuple[KeyRule, ...] = ()
     comfyui_layers: Literal["release", "diffusers"] = "release"
     renamed_keys: Mapping[str, str] = field(default_factory=dict)
+    alternates: bool = False
+    pads_patches: bool = False
 
 
 class FamilyConfig(Protocol):
@@ -359,7 +363,6 @@ class Family:
         text_encoders: Its text encoders by `text_encoder.name`.
         short_names: Presets by colloquial name.
         recipe_sizes: Fields of its config that keys of `[model]` override.
-        pads_patches: Whether the network pads sizes that are not multiples of the patch.
     """
 
     name: str
@@ -369,7 +372,6 @@ class Family:
     text_encoders: Mapping[str, PublishedText] = field(default_factory=dict)
     short_names: Mapping[str, str] = field(default_factory=dict)
     recipe_sizes: tuple[str, ...] = ()
-    pads_patches: bool = False
 
 
 def require_pooled(components: ComponentShapes) -> int:

@@ -19,7 +19,7 @@ class STDiT2Config(STDiT3Config):
     The fields are STDiT3's; `depth` counts blocks, each with spatial and temporal attention.
     """
 
-    network: ClassVar[family.Network] = family.Network("STDiT2", ("blocks",))
+    network: ClassVar[family.Network] = family.Network("STDiT2", ("blocks",), pads_patches=True)
 
     model_max_length: int = Field(default=200, gt=0)
 
@@ -58,5 +58,4 @@ FAMILY = family.Family(
     },
     short_names={"stdit2": "stdit2-xl"},
     recipe_sizes=RECIPE_SIZES,
-    pads_patches=True,
 )

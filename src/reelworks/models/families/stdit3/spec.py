@@ -34,7 +34,9 @@ class STDiT3Config(Config):
 
     pictures_only: ClassVar[bool] = False
     conditioning: ClassVar[family.Conditioning] = family.LEARNED
-    network: ClassVar[family.Network] = family.Network("STDiT3", ("spatial_blocks", "temporal_blocks"))
+    network: ClassVar[family.Network] = family.Network(
+        "STDiT3", ("spatial_blocks", "temporal_blocks"), alternates=True, pads_patches=True
+    )
 
     in_channels: int = Field(default=4, gt=0)
     caption_channels: int = Field(default=4096, gt=0)
@@ -128,5 +130,4 @@ FAMILY = family.Family(
     },
     short_names={"open-sora": "stdit3-xl", "stdit3": "stdit3-xl"},
     recipe_sizes=RECIPE_SIZES,
-    pads_patches=True,
 )
