@@ -116,30 +116,24 @@ class FamilyConfig(Protocol):
     @property
     def patch_size(self) -> tuple[int, int, int]:
         """Latent elements per token along (time, height, width)."""
-        ...
 
     @property
     def pictures_only(self) -> bool:
         """Whether the network takes pictures only."""
-        ...
 
     @property
     def conditioning(self) -> Conditioning:
         """How the network is conditioned."""
-        ...
 
     @property
     def network(self) -> Network:
         """Names of the network's class, blocks, parameters and files."""
-        ...
 
     def model_dump(self) -> dict[str, Any]:
         """Return the arguments that the network is built with."""
-        ...
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
         """Return a copy with updated values."""
-        ...
 
     def fit(self, components: ComponentShapes) -> Self:
         """Return the config with the widths that the components fix.
@@ -147,7 +141,6 @@ class FamilyConfig(Protocol):
         Raises:
             UserError: If the family needs what they do not have, or sizes do not fit together.
         """
-        ...
 
 
 class Parts(NamedTuple):
