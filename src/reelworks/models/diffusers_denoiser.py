@@ -234,6 +234,12 @@ def embedded(time_proj: nn.Module, *values: Tensor) -> Iterator[None]:
     assert not remaining, f"{type(time_proj).__name__} was called fewer times than there are values"
 
 
+def token_times(inputs: DenoiserInputs, tokens_per_frame: int) -> Tensor:
+    """Return times of all tokens, `[B, T · tokens_per_frame]`, 0 for condition frames."""
+    time_BT = torch.where(inputs.frame_mask, inputs.time[:, None], inputs.time.new_zeros(()))
+    return time_BT.repeat_interleave(tokens_per_frame, dim=1)
+
+
 def pack(latent_BCHW: Tensor) -> Tensor:
     """Return 2 × 2 latent elements as tokens: `[B, H/2 · W/2, 4·C]`, rows first, channels outermost."""
     B, C, H, W = latent_BCHW.shape

@@ -88,7 +88,7 @@ def build_denoiser(
     device = torch.device(device)
     networks = _build(family, config, model, device, seed, mapped=lora is not None)
     denoisers = [family.denoiser(network, contract, config, channels) for network in networks]
-    denoiser = denoisers[0] if len(denoisers) == 1 else _pair(*denoisers, model)
+    denoiser = denoisers[0] if len(denoisers) == 1 else _pair(model, *denoisers)
     if lora is None:
         nn.Module.to(denoiser.module, device, storage)
         return denoiser
@@ -103,7 +103,7 @@ def build_denoiser(
     return denoiser
 
 
-def _pair(high: Denoiser, low: Denoiser, model: ModelConfig) -> ExpertPairDenoiser:
+def _pair(model: ModelConfig, high: Denoiser, low: Denoiser) -> ExpertPairDenoiser:
     switch = switch_timestep(model)
     assert switch is not None, "the recipe was checked"
     assert isinstance(high, FamilyDenoiser)

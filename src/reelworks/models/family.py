@@ -47,10 +47,7 @@ class ComponentShapes:
     """Sizes that the autoencoder, the text encoder and the objective fix.
 
     Attributes:
-        latent_channels: Channels of the autoencoder's latents.
-        text_dim: Width of the text tokens.
         pooled_dim: Width of the pooled text embedding, 0 if there is none.
-        text_length: Number of tokens of a text.
         learns_variance: Whether the objective reads a second half of output channels.
     """
 
@@ -83,7 +80,6 @@ class Network:
     """Names of a network's class, blocks, parameters and files.
 
     Attributes:
-        name: Name of the class.
         blocks: Names of its lists of blocks, in order of use.
         alternates: Whether the first blocks of all lists are used before the second ones.
         pads_patches: Whether it pads sizes that are not multiples of the patch.
@@ -136,34 +132,19 @@ class FamilyConfig(Protocol):
         """Return a copy with updated values."""
 
     def fit(self, components: ComponentShapes) -> Self:
-        """Return the config with the widths that the components fix.
-
-        Raises:
-            UserError: If the family needs what they do not have, or sizes do not fit together.
-        """
+        """Return the config with the widths that the components fix; it refuses what does not fit together."""
 
 
 class Parts(NamedTuple):
-    """Names of the components that a denoiser was published with.
-
-    Attributes:
-        autoencoder: Value of `autoencoder.name`.
-        text: Value of `text_encoder.name`.
-        same_latents: Other autoencoders whose latents the published weights understand.
-    """
+    """Names of the components that a denoiser was published with, as recipes have them."""
 
     autoencoder: str
     text: str
-    same_latents: tuple[str, ...] = ()
+    same_latents: tuple[str, ...] = ()  # other autoencoders whose latents the published weights understand
 
 
 class SamplingDefaults(NamedTuple):
-    """Defaults of a model's own pipeline.
-
-    Attributes:
-        guidance_scale: Strength of the prompt; 1 turns guidance off.
-        num_inference_steps: Number of sampling steps.
-    """
+    """Defaults of a model's own pipeline; a guidance scale of 1 turns guidance off."""
 
     guidance_scale: float
     num_inference_steps: int
@@ -205,9 +186,6 @@ class Preset:
     """A model that `model.name` selects.
 
     Attributes:
-        config: Sizes of the network.
-        parts: Components that it was published with.
-        sampling: Defaults of the sampler.
         release: How it was published; None for a tiny model, and if nothing is known.
         switch_timestep: Lowest timestep of the high-noise network, if two networks share the timesteps.
     """
@@ -228,7 +206,6 @@ class PublishedAutoencoder:
         channels: Channels of the latents that a denoiser sees.
         stride: Pixels per latent element along (time, height, width).
         frame_rule: See `core.shape.Geometry`.
-        parameters: Number of parameters.
         config: Config entries that distinguish its latents from those of other autoencoders of the class.
         file_config: Config for a single file, which contains none; None lets diffusers ask the hub.
         signs: Tensor names that no other class has, in the files of diffusers and of the release.
@@ -282,17 +259,11 @@ def picture_autoencoder(
 
 
 class TextNetwork(NamedTuple):
-    """A network that encodes captions.
+    """A network that encodes captions."""
 
-    Attributes:
-        part: Folder of the network in a pipeline; empty if it stands alone.
-        kind: `model_type` in the config of its text model.
-        vocabulary: Number of tokens in its vocabulary.
-    """
-
-    part: str
-    kind: str
-    vocabulary: int
+    part: str  # its folder in a pipeline; empty if it stands alone
+    kind: str  # `model_type` in the config of its text model
+    vocabulary: int  # number of tokens
 
 
 T5 = TextNetwork("", "t5", 32_128)
@@ -329,14 +300,9 @@ class PublishedText:
 
 
 class PublishedImage(NamedTuple):
-    """An image encoder in float32.
+    """An image encoder in float32."""
 
-    Attributes:
-        tokens: Number of tokens per picture.
-        parameters: Number of parameters.
-    """
-
-    tokens: int
+    tokens: int  # per picture
     parameters: int
 
 
@@ -349,7 +315,6 @@ class Family:
     """Everything about a model family that needs no torch.
 
     Attributes:
-        name: Unique name.
         network: Module whose `NETWORK` builds, loads and calls its networks (`models.api.FamilyNetwork`).
         presets: Its models by `model.name`; one ends in `-tiny` and runs in milliseconds.
         autoencoders: Its autoencoders by `autoencoder.name`.
@@ -368,11 +333,7 @@ class Family:
 
 
 def require_pooled(components: ComponentShapes) -> int:
-    """Return the width of the pooled text embedding.
-
-    Raises:
-        UserError: If the text encoder has none.
-    """
+    """Return the width of the pooled text embedding, which the text encoder must have."""
     if components.pooled_dim == 0:
         raise UserError(
             "this model needs a pooled caption embedding, and this text encoder has none",

@@ -29,10 +29,9 @@ def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
     if inputs.source.shape[1]:
         tokens = torch.cat([tokens, pack(inputs.source[:, :, 0])], dim=1)
         positions = torch.cat([positions, positions + positions.new_tensor([1, 0, 0])])
-    guidance = (inputs.guidance,) if config.guidance_embeds else ()
-    with diffusers_denoiser.embedded(
-        module.time_text_embed.time_proj, inputs.time, *(g * PURE_NOISE for g in guidance)
-    ):
+    guidance = inputs.guidance if config.guidance_embeds else None
+    exact = [inputs.time] if guidance is None else [inputs.time, guidance * PURE_NOISE]
+    with diffusers_denoiser.embedded(module.time_text_embed.time_proj, *exact):
         out = module(
             tokens,
             encoder_hidden_states=inputs.text,
@@ -40,7 +39,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
             timestep=inputs.time / PURE_NOISE,
             img_ids=positions,
             txt_ids=positions.new_zeros(inputs.text.shape[1], 3),
-            guidance=inputs.guidance if config.guidance_embeds else None,
+            guidance=guidance,
             return_dict=False,
         )[0]
     return -unpack(out[:, :count], H, W)[:, :, None]

@@ -84,6 +84,7 @@ _DEV = family.Release("black-forest-labs/FLUX.1-dev", architecture="flux-1-dev",
 _SCHNELL = family.Release(
     "black-forest-labs/FLUX.1-schnell", timestep_shift=1.0, architecture="flux-1-schnell", base_version="flux1"
 )
+_ENCODERS = (family.CLIP, family.T5._replace(part="text_encoder_2"))
 FAMILY = family.Family(
     name="flux",
     network=f"{__package__}.network",
@@ -102,13 +103,7 @@ FAMILY = family.Family(
     autoencoders={"flux": family.picture_autoencoder(16, 0.3611, 0.1159, parameters=83_819_683)},
     text_encoders={
         "flux": family.PublishedText(
-            "FluxPipeline",
-            4096,
-            512,
-            768,
-            parameters=4_885_371_136,
-            networks=(family.CLIP, family.T5._replace(part="text_encoder_2")),
-            tokenizer="tokenizer_2",
+            "FluxPipeline", 4096, 512, 768, parameters=4_885_371_136, networks=_ENCODERS, tokenizer="tokenizer_2"
         )
     },
     short_names={"flux": "flux-dev"},

@@ -57,6 +57,7 @@ _preset = partial(family.Preset, parts=family.Parts("flux2", "flux2"), sampling=
 _TINY = Flux2Config(
     num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 4, 4, 4)
 )
+_MISTRAL = family.TextNetwork("text_encoder", "mistral", 131_072)
 FAMILY = family.Family(
     name="flux2",
     network=f"{__package__}.network",
@@ -78,13 +79,7 @@ FAMILY = family.Family(
         )
     },
     text_encoders={
-        "flux2": family.PublishedText(
-            "Flux2Pipeline",
-            15360,
-            512,
-            parameters=24_011_361_280,
-            networks=(family.TextNetwork("text_encoder", "mistral", 131_072),),
-        )
+        "flux2": family.PublishedText("Flux2Pipeline", 15360, 512, parameters=24_011_361_280, networks=(_MISTRAL,))
     },
     short_names={"flux2": "flux2-dev"},
 )

@@ -103,6 +103,7 @@ def _release(name: str) -> family.Release:
     return family.Release(f"stabilityai/{name}", architecture=name.removesuffix("-diffusers").replace("3.5", "3-5"))
 
 
+_ENCODERS = (family.CLIP, family.CLIP_2, family.T5._replace(part="text_encoder_3"))
 FAMILY = family.Family(
     name="sd3",
     network=f"{__package__}.network",
@@ -120,7 +121,7 @@ FAMILY = family.Family(
             333,
             2048,
             parameters=5_580_620_800,
-            networks=(family.CLIP, family.CLIP_2, family.T5._replace(part="text_encoder_3")),
+            networks=_ENCODERS,
             tokenizer="tokenizer_3",
         )
     },

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from reelworks.core.errors import UserError
 from reelworks.models import family
-from reelworks.models.families.stdit3.spec import RECIPE_SIZES, RELEASE, STDiT3Config, check, taken_from
+from reelworks.models.families.stdit3.spec import RECIPE_SIZES, RELEASE, STDiT3Config
 
 
 class STDiT2Config(STDiT3Config):
@@ -24,12 +24,8 @@ class STDiT2Config(STDiT3Config):
     model_max_length: int = Field(default=200, gt=0)
 
     def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components, and check that sizes divide.
-
-        Raises:
-            UserError: If heads do not divide the width, or height, width and aspect ratio cannot share it.
-        """
-        fitted = check(self.model_copy(update=taken_from(components)))
+        """Return a copy with the widths of the components; sizes that do not divide are refused."""
+        fitted = super().fit(components)
         if fitted.hidden_size % 3:
             raise UserError(
                 "embeddings of height, width and aspect ratio each take a third of the width",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.models import family
-
-_Config = TypeVar("_Config", bound="STDiT3Config")
 
 
 class STDiT3Config(Config):
@@ -61,47 +59,32 @@ class STDiT3Config(Config):
         return self.hidden_size // self.num_heads
 
     def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components, and check that sizes divide.
-
-        Raises:
-            UserError: If heads do not divide the width, or a width cannot carry sines and cosines.
-        """
-        return check(self.model_copy(update=taken_from(components)))
-
-
-def taken_from(components: family.ComponentShapes) -> dict[str, Any]:
-    """Return the sizes that the components fix."""
-    return {
-        "in_channels": components.latent_channels,
-        "caption_channels": components.text_dim,
-        "model_max_length": components.text_length,
-        "pred_sigma": components.learns_variance,
-    }
-
-
-def check(config: _Config) -> _Config:
-    """Return the config; sizes that do not divide are refused.
-
-    Raises:
-        UserError: If heads do not divide the width, or a width cannot carry sines and cosines.
-    """
-    if config.hidden_size % config.num_heads or config.head_dim % 2:
-        raise UserError(
-            f"{config.num_heads} heads do not divide the width into even parts",
-            code="sizes-do-not-divide",
-            field="model.hidden_size",
-            value=config.hidden_size,
-            remedy=f"choose a multiple of {2 * config.num_heads}, or other num_heads",
+        """Return a copy with the widths of the components; sizes that do not divide are refused."""
+        fitted = self.model_copy(
+            update={
+                "in_channels": components.latent_channels,
+                "caption_channels": components.text_dim,
+                "model_max_length": components.text_length,
+                "pred_sigma": components.learns_variance,
+            }
         )
-    if config.hidden_size % 4:
-        raise UserError(
-            "positions need a sine and a cosine for each of two axes, so the width must be a multiple of 4",
-            code="sizes-do-not-divide",
-            field="model.hidden_size",
-            value=config.hidden_size,
-            remedy="choose a multiple of 4",
-        )
-    return config
+        if fitted.hidden_size % fitted.num_heads or fitted.head_dim % 2:
+            raise UserError(
+                f"{fitted.num_heads} heads do not divide the width into even parts",
+                code="sizes-do-not-divide",
+                field="model.hidden_size",
+                value=fitted.hidden_size,
+                remedy=f"choose a multiple of {2 * fitted.num_heads}, or other num_heads",
+            )
+        if fitted.hidden_size % 4:
+            raise UserError(
+                "positions need a sine and a cosine for each of two axes, so the width must be a multiple of 4",
+                code="sizes-do-not-divide",
+                field="model.hidden_size",
+                value=fitted.hidden_size,
+                remedy="choose a multiple of 4",
+            )
+        return fitted
 
 
 RECIPE_SIZES = ("hidden_size", "depth", "num_heads")

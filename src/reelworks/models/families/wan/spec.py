@@ -92,6 +92,8 @@ _SIGNS = ("encoder.norm_out.gamma", "encoder.middle.0.residual.0.gamma")
 _PARTS = family.Parts("wan-2.1", "wan", same_latents=("qwen-image",))
 _preset = partial(family.Preset, parts=_PARTS, sampling=family.SamplingDefaults(5.0, 50))
 _release = partial(family.Release, side=640, lines=480, num_frames=81)
+_autoencoder = partial(family.PublishedAutoencoder, "AutoencoderKLWan", frame_rule=(4, 1), signs=_SIGNS)
+_UMT5 = family.TextNetwork("text_encoder", "umt5", 256_384)
 FAMILY = family.Family(
     name="wan",
     network=f"{__package__}.network",
@@ -124,28 +126,9 @@ FAMILY = family.Family(
         ),
     },
     autoencoders={
-        "wan-2.1": family.PublishedAutoencoder(
-            "AutoencoderKLWan",
-            16,
-            (4, 8, 8),
-            (4, 1),
-            parameters=126_892_531,
-            config={"z_dim": 16},
-            file_config={},
-            signs=_SIGNS,
-        ),
-        "wan-2.2": family.PublishedAutoencoder(
-            "AutoencoderKLWan", 48, (4, 16, 16), (4, 1), parameters=704_688_668, config={"z_dim": 48}, signs=_SIGNS
-        ),
+        "wan-2.1": _autoencoder(16, (4, 8, 8), parameters=126_892_531, config={"z_dim": 16}, file_config={}),
+        "wan-2.2": _autoencoder(48, (4, 16, 16), parameters=704_688_668, config={"z_dim": 48}),
     },
-    text_encoders={
-        "wan": family.PublishedText(
-            "WanPipeline",
-            4096,
-            512,
-            parameters=5_680_910_336,
-            networks=(family.TextNetwork("text_encoder", "umt5", 256_384),),
-        )
-    },
+    text_encoders={"wan": family.PublishedText("WanPipeline", 4096, 512, parameters=5_680_910_336, networks=(_UMT5,))},
     short_names={"wan": "wan-2.1-1.3b", "wan-2.1": "wan-2.1-1.3b", "wan-2.2": "wan-2.2-5b"},
 )

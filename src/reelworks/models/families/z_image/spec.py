@@ -50,6 +50,7 @@ class ZImageConfig(Config):
 
 _TINY = ZImageConfig(dim=32, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=2, axes_dims=(4, 6, 6))
 _preset = partial(family.Preset, parts=family.Parts("flux", "z-image"), sampling=family.SamplingDefaults(5.0, 50))
+_QWEN3 = family.TextNetwork("text_encoder", "qwen3", 151_936)
 FAMILY = family.Family(
     name="z-image",
     network=f"{__package__}.network",
@@ -58,12 +59,6 @@ FAMILY = family.Family(
         "z-image-tiny": _preset(_TINY),
     },
     text_encoders={
-        "z-image": family.PublishedText(
-            "ZImagePipeline",
-            2560,
-            512,
-            parameters=4_022_468_096,
-            networks=(family.TextNetwork("text_encoder", "qwen3", 151_936),),
-        )
+        "z-image": family.PublishedText("ZImagePipeline", 2560, 512, parameters=4_022_468_096, networks=(_QWEN3,))
     },
 )
