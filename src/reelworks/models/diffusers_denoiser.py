@@ -59,11 +59,7 @@ class FamilyDenoiser:
         }
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
-        """Return the output `[B, C or 2·C, T, H, W]`; a velocity points towards the data.
-
-        Raises:
-            UserError: If a network for pictures gets a clip, or sizes are not multiples of the patch.
-        """
+        """Return the output `[B, C or 2·C, T, H, W]`; a velocity points towards the data."""
         _check(inputs.latent, self.config)
         return self._predict(self.module, inputs, self.config)
 
@@ -97,17 +93,11 @@ def _check(latent_BCTHW: Tensor, config: FamilyConfig) -> None:
 
 
 class EncodedText(NamedTuple):
-    """Caption embeddings as a pipeline returns them.
+    """Caption embeddings as a pipeline returns them."""
 
-    Attributes:
-        tokens: `[B, L, D]`; L may be less than the requested length.
-        mask: `[B, L]`, nonzero where a token is attended to; None attends to all.
-        pooled: `[B, P]`, one vector per caption; None if the pipeline has none.
-    """
-
-    tokens: Tensor
-    mask: Tensor | None = None
-    pooled: Tensor | None = None
+    tokens: Tensor  # `[B, L, D]`; L may be less than the requested length
+    mask: Tensor | None = None  # `[B, L]`, nonzero where a token is attended to; None attends to all
+    pooled: Tensor | None = None  # `[B, P]`, one vector per caption; None if the pipeline has none
 
 
 def _has_pipeline(_module: nn.Module) -> str | None:

@@ -150,11 +150,7 @@ def _build(
 
 
 def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
-    """Build an autoencoder.
-
-    Raises:
-        UserError: If its name is unknown, or its weights cannot be loaded.
-    """
+    """Build an autoencoder with its weights."""
     require_known("autoencoder.name", config.name, autoencoder_names())
     try:
         if config.name in registry.AUTOENCODERS:
@@ -165,11 +161,7 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
 
 
 def build_text_encoder(config: TextEncoderConfig) -> TextEncoder:
-    """Build a text encoder.
-
-    Raises:
-        UserError: If its name is unknown.
-    """
+    """Build a text encoder with its weights."""
     require_known("text_encoder.name", config.name, text_encoder_names())
     if config.name in registry.TEXT_ENCODERS:
         return FamilyTextEncoder(config)

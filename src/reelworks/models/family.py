@@ -277,11 +277,8 @@ class PublishedText:
     """Text encoders of a family, as its pipeline in diffusers combines them.
 
     Attributes:
-        pipeline: Name of the pipeline's class.
-        dim: Width of a token.
         max_length: Length in tokens to which captions are cut.
         pooled_dim: Width of the pooled caption embedding, 0 if there is none.
-        parameters: Number of parameters of all networks.
         networks: Networks that a recipe's weights must hold.
         tokenizer: Name of the tokenizer with the longest limit, which decides what is cut off.
         sees_pictures: Whether it encodes the pictures that captions refer to as well.
@@ -312,13 +309,11 @@ IMAGE_ENCODERS = {"clip": PublishedImage(257, 630_766_080), "siglip": PublishedI
 
 @dataclass(frozen=True)
 class Family:
-    """Everything about a model family that needs no torch.
+    """Everything about a model family that needs no torch; components are by the names that recipes use.
 
     Attributes:
         network: Module whose `NETWORK` builds, loads and calls its networks (`models.api.FamilyNetwork`).
         presets: Its models by `model.name`; one ends in `-tiny` and runs in milliseconds.
-        autoencoders: Its autoencoders by `autoencoder.name`.
-        text_encoders: Its text encoders by `text_encoder.name`.
         short_names: Presets by colloquial name.
         recipe_sizes: Fields of its config that keys of `[model]` override.
     """

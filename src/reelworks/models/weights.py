@@ -55,9 +55,6 @@ def require_there(source: str, field: str) -> Path:
     """Return the local path of a source, whose configs are downloaded if it is a hub id.
 
     It refuses a source that is neither local nor on the hub; libraries would retry for a minute or two.
-
-    Raises:
-        UserError: If it is neither, or the hub does not answer and the source is not cached.
     """
     with _errors_name(field, source):
         return _locate(source, ["*.json"])
@@ -67,9 +64,6 @@ def config(source: str, field: str, part: str) -> dict[str, Any] | None:
     """Return the diffusers config of weights: from the part's folder, the folder itself, or that of the file.
 
     It is None if there is none of a diffusers class.
-
-    Raises:
-        UserError: If the source is neither local nor on the hub.
     """
     place = require_there(source, field)
     for folder in (place / part, place) if place.is_dir() else (place.parent,):
@@ -83,11 +77,7 @@ def config(source: str, field: str, part: str) -> dict[str, Any] | None:
 
 
 def shapes(source: str, field: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of one `.safetensors` file, of which only the header is read.
-
-    Raises:
-        UserError: If it cannot be read.
-    """
+    """Return the shapes of the tensors of one `.safetensors` file, of which only the header is read."""
     path = Path(source).expanduser()
     with _errors_name(field, source):
         try:
@@ -255,11 +245,7 @@ def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
 
 
 def require_fit(own: Shapes, loaded: Shapes, source: str, field: str) -> None:
-    """Refuse weights whose names or shapes differ from those of a network, with a list of the first that differ.
-
-    Raises:
-        ShapeMismatch: If they differ.
-    """
+    """Raise `ShapeMismatch` for weights whose names or shapes differ from those of a network."""
     if own != loaded:
         raise ShapeMismatch(own, loaded, field, source)
 

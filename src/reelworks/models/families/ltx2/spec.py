@@ -74,11 +74,7 @@ class LTX2Config(Config):
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components.
-
-        Raises:
-            UserError: If the network does not project texts, and their width differs from its own.
-        """
+        """Return a copy with the widths of the components; texts that are not projected must have the network's."""
         width = self.num_attention_heads * self.attention_head_dim
         if not self.use_prompt_embeddings and components.text_dim != width:
             raise UserError(
