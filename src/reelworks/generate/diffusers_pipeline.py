@@ -26,7 +26,7 @@ from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import components, optional_imports, registry
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
-from reelworks.models.diffusers_denoiser import FamilyDenoiser, DiffusersNetwork
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS
 from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
 from reelworks.precision.boundary import DtypeBoundary, is_sharded
