@@ -6,18 +6,7 @@ from functools import partial
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models.family import (
-    ComponentShapes,
-    Conditioning,
-    Family,
-    Network,
-    Parts,
-    Preset,
-    PublishedText,
-    Release,
-    SamplingDefaults,
-    TextNetwork,
-)
+from reelworks.models import family
 
 
 class AuraFlowConfig(Config):
@@ -25,8 +14,8 @@ class AuraFlowConfig(Config):
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[Conditioning] = Conditioning()
-    network: ClassVar[Network] = Network(
+    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
+    network: ClassVar[family.Network] = family.Network(
         "AuraFlowTransformer2DModel", ("joint_transformer_blocks", "single_transformer_blocks")
     )
 
@@ -41,14 +30,10 @@ class AuraFlowConfig(Config):
     caption_projection_dim: int = 3072
     pos_embed_max_size: int = 9216
 
-    def fit(self, components: ComponentShapes) -> Self:
+    def fit(self, components: family.ComponentShapes) -> Self:
         """Take the widths of the components."""
         channels = components.latent_channels
-        widths = {
-            "in_channels": channels,
-            "out_channels": channels,
-            "joint_attention_dim": components.text_dim,
-        }
+        widths = {"in_channels": channels, "out_channels": channels, "joint_attention_dim": components.text_dim}
         return self.model_copy(update=widths)
 
 
@@ -62,17 +47,17 @@ _TINY = AuraFlowConfig(
     pos_embed_max_size=1024,
 )
 # Its latents are those of SDXL.
-_preset = partial(Preset, parts=Parts("sdxl", "auraflow"), sampling=SamplingDefaults(3.5, 50))
-FAMILY = Family(
+_preset = partial(family.Preset, parts=family.Parts("sdxl", "auraflow"), sampling=family.SamplingDefaults(3.5, 50))
+FAMILY = family.Family(
     name="auraflow",
     network=f"{__package__}.network",
     presets={
-        "auraflow-0.3": _preset(AuraFlowConfig(), release=Release("fal/AuraFlow-v0.3")),
+        "auraflow-0.3": _preset(AuraFlowConfig(), release=family.Release("fal/AuraFlow-v0.3")),
         "auraflow-tiny": _preset(_TINY),
     },
     text_encoders={
-        "auraflow": PublishedText(
-            "AuraFlowPipeline", 2048, 256, networks=(TextNetwork("text_encoder", "umt5", 32_128),)
+        "auraflow": family.PublishedText(
+            "AuraFlowPipeline", 2048, 256, networks=(family.TextNetwork("text_encoder", "umt5", 32_128),)
         )
     },
     short_names={"auraflow": "auraflow-0.3"},

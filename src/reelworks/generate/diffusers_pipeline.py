@@ -26,7 +26,7 @@ from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import components, optional_imports, registry
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
-from reelworks.models.diffusers_denoiser import DiffusersDenoiser, DiffusersNetwork
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS
 from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
 from reelworks.precision.boundary import DtypeBoundary, is_sharded
@@ -102,7 +102,7 @@ def _build(
 ) -> tuple[Any, str]:
     """Build the pipeline without text encoders, as it is called with embeddings; also return its description."""
     denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
-    assert isinstance(denoiser, DiffusersDenoiser | ExpertPairDenoiser)
+    assert isinstance(denoiser, FamilyDenoiser | ExpertPairDenoiser)
     assert isinstance(autoencoder, DiffusersAutoencoder)
     if isinstance(denoiser, ExpertPairDenoiser):
         settings = {"boundary_ratio": denoiser.switch_timestep / timesteps.NUM_TIMESTEPS}
@@ -118,11 +118,11 @@ def _build(
 
 def _note(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs]) -> str:
     """Return a note if one of two experts samples alone."""
-    alone = recipe.model.experts in PARTS and isinstance(boundary.denoiser, DiffusersDenoiser)
+    alone = recipe.model.experts in PARTS and isinstance(boundary.denoiser, FamilyDenoiser)
     return f", with the expert for {recipe.model.experts} noise alone" if alone else ""
 
 
-def _networks(denoiser: DiffusersDenoiser | ExpertPairDenoiser) -> dict[str, nn.Module]:
+def _networks(denoiser: FamilyDenoiser | ExpertPairDenoiser) -> dict[str, nn.Module]:
     """Return the denoising networks by their names in a pipeline."""
     if isinstance(denoiser, ExpertPairDenoiser):
         return dict(denoiser.module.named_children())
@@ -187,7 +187,7 @@ def _in_contract(boundary: DtypeBoundary[DenoiserInputs], encoder: LiveEncoder) 
     at each step if the network returned bfloat16.
     """
     denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
-    assert isinstance(denoiser, DiffusersDenoiser | ExpertPairDenoiser)
+    assert isinstance(denoiser, FamilyDenoiser | ExpertPairDenoiser)
     assert isinstance(autoencoder, DiffusersAutoencoder)
     output, modules = denoiser.contract.output, list(_networks(denoiser).values())
 

@@ -88,10 +88,8 @@ INPUT_ROLES: dict[str, Role] = {
 class TextEmbedding(NamedTuple):
     """Embeddings of a batch of captions.
 
-    Attributes:
-        tokens: `[B, L, D]` float32.
-        mask: `[B, L]` bool, True where a token is attended to.
-        pooled: `[B, P]` float32, one vector per caption; P may be 0.
+    `tokens` are `[B, L, D]` float32, `mask` is `[B, L]` bool, True where a token is attended to, and `pooled` is
+    `[B, P]` float32, one vector per caption; P may be 0.
     """
 
     tokens: Tensor
@@ -111,8 +109,6 @@ class Denoiser(Protocol):
 
     Attributes:
         module: The network, possibly wrapped by a parallel strategy or adapted by a LoRA.
-        contract: Dtypes of its parameters, inputs and outputs.
-        latent_channels: Channels of its input latents.
         runs_on_meta: Whether it runs on the meta device, since no step of its forward pass depends on values.
         base: Identity of the weights below its LoRA; None without a LoRA.
     """
@@ -128,15 +124,12 @@ class Denoiser(Protocol):
 
         Inputs already have the contract's dtypes.
         """
-        ...
 
     def sharding(self) -> ShardingPlan:
         """Return the modules that parallel strategies wrap."""
-        ...
 
     def lora_targets(self, of: Targets = "default") -> Sequence[str]:
         """Return names of linear layers for LoRA: those of all attentions by default, or all of the blocks."""
-        ...
 
 
 class FamilyNetwork(Protocol):
@@ -145,50 +138,27 @@ class FamilyNetwork(Protocol):
     @property
     def keeps_file_tensors(self) -> bool:
         """Whether parameters may be memory-mapped tensors of the weights file, in the file's dtypes."""
-        ...
 
     def build(self, config: Any, *, gradient_checkpointing: bool = False) -> nn.Module:
         """Build a network on the default device (shapes only on `meta`)."""
-        ...
 
     def load(self, module: Any, config: Any, source: str | None, part: str | None = None) -> None:
         """Load weights from a folder, a file or a hub id; without a source, draw fresh ones.
 
-        Args:
-            module: Network to fill.
-            config: Sizes of the network.
-            source: Folder, file or hub id of the weights.
-            part: Folder of the network in a pipeline that has several networks.
+        `part` is the folder of the network in a pipeline that has several networks.
 
         Raises:
             UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
         """
-        ...
 
     def renamed(self, module: Any, config: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename the tensors of a model's original release to this network's keys, as far as known."""
-        ...
 
     def learns_variance(self, config: Any, source: str, channels: int) -> bool:
-        """Whether weights were trained to predict variance in a second half of output channels.
-
-        Args:
-            config: Sizes of the network.
-            source: Folder, file or hub id of the weights.
-            channels: Channels of the latents.
-        """
-        ...
+        """Whether weights were trained to predict variance in a second half of output channels."""
 
     def denoiser(self, module: nn.Module, contract: Contract, config: Any, channels: int) -> Denoiser:
-        """Wrap a network for the trainer.
-
-        Args:
-            module: Network to wrap.
-            contract: Dtypes of its parameters, inputs and outputs.
-            config: Sizes of the network.
-            channels: Channels of its input latents.
-        """
-        ...
+        """Wrap a network, which takes latents of so many channels, for the trainer."""
 
 
 class Autoencoder(Protocol):
@@ -200,23 +170,16 @@ class Autoencoder(Protocol):
 
     def encode(self, video_BCTHW: Tensor) -> Tensor:
         """Encode video in [-1, 1] to latents of about unit variance."""
-        ...
 
     def decode(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:
         """Decode latents to video in [-1, 1] with `num_frames` frames."""
-        ...
 
     def to(self, device: torch.device) -> Autoencoder:
         """Move to a device, in place."""
-        ...
 
 
 class TextEncoder(Protocol):
-    """Embeds captions.
-
-    Attributes:
-        sees_pictures: Whether it embeds the pictures that captions refer to as well.
-    """
+    """Embeds captions, and the pictures that they refer to if it `sees_pictures`."""
 
     contract: Contract
     sees_pictures: bool
@@ -225,30 +188,17 @@ class TextEncoder(Protocol):
     max_length: int
 
     def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
-        """Embed captions; L is always `max_length`.
-
-        Args:
-            captions: Captions to embed.
-            pictures_BHWC: uint8 pictures that the captions refer to; most encoders ignore them.
-        """
-        ...
+        """Embed captions, with the uint8 pictures that they refer to; L is always `max_length`."""
 
     def unseen(self, caption: str) -> int:
         """Count the words at a caption's end that `max_length` cuts off."""
-        ...
 
     def to(self, device: torch.device) -> TextEncoder:
         """Move to a device, in place."""
-        ...
 
 
 class ImageEncoder(Protocol):
-    """Embeds pictures as tokens.
-
-    Attributes:
-        tokens: Number N of tokens per picture.
-        dim: Width E of a token.
-    """
+    """Embeds pictures as N `tokens` of width E (`dim`)."""
 
     contract: Contract
     tokens: int
@@ -256,8 +206,6 @@ class ImageEncoder(Protocol):
 
     def encode(self, pictures_BHWC: Tensor) -> Tensor:
         """Embed uint8 pictures as `[B, N, E]` float32."""
-        ...
 
     def to(self, device: torch.device) -> ImageEncoder:
         """Move to a device, in place."""
-        ...

@@ -21,11 +21,7 @@ CHUNK_FRAMES = 17  # that the autoencoder of Open-Sora v1.2 encodes at a time
 
 
 def family_config(model: ModelConfig) -> FamilyConfig:
-    """Return the sizes of a model's preset.
-
-    Raises:
-        UserError: If its name is unknown.
-    """
+    """Return the sizes of a model's preset; an unknown name is refused."""
     require_known("model.name", model.name, registry.PRESETS)
     return registry.PRESETS[model.name].config
 
@@ -39,11 +35,7 @@ def latent_channels(autoencoder: AutoencoderConfig) -> int:
 
 
 def autoencoder_geometry(config: AutoencoderConfig) -> Geometry:
-    """Return strides and frame rules of an autoencoder alone.
-
-    Raises:
-        UserError: If its name is unknown.
-    """
+    """Return strides and frame rules of an autoencoder alone."""
     require_known("autoencoder.name", config.name, autoencoder_names())
     if config.name in registry.AUTOENCODERS:
         known = registry.AUTOENCODERS[config.name]
@@ -56,11 +48,7 @@ def autoencoder_geometry(config: AutoencoderConfig) -> Geometry:
 
 
 def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
-    """Return strides, patches and frame rules of the autoencoder and the denoiser together.
-
-    Raises:
-        UserError: If a name is unknown.
-    """
+    """Return strides, patches and frame rules of the autoencoder and the denoiser together."""
     config = family_config(model)
     alone = autoencoder_geometry(autoencoder)
     rule = (0, 1) if config.pictures_only else alone.frame_rule
@@ -69,15 +57,11 @@ def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
 
 def whole_patches(model: ModelConfig) -> bool:
     """Whether latent sizes must be multiples of the patch, since the network does not pad them."""
-    return not registry.family_of(model.name).pads_patches
+    return not family_config(model).network.pads_patches
 
 
 def conditioning(model: ModelConfig) -> Conditioning:
-    """Return how a denoiser is conditioned on captions and frames.
-
-    Raises:
-        UserError: If its name is unknown.
-    """
+    """Return how a denoiser is conditioned on captions and frames."""
     return family_config(model).conditioning
 
 
@@ -93,17 +77,15 @@ def other_latents(model: ModelConfig, autoencoder: AutoencoderConfig) -> str | N
 def resolve_denoiser(
     model: ModelConfig, *, autoencoder: AutoencoderConfig, text: TextEncoderConfig, learns_variance: bool
 ) -> FamilyConfig:
-    """Return the sizes of a preset with the recipe's overrides.
-
-    Latent channels and the width and length of captions come from the other components.
+    """Return the sizes of a preset with the recipe's overrides, and those that its components fix.
 
     Raises:
         UserError: If a name is unknown or the sizes do not fit together.
     """
     preset = family_config(model)
     require_known("text_encoder.name", text.name, text_encoder_names())
-    sizes = {"hidden_size": model.hidden_size, "depth": model.depth, "num_heads": model.num_heads}
-    sizes = {name: value for name, value in sizes.items() if value is not None}
+    overrides = {"hidden_size": model.hidden_size, "depth": model.depth, "num_heads": model.num_heads}
+    sizes = {name: value for name, value in overrides.items() if value is not None}
     for name in sizes.keys() - set(registry.family_of(model.name).recipe_sizes):
         raise UserError(
             "the sizes of this model are fixed by its preset",

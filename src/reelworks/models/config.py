@@ -156,11 +156,7 @@ def _check_weights(table: str, name: str, known: tuple[str, ...], weights: str |
 
 
 def require_known(field: str, name: str, known: Collection[str]) -> None:
-    """Refuse a name that is not in `known`.
-
-    Raises:
-        UserError: If it is unknown; the message lists the known ones.
-    """
+    """Refuse a name that is not in `known`, with a list of these."""
     if name not in known:
         raise UserError(
             f"unknown name; known: {', '.join(known)}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,17 +33,8 @@ Predict = Callable[[Any, DenoiserInputs, Any], Tensor]
 
 
 @final
-class DiffusersDenoiser:
-    """A network of diffusers as a `models.api.Denoiser`.
-
-    Attributes:
-        module: The network, possibly wrapped by a parallel strategy or adapted by a LoRA.
-        contract: Dtypes of its parameters, inputs and outputs.
-        latent_channels: Channels of its input latents.
-        runs_on_meta: Whether it runs on the meta device.
-        config: Sizes of the network.
-        base: Identity of the weights below its LoRA; None without a LoRA.
-    """
+class FamilyDenoiser:
+    """A family's network as a `models.api.Denoiser`, with the sizes of its config."""
 
     def __init__(
         self, module: nn.Module, contract: Contract, config: FamilyConfig, channels: int, predict: Predict
@@ -52,25 +44,22 @@ class DiffusersDenoiser:
         self.latent_channels, self.runs_on_meta = channels, config.network.shape_only
         self._predict = predict
         self.base: Base | None = None
+        frozen, names = config.network.without_gradient, config.network.blocks
         for name, parameter in module.named_parameters():
-            if name.startswith(config.network.without_gradient):
+            if name.startswith(frozen):
                 parameter.requires_grad_(False)
-        lists = (list(module.get_submodule(name)) for name in config.network.blocks)  # type: ignore[call-overload]
-        self._sharding = ShardingPlan(blocks=[block for blocks in lists for block in blocks])
-        frozen = config.network.without_gradient
+        lists: list[Any] = [module.get_submodule(name) for name in names]
+        groups = zip(*lists, strict=True) if config.network.alternates else lists
+        self._sharding = ShardingPlan(blocks=[block for blocks in groups for block in blocks])
         trained = [name for name in inject.linear_layers(module) if not f"{name}.".startswith(frozen)]
-        in_blocks = tuple(f"{name}." for name in config.network.blocks)
-        self._lora_targets: dict[Targets, tuple[str, ...]] = {
-            "default": tuple(name for name in trained if _is_of_attention(name)),
-            "blocks": tuple(name for name in trained if name.startswith(in_blocks)),
+        self._lora_targets: dict[Targets, list[str]] = {
+            # A module whose name has a word that begins with "att" holds them.
+            "default": [name for name in trained if re.search(r"(^|[._])att", name.rpartition(".")[0])],
+            "blocks": [name for name in trained if name.startswith(tuple(f"{blocks}." for blocks in names))],
         }
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
-        """Return the output `[B, C, T, H, W]`; a velocity points towards the data.
-
-        Raises:
-            UserError: If a network for pictures gets a clip, or sizes are not multiples of the patch.
-        """
+        """Return the output `[B, C or 2·C, T, H, W]`; a velocity points towards the data."""
         _check(inputs.latent, self.config)
         return self._predict(self.module, inputs, self.config)
 
@@ -94,7 +83,7 @@ def _check(latent_BCTHW: Tensor, config: FamilyConfig) -> None:
             remedy="use 1",
         )
     for key, size, patch in zip(("num_frames", "height", "width"), sizes, config.patch_size, strict=True):
-        if size % patch:
+        if size % patch and not config.network.pads_patches:
             raise UserError(
                 f"the size is {size} latent elements, and this model takes multiples of {patch}",
                 code="size-not-a-multiple",
@@ -103,22 +92,12 @@ def _check(latent_BCTHW: Tensor, config: FamilyConfig) -> None:
             )
 
 
-def _is_of_attention(name: str) -> bool:
-    return any(part.startswith("att") for part in name.split(".")[:-1])
-
-
 class EncodedText(NamedTuple):
-    """Caption embeddings as a pipeline returns them.
+    """Caption embeddings as a pipeline returns them."""
 
-    Attributes:
-        tokens: `[B, L, D]`; L may be less than the requested length.
-        mask: `[B, L]`, nonzero where a token is attended to; None attends to all.
-        pooled: `[B, P]`, one vector per caption; None if the pipeline has none.
-    """
-
-    tokens: Tensor
-    mask: Tensor | None = None
-    pooled: Tensor | None = None
+    tokens: Tensor  # `[B, L, D]`; L may be less than the requested length
+    mask: Tensor | None = None  # `[B, L]`, nonzero where a token is attended to; None attends to all
+    pooled: Tensor | None = None  # `[B, P]`, one vector per caption; None if the pipeline has none
 
 
 def _has_pipeline(_module: nn.Module) -> str | None:
@@ -209,9 +188,9 @@ class DiffusersNetwork:
         """Return False: no supported network of diffusers predicts variance."""
         return False
 
-    def denoiser(self, module: nn.Module, contract: Contract, config: FamilyConfig, channels: int) -> DiffusersDenoiser:
+    def denoiser(self, module: nn.Module, contract: Contract, config: FamilyConfig, channels: int) -> FamilyDenoiser:
         """Wrap a network for the trainer."""
-        return DiffusersDenoiser(module, contract, config, channels, self.predict)
+        return FamilyDenoiser(module, contract, config, channels, self.predict)
 
 
 def _unscaled(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -243,6 +222,12 @@ def embedded(time_proj: nn.Module, *values: Tensor) -> Iterator[None]:
     finally:
         handle.remove()
     assert not remaining, f"{type(time_proj).__name__} was called fewer times than there are values"
+
+
+def token_times(inputs: DenoiserInputs, tokens_per_frame: int) -> Tensor:
+    """Return times of all tokens, `[B, T · tokens_per_frame]`, 0 for condition frames."""
+    time_BT = torch.where(inputs.frame_mask, inputs.time[:, None], inputs.time.new_zeros(()))
+    return time_BT.repeat_interleave(tokens_per_frame, dim=1)
 
 
 def pack(latent_BCHW: Tensor) -> Tensor:

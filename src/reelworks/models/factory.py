@@ -22,9 +22,9 @@ from reelworks.models.config import (
     require_known,
     text_encoder_names,
 )
-from reelworks.models.diffusers_denoiser import DiffusersDenoiser
+from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
-from reelworks.models.expert_pair.denoiser import ExpertPair, ExpertPairDenoiser
+from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import files, frozen, inject
 from reelworks.models.lora.base_model import Base, digest
@@ -63,15 +63,11 @@ def build_denoiser(
     learns_variance: bool = False,
     lora: LoraConfig | None = None,
 ) -> Denoiser:
-    """Build a denoiser with its weights.
+    """Build a denoiser with its weights; the autoencoder fixes its latent channels, the text encoder its captions.
 
     Args:
-        model: Preset, sizes and weights.
-        autoencoder: Autoencoder, which fixes the latent channels.
-        text: Text encoder, which fixes the width and length of captions.
         device: Device of the parameters; on `meta` nothing is drawn or loaded.
         seed: Seed of fresh weights, which are equal on every device; the global generators keep their state.
-        compute: Dtype of matrix products.
         storage: Dtype of the parameters.
         reduction: Dtype in which gradients are summed over ranks.
         learns_variance: Whether the objective reads a second half of channels.
@@ -83,116 +79,77 @@ def build_denoiser(
     stored: BaseStorage = "float32" if lora is None else lora.exact_base(name_of(compute))
     contract = denoiser_contract(storage, compute, reduction, stored)
     check_contract(contract)
-    learns_variance = _learns_variance(model, autoencoder, learns_variance)
+    preset, channels = family_config(model), latent_channels(autoencoder)
+    family = registry.load_network(registry.family_of(model.name))
+    if not learns_variance and model.weights is not None:
+        learns_variance = family.learns_variance(preset, model.weights, channels)
     config = resolve_denoiser(model, autoencoder=autoencoder, text=text, learns_variance=learns_variance)
     device = torch.device(device)
-    family = registry.load_network(registry.family_of(model.name))
-    module = _build(family, config, model, device, seed, mapped=lora is not None)
-    denoiser = _wrap(family, module, contract, config, model, latent_channels(autoencoder))
+    networks = _build(family, config, model, device, seed, mapped=lora is not None)
+    denoisers = [family.denoiser(network, contract, config, channels) for network in networks]
+    denoiser = denoisers[0] if len(denoisers) == 1 else _pair(model, *denoisers)
     if lora is None:
-        nn.Module.to(module, device, storage)
+        nn.Module.to(denoiser.module, device, storage)
         return denoiser
     has_values = device.type != "meta"
     if has_values:
-        denoiser.base = Base(model.name, model.weights, digest(module.state_dict()))
-    frozen.store(module, _blocks(denoiser), stored, compute=compute, device=device)
+        denoiser.base = Base(model.name, model.weights, digest(denoiser.module.state_dict()))
+    blocks = [block for each in denoisers for block in each.sharding().blocks]
+    frozen.store(denoiser.module, blocks, stored, compute=compute, device=device)
     inject.inject(denoiser, lora, seed=seed)
     if lora.weights is not None and has_values:
         files.load_into(denoiser.module, lora, config)
     return denoiser
 
 
-def _blocks(denoiser: Denoiser) -> list[nn.Module]:
-    """Return the sharding units of a denoiser except whole networks, which hold the other units."""
-    networks = list(denoiser.module.children()) if isinstance(denoiser, ExpertPairDenoiser) else []
-    return [unit for unit in denoiser.sharding().blocks if unit not in networks]
-
-
-def _wrap(
-    family: FamilyNetwork,
-    module: nn.Module,
-    contract: Contract,
-    config: FamilyConfig,
-    model: ModelConfig,
-    channels: int,
-) -> Denoiser:
-    if not isinstance(module, ExpertPair):
-        return family.denoiser(module, contract, config, channels)
-    high, low = (family.denoiser(network, contract, config, channels) for network in module.children())
+def _pair(model: ModelConfig, high: Denoiser, low: Denoiser) -> ExpertPairDenoiser:
     switch = switch_timestep(model)
     assert switch is not None, "the recipe was checked"
-    assert isinstance(high, DiffusersDenoiser)
-    assert isinstance(low, DiffusersDenoiser)
+    assert isinstance(high, FamilyDenoiser)
+    assert isinstance(low, FamilyDenoiser)
     return ExpertPairDenoiser(high, low, switch)
 
 
-def _learns_variance(model: ModelConfig, autoencoder: AutoencoderConfig, requested: bool) -> bool:
-    """Whether the objective reads a variance, or the weights were trained with one."""
-    if requested or model.weights is None:
-        return requested
-    config = family_config(model)
-    family = registry.load_network(registry.family_of(model.name))
-    return family.learns_variance(config, model.weights, latent_channels(autoencoder))
-
-
 def _build(
-    family: FamilyNetwork,
-    config: FamilyConfig,
-    model: ModelConfig,
-    device: torch.device,
-    seed: int,
-    *,
-    mapped: bool,
-) -> nn.Module:
-    """Build a network with weights on the CPU, or without values on `meta`; without a file, weights are drawn.
+    family: FamilyNetwork, config: FamilyConfig, model: ModelConfig, device: torch.device, seed: int, *, mapped: bool
+) -> list[nn.Module]:
+    """Build a network or both experts with weights on the CPU, drawn without a file, or without values on `meta`.
 
     If `mapped`, parameters of a diffusers network are memory-mapped tensors of the file, in its dtypes.
     """
+    parts = PARTS.values() if model.experts == "both" else [PARTS.get(model.experts or "")]
+
+    def built() -> list[nn.Module]:
+        return [family.build(config, gradient_checkpointing=model.gradient_checkpointing) for _ in parts]
+
     if device.type == "meta":
         with device:
-            return _network(family, config, model)
+            return built()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         empty = mapped and model.weights is not None and family.keeps_file_tensors
         with optional_imports.without_weights() if empty else contextlib.nullcontext():
-            module = _network(family, config, model)
+            networks = built()
         try:
-            _load(family, module, config, model)
+            for network, part in zip(networks, parts, strict=True):
+                family.load(network, config, model.weights, part)
         except weights.ShapeMismatch as misfit:
             raise identify.explained(misfit, model.name) from misfit
-    return module
-
-
-def _network(family: FamilyNetwork, config: FamilyConfig, model: ModelConfig) -> nn.Module:
-    count = 2 if model.experts == "both" else 1
-    checkpointing = model.gradient_checkpointing
-    networks = [family.build(config, gradient_checkpointing=checkpointing) for _ in range(count)]
-    return ExpertPair(*networks) if count == 2 else networks[0]
-
-
-def _load(family: FamilyNetwork, module: nn.Module, config: FamilyConfig, model: ModelConfig) -> None:
-    if not isinstance(module, ExpertPair):
-        return family.load(module, config, model.weights, PARTS.get(model.experts or ""))
-    for part, network in module.named_children():
-        family.load(network, config, model.weights, part)
-    pairs = zip(*(network.parameters() for network in module.children()), strict=True)
-    if model.weights is not None and all(torch.equal(high, low) for high, low in pairs):
-        raise UserError(
-            "only one network was found, and both experts would get its weights",
-            code="expert-missing",
-            field="model.weights",
-            value=model.weights,
-            remedy="set it to the folder or hub id that holds transformer and transformer_2",
-        )
-    return None
+    if model.weights is not None and len(networks) == 2:
+        pairs = zip(*(network.parameters() for network in networks), strict=True)
+        if all(torch.equal(high, low) for high, low in pairs):
+            raise UserError(
+                "only one network was found, and both experts would get its weights",
+                code="expert-missing",
+                field="model.weights",
+                value=model.weights,
+                remedy="set it to the folder or hub id that holds transformer and transformer_2",
+            )
+    return networks
 
 
 def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
-    """Build an autoencoder.
-
-    Raises:
-        UserError: If its name is unknown, or its weights cannot be loaded.
-    """
+    """Build an autoencoder with its weights."""
     require_known("autoencoder.name", config.name, autoencoder_names())
     try:
         if config.name in registry.AUTOENCODERS:
@@ -203,11 +160,7 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
 
 
 def build_text_encoder(config: TextEncoderConfig) -> TextEncoder:
-    """Build a text encoder.
-
-    Raises:
-        UserError: If its name is unknown.
-    """
+    """Build a text encoder with its weights."""
     require_known("text_encoder.name", config.name, text_encoder_names())
     if config.name in registry.TEXT_ENCODERS:
         return FamilyTextEncoder(config)

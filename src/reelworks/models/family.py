@@ -47,10 +47,7 @@ class ComponentShapes:
     """Sizes that the autoencoder, the text encoder and the objective fix.
 
     Attributes:
-        latent_channels: Channels of the autoencoder's latents.
-        text_dim: Width of the text tokens.
         pooled_dim: Width of the pooled text embedding, 0 if there is none.
-        text_length: Number of tokens of a text.
         learns_variance: Whether the objective reads a second half of output channels.
     """
 
@@ -83,8 +80,9 @@ class Network:
     """Names of a network's class, blocks, parameters and files.
 
     Attributes:
-        name: Name of the class.
         blocks: Names of its lists of blocks, in order of use.
+        alternates: Whether the first blocks of all lists are used before the second ones.
+        pads_patches: Whether it pads sizes that are not multiples of the patch.
         part: Folder of the network in a pipeline.
         without_gradient: Name prefixes of parameters that no loss can reach.
         widened: Parameter whose columns for companions are zeros if weights lack them, so that a network
@@ -104,6 +102,8 @@ class Network:
     release_layers: tuple[KeyRule, ...] = ()
     comfyui_layers: Literal["release", "diffusers"] = "release"
     renamed_keys: Mapping[str, str] = field(default_factory=dict)
+    alternates: bool = False
+    pads_patches: bool = False
 
 
 class FamilyConfig(Protocol):
@@ -112,61 +112,39 @@ class FamilyConfig(Protocol):
     @property
     def patch_size(self) -> tuple[int, int, int]:
         """Latent elements per token along (time, height, width)."""
-        ...
 
     @property
     def pictures_only(self) -> bool:
         """Whether the network takes pictures only."""
-        ...
 
     @property
     def conditioning(self) -> Conditioning:
         """How the network is conditioned."""
-        ...
 
     @property
     def network(self) -> Network:
         """Names of the network's class, blocks, parameters and files."""
-        ...
 
     def model_dump(self) -> dict[str, Any]:
         """Return the arguments that the network is built with."""
-        ...
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
         """Return a copy with updated values."""
-        ...
 
     def fit(self, components: ComponentShapes) -> Self:
-        """Return the config with the widths that the components fix.
-
-        Raises:
-            UserError: If the family needs what they do not have, or sizes do not fit together.
-        """
-        ...
+        """Return the config with the widths that the components fix; it refuses what does not fit together."""
 
 
 class Parts(NamedTuple):
-    """Names of the components that a denoiser was published with.
-
-    Attributes:
-        autoencoder: Value of `autoencoder.name`.
-        text: Value of `text_encoder.name`.
-        same_latents: Other autoencoders whose latents the published weights understand.
-    """
+    """Names of the components that a denoiser was published with, as recipes have them."""
 
     autoencoder: str
     text: str
-    same_latents: tuple[str, ...] = ()
+    same_latents: tuple[str, ...] = ()  # other autoencoders whose latents the published weights understand
 
 
 class SamplingDefaults(NamedTuple):
-    """Defaults of a model's own pipeline.
-
-    Attributes:
-        guidance_scale: Strength of the prompt; 1 turns guidance off.
-        num_inference_steps: Number of sampling steps.
-    """
+    """Defaults of a model's own pipeline; a guidance scale of 1 turns guidance off."""
 
     guidance_scale: float
     num_inference_steps: int
@@ -208,9 +186,6 @@ class Preset:
     """A model that `model.name` selects.
 
     Attributes:
-        config: Sizes of the network.
-        parts: Components that it was published with.
-        sampling: Defaults of the sampler.
         release: How it was published; None for a tiny model, and if nothing is known.
         switch_timestep: Lowest timestep of the high-noise network, if two networks share the timesteps.
     """
@@ -231,7 +206,6 @@ class PublishedAutoencoder:
         channels: Channels of the latents that a denoiser sees.
         stride: Pixels per latent element along (time, height, width).
         frame_rule: See `core.shape.Geometry`.
-        parameters: Number of parameters.
         config: Config entries that distinguish its latents from those of other autoencoders of the class.
         file_config: Config for a single file, which contains none; None lets diffusers ask the hub.
         signs: Tensor names that no other class has, in the files of diffusers and of the release.
@@ -263,22 +237,38 @@ KL_CONFIG: Mapping[str, object] = {
 PLAIN_KL_CONFIG = {**KL_CONFIG, "use_quant_conv": False, "use_post_quant_conv": False}
 
 
+def picture_autoencoder(
+    channels: int,
+    scaling_factor: float,
+    shift_factor: float | None,
+    *,
+    parameters: int,
+    file_config: Mapping[str, object] = PLAIN_KL_CONFIG,
+) -> PublishedAutoencoder:
+    """Return an `AutoencoderKL` of a picture model; classes and strides of all are alike, latents are not."""
+    latents = {"latent_channels": channels, "scaling_factor": scaling_factor, "shift_factor": shift_factor}
+    return PublishedAutoencoder(
+        "AutoencoderKL",
+        channels,
+        (1, 8, 8),
+        parameters=parameters,
+        config=latents,
+        file_config=file_config,
+        has_time_axis=False,
+    )
+
+
 class TextNetwork(NamedTuple):
-    """A network that encodes captions.
+    """A network that encodes captions."""
 
-    Attributes:
-        part: Folder of the network in a pipeline; empty if it stands alone.
-        kind: `model_type` in the config of its text model.
-        vocabulary: Number of tokens in its vocabulary.
-    """
-
-    part: str
-    kind: str
-    vocabulary: int
+    part: str  # its folder in a pipeline; empty if it stands alone
+    kind: str  # `model_type` in the config of its text model
+    vocabulary: int  # number of tokens
 
 
 T5 = TextNetwork("", "t5", 32_128)
 CLIP = TextNetwork("text_encoder", "clip_text_model", 49_408)
+CLIP_2 = CLIP._replace(part="text_encoder_2")
 QWEN2_5_VL = TextNetwork("text_encoder", "qwen2_5_vl_text", 152_064)
 
 
@@ -287,11 +277,8 @@ class PublishedText:
     """Text encoders of a family, as its pipeline in diffusers combines them.
 
     Attributes:
-        pipeline: Name of the pipeline's class.
-        dim: Width of a token.
         max_length: Length in tokens to which captions are cut.
         pooled_dim: Width of the pooled caption embedding, 0 if there is none.
-        parameters: Number of parameters of all networks.
         networks: Networks that a recipe's weights must hold.
         tokenizer: Name of the tokenizer with the longest limit, which decides what is cut off.
         sees_pictures: Whether it encodes the pictures that captions refer to as well.
@@ -310,14 +297,9 @@ class PublishedText:
 
 
 class PublishedImage(NamedTuple):
-    """An image encoder in float32.
+    """An image encoder in float32."""
 
-    Attributes:
-        tokens: Number of tokens per picture.
-        parameters: Number of parameters.
-    """
-
-    tokens: int
+    tokens: int  # per picture
     parameters: int
 
 
@@ -327,17 +309,13 @@ IMAGE_ENCODERS = {"clip": PublishedImage(257, 630_766_080), "siglip": PublishedI
 
 @dataclass(frozen=True)
 class Family:
-    """Everything about a model family that needs no torch.
+    """Everything about a model family that needs no torch; components are by the names that recipes use.
 
     Attributes:
-        name: Unique name.
         network: Module whose `NETWORK` builds, loads and calls its networks (`models.api.FamilyNetwork`).
         presets: Its models by `model.name`; one ends in `-tiny` and runs in milliseconds.
-        autoencoders: Its autoencoders by `autoencoder.name`.
-        text_encoders: Its text encoders by `text_encoder.name`.
         short_names: Presets by colloquial name.
         recipe_sizes: Fields of its config that keys of `[model]` override.
-        pads_patches: Whether the network pads sizes that are not multiples of the patch.
     """
 
     name: str
@@ -347,15 +325,10 @@ class Family:
     text_encoders: Mapping[str, PublishedText] = field(default_factory=dict)
     short_names: Mapping[str, str] = field(default_factory=dict)
     recipe_sizes: tuple[str, ...] = ()
-    pads_patches: bool = False
 
 
 def require_pooled(components: ComponentShapes) -> int:
-    """Return the width of the pooled text embedding.
-
-    Raises:
-        UserError: If the text encoder has none.
-    """
+    """Return the width of the pooled text embedding, which the text encoder must have."""
     if components.pooled_dim == 0:
         raise UserError(
             "this model needs a pooled caption embedding, and this text encoder has none",

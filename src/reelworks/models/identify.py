@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from reelworks.core.errors import UserError
 from reelworks.models import registry, weights
@@ -22,14 +22,10 @@ _LORA = ("lora_", ".lora.", "lokr_", "hada_")
 _WRAPPERS = ("module.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "model.")
 
 
-@dataclass(frozen=True)
-class BestMatch:
-    """The presets whose networks are most similar to some tensors.
+class BestMatch(NamedTuple):
+    """The presets whose networks are most similar to some tensors; several if they are equally similar.
 
-    Attributes:
-        names: Names of the presets; several if their networks are equally similar.
-        fitting: Number of tensors whose name and shape the network has.
-        total: Number of tensors of the file, or of the network if it has more.
+    `fitting` counts tensors whose name and shape the network has, `total` those of the file or network with more.
     """
 
     names: tuple[str, ...]
@@ -40,9 +36,7 @@ class BestMatch:
 def explained(misfit: ShapeMismatch, name: str = "") -> UserError:
     """Return a mismatch with the model that the weights are of, if it is known, and a better remedy.
 
-    Args:
-        misfit: Error of weights that do not fit.
-        name: Preset that they were meant for; empty for an autoencoder.
+    `name` is the preset that they were meant for; it is empty for an autoencoder.
     """
     problem, remedy = what(misfit.shapes, for_field=str(misfit.field), name=name)
     return UserError(
@@ -57,26 +51,17 @@ def explained(misfit: ShapeMismatch, name: str = "") -> UserError:
 def what(shapes: Shapes, for_field: str, name: str = "") -> tuple[str, str]:
     """Return what the tensors of a file are, and a remedy; two empty texts if no known model is similar.
 
-    Args:
-        shapes: Shapes of all tensors of the file.
-        for_field: Recipe key of the file.
-        name: Preset that the tensors are meant for.
+    `for_field` is the recipe key of the file, and `name` the preset that it is meant for.
     """
     if is_lora(shapes):
-        return (
-            "this is a LoRA",
-            "point lora.weights to it, and model.weights to the model that it was trained on",
-        )
+        return "this is a LoRA", "point lora.weights to it, and model.weights to the model that it was trained on"
     match = closest(shapes)
     names = " or ".join(match.names)
     if match.fitting == match.total:
         problem = f"these are the weights of {names} (all {match.total:,} tensors fit)"
         if name in match.names:
-            parts = registry.PRESETS[name].parts
-            return (
-                problem,
-                f'set autoencoder.name = "{parts.autoencoder}" and text_encoder.name = "{parts.text}" as published',
-            )
+            autoencoder, text, _ = registry.PRESETS[name].parts
+            return problem, f'set autoencoder.name = "{autoencoder}" and text_encoder.name = "{text}" as published'
         also = "" if for_field in ("model.weights", "--load") else ", and point model.weights to them"
         return problem, f'set model.name = "{match.names[0]}"{also}'
     if any(part in name for name in shapes for part in _TEXT_ENCODERS):
@@ -96,17 +81,13 @@ def is_lora(names: Mapping[str, object]) -> bool:
 
 def closest(shapes: Shapes) -> BestMatch:
     """Find the presets that fit best, with the keys of diffusers, of a release, or behind a prefix."""
-    scores = {name: _fitting(name, shapes) for name in registry.PRESETS}
-    totals = {name: max(len(shapes), len(_own(name))) for name in registry.PRESETS}
-    best = max(registry.PRESETS, key=lambda name: scores[name] / totals[name])
-    alike = (scores[best], totals[best])
-    return BestMatch(tuple(n for n in registry.PRESETS if (scores[n], totals[n]) == alike), *alike)
-
-
-def _fitting(name: str, shapes: Shapes) -> int:
-    """Count the tensors whose name and shape a preset's network has."""
-    own = _own(name)
-    return max(sum(own.get(k) == shape for k, shape in s.items()) for s in _spellings(name, shapes))
+    counts = {}
+    for name in registry.PRESETS:
+        own = _own(name)
+        fitting = max(sum(own.get(k) == shape for k, shape in s.items()) for s in _spellings(name, shapes))
+        counts[name] = fitting, max(len(shapes), len(own))
+    best = max(counts.values(), key=lambda count: count[0] / count[1])
+    return BestMatch(tuple(name for name, count in counts.items() if count == best), *best)
 
 
 def _spellings(name: str, shapes: Shapes) -> list[Shapes]:
@@ -117,14 +98,12 @@ def _spellings(name: str, shapes: Shapes) -> list[Shapes]:
     fewer, more = sorted((len(shapes), len(_own(name))))
     if 2 * fewer < more:  # a release has other names, and nearly as many
         return [bare]
-    released = {f"model.diffusion_model.{key}": shape for key, shape in bare.items()}
-    return [bare, *(weights.shapes_of(_renamed(name, keyed)) for keyed in (bare, released))]
-
-
-def _renamed(name: str, shapes: Shapes) -> dict[str, Tensor]:
-    state = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
-    family = registry.load_network(registry.family_of(name))
-    return family.renamed(network(name), registry.PRESETS[name].config, state)
+    family, config = registry.load_network(registry.family_of(name)), registry.PRESETS[name].config
+    spellings = [bare]
+    for prefix in ("", "model.diffusion_model."):
+        state = {prefix + key: torch.empty(shape, device="meta") for key, shape in bare.items()}
+        spellings.append(weights.shapes_of(family.renamed(network(name), config, state)))
+    return spellings
 
 
 @functools.cache

@@ -13,16 +13,17 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 def transformers() -> Any:
     """Import transformers."""
-    module: Any = importlib.import_module("transformers")
-    module.utils.logging.set_verbosity_error()
-    module.utils.logging.disable_progress_bar()
-    return module
+    return _silent("transformers")
 
 
 def diffusers() -> Any:
     """Import diffusers."""
-    transformers()
-    module: Any = importlib.import_module("diffusers")
+    _silent("transformers")
+    return _silent("diffusers")
+
+
+def _silent(name: str) -> Any:
+    module: Any = importlib.import_module(name)
     module.utils.logging.set_verbosity_error()
     module.utils.logging.disable_progress_bar()
     return module

@@ -23,11 +23,7 @@ _TINY = Release(None, side=64, lines=64, num_frames=17)  # for presets that were
 
 
 def register(family: Family) -> None:
-    """Make a family known to recipes, the trainer and the command line of this process.
-
-    Raises:
-        UserError: If one of its names is taken.
-    """
+    """Make a family known to recipes, the trainer and the command line of this process; its names must be free."""
     tables: list[tuple[dict[str, Any], Mapping[str, Any]]] = [
         (_FAMILIES, {family.name: family}),
         (PRESETS, family.presets),
@@ -70,11 +66,7 @@ def load_network(family: Family) -> FamilyNetwork:
 
 
 def preset_name(name: str) -> str:
-    """Return the preset of a name, which is the preset's own or a short one.
-
-    Raises:
-        UserError: If there is none; the remedy suggests the nearest.
-    """
+    """Return the preset of a name, which is the preset's own or a short one; an unknown name is refused."""
     preset = SHORT_NAMES.get(name, name)
     if preset not in PRESETS:
         raise UserError(

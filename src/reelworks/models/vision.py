@@ -21,12 +21,10 @@ _FOLDER = "image_encoder"
 
 
 class _Kind(NamedTuple):
-    """Classes of transformers, the preprocessor's folder in a pipeline, and the index of the hidden layer."""
-
     model: str
     processor: str
-    folder: str
-    layer: int
+    folder: str  # of the processor, in a pipeline
+    layer: int  # index among the hidden states
 
 
 _KINDS = {
@@ -37,21 +35,12 @@ _KINDS = {
 
 @final
 class VisionEncoder:
-    """Embeds pictures as the pipelines of diffusers do; see `models.api.ImageEncoder`.
-
-    Attributes:
-        tokens: Number N of tokens per picture.
-        dim: Width E of a token.
-    """
+    """Embeds pictures as the pipelines of diffusers do; see `models.api.ImageEncoder`."""
 
     contract = CONTRACT
 
     def __init__(self, kind: Literal["clip", "siglip"], weights: str) -> None:
-        """Load from a pipeline's folder, the encoder's own folder, or the hub.
-
-        Raises:
-            UserError: If no encoder can be loaded.
-        """
+        """Load from a pipeline's folder, the encoder's own folder, or the hub."""
         self._kind = _KINDS[kind]
         module = _load(self._kind.model, weights, _FOLDER, dtype=CONTRACT.storage)
         self._module = module.requires_grad_(False).eval()

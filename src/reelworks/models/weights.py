@@ -7,7 +7,8 @@ import json
 import pickle
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,64 +26,46 @@ _POINTER = b"version https://git-lfs"  # begins the placeholder of a large file 
 
 
 def read(source: str, field: str = "model.weights", part: str | None = None) -> dict[str, Tensor]:
-    """Read all tensors of a source on the CPU; files are memory-mapped, so only used values are read.
+    """Read all tensors of a folder, file or hub id on the CPU; files are memory-mapped, so only used values are read.
 
-    Args:
-        source: Folder, file or hub id.
-        field: Recipe key of the source, for errors.
-        part: Folder of the weights in a pipeline, if the source is one.
+    Errors name `field`, the recipe key of the source. `part` is the folder of the weights if the source is a pipeline.
 
     Raises:
         UserError: If nothing readable is found.
     """
     state: dict[str, Tensor] = {}
-    try:
+    with _errors_name(field, source):
         place = _locate(source, _WEIGHT_FILES if part is None else [f"{part}/*"])
         if part is not None and place.is_dir():
             place = _part(source, place, part)
         for path in _files(place):
             state.update(_read_file(path))
-    except UserError as error:
-        raise UserError(error.problem, code=error.code, field=field, value=source, remedy=error.remedy) from error
     return state
 
 
-def require_there(source: str, field: str) -> None:
-    """Refuse a source that is neither local nor on the hub; libraries would retry for a minute or two.
-
-    Args:
-        source: Folder, file or hub id.
-        field: Recipe key of the source, for errors.
-
-    Raises:
-        UserError: If it is neither, or the hub does not answer and the source is not cached.
-    """
-    _configs(source, field)
-
-
-def _configs(source: str, field: str) -> Path:
-    """Return the local path of a source; its configs are downloaded if needed."""
+@contextmanager
+def _errors_name(field: str, source: str) -> Iterator[None]:
     try:
-        return _locate(source, ["*.json"])
+        yield
     except UserError as error:
         raise UserError(error.problem, code=error.code, field=field, value=source, remedy=error.remedy) from error
+
+
+def require_there(source: str, field: str) -> Path:
+    """Return the local path of a source, whose configs are downloaded if it is a hub id.
+
+    It refuses a source that is neither local nor on the hub; libraries would retry for a minute or two.
+    """
+    with _errors_name(field, source):
+        return _locate(source, ["*.json"])
 
 
 def config(source: str, field: str, part: str) -> dict[str, Any] | None:
     """Return the diffusers config of weights: from the part's folder, the folder itself, or that of the file.
 
-    Args:
-        source: Folder, file or hub id.
-        field: Recipe key of the source, for errors.
-        part: Folder of the weights in a pipeline, if the source is one.
-
-    Returns:
-        The config, or None if there is none of a diffusers class.
-
-    Raises:
-        UserError: If the source is neither local nor on the hub.
+    It is None if there is none of a diffusers class.
     """
-    place = _configs(source, field)
+    place = require_there(source, field)
     for folder in (place / part, place) if place.is_dir() else (place.parent,):
         try:
             entries = json.loads((folder / "config.json").read_text())
@@ -94,21 +77,15 @@ def config(source: str, field: str, part: str) -> dict[str, Any] | None:
 
 
 def shapes(source: str, field: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of one `.safetensors` file, of which only the header is read.
-
-    Raises:
-        UserError: If it cannot be read.
-    """
+    """Return the shapes of the tensors of one `.safetensors` file, of which only the header is read."""
     path = Path(source).expanduser()
-    try:
+    with _errors_name(field, source):
         try:
             _require_whole(path)
             with safe_open(path, framework="pt") as file:
                 return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except (OSError, ValueError, SafetensorError) as error:
             raise _unreadable(path, str(error).partition("\n")[0]) from error
-    except UserError as error:
-        raise UserError(error.problem, code=error.code, field=field, value=source, remedy=error.remedy) from error
 
 
 def _locate(source: str, patterns: list[str]) -> Path:
@@ -118,18 +95,12 @@ def _locate(source: str, patterns: list[str]) -> Path:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and path.suffix not in (".safetensors", *_PICKLED):
         return _download(source, patterns)
     raise UserError(
-        "no such file or folder, and not a hub id (owner/name)",
-        code="weights-not-found",
-        remedy="check the path",
+        "no such file or folder, and not a hub id (owner/name)", code="weights-not-found", remedy="check the path"
     )
 
 
 def _part(source: str, place: Path, part: str) -> Path:
-    """Return the folder of a part in a pipeline, or `place` itself if it is no pipeline.
-
-    Raises:
-        UserError: If it is a pipeline without this part.
-    """
+    """Return the folder of a part in a pipeline, or `place` itself if it is no pipeline."""
     if (place / part).is_dir():
         return place / part
     if (place / "model_index.json").is_file():
@@ -183,7 +154,6 @@ def _files(path: Path) -> list[Path]:
 
 
 def _shards(index: Path) -> list[Path]:
-    """Return the files of an index; missing ones are an error."""
     try:
         weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
         shards = sorted({index.parent / name for name in weight_map.values()})
@@ -252,16 +222,11 @@ def _unreadable(path: Path, why: str) -> UserError:
     )
 
 
-Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes of tensors by name."""
+Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name
 
 
 class ShapeMismatch(UserError):  # noqa: N818
-    """Weights do not fit the network that they are for; `identify.explained` adds which model they are of.
-
-    Attributes:
-        shapes: Shapes of the weights by name.
-    """
+    """Weights of these `shapes` do not fit their network; `identify.explained` adds which model they are of."""
 
     def __init__(self, own: Shapes, loaded: Shapes, field: str, source: str) -> None:
         self.shapes = loaded
@@ -280,11 +245,7 @@ def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
 
 
 def require_fit(own: Shapes, loaded: Shapes, source: str, field: str) -> None:
-    """Refuse weights whose names or shapes differ from those of a network.
-
-    Raises:
-        ShapeMismatch: If they differ; counts and lists missing, unexpected and differently shaped tensors.
-    """
+    """Raise `ShapeMismatch` for weights whose names or shapes differ from those of a network."""
     if own != loaded:
         raise ShapeMismatch(own, loaded, field, source)
 
@@ -306,7 +267,6 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str, field
 
 
 def _differences(own: Shapes, loaded: Shapes) -> str:
-    """Return how many tensors differ, then the first of each kind, in the model's order."""
     kinds = {
         "missing": [key for key in own if key not in loaded],
         "unexpected": [key for key in loaded if key not in own],

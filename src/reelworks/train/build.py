@@ -11,7 +11,7 @@ from reelworks.diffusion import objectives
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models import components, factory, weights
 from reelworks.models.api import Denoiser
-from reelworks.models.diffusers_denoiser import DiffusersDenoiser
+from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
 from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
 from reelworks.models.vision import VisionEncoder
@@ -87,8 +87,8 @@ def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -
     published = denoiser(recipe.model_copy(update=changed), device, resumed=True)
     published.module.requires_grad_(False).eval()
     high, low = (trained, published) if other == "low" else (published, trained)
-    assert isinstance(high, DiffusersDenoiser)
-    assert isinstance(low, DiffusersDenoiser)
+    assert isinstance(high, FamilyDenoiser)
+    assert isinstance(low, FamilyDenoiser)
     return ExpertPairDenoiser(high, low, boundary)
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from reelworks.core.shape import Shape
 from reelworks.models import factory
 from reelworks.models.config import ModelConfig, TextEncoderConfig
-from reelworks.models.diffusers_denoiser import DiffusersDenoiser
+from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.families.ltx2 import network
 from reelworks.models.lora import key_mapping
 from reelworks.testing import contract
@@ -38,7 +38,7 @@ def small(name):
     config = config_of(name).model_copy(update=SMALL | sizes)
     torch.manual_seed(0)
     f32 = torch.float32
-    return DiffusersDenoiser(network_of(config), factory.denoiser_contract(f32, f32, f32), config, 3, network.predict)
+    return FamilyDenoiser(network_of(config), factory.denoiser_contract(f32, f32, f32), config, 3, network.predict)
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ INPUTS = ("x", "timestep", "y", "mask", "x_mask", "fps", "height", "width", "num
 def model():
     sizes = {k: v for k, v in SPEC["config"].items() if k != "class_dropout_prob"}
     module = STDiT2(STDiT2Config(**sizes | {"patch_size": tuple(sizes["patch_size"])}))
-    network.load(module, str(GOLDEN / "stdit2_tiny.weights.safetensors"))
+    network.NETWORK.load(module, module.config, str(GOLDEN / "stdit2_tiny.weights.safetensors"))
     return module
 
 

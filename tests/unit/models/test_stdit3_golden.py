@@ -21,7 +21,7 @@ CASES = [case["name"] for case in SPEC["cases"]]
 def model():
     sizes = {k: v for k, v in SPEC["config"].items() if k != "class_dropout_prob"}
     module = STDiT3(STDiT3Config(**sizes | {"patch_size": tuple(sizes["patch_size"])}))
-    network.load(module, str(GOLDEN / "stdit3_tiny.weights.safetensors"))
+    network.NETWORK.load(module, module.config, str(GOLDEN / "stdit3_tiny.weights.safetensors"))
     return module
 
 

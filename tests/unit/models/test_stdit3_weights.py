@@ -23,8 +23,12 @@ def fresh(seed=0, **changes):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = STDiT3(STDiT3Config(**SIZES | changes))
-        network.init(module)
+        network.NETWORK.init(module, module.config)
     return module
+
+
+def load(module, source):
+    network.NETWORK.load(module, module.config, source)
 
 
 def same(a, b):
@@ -61,14 +65,14 @@ def as_shards(state, folder):
 def test_roundtrip(tmp_path, write):
     source, target = fresh(1), fresh(2)
     assert not same(source, target)
-    network.load(target, str(write(source.state_dict(), tmp_path)))
+    load(target, str(write(source.state_dict(), tmp_path)))
     assert same(source, target)
 
 
 def test_half_weights_become_float32_masters(tmp_path):
     half = {key: value.bfloat16() for key, value in fresh(1).state_dict().items()}
     target = fresh(2)
-    network.load(target, str(as_file(half, tmp_path)))
+    load(target, str(as_file(half, tmp_path)))
     assert {p.dtype for p in target.parameters()} == {torch.float32}
     assert torch.equal(target.t_block[1].weight, half["t_block.1.weight"].float())
 
@@ -76,7 +80,7 @@ def test_half_weights_become_float32_masters(tmp_path):
 @pytest.mark.parametrize(("length", "rows"), [(2, [0, 1]), (6, [0, 1, 2, 3, 3, 3])])
 def test_the_empty_caption_is_cut_or_its_last_row_repeated(tmp_path, length, rows):
     source, target = fresh(1), fresh(2, model_max_length=length)
-    network.load(target, str(as_file(source.state_dict(), tmp_path)))
+    load(target, str(as_file(source.state_dict(), tmp_path)))
     assert torch.equal(target.y_embedder.y_embedding, source.y_embedder.y_embedding[rows])
 
 
@@ -115,7 +119,7 @@ def test_pixart_weights_become_the_spatial_half_and_frames_begin_as_pictures(tmp
         for parameter in target.parameters():
             parameter.fill_(float("nan"))
     torch.save({"state_dict": as_pixart(source)}, tmp_path / "PixArt.pth")
-    network.load(target, str(tmp_path / "PixArt.pth"))
+    load(target, str(tmp_path / "PixArt.pth"))
     own, other = target.state_dict(), source.state_dict()
     for key, value in own.items():
         assert torch.isfinite(value).all()
@@ -126,7 +130,7 @@ def test_pixart_weights_become_the_spatial_half_and_frames_begin_as_pictures(tmp
     state.pop("t_block.1.bias")
     torch.save({"state_dict": state}, tmp_path / "torn.pth")
     with refused("weights-do-not-fit", "model.weights", says=r"1 missing of .*    missing: t_block\.1\.bias"):
-        network.load(target, str(tmp_path / "torn.pth"))
+        load(target, str(tmp_path / "torn.pth"))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +152,7 @@ def test_keys_and_shapes_that_differ_are_listed_and_nothing_is_loaded(tmp_path, 
     state, target = fresh(1).state_dict(), fresh(2)
     change(state)
     with pytest.raises(UserError, match=message):
-        network.load(target, str(as_file(state, tmp_path)))
+        load(target, str(as_file(state, tmp_path)))
     assert same(target, fresh(2))
 
 
@@ -160,26 +164,26 @@ class Payload:
 def test_a_pickle_that_would_run_a_program_is_refused(tmp_path):
     torch.save({"x": Payload()}, tmp_path / "bad.pt")
     with refused("weights-unreadable", "model.weights", says=r"bad\.pt cannot be read"):
-        network.load(fresh(), str(tmp_path / "bad.pt"))
+        load(fresh(), str(tmp_path / "bad.pt"))
 
 
 def test_what_is_not_weights_is_refused(tmp_path):
     with refused("weights-not-found", "model.weights"):
-        network.load(fresh(), str(tmp_path / "nowhere.safetensors"))
+        load(fresh(), str(tmp_path / "nowhere.safetensors"))
     with refused("weights-folder-ambiguous", "model.weights", says="holds: none"):
-        network.load(fresh(), str(tmp_path))
+        load(fresh(), str(tmp_path))
     (tmp_path / "torn.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
     with refused("weights-unreadable", "model.weights", says=r"torn\.safetensors cannot be read"):
-        network.load(fresh(), str(tmp_path / "torn.safetensors"))
+        load(fresh(), str(tmp_path / "torn.safetensors"))
     save_file({"x": torch.zeros(1)}, tmp_path / "second.safetensors")
     with refused("weights-folder-ambiguous", "model.weights", says=r"holds: second\.safetensors, torn\.safetensors"):
-        network.load(fresh(), str(tmp_path))
+        load(fresh(), str(tmp_path))
     torch.save({"model": {}, "step": 3}, tmp_path / "trainer.pt")
     with refused("weights-unreadable", "model.weights"):
-        network.load(fresh(), str(tmp_path / "trainer.pt"))
+        load(fresh(), str(tmp_path / "trainer.pt"))
 
 
 def test_a_hub_id_without_the_hub_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with refused("hub-package-missing", "model.weights", says="owner/some-model"):
-        network.load(fresh(), "owner/some-model")
+        load(fresh(), "owner/some-model")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.models.api import DenoiserInputs, ShardingPlan
-from reelworks.models.diffusers_denoiser import DiffusersDenoiser
+from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import Targets
 
@@ -32,7 +32,7 @@ class ExpertPairDenoiser:
     call the same experts, since a sharded network is called by all ranks or by none.
     """
 
-    def __init__(self, high: DiffusersDenoiser, low: DiffusersDenoiser, switch_timestep: float) -> None:
+    def __init__(self, high: FamilyDenoiser, low: FamilyDenoiser, switch_timestep: float) -> None:
         self.module: nn.Module = ExpertPair(high.module, low.module)
         self.contract, self.config, self.switch_timestep = high.contract, high.config, switch_timestep
         self.latent_channels, self.runs_on_meta = high.latent_channels, high.runs_on_meta

@@ -10,14 +10,7 @@ from torch.nn.functional import pad
 
 from reelworks.models import diffusers_denoiser
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import (
-    DiffusersNetwork,
-    EncodedText,
-    grid,
-    guided_and_pooled,
-    pack,
-    unpack,
-)
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, guided_and_pooled, pack, unpack
 from reelworks.models.families.flux.spec import FluxConfig
 
 
@@ -36,10 +29,9 @@ def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
     if inputs.source.shape[1]:
         tokens = torch.cat([tokens, pack(inputs.source[:, :, 0])], dim=1)
         positions = torch.cat([positions, positions + positions.new_tensor([1, 0, 0])])
-    guidance = (inputs.guidance,) if config.guidance_embeds else ()
-    with diffusers_denoiser.embedded(
-        module.time_text_embed.time_proj, inputs.time, *(g * PURE_NOISE for g in guidance)
-    ):
+    guidance = inputs.guidance if config.guidance_embeds else None
+    exact = [inputs.time] if guidance is None else [inputs.time, guidance * PURE_NOISE]
+    with diffusers_denoiser.embedded(module.time_text_embed.time_proj, *exact):
         out = module(
             tokens,
             encoder_hidden_states=inputs.text,
@@ -47,7 +39,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
             timestep=inputs.time / PURE_NOISE,
             img_ids=positions,
             txt_ids=positions.new_zeros(inputs.text.shape[1], 3),
-            guidance=inputs.guidance if config.guidance_embeds else None,
+            guidance=guidance,
             return_dict=False,
         )[0]
     return -unpack(out[:, :count], H, W)[:, :, None]

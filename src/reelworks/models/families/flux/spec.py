@@ -8,28 +8,12 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field
 
 from reelworks.core.config import Config
-from reelworks.models.family import (
-    CLIP,
-    PLAIN_KL_CONFIG,
-    T5,
-    ComponentShapes,
-    Conditioning,
-    Family,
-    KeyRule,
-    Network,
-    Parts,
-    Preset,
-    PublishedAutoencoder,
-    PublishedText,
-    Release,
-    SamplingDefaults,
-    require_pooled,
-)
+from reelworks.models import family
 from reelworks.models.lora import release_names
 
 _RELEASE_LAYERS = (
     *release_names.blocks("transformer_blocks", "double_blocks", release_names.TWO_STREAMS),
-    KeyRule(
+    family.KeyRule(
         " ".join(f"single_transformer_blocks.N.{part}" for part in (*release_names.QKV.split(), "proj_mlp")),
         "single_blocks.N.linear1",
         heights=(1, 1, 1, 4),
@@ -51,7 +35,7 @@ class FluxConfig(Config):
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = True
-    network: ClassVar[Network] = Network(
+    network: ClassVar[family.Network] = family.Network(
         "FluxTransformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),
         widened="x_embedder.weight",
@@ -71,15 +55,15 @@ class FluxConfig(Config):
     companion: Literal["control", "source"] | None = Field(default=None, exclude=True)
 
     @property
-    def conditioning(self) -> Conditioning:
+    def conditioning(self) -> family.Conditioning:
         """How the network is conditioned; a distilled one takes the guidance scale."""
-        return Conditioning(
+        return family.Conditioning(
             guidance="embedded" if self.guidance_embeds else "classifier-free",
             takes=() if self.companion is None else (self.companion,),
             needs=("control",) if self.companion == "control" else (),
         )
 
-    def fit(self, components: ComponentShapes) -> Self:
+    def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
         channels = 4 * components.latent_channels
         return self.model_copy(
@@ -87,7 +71,7 @@ class FluxConfig(Config):
                 "in_channels": 2 * channels if self.companion == "control" else channels,
                 "out_channels": channels,
                 "joint_attention_dim": components.text_dim,
-                "pooled_projection_dim": require_pooled(components),
+                "pooled_projection_dim": family.require_pooled(components),
             }
         )
 
@@ -95,47 +79,31 @@ class FluxConfig(Config):
 _TINY = FluxConfig(
     num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 6, 6)
 )
-_preset = partial(Preset, parts=Parts("flux", "flux"), sampling=SamplingDefaults(3.5, 28))
-_DEV = Release("black-forest-labs/FLUX.1-dev", architecture="flux-1-dev", base_version="flux1")
-_SCHNELL = Release(
-    "black-forest-labs/FLUX.1-schnell",
-    timestep_shift=1.0,
-    architecture="flux-1-schnell",
-    base_version="flux1",
+_preset = partial(family.Preset, parts=family.Parts("flux", "flux"), sampling=family.SamplingDefaults(3.5, 28))
+_DEV = family.Release("black-forest-labs/FLUX.1-dev", architecture="flux-1-dev", base_version="flux1")
+_SCHNELL = family.Release(
+    "black-forest-labs/FLUX.1-schnell", timestep_shift=1.0, architecture="flux-1-schnell", base_version="flux1"
 )
-FAMILY = Family(
+_ENCODERS = (family.CLIP, family.T5._replace(part="text_encoder_2"))
+FAMILY = family.Family(
     name="flux",
     network=f"{__package__}.network",
     presets={
         "flux-dev": _preset(FluxConfig(), release=_DEV),
         # Sampling defaults of its release.
-        "flux-schnell": _preset(FluxConfig(guidance_embeds=False), sampling=SamplingDefaults(1.0, 4), release=_SCHNELL),
+        "flux-schnell": _preset(
+            FluxConfig(guidance_embeds=False), sampling=family.SamplingDefaults(1.0, 4), release=_SCHNELL
+        ),
         "flux-control": _preset(FluxConfig(in_channels=128, companion="control")),
         "flux-kontext": _preset(FluxConfig(companion="source")),
         "flux-tiny": _preset(_TINY),
         "flux-control-tiny": _preset(_TINY.model_copy(update={"in_channels": 128, "companion": "control"})),
         "flux-kontext-tiny": _preset(_TINY.model_copy(update={"companion": "source"})),
     },
-    autoencoders={
-        "flux": PublishedAutoencoder(
-            "AutoencoderKL",
-            16,
-            (1, 8, 8),
-            parameters=83_819_683,
-            config={"latent_channels": 16, "scaling_factor": 0.3611, "shift_factor": 0.1159},
-            file_config=PLAIN_KL_CONFIG,
-            has_time_axis=False,
-        )
-    },
+    autoencoders={"flux": family.picture_autoencoder(16, 0.3611, 0.1159, parameters=83_819_683)},
     text_encoders={
-        "flux": PublishedText(
-            "FluxPipeline",
-            4096,
-            512,
-            768,
-            parameters=4_885_371_136,
-            networks=(CLIP, T5._replace(part="text_encoder_2")),
-            tokenizer="tokenizer_2",
+        "flux": family.PublishedText(
+            "FluxPipeline", 4096, 512, 768, parameters=4_885_371_136, networks=_ENCODERS, tokenizer="tokenizer_2"
         )
     },
     short_names={"flux": "flux-dev"},

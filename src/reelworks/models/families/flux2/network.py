@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reelworks.models import diffusers_denoiser
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid
 from reelworks.models.families.flux2.spec import Flux2Config
 
 _SOURCE = 10  # index of the first source picture on the picture axis
@@ -28,17 +27,16 @@ def predict(module: Any, inputs: DenoiserInputs, config: Flux2Config) -> Tensor:
     if inputs.source.shape[1]:
         tokens = torch.cat([tokens, inputs.source.flatten(2).transpose(1, 2)], dim=1)
         positions = torch.cat([positions, positions + positions.new_tensor([_SOURCE, 0, 0, 0])])
-    guidance = (inputs.guidance,) if config.guidance_embeds else ()
-    with diffusers_denoiser.embedded(
-        module.time_guidance_embed.time_proj, inputs.time, *(g * PURE_NOISE for g in guidance)
-    ):
+    guidance = inputs.guidance if config.guidance_embeds else None
+    exact = [inputs.time] if guidance is None else [inputs.time, guidance * PURE_NOISE]
+    with embedded(module.time_guidance_embed.time_proj, *exact):
         out: Tensor = module(
             tokens,
             encoder_hidden_states=inputs.text,
             timestep=inputs.time / PURE_NOISE,
             img_ids=positions,
             txt_ids=pad(grid(inputs.text.shape[1], device=device), (3, 0)),
-            guidance=inputs.guidance if config.guidance_embeds else None,
+            guidance=guidance,
             return_dict=False,
         )[0]
     return -out[:, :count].transpose(1, 2).reshape(inputs.latent.shape)
@@ -52,8 +50,5 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tens
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"flux2": encode_text},
-    pipeline_arguments=lambda text, scale, _fps, _config: {
-        "prompt_embeds": text.tokens[:1],
-        "guidance_scale": scale,
-    },
+    pipeline_arguments=lambda text, scale, _fps, _config: {"prompt_embeds": text.tokens[:1], "guidance_scale": scale},
 )

@@ -6,31 +6,16 @@ from functools import partial
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models.family import (
-    ComponentShapes,
-    Conditioning,
-    Family,
-    KeyRule,
-    Network,
-    Parts,
-    Preset,
-    PublishedAutoencoder,
-    PublishedText,
-    Release,
-    SamplingDefaults,
-    TextNetwork,
-)
+from reelworks.models import family
 from reelworks.models.lora import release_names
 
 _MODULATIONS = ("double_stream_modulation_img", "double_stream_modulation_txt", "single_stream_modulation")
 _RELEASE_LAYERS = (
     *release_names.blocks("transformer_blocks", "double_blocks", release_names.TWO_STREAMS),
     *release_names.blocks(
-        "single_transformer_blocks",
-        "single_blocks",
-        {"attn.to_qkv_mlp_proj": "linear1", "attn.to_out": "linear2"},
+        "single_transformer_blocks", "single_blocks", {"attn.to_qkv_mlp_proj": "linear1", "attn.to_out": "linear2"}
     ),
-    *(KeyRule(f"{name}.linear", f"{name}.lin") for name in _MODULATIONS),
+    *(family.KeyRule(f"{name}.linear", f"{name}.lin") for name in _MODULATIONS),
     *release_names.inputs("time_guidance_embed"),
     *release_names.FINAL,
 )
@@ -41,10 +26,8 @@ class Flux2Config(Config):
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
     pictures_only: ClassVar[bool] = True
-    network: ClassVar[Network] = Network(
-        "Flux2Transformer2DModel",
-        ("transformer_blocks", "single_transformer_blocks"),
-        release_layers=_RELEASE_LAYERS,
+    network: ClassVar[family.Network] = family.Network(
+        "Flux2Transformer2DModel", ("transformer_blocks", "single_transformer_blocks"), release_layers=_RELEASE_LAYERS
     )
 
     in_channels: int = 128
@@ -57,34 +40,35 @@ class Flux2Config(Config):
     axes_dims_rope: tuple[int, int, int, int] = (32, 32, 32, 32)
 
     @property
-    def conditioning(self) -> Conditioning:
+    def conditioning(self) -> family.Conditioning:
         """How the network is conditioned; a distilled one takes the guidance scale."""
-        return Conditioning(guidance="embedded" if self.guidance_embeds else "classifier-free", takes=("source",))
+        return family.Conditioning(
+            guidance="embedded" if self.guidance_embeds else "classifier-free", takes=("source",)
+        )
 
-    def fit(self, components: ComponentShapes) -> Self:
+    def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
         return self.model_copy(
             update={"in_channels": components.latent_channels, "joint_attention_dim": components.text_dim}
         )
 
 
-_preset = partial(Preset, parts=Parts("flux2", "flux2"), sampling=SamplingDefaults(4.0, 50))
+_preset = partial(family.Preset, parts=family.Parts("flux2", "flux2"), sampling=family.SamplingDefaults(4.0, 50))
 _TINY = Flux2Config(
-    num_layers=1,
-    num_single_layers=1,
-    attention_head_dim=16,
-    num_attention_heads=2,
-    axes_dims_rope=(4, 4, 4, 4),
+    num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 4, 4, 4)
 )
-FAMILY = Family(
+_MISTRAL = family.TextNetwork("text_encoder", "mistral", 131_072)
+FAMILY = family.Family(
     name="flux2",
     network=f"{__package__}.network",
     presets={
-        "flux2-dev": _preset(Flux2Config(), release=Release("black-forest-labs/FLUX.2-dev", architecture="Flux.2-dev")),
+        "flux2-dev": _preset(
+            Flux2Config(), release=family.Release("black-forest-labs/FLUX.2-dev", architecture="Flux.2-dev")
+        ),
         "flux2-tiny": _preset(_TINY),
     },
     autoencoders={
-        "flux2": PublishedAutoencoder(
+        "flux2": family.PublishedAutoencoder(
             "AutoencoderKLFlux2",
             128,
             (1, 16, 16),
@@ -95,13 +79,7 @@ FAMILY = Family(
         )
     },
     text_encoders={
-        "flux2": PublishedText(
-            "Flux2Pipeline",
-            15360,
-            512,
-            parameters=24_011_361_280,
-            networks=(TextNetwork("text_encoder", "mistral", 131_072),),
-        )
+        "flux2": family.PublishedText("Flux2Pipeline", 15360, 512, parameters=24_011_361_280, networks=(_MISTRAL,))
     },
     short_names={"flux2": "flux2-dev"},
 )

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reelworks.models import diffusers_denoiser, optional_imports
+from reelworks.models import optional_imports
 from reelworks.models.api import DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded
 from reelworks.models.families.hunyuan_video15.spec import HunyuanVideo15Config
 
 _IMAGE_TOKENS = 1  # for a missing picture; masked
@@ -28,11 +28,8 @@ def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -
     if config.first_frame and latent.shape[2] > 1:
         first, image = inputs.first_frame, inputs.image
         mask[:, :, 0] = 1
-    times = (module.time_embed.time_proj, module.context_embedder.time_text_embed.time_proj)
-    with (
-        diffusers_denoiser.embedded(times[0], inputs.time),
-        diffusers_denoiser.embedded(times[1], inputs.time),
-    ):
+    clip_time, text_time = module.time_embed.time_proj, module.context_embedder.time_text_embed.time_proj
+    with embedded(clip_time, inputs.time), embedded(text_time, inputs.time):
         out: Tensor = module(
             torch.cat([latent, first, mask], dim=1),
             inputs.time.to(latent.dtype),
@@ -69,8 +66,7 @@ def pipeline_arguments(
 
 
 def _settings(_config: HunyuanVideo15Config, guidance_scale: float) -> dict[str, Any]:
-    guider = optional_imports.diffusers().ClassifierFreeGuidance(guidance_scale=guidance_scale)
-    return {"guider": guider}
+    return {"guider": optional_imports.diffusers().ClassifierFreeGuidance(guidance_scale=guidance_scale)}
 
 
 def _no_pipeline(module: nn.Module) -> str | None:

@@ -8,20 +8,7 @@ from typing import ClassVar, Self
 from pydantic import Field
 
 from reelworks.core.config import Config
-from reelworks.models.family import (
-    QWEN2_5_VL,
-    ComponentShapes,
-    Conditioning,
-    Family,
-    KeyRule,
-    Network,
-    Parts,
-    Preset,
-    PublishedAutoencoder,
-    PublishedText,
-    Release,
-    SamplingDefaults,
-)
+from reelworks.models import family
 from reelworks.models.lora import release_names
 
 _RELEASE_LAYERS = (
@@ -38,7 +25,7 @@ _RELEASE_LAYERS = (
         },
     ),
     *(
-        KeyRule(f"{own}.linear_{i}", f"{release}.{side}_layer")
+        family.KeyRule(f"{own}.linear_{i}", f"{release}.{side}_layer")
         for own, release in (
             ("time_embed.timestep_embedder", "time_in"),
             ("context_embedder.time_text_embed.timestep_embedder", "txt_in.t_embedder"),
@@ -46,10 +33,10 @@ _RELEASE_LAYERS = (
         )
         for i, side in ((1, "in"), (2, "out"))
     ),
-    KeyRule("context_embedder.proj_in", "txt_in.input_embedder"),
-    *(KeyRule(f"context_embedder_2.linear_{i}", f"byt5_in.fc{i}") for i in (1, 2, 3)),
-    KeyRule("image_embedder.linear_1", "vision_in.proj.1"),
-    KeyRule("image_embedder.linear_2", "vision_in.proj.3"),
+    family.KeyRule("context_embedder.proj_in", "txt_in.input_embedder"),
+    *(family.KeyRule(f"context_embedder_2.linear_{i}", f"byt5_in.fc{i}") for i in (1, 2, 3)),
+    family.KeyRule("image_embedder.linear_1", "vision_in.proj.1"),
+    family.KeyRule("image_embedder.linear_2", "vision_in.proj.3"),
     *release_names.FINAL,
 )
 
@@ -76,47 +63,33 @@ class HunyuanVideo15Config(Config):
     first_frame: bool = Field(default=False, exclude=True)
 
     @property
-    def conditioning(self) -> Conditioning:
+    def conditioning(self) -> family.Conditioning:
         """How the network is conditioned; empty captions are encoded."""
         if not self.first_frame:
-            return Conditioning()
-        return Conditioning(first_frame="alone", image_encoder="siglip", image_dim=self.image_embed_dim)
+            return family.Conditioning()
+        return family.Conditioning(first_frame="alone", image_encoder="siglip", image_dim=self.image_embed_dim)
 
     @property
-    def network(self) -> Network:
+    def network(self) -> family.Network:
         """Names of the network's class, blocks, parameters and files."""
-        return Network(
+        # The last block's results for texts are not used.
+        parts = ("ff_context", "attn.to_add_out", "attn.norm_added_q", "attn.add_q_proj")
+        unused = ["context_embedder_2.", *(f"transformer_blocks.{self.num_layers - 1}.{part}" for part in parts)]
+        if not self.first_frame:
+            unused.append("image_embedder.")
+        return family.Network(
             "HunyuanVideo15Transformer3DModel",
             ("transformer_blocks",),
-            without_gradient=("context_embedder_2.", *self._image, *self._last_text),
+            without_gradient=tuple(unused),
             shape_only=False,
             release_layers=_RELEASE_LAYERS,
         )
 
-    def fit(self, components: ComponentShapes) -> Self:
+    def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
         channels = components.latent_channels
         return self.model_copy(
-            update={
-                "in_channels": 2 * channels + 1,
-                "out_channels": channels,
-                "text_embed_dim": components.text_dim,
-            }
-        )
-
-    @property
-    def _image(self) -> tuple[str, ...]:
-        return () if self.first_frame else ("image_embedder.",)
-
-    @property
-    def _last_text(self) -> tuple[str, ...]:
-        """Name prefixes of the last block's text layers, whose results are not used."""
-        last = f"transformer_blocks.{self.num_layers - 1}."
-        return (
-            last + "ff_context",
-            last + "attn.to_add_out",
-            last + "attn.norm_added_q",
-            last + "attn.add_q_proj",
+            update={"in_channels": 2 * channels + 1, "out_channels": channels, "text_embed_dim": components.text_dim}
         )
 
 
@@ -131,18 +104,17 @@ _TINY = HunyuanVideo15Config(
 )
 # Sampling defaults of its release.
 _preset = partial(
-    Preset,
-    parts=Parts("hunyuan-video-1.5", "hunyuan-video-1.5"),
-    sampling=SamplingDefaults(6.0, 50),
+    family.Preset,
+    parts=family.Parts("hunyuan-video-1.5", "hunyuan-video-1.5"),
+    sampling=family.SamplingDefaults(6.0, 50),
 )
-_release = partial(Release, side=640, lines=480, num_frames=81)
-FAMILY = Family(
+_release = partial(family.Release, side=640, lines=480, num_frames=81)
+FAMILY = family.Family(
     name="hunyuan-video-1.5",
     network=f"{__package__}.network",
     presets={
         "hunyuan-video-1.5": _preset(
-            HunyuanVideo15Config(),
-            release=_release("hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"),
+            HunyuanVideo15Config(), release=_release("hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v")
         ),
         "hunyuan-video-1.5-i2v": _preset(
             HunyuanVideo15Config(first_frame=True),
@@ -152,7 +124,7 @@ FAMILY = Family(
         "hunyuan-video-1.5-i2v-tiny": _preset(_TINY.model_copy(update={"first_frame": True})),
     },
     autoencoders={
-        "hunyuan-video-1.5": PublishedAutoencoder(
+        "hunyuan-video-1.5": family.PublishedAutoencoder(
             "AutoencoderKLHunyuanVideo15",
             32,
             (4, 16, 16),
@@ -163,12 +135,12 @@ FAMILY = Family(
         )
     },
     text_encoders={
-        "hunyuan-video-1.5": PublishedText(
+        "hunyuan-video-1.5": family.PublishedText(
             "HunyuanVideo15Pipeline",
             3584,
             1000,
             parameters=7_288_276_608,
-            networks=(QWEN2_5_VL,),
+            networks=(family.QWEN2_5_VL,),
             asks_autoencoder="AutoencoderKLHunyuanVideo15",
         )
     },

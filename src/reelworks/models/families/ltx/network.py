@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from reelworks.models.api import DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, guided
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, guided, token_times
 from reelworks.models.families.ltx.spec import LTXConfig
 
 _STRIDE = (8, 32, 32)  # pixels per latent element of its autoencoder
@@ -20,11 +20,10 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTXConfig) -> Tensor:
     Condition frames have time 0.
     """
     H, W = inputs.latent.shape[3:]
-    time_BT = torch.where(inputs.frame_mask, inputs.time[:, None], inputs.time.new_zeros(()))
     out: Tensor = module(
         inputs.latent.flatten(2).transpose(1, 2),
         inputs.text,
-        time_BT.repeat_interleave(H * W, dim=1),
+        token_times(inputs, H * W),
         inputs.text_mask,
         video_coords=_positions(inputs),
         return_dict=False,

@@ -6,25 +6,12 @@ from functools import partial
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models.family import (
-    T5,
-    ComponentShapes,
-    Conditioning,
-    Family,
-    KeyRule,
-    Network,
-    Parts,
-    Preset,
-    PublishedAutoencoder,
-    PublishedText,
-    Release,
-    SamplingDefaults,
-)
+from reelworks.models import family
 
 _RELEASE_LAYERS = (
-    KeyRule("proj_in", "patchify_proj"),
+    family.KeyRule("proj_in", "patchify_proj"),
     *(
-        KeyRule(f"time_embed.{rest}", f"adaln_single.{rest}")
+        family.KeyRule(f"time_embed.{rest}", f"adaln_single.{rest}")
         for rest in ("linear", "emb.timestep_embedder.linear_1", "emb.timestep_embedder.linear_2")
     ),
 )
@@ -35,8 +22,8 @@ class LTXConfig(Config):
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
     pictures_only: ClassVar[bool] = False
-    conditioning: ClassVar[Conditioning] = Conditioning(frames=True)
-    network: ClassVar[Network] = Network(
+    conditioning: ClassVar[family.Conditioning] = family.Conditioning(frames=True)
+    network: ClassVar[family.Network] = family.Network(
         "LTXVideoTransformer3DModel", ("transformer_blocks",), release_layers=_RELEASE_LAYERS
     )
 
@@ -48,22 +35,20 @@ class LTXConfig(Config):
     num_layers: int = 28
     caption_channels: int = 4096
 
-    def fit(self, components: ComponentShapes) -> Self:
+    def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
         channels = components.latent_channels
         return self.model_copy(
-            update={
-                "in_channels": channels,
-                "out_channels": channels,
-                "caption_channels": components.text_dim,
-            }
+            update={"in_channels": channels, "out_channels": channels, "caption_channels": components.text_dim}
         )
 
 
 _TINY = LTXConfig(num_attention_heads=2, attention_head_dim=16, cross_attention_dim=32, num_layers=2)
-_preset = partial(Preset, parts=Parts("ltx-video", "ltx-video"), sampling=SamplingDefaults(3.0, 50))
-_release = partial(Release, side=640, lines=480, num_frames=97)
-FAMILY = Family(
+_preset = partial(
+    family.Preset, parts=family.Parts("ltx-video", "ltx-video"), sampling=family.SamplingDefaults(3.0, 50)
+)
+_release = partial(family.Release, side=640, lines=480, num_frames=97)
+FAMILY = family.Family(
     name="ltx-video",
     network=f"{__package__}.network",
     presets={
@@ -75,7 +60,7 @@ FAMILY = Family(
         "ltx-tiny": _preset(_TINY),
     },
     autoencoders={
-        "ltx-video": PublishedAutoencoder(
+        "ltx-video": family.PublishedAutoencoder(
             "AutoencoderKLLTXVideo",
             128,
             (8, 32, 32),
@@ -85,12 +70,8 @@ FAMILY = Family(
         )
     },
     text_encoders={
-        "ltx-video": PublishedText(
-            "LTXPipeline",
-            4096,
-            128,
-            parameters=4_762_310_656,
-            networks=(T5._replace(part="text_encoder"),),
+        "ltx-video": family.PublishedText(
+            "LTXPipeline", 4096, 128, parameters=4_762_310_656, networks=(family.T5._replace(part="text_encoder"),)
         )
     },
     short_names={"ltx": "ltx-video-2b"},

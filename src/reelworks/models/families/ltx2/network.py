@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from reelworks.core.errors import UserError
 from reelworks.models.api import DenoiserInputs
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, token_times
 from reelworks.models.families.ltx2.spec import LTX2Config
 
 
@@ -24,7 +23,6 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> Tensor:
     """
     latent = inputs.latent
     B, _, T, H, W = latent.shape
-    time_BT = torch.where(inputs.frame_mask, inputs.time[:, None], inputs.time.new_zeros(()))
     text_dim = config.caption_channels if config.use_prompt_embeddings else config.audio_cross_attention_dim
     # Bounds of every token in seconds and pixels; the network's default takes one frame rate for all clips.
     positions = module.rope.prepare_video_coords(B, T, H, W, latent.device, fps=1.0)
@@ -34,7 +32,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> Tensor:
         audio_hidden_states=latent.new_zeros(B, 1, config.audio_in_channels),
         encoder_hidden_states=inputs.text,
         audio_encoder_hidden_states=inputs.text.new_zeros(B, 1, text_dim),
-        timestep=time_BT.repeat_interleave(H * W, dim=1),
+        timestep=token_times(inputs, H * W),
         audio_timestep=inputs.time,
         sigma=inputs.time,
         encoder_attention_mask=inputs.text_mask,

@@ -7,20 +7,7 @@ from typing import ClassVar, Self
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
-from reelworks.models.family import (
-    ComponentShapes,
-    Conditioning,
-    Family,
-    KeyRule,
-    Network,
-    Parts,
-    Preset,
-    PublishedAutoencoder,
-    PublishedText,
-    Release,
-    SamplingDefaults,
-    TextNetwork,
-)
+from reelworks.models import family
 
 _EMBEDDERS = {
     "time_embed": "adaln_single",
@@ -34,12 +21,12 @@ _EMBEDDERS = {
 }
 _RELEASE_LAYERS = (
     *(
-        KeyRule(f"{own}.{rest}", f"{release}.{rest}")
+        family.KeyRule(f"{own}.{rest}", f"{release}.{rest}")
         for own, release in _EMBEDDERS.items()
         for rest in ("linear", "emb.timestep_embedder.linear_1", "emb.timestep_embedder.linear_2")
     ),
-    KeyRule("proj_in", "patchify_proj"),
-    KeyRule("audio_proj_in", "audio_patchify_proj"),
+    family.KeyRule("proj_in", "patchify_proj"),
+    family.KeyRule("audio_proj_in", "audio_patchify_proj"),
 )
 
 
@@ -51,7 +38,7 @@ class LTX2Config(Config):
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
     pictures_only: ClassVar[bool] = False
-    conditioning: ClassVar[Conditioning] = Conditioning(frames=True)
+    conditioning: ClassVar[family.Conditioning] = family.Conditioning(frames=True)
 
     in_channels: int = 128
     out_channels: int = 128
@@ -73,12 +60,12 @@ class LTX2Config(Config):
     perturbed_attn: bool = False
 
     @property
-    def network(self) -> Network:
+    def network(self) -> family.Network:
         """Names of the network's class, blocks, parameters and files; audio parameters get no gradient."""
         in_blocks = (
             f"transformer_blocks.{i}.{modality}_" for i in range(self.num_layers) for modality in ("audio", "video")
         )
-        return Network(
+        return family.Network(
             "LTX2VideoTransformer3DModel",
             ("transformer_blocks",),
             without_gradient=("audio_", "av_cross_attn_", *in_blocks),
@@ -86,12 +73,8 @@ class LTX2Config(Config):
             renamed_keys={"prompt_adaln_single": "prompt_adaln"},  # in LTX-2.3
         )
 
-    def fit(self, components: ComponentShapes) -> Self:
-        """Return a copy with the widths of the components.
-
-        Raises:
-            UserError: If the network does not project texts, and their width differs from its own.
-        """
+    def fit(self, components: family.ComponentShapes) -> Self:
+        """Return a copy with the widths of the components; texts that are not projected must have the network's."""
         width = self.num_attention_heads * self.attention_head_dim
         if not self.use_prompt_embeddings and components.text_dim != width:
             raise UserError(
@@ -124,26 +107,26 @@ _TINY = LTX2Config(
     audio_cross_attention_dim=16,
     num_layers=1,
 )
-_preset = partial(Preset, parts=Parts("ltx-2", "ltx-2"), sampling=SamplingDefaults(3.0, 30))
+_preset = partial(family.Preset, parts=family.Parts("ltx-2", "ltx-2"), sampling=family.SamplingDefaults(3.0, 30))
 # Its scheduler shifts by e^0.95 at 1,024 tokens and by e^2.05 at 4,096; this value is in between.
-_release = partial(Release, side=640, lines=480, num_frames=121, timestep_shift=5.0)
+_release = partial(family.Release, side=640, lines=480, num_frames=121, timestep_shift=5.0)
 _autoencoder = partial(
-    PublishedAutoencoder,
+    family.PublishedAutoencoder,
     "AutoencoderKLLTX2Video",
     128,
     (8, 32, 32),
     (8, 1),
     signs=("per_channel_statistics.mean-of-means", "latents_mean"),
 )
-_GEMMA = TextNetwork("text_encoder", "gemma3_text", 262_208)
-FAMILY = Family(
+_GEMMA = family.TextNetwork("text_encoder", "gemma3_text", 262_208)
+FAMILY = family.Family(
     name="ltx-2",
     network=f"{__package__}.network",
     presets={
         "ltx-2": _preset(LTX2Config(), release=_release("Lightricks/LTX-2")),
         "ltx-2.3": _preset(
             LTX2Config().model_copy(update=_GATED),
-            parts=Parts("ltx-2.3", "ltx-2.3"),
+            parts=family.Parts("ltx-2.3", "ltx-2.3"),
             release=_release("diffusers/LTX-2.3-Diffusers"),
         ),
         # The options of both releases together.
@@ -154,7 +137,7 @@ FAMILY = Family(
         "ltx-2.3": _autoencoder(parameters=726_105_969, config={"decoder_spatio_temporal_scaling": (True,) * 4}),
     },
     text_encoders={
-        "ltx-2": PublishedText("LTX2Pipeline", 3840, 1024, parameters=13_618_800_240, networks=(_GEMMA,)),
-        "ltx-2.3": PublishedText("LTX2Pipeline", 4096, 1024, parameters=15_359_552_624, networks=(_GEMMA,)),
+        "ltx-2": family.PublishedText("LTX2Pipeline", 3840, 1024, parameters=13_618_800_240, networks=(_GEMMA,)),
+        "ltx-2.3": family.PublishedText("LTX2Pipeline", 4096, 1024, parameters=15_359_552_624, networks=(_GEMMA,)),
     },
 )

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from reelworks.models import diffusers_denoiser, optional_imports
+from reelworks.models import optional_imports
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, guided, pack, unpack
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, guided, pack, unpack
 from reelworks.models.families.qwen_image.spec import QwenImageConfig
 
 _PICTURE = "<|image_pad|>"  # occurs in the text once for each token of the picture
@@ -59,7 +59,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: QwenImageConfig) -> Ten
     count = tokens.shape[1]
     if inputs.source.shape[1]:
         tokens, pictures = torch.cat([tokens, pack(inputs.source[:, :, 0])], dim=1), 2 * pictures
-    with diffusers_denoiser.embedded(module.time_text_embed.time_proj, timestep):
+    with embedded(module.time_text_embed.time_proj, timestep):
         out = module(
             tokens,
             encoder_hidden_states=inputs.text,

@@ -8,19 +8,7 @@ from typing import ClassVar, Self
 from pydantic import Field
 
 from reelworks.core.config import Config
-from reelworks.models.family import (
-    QWEN2_5_VL,
-    ComponentShapes,
-    Conditioning,
-    Family,
-    Network,
-    Parts,
-    Preset,
-    PublishedAutoencoder,
-    PublishedText,
-    Release,
-    SamplingDefaults,
-)
+from reelworks.models import family
 
 
 class QwenImageConfig(Config):
@@ -42,57 +30,45 @@ class QwenImageConfig(Config):
     edits: bool = Field(default=False, exclude=True)
 
     @property
-    def conditioning(self) -> Conditioning:
+    def conditioning(self) -> family.Conditioning:
         """How the network is conditioned; empty captions are encoded."""
-        return Conditioning(takes=("source",), needs=("source",)) if self.edits else Conditioning()
+        return family.Conditioning(takes=("source",), needs=("source",)) if self.edits else family.Conditioning()
 
     @property
-    def network(self) -> Network:
+    def network(self) -> family.Network:
         """Names of the network's class, blocks, parameters and files."""
-        return Network("QwenImageTransformer2DModel", ("transformer_blocks",), without_gradient=self._last_text)
+        # The last block's results for texts are not used.
+        parts = ("txt_mlp", "attn.to_add_out", "attn.norm_added_q", "attn.add_q_proj")
+        unused = tuple(f"transformer_blocks.{self.num_layers - 1}.{part}" for part in parts)
+        return family.Network("QwenImageTransformer2DModel", ("transformer_blocks",), without_gradient=unused)
 
-    def fit(self, components: ComponentShapes) -> Self:
+    def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
         channels = components.latent_channels
         return self.model_copy(
-            update={
-                "in_channels": 4 * channels,
-                "out_channels": channels,
-                "joint_attention_dim": components.text_dim,
-            }
-        )
-
-    @property
-    def _last_text(self) -> tuple[str, ...]:
-        """Name prefixes of the last block's text layers, whose results are not used."""
-        last = f"transformer_blocks.{self.num_layers - 1}."
-        return (
-            last + "txt_mlp",
-            last + "attn.to_add_out",
-            last + "attn.norm_added_q",
-            last + "attn.add_q_proj",
+            update={"in_channels": 4 * channels, "out_channels": channels, "joint_attention_dim": components.text_dim}
         )
 
 
 _TINY = QwenImageConfig(num_layers=2, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 6, 6))
 # Its autoencoder was derived from Wan 2.1's and shares its encoder.
-_PARTS = Parts("qwen-image", "qwen-image", same_latents=("wan-2.1",))
-_preset = partial(Preset, parts=_PARTS, sampling=SamplingDefaults(4.0, 50))
+_PARTS = family.Parts("qwen-image", "qwen-image", same_latents=("wan-2.1",))
+_preset = partial(family.Preset, parts=_PARTS, sampling=family.SamplingDefaults(4.0, 50))
 _edit = partial(_preset, parts=_PARTS._replace(text="qwen-image-edit"))
-FAMILY = Family(
+_text = partial(family.PublishedText, parameters=8_292_166_656, networks=(family.QWEN2_5_VL,))
+FAMILY = family.Family(
     name="qwen-image",
     network=f"{__package__}.network",
     presets={
         "qwen-image": _preset(
-            QwenImageConfig(),
-            release=Release("Qwen/Qwen-Image", timestep_shift=2.2, architecture="Qwen-Image"),
+            QwenImageConfig(), release=family.Release("Qwen/Qwen-Image", timestep_shift=2.2, architecture="Qwen-Image")
         ),
         "qwen-image-edit": _edit(QwenImageConfig(edits=True)),
         "qwen-image-tiny": _preset(_TINY),
         "qwen-image-edit-tiny": _edit(_TINY.model_copy(update={"edits": True})),
     },
     autoencoders={
-        "qwen-image": PublishedAutoencoder(
+        "qwen-image": family.PublishedAutoencoder(
             "AutoencoderKLQwenImage",
             16,
             (1, 8, 8),
@@ -102,16 +78,9 @@ FAMILY = Family(
         )
     },
     text_encoders={
-        "qwen-image": PublishedText("QwenImagePipeline", 3584, 512, parameters=8_292_166_656, networks=(QWEN2_5_VL,)),
+        "qwen-image": _text("QwenImagePipeline", 3584, 512),
         # About 1370 of the tokens are those of the source picture.
-        "qwen-image-edit": PublishedText(
-            "QwenImageEditPipeline",
-            3584,
-            2048,
-            parameters=8_292_166_656,
-            networks=(QWEN2_5_VL,),
-            sees_pictures=True,
-        ),
+        "qwen-image-edit": _text("QwenImageEditPipeline", 3584, 2048, sees_pictures=True),
     },
     short_names={"qwen": "qwen-image"},
 )

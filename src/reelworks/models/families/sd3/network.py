@@ -38,8 +38,4 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tens
     return EncodedText(tokens, pooled=pooled)
 
 
-NETWORK = DiffusersNetwork(
-    predict,
-    encode_text={"sd3": encode_text},
-    pipeline_arguments=guided_and_pooled,
-)
+NETWORK = DiffusersNetwork(predict, encode_text={"sd3": encode_text}, pipeline_arguments=guided_and_pooled)

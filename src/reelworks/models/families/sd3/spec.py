@@ -6,23 +6,7 @@ from functools import partial
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models.family import (
-    CLIP,
-    PLAIN_KL_CONFIG,
-    T5,
-    ComponentShapes,
-    Conditioning,
-    Family,
-    KeyRule,
-    Network,
-    Parts,
-    Preset,
-    PublishedAutoencoder,
-    PublishedText,
-    Release,
-    SamplingDefaults,
-    require_pooled,
-)
+from reelworks.models import family
 from reelworks.models.lora import release_names
 
 _RELEASE_LAYERS = (
@@ -45,7 +29,7 @@ _RELEASE_LAYERS = (
         },
     ),
     *(
-        KeyRule(f"time_text_embed.{own}_embedder.linear_{i}", f"{release}_embedder.mlp.{2 * i - 2}")
+        family.KeyRule(f"time_text_embed.{own}_embedder.linear_{i}", f"{release}_embedder.mlp.{2 * i - 2}")
         for own, release in (("timestep", "t"), ("text", "y"))
         for i in (1, 2)
     ),
@@ -58,7 +42,7 @@ class SD3Config(Config):
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[Conditioning] = Conditioning()
+    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
 
     sample_size: int = 128
     in_channels: int = 16
@@ -74,23 +58,21 @@ class SD3Config(Config):
     qk_norm: str | None = None
 
     @property
-    def network(self) -> Network:
+    def network(self) -> family.Network:
         """Names of the network's class, blocks, parameters and files."""
-        last = self.num_layers - 1
+        own, release = (f"{blocks}.{self.num_layers - 1}." for blocks in ("transformer_blocks", "joint_blocks"))
         # The last block's text norm has scale before shift, like the network's final norm.
-        last_norm = KeyRule(
-            f"transformer_blocks.{last}.norm1_context.linear",
-            f"joint_blocks.{last}.context_block.adaLN_modulation.1",
-            swapped=True,
+        last_norm = family.KeyRule(
+            own + "norm1_context.linear", release + "context_block.adaLN_modulation.1", swapped=True
         )
-        return Network(
+        return family.Network(
             "SD3Transformer2DModel",
             ("transformer_blocks",),
-            without_gradient=self._last_text,
+            without_gradient=(own + "attn.add_q_proj", own + "attn.norm_added_q"),  # of texts, whose results are unused
             release_layers=(last_norm, *_RELEASE_LAYERS),
         )
 
-    def fit(self, components: ComponentShapes) -> Self:
+    def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
         channels = components.latent_channels
         return self.model_copy(
@@ -98,15 +80,9 @@ class SD3Config(Config):
                 "in_channels": channels,
                 "out_channels": channels,
                 "joint_attention_dim": components.text_dim,
-                "pooled_projection_dim": require_pooled(components),
+                "pooled_projection_dim": family.require_pooled(components),
             }
         )
-
-    @property
-    def _last_text(self) -> tuple[str, ...]:
-        """Name prefixes of the last block's text queries, whose results are not used."""
-        last = f"transformer_blocks.{self.num_layers - 1}."
-        return last + "attn.add_q_proj", last + "attn.norm_added_q"
 
 
 _TINY = SD3Config(
@@ -120,17 +96,15 @@ _TINY = SD3Config(
 )
 _MEDIUM_35 = SD3Config(dual_attention_layers=tuple(range(13)), qk_norm="rms_norm", pos_embed_max_size=384)
 _LARGE_35 = SD3Config(num_layers=38, num_attention_heads=38, caption_projection_dim=2432, qk_norm="rms_norm")
-_preset = partial(Preset, parts=Parts("sd3", "sd3"), sampling=SamplingDefaults(7.0, 28))
+_preset = partial(family.Preset, parts=family.Parts("sd3", "sd3"), sampling=family.SamplingDefaults(7.0, 28))
 
 
-def _release(name: str) -> Release:
-    return Release(
-        f"stabilityai/{name}",
-        architecture=name.removesuffix("-diffusers").replace("3.5", "3-5"),
-    )
+def _release(name: str) -> family.Release:
+    return family.Release(f"stabilityai/{name}", architecture=name.removesuffix("-diffusers").replace("3.5", "3-5"))
 
 
-FAMILY = Family(
+_ENCODERS = (family.CLIP, family.CLIP_2, family.T5._replace(part="text_encoder_3"))
+FAMILY = family.Family(
     name="sd3",
     network=f"{__package__}.network",
     presets={
@@ -139,29 +113,15 @@ FAMILY = Family(
         "sd3.5-large": _preset(_LARGE_35, release=_release("stable-diffusion-3.5-large")),
         "sd3-tiny": _preset(_TINY),
     },
-    autoencoders={
-        "sd3": PublishedAutoencoder(
-            "AutoencoderKL",
-            16,
-            (1, 8, 8),
-            parameters=83_819_683,
-            config={"latent_channels": 16, "scaling_factor": 1.5305, "shift_factor": 0.0609},
-            file_config=PLAIN_KL_CONFIG,
-            has_time_axis=False,
-        )
-    },
+    autoencoders={"sd3": family.picture_autoencoder(16, 1.5305, 0.0609, parameters=83_819_683)},
     text_encoders={
-        "sd3": PublishedText(
+        "sd3": family.PublishedText(
             "StableDiffusion3Pipeline",
             4096,
             333,
             2048,
             parameters=5_580_620_800,
-            networks=(
-                CLIP,
-                CLIP._replace(part="text_encoder_2"),
-                T5._replace(part="text_encoder_3"),
-            ),
+            networks=_ENCODERS,
             tokenizer="tokenizer_3",
         )
     },

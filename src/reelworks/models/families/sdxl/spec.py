@@ -7,28 +7,13 @@ from functools import partial
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models.family import (
-    CLIP,
-    KL_CONFIG,
-    ComponentShapes,
-    Conditioning,
-    Family,
-    KeyRule,
-    Network,
-    Parts,
-    Preset,
-    PublishedAutoencoder,
-    PublishedText,
-    Release,
-    SamplingDefaults,
-    require_pooled,
-)
+from reelworks.models import family
 
 _EMBEDDINGS = (
-    KeyRule("time_embedding.linear_1", "time_embed.0"),
-    KeyRule("time_embedding.linear_2", "time_embed.2"),
-    KeyRule("add_embedding.linear_1", "label_emb.0.0"),
-    KeyRule("add_embedding.linear_2", "label_emb.0.2"),
+    family.KeyRule("time_embedding.linear_1", "time_embed.0"),
+    family.KeyRule("time_embedding.linear_2", "time_embed.2"),
+    family.KeyRule("add_embedding.linear_1", "label_emb.0.0"),
+    family.KeyRule("add_embedding.linear_2", "label_emb.0.2"),
 )
 
 
@@ -39,7 +24,7 @@ class SDXLConfig(Config):
     """
 
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[Conditioning] = Conditioning(objectives=("epsilon", "v-prediction"))
+    conditioning: ClassVar[family.Conditioning] = family.Conditioning(objectives=("epsilon", "v-prediction"))
 
     sample_size: int = 128
     in_channels: int = 4
@@ -59,22 +44,23 @@ class SDXLConfig(Config):
 
     @property
     def patch_size(self) -> tuple[int, int, int]:
-        """Latent elements per token."""
-        return 1, self._downscale, self._downscale
+        """Latent elements per token: the factor by which the levels downscale latents."""
+        downscale = int(2 ** (len(self.block_out_channels) - 1))
+        return 1, downscale, downscale
 
     @property
-    def network(self) -> Network:
+    def network(self) -> family.Network:
         """Names of the network's class, blocks, parameters and files."""
-        return Network(
+        return family.Network(
             "UNet2DConditionModel",
             ("down_blocks", "up_blocks"),
             part="unet",
             release_layers=(*_EMBEDDINGS, *self._release_blocks()),
         )
 
-    def fit(self, components: ComponentShapes) -> Self:
+    def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
-        channels, pooled = components.latent_channels, require_pooled(components)
+        channels, pooled = components.latent_channels, family.require_pooled(components)
         return self.model_copy(
             update={
                 "in_channels": channels,
@@ -84,12 +70,7 @@ class SDXLConfig(Config):
             }
         )
 
-    @property
-    def _downscale(self) -> int:
-        """Factor by which its levels downscale latents; sizes must be multiples of it."""
-        return int(2 ** (len(self.block_out_channels) - 1))
-
-    def _release_blocks(self) -> Iterator[KeyRule]:
+    def _release_blocks(self) -> Iterator[family.KeyRule]:
         """Yield the rules of all blocks; the release numbers the layers of all levels in sequence."""
         per_level = self.layers_per_block + 1
         for level in range(len(self.block_out_channels)):
@@ -97,19 +78,19 @@ class SDXLConfig(Config):
                 place = per_level * level + layer
                 yield from _block(f"down_blocks.{level}", layer, f"input_blocks.{place + 1}")
                 yield from _block(f"up_blocks.{level}", layer, f"output_blocks.{place}")
-        yield KeyRule("mid_block.attentions.0.*", "middle_block.1.*")
+        yield family.KeyRule("mid_block.attentions.0.*", "middle_block.1.*")
         for i, place in ((0, 0), (1, 2)):
             yield from _resnet(f"mid_block.resnets.{i}", f"middle_block.{place}")
 
 
-def _block(own: str, layer: int, release: str) -> Iterator[KeyRule]:
+def _block(own: str, layer: int, release: str) -> Iterator[family.KeyRule]:
     yield from _resnet(f"{own}.resnets.{layer}", f"{release}.0")
-    yield KeyRule(f"{own}.attentions.{layer}.*", f"{release}.1.*")
+    yield family.KeyRule(f"{own}.attentions.{layer}.*", f"{release}.1.*")
 
 
-def _resnet(own: str, release: str) -> Iterator[KeyRule]:
-    yield KeyRule(f"{own}.time_emb_proj", f"{release}.emb_layers.1")
-    yield KeyRule(f"{own}.*", f"{release}.*")
+def _resnet(own: str, release: str) -> Iterator[family.KeyRule]:
+    yield family.KeyRule(f"{own}.time_emb_proj", f"{release}.emb_layers.1")
+    yield family.KeyRule(f"{own}.*", f"{release}.*")
 
 
 _TINY = SDXLConfig(
@@ -123,37 +104,24 @@ _TINY = SDXLConfig(
     attention_head_dim=(2, 2),
     addition_time_embed_dim=8,
 )
-_preset = partial(Preset, parts=Parts("sdxl", "sdxl"), sampling=SamplingDefaults(5.0, 50))
-_RELEASE = Release(
+_preset = partial(family.Preset, parts=family.Parts("sdxl", "sdxl"), sampling=family.SamplingDefaults(5.0, 50))
+_RELEASE = family.Release(
     "stabilityai/stable-diffusion-xl-base-1.0",
     objective="epsilon",
     formats=("diffusers", "kohya"),
     architecture="stable-diffusion-xl-v1-base",
     base_version="sdxl_base_v1-0",
 )
-FAMILY = Family(
+FAMILY = family.Family(
     name="sdxl",
     network=f"{__package__}.network",
     presets={"sdxl": _preset(SDXLConfig(), release=_RELEASE), "sdxl-tiny": _preset(_TINY)},
     autoencoders={
-        "sdxl": PublishedAutoencoder(
-            "AutoencoderKL",
-            4,
-            (1, 8, 8),
-            parameters=83_653_863,
-            config={"latent_channels": 4, "scaling_factor": 0.13025, "shift_factor": None},
-            file_config=KL_CONFIG,
-            has_time_axis=False,
-        )
+        "sdxl": family.picture_autoencoder(4, 0.13025, None, parameters=83_653_863, file_config=family.KL_CONFIG)
     },
     text_encoders={
-        "sdxl": PublishedText(
-            "StableDiffusionXLPipeline",
-            2048,
-            77,
-            1280,
-            parameters=817_720_320,
-            networks=(CLIP, CLIP._replace(part="text_encoder_2")),
+        "sdxl": family.PublishedText(
+            "StableDiffusionXLPipeline", 2048, 77, 1280, parameters=817_720_320, networks=(family.CLIP, family.CLIP_2)
         )
     },
 )

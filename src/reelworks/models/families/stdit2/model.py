@@ -13,20 +13,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from reelworks.models.families.stdit2.spec import STDiT2Config
-from reelworks.models.families.stdit3.attention import MLP, CrossAttention, Rotation, SelfAttention
-from reelworks.models.families.stdit3.embeddings import (
-    CaptionEmbedding,
-    PatchEmbedding,
-    PositionEmbedding,
-    RotaryEmbedding,
-    ScalarEmbedding,
-    tile_rows,
-    unpatchify,
-)
-from reelworks.models.families.stdit3.model import FinalLayer, modulate
+from reelworks.models.families.stdit3 import layers
+from reelworks.models.families.stdit3.model import FinalLayer, modulate, modulation_of_frames, run_block
 
 
 class Modulation(NamedTuple):
@@ -44,10 +34,10 @@ class Block(nn.Module):
         D, heads = config.hidden_size, config.num_heads
         self.scale_shift_table = nn.Parameter(torch.empty(6, D))
         self.scale_shift_table_temporal = nn.Parameter(torch.empty(3, D))
-        self.attn = SelfAttention(D, heads, qk_norm=config.qk_norm)
-        self.attn_temp = SelfAttention(D, heads, qk_norm=config.qk_norm, rotate_first=True)
-        self.cross_attn = CrossAttention(D, heads)
-        self.mlp = MLP(D, int(D * config.mlp_ratio), D)
+        self.attn = layers.SelfAttention(D, heads, qk_norm=config.qk_norm)
+        self.attn_temp = layers.SelfAttention(D, heads, qk_norm=config.qk_norm, rotate_first=True)
+        self.cross_attn = layers.CrossAttention(D, heads)
+        self.mlp = layers.MLP(D, int(D * config.mlp_ratio), D)
 
     def forward(
         self,
@@ -55,7 +45,7 @@ class Block(nn.Module):
         text_BLD: Tensor,
         mask_B11L: Tensor | None,
         modulation: Modulation,
-        rotation: Rotation,
+        rotation: layers.Rotation,
     ) -> Tensor:
         """Return tokens `[B, T, S, D]`."""
         spatial = (self.scale_shift_table + modulation.spatial).unsqueeze(2)
@@ -72,29 +62,23 @@ class Block(nn.Module):
 
 
 class STDiT2(nn.Module):
-    """The STDiT2 network; see the module's docstring.
-
-    Attributes:
-        config: Sizes of the network.
-        gradient_checkpointing: Whether only block inputs are stored for the backward pass.
-    """
+    """The STDiT2 network; see the module's docstring."""
 
     def __init__(self, config: STDiT2Config, *, gradient_checkpointing: bool = False) -> None:
-        """Allocate parameters without values; `weights.fill` sets them."""
         super().__init__()
         D = config.hidden_size
         self.config, self.gradient_checkpointing = config, gradient_checkpointing
-        self.rope = RotaryEmbedding(config.head_dim)
-        self.pos_embed = PositionEmbedding(D, config.input_sq_size)
-        self.x_embedder = PatchEmbedding(config.in_channels, D, config.patch_size)
-        self.t_embedder = ScalarEmbedding(D)
-        self.csize_embedder = ScalarEmbedding(D // 3)
-        self.ar_embedder = ScalarEmbedding(D // 3)
-        self.fl_embedder = ScalarEmbedding(D)
-        self.fps_embedder = ScalarEmbedding(D)
+        self.rope = layers.RotaryEmbedding(config.head_dim)
+        self.pos_embed = layers.PositionEmbedding(D, config.input_sq_size)
+        self.x_embedder = layers.PatchEmbedding(config.in_channels, D, config.patch_size)
+        self.t_embedder = layers.ScalarEmbedding(D)
+        self.csize_embedder = layers.ScalarEmbedding(D // 3)
+        self.ar_embedder = layers.ScalarEmbedding(D // 3)
+        self.fl_embedder = layers.ScalarEmbedding(D)
+        self.fps_embedder = layers.ScalarEmbedding(D)
         self.t_block = nn.Sequential(nn.SiLU(), nn.Linear(D, 6 * D))
         self.t_block_temp = nn.Sequential(nn.SiLU(), nn.Linear(D, 3 * D))
-        self.y_embedder = CaptionEmbedding(config.caption_channels, D, config.model_max_length)
+        self.y_embedder = layers.CaptionEmbedding(config.caption_channels, D, config.model_max_length)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         _, ph, pw = config.patch_size
         self.final_layer = FinalLayer(D, ph * pw * config.out_channels)
@@ -116,63 +100,32 @@ class STDiT2(nn.Module):
     ) -> Tensor:
         """Return `[B, out_channels, T, H, W]` in float32.
 
+        Arguments are those of `STDiT3.forward`, and these:
+
         Args:
-            x: `[B, C, T, H, W]` latents; sizes need not be multiples of the patch.
-            timestep: `[B]` in [0, 1000], float32.
-            y: `[B, 1, L, K]` text embeddings.
-            mask: `[n, L]` non-zero where a token is attended to; sample b uses row b mod n; None is all.
-            x_mask: `[B, T]` True where a frame has its timestep, False where it is a condition (time 0).
-            num_frames: `[n]` number of frames of the clip.
-            height: `[n]` pixels; positions follow from the first, since a batch has one shape.
-            width: `[n]` pixels, likewise.
+            num_frames: `[n]` number of latent frames of the clip.
             ar: `[n]` height / width.
-            fps: `[n]` frames per second.
-            drop_text: `[B]` True where the caption is replaced by the empty one; its mask stays.
         """
         B, _, T, H, W = x.shape
         grid = (-(-H // self.config.patch_size[1]), -(-W // self.config.patch_size[2]))
         tokens = self.x_embedder(x)
         tokens = tokens + self.pos_embed(grid, height[0], width[0]).to(tokens.dtype)
-        size_BD = tile_rows(self._sizes(height, width, ar), B)
-        length_BD = tile_rows(self.fl_embedder(num_frames) + self.fps_embedder(fps), B)
+        sizes = (self.csize_embedder(height), self.csize_embedder(width), self.ar_embedder(ar))
+        size_BD = layers.tile_rows(torch.cat(sizes, dim=-1), B)
+        length_BD = layers.tile_rows(self.fl_embedder(num_frames) + self.fps_embedder(fps), B)
         time_BD = self.t_embedder(timestep)
         clean_BD = None if x_mask is None else self.t_embedder(torch.zeros_like(timestep))
+        sized_BD, long_BD = (None if clean_BD is None else clean_BD + info for info in (size_BD, length_BD))
         modulation = Modulation(
-            self._modulation(self.t_block, time_BD, clean_BD, size_BD, x_mask),
-            self._modulation(self.t_block_temp, time_BD, clean_BD, length_BD, x_mask),
+            modulation_of_frames(self.t_block, time_BD + size_BD, sized_BD, x_mask),
+            modulation_of_frames(self.t_block_temp, time_BD + length_BD, long_BD, x_mask),
         )
         text_BLD = self.y_embedder(y.squeeze(1), drop_text)
-        mask_B11L = None if mask is None else tile_rows(mask.bool(), B)[:, None, None]
+        mask_B11L = None if mask is None else layers.tile_rows(mask.bool(), B)[:, None, None]
         rotation = self.rope(T)
         for block in self.blocks:
-            tokens = self._run(block, tokens, text_BLD, mask_B11L, modulation, rotation)
+            tokens = run_block(block, self.gradient_checkpointing, tokens, text_BLD, mask_B11L, modulation, rotation)
         # As in v1.1, sizes enter only the final modulation of condition frames.
-        condition_BD = None if clean_BD is None else clean_BD + size_BD
-        patches = self.final_layer(tokens, time_BD, condition_BD, x_mask)
+        patches = self.final_layer(tokens, time_BD, sized_BD, x_mask)
         # Cloned because FSDP2 warns of an output that is a view; it is small.
-        return unpatchify(patches, grid, self.config.patch_size)[..., :H, :W].float().clone()
-
-    def _sizes(self, height: Tensor, width: Tensor, ar: Tensor) -> Tensor:
-        parts = (self.csize_embedder(height), self.csize_embedder(width), self.ar_embedder(ar))
-        return torch.cat(parts, dim=-1)
-
-    def _modulation(
-        self,
-        head: nn.Module,
-        time_BD: Tensor,
-        clean_BD: Tensor | None,
-        info_BD: Tensor,
-        x_mask: Tensor | None,
-    ) -> Tensor:
-        """Return `[B, R, 6 or 3, D]`, selected per frame once here, so that blocks need no mask."""
-        out: Tensor = head(time_BD + info_BD)[:, None]
-        if clean_BD is not None and x_mask is not None:
-            out = torch.where(x_mask[:, :, None], out, head(clean_BD + info_BD)[:, None])
-        return out.view(*out.shape[:2], -1, self.config.hidden_size)
-
-    def _run(self, block: nn.Module, *args: Tensor | Modulation | Rotation | None) -> Tensor:
-        if self.gradient_checkpointing and torch.is_grad_enabled():
-            out: Tensor = checkpoint(block, *args, use_reentrant=False)
-        else:
-            out = block(*args)
-        return out
+        return layers.unpatchify(patches, grid, self.config.patch_size)[..., :H, :W].float().clone()

@@ -9,8 +9,8 @@ from typing import ClassVar, Self
 from pydantic import Field
 
 from reelworks.core.errors import UserError
-from reelworks.models.families.stdit3.spec import RECIPE_SIZES, RELEASE, STDiT3Config, check, taken_from
-from reelworks.models.family import ComponentShapes, Family, Network, Parts, Preset, SamplingDefaults
+from reelworks.models import family
+from reelworks.models.families.stdit3.spec import RECIPE_SIZES, RELEASE, STDiT3Config
 
 
 class STDiT2Config(STDiT3Config):
@@ -19,17 +19,13 @@ class STDiT2Config(STDiT3Config):
     The fields are STDiT3's; `depth` counts blocks, each with spatial and temporal attention.
     """
 
-    network: ClassVar[Network] = Network("STDiT2", ("blocks",))
+    network: ClassVar[family.Network] = family.Network("STDiT2", ("blocks",), pads_patches=True)
 
     model_max_length: int = Field(default=200, gt=0)
 
-    def fit(self, components: ComponentShapes) -> Self:
-        """Return a copy with the widths of the components, and check that sizes divide.
-
-        Raises:
-            UserError: If heads do not divide the width, or height, width and aspect ratio cannot share it.
-        """
-        fitted = check(self.model_copy(update=taken_from(components)))
+    def fit(self, components: family.ComponentShapes) -> Self:
+        """Return a copy with the widths of the components; sizes that do not divide are refused."""
+        fitted = super().fit(components)
         if fitted.hidden_size % 3:
             raise UserError(
                 "embeddings of height, width and aspect ratio each take a third of the width",
@@ -42,17 +38,14 @@ class STDiT2Config(STDiT3Config):
 
 
 _preset = partial(
-    Preset,
-    parts=Parts("opensora-1.1", "t5"),
-    sampling=SamplingDefaults(7.0, 100),  # of Open-Sora's configs
+    family.Preset,
+    parts=family.Parts("opensora-1.1", "t5"),
+    sampling=family.SamplingDefaults(7.0, 100),  # of Open-Sora's configs
 )
 _RELEASE = replace(
-    RELEASE,
-    weights="hpcai-tech/OpenSora-STDiT-v2-stage3",
-    autoencoder="stabilityai/sd-vae-ft-ema",
-    objective="iddpm",
+    RELEASE, weights="hpcai-tech/OpenSora-STDiT-v2-stage3", autoencoder="stabilityai/sd-vae-ft-ema", objective="iddpm"
 )
-FAMILY = Family(
+FAMILY = family.Family(
     name="stdit2",
     network=f"{__package__}.network",
     presets={
@@ -61,5 +54,4 @@ FAMILY = Family(
     },
     short_names={"stdit2": "stdit2-xl"},
     recipe_sizes=RECIPE_SIZES,
-    pads_patches=True,
 )

@@ -9,21 +9,14 @@ L text tokens, K caption width; R is T if frames differ in their timesteps, else
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from reelworks.models.families.stdit3.attention import MLP, CrossAttention, Rotation, SelfAttention
-from reelworks.models.families.stdit3.embeddings import (
-    CaptionEmbedding,
-    PatchEmbedding,
-    PositionEmbedding,
-    RotaryEmbedding,
-    ScalarEmbedding,
-    tile_rows,
-    unpatchify,
-)
+from reelworks.models.families.stdit3 import layers
 from reelworks.models.families.stdit3.spec import STDiT3Config
 
 
@@ -40,9 +33,9 @@ class Block(nn.Module):
         D = config.hidden_size
         self.temporal = temporal
         self.scale_shift_table = nn.Parameter(torch.empty(6, D))
-        self.attn = SelfAttention(D, config.num_heads, qk_norm=config.qk_norm)
-        self.cross_attn = CrossAttention(D, config.num_heads)
-        self.mlp = MLP(D, int(D * config.mlp_ratio), D)
+        self.attn = layers.SelfAttention(D, config.num_heads, qk_norm=config.qk_norm)
+        self.cross_attn = layers.CrossAttention(D, config.num_heads)
+        self.mlp = layers.MLP(D, int(D * config.mlp_ratio), D)
 
     def forward(
         self,
@@ -50,17 +43,16 @@ class Block(nn.Module):
         text_BLD: Tensor,
         mask_B11L: Tensor | None,
         modulation_BR6D: Tensor,
-        rotation: Rotation | None,
+        rotation: layers.Rotation,
     ) -> Tensor:
         """Return tokens `[B, T, S, D]`; `modulation_BR6D` depends on the timesteps."""
         table = (self.scale_shift_table + modulation_BR6D).unsqueeze(2)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = table.unbind(3)
-        attended = self._attend(modulate(x_BTSD, shift, scale), rotation)
-        x_BTSD = torch.addcmul(x_BTSD, gate, attended)
+        x_BTSD = torch.addcmul(x_BTSD, gate, self._attend(modulate(x_BTSD, shift, scale), rotation))
         x_BTSD = x_BTSD + self.cross_attn(x_BTSD.flatten(1, 2), text_BLD, mask_B11L).view_as(x_BTSD)
         return torch.addcmul(x_BTSD, mlp_gate, self.mlp(modulate(x_BTSD, mlp_shift, mlp_scale)))
 
-    def _attend(self, x_BTSD: Tensor, rotation: Rotation | None) -> Tensor:
+    def _attend(self, x_BTSD: Tensor, rotation: layers.Rotation) -> Tensor:
         B, T, S, D = x_BTSD.shape
         out: Tensor
         if not self.temporal:
@@ -93,26 +85,43 @@ class FinalLayer(nn.Module):
         return modulate(x_BTSD, shift, scale)
 
 
-class STDiT3(nn.Module):
-    """The STDiT3 network; see the module's docstring.
+def modulation_of_frames(
+    head: nn.Module, time_BD: Tensor, clean_BD: Tensor | None, frame_mask: Tensor | None
+) -> Tensor:
+    """Return `[B, R, k, D]` of a head with k·D outputs: of `time_BD`, or `clean_BD` where `frame_mask` is False.
 
-    Attributes:
-        config: Sizes of the network.
-        gradient_checkpointing: Whether only block inputs are stored for the backward pass.
+    It is selected per frame once here, so that blocks need no mask. Selecting parameters instead of results is nearly
+    free, so a mask that is all True needs no shortcut, which would have to wait for the device.
     """
+    out: Tensor = head(time_BD)[:, None]
+    if clean_BD is not None and frame_mask is not None:
+        out = torch.where(frame_mask[:, :, None], out, head(clean_BD)[:, None])
+    return out.view(*out.shape[:2], -1, time_BD.shape[-1])
+
+
+def run_block(block: nn.Module, gradient_checkpointing: bool, *args: Any) -> Tensor:
+    """Call a block; with gradient checkpointing, only its inputs are stored for the backward pass."""
+    if gradient_checkpointing and torch.is_grad_enabled():
+        out: Tensor = checkpoint(block, *args, use_reentrant=False)
+    else:
+        out = block(*args)
+    return out
+
+
+class STDiT3(nn.Module):
+    """The STDiT3 network; see the module's docstring."""
 
     def __init__(self, config: STDiT3Config, *, gradient_checkpointing: bool = False) -> None:
-        """Allocate parameters without values; `weights.fill` sets them."""
         super().__init__()
         D = config.hidden_size
         self.config, self.gradient_checkpointing = config, gradient_checkpointing
-        self.rope = RotaryEmbedding(config.head_dim)
-        self.pos_embed = PositionEmbedding(D, config.input_sq_size)
-        self.x_embedder = PatchEmbedding(config.in_channels, D, config.patch_size)
-        self.t_embedder = ScalarEmbedding(D)
-        self.fps_embedder = ScalarEmbedding(D)
+        self.rope = layers.RotaryEmbedding(config.head_dim)
+        self.pos_embed = layers.PositionEmbedding(D, config.input_sq_size)
+        self.x_embedder = layers.PatchEmbedding(config.in_channels, D, config.patch_size)
+        self.t_embedder = layers.ScalarEmbedding(D)
+        self.fps_embedder = layers.ScalarEmbedding(D)
         self.t_block = nn.Sequential(nn.SiLU(), nn.Linear(D, 6 * D))
-        self.y_embedder = CaptionEmbedding(config.caption_channels, D, config.model_max_length)
+        self.y_embedder = layers.CaptionEmbedding(config.caption_channels, D, config.model_max_length)
         self.spatial_blocks = nn.ModuleList(Block(config, temporal=False) for _ in range(config.depth))
         self.temporal_blocks = nn.ModuleList(Block(config, temporal=True) for _ in range(config.depth))
         _, ph, pw = config.patch_size
@@ -125,9 +134,10 @@ class STDiT3(nn.Module):
         y: Tensor,
         mask: Tensor | None = None,
         x_mask: Tensor | None = None,
-        fps: Tensor | None = None,
-        height: Tensor | None = None,
-        width: Tensor | None = None,
+        *,
+        fps: Tensor,
+        height: Tensor,
+        width: Tensor,
         drop_text: Tensor | None = None,
     ) -> Tensor:
         """Return `[B, out_channels, T, H, W]` in float32.
@@ -143,44 +153,22 @@ class STDiT3(nn.Module):
             width: `[n]` pixels, likewise.
             drop_text: `[B]` True where the caption is replaced by the empty one; its mask stays.
         """
-        if fps is None or height is None or width is None:
-            raise TypeError("STDiT3 needs fps, height and width")
-        _, _, T, H, W = x.shape
+        B, _, T, H, W = x.shape
         grid = (-(-H // self.config.patch_size[1]), -(-W // self.config.patch_size[2]))
         tokens = self.x_embedder(x)
         tokens = tokens + self.pos_embed(grid, height[0], width[0]).to(tokens.dtype)
-        time_BD, clean_BD = self._times(timestep, fps, x_mask)
-        modulation = self._modulation(time_BD, clean_BD, x_mask)
+        fps_BD = self.fps_embedder(layers.tile_rows(fps, B))
+        time_BD = self.t_embedder(timestep) + fps_BD
+        clean_BD = None if x_mask is None else self.t_embedder(torch.zeros_like(timestep)) + fps_BD
+        modulation = modulation_of_frames(self.t_block, time_BD, clean_BD, x_mask)
         text_BLD = self.y_embedder(y.squeeze(1), drop_text)
-        mask_B11L = None if mask is None else tile_rows(mask.bool(), x.shape[0])[:, None, None]
+        mask_B11L = None if mask is None else layers.tile_rows(mask.bool(), B)[:, None, None]
         rotation = self.rope(T)
-        for spatial, temporal in zip(self.spatial_blocks, self.temporal_blocks, strict=True):
-            tokens = self._run(spatial, tokens, text_BLD, mask_B11L, modulation, None)
-            tokens = self._run(temporal, tokens, text_BLD, mask_B11L, modulation, rotation)
+        for pair in zip(self.spatial_blocks, self.temporal_blocks, strict=True):
+            for block in pair:
+                tokens = run_block(
+                    block, self.gradient_checkpointing, tokens, text_BLD, mask_B11L, modulation, rotation
+                )
         patches = self.final_layer(tokens, time_BD, clean_BD, x_mask)
         # Cloned because FSDP2 warns of an output that is a view; it is small.
-        return unpatchify(patches, grid, self.config.patch_size)[..., :H, :W].float().clone()
-
-    def _times(self, timestep: Tensor, fps: Tensor, x_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Embed the timesteps, and time 0 if frames are masked, each with the frame rate."""
-        fps_BD = self.fps_embedder(tile_rows(fps, timestep.shape[0]))
-        time_BD = self.t_embedder(timestep) + fps_BD
-        return time_BD, None if x_mask is None else self.t_embedder(torch.zeros_like(timestep)) + fps_BD
-
-    def _modulation(self, time_BD: Tensor, clean_BD: Tensor | None, x_mask: Tensor | None) -> Tensor:
-        """Return `[B, R, 6, D]`, selected per frame once here, so that blocks need no mask.
-
-        Selecting parameters instead of results is nearly free, so a mask that is all True needs no shortcut,
-        which would have to wait for the device; the numbers are the same.
-        """
-        out: Tensor = self.t_block(time_BD)[:, None]
-        if clean_BD is not None and x_mask is not None:
-            out = torch.where(x_mask[:, :, None], out, self.t_block(clean_BD)[:, None])
-        return out.view(*out.shape[:2], 6, self.config.hidden_size)
-
-    def _run(self, block: nn.Module, *args: Tensor | Rotation | None) -> Tensor:
-        if self.gradient_checkpointing and torch.is_grad_enabled():
-            out: Tensor = checkpoint(block, *args, use_reentrant=False)
-        else:
-            out = block(*args)
-        return out
+        return layers.unpatchify(patches, grid, self.config.patch_size)[..., :H, :W].float().clone()

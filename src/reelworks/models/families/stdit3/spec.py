@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
-from reelworks.models.family import (
-    LEARNED,
-    ComponentShapes,
-    Conditioning,
-    Family,
-    Network,
-    Parts,
-    Preset,
-    Release,
-    SamplingDefaults,
-)
-
-_Config = TypeVar("_Config", bound="STDiT3Config")
+from reelworks.models import family
 
 
 class STDiT3Config(Config):
@@ -43,8 +31,10 @@ class STDiT3Config(Config):
     """
 
     pictures_only: ClassVar[bool] = False
-    conditioning: ClassVar[Conditioning] = LEARNED
-    network: ClassVar[Network] = Network("STDiT3", ("spatial_blocks", "temporal_blocks"))
+    conditioning: ClassVar[family.Conditioning] = family.LEARNED
+    network: ClassVar[family.Network] = family.Network(
+        "STDiT3", ("spatial_blocks", "temporal_blocks"), alternates=True, pads_patches=True
+    )
 
     in_channels: int = Field(default=4, gt=0)
     caption_channels: int = Field(default=4096, gt=0)
@@ -68,52 +58,37 @@ class STDiT3Config(Config):
         """Width of one attention head."""
         return self.hidden_size // self.num_heads
 
-    def fit(self, components: ComponentShapes) -> Self:
-        """Return a copy with the widths of the components, and check that sizes divide.
-
-        Raises:
-            UserError: If heads do not divide the width, or a width cannot carry sines and cosines.
-        """
-        return check(self.model_copy(update=taken_from(components)))
-
-
-def taken_from(components: ComponentShapes) -> dict[str, Any]:
-    """Return the sizes that the components fix."""
-    return {
-        "in_channels": components.latent_channels,
-        "caption_channels": components.text_dim,
-        "model_max_length": components.text_length,
-        "pred_sigma": components.learns_variance,
-    }
-
-
-def check(config: _Config) -> _Config:
-    """Return the config; sizes that do not divide are refused.
-
-    Raises:
-        UserError: If heads do not divide the width, or a width cannot carry sines and cosines.
-    """
-    if config.hidden_size % config.num_heads or config.head_dim % 2:
-        raise UserError(
-            f"{config.num_heads} heads do not divide the width into even parts",
-            code="sizes-do-not-divide",
-            field="model.hidden_size",
-            value=config.hidden_size,
-            remedy=f"choose a multiple of {2 * config.num_heads}, or other num_heads",
+    def fit(self, components: family.ComponentShapes) -> Self:
+        """Return a copy with the widths of the components; sizes that do not divide are refused."""
+        fitted = self.model_copy(
+            update={
+                "in_channels": components.latent_channels,
+                "caption_channels": components.text_dim,
+                "model_max_length": components.text_length,
+                "pred_sigma": components.learns_variance,
+            }
         )
-    if config.hidden_size % 4:
-        raise UserError(
-            "positions need a sine and a cosine for each of two axes, so the width must be a multiple of 4",
-            code="sizes-do-not-divide",
-            field="model.hidden_size",
-            value=config.hidden_size,
-            remedy="choose a multiple of 4",
-        )
-    return config
+        if fitted.hidden_size % fitted.num_heads or fitted.head_dim % 2:
+            raise UserError(
+                f"{fitted.num_heads} heads do not divide the width into even parts",
+                code="sizes-do-not-divide",
+                field="model.hidden_size",
+                value=fitted.hidden_size,
+                remedy=f"choose a multiple of {2 * fitted.num_heads}, or other num_heads",
+            )
+        if fitted.hidden_size % 4:
+            raise UserError(
+                "positions need a sine and a cosine for each of two axes, so the width must be a multiple of 4",
+                code="sizes-do-not-divide",
+                field="model.hidden_size",
+                value=fitted.hidden_size,
+                remedy="choose a multiple of 4",
+            )
+        return fitted
 
 
 RECIPE_SIZES = ("hidden_size", "depth", "num_heads")
-RELEASE = Release(
+RELEASE = family.Release(
     None,
     autoencoder="hpcai-tech/OpenSora-VAE-v1.2",
     text="DeepFloyd/t5-v1_1-xxl",
@@ -124,11 +99,11 @@ RELEASE = Release(
 )
 # It may start from PixArt, which was trained on SDXL's latents.
 _preset = partial(
-    Preset,
-    parts=Parts("opensora-1.2", "t5", same_latents=("sdxl",)),
-    sampling=SamplingDefaults(7.0, 30),  # of Open-Sora's configs
+    family.Preset,
+    parts=family.Parts("opensora-1.2", "t5", same_latents=("sdxl",)),
+    sampling=family.SamplingDefaults(7.0, 30),  # of Open-Sora's configs
 )
-FAMILY = Family(
+FAMILY = family.Family(
     name="stdit3",
     network=f"{__package__}.network",
     presets={
@@ -138,5 +113,4 @@ FAMILY = Family(
     },
     short_names={"open-sora": "stdit3-xl", "stdit3": "stdit3-xl"},
     recipe_sizes=RECIPE_SIZES,
-    pads_patches=True,
 )

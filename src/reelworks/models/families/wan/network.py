@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from reelworks.models.api import DenoiserInputs
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, guided
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, guided, token_times
 from reelworks.models.families.wan.spec import MASK_CHANNELS, WanConfig
 
 _TEXT_TOKENS = 512  # text length after which the network expects image tokens
@@ -22,7 +22,8 @@ def predict(module: Any, inputs: DenoiserInputs, config: WanConfig) -> Tensor:
     own velocity points towards the noise.
     """
     text_BLD = torch.where(inputs.text_mask[..., None], inputs.text, inputs.text.new_zeros(()))
-    time = _token_times(inputs, config) if config.expand_timesteps else inputs.time
+    *_, H, W = inputs.latent.shape
+    time = token_times(inputs, H // 2 * (W // 2)) if config.expand_timesteps else inputs.time
     latent = _with_first_frame(inputs) if config.first_frame else inputs.latent
     image = None
     if config.image_dim is not None:
@@ -39,14 +40,6 @@ def _with_first_frame(inputs: DenoiserInputs) -> Tensor:
     if latent.shape[2] > 1:
         mask[:, :, 0] = 1
     return torch.cat([latent, mask, inputs.first_frame], dim=1)
-
-
-def _token_times(inputs: DenoiserInputs, config: WanConfig) -> Tensor:
-    """Return times `[B, tokens]`, 0 for condition frames."""
-    *_, H, W = inputs.latent.shape
-    _, patch_h, patch_w = config.patch_size
-    time_BT = torch.where(inputs.frame_mask, inputs.time[:, None], inputs.time.new_zeros(()))
-    return time_BT.repeat_interleave((H // patch_h) * (W // patch_w), dim=1)
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:

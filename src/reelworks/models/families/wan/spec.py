@@ -8,20 +8,7 @@ from typing import ClassVar, Self
 from pydantic import Field
 
 from reelworks.core.config import Config
-from reelworks.models.family import (
-    ComponentShapes,
-    Conditioning,
-    Family,
-    KeyRule,
-    Network,
-    Parts,
-    Preset,
-    PublishedAutoencoder,
-    PublishedText,
-    Release,
-    SamplingDefaults,
-    TextNetwork,
-)
+from reelworks.models import family
 from reelworks.models.lora import release_names
 
 MASK_CHANNELS = 4  # one for each frame of a latent frame
@@ -37,12 +24,12 @@ _RELEASE_LAYERS = (
     ),
     *release_names.blocks("blocks", "blocks", {"ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2"}),
     *(
-        KeyRule(f"condition_embedder.{own}_embedder.linear_{i}", f"{own}_embedding.{2 * i - 2}")
+        family.KeyRule(f"condition_embedder.{own}_embedder.linear_{i}", f"{own}_embedding.{2 * i - 2}")
         for own in ("time", "text")
         for i in (1, 2)
     ),
-    KeyRule("condition_embedder.time_proj", "time_projection.1"),
-    KeyRule("proj_out", "head.head"),
+    family.KeyRule("condition_embedder.time_proj", "time_projection.1"),
+    family.KeyRule("proj_out", "head.head"),
 )
 
 
@@ -56,7 +43,9 @@ class WanConfig(Config):
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = False
-    network: ClassVar[Network] = Network("WanTransformer3DModel", ("blocks",), release_layers=_RELEASE_LAYERS)
+    network: ClassVar[family.Network] = family.Network(
+        "WanTransformer3DModel", ("blocks",), release_layers=_RELEASE_LAYERS
+    )
 
     num_attention_heads: int = 12
     attention_head_dim: int = 128
@@ -73,16 +62,16 @@ class WanConfig(Config):
     first_frame: bool = Field(default=False, exclude=True)
 
     @property
-    def conditioning(self) -> Conditioning:
+    def conditioning(self) -> family.Conditioning:
         """How the network is conditioned; empty captions are encoded."""
-        return Conditioning(
+        return family.Conditioning(
             frames=self.expand_timesteps,
             first_frame="grey" if self.first_frame else None,
             image_encoder=None if self.image_dim is None else "clip",
             image_dim=self.image_dim or 0,
         )
 
-    def fit(self, components: ComponentShapes) -> Self:
+    def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
         channels = components.latent_channels
         return self.model_copy(
@@ -100,10 +89,12 @@ _TINY = WanConfig(
 )
 _SIGNS = ("encoder.norm_out.gamma", "encoder.middle.0.residual.0.gamma")
 # Qwen-Image's autoencoder was derived from this one and shares its encoder.
-_PARTS = Parts("wan-2.1", "wan", same_latents=("qwen-image",))
-_preset = partial(Preset, parts=_PARTS, sampling=SamplingDefaults(5.0, 50))
-_release = partial(Release, side=640, lines=480, num_frames=81)
-FAMILY = Family(
+_PARTS = family.Parts("wan-2.1", "wan", same_latents=("qwen-image",))
+_preset = partial(family.Preset, parts=_PARTS, sampling=family.SamplingDefaults(5.0, 50))
+_release = partial(family.Release, side=640, lines=480, num_frames=81)
+_autoencoder = partial(family.PublishedAutoencoder, "AutoencoderKLWan", frame_rule=(4, 1), signs=_SIGNS)
+_UMT5 = family.TextNetwork("text_encoder", "umt5", 256_384)
+FAMILY = family.Family(
     name="wan",
     network=f"{__package__}.network",
     presets={
@@ -135,34 +126,9 @@ FAMILY = Family(
         ),
     },
     autoencoders={
-        "wan-2.1": PublishedAutoencoder(
-            "AutoencoderKLWan",
-            16,
-            (4, 8, 8),
-            (4, 1),
-            parameters=126_892_531,
-            config={"z_dim": 16},
-            file_config={},
-            signs=_SIGNS,
-        ),
-        "wan-2.2": PublishedAutoencoder(
-            "AutoencoderKLWan",
-            48,
-            (4, 16, 16),
-            (4, 1),
-            parameters=704_688_668,
-            config={"z_dim": 48},
-            signs=_SIGNS,
-        ),
+        "wan-2.1": _autoencoder(16, (4, 8, 8), parameters=126_892_531, config={"z_dim": 16}, file_config={}),
+        "wan-2.2": _autoencoder(48, (4, 16, 16), parameters=704_688_668, config={"z_dim": 48}),
     },
-    text_encoders={
-        "wan": PublishedText(
-            "WanPipeline",
-            4096,
-            512,
-            parameters=5_680_910_336,
-            networks=(TextNetwork("text_encoder", "umt5", 256_384),),
-        )
-    },
+    text_encoders={"wan": family.PublishedText("WanPipeline", 4096, 512, parameters=5_680_910_336, networks=(_UMT5,))},
     short_names={"wan": "wan-2.1-1.3b", "wan-2.1": "wan-2.1-1.3b", "wan-2.2": "wan-2.2-5b"},
 )

@@ -6,32 +6,17 @@ from functools import partial
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models.family import (
-    ComponentShapes,
-    Conditioning,
-    Family,
-    KeyRule,
-    Network,
-    Parts,
-    Preset,
-    PublishedText,
-    Release,
-    SamplingDefaults,
-    TextNetwork,
-)
+from reelworks.models import family
 from reelworks.models.lora import release_names
 
-_ATTENTION = {
-    release_names.QKV.replace("attn", "attention"): "attention.qkv",
-    "attention.to_out.0": "attention.out",
-}
+_ATTENTION = {release_names.QKV.replace("attn", "attention"): "attention.qkv", "attention.to_out.0": "attention.out"}
 _RELEASE_LAYERS = (
     *release_names.blocks("layers", "layers", _ATTENTION),
     *release_names.blocks("noise_refiner", "noise_refiner", _ATTENTION),
     *release_names.blocks("context_refiner", "context_refiner", _ATTENTION),
-    KeyRule("all_x_embedder.2-1", "x_embedder"),
-    KeyRule("all_final_layer.2-1.linear", "final_layer.linear"),
-    KeyRule("all_final_layer.2-1.adaLN_modulation.1", "final_layer.adaLN_modulation.1"),
+    family.KeyRule("all_x_embedder.2-1", "x_embedder"),
+    family.KeyRule("all_final_layer.2-1.linear", "final_layer.linear"),
+    family.KeyRule("all_final_layer.2-1.adaLN_modulation.1", "final_layer.adaLN_modulation.1"),
 )
 
 
@@ -40,8 +25,8 @@ class ZImageConfig(Config):
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[Conditioning] = Conditioning()
-    network: ClassVar[Network] = Network(
+    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
+    network: ClassVar[family.Network] = family.Network(
         "ZImageTransformer2DModel",
         ("noise_refiner", "context_refiner", "layers"),
         release_layers=_RELEASE_LAYERS,
@@ -58,27 +43,22 @@ class ZImageConfig(Config):
     axes_dims: tuple[int, int, int] = (32, 48, 48)
     axes_lens: tuple[int, int, int] = (1536, 512, 512)
 
-    def fit(self, components: ComponentShapes) -> Self:
+    def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
         return self.model_copy(update={"in_channels": components.latent_channels, "cap_feat_dim": components.text_dim})
 
 
 _TINY = ZImageConfig(dim=32, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=2, axes_dims=(4, 6, 6))
-_preset = partial(Preset, parts=Parts("flux", "z-image"), sampling=SamplingDefaults(5.0, 50))
-FAMILY = Family(
+_preset = partial(family.Preset, parts=family.Parts("flux", "z-image"), sampling=family.SamplingDefaults(5.0, 50))
+_QWEN3 = family.TextNetwork("text_encoder", "qwen3", 151_936)
+FAMILY = family.Family(
     name="z-image",
     network=f"{__package__}.network",
     presets={
-        "z-image": _preset(ZImageConfig(), release=Release("Tongyi-MAI/Z-Image", architecture="Z-Image")),
+        "z-image": _preset(ZImageConfig(), release=family.Release("Tongyi-MAI/Z-Image", architecture="Z-Image")),
         "z-image-tiny": _preset(_TINY),
     },
     text_encoders={
-        "z-image": PublishedText(
-            "ZImagePipeline",
-            2560,
-            512,
-            parameters=4_022_468_096,
-            networks=(TextNetwork("text_encoder", "qwen3", 151_936),),
-        )
+        "z-image": family.PublishedText("ZImagePipeline", 2560, 512, parameters=4_022_468_096, networks=(_QWEN3,))
     },
 )

@@ -1,8 +1,9 @@
-"""Embed the inputs of STDiT3: patches, positions, timesteps, frame rates and captions.
+"""Layers of STDiT2 and STDiT3: attention, MLP, and embeddings of patches, positions, numbers and captions.
 
-Shape legend: B batch, C latent channels, D width, T frames, H W latent size, h w tokens per axis,
-S = h·w tokens per frame, L text tokens, K caption width. Physical quantities (timestep, fps,
-pixels) and their sines and cosines are float32 for any dtype of the parameters; they are cast to it afterwards.
+Shape legend: B batch, C latent channels, D width, T frames, H W latent size, h w tokens per axis, S = h·w tokens per
+frame, L text tokens, K caption width. In attention: N sequences, L positions in each, A heads, E head width, M text
+tokens. Physical quantities (timestep, fps, pixels) and their sines and cosines are float32 for any dtype of the
+parameters; they are cast to it afterwards.
 """
 
 from __future__ import annotations
@@ -15,16 +16,110 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from reelworks.core.errors import UserError
-from reelworks.models.families.stdit3.attention import MLP
 
+Rotation = tuple[Tensor, Tensor]
 FREQUENCIES = 256  # number of sines and cosines of a timestep or a frame rate, as in v1.2
 
 
-def sinusoid(value_B: Tensor, dim: int = FREQUENCIES, max_period: float = 10_000.0) -> Tensor:
-    """Return cosines, then sines, of decreasing frequencies: `[B]` to `[B, dim]` in float32."""
-    half = dim // 2
+class HeadNorm(nn.Module):
+    """Root-mean-square normalisation per head, with float32 statistics (eps 1e-6, as in v1.2)."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(head_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension; shape and dtype do not change."""
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), 1e-6).to(x.dtype)
+
+
+def rotate(x_NALE: Tensor, rotation: Rotation | None) -> Tensor:
+    """Rotate interleaved pairs of the last dimension by the angles of `rotation` (cosines, sines), if there is one."""
+    if rotation is None:
+        return x_NALE
+    cos, sin = rotation
+    x = x_NALE.float()
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x_NALE.dtype)
+
+
+def split_heads(packed: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
+    """Split `[N, L, parts·A·E]` into `parts` views `[N, A, L, E]`."""
+    N, L, _ = packed.shape
+    return packed.view(N, L, parts, num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+class SelfAttention(nn.Module):
+    """Attention within each sequence; queries and keys are normalised, then rotated.
+
+    `rotate_first` reverses this order, as in v1.1.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, *, qk_norm: bool, rotate_first: bool = False) -> None:
+        super().__init__()
+        self.num_heads, self.rotate_first = num_heads, rotate_first
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        head_dim = hidden_size // num_heads
+        self.q_norm = HeadNorm(head_dim) if qk_norm else nn.Identity()
+        self.k_norm = HeadNorm(head_dim) if qk_norm else nn.Identity()
+        self.proj = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, x_NLD: Tensor, rotation: Rotation | None) -> Tensor:
+        """Return `[N, L, D]`."""
+        q_NALE, k_NALE, v_NALE = split_heads(self.qkv(x_NLD), 3, self.num_heads)
+        q_NALE = self._normalize_and_rotate(q_NALE, self.q_norm, rotation)
+        k_NALE = self._normalize_and_rotate(k_NALE, self.k_norm, rotation)
+        out_NALE = F.scaled_dot_product_attention(q_NALE, k_NALE, v_NALE)
+        out: Tensor = self.proj(out_NALE.transpose(1, 2).flatten(2))
+        return out
+
+    def _normalize_and_rotate(self, x_NALE: Tensor, norm: nn.Module, rotation: Rotation | None) -> Tensor:
+        out: Tensor = norm(rotate(x_NALE, rotation)) if self.rotate_first else rotate(norm(x_NALE), rotation)
+        return out
+
+
+class CrossAttention(nn.Module):
+    """Attention from each sample's positions to its own caption's tokens."""
+
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q_linear = nn.Linear(hidden_size, hidden_size)
+        self.kv_linear = nn.Linear(hidden_size, 2 * hidden_size)
+        self.proj = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, x_NLD: Tensor, text_NMD: Tensor, mask_N11M: Tensor | None) -> Tensor:
+        """Attend from `[N, L, D]` to `[N, M, D]`; `mask_N11M` is True where a token is attended to.
+
+        v1.2 packs the unmasked tokens of all captions into one sequence with a block-diagonal bias; a mask
+        per sample gives the same numbers and keeps shapes fixed.
+        """
+        (q_NALE,) = split_heads(self.q_linear(x_NLD), 1, self.num_heads)
+        k_NAME, v_NAME = split_heads(self.kv_linear(text_NMD), 2, self.num_heads)
+        out_NALE = F.scaled_dot_product_attention(q_NALE, k_NAME, v_NAME, attn_mask=mask_N11M)
+        out: Tensor = self.proj(out_NALE.transpose(1, 2).flatten(2))
+        return out
+
+
+class MLP(nn.Module):
+    """Two linear layers with a tanh-approximated GELU in between."""
+
+    def __init__(self, in_features: int, hidden_features: int, out_features: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(in_features, hidden_features)
+        self.fc2 = nn.Linear(hidden_features, out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of `out_features` in the last dimension."""
+        out: Tensor = self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+        return out
+
+
+def sinusoid(value_B: Tensor) -> Tensor:
+    """Return cosines, then sines, of decreasing frequencies: `[B]` to `[B, FREQUENCIES]` in float32."""
+    half = FREQUENCIES // 2
     steps = torch.arange(half, dtype=torch.float32, device=value_B.device)
-    angle_BF = value_B.float()[:, None] * torch.exp(-math.log(max_period) * steps / half)
+    angle_BF = value_B.float()[:, None] * torch.exp(-math.log(10_000.0) * steps / half)
     return torch.cat([angle_BF.cos(), angle_BF.sin()], dim=-1)
 
 
@@ -89,18 +184,14 @@ class PositionEmbedding(nn.Module):
     def forward(self, grid: tuple[int, int], height: Tensor, width: Tensor) -> Tensor:
         """Return `[S, D]` float32 for a grid of h × w tokens of a picture of `height` × `width` pixels.
 
-        Args:
-            grid: Tokens along height and width.
-            height: Scalar tensor, pixels; a tensor, so that the host need not wait for a device.
-            width: Scalar tensor, pixels.
+        These are scalar tensors, so that the host need not wait for a device.
         """
         h, w = grid
         scale = (height.float() * width.float()).sqrt() / self.input_sq_size
         base = round(math.sqrt(h * w))
-        axis_hD, axis_wD = self._axis(h, base, scale), self._axis(w, base, scale)
+        axis_hD, axis_wD = self._axis(h, base, scale)[:, None], self._axis(w, base, scale)[None]
         # Width first, as in v1.2.
-        axes_hwD = torch.cat([axis_wD[None].expand(h, -1, -1), axis_hD[:, None].expand(-1, w, -1)], dim=-1)
-        return axes_hwD.flatten(0, 1)
+        return torch.cat([axis_wD.expand(h, -1, -1), axis_hD.expand(-1, w, -1)], dim=-1).flatten(0, 1)
 
     def _axis(self, count: int, base: int, scale: Tensor) -> Tensor:
         half = self.hidden_size // 2
@@ -157,21 +248,18 @@ class CaptionEmbedding(nn.Module):
         self.y_proj = MLP(caption_channels, hidden_size, hidden_size)
 
     def forward(self, text_BLK: Tensor, drop_text: Tensor | None) -> Tensor:
-        """Project `[B, L, K]` to `[B, L, D]`, with the empty caption for samples whose `drop_text` is True.
-
-        Raises:
-            UserError: If captions have more tokens than the empty caption.
-        """
-        if text_BLK.shape[1] > self.y_embedding.shape[0]:
+        """Project `[B, L, K]` to `[B, L, D]`, with the empty caption for samples whose `drop_text` is True."""
+        length, longest = text_BLK.shape[1], self.y_embedding.shape[0]
+        if length > longest:
             raise UserError(
-                f"captions have {text_BLK.shape[1]} tokens, the model takes {self.y_embedding.shape[0]}",
+                f"captions have {length} tokens, the model takes {longest}",
                 code="caption-too-long",
                 field="text_encoder.max_length",
-                value=text_BLK.shape[1],
-                remedy=f"set it to {self.y_embedding.shape[0]}",
+                value=length,
+                remedy=f"set it to {longest}",
             )
         if drop_text is not None:
-            empty_LK = self.y_embedding[: text_BLK.shape[1]].to(text_BLK.dtype)
+            empty_LK = self.y_embedding[:length].to(text_BLK.dtype)
             text_BLK = torch.where(drop_text[:, None, None], empty_LK, text_BLK)
         out: Tensor = self.y_proj(text_BLK)
         return out
