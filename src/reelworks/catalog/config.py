@@ -22,13 +22,7 @@ def is_list(path: str | Path) -> bool:
 
 @dataclass(frozen=True)
 class Source:
-    """A folder or list of clips under a name, which is part of the clips' identity.
-
-    Attributes:
-        name: Name of the dataset.
-        root: Folder that contains its files.
-        list_file: List of the files; None if the folder is searched.
-    """
+    """A folder of clips, or a list of files in it, under a name, which is part of the clips' identity."""
 
     name: str
     root: Path
@@ -36,13 +30,7 @@ class Source:
 
     @classmethod
     def from_path(cls, path: str | Path, name: str | None = None, root: str | Path | None = None) -> Source:
-        """Make a source from the values of a recipe or command line.
-
-        Args:
-            path: A folder, or a list with a suffix of `LISTS`.
-            name: Name of the dataset; default: that of the folder, or of the list without its suffix.
-            root: Folder that a list's paths are relative to; default: the folder of the list.
-        """
+        """Make a source from the values of a recipe or command line; `DatasetConfig` has their meanings."""
         path = Path(path)
         if is_list(path):
             return cls(name or path.stem, path.parent if root is None else Path(root), path)

@@ -10,19 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.rows import CatalogRows, as_numpy
 from reelworks.core.errors import UserError
 
-_NOT_NEGATIVE = (
-    "size_bytes",
-    "num_frames",
-    "height",
-    "width",
-    "fps",
-    "duration_seconds",
-    "bit_depth",
-    "rotation",
-)
+_NOT_NEGATIVE = ("size_bytes", "num_frames", "height", "width", "fps", "duration_seconds", "bit_depth", "rotation")
 _POSITIVE_IF_READABLE = ("num_frames", "height", "width")
 _KINDS = ("video", "image")
 # Training must only open scanned files: no empty or absolute path, and none that leaves the folder.
@@ -48,9 +39,9 @@ def check_rows(rows: CatalogRows, path: Path) -> None:
             negative, not finite, or 0 in a row without an error, or a score is infinite.
     """
     _refuse(rows.ordinal != np.arange(len(rows)), rows, "ordinal", path)
-    _refuse(_mask(pc.match_substring_regex(rows.path, OUTSIDE)), rows, "path", path)
-    _refuse(~_mask(pc.starts_with(rows.root.dictionary, "/"))[rows.root.indices], rows, "root", path)
-    kinds = _mask(pc.is_in(rows.kind.dictionary, pa.array(_KINDS)))
+    _refuse(as_numpy(pc.match_substring_regex(rows.path, OUTSIDE)), rows, "path", path)
+    _refuse(~as_numpy(pc.starts_with(rows.root.dictionary, "/"))[rows.root.indices], rows, "root", path)
+    kinds = as_numpy(pc.is_in(rows.kind.dictionary, pa.array(_KINDS)))
     _refuse(~kinds[rows.kind.indices], rows, "kind", path)
     for name in _NOT_NEGATIVE:
         values = getattr(rows, name)
@@ -61,35 +52,15 @@ def check_rows(rows: CatalogRows, path: Path) -> None:
         _refuse(np.isinf(score), rows, name, path)
 
 
-def _mask(values: Any) -> NDArray[np.bool_]:
-    mask: NDArray[np.bool_] = values.to_numpy(zero_copy_only=False)
-    return mask
-
-
 def _refuse(wrong: NDArray[np.bool_], rows: CatalogRows, name: str, path: Path) -> None:
     if wrong.any():
         first = int(np.argmax(wrong))
         values: Any = rows.scores[name] if name in rows.scores else getattr(rows, name)
-        value: Any = values[first]
-        raise damaged(path, f"row {first} ({rows.path[first].as_py()!r}) has {name} = {value}")
-
-
-def check_retired(ordinals: NDArray[np.int64], first: int, path: Path) -> None:
-    """Check that a part, whose own first ordinal is `first`, retires only rows of earlier parts.
-
-    Raises:
-        UserError: It retires another row.
-    """
-    if ordinals.min() < 0 or ordinals.max() >= first:
-        raise damaged(path, f"a part retires a row that is not among the {first} rows before it")
+        raise damaged(path, f"row {first} ({rows.path[first].as_py()!r}) has {name} = {values[first]}")
 
 
 def check_one_row_per_uid(live: CatalogRows, path: Path) -> None:
-    """Check that each clip has one live row, which all other code relies on.
-
-    Raises:
-        UserError: Two live rows have the same uid.
-    """
+    """Check that each clip has one live row, which all other code relies on."""
     ordered = np.sort(live.uid)
     duplicates = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(duplicates):
@@ -113,10 +84,7 @@ class ColumnError(Exception):
 def conform(table: Any, schema: Any, first: int) -> Any:
     """Cast a table to a schema without loss, and drop columns that the schema lacks.
 
-    Args:
-        table: Table of one part.
-        schema: Schema that it must match.
-        first: Number of the part's first row, for messages.
+    `first` is the number of the part's first row, for messages.
 
     Raises:
         ColumnError: A column is missing or of another kind, or a value is missing, too large, or not UTF-8.
@@ -131,8 +99,7 @@ def _conform(column: Any, field: Any, first: int) -> Any:
     if _kind(column.type) != _kind(field.type):
         raise ColumnError(f"has {field.name} as {column.type} instead of {_plain(field.type)}")
     if column.null_count and not field.nullable:
-        missing = column.is_null().index(True).as_py()
-        raise ColumnError(f"has no {field.name} in row {first + missing}")
+        raise ColumnError(f"has no {field.name} in row {first + column.is_null().index(True).as_py()}")
     try:
         return _cast(column, field.type)
     except pa.ArrowException as error:

@@ -248,8 +248,7 @@ def _parsed(file: Path) -> Any:
 
 def _csv(file: Path) -> Any:
     convert = pa.csv.ConvertOptions(
-        column_types=dict.fromkeys((PATH, *CAPTIONS), _TEXT),
-        null_values=[*pa.csv.ConvertOptions().null_values, "None"],
+        column_types=dict.fromkeys((PATH, *CAPTIONS), _TEXT), null_values=[*pa.csv.ConvertOptions().null_values, "None"]
     )
     parse = pa.csv.ParseOptions(newlines_in_values=True)
     try:

@@ -298,9 +298,7 @@ def _refuse_collision(uid: NDArray[np.uint64], entries: list[SourceFile]) -> Non
     if len(duplicates):
         first, second = (entries[order[duplicates[0] + i]].path for i in (0, 1))
         raise UserError(
-            f"{first} and {second} have the same uid",
-            code="duplicate-uid",
-            remedy="rename one of the two files",
+            f"{first} and {second} have the same uid", code="duplicate-uid", remedy="rename one of the two files"
         )
 
 

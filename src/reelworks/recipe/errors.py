@@ -54,11 +54,7 @@ def explain(error: ValidationError) -> UserError:
     first, *others = [_problem(e) for e in specific]
     more = [f"\n  also {p.field} = {p.value!r}: {p.problem}; {p.remedy}" for p in others[: _SHOWN - 1]]
     return UserError(
-        first.problem,
-        code=first.code,
-        field=first.field,
-        value=first.value,
-        remedy=first.remedy + "".join(more),
+        first.problem, code=first.code, field=first.field, value=first.value, remedy=first.remedy + "".join(more)
     )
 
 
@@ -83,11 +79,7 @@ def _problem(error: Any) -> UserError:
         return UserError("wrong type", code="wrong-type", field=field, value=value, remedy=f"give {_TYPE_WORDS[kind]}")
     if kind == "string_too_short":
         return UserError(
-            "the value is empty",
-            code="empty-value",
-            field=field,
-            value=value,
-            remedy="give a text, or remove the key",
+            "the value is empty", code="empty-value", field=field, value=value, remedy="give a text, or remove the key"
         )
     if message.startswith("Input should be "):
         allowed = message.removeprefix("Input should be ")

@@ -137,10 +137,7 @@ def _require_base_target(recipe: Recipe) -> None:
     if any(targets_base) and recipe.lora is None:
         problem, remedy = "without a LoRA there is no frozen base to predict the target", "add [lora]"
     elif all(targets_base):
-        problem, remedy = (
-            "all datasets have it, so that the LoRA would learn nothing",
-            "unset it for one dataset",
-        )
+        problem, remedy = ("all datasets have it, so that the LoRA would learn nothing", "unset it for one dataset")
     else:
         return
     raise UserError(
