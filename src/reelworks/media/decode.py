@@ -152,7 +152,7 @@ def load(request: Request) -> Frames:
     """
     try:
         frames = retry.with_retries(lambda: _load_image(request) if request.is_image else _load_video(request))
-    except (MediaError, probe.OpeningError) as error:
+    except (MediaError, probe.ProbeError) as error:
         raise MediaError(str(error)) from None
     except FileNotFoundError:
         raise MediaError("No such file or directory") from None
