@@ -164,7 +164,8 @@ class CatalogRows:
     def of_datasets(self, names: Collection[str]) -> NDArray[np.bool_]:
         """Return a mask of the rows of these datasets."""
         wanted = [name in names for name in self.dataset.dictionary.to_pylist()]
-        return np.array([*wanted, False])[as_numpy(self.dataset.indices)]
+        inside: NDArray[np.bool_] = np.array([*wanted, False])[as_numpy(self.dataset.indices)]
+        return inside
 
     def file(self, index: int) -> Path:
         """Return the absolute path of a row's file."""

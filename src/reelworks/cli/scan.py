@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +47,6 @@ def scan(
         result = scan_sources(sources, output, workers=workers or os.cpu_count() or 1, on_progress=on_progress)
     summary = summarise(Catalog.open(output).live())
     if json:
-        show.json({"scan": show.scan_json(result), "summary": summary.to_json()})
+        show.json({"scan": show.scan_json(result), "summary": asdict(summary)})
     else:
         show.scan_result(result, summary)
