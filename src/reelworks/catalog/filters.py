@@ -217,8 +217,9 @@ class _Checker:
 
     def _refuse(self, node: ast.expr, problem: str, remedy: str) -> NoReturn:
         part = ast.unparse(node) if self.depth <= _DEEPEST else "a part"
-        problem = f"`{part}` {problem}"
-        raise UserError(problem, code="filter-invalid", field="dataset.filter", value=self.text, remedy=remedy)
+        raise UserError(
+            f"`{part}` {problem}", code="filter-invalid", field="dataset.filter", value=self.text, remedy=remedy
+        )
 
 
 _TEXT = pa.large_string()

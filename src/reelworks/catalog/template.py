@@ -11,7 +11,7 @@ import math
 import re
 import string
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from reelworks.catalog.filters import NUMBERS
 from reelworks.core.errors import UserError, nearest
@@ -22,14 +22,8 @@ _CUT = re.compile(r"(?<=[.,])(?=\s|$)")
 _STRAY = re.compile(r"\s*,(?=\s*[.,])|\s+(?=[.,])")  # a comma without text after it, white space before a mark
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A part of a template that a caption contains completely or not at all.
-
-    Attributes:
-        form: Format string for `str.format`.
-        numbers: Columns of numbers that it uses.
-    """
+class Piece(NamedTuple):
+    """A part of a template that a caption contains completely or not at all; `numbers` are the columns in it."""
 
     form: str
     numbers: tuple[str, ...]
@@ -56,7 +50,6 @@ def parse(template: str, scores: frozenset[str] | None = frozenset()) -> tuple[P
     """Split a template into pieces.
 
     Args:
-        template: The template as written in the recipe.
         scores: Scores that it may use; None if any unknown name may be a score.
 
     Raises:

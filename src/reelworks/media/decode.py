@@ -177,7 +177,7 @@ def _load_video(request: Request) -> Frames:
     with probe.video(request.path) as container:
         stream = probe.stream(container)
         # Packets alone tell the time of each frame exactly, for variable rates too.
-        times = [packet.pts for packet in container.demux(stream) if packet.size and not packet.is_discard]
+        times: list[Any] = [packet.pts for packet in container.demux(stream) if packet.size and not packet.is_discard]
         if not times:
             raise MediaError("the file has no frames")
         timed = None not in times  # otherwise frames are identified by their number

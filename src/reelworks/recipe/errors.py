@@ -50,8 +50,11 @@ def explain(error: ValidationError) -> UserError:
     errors = error.errors()
     paths = [_path(e) for e in errors]
     # Each alternative of a union reports an error; the most specific path belongs to the intended one.
-    specific = [e for e, path in zip(errors, paths, strict=True) if not any(_is_part(p, path) for p in paths)]
-    first, *others = [_problem(e) for e in specific]
+    first, *others = [
+        _problem(e)
+        for e, path in zip(errors, paths, strict=True)
+        if not any(len(p) > len(path) and p[: len(path)] == path for p in paths)
+    ]
     more = [f"\n  also {p.field} = {p.value!r}: {p.problem}; {p.remedy}" for p in others[: _SHOWN - 1]]
     return UserError(
         first.problem, code=first.code, field=first.field, value=first.value, remedy=first.remedy + "".join(more)
@@ -59,7 +62,6 @@ def explain(error: ValidationError) -> UserError:
 
 
 def _problem(error: Any) -> UserError:
-    """Convert one of pydantic's errors to a `UserError`."""
     path = _path(error)
     field = ".".join(str(part) for part in path)
     kind, value, message = error["type"], error["input"], error["msg"]
@@ -67,7 +69,8 @@ def _problem(error: Any) -> UserError:
     if isinstance(cause, UserError):
         return cause
     if kind == "extra_forbidden":
-        if (new := _RENAMED.get(".".join(str(part) for part in path if isinstance(part, str)))) is not None:
+        new = _RENAMED.get(".".join(part for part in path if isinstance(part, str)))
+        if new is not None:
             return UserError(
                 "this key was renamed", code="renamed-key", field=field, value=value, remedy=f"write {new}"
             )
@@ -105,16 +108,8 @@ def _suggestion(value: str, allowed: str) -> str:
 
 
 def _path(error: Any) -> list[int | str]:
-    return [part for part in error["loc"] if not _names_a_type(part)]
-
-
-def _is_part(path: Sequence[int | str], of: Sequence[int | str]) -> bool:
-    return len(path) > len(of) and path[: len(of)] == of
-
-
-def _names_a_type(part: int | str) -> bool:
-    """Return whether a part of a path is a type, which pydantic adds for each alternative of a union."""
-    return isinstance(part, str) and ("[" in part or part in ("int", "float", "str"))
+    """Return the keys of a place without the types that pydantic adds for each alternative of a union."""
+    return [part for part in error["loc"] if "[" not in str(part) and part not in ("int", "float", "str")]
 
 
 def _keys_beside(path: Sequence[int | str]) -> list[str]:
