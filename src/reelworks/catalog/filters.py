@@ -276,12 +276,7 @@ def _column(rows: CatalogRows, name: str) -> Any:
     return pa.array(score, mask=np.isnan(score))
 
 
-_ARITHMETIC: dict[type[ast.operator], Any] = {
-    ast.Add: pc.add,
-    ast.Sub: pc.subtract,
-    ast.Mult: pc.multiply,
-    ast.Div: pc.divide,
-}
+_ARITHMETIC: dict[type, Any] = {ast.Add: pc.add, ast.Sub: pc.subtract, ast.Mult: pc.multiply, ast.Div: pc.divide}
 _COMPARISONS: dict[type[ast.cmpop], Any] = {
     ast.Lt: pc.less,
     ast.LtE: pc.less_equal,
@@ -290,7 +285,6 @@ _COMPARISONS: dict[type[ast.cmpop], Any] = {
     ast.Eq: pc.equal,
     ast.NotEq: pc.not_equal,
 }
-_SIGNS: dict[type[ast.unaryop], float] = {ast.UAdd: 1.0, ast.USub: -1.0}
 _SEARCHES = {"startswith": pc.starts_with, "contains": pc.match_substring}
 
 
@@ -306,7 +300,9 @@ def _value(node: ast.expr, columns: Mapping[str, Any]) -> Any:
             return reduce(joined, (_value(part, columns) for part in parts))
         case ast.UnaryOp(op=op, operand=operand):
             inner = _value(operand, columns)
-            return pc.invert(inner) if isinstance(op, ast.Not) else pc.multiply(inner, _SIGNS[type(op)])
+            if isinstance(op, ast.UAdd):
+                return inner
+            return pc.invert(inner) if isinstance(op, ast.Not) else pc.negate(inner)
         case ast.BinOp(left=left, op=op, right=right):
             result = _ARITHMETIC[type(op)](_value(left, columns), _value(right, columns))
             return pc.if_else(pc.is_nan(result), pa.scalar(None, _NUMBER), result)

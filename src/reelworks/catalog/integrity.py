@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reelworks.catalog.filters import KINDS_OF_FILE
 from reelworks.catalog.rows import CatalogRows, as_numpy
 from reelworks.core.errors import UserError
 
 _NOT_NEGATIVE = ("size_bytes", "num_frames", "height", "width", "fps", "duration_seconds", "bit_depth", "rotation")
 _POSITIVE_IF_READABLE = ("num_frames", "height", "width")
-_KINDS = ("video", "image")
 # Training must only open scanned files: no empty or absolute path, and none that leaves the folder.
 OUTSIDE = r"^$|^/|(^|/)\.\.(/|$)|\x00"
 
@@ -32,16 +32,11 @@ def damaged(path: Path, problem: str) -> UserError:
 
 
 def check_rows(rows: CatalogRows, path: Path) -> None:
-    """Check the ordinals, paths and measures of all rows.
-
-    Raises:
-        UserError: Ordinals are not 0, 1, 2, …, a file lies outside its folder, a measure is
-            negative, not finite, or 0 in a row without an error, or a score is infinite.
-    """
+    """Refuse ordinals other than 0, 1, 2, …, files outside their folder, and impossible measures and scores."""
     _refuse(rows.ordinal != np.arange(len(rows)), rows, "ordinal", path)
     _refuse(as_numpy(pc.match_substring_regex(rows.path, OUTSIDE)), rows, "path", path)
     _refuse(~as_numpy(pc.starts_with(rows.root.dictionary, "/"))[rows.root.indices], rows, "root", path)
-    kinds = as_numpy(pc.is_in(rows.kind.dictionary, pa.array(_KINDS)))
+    kinds = as_numpy(pc.is_in(rows.kind.dictionary, pa.array(KINDS_OF_FILE)))
     _refuse(~kinds[rows.kind.indices], rows, "kind", path)
     for name in _NOT_NEGATIVE:
         values = getattr(rows, name)
@@ -68,13 +63,13 @@ def check_one_row_per_uid(live: CatalogRows, path: Path) -> None:
         raise damaged(path, f"two live rows have the uid {int(duplicates[0])}: {', '.join(names)}")
 
 
+def is_text(kind: Any) -> bool:
+    """Return whether an Arrow type is a text, however long."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 # Columns may be narrower than the schema's or encoded differently; numbers stored as text are an error.
-_COLUMN_KINDS = (
-    pa.types.is_boolean,
-    pa.types.is_integer,
-    pa.types.is_floating,
-    lambda t: pa.types.is_string(t) or pa.types.is_large_string(t),
-)
+_COLUMN_KINDS = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, is_text)
 
 
 class ColumnError(Exception):

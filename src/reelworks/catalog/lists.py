@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from reelworks.catalog import probe
 from reelworks.catalog.config import Source
 from reelworks.catalog.filters import NUMBERS, TEXTS
-from reelworks.catalog.integrity import OUTSIDE
+from reelworks.catalog.integrity import OUTSIDE, is_text
 from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows, as_numpy
 from reelworks.core.errors import UserError
@@ -236,14 +236,10 @@ def _csv(file: Path) -> Any:
     except pa.ArrowInvalid:
         _check_quotes(file)  # gives a better message if a quote is the cause
         raise
-    texts = (column for column in table.columns if _is_text(column.type))
+    texts = (column for column in table.columns if is_text(column.type))
     if any(pc.any(pc.match_substring_regex(column, r"[\r\n]")).as_py() for column in texts):  # an unclosed quote?
         _check_quotes(file)
     return table
-
-
-def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _texts(column: Any) -> Any:
@@ -284,7 +280,7 @@ def _scores(table: Any, file: str) -> tuple[dict[str, NDArray[np.float64]], str]
 
 def _why_no_score(column: Any) -> str:
     """Return why a column is not a score, and its first wrong value if other texts in it are numbers."""
-    if not _is_text(column.type):
+    if not is_text(column.type):
         return "empty" if column.null_count == len(column) else "no numbers"
     is_number = pc.fill_null(pc.match_substring_regex(column, _NUMBER), True)
     bad = is_number.index(False).as_py()

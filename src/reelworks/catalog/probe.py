@@ -94,7 +94,9 @@ def missing_bytes(path: Path) -> int:
         elif head[:4] == _EBML_HEADER:
             end = _matroska_end(f)
         elif head[:4] == b"RIFF" and head[8:12] == b"AVI ":
-            end = _avi_end(head)
+            length = int.from_bytes(head[4:8], "little")
+            # Unclosed files state 0 or all ones; an odd chunk's padding byte may be absent.
+            end = 0 if length in (0, 0xFFFFFFFF) else 8 + length - length % 2
         else:
             end = 0
     return max(0, end - size)
@@ -135,12 +137,6 @@ def _ebml_size(f: BinaryIO) -> int | None:
     value_bits = 7 * num_bytes
     value = int.from_bytes(first + f.read(num_bytes - 1), "big") & ((1 << value_bits) - 1)
     return None if value == (1 << value_bits) - 1 else value
-
-
-def _avi_end(head: bytes) -> int:
-    length = int.from_bytes(head[4:8], "little")
-    # Unclosed files state 0 or all ones; an odd chunk's padding byte may be absent.
-    return 0 if length in (0, 0xFFFFFFFF) else 8 + length - length % 2
 
 
 # Containers that are opened, whatever the extension. Playlists are not allowed: they could make the decoder

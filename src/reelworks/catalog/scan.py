@@ -143,9 +143,6 @@ class Update:
         """Find the live rows of a dataset's files, and the files to examine.
 
         If a list has the captions, rows of unchanged files are brought up to date at once.
-
-        Raises:
-            UserError: Two files have the same uid (with ten million files, the probability is 3 in a million).
         """
         entries = files.entries
         self._scores |= dict.fromkeys(files.scores)
@@ -230,22 +227,19 @@ class Update:
     def _listed_values(self, listed: Listed, number: int) -> dict[str, Any]:
         """Return the columns that depend only on a file's path, folder entry and row in a list."""
         entry = listed.files.entries[number]
-        missing: dict[str, Any] = dict.fromkeys(SCORE + name for name in self._scores)
-        scores = {SCORE + name: float(score[number]) for name, score in listed.files.scores.items()}
-        return (
-            {
-                "ordinal": 0,  # assigned when the part is written
-                "uid": int(listed.uid[number]),
-                "dataset": listed.dataset,
-                "path": entry.path,
-                "kind": kind_of(entry.path) or "video",  # a list's file of another type, which is never trained
-                "size_bytes": entry.size_bytes,
-                "mtime_ns": entry.mtime_ns,
-                "group": entry.path,
-            }
-            | missing
-            | {name: score for name, score in scores.items() if not math.isnan(score)}
-        )
+        scores: dict[str, Any] = dict.fromkeys(SCORE + name for name in self._scores)
+        for name, score in listed.files.scores.items():
+            scores[SCORE + name] = None if math.isnan(score[number]) else float(score[number])
+        return scores | {
+            "ordinal": 0,  # assigned when the part is written
+            "uid": int(listed.uid[number]),
+            "dataset": listed.dataset,
+            "path": entry.path,
+            "kind": kind_of(entry.path) or "video",  # a list's file of another type, which is never trained
+            "size_bytes": entry.size_bytes,
+            "mtime_ns": entry.mtime_ns,
+            "group": entry.path,
+        }
 
     def _flush(self) -> None:
         """Convert the collected values to Arrow columns, with measures of former rows that are still valid."""
@@ -272,6 +266,7 @@ def uids_of(dataset: str, paths: Sequence[str]) -> NDArray[np.uint64]:
 
 
 def _refuse_collision(uid: NDArray[np.uint64], entries: list[SourceFile]) -> None:
+    """Refuse two files with the same uid; with ten million files, the probability is 3 in a million."""
     order = np.argsort(uid)
     duplicates = np.flatnonzero(uid[order][1:] == uid[order][:-1])
     if len(duplicates):

@@ -93,13 +93,7 @@ class RecipeData(Dataset):
 
     @classmethod
     def of_rows(cls, recipe: Recipe, catalog: Catalog, ordinals: NDArray[np.int64]) -> RecipeData:
-        """Make the dataset of some rows of an earlier catalog version, for a recipe with chosen bucket entries.
-
-        Args:
-            recipe: The recipe that was used with that version.
-            catalog: The catalog at that version.
-            ordinals: Ordinals of the rows, ascending.
-        """
+        """Make the dataset of some rows, by ascending ordinal, of an earlier catalog version and its recipe."""
         spec, rows = _spec(recipe), catalog.all_rows().take(ordinals)
         sources = companion_sources(spec.datasets)
         companions = rows_of(catalog.live(), sources) if sources else rows.take(ordinals[:0])
@@ -180,11 +174,7 @@ def _no_clips(clips: Clips) -> UserError:
 
 
 def scan_recipe(recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = None) -> ScanResult:
-    """Bring the recipe's catalog up to date; unchanged files are not opened.
-
-    Raises:
-        UserError: A folder is missing or empty, a list is invalid, or the catalog cannot be written.
-    """
+    """Bring the recipe's catalog up to date; unchanged files are not opened."""
     sources = clip_sources(recipe.dataset) + companion_sources(recipe.dataset)
     workers = os.cpu_count() or 1
     return scan_sources(sources, Path(recipe.catalog_folder), workers=workers, on_progress=on_progress)

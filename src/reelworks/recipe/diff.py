@@ -21,11 +21,6 @@ class Change(NamedTuple):
     after: Any
 
 
-def values(recipe: Recipe) -> dict[str, Any]:
-    """Return a resolved recipe as nested plain values, as in its TOML."""
-    return toml_none.to_toml(recipe)
-
-
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Change]:
     """Return the keys in which the values of two recipes differ, sorted."""
     a, b = _flat(before), _flat(after)
@@ -55,6 +50,8 @@ def of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
         before = tomllib.loads(history.recipe_of(folder, step).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    lines = [f"{change.key}: {change.before} then, {change.after} now" for change in changes(before, values(now))]
+    lines = [
+        f"{change.key}: {change.before} then, {change.after} now" for change in changes(before, toml_none.to_toml(now))
+    ]
     more = len(lines) - _SHOWN
     return lines[:_SHOWN] + ([f"and {more} more keys of the recipe"] if more > 0 else [])
