@@ -72,11 +72,7 @@ def list_folder(name: str, root: Path) -> Listing:
     """List a dataset's media files, depth first, in sorted order; hidden files and folders are skipped.
 
     Links are followed, except to a folder that contains them. Run folders are skipped: what a run generated is
-    not training data.
-
-    Raises:
-        UserError: The folder is missing or holds no media, or a folder cannot be read. An unreadable
-            folder is not treated as empty, since its clips would then count as deleted.
+    not training data. An unreadable folder is refused, since its clips would otherwise count as deleted.
     """
     if not root.is_dir():
         raise UserError(

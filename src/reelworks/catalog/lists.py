@@ -153,12 +153,7 @@ _NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
 
 
 def read(source: Source) -> Listing:
-    """Read a list and look up its files.
-
-    Raises:
-        UserError: The list cannot be read, has no column of paths, has a row without a path, with one outside the
-            folder or with that of another row; or none of its files exists.
-    """
+    """Read a list and look up its files; refuse a list with an invalid row, or without any existing file."""
     assert source.list_file is not None
     table = _table(source.list_file)
     field, value = f"dataset {source.name!r}", str(source.list_file)
@@ -180,20 +175,15 @@ def read(source: Source) -> Listing:
             remedy=_without_paths(table.column_names),
         )
     paths = _relative(table.column(PATH).combine_chunks(), source)
-    caption = next((name for name in CAPTIONS if name in table.column_names), None)
+    captions = next((_captions(table.column(name)) for name in CAPTIONS if name in table.column_names), None)
     scores, note = _scores(table, value)
-    return Listing(
-        entries=_entries(paths, source),
-        captions=None if caption is None else _captions(table.column(caption)),
-        scores=scores,
-        note=note,
-    )
+    return Listing(_entries(paths, source), captions, scores, note)
 
 
 def _table(file: Path) -> Any:
-    """Return the list as a table, with paths and captions as texts."""
     try:
-        table = _parsed(file)
+        parse = {".parquet": pa.parquet.read_table, ".jsonl": pa.json.read_json}.get(file.suffix.lower(), _csv)
+        table = parse(file)
         table = table.rename_columns([name.strip() for name in table.column_names])
         for i, name in enumerate(table.column_names):
             if name in (PATH, *CAPTIONS):
@@ -215,15 +205,6 @@ def _without_paths(names: list[str]) -> str:
     if len(names) == 1 and any(sign in names[0] for sign in ";\t|"):
         return "separate columns with commas"
     return f"rename the column of file names to {PATH}"
-
-
-def _parsed(file: Path) -> Any:
-    match file.suffix.lower():
-        case ".parquet":
-            return pa.parquet.read_table(file)
-        case ".jsonl":
-            return pa.json.read_json(file)
-    return _csv(file)
 
 
 def _csv(file: Path) -> Any:

@@ -156,8 +156,7 @@ def video(path: Path) -> av.container.InputContainer:
     """Open a video, without access to other files or addresses that it may refer to.
 
     Raises:
-        ProbeError: The content is not a video of an allowed container.
-        OSError, ValueError: PyAV's errors for files that are missing or damaged.
+        ProbeError, OSError, ValueError: It is no video of an allowed container, is missing, or is damaged.
     """
     try:
         return av.open(str(path.absolute()), options=dict(_OPTIONS), metadata_errors="replace")
@@ -176,11 +175,7 @@ def stream(container: av.container.InputContainer) -> av.VideoStream:
 
 
 def picture(file: BinaryIO) -> Image.Image:
-    """Open a picture without reading its pixels.
-
-    Raises:
-        ProbeError: The file is not a picture, or has so many pixels that it may be a decompression bomb.
-    """
+    """Open a picture without reading its pixels; raise `ProbeError` for other files and decompression bombs."""
     try:
         with _quiet():
             return Image.open(file)
@@ -252,11 +247,7 @@ def kind_of(name: str) -> str | None:
 
 
 def probe(path: Path) -> Probe:
-    """Measure a file.
-
-    Raises:
-        ProbeError: The file is empty, damaged or truncated, or has no frame.
-    """
+    """Measure a file; raise `ProbeError` for one that is empty, damaged or truncated, or has no frame."""
     kind = kind_of(path.name)
     if kind is None:
         raise ProbeError(f"unknown extension {path.suffix!r}")

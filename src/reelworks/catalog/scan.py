@@ -331,9 +331,8 @@ def scan_sources(
         on_progress: Called a few times a second and once at the end, if any file must be examined.
 
     Raises:
-        UserError: Two sources have the same name; a folder is missing or holds no media; a list cannot be read,
-            or has an invalid row (see `lists.read`); the catalog is damaged, cannot be written, or is being
-            written by another scan.
+        UserError: Two sources have the same name; a folder or list is missing or has no usable file; the catalog is
+            damaged, or is being written by another scan.
     """
     _check_names(sources)
     listings = [

@@ -36,18 +36,12 @@ _RETIRED_SCHEMA = pa.schema([pa.field("ordinal", pa.int64(), nullable=False)])
 
 @dataclass(frozen=True)
 class Part:
-    """Rows that one scan added.
-
-    Attributes:
-        rows, retired: Number of rows appended, and of rows of earlier parts retired.
-        time: Time of the scan in seconds since 1970.
-        sources: The folders scanned, each with "name" and "root".
-    """
+    """Rows that one scan added."""
 
     rows: int
-    retired: int
-    time: float
-    sources: list[dict[str, str]]
+    retired: int  # rows of earlier parts
+    time: float  # of the scan, in seconds since 1970
+    sources: list[dict[str, str]]  # the folders scanned, each with "name" and "root"
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Part:
@@ -224,8 +218,7 @@ class Catalog:
         if len(retired):
             table = pa.table([pa.array(np.sort(retired))], schema=_RETIRED_SCHEMA)
             _write_parquet(self.path / _retired_name(self.version), table)
-        part = Part(len(rows), len(retired), time.time(), list(sources))
-        grown = Catalog(self.path, (*self.parts, part))
+        grown = Catalog(self.path, (*self.parts, Part(len(rows), len(retired), time.time(), list(sources))))
         _write_parts(self.path, grown.parts)
         return grown
 

@@ -38,7 +38,8 @@ def fill(template: str, text: str, numbers: Mapping[str, float]) -> str:
         numbers: Values of the clip's columns; a missing one is 0, or NaN for a score.
     """
     pieces = parse(template, None)
-    filled = [piece for piece in pieces if all(_is_present(name, numbers[name]) for name in piece.numbers)]
+    missing = {name for name, number in numbers.items() if (number == 0 if name in NUMBERS else math.isnan(number))}
+    filled = [piece for piece in pieces if missing.isdisjoint(piece.numbers)]
     caption = "".join(piece.form.format(text=text, **numbers) for piece in filled)
     if not text:
         caption = re.sub(r" {2,}", " ", _STRAY.sub("", caption))
@@ -75,10 +76,6 @@ def parse(template: str, scores: frozenset[str] | None = frozenset()) -> tuple[P
 def names(template: str) -> set[str]:
     """Return the columns of numbers that a template uses."""
     return {name for piece in parse(template, None) for name in piece.numbers}
-
-
-def _is_present(name: str, number: float) -> bool:
-    return number != 0 if name in NUMBERS else not math.isnan(number)
 
 
 def _pieces(template: str, scores: frozenset[str] | None) -> Iterator[Piece]:

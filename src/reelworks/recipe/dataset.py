@@ -126,16 +126,9 @@ def _table(recipe: Recipe) -> BucketTable:
 
 
 def _spec(recipe: Recipe) -> DataSpec:
-    return DataSpec(
-        tuple(recipe.dataset),
-        recipe.seed,
-        recipe.data,
-        recipe.validation.split,
-        recipe.validation.group,
-        recipe.validation.max_clips,
-        recipe.exclude_file,
-        recipe.cost,
-    )
+    datasets, held_out = tuple(recipe.dataset), recipe.validation
+    split = (held_out.split, held_out.group, held_out.max_clips)
+    return DataSpec(datasets, recipe.seed, recipe.data, *split, recipe.exclude_file, recipe.cost)
 
 
 def _stored_entries(recipe: Recipe) -> tuple[Suggestion, ...] | None:
@@ -144,16 +137,13 @@ def _stored_entries(recipe: Recipe) -> tuple[Suggestion, ...] | None:
     if recipe.buckets.entries == "refresh" or not file.exists():
         return None
     stored = recipe_file.load(file)
-    stored_limits = (stored.buckets.max_tokens, stored.buckets.max_batch_size)
-    limits = (recipe.buckets.max_tokens, recipe.buckets.max_batch_size)
+    stored_limits, limits = ((b.max_tokens, b.max_batch_size) for b in (stored.buckets, recipe.buckets))
     if stored.buckets.entries != "keep" or stored_limits != limits:
         return None
     return tuple(
-        Suggestion(config.resolution, frames, batch_size or stored.buckets.batch_size, keep_prob)
-        for config in stored.bucket
-        for frames, batch_size, keep_prob in zip(
-            config.frames(), config.batch_sizes(), config.keep_probs(), strict=True
-        )
+        Suggestion(entry.resolution, frames, batch_size or stored.buckets.batch_size, keep_prob)
+        for entry in stored.bucket
+        for frames, batch_size, keep_prob in zip(entry.frames(), entry.batch_sizes(), entry.keep_probs(), strict=True)
     )
 
 
