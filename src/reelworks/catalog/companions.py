@@ -82,11 +82,7 @@ def dataset_of(name: str, kind: str) -> str:
 
 
 def sources(clips: Source, folders: Mapping[str, str]) -> list[Source]:
-    """List the folders of companions that are scanned along with a dataset.
-
-    Raises:
-        UserError: A folder lies inside that of the clips, so that companions would be taken for clips.
-    """
+    """List the folders of companions that are scanned along with a dataset; refuse those inside its own folder."""
     for kind, folder in folders.items():
         inside = Path(folder).resolve().is_relative_to(clips.root.resolve())
         if inside and clips.list_file is None:

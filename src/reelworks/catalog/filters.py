@@ -50,14 +50,11 @@ _DEEPEST = 100  # nested parts; beyond Python's own limit it would crash
 
 @lru_cache(maxsize=64)
 def parse(text: str, scores: frozenset[str] | None = frozenset()) -> Expression:
-    """Read and check a filter.
+    """Read and check a filter; the error for a wrong one names the part that is unknown or of the wrong kind.
 
     Args:
         text: The filter as written in the recipe.
         scores: Scores that it may use; None if any unknown name may be a score.
-
-    Raises:
-        UserError: It is not an expression, or a part of it, which the message names, is unknown or of the wrong kind.
     """
     try:
         with warnings.catch_warnings():
@@ -230,9 +227,6 @@ def keeps(rows: CatalogRows, text: str) -> NDArray[np.bool_]:
     """Return a mask of the rows that a filter keeps; the measures of unreadable files count as 0.
 
     A name that is not a column counts as a score that all rows lack; `scores_named` lists such names.
-
-    Raises:
-        UserError: The text is not a filter.
     """
     expression = parse(text, scores=None)
     mask = _value(expression.tree, {name: _column(rows, name) for name in expression.names})

@@ -79,10 +79,7 @@ class ColumnError(Exception):
 def conform(table: Any, schema: Any, first: int) -> Any:
     """Cast a table to a schema without loss, and drop columns that the schema lacks.
 
-    `first` is the number of the part's first row, for messages.
-
-    Raises:
-        ColumnError: A column is missing or of another kind, or a value is missing, too large, or not UTF-8.
+    A `ColumnError` names the first wrong row; `first` is the number of the table's own first row.
     """
     missing = [name for name in sorted(schema.names) if name not in table.column_names]
     if missing:

@@ -24,7 +24,7 @@ from PIL import Image, UnidentifiedImageError
 
 
 class Timing(NamedTuple):
-    """Average frames per second, duration in seconds, and whether frames are unevenly spaced."""
+    """Average frames per second, duration, and whether frames are unevenly spaced."""
 
     fps: float
     duration_seconds: float
@@ -45,7 +45,6 @@ def measure(
         timestamps: One for each frame in ticks, in any order. Another number of them means that the
             container has no complete timestamps; the declared rate is then used.
         last_duration: Duration of the last frame in ticks; 0 if unknown.
-        tick_seconds: Length of a tick.
         declared_fps: Rate that the container states.
     """
     declared = float(declared_fps) if declared_fps and declared_fps > 0 else 0.0

@@ -48,13 +48,10 @@ def fill(template: str, text: str, numbers: Mapping[str, float]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def parse(template: str, scores: frozenset[str] | None = frozenset()) -> tuple[Piece, ...]:
-    """Split a template into pieces.
+    """Split a template into pieces; refuse unclosed braces, unknown columns, and formats that do not suit numbers.
 
     Args:
         scores: Scores that it may use; None if any unknown name may be a score.
-
-    Raises:
-        UserError: A brace is not closed, a column does not exist, or a format does not suit numbers.
     """
     try:
         pieces = tuple(_pieces(template, scores))

@@ -24,14 +24,7 @@ from reelworks.recipe.recipe import Recipe
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe.
-
-    Args:
-        overrides: Texts `a.b=value`; a value that is not valid TOML is used as plain text.
-
-    Raises:
-        UserError: The file is missing or not valid TOML, or `parse` refuses its values.
-    """
+    """Read a recipe with overrides `a.b=value`, in which a value that is not valid TOML is used as plain text."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -63,8 +56,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 def parse(values: dict[str, Any]) -> Recipe:
     """Make a recipe of plain values, and check it against the schema and the model.
 
-    Raises:
-        UserError: Values are invalid; the error has the field of the first problem and lists the others.
+    The error for invalid values has the field of the first problem and lists the others.
     """
     try:
         recipe = Recipe.model_validate(toml_none.from_toml(values, Recipe))
