@@ -21,7 +21,7 @@ from reelworks.core.errors import UserError
 from reelworks.data import loader
 from reelworks.data.loader import StepSource
 from reelworks.generate import writers
-from reelworks.media.decode_pool import DecodePool
+from reelworks.media.decode import DecodePool
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from reelworks.analysis import data_advice, discarded, epoch_stats, plan_fixes, rejections
 from reelworks.analysis.epoch_stats import Figures, figures
 from reelworks.buckets.assign import Reason
+from reelworks.core import toml_none
 from reelworks.core.errors import UserError
 from reelworks.data.position import begin_epoch
 from reelworks.recipe import diff
@@ -266,7 +267,7 @@ def compare(before: tuple[Recipe, Json], after: tuple[Recipe, Json]) -> Json:
         (`reasons`) in the first epoch. Each as `key` or `name`, `a`, `b`; a missing count is 0.
     """
     (recipe_a, a), (recipe_b, b) = before, after
-    changed = diff.changes(diff.values(recipe_a), diff.values(recipe_b))
+    changed = diff.changes(toml_none.to_toml(recipe_a), toml_none.to_toml(recipe_b))
     return {
         "world": a["world"],
         "epochs": len(a["epochs"]),

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.catalog.config import Source
-from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.rows import CatalogRows, as_numpy
 from reelworks.core.errors import UserError
 
 KINDS = ("control", "source", "loss_mask")
@@ -45,9 +45,8 @@ class Found:
     """Companions of one kind, matched with clips.
 
     Attributes:
-        kind: Kind of companion, one of `KINDS`.
+        kind: One of `KINDS`.
         folder: Folder of the companions by the name of the clips' dataset.
-        rows: Catalog rows of the companions.
         row: Index into `rows` for each clip: any one of several matches, -1 if there is none.
         problem: `Problem` of each clip; NONE also if its dataset has no companions of this kind.
     """
@@ -83,11 +82,7 @@ def dataset_of(name: str, kind: str) -> str:
 
 
 def sources(clips: Source, folders: Mapping[str, str]) -> list[Source]:
-    """List the folders of companions that are scanned along with a dataset.
-
-    Raises:
-        UserError: A folder lies inside that of the clips, so that companions would be taken for clips.
-    """
+    """List the folders of companions that are scanned along with a dataset; refuse those inside its own folder."""
     for kind, folder in folders.items():
         inside = Path(folder).resolve().is_relative_to(clips.root.resolve())
         if inside and clips.list_file is None:
@@ -109,14 +104,7 @@ def without(rows: CatalogRows) -> CatalogRows:
 
 
 def find(clips: CatalogRows, companions: CatalogRows, kind: str, folder: Mapping[str, str]) -> Found:
-    """Find the companions of clips and their problems.
-
-    Args:
-        clips: The clips.
-        companions: Rows that include the companions of this kind.
-        kind: Kind of companion, one of `KINDS`.
-        folder: Folder of the companions by the name of the clips' dataset.
-    """
+    """Find the companions of clips and their problems; `folder` is by the name of the clips' dataset."""
     row = np.full(len(clips), -1, dtype=np.int64)
     problem = np.zeros(len(clips), dtype=np.int8)
     for dataset in folder:
@@ -137,12 +125,11 @@ def _stems(rows: CatalogRows, indices: NDArray[np.int64]) -> Any:
 def _match(wanted: Any, stems: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the index in `stems` of each wanted one, -1 if absent, and whether it occurs more than once."""
     words = stems.dictionary_encode()
-    number = words.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    number = as_numpy(words.indices).astype(np.int64)
     last = np.full(len(words.dictionary) + 1, -1, dtype=np.int64)
     last[number] = np.arange(len(number))
     count = np.bincount(number, minlength=len(last))
-    word = pc.index_in(wanted, value_set=words.dictionary).fill_null(len(last) - 1)
-    at = word.to_numpy(zero_copy_only=False)
+    at = as_numpy(pc.index_in(wanted, value_set=words.dictionary).fill_null(len(last) - 1))
     return last[at], count[at] > 1
 
 
@@ -150,8 +137,7 @@ def _compare(
     clips: CatalogRows, at: NDArray[np.int64], companions: CatalogRows, row: NDArray[np.int64]
 ) -> NDArray[np.int8]:
     """Return each companion's most serious problem: the loop goes from the least to the most serious."""
-    readable, moves = companions.readable[row], companions.is_video[row]
-    fps, their_fps = clips.fps[at], companions.fps[row]
+    moves, fps, their_fps = companions.is_video[row], clips.fps[at], companions.fps[row]
     aspect = np.maximum(clips.width[at], 1) / np.maximum(clips.height[at], 1)
     their_aspect = np.maximum(companions.width[row], 1) / np.maximum(companions.height[row], 1)
     problems = np.zeros(len(at), dtype=np.int8)
@@ -160,7 +146,7 @@ def _compare(
         (Problem.OTHER_RATE, moves & (np.abs(their_fps - fps) > _RATE_TOLERANCE * fps)),
         (Problem.SHORTER, moves & (companions.num_frames[row] < clips.num_frames[at])),
         (Problem.CLIP_FOR_PICTURE, moves & clips.is_image[at]),
-        (Problem.UNREADABLE, ~readable),
+        (Problem.UNREADABLE, ~companions.readable[row]),
     ):
         problems[wrong] = problem
     return problems

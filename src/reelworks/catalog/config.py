@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -12,6 +13,8 @@ from reelworks.catalog.filters import NUMBERS, TEXTS
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
+_Text = Annotated[str, Field(min_length=1)]
+_OptionalText = Annotated[str | None, Field(min_length=1)]
 LISTS = (".csv", ".parquet", ".jsonl")
 
 
@@ -22,13 +25,7 @@ def is_list(path: str | Path) -> bool:
 
 @dataclass(frozen=True)
 class Source:
-    """A folder or list of clips under a name, which is part of the clips' identity.
-
-    Attributes:
-        name: Name of the dataset.
-        root: Folder that contains its files.
-        list_file: List of the files; None if the folder is searched.
-    """
+    """A folder of clips, or a list of files in it, under a name, which is part of the clips' identity."""
 
     name: str
     root: Path
@@ -36,13 +33,7 @@ class Source:
 
     @classmethod
     def from_path(cls, path: str | Path, name: str | None = None, root: str | Path | None = None) -> Source:
-        """Make a source from the values of a recipe or command line.
-
-        Args:
-            path: A folder, or a list with a suffix of `LISTS`.
-            name: Name of the dataset; default: that of the folder, or of the list without its suffix.
-            root: Folder that a list's paths are relative to; default: the folder of the list.
-        """
+        """Make a source from the values of a recipe or command line; `DatasetConfig` has their meanings."""
         path = Path(path)
         if is_list(path):
             return cls(name or path.stem, path.parent if root is None else Path(root), path)
@@ -52,21 +43,18 @@ class Source:
 class DatasetConfig(Config):
     """A folder of clips or a list of them."""
 
-    path: str = Field(
-        min_length=1,
+    path: _Text = Field(
         description="Folder that is searched for videos and pictures, or a list of them (.csv, .parquet, .jsonl) "
         "with a column path. A list's column text (or caption) holds the captions, and every other column of numbers "
         "is a score, such as aes or flow.",
     )
-    name: str | None = Field(
+    name: _OptionalText = Field(
         default=None,
-        min_length=1,
         description="Name of the dataset, by which its clips are recognised when the folder moves; default: "
         "the name of the folder, or of the list without its extension.",
     )
-    root: str | None = Field(
+    root: _OptionalText = Field(
         default=None,
-        min_length=1,
         description="Folder to which a list's relative paths refer and in which its absolute paths lie; "
         "default: the folder of the list.",
     )
@@ -76,17 +64,15 @@ class DatasetConfig(Config):
         description="Average number of times that each clip is used in one epoch: 0.25 uses a quarter of the clips, "
         "different ones in each epoch; 2.5 uses all clips twice and half of them a third time.",
     )
-    filter: str | None = Field(
+    filter: _OptionalText = Field(
         default=None,
-        min_length=1,
         description="Condition that a clip must meet to be trained, as in "
         "\"height >= 480 and fps > 20 and kind == 'video'\"; columns: "
         f"{', '.join((*NUMBERS, *TEXTS))}, and the scores of a list (a clip that lacks a score does not meet "
         "conditions on it); also startswith(path, 'a/'), contains(caption, 'cat') and in [...].",
     )
-    caption: str = Field(
+    caption: _Text = Field(
         default="{text}",
-        min_length=1,
         description="Template of the captions that the model is given: {text} is the clip's own caption, and numbers "
         'of the catalog can be added, as in "{text} frame rate: {fps:.0f}."; columns: '
         f"{', '.join(NUMBERS)}, and the scores of a list. Where a clip lacks a number, the part of the template "
@@ -97,22 +83,19 @@ class DatasetConfig(Config):
         description="Caption of clips whose caption file is missing or empty, used for {text}; it may be an empty "
         "text. Without this key, such clips are not trained.",
     )
-    control: str | None = Field(
+    control: _OptionalText = Field(
         default=None,
-        min_length=1,
         description="Folder of control pictures or videos for the dataset's clips, such as edges, depth or poses. The "
         "control of a clip has the same path and name, with the suffix of any picture or video format. A picture is "
         "used for all frames of a clip. For models that take a control (docs/reference/models.md).",
     )
-    source: str | None = Field(
+    source: _OptionalText = Field(
         default=None,
-        min_length=1,
         description="Folder of the originals that the dataset's clips are edits of, with names as for control; the "
         "caption is then the editing instruction. For models that take a source.",
     )
-    loss_mask: str | None = Field(
+    loss_mask: _OptionalText = Field(
         default=None,
-        min_length=1,
         description="Folder of loss masks, with names as for control: white areas count in the loss, black ones do "
         "not, grey ones in part. For all models.",
     )

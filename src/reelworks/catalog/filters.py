@@ -10,29 +10,19 @@ import ast
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, reduce
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.rows import CatalogRows, as_numpy
 from reelworks.core.errors import UserError, nearest
 
-NUMBERS = (
-    "num_frames",
-    "height",
-    "width",
-    "fps",
-    "duration_seconds",
-    "size_bytes",
-    "bit_depth",
-    "caption_length",
-)
+NUMBERS = ("num_frames", "height", "width", "fps", "duration_seconds", "size_bytes", "bit_depth", "caption_length")
 TEXTS = ("kind", "codec", "path", "caption")
 KINDS_OF_FILE = ("video", "image")
 FUNCTIONS = ("startswith", "contains")
@@ -47,17 +37,9 @@ class Kind(StrEnum):
     TRUTH = "true or false"
 
 
-@dataclass(frozen=True)
-class Expression:
-    """A checked filter.
+class Expression(NamedTuple):
+    """A checked filter: the columns that it uses, in order of first use, and its syntax tree."""
 
-    Attributes:
-        text: The filter as written in the recipe.
-        names: Columns that it uses, in order of first use.
-        tree: Its syntax tree, which contains only forms that `parse` allows.
-    """
-
-    text: str
     names: tuple[str, ...]
     tree: ast.expr
 
@@ -67,16 +49,12 @@ _DEEPEST = 100  # nested parts; beyond Python's own limit it would crash
 
 
 @lru_cache(maxsize=64)
-def parse(text: str, field: str = "dataset.filter", scores: frozenset[str] | None = frozenset()) -> Expression:
-    """Read and check a filter.
+def parse(text: str, scores: frozenset[str] | None = frozenset()) -> Expression:
+    """Read and check a filter; the error for a wrong one names the part that is unknown or of the wrong kind.
 
     Args:
         text: The filter as written in the recipe.
-        field: Recipe key to name in errors.
-        scores: Scores that the filter may use; None if any unknown name may be a score.
-
-    Raises:
-        UserError: It is not an expression, or a part of it, which the message names, is unknown or of the wrong kind.
+        scores: Scores that it may use; None if any unknown name may be a score.
     """
     try:
         with warnings.catch_warnings():
@@ -87,13 +65,13 @@ def parse(text: str, field: str = "dataset.filter", scores: frozenset[str] | Non
         raise UserError(
             f"the filter is not an expression: {reason}",
             code="filter-not-an-expression",
-            field=field,
+            field="dataset.filter",
             value=text,
             remedy=_FORMS,
         ) from None
-    checker = _Checker(text, field, scores)
+    checker = _Checker(text, scores)
     checker.expect(tree.body, Kind.TRUTH)
-    return Expression(text, tuple(dict.fromkeys(checker.names)), tree.body)
+    return Expression(tuple(dict.fromkeys(checker.names)), tree.body)
 
 
 def constant(node: ast.expr) -> float | str | None:
@@ -111,10 +89,10 @@ def constant(node: ast.expr) -> float | str | None:
 
 
 class _Checker:
-    """Finds the kind of each part of a syntax tree, and refuses forms that are not listed here."""
+    """Finds the kind of each part of a syntax tree, and refuses all other forms."""
 
-    def __init__(self, text: str, field: str, scores: frozenset[str] | None) -> None:
-        self.text, self.field, self.scores = text, field, scores
+    def __init__(self, text: str, scores: frozenset[str] | None) -> None:
+        self.text, self.scores = text, scores
         self.names: list[str] = []
         self.depth = 0
 
@@ -236,7 +214,9 @@ class _Checker:
 
     def _refuse(self, node: ast.expr, problem: str, remedy: str) -> NoReturn:
         part = ast.unparse(node) if self.depth <= _DEEPEST else "a part"
-        raise UserError(f"`{part}` {problem}", code="filter-invalid", field=self.field, value=self.text, remedy=remedy)
+        raise UserError(
+            f"`{part}` {problem}", code="filter-invalid", field="dataset.filter", value=self.text, remedy=remedy
+        )
 
 
 _TEXT = pa.large_string()
@@ -247,15 +227,12 @@ def keeps(rows: CatalogRows, text: str) -> NDArray[np.bool_]:
     """Return a mask of the rows that a filter keeps; the measures of unreadable files count as 0.
 
     A name that is not a column counts as a score that all rows lack; `scores_named` lists such names.
-
-    Raises:
-        UserError: The text is not a filter.
     """
     expression = parse(text, scores=None)
     mask = _value(expression.tree, {name: _column(rows, name) for name in expression.names})
     if isinstance(mask, pa.Scalar):  # the filter uses no column
         return np.full(len(rows), bool(mask.as_py()))
-    return np.asarray(mask.fill_null(False).to_numpy(zero_copy_only=False), dtype=np.bool_)
+    return as_numpy(mask.fill_null(False))
 
 
 def values(rows: CatalogRows, row: int, text: str) -> dict[str, Any]:
@@ -264,10 +241,9 @@ def values(rows: CatalogRows, row: int, text: str) -> dict[str, Any]:
     for name in parse(text, scores=None).names:
         if name == "caption_length":
             row_values[name] = len(rows.caption[row].as_py() or "")
-        elif name in NUMBERS:
-            row_values[name] = getattr(rows, name)[row].item()
-        elif name in TEXTS:
-            row_values[name] = getattr(rows, name)[row].as_py()
+        elif name in (*NUMBERS, *TEXTS):
+            value = getattr(rows, name)[row]
+            row_values[name] = value.item() if name in NUMBERS else value.as_py()
         else:
             score = float(_score(rows, name)[row])
             row_values[name] = None if math.isnan(score) else score
@@ -294,12 +270,7 @@ def _column(rows: CatalogRows, name: str) -> Any:
     return pa.array(score, mask=np.isnan(score))
 
 
-_ARITHMETIC: dict[type[ast.operator], Any] = {
-    ast.Add: pc.add,
-    ast.Sub: pc.subtract,
-    ast.Mult: pc.multiply,
-    ast.Div: pc.divide,
-}
+_ARITHMETIC: dict[type, Any] = {ast.Add: pc.add, ast.Sub: pc.subtract, ast.Mult: pc.multiply, ast.Div: pc.divide}
 _COMPARISONS: dict[type[ast.cmpop], Any] = {
     ast.Lt: pc.less,
     ast.LtE: pc.less_equal,
@@ -308,7 +279,6 @@ _COMPARISONS: dict[type[ast.cmpop], Any] = {
     ast.Eq: pc.equal,
     ast.NotEq: pc.not_equal,
 }
-_SIGNS: dict[type[ast.unaryop], float] = {ast.UAdd: 1.0, ast.USub: -1.0}
 _SEARCHES = {"startswith": pc.starts_with, "contains": pc.match_substring}
 
 
@@ -324,7 +294,9 @@ def _value(node: ast.expr, columns: Mapping[str, Any]) -> Any:
             return reduce(joined, (_value(part, columns) for part in parts))
         case ast.UnaryOp(op=op, operand=operand):
             inner = _value(operand, columns)
-            return pc.invert(inner) if isinstance(op, ast.Not) else pc.multiply(inner, _SIGNS[type(op)])
+            if isinstance(op, ast.UAdd):
+                return inner
+            return pc.invert(inner) if isinstance(op, ast.Not) else pc.negate(inner)
         case ast.BinOp(left=left, op=op, right=right):
             result = _ARITHMETIC[type(op)](_value(left, columns), _value(right, columns))
             return pc.if_else(pc.is_nan(result), pa.scalar(None, _NUMBER), result)

@@ -10,21 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.filters import KINDS_OF_FILE
+from reelworks.catalog.rows import CatalogRows, as_numpy
 from reelworks.core.errors import UserError
 
-_NOT_NEGATIVE = (
-    "size_bytes",
-    "num_frames",
-    "height",
-    "width",
-    "fps",
-    "duration_seconds",
-    "bit_depth",
-    "rotation",
-)
+_NOT_NEGATIVE = ("size_bytes", "num_frames", "height", "width", "fps", "duration_seconds", "bit_depth", "rotation")
 _POSITIVE_IF_READABLE = ("num_frames", "height", "width")
-_KINDS = ("video", "image")
 # Training must only open scanned files: no empty or absolute path, and none that leaves the folder.
 OUTSIDE = r"^$|^/|(^|/)\.\.(/|$)|\x00"
 
@@ -41,16 +32,11 @@ def damaged(path: Path, problem: str) -> UserError:
 
 
 def check_rows(rows: CatalogRows, path: Path) -> None:
-    """Check the ordinals, paths and measures of all rows.
-
-    Raises:
-        UserError: Ordinals are not 0, 1, 2, …, a file lies outside its folder, a measure is
-            negative, not finite, or 0 in a row without an error, or a score is infinite.
-    """
+    """Refuse ordinals other than 0, 1, 2, …, files outside their folder, and impossible measures and scores."""
     _refuse(rows.ordinal != np.arange(len(rows)), rows, "ordinal", path)
-    _refuse(_mask(pc.match_substring_regex(rows.path, OUTSIDE)), rows, "path", path)
-    _refuse(~_mask(pc.starts_with(rows.root.dictionary, "/"))[rows.root.indices], rows, "root", path)
-    kinds = _mask(pc.is_in(rows.kind.dictionary, pa.array(_KINDS)))
+    _refuse(as_numpy(pc.match_substring_regex(rows.path, OUTSIDE)), rows, "path", path)
+    _refuse(~as_numpy(pc.starts_with(rows.root.dictionary, "/"))[rows.root.indices], rows, "root", path)
+    kinds = as_numpy(pc.is_in(rows.kind.dictionary, pa.array(KINDS_OF_FILE)))
     _refuse(~kinds[rows.kind.indices], rows, "kind", path)
     for name in _NOT_NEGATIVE:
         values = getattr(rows, name)
@@ -61,35 +47,15 @@ def check_rows(rows: CatalogRows, path: Path) -> None:
         _refuse(np.isinf(score), rows, name, path)
 
 
-def _mask(values: Any) -> NDArray[np.bool_]:
-    mask: NDArray[np.bool_] = values.to_numpy(zero_copy_only=False)
-    return mask
-
-
 def _refuse(wrong: NDArray[np.bool_], rows: CatalogRows, name: str, path: Path) -> None:
     if wrong.any():
         first = int(np.argmax(wrong))
         values: Any = rows.scores[name] if name in rows.scores else getattr(rows, name)
-        value: Any = values[first]
-        raise damaged(path, f"row {first} ({rows.path[first].as_py()!r}) has {name} = {value}")
-
-
-def check_retired(ordinals: NDArray[np.int64], first: int, path: Path) -> None:
-    """Check that a part, whose own first ordinal is `first`, retires only rows of earlier parts.
-
-    Raises:
-        UserError: It retires another row.
-    """
-    if ordinals.min() < 0 or ordinals.max() >= first:
-        raise damaged(path, f"a part retires a row that is not among the {first} rows before it")
+        raise damaged(path, f"row {first} ({rows.path[first].as_py()!r}) has {name} = {values[first]}")
 
 
 def check_one_row_per_uid(live: CatalogRows, path: Path) -> None:
-    """Check that each clip has one live row, which all other code relies on.
-
-    Raises:
-        UserError: Two live rows have the same uid.
-    """
+    """Check that each clip has one live row, which all other code relies on."""
     ordered = np.sort(live.uid)
     duplicates = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(duplicates):
@@ -97,13 +63,13 @@ def check_one_row_per_uid(live: CatalogRows, path: Path) -> None:
         raise damaged(path, f"two live rows have the uid {int(duplicates[0])}: {', '.join(names)}")
 
 
+def is_text(kind: Any) -> bool:
+    """Return whether an Arrow type is a text, however long."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 # Columns may be narrower than the schema's or encoded differently; numbers stored as text are an error.
-_COLUMN_KINDS = (
-    pa.types.is_boolean,
-    pa.types.is_integer,
-    pa.types.is_floating,
-    lambda t: pa.types.is_string(t) or pa.types.is_large_string(t),
-)
+_COLUMN_KINDS = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, is_text)
 
 
 class ColumnError(Exception):
@@ -113,13 +79,7 @@ class ColumnError(Exception):
 def conform(table: Any, schema: Any, first: int) -> Any:
     """Cast a table to a schema without loss, and drop columns that the schema lacks.
 
-    Args:
-        table: Table of one part.
-        schema: Schema that it must match.
-        first: Number of the part's first row, for messages.
-
-    Raises:
-        ColumnError: A column is missing or of another kind, or a value is missing, too large, or not UTF-8.
+    A `ColumnError` names the first wrong row; `first` is the number of the table's own first row.
     """
     missing = [name for name in sorted(schema.names) if name not in table.column_names]
     if missing:
@@ -131,8 +91,7 @@ def _conform(column: Any, field: Any, first: int) -> Any:
     if _kind(column.type) != _kind(field.type):
         raise ColumnError(f"has {field.name} as {column.type} instead of {_plain(field.type)}")
     if column.null_count and not field.nullable:
-        missing = column.is_null().index(True).as_py()
-        raise ColumnError(f"has no {field.name} in row {first + missing}")
+        raise ColumnError(f"has no {field.name} in row {first + column.is_null().index(True).as_py()}")
     try:
         return _cast(column, field.type)
     except pa.ArrowException as error:

@@ -23,25 +23,14 @@ SUFFIX = ".txt"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def caption_file(media: Path) -> Path:
-    """Return the path of the caption file of a video or picture."""
-    return media.with_suffix(SUFFIX)
-
-
 def read(media: Path) -> str | None:
     """Read a clip's caption as UTF-8, stripped of white space and of a byte order mark.
 
     Text with a UTF-16 byte order mark, which editors on Windows write, is decoded as such. Invalid bytes become
-    U+FFFD: one wrong character must not exclude the clip.
-
-    Returns:
-        The caption, "" if the file is empty, None if there is no file.
-
-    Raises:
-        OSError: The file exists and cannot be read.
+    U+FFFD: one wrong character must not exclude the clip. The caption of a clip without a caption file is None.
     """
     try:
-        data = caption_file(media).read_bytes()
+        data = media.with_suffix(SUFFIX).read_bytes()
     except FileNotFoundError:
         return None
     encoding = "utf-16" if data.startswith(_UTF_16) else "utf-8-sig"
@@ -53,8 +42,6 @@ class SourceFile(NamedTuple):
 
     Attributes:
         path: Path below the listed folder, with forward slashes.
-        size_bytes: Size of the file.
-        mtime_ns: Time of its last change.
         captioned: Whether it may have a caption file.
         problem: Why it cannot be opened, if the folder entry shows that already.
     """
@@ -70,7 +57,6 @@ class Listing(NamedTuple):
     """A dataset's files with the captions and scores of a list; arrays have one element for each file.
 
     Attributes:
-        entries: The files.
         captions: Captions of the list, null for none; None if captions are in files of their own.
         scores: Scores by name, NaN for a missing one.
         note: Message about what was used of the list or folder and what was ignored.
@@ -86,11 +72,7 @@ def list_folder(name: str, root: Path) -> Listing:
     """List a dataset's media files, depth first, in sorted order; hidden files and folders are skipped.
 
     Links are followed, except to a folder that contains them. Run folders are skipped: what a run generated is
-    not training data.
-
-    Raises:
-        UserError: The folder is missing or holds no media, or a folder cannot be read. An unreadable
-            folder is not treated as empty, since its clips would then count as deleted.
+    not training data. An unreadable folder is refused, since its clips would otherwise count as deleted.
     """
     if not root.is_dir():
         raise UserError(
@@ -104,19 +86,15 @@ def list_folder(name: str, root: Path) -> Listing:
     entries = list(_walk(name, root, "", (), others))
     other_files = ", ".join(f"{extension} ({count})" for extension, count in others.most_common(8))
     if not entries:
-        raise _no_media(name, root, other_files)
+        raise UserError(
+            f"the folder contains no videos or pictures; it contains: {other_files or 'nothing'}",
+            code="no-media",
+            field=f"dataset {name!r}",
+            value=str(root),
+            remedy=f"give a folder that contains files of the types {' '.join(sorted(probe.EXTENSIONS))}",
+        )
     note = f"{root}: ignored files that are not videos or pictures: {other_files}" if other_files else None
     return Listing(entries, note=note)
-
-
-def _no_media(name: str, root: Path, other_files: str) -> UserError:
-    return UserError(
-        f"the folder contains no videos or pictures; it contains: {other_files or 'nothing'}",
-        code="no-media",
-        field=f"dataset {name!r}",
-        value=str(root),
-        remedy=f"give a folder that contains files of the types {' '.join(sorted(probe.EXTENSIONS))}",
-    )
 
 
 def _walk(
@@ -159,7 +137,7 @@ def _is_run(run: RunFolder) -> bool:
 
 def _entry(entry: os.DirEntry[str], prefix: str, names: set[str]) -> SourceFile:
     path = prefix + entry.name
-    captioned = caption_file(Path(entry.name)).name in names
+    captioned = Path(entry.name).with_suffix(SUFFIX).name in names
     if not path.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in path):
         readable = os.fsencode(path).decode("utf-8", errors="backslashreplace")
         return SourceFile(readable, 0, 0, False, "file name is not UTF-8")

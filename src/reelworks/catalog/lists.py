@@ -15,7 +15,7 @@ import keyword
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 from reelworks.catalog import probe
 from reelworks.catalog.config import Source
 from reelworks.catalog.filters import NUMBERS, TEXTS
-from reelworks.catalog.integrity import OUTSIDE
+from reelworks.catalog.integrity import OUTSIDE, is_text
 from reelworks.catalog.listing import Listing, SourceFile
-from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows
+from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows, as_numpy
 from reelworks.core.errors import UserError
 
 _NO_FILE = "no such file"
@@ -41,12 +41,8 @@ _NO_MEDIA = "its extension is not that of a video or picture"
 _ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
 
 
-def relative(paths: Any, source: Source) -> Any:
-    """Make a list's paths relative to the dataset's folder.
-
-    Raises:
-        UserError: A path is empty, lies outside the folder, or is listed twice.
-    """
+def _relative(paths: Any, source: Source) -> Any:
+    """Make a list's paths relative to the dataset's folder; refuse empty, outside and duplicate ones."""
     no_path = pc.equal(pc.fill_null(paths, ""), "")
     _refuse_at(no_path, paths, source, "has no path", "fill it in, or remove the row")
     named, root = paths, os.path.normpath(source.root.absolute())
@@ -63,9 +59,7 @@ def relative(paths: Any, source: Source) -> Any:
 def _normalised(paths: Any, root: str) -> Any:
     """Normalise the few paths with `//`, `.` or `..`, so that each file has a single name."""
     odd = pc.match_substring_regex(paths, _ROUNDABOUT)
-    normalised = [
-        os.path.normpath(f"{root}/{text}" if text[0] != "/" else text) for text in paths.filter(odd).to_pylist()
-    ]
+    normalised = [os.path.normpath(os.path.join(root, text)) for text in paths.filter(odd).to_pylist()]  # noqa: PTH118
     return pc.replace_with_mask(paths, odd, pa.array(normalised, paths.type)) if normalised else paths
 
 
@@ -84,7 +78,7 @@ def _refuse_twice(paths: Any, source: Source) -> None:
     duplicates = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     if len(duplicates):
         path = duplicates[0].as_py()
-        rows = (np.flatnonzero(pc.equal(paths, path).to_numpy(zero_copy_only=False)) + 1).tolist()
+        rows = (np.flatnonzero(as_numpy(pc.equal(paths, path))) + 1).tolist()
         raise UserError(
             f"{len(duplicates)} files are in several rows; the first is {path} in rows {', '.join(map(str, rows[:5]))}",
             code="duplicate-path",
@@ -99,7 +93,7 @@ def _refuse_at(wrong: Any, paths: Any, source: Source, problem: str, remedy: str
     if row >= 0:
         path = paths[row].as_py()
         raise UserError(
-            f"row {row + 1}{'' if not path else f', {path},'} {problem}",
+            f"row {row + 1}{f', {path},' if path else ''} {problem}",
             code="list-row-invalid",
             field=f"dataset {source.name!r}",
             value=str(source.list_file),
@@ -107,14 +101,12 @@ def _refuse_at(wrong: Any, paths: Any, source: Source, problem: str, remedy: str
         )
 
 
-def entries(paths: Any, source: Source) -> list[SourceFile]:
+def _entries(paths: Any, source: Source) -> list[SourceFile]:
     """Look up each file on disk; a missing file becomes an entry with that problem.
 
-    Raises:
-        UserError: None of the files exists: the folder is then probably wrong or not mounted, and the
-            clips must not count as deleted.
+    If all are missing, the folder is probably wrong or not mounted, and the clips must not count as deleted.
     """
-    files = list(_entries(paths.to_pylist(), str(source.root)))
+    files = [_entry(path, str(source.root)) for path in paths.to_pylist()]
     if all(file.problem in (_NO_FILE, _NO_MEDIA) for file in files):
         first = f"; the first is {source.root}/{files[0].path}: {files[0].problem}" if files else ""
         raise UserError(
@@ -127,35 +119,22 @@ def entries(paths: Any, source: Source) -> list[SourceFile]:
     return files
 
 
-def _entries(paths: list[str], root: str) -> Iterator[SourceFile]:
-    for path in paths:
-        if probe.kind_of(path) is None:
-            yield SourceFile(path, 0, 0, False, _NO_MEDIA)
-            continue
-        try:
-            # Making a Path for each of millions of files takes longer than the lookup.
-            status = os.stat(f"{root}/{path}")  # noqa: PTH116
-        except (FileNotFoundError, NotADirectoryError):
-            yield SourceFile(path, 0, 0, False, _NO_FILE)
-        except OSError as error:
-            yield SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror}")
-        else:
-            problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
-            yield SourceFile(path, status.st_size, status.st_mtime_ns, True, problem)
+def _entry(path: str, root: str) -> SourceFile:
+    if probe.kind_of(path) is None:
+        return SourceFile(path, 0, 0, False, _NO_MEDIA)
+    try:
+        # Making a Path for each of millions of files takes longer than the lookup.
+        status = os.stat(f"{root}/{path}")  # noqa: PTH116
+    except (FileNotFoundError, NotADirectoryError):
+        return SourceFile(path, 0, 0, False, _NO_FILE)
+    except OSError as error:
+        return SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror}")
+    problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
+    return SourceFile(path, status.st_size, status.st_mtime_ns, True, problem)
 
 
-def hold_lines(table: Any) -> bool:
-    """Return whether any cell of a table contains more than one line."""
-    texts = (c for c in table.columns if pa.types.is_string(c.type) or pa.types.is_large_string(c.type))
-    return any(pc.any(pc.match_substring_regex(column, r"[\r\n]")).as_py() for column in texts)
-
-
-def check(file: Path) -> None:
-    """Check the quotes of a CSV file.
-
-    Raises:
-        ValueError: A quote is not closed, or is followed by text; the message gives the first line of the row.
-    """
+def _check_quotes(file: Path) -> None:
+    """Refuse a quote that is not closed or is followed by text; the message gives the first line of the row."""
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
         rows = csv.reader(lines, strict=True)
         line = 1
@@ -169,16 +148,12 @@ def check(file: Path) -> None:
 PATH, CAPTIONS = "path", ("text", "caption")
 MEASURED = frozenset((*SCHEMA.names, *NUMBERS, *TEXTS, "aspect_ratio", "resolution"))
 _TEXT = pa.large_string()
+_NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
 _NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
 
 
 def read(source: Source) -> Listing:
-    """Read a list and look up its files.
-
-    Raises:
-        UserError: The list cannot be read, has no column of paths, has a row without a path, with one outside the
-            folder or with that of another row; or none of its files exists.
-    """
+    """Read a list and look up its files; refuse a list with an invalid row, or without any existing file."""
     assert source.list_file is not None
     table = _table(source.list_file)
     field, value = f"dataset {source.name!r}", str(source.list_file)
@@ -199,21 +174,16 @@ def read(source: Source) -> Listing:
             value=value,
             remedy=_without_paths(table.column_names),
         )
-    paths = relative(table.column(PATH).combine_chunks(), source)
-    caption = next((name for name in CAPTIONS if name in table.column_names), None)
+    paths = _relative(table.column(PATH).combine_chunks(), source)
+    captions = next((_captions(table.column(name)) for name in CAPTIONS if name in table.column_names), None)
     scores, note = _scores(table, value)
-    return Listing(
-        entries=entries(paths, source),
-        captions=None if caption is None else _captions(table.column(caption)),
-        scores=scores,
-        note=note,
-    )
+    return Listing(_entries(paths, source), captions, scores, note)
 
 
 def _table(file: Path) -> Any:
-    """Return the list as a table, with paths and captions as texts."""
     try:
-        table = _parsed(file)
+        parse = {".parquet": pa.parquet.read_table, ".jsonl": pa.json.read_json}.get(file.suffix.lower(), _csv)
+        table = parse(file)
         table = table.rename_columns([name.strip() for name in table.column_names])
         for i, name in enumerate(table.column_names):
             if name in (PATH, *CAPTIONS):
@@ -237,28 +207,19 @@ def _without_paths(names: list[str]) -> str:
     return f"rename the column of file names to {PATH}"
 
 
-def _parsed(file: Path) -> Any:
-    match file.suffix.lower():
-        case ".parquet":
-            return pa.parquet.read_table(file)
-        case ".jsonl":
-            return pa.json.read_json(file)
-    return _csv(file)
-
-
 def _csv(file: Path) -> Any:
     convert = pa.csv.ConvertOptions(
-        column_types=dict.fromkeys((PATH, *CAPTIONS), _TEXT),
-        null_values=[*pa.csv.ConvertOptions().null_values, "None"],
+        column_types=dict.fromkeys((PATH, *CAPTIONS), _TEXT), null_values=[*pa.csv.ConvertOptions().null_values, "None"]
     )
     parse = pa.csv.ParseOptions(newlines_in_values=True)
     try:
         table = pa.csv.read_csv(file, parse_options=parse, convert_options=convert)
     except pa.ArrowInvalid:
-        check(file)  # gives a better message if a quote is the cause
+        _check_quotes(file)  # gives a better message if a quote is the cause
         raise
-    if hold_lines(table):
-        check(file)
+    texts = (column for column in table.columns if is_text(column.type))
+    if any(pc.any(pc.match_substring_regex(column, r"[\r\n]")).as_py() for column in texts):  # an unclosed quote?
+        _check_quotes(file)
     return table
 
 
@@ -278,7 +239,7 @@ def _captions(column: Any) -> Any:
 
 
 def _scores(table: Any, file: str) -> tuple[dict[str, NDArray[np.float64]], str]:
-    """Return the columns of numbers by name, and a message about which columns were used and which ignored."""
+    """Return the finite numbers of columns by name, and a message about which columns were used and which ignored."""
     scores: dict[str, NDArray[np.float64]] = {}
     ignored: list[str] = []
     for name in table.column_names:
@@ -289,27 +250,18 @@ def _scores(table: Any, file: str) -> tuple[dict[str, NDArray[np.float64]], str]
             ignored.append(f"{name} (measured from the file)")
         elif not name.isidentifier() or keyword.iskeyword(name) or column is None:
             ignored.append(f'"{name}" (not a valid name in filters, or used by two columns)')
-        elif _is_numeric(column.type):
-            scores[name] = _finite(column)
+        elif any(is_kind(column.type) for is_kind in _NUMERIC):
+            values = column.cast(pa.float64(), safe=False).to_numpy()
+            scores[name] = np.where(np.isfinite(values), values, math.nan)
         else:
             ignored.append(f"{name} ({_why_no_score(column)})")
     note = f"{file}: " + (f"scores {', '.join(scores)}" if scores else "no scores")
     return scores, note + (f"; ignored: {', '.join(ignored)}" if ignored else "")
 
 
-def _is_numeric(kind: Any) -> bool:
-    return any(is_kind(kind) for is_kind in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal))
-
-
-def _finite(column: Any) -> NDArray[np.float64]:
-    """Return numbers as float64, with NaN for missing and infinite ones."""
-    values = column.cast(pa.float64(), safe=False).to_numpy()
-    return np.where(np.isfinite(values), values, math.nan)
-
-
 def _why_no_score(column: Any) -> str:
     """Return why a column is not a score, and its first wrong value if other texts in it are numbers."""
-    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
+    if not is_text(column.type):
         return "empty" if column.null_count == len(column) else "no numbers"
     is_number = pc.fill_null(pc.match_substring_regex(column, _NUMBER), True)
     bad = is_number.index(False).as_py()
@@ -319,18 +271,11 @@ def _why_no_score(column: Any) -> str:
 
 
 Scores = Mapping[str, NDArray[np.float64]]
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 
-def same_scores(live: CatalogRows, row: Places, scores: Scores, number: Places) -> NDArray[np.bool_]:
-    """Return a mask of the rows that have exactly the scores of a list.
-
-    Args:
-        live: The live rows.
-        row: Indices into `live`.
-        scores: Scores of the list by name.
-        number: Indices into the list, one for each of `row`.
-    """
+def same_scores(live: CatalogRows, row: Indices, scores: Scores, number: Indices) -> NDArray[np.bool_]:
+    """Return a mask of the `row`s of `live` that have exactly the scores of the rows `number` of a list."""
     same = np.ones(len(row), dtype=np.bool_)
     for name in {**live.scores, **scores}:
         was, now = (
@@ -341,16 +286,16 @@ def same_scores(live: CatalogRows, row: Places, scores: Scores, number: Places) 
     return same
 
 
-def same_words(live: CatalogRows, row: Places, captions: Any, root: str) -> NDArray[np.bool_]:
+def same_words(live: CatalogRows, row: Indices, captions: Any, root: str) -> NDArray[np.bool_]:
     """Return a mask of the rows that have these captions (null for none) and this root."""
-    now, was = captions, live.caption.take(pa.array(row))
-    both_missing = pc.and_(pc.is_null(was), pc.is_null(now))
-    same = pc.fill_null(pc.equal(was, now), both_missing)
+    was = live.caption.take(pa.array(row))
+    both_missing = pc.and_(pc.is_null(was), pc.is_null(captions))
+    same = pc.fill_null(pc.equal(was, captions), both_missing)
     same_root = pc.equal(live.root.take(pa.array(row)).cast(pa.string()), root)
-    return np.asarray(pc.and_(same, same_root).to_numpy(zero_copy_only=False), dtype=np.bool_)
+    return as_numpy(pc.and_(same, same_root))
 
 
-def retold(live: CatalogRows, row: Places, captions: Any, root: str, scores: Scores) -> Any:
+def retold(live: CatalogRows, row: Indices, captions: Any, root: str, scores: Scores) -> Any:
     """Return rows with new captions, root and scores and their former measures, as a table."""
     table = replace(live.take(row), scores={}).to_table()
     roots = pa.DictionaryArray.from_arrays(np.zeros(len(row), dtype=np.int32), [root])

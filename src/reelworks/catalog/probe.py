@@ -24,7 +24,7 @@ from PIL import Image, UnidentifiedImageError
 
 
 class Timing(NamedTuple):
-    """Average frames per second, duration in seconds, and whether frames are unevenly spaced."""
+    """Average frames per second, duration, and whether frames are unevenly spaced."""
 
     fps: float
     duration_seconds: float
@@ -45,7 +45,6 @@ def measure(
         timestamps: One for each frame in ticks, in any order. Another number of them means that the
             container has no complete timestamps; the declared rate is then used.
         last_duration: Duration of the last frame in ticks; 0 if unknown.
-        tick_seconds: Length of a tick.
         declared_fps: Rate that the container states.
     """
     declared = float(declared_fps) if declared_fps and declared_fps > 0 else 0.0
@@ -94,7 +93,9 @@ def missing_bytes(path: Path) -> int:
         elif head[:4] == _EBML_HEADER:
             end = _matroska_end(f)
         elif head[:4] == b"RIFF" and head[8:12] == b"AVI ":
-            end = _avi_end(head)
+            length = int.from_bytes(head[4:8], "little")
+            # Unclosed files state 0 or all ones; an odd chunk's padding byte may be absent.
+            end = 0 if length in (0, 0xFFFFFFFF) else 8 + length - length % 2
         else:
             end = 0
     return max(0, end - size)
@@ -137,12 +138,6 @@ def _ebml_size(f: BinaryIO) -> int | None:
     return None if value == (1 << value_bits) - 1 else value
 
 
-def _avi_end(head: bytes) -> int:
-    length = int.from_bytes(head[4:8], "little")
-    # Unclosed files state 0 or all ones; an odd chunk's padding byte may be absent.
-    return 0 if length in (0, 0xFFFFFFFF) else 8 + length - length % 2
-
-
 # Containers that are opened, whatever the extension. Playlists are not allowed: they could make the decoder
 # open other files or the network.
 _CONTAINERS = "mov,matroska,avi,mpeg,mpegts,mpegvideo,flv,asf,ogg,mxf,m4v,h264,hevc"
@@ -152,50 +147,41 @@ _EXIF_ORIENTATION = 0x0112
 _QUIET = threading.Lock()  # warning filters are global to the process, and many threads open pictures
 
 
-class OpeningError(Exception):
-    """The content of a file does not match its name; the message is short enough for a table."""
+class ProbeError(Exception):
+    """A file cannot be trained on, or not be opened as what its name says; the message is short enough for a table."""
 
 
 def video(path: Path) -> av.container.InputContainer:
     """Open a video, without access to other files or addresses that it may refer to.
 
     Raises:
-        OpeningError: The content is not a video of an allowed container.
-        OSError, ValueError: PyAV's errors for files that are missing or damaged.
+        ProbeError, OSError, ValueError: It is no video of an allowed container, is missing, or is damaged.
     """
     try:
         return av.open(str(path.absolute()), options=dict(_OPTIONS), metadata_errors="replace")
     except av.error.ArgumentError:  # EINVAL: a known format that is not among the containers
-        raise OpeningError("not a video: the content does not match the extension") from None
+        raise ProbeError("not a video: the content does not match the extension") from None
 
 
 def stream(container: av.container.InputContainer) -> av.VideoStream:
-    """Return the first video stream that is not a cover picture.
-
-    Raises:
-        OpeningError: There is no such stream.
-    """
+    """Return the first video stream that is not a cover picture; raise `ProbeError` if there is none."""
     for candidate in container.streams.video:
         if not candidate.disposition & Disposition.attached_pic:
             # Files are read in parallel, so decoder threads would only compete.
             candidate.codec_context.thread_count = 1
             return candidate
-    raise OpeningError("no video stream")
+    raise ProbeError("no video stream")
 
 
 def picture(file: BinaryIO) -> Image.Image:
-    """Open a picture without reading its pixels.
-
-    Raises:
-        OpeningError: The file is not a picture, or has so many pixels that it may be a decompression bomb.
-    """
+    """Open a picture without reading its pixels; raise `ProbeError` for other files and decompression bombs."""
     try:
         with _quiet():
             return Image.open(file)
     except Image.DecompressionBombError:
-        raise OpeningError("too many pixels: Pillow refuses it as a possible decompression bomb") from None
+        raise ProbeError("too many pixels: Pillow refuses it as a possible decompression bomb") from None
     except UnidentifiedImageError:
-        raise OpeningError("damaged: not a picture of a known format") from None
+        raise ProbeError("damaged: not a picture of a known format") from None
 
 
 def orientation(image: Image.Image) -> int:
@@ -220,23 +206,14 @@ _CLOCKWISE = {3: 180, 4: 180, 5: 270, 6: 90, 7: 90, 8: 270}  # mirroring (2, 4, 
 _PICTURE_BITS = {"1": 1, "I": 32, "F": 32}
 
 
-class ProbeError(Exception):
-    """A file cannot be trained on; `reason` is short enough for a table."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Measures of one file.
+    """Measures of one file; the defaults are those of a file that cannot be trained on.
 
     Attributes:
         kind: "video" or "image".
         num_frames: Frames that a decoder delivers; 1 for a picture.
-        height: Height in pixels as displayed, after rotation.
-        width: Width in pixels as displayed, after rotation.
+        height, width: Size in pixels as displayed, after rotation.
         fps: Average frames per second; 0 for a picture.
         duration_seconds: Time from the first frame's start to the last one's end; 0 for a picture.
         codec: Codec or picture format, such as "h264" or "png".
@@ -244,29 +221,20 @@ class Probe:
         bit_depth: Largest number of bits of a channel as decoded.
         rotation: Degrees clockwise (0, 90, 180, 270) from stored to displayed frames.
         variable_fps: Whether frames are unevenly spaced in time.
-        has_alpha: Whether the format has transparency.
     """
 
     kind: str
-    num_frames: int
-    height: int
-    width: int
-    fps: float
-    duration_seconds: float
-    codec: str
-    pixel_format: str
-    bit_depth: int
-    rotation: int
-    variable_fps: bool
-    has_alpha: bool
-
-
-class _Time(NamedTuple):
-    """Presentation time, decoding time and duration of a packet's frame, in ticks."""
-
-    pts: int | None
-    dts: int | None
-    duration: int
+    num_frames: int = 0
+    height: int = 0
+    width: int = 0
+    fps: float = 0.0
+    duration_seconds: float = 0.0
+    codec: str = ""
+    pixel_format: str = ""
+    bit_depth: int = 0
+    rotation: int = 0
+    variable_fps: bool = False
+    has_alpha: bool = False
 
 
 def kind_of(name: str) -> str | None:
@@ -278,11 +246,7 @@ def kind_of(name: str) -> str | None:
 
 
 def probe(path: Path) -> Probe:
-    """Measure a file.
-
-    Raises:
-        ProbeError: The file is empty, damaged or truncated, or has no frame.
-    """
+    """Measure a file; raise `ProbeError` for one that is empty, damaged or truncated, or has no frame."""
     kind = kind_of(path.name)
     if kind is None:
         raise ProbeError(f"unknown extension {path.suffix!r}")
@@ -292,8 +256,6 @@ def probe(path: Path) -> Probe:
         return _video(path) if kind == "video" else _picture(path)
     except ProbeError:
         raise
-    except OpeningError as error:
-        raise ProbeError(str(error)) from None
     except Exception as error:  # decoders raise nearly anything on damaged input
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ProbeError(f"damaged: {text}") from error
@@ -304,56 +266,50 @@ def _video(path: Path) -> Probe:
     if missing:
         raise ProbeError(f"truncated: the last {missing:,} bytes are missing")
     with video(path) as opened:
-        return _stream(opened, stream(opened))
+        track = stream(opened)
+        frame, times = _demux(opened, track)
+        if frame is None or not times:
+            raise ProbeError("no frame can be decoded")
+        shown = [pts for pts, _, _ in times if pts is not None]
+        decoded = [dts for _, dts, _ in times if dts is not None]
+        _, _, last_duration = max(times, key=lambda time: (time[0] or 0, time[1] or 0))
+        tick = track.time_base or Fraction(1, 1000)
+        stamps = shown if len(shown) == len(times) else decoded
+        fps, duration_seconds, variable_fps = measure(len(times), stamps, last_duration, tick, track.average_rate)
+        rotation = round(-frame.rotation / 90) * 90 % 360
+        components = frame.format.components
+        return Probe(
+            kind="video",
+            num_frames=len(times),
+            height=frame.width if rotation % 180 else frame.height,
+            width=frame.height if rotation % 180 else frame.width,
+            fps=fps,
+            duration_seconds=duration_seconds,
+            codec=track.codec_context.name,
+            pixel_format=frame.format.name,
+            bit_depth=max(component.bits for component in components),
+            rotation=rotation,
+            variable_fps=variable_fps,
+            # WebM stores transparency outside the stream, where the default decoder does not see it.
+            has_alpha=any(c.is_alpha for c in components) or track.metadata.get("alpha_mode") == "1",
+        )
 
 
-def _stream(opened: av.container.InputContainer, stream: av.VideoStream) -> Probe:
-    """Demux a stream to its end and describe it; valid only while the container is open."""
-    frame, times = _demux(opened, stream)
-    if frame is None or not times:
-        raise ProbeError("no frame can be decoded")
-    last = max(times, key=lambda time: (time.pts or 0, time.dts or 0))
-    tick = stream.time_base or Fraction(1, 1000)
-    clock = measure(len(times), _stamps(times), last.duration, tick, stream.average_rate)
-    rotation = round(-frame.rotation / 90) * 90 % 360
-    height, width = (frame.width, frame.height) if rotation % 180 else (frame.height, frame.width)
-    components = frame.format.components
-    return Probe(
-        kind="video",
-        num_frames=len(times),
-        height=height,
-        width=width,
-        fps=clock.fps,
-        duration_seconds=clock.duration_seconds,
-        codec=stream.codec_context.name,
-        pixel_format=frame.format.name,
-        bit_depth=max(component.bits for component in components),
-        rotation=rotation,
-        variable_fps=clock.variable_fps,
-        # WebM stores transparency outside the stream, where the default decoder does not see it.
-        has_alpha=any(c.is_alpha for c in components) or stream.metadata.get("alpha_mode") == "1",
-    )
+_Times = list[tuple[int | None, int | None, int]]  # presentation, decoding and duration, in ticks
 
 
-def _demux(opened: av.container.InputContainer, stream: av.VideoStream) -> tuple[av.VideoFrame | None, list[_Time]]:
+def _demux(opened: av.container.InputContainer, track: av.VideoStream) -> tuple[av.VideoFrame | None, _Times]:
     """Decode the first frame and list the times of all displayed frames, in decoding order."""
     frame: av.VideoFrame | None = None
-    times: list[_Time] = []
-    for packet in opened.demux(stream):
+    times: _Times = []
+    for packet in opened.demux(track):
         if packet.is_corrupt:
             raise ProbeError(f"damaged: packet {len(times)} is incomplete")
         if frame is None:
             frame = next(iter(packet.decode()), None)
         if packet.size and not packet.is_discard:
-            times.append(_Time(packet.pts, packet.dts, packet.duration or 0))
+            times.append((packet.pts, packet.dts, packet.duration or 0))
     return frame, times
-
-
-def _stamps(times: list[_Time]) -> list[int]:
-    """Return presentation timestamps in ticks if all frames have them, else those of decoding."""
-    shown = [time.pts for time in times if time.pts is not None]
-    decoded = [time.dts for time in times if time.dts is not None]
-    return shown if len(shown) == len(times) else decoded
 
 
 def _picture(path: Path) -> Probe:
@@ -366,12 +322,9 @@ def _picture(path: Path) -> Probe:
             num_frames=1,
             height=height,
             width=width,
-            fps=0.0,
-            duration_seconds=0.0,
             codec=(image.format or "").lower(),
             pixel_format=image.mode,
             bit_depth=16 if image.mode.startswith("I;16") else _PICTURE_BITS.get(image.mode, 8),
             rotation=rotation,
-            variable_fps=False,
             has_alpha=image.has_transparency_data,
         )

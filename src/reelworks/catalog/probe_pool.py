@@ -40,12 +40,25 @@ def map_ordered(
         crashed: Returns the result for an item whose process died.
         chunk_size: Number of items sent to a worker at once.
     """
+
+    def alone(item: T) -> R:
+        try:
+            return pool.call(function, item)
+        except WorkerDied:
+            return crashed(item)
+
+    def in_process(chunk: list[T]) -> list[R]:
+        try:
+            return pool.call(partial(_each, function), chunk)
+        except WorkerDied:
+            return [alone(item) for item in chunk]
+
     source = iter(items)
     chunks = iter(lambda: list(islice(source, chunk_size)), [])
     waiting: deque[Future[list[R]]] = deque()
     threads = ThreadPoolExecutor(workers, thread_name_prefix="scan")
     pool = WorkerPool()
-    apply = partial(_in_process, pool, function, crashed) if processes else partial(_each, function)
+    apply = in_process if processes else partial(_each, function)
     try:
         while True:
             for chunk in islice(chunks, workers * _CHUNKS_PER_WORKER - len(waiting)):
@@ -57,20 +70,6 @@ def map_ordered(
         threads.shutdown(wait=False, cancel_futures=True)
         pool.close()
         threads.shutdown()
-
-
-def _in_process(pool: WorkerPool, function: Callable[[T], R], crashed: Callable[[T], R], chunk: list[T]) -> list[R]:
-    try:
-        return pool.call(partial(_each, function), chunk)
-    except WorkerDied:
-        return [_alone(pool, function, crashed, item) for item in chunk]
-
-
-def _alone(pool: WorkerPool, function: Callable[[T], R], crashed: Callable[[T], R], item: T) -> R:
-    try:
-        return pool.call(function, item)
-    except WorkerDied:
-        return crashed(item)
 
 
 def _each(function: Callable[[T], R], chunk: list[T]) -> list[R]:

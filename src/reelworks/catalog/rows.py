@@ -24,35 +24,37 @@ _WORD = pa.dictionary(pa.int32(), pa.string())
 _TEXT = pa.large_string()  # captions of millions of clips exceed the 2 GB that `string` can address
 
 
-def _column(name: str, kind: Any, nullable: bool = False) -> Any:
-    return pa.field(name, kind, nullable=nullable)
+def as_numpy(column: Any) -> NDArray[Any]:
+    """Return an Arrow column as a numpy array, copied where the layouts differ."""
+    array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return array
 
 
 SCHEMA = pa.schema(
     [
-        _column("ordinal", pa.int64()),
-        _column("uid", pa.uint64()),
-        _column("dataset", _WORD),
-        _column("root", _WORD),
-        _column("path", _TEXT),
-        _column("kind", _WORD),
-        _column("size_bytes", pa.int64()),
-        _column("mtime_ns", pa.int64()),
-        _column("fingerprint", _TEXT),
-        _column("num_frames", pa.int64()),
-        _column("height", pa.int64()),
-        _column("width", pa.int64()),
-        _column("fps", pa.float64()),
-        _column("duration_seconds", pa.float64()),
-        _column("codec", _WORD),
-        _column("pixel_format", _WORD),
-        _column("bit_depth", pa.int64()),
-        _column("rotation", pa.int64()),
-        _column("variable_fps", pa.bool_()),
-        _column("has_alpha", pa.bool_()),
-        _column("caption", _TEXT, nullable=True),
-        _column("group", _TEXT),
-        _column("error", _TEXT, nullable=True),
+        pa.field("ordinal", pa.int64(), nullable=False),
+        pa.field("uid", pa.uint64(), nullable=False),
+        pa.field("dataset", _WORD, nullable=False),
+        pa.field("root", _WORD, nullable=False),
+        pa.field("path", _TEXT, nullable=False),
+        pa.field("kind", _WORD, nullable=False),
+        pa.field("size_bytes", pa.int64(), nullable=False),
+        pa.field("mtime_ns", pa.int64(), nullable=False),
+        pa.field("fingerprint", _TEXT, nullable=False),
+        pa.field("num_frames", pa.int64(), nullable=False),
+        pa.field("height", pa.int64(), nullable=False),
+        pa.field("width", pa.int64(), nullable=False),
+        pa.field("fps", pa.float64(), nullable=False),
+        pa.field("duration_seconds", pa.float64(), nullable=False),
+        pa.field("codec", _WORD, nullable=False),
+        pa.field("pixel_format", _WORD, nullable=False),
+        pa.field("bit_depth", pa.int64(), nullable=False),
+        pa.field("rotation", pa.int64(), nullable=False),
+        pa.field("variable_fps", pa.bool_(), nullable=False),
+        pa.field("has_alpha", pa.bool_(), nullable=False),
+        pa.field("caption", _TEXT),
+        pa.field("group", _TEXT, nullable=False),
+        pa.field("error", _TEXT),
     ]
 )
 SCORE = "score:"  # prefix of score columns, so that a score cannot replace a measure
@@ -67,28 +69,16 @@ def schema(scores: Iterable[str]) -> Any:
 class CatalogRows:
     """Rows of a catalog; all arrays have one element for each row.
 
+    The measures, `num_frames` to `has_alpha`, are those of `probe.Probe`.
+
     Attributes:
         ordinal: Permanent number of the row.
         uid: Identity of the clip, from dataset and path.
-        dataset: Name of the dataset.
         root: Absolute path of the dataset's folder.
         path: Path of the file below `root`, with forward slashes.
-        kind: "video" or "image".
-        size_bytes: Size of the file.
         mtime_ns: Time of the file's last change, used only to avoid reading unchanged files again.
         fingerprint: Digest of the content; "" if the file could not be read.
-        num_frames: Number of frames; 1 for a picture.
-        height: Height in pixels as displayed.
-        width: Width in pixels as displayed.
-        fps: Average frames per second; 0 for a picture.
-        duration_seconds: Duration; 0 for a picture.
-        codec: Codec or picture format.
-        pixel_format: FFmpeg's name or Pillow's mode.
-        bit_depth: Largest number of bits of a channel.
-        rotation: Degrees clockwise from stored to displayed frames.
-        variable_fps: Whether frames are unevenly spaced in time.
-        has_alpha: Whether the format has transparency.
-        caption: Caption; null if there is no caption file or the list has none, "" if the file is empty.
+        caption: Null if there is no caption file or the list has none, "" if the file is empty.
         group: Path of the source file; clips of one group are held out together.
         error: Why the file cannot be trained on, in which case all measures are 0; null for a good file.
         scores: Scores of lists by name; NaN for rows without that score.
@@ -123,10 +113,9 @@ class CatalogRows:
     def from_table(cls, table: pa.Table) -> CatalogRows:
         """Make rows of a table of `SCHEMA`, with or without scores."""
         columns = {name: table.column(name).combine_chunks() for name in SCHEMA.names}
-        names = [name for name in table.column_names if name.startswith(SCORE)]
-        scores = {name.removeprefix(SCORE): _numbers(table.column(name)) for name in names}
-        values: dict[str, Any] = {n: c if _is_text(n) else _numbers(c) for n, c in columns.items()}
-        return cls(**values, scores=scores)
+        values: dict[str, Any] = {n: c if _is_text(n) else as_numpy(c) for n, c in columns.items()}
+        scores = [name for name in table.column_names if name.startswith(SCORE)]
+        return cls(**values, scores={n.removeprefix(SCORE): as_numpy(table.column(n)) for n in scores})
 
     def __len__(self) -> int:
         return len(self.ordinal)
@@ -135,12 +124,9 @@ class CatalogRows:
         """Return rows selected by indices or by a boolean mask."""
         selected = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
         arrow_indices = pa.array(selected, type=pa.int64())
-        values: dict[str, Any] = {name: getattr(self, name) for name in SCHEMA.names}
-        scores = {name: score[selected] for name, score in self.scores.items()}
-        return CatalogRows(
-            **{n: v.take(arrow_indices) if _is_text(n) else v[selected] for n, v in values.items()},
-            scores=scores,
-        )
+        columns: dict[str, Any] = {name: getattr(self, name) for name in SCHEMA.names}
+        values = {n: c.take(arrow_indices) if _is_text(n) else c[selected] for n, c in columns.items()}
+        return CatalogRows(**values, scores={name: score[selected] for name, score in self.scores.items()})
 
     def find(self, uids: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the indices of clips by uid, -1 if absent; every uid must have one row at most."""
@@ -158,12 +144,12 @@ class CatalogRows:
     @cached_property
     def readable(self) -> NDArray[np.bool_]:
         """Mask of the rows whose files can be trained on."""
-        return _numbers(self.error.is_null())
+        return as_numpy(self.error.is_null())
 
     @cached_property
     def is_video(self) -> NDArray[np.bool_]:
         """Mask of the rows of videos."""
-        return _numbers(pc.equal(self.kind.cast(pa.string()), "video"))
+        return as_numpy(pc.equal(self.kind.cast(pa.string()), "video"))
 
     @cached_property
     def is_image(self) -> NDArray[np.bool_]:
@@ -173,7 +159,7 @@ class CatalogRows:
     @cached_property
     def captioned(self) -> NDArray[np.bool_]:
         """Mask of the rows with a caption that is not empty."""
-        return _numbers(pc.greater(pc.binary_length(self.caption.fill_null("")), 0))
+        return as_numpy(pc.greater(pc.binary_length(self.caption.fill_null("")), 0))
 
     def of_datasets(self, names: Collection[str]) -> NDArray[np.bool_]:
         """Return a mask of the rows of these datasets."""
@@ -182,7 +168,7 @@ class CatalogRows:
     def per_dataset(self, values: Mapping[str, Any], default: Any) -> NDArray[Any]:
         """Return a value for each row, by the name of its dataset; the default gives the type."""
         by_code = np.array([default, *(values.get(name, default) for name in self.dataset.dictionary.to_pylist())])
-        of_row: NDArray[Any] = by_code[1:][np.asarray(self.dataset.indices)]
+        of_row: NDArray[Any] = by_code[1:][as_numpy(self.dataset.indices)]
         return of_row
 
     def file(self, index: int) -> Path:
@@ -204,18 +190,12 @@ class CatalogRows:
         arrays: dict[str, NDArray[Any]] = {"ordinal": self.ordinal, "uid": self.uid}
         for name in ("fingerprint", "caption"):
             arrays |= {f"{name}_{part}": a for part, a in _text_arrays(getattr(self, name)).items()}
-        scores = {name: score for name, score in self.scores.items() if not np.isnan(score).all()}
-        arrays |= {SCORE + name: scores[name] for name in sorted(scores)}
+        arrays |= {SCORE + name: score for name, score in sorted(self.scores.items()) if not np.isnan(score).all()}
         return digests.digest_arrays(**arrays)
 
 
 def _is_text(name: str) -> bool:
     return bool(SCHEMA.field(name).type in (_WORD, _TEXT))
-
-
-def _numbers(column: Any) -> NDArray[Any]:
-    numbers: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return numbers
 
 
 def _text_arrays(texts: Any) -> dict[str, NDArray[Any]]:
@@ -226,4 +206,4 @@ def _text_arrays(texts: Any) -> dict[str, NDArray[Any]]:
     if len(filled):
         offsets = np.frombuffer(offset_buffer, dtype=np.int64)[filled.offset :][: len(filled) + 1]
     data = np.frombuffer(data_buffer or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]
-    return {"lengths": np.diff(offsets), "bytes": data, "missing": _numbers(texts.is_null())}
+    return {"lengths": np.diff(offsets), "bytes": data, "missing": as_numpy(texts.is_null())}

@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from reelworks.catalog import listing, lists, probe, probe_pool
 from reelworks.catalog.config import Source
 from reelworks.catalog.listing import Listing, SourceFile, list_folder
 from reelworks.catalog.probe import kind_of
-from reelworks.catalog.rows import SCORE, schema
+from reelworks.catalog.rows import SCORE, as_numpy, schema
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests, hash_rng
 from reelworks.core.errors import UserError
@@ -35,7 +35,6 @@ class Look(NamedTuple):
     """A request to examine one file.
 
     Attributes:
-        file: Absolute path.
         captioned: Whether to read its caption file.
         open: Whether to open the file; otherwise only its caption is read.
         known: Fingerprint of the content at the last scan, which need not be measured again.
@@ -80,7 +79,7 @@ def examine(order: Look) -> Finding:
     try:
         return Finding(caption, fingerprint, probe.probe(path))
     except probe.ProbeError as error:
-        return Finding(caption, fingerprint, error=error.reason)
+        return Finding(caption, fingerprint, error=str(error))
 
 
 def crashed(order: Look) -> Finding:
@@ -89,47 +88,13 @@ def crashed(order: Look) -> Finding:
 
 
 _ROWS_PER_BATCH = 8192  # rows collected as Python values before they are converted to Arrow arrays
-_UNMEASURED = {
-    "num_frames": 0,
-    "height": 0,
-    "width": 0,
-    "fps": 0.0,
-    "duration_seconds": 0.0,
-    "codec": "",
-    "pixel_format": "",
-    "bit_depth": 0,
-    "rotation": 0,
-    "variable_fps": False,
-    "has_alpha": False,
-}
-
-
-class Task(NamedTuple):
-    """One listed file with the request to examine it; `number` is its index in `listed`."""
-
-    listed: Listed
-    number: int
-    look: Look
-
-    @property
-    def entry(self) -> SourceFile:
-        """The file's entry in the listing."""
-        return self.listed.files.entries[self.number]
-
-    @property
-    def position(self) -> int:
-        """Index of the file's live row, -1 if it has none."""
-        return int(self.listed.position[self.number])
 
 
 class Listed(NamedTuple):
     """A dataset's files and their live rows; arrays have one element for each file.
 
     Attributes:
-        dataset: Name of the dataset.
-        root: Absolute path of its folder.
-        files: The files, with captions and scores of a list.
-        uid: Uids of the files.
+        root: Absolute path of the dataset's folder.
         position: Indices of the live rows, -1 for new files.
         open: Mask of files that must be opened, because their row may be out of date.
         look: Mask of files to examine: those to open, and those whose caption file must be read.
@@ -146,21 +111,26 @@ class Listed(NamedTuple):
     same_scores: NDArray[np.bool_]
 
 
+class Task(NamedTuple):
+    """One listed file with the request to examine it; `number` is its index in `listed`."""
+
+    listed: Listed
+    number: int
+    look: Look
+
+
 class Update:
     """The next part of a catalog while it is being collected.
 
     Attributes:
         catalog: The catalog before the update.
-        rows_appended: Number of rows collected so far.
-        new: Number of files without a live row.
-        changed: Number of files whose row is out of date.
-        unchanged: Number of files whose row is still valid.
+        new, changed, unchanged: Number of files without a live row, with an outdated and with a valid one.
         bad_files: Path and reason of each file that cannot be trained on.
     """
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
-        self.rows_appended = self.new = self.changed = self.unchanged = 0
+        self.new = self.changed = self.unchanged = 0
         self.bad_files: list[tuple[str, str]] = []
         self._live = catalog.live()
         self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # an ordered set of names
@@ -173,9 +143,6 @@ class Update:
         """Find the live rows of a dataset's files, and the files to examine.
 
         If a list has the captions, rows of unchanged files are brought up to date at once.
-
-        Raises:
-            UserError: Two files have the same uid (with ten million files, the probability is 3 in a million).
         """
         entries = files.entries
         self._scores |= dict.fromkeys(files.scores)
@@ -189,7 +156,7 @@ class Update:
         mtime = np.fromiter((e.mtime_ns for e in entries), dtype=np.int64, count=len(entries))[known]
         is_current = (self._live.size_bytes[row] == size) & (self._live.mtime_ns[row] == mtime)
         # Without a fingerprint the file could not be read, which may change without a new time of change.
-        is_current &= pc.not_equal(self._live.fingerprint, "").to_numpy(zero_copy_only=False)[row]
+        is_current &= as_numpy(pc.not_equal(self._live.fingerprint, ""))[row]
         open_ = np.ones(len(entries), dtype=np.bool_)
         open_[known] = ~is_current
         same_scores = np.zeros(len(entries), dtype=np.bool_)
@@ -201,12 +168,11 @@ class Update:
         return listed
 
     def _update_listed(self, listed: Listed, number: NDArray[np.int64]) -> None:
-        """Compare a list with the rows of files that need no examination, and collect the rows that differ."""
+        """Update the rows of files that need no examination, where the list differs from them."""
         row, files = listed.position[number], listed.files
         error = self._live.error.take(pa.array(row))
         for i in np.flatnonzero(error.is_valid()).tolist():
-            path = files.entries[number[i]].path
-            self.bad_files.append((f"{listed.root}/{path}", error[i].as_py()))
+            self.bad_files.append((f"{listed.root}/{files.entries[number[i]].path}", error[i].as_py()))
         captions = files.captions.take(pa.array(number))
         same = listed.same_scores[number] & lists.same_words(self._live, row, captions, listed.root)
         self.unchanged += int(same.sum())
@@ -217,7 +183,6 @@ class Update:
             self._batches.append(lists.retold(self._live, row[differs], captions, listed.root, scores))
             self._replaced[row[differs]] = True
             self.changed += len(differs)
-            self.rows_appended += len(differs)
 
     def tasks(self, listed: Listed) -> Iterator[Task]:
         """Yield the files to examine one by one, since ten million tasks would take too much memory."""
@@ -230,41 +195,51 @@ class Update:
 
     def apply(self, task: Task, finding: Finding) -> None:
         """Update the part with the result of examining a file."""
-        position, measured = task.position, finding.probe is not None or finding.error is not None
-        fingerprint = task.look.known if finding.fingerprint is None else finding.fingerprint
+        listed, number, look = task
+        position, captions = int(listed.position[number]), listed.files.captions
+        measured = finding.probe is not None or finding.error is not None
         error = finding.error if measured else self._live.error[position].as_py()
         if error is not None:
-            self.bad_files.append((task.look.file, error))
-        captions = task.listed.files.captions
-        caption = finding.caption if captions is None else captions[task.number].as_py()
-        if position >= 0 and self._is_unchanged(task, fingerprint, caption, error):
+            self.bad_files.append((look.file, error))
+        values: dict[str, Any] = {
+            "root": listed.root,
+            "fingerprint": look.known if finding.fingerprint is None else finding.fingerprint,
+            "caption": finding.caption if captions is None else captions[number].as_py(),
+            "error": error,
+        }
+        if position < 0:
+            self.new += 1
+        elif listed.same_scores[number] and all(
+            getattr(self._live, name)[position].as_py() == value for name, value in values.items()
+        ):
             self.unchanged += 1
             return
-        if position >= 0:
+        else:
             self.changed += 1
             self._replaced[position] = True
-        else:
-            self.new += 1
-        values = _identity(task) | {"fingerprint": fingerprint, "caption": caption, "error": error}
-        values |= self._scores_of(task)
-        values |= (_UNMEASURED if finding.probe is None else asdict(finding.probe)) if measured else {}
-        self._collect(-1 if measured else position, values)
-
-    def _is_unchanged(self, task: Task, fingerprint: str, caption: str | None, error: str | None) -> bool:
-        now = {"root": task.listed.root, "fingerprint": fingerprint, "caption": caption, "error": error}
-        same = all(getattr(self._live, name)[task.position].as_py() == value for name, value in now.items())
-        return same and bool(task.listed.same_scores[task.number])
-
-    def _scores_of(self, task: Task) -> dict[str, float | None]:
-        scores = task.listed.files.scores
-        own = {name: float(scores[name][task.number]) if name in scores else math.nan for name in self._scores}
-        return {SCORE + name: None if math.isnan(score) else score for name, score in own.items()}
-
-    def _collect(self, position: int, values: dict[str, Any]) -> None:
-        self._waiting.append((position, values))
-        self.rows_appended += 1
+        values |= self._listed_values(listed, number)
+        if measured:
+            values |= asdict(finding.probe or probe.Probe(values["kind"]))
+        self._waiting.append((-1 if measured else position, values))
         if len(self._waiting) >= _ROWS_PER_BATCH:
             self._flush()
+
+    def _listed_values(self, listed: Listed, number: int) -> dict[str, Any]:
+        """Return the columns that depend only on a file's path, folder entry and row in a list."""
+        entry = listed.files.entries[number]
+        scores: dict[str, Any] = dict.fromkeys(SCORE + name for name in self._scores)
+        for name, score in listed.files.scores.items():
+            scores[SCORE + name] = None if math.isnan(score[number]) else float(score[number])
+        return scores | {
+            "ordinal": 0,  # assigned when the part is written
+            "uid": int(listed.uid[number]),
+            "dataset": listed.dataset,
+            "path": entry.path,
+            "kind": kind_of(entry.path) or "video",  # a list's file of another type, which is never trained
+            "size_bytes": entry.size_bytes,
+            "mtime_ns": entry.mtime_ns,
+            "group": entry.path,
+        }
 
     def _flush(self) -> None:
         """Convert the collected values to Arrow columns, with measures of former rows that are still valid."""
@@ -282,9 +257,7 @@ class Update:
     def retired(self, datasets: Sequence[str]) -> NDArray[np.int64]:
         """Return the ordinals of rows to retire: changed files, and vanished files of these datasets."""
         scanned = pc.is_in(self._live.dataset.dictionary_decode(), value_set=pa.array(datasets, pa.string()))
-        vanished = scanned.to_numpy(zero_copy_only=False) & ~self._listed
-        ordinals: NDArray[np.int64] = self._live.ordinal[self._replaced | vanished]
-        return ordinals
+        return self._live.ordinal[self._replaced | (as_numpy(scanned) & ~self._listed)]
 
 
 def uids_of(dataset: str, paths: Sequence[str]) -> NDArray[np.uint64]:
@@ -293,31 +266,14 @@ def uids_of(dataset: str, paths: Sequence[str]) -> NDArray[np.uint64]:
 
 
 def _refuse_collision(uid: NDArray[np.uint64], entries: list[SourceFile]) -> None:
+    """Refuse two files with the same uid; with ten million files, the probability is 3 in a million."""
     order = np.argsort(uid)
     duplicates = np.flatnonzero(uid[order][1:] == uid[order][:-1])
     if len(duplicates):
         first, second = (entries[order[duplicates[0] + i]].path for i in (0, 1))
         raise UserError(
-            f"{first} and {second} have the same uid",
-            code="duplicate-uid",
-            remedy="rename one of the two files",
+            f"{first} and {second} have the same uid", code="duplicate-uid", remedy="rename one of the two files"
         )
-
-
-def _identity(task: Task) -> dict[str, Any]:
-    """Return the columns that depend only on a file's path and folder entry."""
-    listed, entry = task.listed, task.entry
-    return {
-        "ordinal": 0,  # assigned when the part is written
-        "uid": int(listed.uid[task.number]),
-        "dataset": listed.dataset,
-        "root": listed.root,
-        "path": entry.path,
-        "kind": kind_of(entry.path) or "video",  # "video" for a list's file of another type, which is never trained
-        "size_bytes": entry.size_bytes,
-        "mtime_ns": entry.mtime_ns,
-        "group": entry.path,
-    }
 
 
 # Two threads open 3300 files a second; spawning processes takes a second or two for imports.
@@ -325,14 +281,11 @@ PROCESSES_FROM = 2000
 _SECONDS_BETWEEN_REPORTS = 0.2
 
 
-@dataclass(frozen=True)
-class ScanProgress:
-    """Progress of a scan: files done and in total, files per second, and seconds left at that rate."""
+class ScanProgress(NamedTuple):
+    """Number of files examined so far and in total."""
 
     done: int
     total: int
-    rate: float
-    eta_seconds: float
 
 
 @dataclass(frozen=True)
@@ -341,9 +294,7 @@ class ScanResult:
 
     Attributes:
         found: Number of files with the extension of a video or picture, and of rows of lists.
-        new: Number of files without a live row.
         changed: Number of files whose content, caption, scores or folder differ from their former row.
-        unchanged: Number of files whose row is still valid.
         removed: Number of rows whose file has vanished.
         bad_files: Path and reason of each file that cannot be trained on, known ones included.
         version: Version of the catalog after the scan.
@@ -375,58 +326,29 @@ def scan_sources(
     """Scan folders and lists into a catalog; other datasets of the catalog are not changed.
 
     Args:
-        sources: The datasets.
         catalog_path: The catalog's folder; created if it does not exist.
         workers: Number of threads, or of processes if at least `PROCESSES_FROM` files must be opened.
         on_progress: Called a few times a second and once at the end, if any file must be examined.
 
     Raises:
-        UserError: Two sources have the same name; a folder is missing or holds no media; a list cannot be read,
-            or has an invalid row (see `lists.read`); the catalog is damaged, cannot be written, or is being
-            written by another scan.
+        UserError: Two sources have the same name; a folder or list is missing or has no usable file; the catalog is
+            damaged, or is being written by another scan.
     """
     _check_names(sources)
-    listings = [_listing(source) for source in sources]
+    listings = [
+        list_folder(source.name, source.root.resolve()) if source.list_file is None else lists.read(source)
+        for source in sources
+    ]
     with lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended"):
-        update = Update(Catalog.open_or_new(catalog_path))
-        listed = [
-            update.compare(source.name, source.root.resolve(), listing)
-            for source, listing in zip(sources, listings, strict=True)
-        ]
+        catalog = Catalog.open_or_new(catalog_path)
+        update = Update(catalog)
+        pairs = zip(sources, listings, strict=True)
+        listed = [update.compare(source.name, source.root.resolve(), listing) for source, listing in pairs]
         _examine_all(update, listed, workers, on_progress)
-        result = _finish(update, sources)
-    return replace(result, notes=tuple(listing.note for listing in listings if listing.note is not None))
-
-
-def _listing(source: Source) -> Listing:
-    if source.list_file is not None:
-        return lists.read(source)
-    return list_folder(source.name, source.root.resolve())
-
-
-def _examine_all(
-    update: Update, listed: Sequence[Listed], workers: int, on_progress: Callable[[ScanProgress], None] | None
-) -> None:
-    to_apply, to_examine = itertools.tee(task for files in listed for task in update.tasks(files))
-    findings = probe_pool.map_ordered(
-        examine,
-        (task.look for task in to_examine),
-        workers=workers,
-        processes=sum(int(files.open.sum()) for files in listed) >= PROCESSES_FROM,
-        crashed=crashed,
-    )
-    reporter = _Reporter(sum(int(files.look.sum()) for files in listed), on_progress)
-    for task, finding in zip(to_apply, findings, strict=True):
-        update.apply(task, finding)
-        reporter.step()
-
-
-def _finish(update: Update, sources: Sequence[Source]) -> ScanResult:
-    retired = update.retired([source.name for source in sources])
-    catalog = update.catalog
-    if update.rows_appended or len(retired):
-        named = [{"name": source.name, "root": str(source.root.resolve())} for source in sources]
-        catalog = catalog.append(update.table(), retired, named)
+        retired = update.retired([source.name for source in sources])
+        if update.new or update.changed or len(retired):
+            named = [{"name": source.name, "root": str(source.root.resolve())} for source in sources]
+            catalog = catalog.append(update.table(), retired, named)
     return ScanResult(
         found=update.new + update.changed + update.unchanged,
         new=update.new,
@@ -435,6 +357,7 @@ def _finish(update: Update, sources: Sequence[Source]) -> ScanResult:
         removed=len(retired) - update.changed,
         bad_files=tuple(update.bad_files),
         version=catalog.version,
+        notes=tuple(listing.note for listing in listings if listing.note is not None),
     )
 
 
@@ -452,19 +375,17 @@ def _check_names(sources: Sequence[Source]) -> None:
             )
 
 
-class _Reporter:
-    """Counts files and reports progress at intervals."""
-
-    def __init__(self, total: int, report: Callable[[ScanProgress], None] | None) -> None:
-        self._total, self._report = total, report
-        self._done = 0
-        self._start = self._last = time.monotonic()
-
-    def step(self) -> None:
-        self._done += 1
-        now = time.monotonic()
-        due = now - self._last >= _SECONDS_BETWEEN_REPORTS or self._done == self._total
-        if self._report is not None and due:
-            self._last = now
-            rate = self._done / max(now - self._start, 1e-9)
-            self._report(ScanProgress(self._done, self._total, rate, (self._total - self._done) / rate))
+def _examine_all(
+    update: Update, listed: Sequence[Listed], workers: int, on_progress: Callable[[ScanProgress], None] | None
+) -> None:
+    to_apply, to_examine = itertools.tee(task for files in listed for task in update.tasks(files))
+    processes = sum(int(files.open.sum()) for files in listed) >= PROCESSES_FROM
+    looks = (task.look for task in to_examine)
+    findings = probe_pool.map_ordered(examine, looks, workers=workers, processes=processes, crashed=crashed)
+    total, reported = sum(int(files.look.sum()) for files in listed), time.monotonic()
+    for done, (task, finding) in enumerate(zip(to_apply, findings, strict=True), start=1):
+        update.apply(task, finding)
+        due = done == total or time.monotonic() - reported >= _SECONDS_BETWEEN_REPORTS
+        if on_progress is not None and due:
+            reported = time.monotonic()
+            on_progress(ScanProgress(done, total))

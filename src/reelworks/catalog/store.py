@@ -36,19 +36,12 @@ _RETIRED_SCHEMA = pa.schema([pa.field("ordinal", pa.int64(), nullable=False)])
 
 @dataclass(frozen=True)
 class Part:
-    """Rows that one scan added.
-
-    Attributes:
-        rows: Number of rows appended.
-        retired: Number of rows of earlier parts that it retired.
-        time: Time of the scan in seconds since 1970.
-        sources: The folders scanned, each with "name" and "root".
-    """
+    """Rows that one scan added."""
 
     rows: int
-    retired: int
-    time: float
-    sources: list[dict[str, str]]
+    retired: int  # rows of earlier parts
+    time: float  # of the scan, in seconds since 1970
+    sources: list[dict[str, str]]  # the folders scanned, each with "name" and "root"
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Part:
@@ -146,13 +139,14 @@ class Catalog:
         Raises:
             UserError: A part is missing or damaged.
         """
-        first, tables = 0, []
+        return self._read(SCHEMA, scores=True)
+
+    def _read(self, schema: Any, *, scores: bool) -> pa.Table:
+        first, tables = 0, [schema.empty_table()]
         for i, part in enumerate(self.parts):
             if part.rows:
-                tables.append(_read_parquet(self.path / _part_name(i), SCHEMA, part.rows, first))
+                tables.append(_read_parquet(self.path / _part_name(i), schema, part.rows, first, scores=scores))
             first += part.rows
-        if not tables:
-            return SCHEMA.empty_table()
         return pa.concat_tables(tables, promote_options="default").unify_dictionaries()
 
     def columns(self, *names: str) -> pa.Table:
@@ -161,14 +155,7 @@ class Catalog:
         Raises:
             UserError: A part is missing or damaged.
         """
-        schema = pa.schema([SCHEMA.field(name) for name in names])
-        first, tables = 0, [schema.empty_table()]
-        for i, part in enumerate(self.parts):
-            if part.rows:
-                file = self.path / _part_name(i)
-                tables.append(_read_parquet(file, schema, part.rows, first, scores=False))
-            first += part.rows
-        return pa.concat_tables(tables).unify_dictionaries()
+        return self._read(pa.schema([SCHEMA.field(name) for name in names]), scores=False)
 
     def all_rows(self) -> CatalogRows:
         """Return all rows up to this version, retired ones included."""
@@ -193,8 +180,11 @@ class Catalog:
         for i, part in enumerate(self.parts):
             if part.retired:
                 table = _read_parquet(self.path / _retired_name(i), _RETIRED_SCHEMA, part.retired)
-                ordinals.append(table.column("ordinal").to_numpy())
-                integrity.check_retired(ordinals[-1], first, self.path)
+                retired = table.column("ordinal").to_numpy()
+                if retired.min() < 0 or retired.max() >= first:
+                    problem = f"a part retires a row that is not among the {first} rows before it"
+                    raise integrity.damaged(self.path, problem)
+                ordinals.append(retired)
             first += part.rows
         return np.concatenate(ordinals)
 
@@ -228,23 +218,9 @@ class Catalog:
         if len(retired):
             table = pa.table([pa.array(np.sort(retired))], schema=_RETIRED_SCHEMA)
             _write_parquet(self.path / _retired_name(self.version), table)
-        part = Part(len(rows), len(retired), time.time(), list(sources))
-        grown = Catalog(self.path, (*self.parts, part))
-        files.write_json(self.path / "catalog.json", document(grown.parts))
+        grown = Catalog(self.path, (*self.parts, Part(len(rows), len(retired), time.time(), list(sources))))
+        _write_parts(self.path, grown.parts)
         return grown
-
-
-def document(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return the content of `catalog.json` for a catalog of these parts."""
-    return {"format": FORMAT_VERSION, "parts": [asdict(part) for part in parts]}
-
-
-def files_of(parts: Sequence[Part], first: int) -> list[str]:
-    """Return the names of the files of the parts from `first` on."""
-    names = []
-    for i, part in enumerate(parts[first:], first):
-        names += [_part_name(i)] * bool(part.rows) + [_retired_name(i)] * bool(part.retired)
-    return names
 
 
 def _part_name(index: int) -> str:
@@ -253,6 +229,10 @@ def _part_name(index: int) -> str:
 
 def _retired_name(index: int) -> str:
     return f"retired-{index:06d}.parquet"
+
+
+def _write_parts(path: Path, parts: Sequence[Part]) -> None:
+    files.write_json(path / "catalog.json", {"format": FORMAT_VERSION, "parts": [asdict(part) for part in parts]})
 
 
 def _read_parts(path: Path) -> tuple[Part, ...]:
@@ -273,11 +253,11 @@ def _read_parts(path: Path) -> tuple[Part, ...]:
     return parts
 
 
-def _read_parquet(file: Path, schema: Any, num_rows: int, first: int = 0, *, scores: bool = True) -> pa.Table:
+def _read_parquet(file: Path, schema: Any, num_rows: int, first: int = 0, *, scores: bool = False) -> pa.Table:
     try:
         stored = pq.read_schema(file).names
         if scores:
-            schema = pa.schema([*schema, *(_score(name) for name in stored if name.startswith(SCORE))])
+            schema = pa.schema([*schema, *((name, pa.float64()) for name in stored if name.startswith(SCORE))])
         names = [name for name in schema.names if name in stored]
         table = pq.read_table(file, columns=names, page_checksum_verification=True)
         table = integrity.conform(table, schema, first)
@@ -288,10 +268,6 @@ def _read_parquet(file: Path, schema: Any, num_rows: int, first: int = 0, *, sco
     if len(table) != num_rows:
         raise integrity.damaged(file.parent, f"{file.name} has {len(table)} rows instead of {num_rows}")
     return table
-
-
-def _score(name: str) -> Any:
-    return pa.field(name, pa.float64())
 
 
 def _write_parquet(file: Path, table: pa.Table) -> None:
@@ -306,14 +282,7 @@ _NAME = "catalog-{:03d}"
 
 
 def keep(catalog: Catalog, folder: Path) -> Path:
-    """Copy a catalog into a folder of copies, or bring its copy there up to date.
-
-    Returns:
-        Path of the copy.
-
-    Raises:
-        OSError: The copy could not be written.
-    """
+    """Copy a catalog into a folder of copies, or bring its copy there up to date; return the path of the copy."""
     storage.mkdirs(folder)
     number = 0
     while (path := folder / _NAME.format(number)).exists():
@@ -321,14 +290,14 @@ def keep(catalog: Catalog, folder: Path) -> Path:
         if copy is not None and (copy.is_prefix_of(catalog) or catalog.is_prefix_of(copy)):
             _complete(path, catalog, copy.version)
             if copy.version < catalog.version:
-                files.write_json(path / "catalog.json", document(catalog.parts))
+                _write_parts(path, catalog.parts)
             return path
         number += 1
     unfinished = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     storage.mkdir(unfinished)
     _complete(unfinished, catalog, 0)
-    files.write_json(unfinished / "catalog.json", document(catalog.parts))
+    _write_parts(unfinished, catalog.parts)
     storage.rename(unfinished, path)
     storage.fsync_folder(folder)
     return path
@@ -343,10 +312,11 @@ def _open(path: Path) -> Catalog | None:
 
 def _complete(path: Path, catalog: Catalog, version: int) -> None:
     """Add the missing parts to a copy, whose `catalog.json` names the first `version` ones."""
-    unnamed = set(files_of(catalog.parts, version))  # an interrupted copy may have left these incomplete
-    for name in files_of(catalog.parts, 0):
+    names = [(i, _part_name(i)) for i, part in enumerate(catalog.parts) if part.rows]
+    names += [(i, _retired_name(i)) for i, part in enumerate(catalog.parts) if part.retired]
+    for i, name in names:
         target = path / name
-        if name not in unnamed and target.exists():
+        if i < version and target.exists():  # an interrupted copy may have left later ones incomplete
             continue
         target.unlink(missing_ok=True)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,40 +17,28 @@ from reelworks.catalog.rows import CatalogRows
 Histogram = list[tuple[str, int]]
 
 _SHORT_SIDES = (144, 240, 360, 480, 720, 1080, 1440, 2160)  # lower bounds of the classes
+_SIDE_LABELS = (f"under {_SHORT_SIDES[0]}p", *(f"{side}p" for side in _SHORT_SIDES))
 _FRAME_EDGES = (1, 2, 17, 33, 65, 129, 257, 513)
+_FRAME_LABELS = ("1", *(f"{a}–{b - 1}" for a, b in pairwise(_FRAME_EDGES[1:])), f"over {_FRAME_EDGES[-1] - 1}")
 _FPS_EDGES = (0.0, 12.0, 20.0, 24.5, 25.5, 30.5, 50.5, 60.5)
 _FPS_LABELS = ("under 12", "12–20", "20–24", "25", "26–30", "31–50", "51–60", "over 60")
-_ASPECTS = {
-    "9:21": 9 / 21,
-    "9:16": 9 / 16,
-    "2:3": 2 / 3,
-    "3:4": 3 / 4,
-    "1:1": 1.0,
-    "4:3": 4 / 3,
-    "3:2": 3 / 2,
-    "16:9": 16 / 9,
-    "21:9": 21 / 9,
-}
+_ASPECTS = ((9, 21), (9, 16), (2, 3), (3, 4), (1, 1), (4, 3), (3, 2), (16, 9), (21, 9))
 
 
 @dataclass(frozen=True)
 class Summary:
     """Summary of a catalog. Histograms list (label, count) of the classes that are not empty.
 
+    All but `clips`, `bad` and `bad_reasons` are about readable clips only; `fps` and `duration_seconds` about videos.
+
     Attributes:
         clips: Number of rows, bad ones included.
-        by_kind: Number of readable "video" and "image" rows.
         bad: Number of files that cannot be trained on.
         bad_reasons: Histogram of their reasons without details, most frequent first.
-        captions_missing: Number of readable clips without a caption file.
-        captions_empty: Number of readable clips whose caption file is empty.
-        size_bytes: Total size of the readable files.
-        duration_seconds: Total duration of the readable videos.
-        resolution: Histogram of the short sides of readable clips.
-        num_frames: Histogram of the frame counts of readable clips.
-        fps: Histogram of the frame rates of readable videos.
-        aspect_ratio: Histogram of the nearest common width-to-height ratios of readable clips.
-        scores: Histograms of the scores of readable clips by name, with the number of clips that lack one.
+        captions_missing, captions_empty: Number of clips without a caption file, and with an empty one.
+        resolution: Histogram of the short sides in pixels.
+        aspect_ratio: Histogram of the nearest common width-to-height ratios.
+        scores: Histograms by name, with the number of clips that lack the score.
     """
 
     clips: int
@@ -67,50 +55,28 @@ class Summary:
     aspect_ratio: Histogram
     scores: dict[str, Histogram]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the summary as a JSON value."""
-        return asdict(self)
-
 
 def summarise(rows: CatalogRows) -> Summary:
     """Summarise rows, usually `Catalog.live()`."""
     good = rows.take(rows.readable)
+    aspects = np.log([width / height for width, height in _ASPECTS])
+    middles = (aspects[1:] + aspects[:-1]) / 2  # nearest in the logarithm: 2:1 is as far from 1:1 as 1:2
+    aspect_labels = [f"{width}:{height}" for width, height in _ASPECTS]
     return Summary(
         clips=len(rows),
         by_kind=_present([("video", int(good.is_video.sum())), ("image", int(good.is_image.sum()))]),
         bad=len(rows) - len(good),
-        bad_reasons=_reasons(rows),
+        bad_reasons=Counter(reason.split(":")[0] for reason in rows.error.drop_null().to_pylist()).most_common(),
         captions_missing=good.caption.null_count,
         captions_empty=pc.sum(pc.equal(good.caption, "")).as_py() or 0,
         size_bytes=int(good.size_bytes.sum()),
         duration_seconds=float(good.duration_seconds.sum()),
-        resolution=_resolution(good),
-        num_frames=_frames(good),
+        resolution=_classes(np.minimum(good.height, good.width), (0, *_SHORT_SIDES), _SIDE_LABELS),
+        num_frames=_classes(good.num_frames, _FRAME_EDGES, _FRAME_LABELS),
         fps=_classes(good.fps[good.is_video], _FPS_EDGES, _FPS_LABELS),
-        aspect_ratio=_aspects(good),
+        aspect_ratio=_classes(np.log(good.width / good.height), (-np.inf, *middles), aspect_labels),
         scores={n: _score(s) for n, s in good.scores.items() if not np.isnan(s).all()},
     )
-
-
-def _reasons(rows: CatalogRows) -> Histogram:
-    reasons = rows.error.drop_null().to_pylist()
-    return Counter(reason.split(":")[0] for reason in reasons).most_common()
-
-
-def _resolution(rows: CatalogRows) -> Histogram:
-    labels = [f"under {_SHORT_SIDES[0]}p", *(f"{side}p" for side in _SHORT_SIDES)]
-    return _classes(np.minimum(rows.height, rows.width), (0, *_SHORT_SIDES), labels)
-
-
-def _frames(rows: CatalogRows) -> Histogram:
-    inner = [f"{a}–{b - 1}" for a, b in pairwise(_FRAME_EDGES[1:])]
-    return _classes(rows.num_frames, _FRAME_EDGES, ["1", *inner, f"over {_FRAME_EDGES[-1] - 1}"])
-
-
-def _aspects(rows: CatalogRows) -> Histogram:
-    known = np.log(list(_ASPECTS.values()))
-    middles = (known[1:] + known[:-1]) / 2  # nearest in the logarithm: 2:1 is as far from 1:1 as 1:2
-    return _classes(np.log(rows.width / rows.height), (-np.inf, *middles), list(_ASPECTS))
 
 
 def _score(score: NDArray[np.float64]) -> Histogram:

@@ -11,7 +11,7 @@ import math
 import re
 import string
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from reelworks.catalog.filters import NUMBERS
 from reelworks.core.errors import UserError, nearest
@@ -22,14 +22,8 @@ _CUT = re.compile(r"(?<=[.,])(?=\s|$)")
 _STRAY = re.compile(r"\s*,(?=\s*[.,])|\s+(?=[.,])")  # a comma without text after it, white space before a mark
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A part of a template that a caption contains completely or not at all.
-
-    Attributes:
-        form: Format string for `str.format`.
-        numbers: Columns of numbers that it uses.
-    """
+class Piece(NamedTuple):
+    """A part of a template that a caption contains completely or not at all; `numbers` are the columns in it."""
 
     form: str
     numbers: tuple[str, ...]
@@ -44,7 +38,8 @@ def fill(template: str, text: str, numbers: Mapping[str, float]) -> str:
         numbers: Values of the clip's columns; a missing one is 0, or NaN for a score.
     """
     pieces = parse(template, None)
-    filled = [piece for piece in pieces if all(_is_present(name, numbers[name]) for name in piece.numbers)]
+    missing = {name for name, number in numbers.items() if (number == 0 if name in NUMBERS else math.isnan(number))}
+    filled = [piece for piece in pieces if missing.isdisjoint(piece.numbers)]
     caption = "".join(piece.form.format(text=text, **numbers) for piece in filled)
     if not text:
         caption = re.sub(r" {2,}", " ", _STRAY.sub("", caption))
@@ -53,14 +48,10 @@ def fill(template: str, text: str, numbers: Mapping[str, float]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def parse(template: str, scores: frozenset[str] | None = frozenset()) -> tuple[Piece, ...]:
-    """Split a template into pieces.
+    """Split a template into pieces; refuse unclosed braces, unknown columns, and formats that do not suit numbers.
 
     Args:
-        template: The template as written in the recipe.
         scores: Scores that it may use; None if any unknown name may be a score.
-
-    Raises:
-        UserError: A brace is not closed, a column does not exist, or a format does not suit numbers.
     """
     try:
         pieces = tuple(_pieces(template, scores))
@@ -82,10 +73,6 @@ def parse(template: str, scores: frozenset[str] | None = frozenset()) -> tuple[P
 def names(template: str) -> set[str]:
     """Return the columns of numbers that a template uses."""
     return {name for piece in parse(template, None) for name in piece.numbers}
-
-
-def _is_present(name: str, number: float) -> bool:
-    return number != 0 if name in NUMBERS else not math.isnan(number)
 
 
 def _pieces(template: str, scores: frozenset[str] | None) -> Iterator[Piece]:

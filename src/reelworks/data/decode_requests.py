@@ -15,9 +15,10 @@ from reelworks.catalog.filters import NUMBERS
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
+from reelworks.core.shape import Shape
 from reelworks.data.dataset import Dataset
 from reelworks.media import decode
-from reelworks.media.decode import Measures, Request
+from reelworks.media.decode import Request
 
 
 def decode_requests(
@@ -38,9 +39,7 @@ def decode_requests(
             first_frame_draw=float(first[i]),
             crop_draw=(float(down[i]), float(across[i])),
             short_clips=config.short_clips,
-            measures=Measures(int(r.num_frames[row]), int(r.height[row]), int(r.width[row]))
-            if data.companions
-            else None,
+            measures=Shape(int(r.num_frames[row]), int(r.height[row]), int(r.width[row])) if data.companions else None,
         )
         for i, row in enumerate(rows.tolist())
     ]

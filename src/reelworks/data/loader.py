@@ -23,8 +23,7 @@ from reelworks.data import decode_requests, resume, segment_record
 from reelworks.data.dataset import Dataset
 from reelworks.data.position import DataPosition, next_epoch
 from reelworks.media import decode
-from reelworks.media.decode import Frames, Request
-from reelworks.media.decode_pool import DecodePool, Failure
+from reelworks.media.decode import DecodePool, Failure, Frames, Request
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import plan as planning
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded

@@ -1,8 +1,8 @@
-"""Decode one file to frames of one exact shape: choose the frames and the part of each that is used."""
+"""Decode files to frames of one exact shape, here or in workers that are killed if they hang on a clip."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from PIL import Image
 from reelworks.catalog import probe
 from reelworks.core import retry
 from reelworks.core.shape import Shape
+from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool
 from reelworks.media.config import DataConfig, ShortClips
 
 # Open-Sora v1.2 conditions the model on this frame rate for pictures; its published weights expect it.
@@ -47,10 +48,7 @@ def frame_indices(
         step: Source frames from one used frame to the next.
         draw: Number in [0, 1) that chooses among the possible first frames; 0 starts at the beginning.
         short_clips: How a file that is too short continues after its last frame: "hold" repeats that frame,
-            "loop" starts over.
-
-    Returns:
-        Indices `[wanted]`, ascending unless looped; with "reject", those of a too short file exceed its end.
+            "loop" starts over; with "reject", the indices exceed its end.
     """
     span = np.floor(np.arange(wanted) * step + _EPSILON).astype(np.int64)
     room = max(num_frames - int(span[-1]), 1)
@@ -99,28 +97,16 @@ class MediaError(Exception):
 
 
 @dataclass(frozen=True)
-class Measures:
-    """Number of frames of a clip and its size in pixels as displayed, as measured by a scan."""
-
-    num_frames: int
-    height: int
-    width: int
-
-
-@dataclass(frozen=True)
 class Request:
     """A request to read one clip, with every random choice already drawn.
 
     Attributes:
-        path: The file.
-        is_image: Whether the file is a picture.
-        shape: Number of frames, height and width to return.
+        shape: Shape of the frames to return.
         step: Source frames from one used frame to the next.
         first_frame_draw: Number in [0, 1) that chooses the first frame.
         crop_draw: Numbers in [0, 1) that choose the crop along height and width; 0.5 is the centre.
-        short_clips: What to do with a video of too few frames.
-        measures: Measures by which frames and crop are chosen, so that a clip and its companions show the same
-            frames and region; None for the file's own. A companion picture is used for every frame.
+        measures: Shape of the clip as scanned, by which frames and crop are chosen, so that a clip and its companions
+            show the same frames and region; None for the file's own. A companion picture is used for every frame.
         nearest: Whether to resize by nearest neighbour, without interpolation.
     """
 
@@ -131,7 +117,7 @@ class Request:
     first_frame_draw: float = 0.0
     crop_draw: tuple[float, float] = (0.5, 0.5)
     short_clips: ShortClips = "reject"
-    measures: Measures | None = None
+    measures: Shape | None = None
     nearest: bool = False
 
     def cover(self, height: int, width: int) -> tuple[int, int]:
@@ -141,18 +127,16 @@ class Request:
 
 
 def load(request: Request) -> Frames:
-    """Read a clip or picture; transient storage errors are retried after a pause.
+    """Read frames `[T, H, W, 3]`, uint8 RGB, of a clip or picture; transient storage errors are retried after a pause.
 
-    Returns:
-        Frames `[T, H, W, 3]`, uint8 RGB, as displayed: rotation metadata and EXIF orientation are applied, and
-        transparency is blended over white.
+    Frames are as displayed: rotation metadata and EXIF orientation are applied, and transparency is blended over white.
 
     Raises:
         MediaError: The file is missing or damaged, or has fewer frames than requested.
     """
     try:
         frames = retry.with_retries(lambda: _load_image(request) if request.is_image else _load_video(request))
-    except (MediaError, probe.OpeningError) as error:
+    except (MediaError, probe.ProbeError) as error:
         raise MediaError(str(error)) from None
     except FileNotFoundError:
         raise MediaError("No such file or directory") from None
@@ -194,61 +178,34 @@ def _load_video(request: Request) -> Frames:
     shape = request.shape
     with probe.video(request.path) as container:
         stream = probe.stream(container)
-        times = _presentation_times(container, stream)
+        # Packets alone tell the time of each frame exactly, for variable rates too.
+        times: list[Any] = [packet.pts for packet in container.demux(stream) if packet.size and not packet.is_discard]
         if not times:
             raise MediaError("the file has no frames")
+        timed = None not in times  # otherwise frames are identified by their number
+        in_order = sorted(times) if timed else range(len(times))
         count = len(times) if request.measures is None else request.measures.num_frames
         indices = frame_indices(count, shape.num_frames, request.step, request.first_frame_draw, request.short_clips)
         if indices[-1] >= len(times):
             raise MediaError(f"the file has {len(times)} frames, {int(indices[-1]) + 1} are needed")
-        keys = [times[i] for i in indices]
-        converted = {}
-        if isinstance(keys[0], int):
+        keys = [in_order[i] for i in indices]
+        needed, converted = set(keys), {}
+        if timed:
             container.seek(keys[0], stream=stream, backward=True)
-            converted = _collect(_timed(container, stream), set(keys), request)
-    if len(converted) < len(set(keys)):
-        converted = _from_start(request, keys)
+            converted = _collect(container, timed, needed, request)
+    if len(converted) < len(needed):  # AVI files and raw streams may seek past the needed key frame
+        with probe.video(request.path) as container:
+            converted = _collect(container, timed, needed, request)
+    if missing := len(needed) - len(converted):
+        raise MediaError(f"{missing} of {len(needed)} frames could not be decoded")
     return np.stack([converted[key] for key in keys])
 
 
-# A frame's time in ticks, or `(number,)` if the container lacks the times of some frames.
-_Key = int | tuple[int]
-
-
-def _presentation_times(container: Any, stream: Any) -> list[_Key]:
-    """Return the keys of all frames in display order, from packets alone: exact for variable rates too."""
-    times = [p.pts for p in container.demux(stream) if p.size and not p.is_discard]
-    if any(time is None for time in times):
-        return [(number,) for number in range(len(times))]
-    return sorted(times)
-
-
-def _timed(container: Any, stream: Any) -> Iterator[tuple[_Key, Any]]:
-    for frame in container.decode(stream):
-        yield frame.pts, frame
-
-
-def _numbered(container: Any, stream: Any) -> Iterator[tuple[_Key, Any]]:
-    for number, frame in enumerate(container.decode(stream)):
-        yield (number,), frame
-
-
-def _from_start(request: Request, keys: list[_Key]) -> dict[_Key, Frames]:
-    """Decode a file from its start; AVI files and raw streams may seek past the needed key frame."""
-    with probe.video(request.path) as container:
-        stream = probe.stream(container)
-        read = _timed if isinstance(keys[0], int) else _numbered
-        converted = _collect(read(container, stream), set(keys), request)
-    missing = len(set(keys)) - len(converted)
-    if missing:
-        raise MediaError(f"{missing} of {len(set(keys))} frames could not be decoded")
-    return converted
-
-
-def _collect(frames: Iterator[tuple[_Key, Any]], keys: set[_Key], request: Request) -> dict[_Key, Frames]:
-    """Convert the requested frames, until all are converted or the file ends."""
-    converted: dict[_Key, Frames] = {}
-    for key, frame in frames:
+def _collect(container: Any, timed: bool, keys: set[int], request: Request) -> dict[int, Frames]:
+    """Convert the frames of these times in ticks, or numbers, until all are converted or the file ends."""
+    converted: dict[int, Frames] = {}
+    for number, frame in enumerate(container.decode(probe.stream(container))):
+        key = frame.pts if timed else number
         if key in keys:
             converted.setdefault(key, _convert(frame, request))
         if len(converted) == len(keys):
@@ -292,3 +249,61 @@ EMPTY = "the loss mask is black in every frame and pixel used of the clip"
 def counts(mask_THWC: NDArray[np.uint8]) -> bool:
     """Return whether any pixel of a mask counts in the loss."""
     return bool((mask_THWC.mean(axis=-1) >= BLACK).any())
+
+
+_THREADS = 2
+_PATIENCE_SECONDS = 5.0
+# A process may be killed from outside, e.g. for memory; a clip is blamed only if every attempt dies.
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Reason why a clip could not be decoded."""
+
+    reason: str
+
+
+class DecodePool:
+    """Decodes clips in the background, in threads or in processes.
+
+    Args:
+        num_workers: Spawned processes; 0 uses two threads of this process.
+        timeout_seconds: Seconds that a process may spend on one clip before it is killed and the clip fails.
+            A thread cannot be killed: with 0 workers, a decoder that hangs is waited for.
+    """
+
+    def __init__(self, num_workers: int, timeout_seconds: float) -> None:
+        self.timeout_seconds = timeout_seconds
+        self._threads = ThreadPoolExecutor(num_workers or _THREADS, thread_name_prefix="decode")
+        self._processes = WorkerPool() if num_workers else None
+
+    def submit(self, request: Request) -> Future[Frames | Failure]:
+        """Queue a clip; one that hangs, or whose process dies in every attempt, results in a `Failure`."""
+        return self._threads.submit(_read if self._processes is None else self._read_in_process, request)
+
+    def _read_in_process(self, request: Request) -> Frames | Failure:
+        assert self._processes is not None
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._processes.call(_read, request, self.timeout_seconds)
+            except WorkerHung:
+                return Failure(f"decoding took more than {self.timeout_seconds:g} s and was stopped")
+            except WorkerDied:
+                continue
+        return Failure("the decoder crashed on it")
+
+    def close(self) -> None:
+        """Stop the workers: drop queued clips, and kill a process that hangs in a decoder."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._processes is not None:
+            self._processes.close(_PATIENCE_SECONDS)
+        self._threads.shutdown()
+
+
+def _read(request: Request) -> Frames | Failure:
+    """Decode one clip; return a file's failure as a value, so that it never stops a worker."""
+    try:
+        return load(request)
+    except MediaError as error:
+        return Failure(str(error))

@@ -1,26 +1,65 @@
-"""Open the dataset that a recipe describes."""
+"""Open the dataset that a recipe describes; with `buckets = "auto"`, bucket entries are proposed from its clips."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.buckets import table
+from reelworks.buckets import propose, table
+from reelworks.buckets.assign import Clips, Reason
+from reelworks.buckets.propose import Proposal, Suggestion
 from reelworks.buckets.table import BucketTable
 from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
+from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
 from reelworks.data import eligibility
 from reelworks.data.dataset import Dataset, DataSpec, companion_sources, rows_of
-from reelworks.models.components import geometry
-from reelworks.recipe import auto_buckets
-from reelworks.recipe.auto_buckets import Chosen
+from reelworks.models import components
+from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
+from reelworks.run.folder import RunFolder
+
+_AGAIN = "--set buckets.entries=refresh proposes new ones from the present catalog"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Bucket entries that were chosen for a recipe that has none of its own.
+
+    Attributes:
+        proposal: The proposal that they come from; None if they come from the run's recipe.
+        run: Run folder whose recipe has the entries, or will have them.
+    """
+
+    entries: tuple[Suggestion, ...]
+    proposal: Proposal | None
+    run: str
+
+    def lines(self) -> list[str]:
+        """Describe the chosen entries and the reasons for them, for people."""
+        if self.proposal is None:
+            head = f"buckets: using the {len(self.entries)} entries stored in {self.run}/recipe.toml; {_AGAIN}"
+        else:
+            headline = self.proposal.headline()
+            head = f"buckets: {len(self.entries)} entries proposed, which the run will store; {headline}"
+        return [head, *(f"  {_line(entry)}" for entry in self.entries)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entries as a JSON value."""
+        source = self.proposal.to_json() if self.proposal else {"entries": [asdict(e) for e in self.entries]}
+        return {"kept": self.proposal is None, "lines": self.lines(), **source}
+
+
+def _line(entry: Suggestion) -> str:
+    text = f"{entry.resolution} ×{entry.num_frames}, batch size {entry.batch_size}, keep_prob {entry.keep_prob:g}"
+    return f"{text}: {entry.why}" if entry.why else text
 
 
 @dataclass
@@ -44,69 +83,88 @@ class RecipeData(Dataset):
                 newest version names a score that no clip of its dataset has.
         """
         catalog = Catalog.open(Path(recipe.catalog_folder), version)
-        opened = cls(catalog, table.EMPTY, spec_of(recipe), recipe=recipe)
+        opened = cls(catalog, table.EMPTY, _spec(recipe), recipe=recipe)
         if version is None:  # scores that an earlier version lacks are not a mistake in the recipe
             eligibility.require_scores(recipe.dataset, opened.rows)
         if recipe.buckets.proposes:
-            recipe, chosen = auto_buckets.choose(recipe, geometry_of(recipe), lambda: opened.clips()[0])
+            recipe, chosen = opened._choose_entries()
             opened = replace(opened, recipe=recipe, chosen=chosen)
-        return replace(opened, table=table_of(recipe))
+        return replace(opened, table=_table(recipe))
 
     @classmethod
     def of_rows(cls, recipe: Recipe, catalog: Catalog, ordinals: NDArray[np.int64]) -> RecipeData:
-        """Make the dataset of some rows of an earlier catalog version, for a recipe with chosen bucket entries.
-
-        Args:
-            recipe: The recipe that was used with that version.
-            catalog: The catalog at that version.
-            ordinals: Ordinals of the rows, ascending.
-        """
-        spec, rows = spec_of(recipe), catalog.all_rows().take(ordinals)
+        """Make the dataset of some rows, by ascending ordinal, of an earlier catalog version and its recipe."""
+        spec, rows = _spec(recipe), catalog.all_rows().take(ordinals)
         sources = companion_sources(spec.datasets)
         companions = rows_of(catalog.live(), sources) if sources else rows.take(ordinals[:0])
-        return cls(catalog, table_of(recipe), spec, rows, companions, rows.digest(), recipe=recipe)
+        return cls(catalog, _table(recipe), spec, rows, companions, rows.digest(), recipe=recipe)
 
     @property
     def geometry(self) -> Geometry:
         """Geometry of the recipe's model and autoencoder."""
-        return geometry_of(self.recipe)
+        return components.geometry(self.recipe.model, self.recipe.autoencoder)
+
+    def _choose_entries(self) -> tuple[Recipe, Chosen]:
+        """Return the recipe with the bucket entries of its run, or else with proposed ones."""
+        recipe, stored, proposal = self.recipe, _stored_entries(self.recipe), None
+        if stored is None:
+            clips, _ = self.clips()
+            proposal = propose.propose(clips, recipe.buckets, self.geometry)
+            if not proposal.reached:
+                raise _no_clips(clips)
+            stored = proposal.entries
+        update = {
+            "bucket": [entry.config() for entry in stored],
+            "buckets": recipe.buckets.model_copy(update={"entries": "keep"}),
+        }
+        return recipe.model_copy(update=update), Chosen(stored, proposal, recipe.output)
 
 
-def geometry_of(recipe: Recipe) -> Geometry:
-    """Return the geometry of a recipe's model and autoencoder."""
-    return geometry(recipe.model, recipe.autoencoder)
+def _table(recipe: Recipe) -> BucketTable:
+    geometry = components.geometry(recipe.model, recipe.autoencoder)
+    return table.build(recipe.bucket, recipe.buckets, geometry, extends_short=recipe.data.short_clips != "reject")
 
 
-def table_of(recipe: Recipe) -> BucketTable:
-    """Return the bucket table of a recipe with chosen bucket entries.
-
-    Raises:
-        UserError: The buckets do not fit the model.
-    """
-    extends_short = recipe.data.short_clips != "reject"
-    return table.build(recipe.bucket, recipe.buckets, geometry_of(recipe), extends_short=extends_short)
+def _spec(recipe: Recipe) -> DataSpec:
+    datasets, held_out = tuple(recipe.dataset), recipe.validation
+    split = (held_out.split, held_out.group, held_out.max_clips)
+    return DataSpec(datasets, recipe.seed, recipe.data, *split, recipe.exclude_file, recipe.cost)
 
 
-def spec_of(recipe: Recipe) -> DataSpec:
-    """Return the settings of a recipe that shape its dataset."""
-    return DataSpec(
-        tuple(recipe.dataset),
-        recipe.seed,
-        recipe.data,
-        recipe.validation.split,
-        recipe.validation.group,
-        recipe.validation.max_clips,
-        recipe.exclude_file,
-        recipe.cost,
+def _stored_entries(recipe: Recipe) -> tuple[Suggestion, ...] | None:
+    """Return the entries in the run's recipe; None without a run, or if new entries or limits are requested."""
+    file = RunFolder(Path(recipe.output)).recipe_file
+    if recipe.buckets.entries == "refresh" or not file.exists():
+        return None
+    stored = recipe_file.load(file)
+    stored_limits, limits = ((b.max_tokens, b.max_batch_size) for b in (stored.buckets, recipe.buckets))
+    if stored.buckets.entries != "keep" or stored_limits != limits:
+        return None
+    return tuple(
+        Suggestion(entry.resolution, frames, batch_size or stored.buckets.batch_size, keep_prob)
+        for entry in stored.bucket
+        for frames, batch_size, keep_prob in zip(entry.frames(), entry.batch_sizes(), entry.keep_probs(), strict=True)
+    )
+
+
+def _no_clips(clips: Clips) -> UserError:
+    reasons, counts = np.unique(clips.excluded, return_counts=True)
+    count_by_reason = {
+        "smaller than any bucket" if reason == Reason.NONE else Reason(reason).label: count
+        for reason, count in zip(reasons.tolist(), counts.tolist(), strict=True)
+    }
+    listed = ", ".join(f"{count} {reason}" for reason, count in count_by_reason.items())
+    return UserError(
+        f"there is no clip to propose bucket entries for ({listed or 'the datasets are empty'})",
+        code="no-clip-to-propose-from",
+        field="buckets",
+        value="auto",
+        remedy="repair the clips, or choose other datasets or a smaller autoencoder.stride",
     )
 
 
 def scan_recipe(recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = None) -> ScanResult:
-    """Bring the recipe's catalog up to date; unchanged files are not opened.
-
-    Raises:
-        UserError: A folder is missing or empty, a list is invalid, or the catalog cannot be written.
-    """
+    """Bring the recipe's catalog up to date; unchanged files are not opened."""
     sources = [d.place for d in recipe.dataset] + companion_sources(recipe.dataset)
     workers = os.cpu_count() or 1
     return scan_sources(sources, Path(recipe.catalog_folder), workers=workers, on_progress=on_progress)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from reelworks.core import toml_none
 from reelworks.recipe.recipe import Recipe
@@ -14,23 +13,12 @@ from reelworks.run.folder import RunFolder
 NOT_SET = "not set"
 
 
-@dataclass(frozen=True)
-class Change:
-    """A recipe key whose value differs.
-
-    Attributes:
-        key: Dotted key, with indices for entries of lists of tables: `bucket.0.batch_size`.
-        before, after: Values, or "not set" if a recipe does not have the key.
-    """
+class Change(NamedTuple):
+    """A dotted recipe key, such as `bucket.0.batch_size`, with its differing values, or "not set" without it."""
 
     key: str
     before: Any
     after: Any
-
-
-def values(recipe: Recipe) -> dict[str, Any]:
-    """Return a resolved recipe as nested plain values, as in its TOML."""
-    return toml_none.to_toml(recipe)
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Change]:
@@ -62,7 +50,8 @@ def of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
         before = tomllib.loads(history.recipe_of(folder, step).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    changed = changes(before, values(now))
-    lines = [f"{change.key}: {change.before} then, {change.after} now" for change in changed]
+    lines = [
+        f"{change.key}: {change.before} then, {change.after} now" for change in changes(before, toml_none.to_toml(now))
+    ]
     more = len(lines) - _SHOWN
     return lines[:_SHOWN] + ([f"and {more} more keys of the recipe"] if more > 0 else [])

@@ -50,20 +50,18 @@ def explain(error: ValidationError) -> UserError:
     errors = error.errors()
     paths = [_path(e) for e in errors]
     # Each alternative of a union reports an error; the most specific path belongs to the intended one.
-    specific = [e for e, path in zip(errors, paths, strict=True) if not any(_is_part(p, path) for p in paths)]
-    first, *others = [_problem(e) for e in specific]
+    first, *others = [
+        _problem(e)
+        for e, path in zip(errors, paths, strict=True)
+        if not any(len(p) > len(path) and p[: len(path)] == path for p in paths)
+    ]
     more = [f"\n  also {p.field} = {p.value!r}: {p.problem}; {p.remedy}" for p in others[: _SHOWN - 1]]
     return UserError(
-        first.problem,
-        code=first.code,
-        field=first.field,
-        value=first.value,
-        remedy=first.remedy + "".join(more),
+        first.problem, code=first.code, field=first.field, value=first.value, remedy=first.remedy + "".join(more)
     )
 
 
 def _problem(error: Any) -> UserError:
-    """Convert one of pydantic's errors to a `UserError`."""
     path = _path(error)
     field = ".".join(str(part) for part in path)
     kind, value, message = error["type"], error["input"], error["msg"]
@@ -71,7 +69,8 @@ def _problem(error: Any) -> UserError:
     if isinstance(cause, UserError):
         return cause
     if kind == "extra_forbidden":
-        if (new := _RENAMED.get(".".join(str(part) for part in path if isinstance(part, str)))) is not None:
+        new = _RENAMED.get(".".join(part for part in path if isinstance(part, str)))
+        if new is not None:
             return UserError(
                 "this key was renamed", code="renamed-key", field=field, value=value, remedy=f"write {new}"
             )
@@ -83,11 +82,7 @@ def _problem(error: Any) -> UserError:
         return UserError("wrong type", code="wrong-type", field=field, value=value, remedy=f"give {_TYPE_WORDS[kind]}")
     if kind == "string_too_short":
         return UserError(
-            "the value is empty",
-            code="empty-value",
-            field=field,
-            value=value,
-            remedy="give a text, or remove the key",
+            "the value is empty", code="empty-value", field=field, value=value, remedy="give a text, or remove the key"
         )
     if message.startswith("Input should be "):
         allowed = message.removeprefix("Input should be ")
@@ -113,16 +108,8 @@ def _suggestion(value: str, allowed: str) -> str:
 
 
 def _path(error: Any) -> list[int | str]:
-    return [part for part in error["loc"] if not _names_a_type(part)]
-
-
-def _is_part(path: Sequence[int | str], of: Sequence[int | str]) -> bool:
-    return len(path) > len(of) and path[: len(of)] == of
-
-
-def _names_a_type(part: int | str) -> bool:
-    """Return whether a part of a path is a type, which pydantic adds for each alternative of a union."""
-    return isinstance(part, str) and ("[" in part or part in ("int", "float", "str"))
+    """Return the keys of a place without the types that pydantic adds for each alternative of a union."""
+    return [part for part in error["loc"] if "[" not in str(part) and part not in ("int", "float", "str")]
 
 
 def _keys_beside(path: Sequence[int | str]) -> list[str]:

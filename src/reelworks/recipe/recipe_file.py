@@ -24,15 +24,7 @@ from reelworks.recipe.recipe import Recipe
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe.
-
-    Args:
-        path: The TOML file.
-        overrides: Texts `a.b=value`; a value that is not valid TOML is used as plain text.
-
-    Raises:
-        UserError: The file is missing or not valid TOML, or `parse` refuses its values.
-    """
+    """Read a recipe with overrides `a.b=value`, in which a value that is not valid TOML is used as plain text."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -64,8 +56,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 def parse(values: dict[str, Any]) -> Recipe:
     """Make a recipe of plain values, and check it against the schema and the model.
 
-    Raises:
-        UserError: Values are invalid; the error has the field of the first problem and lists the others.
+    The error for invalid values has the field of the first problem and lists the others.
     """
     try:
         recipe = Recipe.model_validate(toml_none.from_toml(values, Recipe))
@@ -137,10 +128,7 @@ def _require_base_target(recipe: Recipe) -> None:
     if any(targets_base) and recipe.lora is None:
         problem, remedy = "without a LoRA there is no frozen base to predict the target", "add [lora]"
     elif all(targets_base):
-        problem, remedy = (
-            "all datasets have it, so that the LoRA would learn nothing",
-            "unset it for one dataset",
-        )
+        problem, remedy = "all datasets have it, so that the LoRA would learn nothing", "unset it for one dataset"
     else:
         return
     raise UserError(
@@ -180,27 +168,23 @@ def _override(values: dict[str, Any], text: str) -> None:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw
-    values.update({"buckets": as_table(values["buckets"])} if "buckets" in values else {})
+    if "buckets" in values:
+        values["buckets"] = as_table(values["buckets"])
     node: Any = values
     for part in parents:
-        node = _descend(node, part, text)
-    if isinstance(node, list):
-        node[_index(node, last, text)] = value
-    elif isinstance(node, dict):
-        node[last] = value
-    else:
-        raise _no_such_table(text)
+        node = node.setdefault(part, {}) if isinstance(node, dict) else node[_index(node, part, text)]
+    node[last if isinstance(node, dict) else _index(node, last, text)] = value
 
 
-def _descend(node: Any, part: str, text: str) -> Any:
-    if isinstance(node, list):
-        return node[_index(node, part, text)]
-    if isinstance(node, dict):
-        return node.setdefault(part, {})
-    raise _no_such_table(text)
-
-
-def _index(node: list[Any], part: str, text: str) -> int:
+def _index(node: Any, part: str, text: str) -> int:
+    if not isinstance(node, list):
+        raise UserError(
+            "there is no table of that name",
+            code="unknown-table",
+            field="--set",
+            value=text,
+            remedy="see docs/reference/recipe.md",
+        )
     if not part.isdecimal() or int(part) >= len(node):
         raise UserError(
             f'"{part}" is not the index of one of the {len(node)} entries',
@@ -210,13 +194,3 @@ def _index(node: list[Any], part: str, text: str) -> int:
             remedy="count from 0, as in --set bucket.0.batch_size=4",
         )
     return int(part)
-
-
-def _no_such_table(text: str) -> UserError:
-    return UserError(
-        "there is no table of that name",
-        code="unknown-table",
-        field="--set",
-        value=text,
-        remedy="see docs/reference/recipe.md",
-    )

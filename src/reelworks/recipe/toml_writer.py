@@ -18,7 +18,6 @@ class Line:
 
     Attributes:
         table: Header of its table, such as "[model]" or "[[dataset]]"; "" for keys at the top.
-        key: Name of the key.
         value: A number, a text, or a list of them.
         why: Comment for the reader.
         number: Index of the table among those with the same header.

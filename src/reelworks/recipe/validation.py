@@ -15,11 +15,7 @@ COMPANIONS = ("control", "source")  # companions that can be inputs of a network
 
 
 def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[str, float]) -> None:
-    """Refuse an objective for which the weights were not trained, and frame conditions that the network lacks.
-
-    Raises:
-        UserError: The objective or the conditions do not suit the model.
-    """
+    """Refuse an objective for which the weights were not trained, and frame conditions that the network lacks."""
     wants = conditioning(model)
     if model.weights is not None and objective not in wants.objectives:
         raise UserError(
@@ -40,11 +36,7 @@ def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[s
 
 
 def require_text_encoder(model: ModelConfig, text: TextEncoderConfig) -> None:
-    """Refuse weights that were trained with other text encoders, which may have the same width.
-
-    Raises:
-        UserError: The text encoder is that of another model family.
-    """
+    """Refuse weights that were trained with other text encoders, which may have the same width."""
     expected = registry.PRESETS[model.name].parts.text
     if text.name not in ("hashed", expected) and _trained_elsewhere(model.weights, "text_encoder", text.name):
         raise UserError(
@@ -60,9 +52,6 @@ def require_autoencoder(model: ModelConfig, autoencoder: AutoencoderConfig) -> N
     """Refuse weights that were trained with another autoencoder of as many latent channels.
 
     Another number of channels is refused when the weights are loaded, by their shapes.
-
-    Raises:
-        UserError: The autoencoder is that of another model family.
     """
     expected = other_latents(model, autoencoder)
     if expected is not None and _trained_elsewhere(model.weights, "autoencoder", autoencoder.name):
@@ -90,12 +79,8 @@ def require_companions(model: ModelConfig, given: Sequence[Collection[str]], pre
     """Refuse companions that the network does not take, and missing ones that it needs.
 
     Args:
-        model: The denoiser.
         given: Kinds of companions of each dataset, or of each sample to generate.
         prefix: Prefix of the keys or options that name the companions.
-
-    Raises:
-        UserError: A companion is not supported, is needed, or is missing in some datasets.
     """
     wants = conditioning(model)
     for name in COMPANIONS:
@@ -119,11 +104,7 @@ def require_companions(model: ModelConfig, given: Sequence[Collection[str]], pre
 
 
 def require_first_frame(model: ModelConfig, reference: str | None, field: str, num_frames: int) -> None:
-    """Refuse to generate without a first frame that the network needs, or with one that it does not support.
-
-    Raises:
-        UserError: The first frame is missing or not supported.
-    """
+    """Refuse to generate without a first frame that the network needs, or with one that it does not support."""
     wants = conditioning(model)
     needs = wants.first_frame is not None and num_frames > 1
     if needs and reference is None:
@@ -136,11 +117,7 @@ def require_first_frame(model: ModelConfig, reference: str | None, field: str, n
 
 
 def require_image_encoder(model: ModelConfig) -> None:
-    """Refuse a missing image encoder that the model needs, and one that it does not use.
-
-    Raises:
-        UserError: `model.image_encoder` is missing or not supported.
-    """
+    """Refuse a missing image encoder that the model needs, and one that it does not use."""
     kind = conditioning(model).image_encoder
     if (kind is None) != (model.image_encoder is None):
         raise UserError(

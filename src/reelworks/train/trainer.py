@@ -24,7 +24,7 @@ from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.media.decode_pool import DecodePool
+from reelworks.media.decode import DecodePool
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.lora.base_model import Base
 from reelworks.precision.boundary import DtypeBoundary

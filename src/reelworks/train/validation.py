@@ -15,7 +15,7 @@ from reelworks.data.loader import MicroBatchRequest, StepSource
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.media.decode_pool import DecodePool
+from reelworks.media.decode import DecodePool
 from reelworks.models.api import DenoiserInputs
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.schedule.plan import Entries

@@ -11,8 +11,7 @@ from reelworks.analysis import contact_sheet, discarded
 from reelworks.data import decode_requests, loader
 from reelworks.data.loader import StepSource
 from reelworks.generate import writers
-from reelworks.media.decode import load
-from reelworks.media.decode_pool import DecodePool
+from reelworks.media.decode import DecodePool, load
 from reelworks.report import sheet
 from reelworks.schedule.plan import Entries
 

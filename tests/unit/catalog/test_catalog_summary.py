@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import media_makers as media
@@ -46,7 +46,7 @@ def test_counts(rows: CatalogRows) -> None:
     assert found.fps == [("20–24", 1)]
     assert found.aspect_ratio == [("9:16", 1), ("1:1", 1), ("4:3", 1), ("16:9", 1)]
     assert found.duration_seconds == pytest.approx(20 / 24)
-    assert json.loads(json.dumps(found.to_json()))["bad"] == 3
+    assert json.loads(json.dumps(asdict(found)))["bad"] == 3
 
 
 def test_an_empty_catalog_has_nothing() -> None:

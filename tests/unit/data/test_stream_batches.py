@@ -13,8 +13,7 @@ from PIL import Image
 from stream_works import LONG_SECONDS, greys, request, work
 
 from reelworks.data.loader import MicroBatchRequest, read_ahead
-from reelworks.media.decode import Frames, Request
-from reelworks.media.decode_pool import DecodePool, Failure
+from reelworks.media.decode import DecodePool, Failure, Frames, Request
 
 
 class Watched(DecodePool):

@@ -18,8 +18,8 @@ from stream_crash import Deadly
 from stream_works import LONG_SECONDS, greys, request, work
 
 from reelworks.data.loader import read_ahead
-from reelworks.media import decode_pool
-from reelworks.media.decode_pool import DecodePool
+from reelworks.media import decode
+from reelworks.media.decode import DecodePool
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_clip_that_hangs_is_ended_named_and_not_tried_again(pictures: list[Pat
 
 
 def test_a_worker_that_hangs_is_killed_when_the_pool_closes(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_pool, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(decode, "_PATIENCE_SECONDS", 0.1)
     pool = DecodePool(1, LONG_SECONDS)
     pool.submit(request(pipe))
     with pipe.open("wb"):  # returns when the worker has opened it, which then waits for what is never written

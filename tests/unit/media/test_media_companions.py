@@ -10,9 +10,9 @@ from media_makers import differ, numbered, numbers, write
 from PIL import Image
 
 from reelworks.core.shape import Shape
-from reelworks.media.decode import Measures, MediaError, Request, load
+from reelworks.media.decode import MediaError, Request, load
 
-MEASURES = Measures(20, 48, 96)
+MEASURES = Shape(20, 48, 96)
 
 
 def slope(height, width, n=20):
