@@ -86,7 +86,7 @@ def _full_disk(recipe: dict, *steps: int) -> None:
     from reelworks.train import checkpointing
     from reelworks.train.trainer import RunOptions, run
 
-    checkpointing._PATIENCE_SECONDS = 0.0
+    checkpointing._RETRY_SECONDS = 0.0
 
     def full(call: str, path: Path) -> None:
         if call == "write" and any(f"checkpoints/.tmp-step-{step:09d}" in str(path) for step in steps):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,8 +10,11 @@ from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.train import optimizer_names
 
-# Less of the rate that it finds was meant as a rate of AdamW's.
-_LEAST_OF_PRODIGY = 0.01
+if TYPE_CHECKING:
+    from reelworks.data.position import DataPosition
+
+# A smaller factor was probably meant as a learning rate of AdamW.
+_MIN_PRODIGY_FACTOR = 0.01
 
 
 class TrainConfig(Config):
@@ -64,7 +67,7 @@ class TrainConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_the_optimizer(cls, values: Any) -> Any:
+    def _complete(cls, values: Any) -> Any:
         return optimizer_names.complete(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
@@ -79,28 +82,26 @@ class TrainConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _rate_can_be_followed(self) -> TrainConfig:
-        if self.optimizer == "prodigy" and self.learning_rate < _LEAST_OF_PRODIGY:
+    def _check_rates(self) -> TrainConfig:
+        if self.optimizer == "prodigy" and self.learning_rate < _MIN_PRODIGY_FACTOR:
             raise UserError(
-                "prodigy multiplies the rate that it finds by this number, and would train next to nothing",
+                "prodigy multiplies the rate that it finds by this number, and would hardly train",
                 code="learning-rate-too-low",
                 field="train.learning_rate",
                 value=self.learning_rate,
                 remedy="leave it out, or set it to 1.0",
             )
-        if self.learning_rate_schedule == "constant":
-            if self.final_learning_rate:
-                raise UserError(
-                    "a constant rate does not fall",
-                    code="constant-rate-does-not-fall",
-                    field="train.final_learning_rate",
-                    value=self.final_learning_rate,
-                    remedy='leave it out, or set train.learning_rate_schedule to "linear" or "cosine"',
-                )
-            return self
+        if self.learning_rate_schedule == "constant" and self.final_learning_rate:
+            raise UserError(
+                "a constant learning rate does not fall",
+                code="constant-rate-does-not-fall",
+                field="train.final_learning_rate",
+                value=self.final_learning_rate,
+                remedy='leave it out, or set train.learning_rate_schedule to "linear" or "cosine"',
+            )
         if self.final_learning_rate > self.learning_rate:
             raise UserError(
-                f"it is above the rate to begin with, {self.learning_rate:g}",
+                f"it is above train.learning_rate, {self.learning_rate:g}",
                 code="final-rate-above-rate",
                 field="train.final_learning_rate",
                 value=self.final_learning_rate,
@@ -110,11 +111,11 @@ class TrainConfig(Config):
 
     @field_validator("skip_steps")
     @classmethod
-    def _skips(cls, value: list[list[int]]) -> list[list[int]]:
+    def _check_skip_steps(cls, value: list[list[int]]) -> list[list[int]]:
         for pair in value:
             if len(pair) != 2 or not 1 <= pair[0] <= pair[1]:
                 raise UserError(
-                    "not a first and a last step, counted from 1",
+                    "not a pair of a first and a last step, counted from 1",
                     code="step-range-invalid",
                     field="train.skip_steps",
                     value=pair,
@@ -124,12 +125,31 @@ class TrainConfig(Config):
 
     @property
     def lacks_end(self) -> bool:
-        """True for a rate that falls to an end which is not set: such a recipe can be planned, not trained."""
+        """True if the learning rate falls until max_steps, which is not set; such a recipe can only be planned."""
         return self.learning_rate_schedule != "constant" and self.max_steps is None
 
     def skips(self, step: int) -> bool:
-        """True for a step (from 1) that is not to be trained."""
+        """Whether a step, counted from 1, is to be skipped."""
         return any(first <= step <= last for first, last in self.skip_steps)
+
+    def is_done(self, position: DataPosition) -> bool:
+        """Whether training ends at a position."""
+        if self.max_steps is not None and position.global_step >= self.max_steps:
+            return True
+        return self.max_epochs is not None and position.epoch + position.at_end >= self.max_epochs
+
+    def last_step(self, position: DataPosition) -> int:
+        """Return the step at which training ends; later epochs are assumed to be as long as the plan at the position."""
+        if self.max_epochs is None:
+            assert self.max_steps is not None
+            return self.max_steps
+        left = (self.max_epochs - position.epoch) * position.plan.steps - position.row
+        last = position.global_step + max(left, 0)
+        return last if self.max_steps is None else min(last, self.max_steps)
+
+    def total_steps(self, position: DataPosition) -> int | None:
+        """Return `last_step` if it is known: the rest of an epoch does not tell how long other epochs are."""
+        return self.max_steps if position.segment else self.last_step(position)
 
 
 class ValidationConfig(Config):
@@ -145,15 +165,15 @@ class ValidationConfig(Config):
 
     @field_validator("timesteps")
     @classmethod
-    def _times(cls, value: list[float]) -> list[float]:
+    def _check_timesteps(cls, value: list[float]) -> list[float]:
         wrong = [t for t in value if not 0 < t <= 1000]
         if wrong or not value:
             raise UserError(
-                "a timestep must lie in (0, 1000], 1000 being pure noise" if wrong else "no time to validate at",
+                "a timestep must lie in (0, 1000], 1000 being pure noise" if wrong else "no timestep to validate at",
                 code="validation-timesteps-invalid",
                 field="validation.timesteps",
                 value=wrong[0] if wrong else value,
-                remedy="give times such as [100.0, 500.0, 900.0]",
+                remedy="give timesteps such as [100.0, 500.0, 900.0]",
             )
         return value
 
@@ -185,6 +205,6 @@ class SamplesConfig(Config):
 
     @property
     def companions(self) -> dict[str, str]:
-        """Files of companions by kind."""
+        """Files of the companions, by kind."""
         files = {"control": self.control, "source": self.source}
         return {kind: file for kind, file in files.items() if file is not None}

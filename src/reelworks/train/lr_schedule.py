@@ -1,4 +1,4 @@
-"""The learning rate: a function of the recipe and the step, so that nothing of it has to be saved."""
+"""The learning rate as a function of the recipe and the step, so that a checkpoint need not save it."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from reelworks.train.config import TrainConfig
 
 
 def no_end(config: TrainConfig, steps_per_epoch: int | None = None) -> UserError:
-    """The error for a rate that falls to an end which is not set.
+    """Return the error for a falling learning rate without max_steps.
 
     Args:
-        config: It lacks the end.
-        steps_per_epoch: As the first epoch is planned, where it is.
+        config: Settings that set max_epochs and not max_steps.
+        steps_per_epoch: Steps of the first epoch; None if it is not planned.
     """
     assert config.max_epochs is not None
-    of_epochs = "the steps of all epochs, which `reelworks plan RECIPE` tells"
+    steps = "the steps of all epochs, which `reelworks plan RECIPE` prints"
     if steps_per_epoch is not None:
         total = config.max_epochs * steps_per_epoch
-        of_epochs = f"{total}, as many as {config.max_epochs} epochs of {steps_per_epoch} steps have"
+        steps = f"{total}, the steps of {config.max_epochs} epochs of {steps_per_epoch} steps"
     return UserError(
-        "the rate falls until train.max_steps, which is not set: how many steps epochs have changes with the data",
+        "the learning rate falls until train.max_steps, which is not set; the steps of an epoch change with the data",
         code="schedule-without-end",
         field="train.learning_rate_schedule",
         value=config.learning_rate_schedule,
-        remedy=f"set train.max_steps to {of_epochs}",
+        remedy=f"set train.max_steps to {steps}",
     )
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Learning rate of the step after `step` done ones: linear warm-up, then as the schedule says."""
+    """Return the learning rate of the step that follows `step` done ones: linear warm-up, then the schedule."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     if config.learning_rate_schedule == "constant":

@@ -155,7 +155,7 @@ def _sizes(recipe: Recipe) -> LiveEncoder:
     image: Any = None
     if (kind := conditioning.image_encoder) is not None:
         image = _Image(IMAGE_ENCODERS[kind].tokens, conditioning.image_dim)
-    return LiveEncoder(latents, text, torch.device("meta"), conditioning, image, build.given(recipe))
+    return LiveEncoder(latents, text, torch.device("meta"), conditioning, image, build.given_companions(recipe))
 
 
 def _of_all(table: BucketTable, largest: dict[str, int]) -> dict[str, float]:
