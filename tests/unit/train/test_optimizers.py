@@ -19,7 +19,7 @@ from reelworks.train import optimizer_names
 from reelworks.train.config import TrainConfig
 from reelworks.train.optimizer_names import OPTIMIZERS
 from reelworks.train.optimizers import ShardedOptimizer, matrices
-from reelworks.train.preflight import memory
+from reelworks.train.preflight import estimate
 from reelworks.train.state import TrainState
 
 WHOLE = sorted(name for name, one in OPTIMIZERS.items() if one.whole)
@@ -224,8 +224,8 @@ def test_memory_is_told_before_it_is_taken(name: str, least: float, most: float)
             made.model, autoencoder=made.autoencoder, text=made.text_encoder, device=device, seed=0
         )
 
-    told = memory.held(made, build("meta")).optimizer
+    told = estimate.memory_without_activations(made, build("meta")).optimizer
     state = TrainState.start(build("cpu"), made.train)
-    assert told == memory.size(list(state.optimizer.tensors().values()))
+    assert told == estimate.size(list(state.optimizer.tensors().values()))
     weights = sum(parameter.numel() for parameter in state.module.parameters())
     assert least <= told / weights <= most
