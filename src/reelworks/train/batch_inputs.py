@@ -35,15 +35,7 @@ def objective_of_step(
 
     All clips of a step, on all ranks, train the same expert, so that the other one is not run. It is drawn with the
     share of timesteps that the step's clips would draw in its range, so that over many steps each expert trains on as
-    many clips as if each clip drew for itself.
-
-    Args:
-        recipe: Recipe, with one model or two experts.
-        table: Bucket table of the plan.
-        geometry: Geometry of the autoencoder.
-        plan: Plan of the epoch's segment.
-        row: Row of the step in the plan.
-        step: Optimizer steps done before it.
+    many clips as if each clip drew for itself. `step` counts the optimizer steps done before it.
     """
     switch = switch_timestep(recipe.model)
     if switch is None or recipe.model.experts != "both":
@@ -156,16 +148,7 @@ def training_example(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveC
     """Encode a micro-batch, and draw its timesteps, noise, masks and caption dropout."""
     latent = encoder.latents(batch.frames)
     drawn = draw(batch.work, config, seed=seed, latent_frames=latent.shape[2])
-    return _example(
-        batch,
-        encoder,
-        config,
-        latent,
-        drawn.time.to(encoder.device),
-        normal(tuple(latent.shape[1:]), _seeds(batch.work, Purpose.NOISE, seed), encoder.device),
-        frame_mask=torch.from_numpy(drawn.frame_mask).to(encoder.device),
-        drop_text=drawn.drop_text,
-    )
+    return _example(batch, encoder, config, latent, drawn, _seeds(batch.work, Purpose.NOISE, seed))
 
 
 def validation_example(
@@ -173,56 +156,43 @@ def validation_example(
 ) -> Example:
     """Encode one held-out clip, repeated for each timestep, with noise that is the same in all validations and runs."""
     latent, n = encoder.latents(batch.frames), len(times)
+    time = torch.tensor(times, dtype=torch.float32)
+    fixed = Choices(time, time, np.ones((n, latent.shape[2]), dtype=np.bool_), np.zeros(n, dtype=np.bool_))
     noise_seeds = hash_rng.hash64(seed, "validation", batch.work.uids, np.arange(n), Purpose.NOISE)
-    return _example(
-        batch,
-        encoder,
-        config,
-        latent.expand(n, -1, -1, -1, -1),
-        torch.tensor(times, dtype=torch.float32, device=encoder.device),
-        normal(tuple(latent.shape[1:]), noise_seeds, encoder.device),
-        frame_mask=torch.ones(n, latent.shape[2], dtype=torch.bool, device=encoder.device),
-        drop_text=np.zeros(n, dtype=np.bool_),
-    )
+    return _example(batch, encoder, config, latent.expand(n, -1, -1, -1, -1), fixed, noise_seeds)
 
 
 def _example(
-    batch: MicroBatch,
-    encoder: LiveEncoder,
-    config: ObjectiveConfig,
-    x0: Tensor,
-    time: Tensor,
-    noise: Tensor,
-    *,
-    frame_mask: Tensor,
-    drop_text: NDArray[np.bool_],
+    batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, x0: Tensor, drawn: Choices, noise_seeds: U64
 ) -> Example:
-    work, n = batch.work, len(time)
+    work, device, n = batch.work, encoder.device, len(x0)
+    time, frame_mask = drawn.time.to(device), torch.from_numpy(drawn.frame_mask).to(device)
+    noise = normal(tuple(x0.shape[1:]), noise_seeds, device)
     companions, first_frames = batch.companions, batch.frames[:, 0]
     source = companions["source"][:, 0] if "source" in encoder.given else None
-    text = encoder.texts(work.captions, drop_text[: len(work.captions)].tolist(), source)
+    text = encoder.texts(work.captions, drawn.drop_text[: len(work.captions)].tolist(), source)
     conditions = conditioning.encode_conditioning(
         encoder, x0[: len(first_frames)], companions, first_frames, work.shape.num_frames
     )
-    fps = torch.tensor(work.fps, dtype=torch.float32, device=encoder.device)
+    fps = torch.tensor(work.fps, dtype=torch.float32, device=device)
     inputs = DenoiserInputs(
         latent=objectives.from_config(config).noised(x0, noise, time, frame_mask),
         time=time,
         text=text.tokens.expand(n, -1, -1),
         text_mask=text.mask.expand(n, -1),
         pooled=text.pooled.expand(n, -1),
-        guidance=torch.ones(n, device=encoder.device),
+        guidance=torch.ones(n, device=device),
         frame_mask=frame_mask,
         fps=fps.expand(n),
-        height=torch.full((n,), float(work.shape.height), device=encoder.device),
-        width=torch.full((n,), float(work.shape.width), device=encoder.device),
-        drop_text=torch.from_numpy(drop_text).to(encoder.device),
+        height=torch.full((n,), float(work.shape.height), device=device),
+        width=torch.full((n,), float(work.shape.width), device=device),
+        drop_text=torch.from_numpy(drawn.drop_text).to(device),
         **{name: value.expand(n, *value.shape[1:]) for name, value in conditions.items()},
     )
-    counts = batch.counts.to(encoder.device).expand(n)
+    counts = batch.counts.to(device).expand(n)
     weight = None
     if "loss_mask" in companions:
-        mask = companions["loss_mask"].to(encoder.device)
+        mask = companions["loss_mask"].to(device)
         weight = conditioning.weights(mask, encoder.autoencoder.geometry).expand(n, -1, -1, -1)
         # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
         counts = counts & (weight.amax(dim=(2, 3)) * frame_mask).any(dim=1)

@@ -60,9 +60,7 @@ class TrainedModel:
 def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:
     """Check that all weights that a recipe names exist, before any of them is read.
 
-    Args:
-        recipe: The recipe.
-        resumed: True if the LoRA comes from a checkpoint, so that lora.weights is not needed.
+    If the run is resumed, the LoRA comes from a checkpoint, and lora.weights is not needed.
 
     Raises:
         UserError: Some weights do not exist; names the first.
@@ -85,10 +83,7 @@ def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:
 def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False) -> Denoiser:
     """Build the recipe's network, with weights loaded from files or drawn from the seed.
 
-    Args:
-        recipe: The recipe.
-        device: Device to build it on.
-        resumed: True if the LoRA comes from a checkpoint; lora.weights is not read then, and may no longer exist.
+    If the run is resumed, the LoRA comes from a checkpoint; lora.weights is not read, and may no longer exist.
     """
     lora = recipe.lora
     if resumed and lora is not None:

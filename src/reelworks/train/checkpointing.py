@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any
 
 from reelworks.checkpoint import disk_space, forecast, load, names, retention, save, shards
 from reelworks.checkpoint.async_save import Background, held_bytes
@@ -44,24 +44,8 @@ _ASYNCHRONOUS_BYTES = 1_000_000_000
 _RETRY_SECONDS = 30.0
 
 
-class SavedPosition(NamedTuple):
-    """The position in the data that a checkpoint stores."""
-
-    cursor: Cursor
-    excluded: Excluded
-    aliases: Aliases
-
-
-class SaveOrder(TypedDict):
-    """Arguments of a save other than the tensors."""
-
-    extra: dict[str, bytes]
-    metrics: dict[str, float]
-    run_id: str
-
-
-def restore(checkpoint: Path, state: TrainState, base: Base | None) -> SavedPosition:
-    """Load weights, average and optimizer in place. Collective.
+def restore(checkpoint: Path, state: TrainState, base: Base | None) -> tuple[Cursor, Excluded, Aliases]:
+    """Load weights, average and optimizer in place, and return the position in the data. Collective.
 
     Raises:
         UserError: The checkpoint belongs to another model, or its LoRA was trained on another base.
@@ -75,7 +59,7 @@ def restore(checkpoint: Path, state: TrainState, base: Base | None) -> SavedPosi
         excluded = Excluded.from_bytes(load.read_extra(checkpoint, _EXCLUDED))
     if load.has_extra(checkpoint, _ALIASES):
         aliases = Aliases.from_bytes(load.read_extra(checkpoint, _ALIASES))
-    return SavedPosition(Cursor(**json.loads(load.read_extra(checkpoint, names.CURSOR))), excluded, aliases)
+    return Cursor(**json.loads(load.read_extra(checkpoint, names.CURSOR))), excluded, aliases
 
 
 def try_disk(run: OpenRun, recipe: Recipe, state: TrainState, position: DataPosition) -> None:
@@ -123,10 +107,6 @@ class CheckpointManager:
     which is repeated later.
 
     Args:
-        run: The open run folder.
-        data: The data in training; a checkpoint stores the position in them.
-        model: The model in training.
-        log: Receives the events of saves.
         mirror: Copies checkpoints, on the main rank; None if the recipe has no mirror.
         resumed_from: Step of the checkpoint that was loaded; None for a fresh start.
     """
@@ -264,8 +244,8 @@ class CheckpointManager:
         try:
             self._require_finite()
             if self._can_save_asynchronously(step):
-                order = self._order(position, metrics)
-                self._background.start(self._store, step, self._state.state_dict(), **order)
+                state, extra = self._state.state_dict(), self._extra(position)
+                self._background.start(self._store, step, state, extra=extra, metrics=metrics, run_id=self._run.id)
                 self._saved_step = step
                 self._end_request()
             else:
@@ -286,13 +266,14 @@ class CheckpointManager:
         return not lack
 
     def _save_now(self, position: DataPosition, metrics: dict[str, float]) -> None:
-        step, order = position.global_step, self._order(position, metrics)
-        saved = save.save(self._store, step, self._state.state_dict(), **order)
+        step, state, extra = position.global_step, self._state.state_dict(), self._extra(position)
+        saved = save.save(self._store, step, state, extra=extra, metrics=metrics, run_id=self._run.id)
         self._saved_step = step
         self._end_request()
         self._after_publishing(saved)
 
-    def _order(self, position: DataPosition, metrics: dict[str, float]) -> SaveOrder:
+    def _extra(self, position: DataPosition) -> dict[str, bytes]:
+        """Return the files of a checkpoint other than tensors: the position in the data, and the LoRA's base."""
         extra = {names.CURSOR: files.to_json(position.to_cursor(self._data).to_json(), indent=2).encode()}
         if position.excluded:
             extra[_EXCLUDED] = position.excluded.to_bytes()
@@ -300,7 +281,7 @@ class CheckpointManager:
             extra[_ALIASES] = position.aliases.to_bytes()
         if self._base is not None:
             extra[BASE] = self._base.to_json().encode()
-        return {"extra": extra, "metrics": metrics, "run_id": self._run.id}
+        return extra
 
     def _end_request(self) -> None:
         """Remove the file that requested a save."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -58,8 +59,7 @@ class TrainConfig(Config):
         "data that break a run; resume from a checkpoint before them",
     )
     non_finite: Literal["skip", "stop"] = Field(
-        "skip",
-        description="what becomes of a run at a step whose loss or gradient is not finite; it never trains",
+        "skip", description="what becomes of a run at a step whose loss or gradient is not finite; it never trains"
     )
     max_non_finite: int = Field(10, ge=1, description="such steps in a row that end a run which skips them")
     log_every: int = Field(1, ge=1, description="steps from one line of progress to the next")
@@ -128,6 +128,32 @@ class TrainConfig(Config):
         """True if the learning rate falls until max_steps, which is not set; such a recipe can only be planned."""
         return self.learning_rate_schedule != "constant" and self.max_steps is None
 
+    def no_end(self, steps_per_epoch: int | None = None) -> UserError:
+        """Return the error for a rate that lacks its end; names max_steps if the steps of an epoch are planned."""
+        assert self.max_epochs is not None
+        steps = "the steps of all epochs, which `reelworks plan RECIPE` prints"
+        if steps_per_epoch is not None:
+            total = self.max_epochs * steps_per_epoch
+            steps = f"{total}, the steps of {self.max_epochs} epochs of {steps_per_epoch} steps"
+        return UserError(
+            "the learning rate falls until train.max_steps, which is not set; the steps of an epoch change with the data",
+            code="schedule-without-end",
+            field="train.learning_rate_schedule",
+            value=self.learning_rate_schedule,
+            remedy=f"set train.max_steps to {steps}",
+        )
+
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of the step that follows `step` done ones: linear warm-up, then the schedule."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        if self.learning_rate_schedule == "constant":
+            return self.learning_rate
+        assert self.max_steps is not None
+        done = min((step - self.warmup_steps) / max(self.max_steps - self.warmup_steps, 1), 1.0)
+        left = 1 - done if self.learning_rate_schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * left
+
     def skips(self, step: int) -> bool:
         """Whether a step, counted from 1, is to be skipped."""
         return any(first <= step <= last for first, last in self.skip_steps)
@@ -193,9 +219,7 @@ class SamplesConfig(Config):
         None, ge=1, description="steps of the sampler; default: what is usual for the model"
     )
     guidance_scale: float | None = Field(
-        None,
-        ge=1,
-        description="strength of the prompt; 1 is no guidance; default: what is usual for the model",
+        None, ge=1, description="strength of the prompt; 1 is no guidance; default: what is usual for the model"
     )
     reference: str | None = Field(
         None, min_length=1, description="picture that every clip begins with; i2v models need one"

@@ -133,14 +133,8 @@ def require_same_lora(run: RunFolder, step: int, recipe: Recipe) -> None:
 def require_optimizer(run: RunFolder, step: int, recipe: Recipe, without: str) -> None:
     """Check that a checkpoint was saved with the recipe's optimizer.
 
-    Args:
-        run: Folder of the checkpoint's run.
-        step: Step of the checkpoint.
-        recipe: Recipe to train with.
-        without: Remedy that loads the weights without the optimizer's state.
-
     Raises:
-        UserError: It was saved with another optimizer; names both.
+        UserError: It was saved with another one; the remedy `without` loads the weights without its state.
     """
     saved, new = recipe_file.load(history.recipe_of(run, step)).train.optimizer, recipe.train.optimizer
     if saved != new:

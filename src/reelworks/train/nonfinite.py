@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,29 +61,25 @@ class NonFiniteCause:
         return cls(first, tuple(clip for _, clips in parts for clip in clips))
 
 
-@dataclass
-class NonFiniteCandidates:
-    """The micro-batches of a step, with losses on the device that are read only if the step is not finite.
+class KeptBatch(NamedTuple):
+    """A micro-batch that is kept, with its losses on the device, until its step is known to be finite."""
 
-    It holds the frames of all micro-batches until then, as any of them may have to be run again.
-    """
+    batch: MicroBatch
+    losses: Tensor
+    counts: Tensor
 
-    _kept: list[tuple[MicroBatch, Tensor, Tensor]] = field(default_factory=list)
 
-    def keep(self, batch: MicroBatch, losses_B: Tensor, counts_B: Tensor) -> None:
-        """Keep a micro-batch, the loss of each clip, and which clips count."""
-        self._kept.append((batch, losses_B.detach(), counts_B))
-
-    def first_bad(self) -> tuple[MicroBatch, list[dict[str, Any]]]:
-        """Return the first micro-batch with a loss that is not finite, else the last, and `NonFiniteCause.clips`."""
-        first, clips = None, []
-        for batch, losses_B, counts_B in self._kept:
-            bad = (counts_B & ~torch.isfinite(losses_B)).nonzero().flatten().tolist()
-            if bad and first is None:
-                first = batch
-            work = batch.work
-            clips += [{"uid": int(work.uids[i]), "path": str(work.requests[i].path)} for i in bad]
-        return first or self._kept[-1][0], clips
+def first_bad(kept: list[KeptBatch]) -> tuple[MicroBatch, list[dict[str, Any]]]:
+    """Return the first micro-batch with a loss that is not finite, else the last, and `NonFiniteCause.clips`."""
+    assert kept, "a step has a micro-batch on every rank"
+    first, clips = None, []
+    for batch, losses_B, counts_B in kept:
+        bad = (counts_B & ~torch.isfinite(losses_B)).nonzero().flatten().tolist()
+        if bad and first is None:
+            first = batch
+        work = batch.work
+        clips += [{"uid": int(work.uids[i]), "path": str(work.requests[i].path)} for i in bad]
+    return first or kept[-1].batch, clips
 
 
 @torch.no_grad()
@@ -103,12 +99,7 @@ def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
 def origin(module: nn.Module, inputs: DenoiserInputs, run: Callable[[], object]) -> NonFiniteSource | None:
     """Find the first place in a step where numbers are not finite. Collective if the module is sharded.
 
-    The step's gradients must still be in place, and not yet clipped.
-
-    Args:
-        module: The network.
-        inputs: Inputs of the network.
-        run: Repeats the forward pass with these inputs.
+    `run` repeats the forward pass with the inputs. The step's gradients must be in place, and not yet clipped.
     """
     tensors = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
     bad_inputs, bad_weights = not_finite(tensors), not_finite(dict(module.named_parameters()))

@@ -101,7 +101,7 @@ def _fix_step_shape(recipe: Recipe, folder: RunFolder, store: CheckpointStore, w
     frozen = {"micro_batches_per_step": micro_batches, "same_bucket_run": same_bucket_run, "asked": asked}
     folder.refreeze(frozen) if former else folder.create(frozen)
     if has_checkpoints and former.get("micro_batches_per_step") is not None:
-        logger.info(f"micro-batches per step changed from {former['micro_batches_per_step']} to {micro_batches}")
+        logger.info(f"micro-batches per step: {former['micro_batches_per_step']} then, {micro_batches} now")
 
 
 def plan_spec(data: Dataset, run: OpenRun) -> PlanSpec:

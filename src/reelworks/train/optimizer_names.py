@@ -35,14 +35,10 @@ OPTIMIZERS = {
     ),
     "muon": Optimizer(whole="it works on whole matrices"),
     "prodigy": Optimizer(
-        defaults={"learning_rate": 1.0},
-        package="prodigyopt",
-        whole="it computes its rate from norms over all weights",
+        defaults={"learning_rate": 1.0}, package="prodigyopt", whole="it computes its rate from norms over all weights"
     ),
     "adafactor": Optimizer(
-        defaults={"learning_rate": 1e-2},
-        lacks=("betas", "eps"),
-        whole="it keeps statistics of whole rows and columns",
+        defaults={"learning_rate": 1e-2}, lacks=("betas", "eps"), whole="it keeps statistics of whole rows and columns"
     ),
 }
 

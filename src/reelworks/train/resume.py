@@ -62,38 +62,32 @@ def set_threads(recipe: Recipe) -> int:
 def restore(
     run: OpenRun, data: RecipeData, spec: PlanSpec, options: RunOptions, model: TrainedModel, *, step: int | None
 ) -> DataPosition:
-    """Load the weights to train, and return the position in the data that belongs to them. Collective.
+    """Load the checkpoint of a step, and return the position in the data that belongs to it. Collective.
 
-    Args:
-        run: The open run folder.
-        data: The data to train on.
-        spec: Settings of the plans.
-        options: May name another run to start from, or ask to restart the data.
-        model: The model, whose state is changed in place.
-        step: Step of the checkpoint to resume from; None for a fresh start.
+    Without a step the run starts fresh, from the weights that `options.load` names, if any.
 
     Raises:
         UserError: The checkpoint is of another model or base, or a record that the resume needs is lost.
     """
     if step is None:
         return _start_fresh(run, data, spec, options, model)
-    saved = checkpointing.restore(run.store.path(step), model.state, model.base)
+    cursor, excluded, aliases = checkpointing.restore(run.store.path(step), model.state, model.base)
     changes = diff.of_recipes(run.folder, step, data.recipe) if run.world.is_main else []
     if options.load is not None:
         changes.append("--load has no effect: the run resumes from its own checkpoint")
     restart_data = options.restart_data
     if restart_data:
         # The main rank decides, as other ranks may read an older version of the events file.
-        reason = _reason_to_keep_data(data, run.folder, saved.cursor, options) if run.world.is_main else None
+        reason = _reason_to_keep_data(data, run.folder, cursor, options) if run.world.is_main else None
         reason = run.world.broadcast(reason)  # type: ignore[assignment]
         if reason is not None:
             changes.append(f"--restart-data has no effect: {reason}")
             restart_data = False
     if restart_data:
-        resumed = resume.start_again(data, spec, run.folder, saved.cursor, saved.aliases)
+        resumed = resume.start_again(data, spec, run.folder, cursor, aliases)
         logger.info("resumed the weights of step %d; the data restart at epoch 0", step)
     else:
-        resumed = resume.resume(data, spec, run.folder, saved.cursor, saved.excluded, saved.aliases)
+        resumed = resume.resume(data, spec, run.folder, cursor, excluded, aliases)
         position = resumed.position
         logger.info("resumed from step %d, epoch %d, row %d", step, position.epoch, position.row)
     for line in (*resumed.changes, *changes):
@@ -143,11 +137,7 @@ def _reason_to_keep_data(data: RecipeData, folder: RunFolder, cursor: Cursor, op
 
 
 def require_same_plan(world: World, position: DataPosition) -> None:
-    """Check that all ranks have the same plan; a machine with an older copy of the catalog makes another one.
-
-    Raises:
-        UserError: Some rank has another plan; raised on all ranks.
-    """
+    """Raise on all ranks if a rank has another plan, as a machine with an older copy of the catalog would."""
     plans = world.gather(position.plan.digest())
     others = [str(rank) for rank, plan in enumerate(plans) if plan != plans[0]]
     if others:
@@ -179,7 +169,7 @@ def prepare_folder(run: OpenRun, data: RecipeData, position: DataPosition, *, th
     recipe_name = run.folder.keep_recipe(recipe_file.dump(data.recipe))
     starts = list(events.read(run.folder.events_file, "start"))
     if starts and (former := starts[-1]["threads"]) != threads:
-        logger.warning(f"CPU threads changed from {former} to {threads}; losses will differ in their last bits")
+        logger.warning(f"threads: {former} then, {threads} now; losses will differ in their last bits")
     _write_plan(run, data, position)
     files.write_json(
         run.folder.environment_file,
@@ -247,11 +237,7 @@ def _choose_step(store: CheckpointStore, run: RunFolder, resume: str) -> int | N
     if resume != "auto":
         if not resume.isdecimal():
             raise UserError(
-                "not a step",
-                code="not-a-step",
-                field="--resume",
-                value=resume,
-                remedy="write auto, never, or a number",
+                "not a step", code="not-a-step", field="--resume", value=resume, remedy="write auto, never, or a number"
             )
         return verify.named(store, int(resume), full=True).step
     # After a kill a file may have its full size and wrong content, so checksums are verified, too.

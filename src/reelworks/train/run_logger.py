@@ -185,16 +185,7 @@ class RunLogger:
             f"epoch {position.epoch}: {c.planned} planned = {c.trained} trained + {c.failed} failed "
             f"+ {c.skipped} skipped" + (f"; {c.repeated} shown again to fill batches" if c.repeated else "")
         )
-        self.event(
-            "epoch_end",
-            step=position.global_step,
-            epoch=position.epoch,
-            planned=c.planned,
-            trained=c.trained,
-            failed=c.failed,
-            skipped=c.skipped,
-            repeated=c.repeated,
-        )
+        self.event("epoch_end", step=position.global_step, epoch=position.epoch, **asdict(c))
         if c.planned != c.trained + c.failed + c.skipped:
             raise AssertionError(f"clips of epoch {position.epoch} were lost: {c}")
 

@@ -36,8 +36,7 @@ from reelworks.schedule import cost
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import batch_inputs, nonfinite
 from reelworks.train.batch_inputs import Example, training_example
-from reelworks.train.lr_schedule import learning_rate
-from reelworks.train.nonfinite import NonFiniteCandidates, NonFiniteCause
+from reelworks.train.nonfinite import KeptBatch, NonFiniteCause
 from reelworks.train.state import TrainState
 
 
@@ -196,14 +195,14 @@ class TrainStep:
     def run(
         self, batches: Iterable[MicroBatch], *, plan: EpochPlan, row: int, step: int, flags: StepFlags
     ) -> StepResult:
-        """Take one optimizer step; all ranks call it together.
+        """Take one optimizer step, with this rank's micro-batches and requests; all ranks call it together.
 
         Args:
-            batches: This rank's micro-batches of the row, in order.
+            batches: Micro-batches of the row, in order.
             plan: Plan of the epoch's segment.
             row: Index of the row in the plan.
             step: Optimizer steps done before this one.
-            flags: This rank's requests to all ranks.
+            flags: Requests to all ranks.
         """
         state, world, train = self.state, self.world, self.recipe.train
         rate = self.set_rate(step)
@@ -214,7 +213,7 @@ class TrainStep:
         # are decoded, so backward passes divide by the planned weight, and gradients are rescaled below.
         planned_weight = self.planned_weight(plan, row)
         sums = StepSums.begin(flags, len(self.table.buckets), world.device)
-        candidates = NonFiniteCandidates()
+        kept: list[KeptBatch] = []
 
         state.optimizer.zero_grad()
         for batch in batches:
@@ -226,7 +225,7 @@ class TrainStep:
             # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them.
             torch.autograd.backward(loss * (world.size / planned_weight))
             sums.add(batch, loss.detach(), weights_B.sum())
-            candidates.keep(batch, losses_B, example.counts)
+            kept.append(KeptBatch(batch, losses_B.detach(), example.counts))
 
         totals = sums.over_ranks(world)
         parameters = [p for p in state.module.parameters() if p.grad is not None]
@@ -245,7 +244,7 @@ class TrainStep:
                 torch.nn.utils.clip_grads_with_norm_(parameters, train.max_grad_norm, norm)
             state.optimizer.step()
             state.update_ema(step, train.ema_decay)
-        blame = None if finite else self._find_cause(candidates, objective, step)
+        blame = None if finite else self._find_cause(kept, objective, step)
         state.optimizer.zero_grad()
         by_bucket = zip(totals.loss_by_bucket.tolist(), totals.weight_by_bucket.tolist(), strict=True)
         return StepResult(
@@ -264,7 +263,7 @@ class TrainStep:
 
     def set_rate(self, step: int) -> float:
         """Set the learning rate of the step that follows `step` done ones, and return it."""
-        return self.state.optimizer.set_rate(learning_rate(self.recipe.train, step))
+        return self.state.optimizer.set_rate(self.recipe.train.learning_rate_at(step))
 
     def planned_weight(self, plan: EpochPlan, row: int) -> float:
         """Return the summed loss weight of all clips in a row, over all ranks, by the plan alone."""
@@ -309,12 +308,12 @@ class TrainStep:
         preserved_B = torch.tensor(work.preserved).to(losses_B.device, non_blocking=True)
         return torch.where(preserved_B, example.distances(output, base), losses_B)
 
-    def _find_cause(self, candidates: NonFiniteCandidates, objective: ObjectiveConfig, step: int) -> NonFiniteCause:
+    def _find_cause(self, kept: list[KeptBatch], objective: ObjectiveConfig, step: int) -> NonFiniteCause:
         """Find where numbers stopped being finite, by another forward pass of a micro-batch. Collective.
 
         A rank whose losses are all finite runs its last micro-batch. The step's gradients are still in place.
         """
-        batch, clips = candidates.first_bad()
+        batch, clips = nonfinite.first_bad(kept)
         example = self._example(batch, objective, step)
         origin = nonfinite.origin(self.state.module, example.inputs, lambda: self.boundary(example.inputs))
         return NonFiniteCause.from_parts(self.world.gather((origin, clips)))

@@ -28,7 +28,7 @@ from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
-from reelworks.train import checkpointing, lr_schedule, open_run, optimizer_names, resume, run_logger, sample_logging
+from reelworks.train import checkpointing, open_run, optimizer_names, resume, run_logger, sample_logging
 from reelworks.train.build import TrainedModel
 from reelworks.train.checkpointing import CheckpointManager
 from reelworks.train.open_run import OpenRun
@@ -44,11 +44,7 @@ EXIT_REQUEUE = 75
 
 
 def train(
-    recipe: Recipe | str | Path,
-    *,
-    overrides: Sequence[str] = (),
-    resume: str = "auto",
-    restart_data: bool = False,
+    recipe: Recipe | str | Path, *, overrides: Sequence[str] = (), resume: str = "auto", restart_data: bool = False
 ) -> int:
     """Train a recipe; the same call again resumes.
 
@@ -73,18 +69,10 @@ def train(
 
 
 def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], None] | None = None) -> int:
-    """Train a recipe in this process; under torchrun, every rank calls it.
-
-    Args:
-        recipe: The recipe to train.
-        options: Options of the command line.
-        on_scan: Called with the progress of the scan of the footage.
+    """Train a recipe in this process; under torchrun, every rank calls it. `on_scan` gets the progress of the scan.
 
     Returns:
         The exit code: 0 if training finished, `EXIT_REQUEUE` if it saved and stopped on a signal.
-
-    Raises:
-        UserError: The recipe, the data, the machine or the checkpoint has a problem that the user can correct.
     """
     if options.weights_only and options.load is None:
         raise UserError(
@@ -109,7 +97,7 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
         this_run = open_run.open_run(recipe, folder_lock, world)
         spec = open_run.plan_spec(data, this_run)
         if recipe.train.lacks_end:
-            raise lr_schedule.no_end(recipe.train, data.plan(spec, 0).steps)
+            raise recipe.train.no_end(data.plan(spec, 0).steps)
         previews = sample_logging.options(data)
 
         # Build the model.
@@ -152,16 +140,7 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
 
 
 class Trainer:
-    """Loop over steps: take a step, log it, count its clips, then validate, save and preview when they are due.
-
-    Args:
-        run: The open run folder.
-        data: The data to train on.
-        model: The model to train, changed in place.
-        previews: Settings of the previews; None if the recipe asks for none.
-        checkpoints: Saves the model.
-        log: Receives everything that happens.
-    """
+    """Loop over steps: take a step, log it, count its clips, then validate, save and preview when they are due."""
 
     def __init__(
         self,
@@ -211,14 +190,17 @@ class Trainer:
 
             if not resumed:
                 self._validate(position, pool)  # of the untrained weights, for comparison
-            # Micro-batches from here to the end of training, across epochs, planned as `_next_epoch` plans them.
+            # Micro-batches from here to the end of training, across epochs, planned as `next_epoch` plans them.
             batches = loader.read_ahead(self._source.rows(position), pool, config.prefetch_micro_batches)
             self._begin_segment(position)
             while not self._is_done(position):
                 if position.at_end:
-                    position = self._next_epoch(position)
+                    position, empty = next_epoch(self.data, position.spec, position)
+                    resume.log_empty(empty)
                     if self._is_done(position):  # no clip is drawn in any of the epochs that were left
                         self._after_step(position, pool, None)
+                    else:
+                        self._begin_segment(position)
                     continue
                 position, flags = self._take_step(position, batches, stop=bool(signals.name))
                 metrics = self._after_step(position, pool, flags)
@@ -240,7 +222,7 @@ class Trainer:
 
         Args:
             position: The row to train.
-            batches: Micro-batches of this rank, from that row on.
+            batches: Micro-batches of this rank, from that row to the end of training.
             stop: True if this rank was asked to save and stop.
 
         Returns:
@@ -271,7 +253,7 @@ class Trainer:
 
         Args:
             position: The row to train next.
-            pool: Decodes held-out clips.
+            pool: Pool that decodes held-out clips.
             flags: Requests of all ranks in the step before; None if epochs passed without a step.
 
         Returns:
@@ -307,13 +289,6 @@ class Trainer:
         self._log.epoch_begins(position)
         if not position.plan.steps:  # a resume found that the clips left in the epoch no longer exist
             self._log.epoch_ends(position)
-
-    def _next_epoch(self, position: DataPosition) -> DataPosition:
-        position, empty = next_epoch(self.data, position.spec, position)
-        resume.log_empty(empty)
-        if not self._is_done(position):
-            self._begin_segment(position)
-        return position
 
     def _complete(self, position: DataPosition, pool: DecodePool, *, resumed: bool) -> None:
         """Validate and preview at the last step if a run was killed between its last save and its end."""

@@ -20,7 +20,7 @@ from reelworks.precision import audit
 from reelworks.precision.boundary import DtypeError
 from reelworks.precision.contract import Contract, Role, name_of
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, lr_schedule, optimizer_names
+from reelworks.train import build, optimizer_names
 from reelworks.train.preflight import dry_run, estimate, meter
 from reelworks.train.preflight.dry_run import Encoder
 from reelworks.train.preflight.estimate import size
@@ -115,22 +115,15 @@ class MemoryReport:
         """Sum of the memory on the device."""
         return sum(self.parts.values())
 
-    def to_json(self) -> dict[str, int]:
-        """Return the report as plain values."""
-        return {**self.parts, "total": self.total, "host": self.host}
-
 
 @dataclass(frozen=True)
 class CheckReport:
     """Results of checking a recipe.
 
     Attributes:
-        device: Device that buckets were run on.
         world: Number of processes that memory is estimated for.
         shapes: Number of shapes that were run on the meta device.
-        components: Reports of the components, the network first.
-        rehearsed: Buckets that were run on the device; none if there are violations.
-        memory: Memory of each process.
+        rehearsed: Buckets that were run on `device`; none if there are violations.
         violations: Dtypes that meet and must not.
     """
 
@@ -150,7 +143,7 @@ class CheckReport:
             "shapes": self.shapes,
             "components": [component.to_json() for component in self.components],
             "rehearsed": [asdict(bucket) for bucket in self.rehearsed],
-            "memory": self.memory.to_json(),
+            "memory": {**self.memory.parts, "total": self.memory.total, "host": self.memory.host},
             "violations": [
                 {
                     "module": fault.field,
@@ -167,17 +160,14 @@ class CheckReport:
 def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckReport:
     """Run the shape of every bucket on the meta device, and the largest bucket of each resolution for real.
 
-    Args:
-        recipe: The recipe to check.
-        table: Its bucket table.
-        world: Number of processes to check and to estimate memory for; only this process is used.
+    Dtypes are checked and memory is estimated for `world` processes; only this one is used.
 
     Raises:
         UserError: Weights cannot be loaded, a contract or the optimizer cannot train, or memory does not suffice.
     """
     optimizer_names.require(recipe.train.optimizer, recipe.parallel.strategy, world)
     if recipe.train.lacks_end:
-        raise lr_schedule.no_end(recipe.train)
+        raise recipe.train.no_end()
     with mesh.join(offload=recipe.parallel.offload) as this_process:
         return _check(recipe, table, this_process, world)
 
@@ -243,10 +233,7 @@ def _encoder_faults(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError
     shape = min(table.buckets, key=lambda b: b.tokens).shape
     video = torch.zeros(1, 3, shape.num_frames, shape.height, shape.width, device=encoder.device)
     with torch.no_grad():
-        returned = {
-            "autoencoder": encoder.autoencoder.encode(video),
-            "text": encoder.text_encoder.encode([""]).tokens,
-        }
+        returned = {"autoencoder": encoder.autoencoder.encode(video), "text": encoder.text_encoder.encode([""]).tokens}
     if encoder.image_encoder is not None:
         image = torch.zeros(1, shape.height, shape.width, 3, dtype=torch.uint8)
         returned["image_encoder"] = encoder.image_encoder.encode(image)
@@ -296,16 +283,7 @@ def _memory(
     activations: int,
     shards: int,
 ) -> MemoryReport:
-    """Sum up memory by purpose.
-
-    Args:
-        recipe: The recipe, which may keep weights in CPU memory.
-        state: Weights, average and optimizer.
-        encoder: The encoders.
-        units: Blocks of the network that are fetched from CPU memory one by one.
-        activations: Bytes that a pass of the largest bucket needs.
-        shards: Number of processes that share the network; each holds the whole quantized base.
-    """
+    """Sum up memory by purpose, for `shards` processes that share the network; each holds all of a quantized base."""
     parameters = list(state.module.parameters())
     trained = [p for p in parameters if p.requires_grad]
     quantized = [value for layer in frozen.quantized_layers(state.module) for value in layer.buffers()]

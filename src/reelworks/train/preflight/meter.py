@@ -148,10 +148,7 @@ class _Run(NamedTuple):
     length: int  # of the whole list
 
 
-class _List(NamedTuple):
-    parent: nn.Module
-    name: str
-    blocks: nn.ModuleList
+_List = tuple[nn.Module, str, nn.ModuleList]  # parent, name and blocks
 
 
 def measure_few_blocks(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
@@ -175,7 +172,7 @@ def _collect(parent: nn.Module, groups: dict[_Run, list[_List]]) -> None:
     for name, child in list(parent.named_children()):
         run = _longest_run(child) if isinstance(child, nn.ModuleList) else None
         if isinstance(child, nn.ModuleList) and run is not None and run.stop - run.start > _LONG:
-            groups.setdefault(run, []).append(_List(parent, name, child))
+            groups.setdefault(run, []).append((parent, name, child))
         else:
             _collect(child, groups)
 
