@@ -177,12 +177,6 @@ class CheckpointManager:
     ) -> None:
         """Publish an asynchronous save that all ranks have written, and save if one is due. Collective.
 
-        Args:
-            position: The row to train next.
-            metrics: Metrics measured at this step.
-            flags: Requests of all ranks together.
-            step_seconds: Duration of the step.
-
         Raises:
             DiskFull: The disk is full, and the recipe has `on_full = "stop"`.
         """
@@ -210,8 +204,8 @@ class CheckpointManager:
             raise
 
     def _is_due(self, position: DataPosition, metrics: dict[str, float]) -> bool:
-        every = self._config.every_steps
-        if every is not None and position.global_step % every == 0:
+        every_steps = self._config.every_steps
+        if every_steps is not None and position.global_step % every_steps == 0:
             return True
         if self._config.at_epoch_end and position.at_end:
             return True
@@ -289,11 +283,7 @@ class CheckpointManager:
             self._run.folder.save_file.unlink(missing_ok=True)
 
     def _finish_background(self, position: DataPosition | None) -> None:
-        """Publish the asynchronous save once all ranks have written or failed.
-
-        Args:
-            position: The row to train next; None at the end of training, where another save follows.
-        """
+        """Publish the save that all ranks have written; without a position, at the end, another save follows."""
         step = self._background.step
         assert step is not None
         try:

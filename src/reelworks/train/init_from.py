@@ -33,7 +33,7 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
     Args:
         source: The other run's folder, one of its checkpoints, or a .safetensors file of weights.
         model: Model of this run.
-        world: Rank and number of ranks.
+        world: Ranks that load together.
         recipe: Recipe of this run.
         weights_only: Load only the weights; copy the average from them, and reset the optimizer.
 

@@ -48,10 +48,10 @@ class ShardedOptimizer:
         optimizer_names.require_installed(config.optimizer)
         self.trained = dict(trained)
         whole = bool(optimizer_names.OPTIMIZERS[config.optimizer].whole)
-        self._held = {name: _whole(p) if whole else p for name, p in self.trained.items()}
-        self._names = {id(held): name for name, held in self._held.items()}
-        inner = [held for name, held in self._held.items() if name in matrices]
-        others = [held for name, held in self._held.items() if name not in matrices]
+        self._weights = {name: _whole(p) if whole else p for name, p in self.trained.items()}
+        self._names = {id(weight): name for name, weight in self._weights.items()}
+        inner = [weight for name, weight in self._weights.items() if name in matrices]
+        others = [weight for name, weight in self._weights.items() if name not in matrices]
         self._parts = _PARTS[config.optimizer](config, inner, others)
         self.begin()
 
@@ -61,14 +61,14 @@ class ShardedOptimizer:
         for part in self._parts:
             for group in part.optimizer.param_groups:
                 group.update({key: part.optimizer.defaults[key] for key in _FOUND if key in group})
-                for i, held in enumerate(group["params"]):
-                    part.optimizer.state[held] = {}
-                    part.optimizer.state[held] = part.begin(i, held)
+                for i, weight in enumerate(group["params"]):
+                    part.optimizer.state[weight] = {}
+                    part.optimizer.state[weight] = part.begin(i, weight)
 
     def zero_grad(self) -> None:
         """Release the gradients."""
         for name, parameter in self.trained.items():
-            parameter.grad = self._held[name].grad = None
+            parameter.grad = self._weights[name].grad = None
 
     def set_rate(self, rate: float) -> float:
         """Set the learning rate of the next step; returns it multiplied by the factor that Prodigy finds."""
@@ -85,10 +85,10 @@ class ShardedOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each weight by name, and Prodigy's values; settings are in the recipe."""
         states = {
-            self._names[id(held)]: dict(part.optimizer.state[held])
+            self._names[id(weight)]: dict(part.optimizer.state[weight])
             for part in self._parts
             for group in part.optimizer.param_groups
-            for held in group["params"]
+            for weight in group["params"]
         }
         found = {key: group[key] for group in self._groups() for key in _FOUND if key in group}
         return {"state": states, **({"found": found} if found else {})}
@@ -98,8 +98,8 @@ class ShardedOptimizer:
         for part in self._parts:
             for group in part.optimizer.param_groups:
                 group.update(state.get("found", {}))
-                for held in group["params"]:
-                    part.optimizer.state[held].update(state["state"][self._names[id(held)]])
+                for weight in group["params"]:
+                    part.optimizer.state[weight].update(state["state"][self._names[id(weight)]])
 
     def tensors(self) -> dict[tuple[str, str], Tensor]:
         """Return the tensors of the state, by name of the weight and of the value, each tensor once."""
@@ -118,10 +118,10 @@ class ShardedOptimizer:
     def _update_views(self) -> None:
         """Point optimizers that need whole weights to the memory where FSDP keeps them now."""
         for name, parameter in self.trained.items():
-            held = self._held[name]
-            if held is not parameter:
-                held.data = local(parameter.detach())
-                held.grad = None if parameter.grad is None else local(parameter.grad)
+            weight = self._weights[name]
+            if weight is not parameter:
+                weight.data = local(parameter.detach())
+                weight.grad = None if parameter.grad is None else local(parameter.grad)
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         return (group for part in self._parts for group in part.optimizer.param_groups)

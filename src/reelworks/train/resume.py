@@ -202,12 +202,7 @@ def _write_plan(run: OpenRun, data: RecipeData, position: DataPosition) -> None:
 
 
 def pick(run: OpenRun, recipe: Recipe, resume: str) -> int | None:
-    """Return the step to resume from, chosen on the main rank; None for a fresh start. Collective.
-
-    Args:
-        run: The open run folder.
-        recipe: The recipe of this start.
-        resume: "auto" (the newest good checkpoint), "never", or a step.
+    """Return the step to resume from, by the option `resume`; None for a fresh start. Collective.
 
     Raises:
         UserError: All checkpoints are bad, the named one is bad or missing, or "never" in a folder with checkpoints; or

@@ -42,9 +42,6 @@ class RunLogger:
     Every rank has a logger; only the main rank's writes files and draws.
 
     Args:
-        run: The run folder.
-        data: The data in training.
-        world: Rank and number of ranks.
         recipe_name: Name of this start's recipe in `recipes/`.
         first_step: Optimizer steps done before this start.
         total_steps: Step at which training ends; None if it is unknown.
@@ -120,14 +117,7 @@ class RunLogger:
         )
 
     def step(self, position: DataPosition, result: StepResult, batches: Sequence[MicroBatch], seconds: float) -> None:
-        """Log a step.
-
-        Args:
-            position: The row that was trained.
-            result: The step's result.
-            batches: This rank's micro-batches.
-            seconds: Wall time of the step.
-        """
+        """Log the step of the row at a position, with this rank's micro-batches and the wall time."""
         step = position.global_step + 1
         buckets = self._data.table.buckets
         names = [buckets[i].name for i in result.loss_by_bucket]

@@ -79,7 +79,7 @@ class Previewer:
         logger.info(f"making previews: {clips} of {options.shape}, {options.to_text()}")
         try:
             with self.state.averaged():
-                made = diffusers_pipeline.generate(self.recipe, self.boundary, self.encoder, prompts, options)
+                generated = diffusers_pipeline.generate(self.recipe, self.boundary, self.encoder, prompts, options)
         except UserError as error:  # such as a lack of memory
             if self.world.size > 1:  # the other ranks may be waiting for this one
                 raise
@@ -88,7 +88,7 @@ class Previewer:
         if not self.world.is_main:
             return
         names = []
-        for index, frames in enumerate(made.clips):
+        for index, frames in enumerate(generated.clips):
             path = self._folder(step) / f"{index:02d}.{'png' if len(frames) == 1 else 'mp4'}"
             try:
                 writers.write(path, frames, options.fps)
@@ -101,7 +101,7 @@ class Previewer:
             step=step,
             files=names,
             prompts=prompts,
-            by=made.by,
+            by=generated.by,
             num_inference_steps=options.num_inference_steps,
             guidance_scale=options.guidance_scale,
         )

@@ -59,10 +59,8 @@ class StepSums:
     """Sums over the micro-batches of a step, in float64 on the device, first of one rank and then of all.
 
     Attributes:
-        loss: Weighted losses of the clips that count.
-        weight: Weights of the clips that count.
-        clips: Number of clips that count, each counted once.
-        repeats: Number of second and later showings that count.
+        loss, weight: Weighted losses, and weights, of the clips that count.
+        clips, repeats: Number of clips that count, in their first showing, and in later ones.
         failed: Number of clips that could not be decoded.
         flags: `[3]` number of ranks that set each of `StepFlags`.
         loss_by_bucket, weight_by_bucket: `[buckets]` loss and weight of each bucket.
@@ -144,9 +142,7 @@ class StepResult:
         loss: Weighted mean over the clips of all ranks; NaN if no clip counted.
         loss_by_bucket: Loss by index of each bucket that had clips.
         grad_norm: Norm of the whole gradient before clipping.
-        clips: Number of clips that counted, each counted once.
-        repeats: Number of second and later showings that counted.
-        failed: Number of clips that could not be decoded.
+        clips, repeats, failed: As in `StepSums`.
         skipped_by_recipe: True if train.skip_steps names the step.
         blame: Cause of a loss or gradient that is not finite.
     """
@@ -195,14 +191,14 @@ class TrainStep:
     def run(
         self, batches: Iterable[MicroBatch], *, plan: EpochPlan, row: int, step: int, flags: StepFlags
     ) -> StepResult:
-        """Take one optimizer step, with this rank's micro-batches and requests; all ranks call it together.
+        """Take the optimizer step of a plan's row; all ranks call it together.
 
         Args:
-            batches: Micro-batches of the row, in order.
+            batches: This rank's micro-batches of the row, in order.
             plan: Plan of the epoch's segment.
             row: Index of the row in the plan.
             step: Optimizer steps done before this one.
-            flags: Requests to all ranks.
+            flags: This rank's requests to all ranks.
         """
         state, world, train = self.state, self.world, self.recipe.train
         rate = self.set_rate(step)

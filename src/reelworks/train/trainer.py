@@ -10,9 +10,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from reelworks.catalog.scan import ScanProgress
 from reelworks.core import log
@@ -183,7 +182,7 @@ class Trainer:
         with ExitStack() as stack:
             pool = DecodePool(config.num_workers, config.decode_timeout)
             stack.callback(pool.close)
-            signals = stack.enter_context(Signals().listening())
+            stop_signals = stack.enter_context(_stop_signals())
             if self._is_done(position):
                 self._complete(position, pool, resumed=resumed)
                 return self._stop(position, "finished")
@@ -202,7 +201,7 @@ class Trainer:
                     else:
                         self._begin_segment(position)
                     continue
-                position, flags = self._take_step(position, batches, stop=bool(signals.name))
+                position, flags = self._take_step(position, batches, stop=bool(stop_signals))
                 metrics = self._after_step(position, pool, flags)
                 # A signal to any rank stops all ranks after the same step.
                 if flags.stop and not self._is_done(position):
@@ -220,13 +219,8 @@ class Trainer:
     ) -> tuple[DataPosition, StepFlags]:
         """Train the row at a position, log it, and raise if too much has failed to go on.
 
-        Args:
-            position: The row to train.
-            batches: Micro-batches of this rank, from that row to the end of training.
-            stop: True if this rank was asked to save and stop.
-
-        Returns:
-            The position after the step, and the requests of all ranks.
+        `stop` is True if this rank was asked to save and stop. Returns the position after the step, and the requests of
+        all ranks.
         """
         began = time.monotonic()
         step = position.global_step
@@ -251,13 +245,8 @@ class Trainer:
     def _after_step(self, position: DataPosition, pool: DecodePool, flags: StepFlags | None) -> dict[str, float]:
         """End the epoch, validate, save and preview, each if it is due.
 
-        Args:
-            position: The row to train next.
-            pool: Pool that decodes held-out clips.
-            flags: Requests of all ranks in the step before; None if epochs passed without a step.
-
-        Returns:
-            The metrics measured here; a loss of an earlier step does not belong to this step's checkpoint.
+        `flags` are the requests of all ranks in the step before, None if epochs passed without a step. Returns the
+        metrics measured here; a loss of an earlier step does not belong to this step's checkpoint.
         """
         step, done = position.global_step, self._is_done(position)
         metrics: dict[str, float] = {}
@@ -352,30 +341,17 @@ def _advance(position: DataPosition, result: StepResult) -> DataPosition:
     return replace(position, row=position.row + 1, global_step=position.global_step + 1, counts=counts)
 
 
-def _is_due(every: int | None, step: int) -> bool:
-    return every is not None and step % every == 0
+def _is_due(every_steps: int | None, step: int) -> bool:
+    return every_steps is not None and step % every_steps == 0
 
 
-@dataclass
-class Signals:
-    """Remember the signal that asked the run to save and stop.
-
-    Attributes:
-        name: Name of the last signal; empty until one arrives.
-    """
-
-    name: str = ""
-
-    @contextmanager
-    def listening(self) -> Iterator[Signals]:
-        """Handle SIGTERM and SIGUSR1 while open; repeated signals are one request, as launchers forward them too."""
-
-        def remember(number: int, _frame: FrameType | None) -> None:
-            self.name = signal.Signals(number).name
-
-        former = {number: signal.signal(number, remember) for number in (signal.SIGTERM, signal.SIGUSR1)}
-        try:
-            yield self
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
+@contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Yield a list that receives each SIGTERM and SIGUSR1; a scheduler and a launcher may both send one."""
+    received: list[int] = []
+    former = {s: signal.signal(s, lambda number, _: received.append(number)) for s in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield received
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

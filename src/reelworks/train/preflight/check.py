@@ -40,14 +40,7 @@ class Cast(NamedTuple):
 
 @dataclass(frozen=True)
 class ComponentReport:
-    """Dtypes, size and device of one component.
-
-    Attributes:
-        kind: "denoiser", "autoencoder", "text encoder" or "image encoder".
-        name: Name in the recipe.
-        parameters: Number of parameters.
-        trained: Number of trained parameters.
-    """
+    """Dtypes, numbers of all and of trained parameters, and device of one component."""
 
     kind: str
     name: str
@@ -218,7 +211,7 @@ def _rehearse(
     for bucket in largest_of_each(table):
         began = time.monotonic()
         if on_meta is None:
-            with meter.counting(state.module) as counted:
+            with meter.Meter(state.module) as counted:
                 dry_run.rehearse(denoiser, encoder, state, bucket)
             peak = counted.peak
         else:

@@ -43,7 +43,7 @@ def measure(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
 
     Gradients of parameters are allocated before it, as in a step's second micro-batch, and released after it.
     """
-    meter = counting(denoiser.module)
+    meter = Meter(denoiser.module)
     for field in dataclasses.fields(inputs):
         meter.follow(getattr(inputs, field.name))
     # Gradient checkpointing recomputes outside of the boundary, so it needs the boundary's autocast here.
@@ -56,23 +56,21 @@ def measure(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
     return Pass(meter.peak, meter.flops)
 
 
-def counting(module: nn.Module) -> Meter:
-    """Return a meter to enter around passes of a module, whose parameters get gradients of zeros."""
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
-    return Meter(module)
-
-
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the memory of every tensor from the operation that allocates it until it is freed."""
+    """While entered, count the memory of every tensor from the operation that allocates it until it is freed.
+
+    The parameters of the module get gradients of zeros; these, parameters and buffers are not counted.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = self.peak = self._now = 0
-        held = [*module.parameters(), *module.buffers()]
-        held += [p.grad for p in module.parameters() if p.grad is not None]
-        self._known = weakref.WeakSet(tensor.untyped_storage() for tensor in held)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        known = [*module.parameters(), *module.buffers()]
+        known += [p.grad for p in module.parameters() if p.grad is not None]
+        self._known = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
