@@ -29,7 +29,7 @@ from reelworks.models.lora.base_model import Base
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
-from reelworks.train import init_from
+from reelworks.train import init_from, progress
 from reelworks.train.build import TrainedModel
 from reelworks.train.open_run import OpenRun
 from reelworks.train.run_logger import RunLogger
@@ -72,7 +72,7 @@ def try_disk(run: OpenRun, recipe: Recipe, state: TrainState, position: DataPosi
     if not run.world.is_main:
         return
     mounted = disk_space.probe(run.store.root)
-    policy, last = recipe.checkpoints, recipe.train.last_step(position)
+    policy, last = recipe.checkpoints, progress.last_step(recipe.train, position)
     steps = forecast.saves(policy, position.global_step, last)
     expected = forecast.forecast(total, policy, steps, mounted.free_bytes, retention.whole(run.store))
     logger.info(expected.to_text())

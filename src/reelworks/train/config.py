@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.train import optimizer_names
-
-if TYPE_CHECKING:
-    from reelworks.data.position import DataPosition
 
 # A smaller factor was probably meant as a learning rate of AdamW.
 _MIN_PRODIGY_FACTOR = 0.01
@@ -161,25 +158,6 @@ class TrainConfig(Config):
     def skips(self, step: int) -> bool:
         """Whether a step, counted from 1, is to be skipped."""
         return any(first <= step <= last for first, last in self.skip_steps)
-
-    def is_done(self, position: DataPosition) -> bool:
-        """Whether training ends at a position."""
-        if self.max_steps is not None and position.global_step >= self.max_steps:
-            return True
-        return self.max_epochs is not None and position.epoch + position.at_end >= self.max_epochs
-
-    def last_step(self, position: DataPosition) -> int:
-        """Return the step at which training ends; later epochs are assumed to be as long as the plan at the position."""
-        if self.max_epochs is None:
-            assert self.max_steps is not None
-            return self.max_steps
-        left = (self.max_epochs - position.epoch) * position.plan.steps - position.row
-        last = position.global_step + max(left, 0)
-        return last if self.max_steps is None else min(last, self.max_steps)
-
-    def total_steps(self, position: DataPosition) -> int | None:
-        """Return `last_step` if it is known: the rest of an epoch does not tell how long other epochs are."""
-        return self.max_steps if position.segment else self.last_step(position)
 
 
 class ValidationConfig(Config):

@@ -27,7 +27,7 @@ from reelworks.run import events, history, records
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.cursor import Cursor
 from reelworks.schedule.plan import PlanSpec
-from reelworks.train import checkpointing, init_from
+from reelworks.train import checkpointing, init_from, progress
 from reelworks.train.build import TrainedModel
 from reelworks.train.open_run import OpenRun
 
@@ -164,7 +164,7 @@ def prepare_folder(run: OpenRun, data: RecipeData, position: DataPosition, *, th
         for later in [step for step in run.store.steps() if step > position.global_step]:
             aside = run.store.quarantine(later, f"abandoned: the run went back to step {position.global_step}")
             logger.info("checkpoint of step %d is set aside as %s", later, aside.name)
-        done = data.recipe.train.is_done(position)
+        done = progress.is_done(data.recipe.train, position)
         records.reopen(run.folder, position.global_step, None if done else position.key)
     recipe_name = run.folder.keep_recipe(recipe_file.dump(data.recipe))
     starts = list(events.read(run.folder.events_file, "start"))

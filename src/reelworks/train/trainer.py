@@ -27,7 +27,7 @@ from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
-from reelworks.train import checkpointing, open_run, optimizer_names, resume, run_logger, sample_logging
+from reelworks.train import checkpointing, open_run, optimizer_names, progress, resume, run_logger, sample_logging
 from reelworks.train.build import TrainedModel
 from reelworks.train.checkpointing import CheckpointManager
 from reelworks.train.open_run import OpenRun
@@ -126,7 +126,7 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
                 world,
                 recipe_name=recipe_name,
                 first_step=position.global_step,
-                total_steps=recipe.train.total_steps(position),
+                total_steps=progress.total_steps(recipe.train, position),
                 debug=options.debug,
             )
         )
@@ -212,7 +212,7 @@ class Trainer:
             return self._stop(position, "finished")
 
     def _is_done(self, position: DataPosition) -> bool:
-        return self._recipe.train.is_done(position)
+        return progress.is_done(self._recipe.train, position)
 
     def _take_step(
         self, position: DataPosition, batches: Iterator[MicroBatch], *, stop: bool

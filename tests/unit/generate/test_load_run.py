@@ -28,7 +28,7 @@ from reelworks.generate.pipeline import GenerateOptions
 from reelworks.recipe import recipe_file
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
-from reelworks.train import build, init_from
+from reelworks.train import build, init_from, progress
 from reelworks.train.state import TrainState
 
 RECIPE = {
@@ -294,4 +294,4 @@ def test_ctrl_c_outside_of_a_verb_is_no_traceback(monkeypatch: pytest.MonkeyPatc
 def test_epochs_tell_the_last_step(train: dict[str, int], last: int) -> None:
     """From step 6, at row 3 of 5 of epoch 2, on."""
     here: Any = SimpleNamespace(plan=SimpleNamespace(steps=5), epoch=2, row=3, global_step=6)
-    assert recipe_file.parse(RECIPE | {"train": train}).train.last_step(here) == last
+    assert progress.last_step(recipe_file.parse(RECIPE | {"train": train}).train, here) == last
