@@ -125,7 +125,7 @@ def install(orders: Json) -> None:
             a start tries beforehand of the network, which is most of its time and nothing to its clips.
     """
     if orders.get("bare"):
-        dry_run.audit_shapes = lambda *_: 0
+        dry_run.audit_shapes = lambda *_: None
     rank = int(os.environ.get("RANK", "0"))
     watch = Watch(Path(orders["folder"], f"rank-{rank}.jsonl"), rank, orders["end"])
     _wrap_beginnings(watch)

@@ -88,7 +88,7 @@ def test_the_data_begin_again_and_the_steps_count_on(tiny, tmp_path):
         clips = [[clip["uid"] for clip in lines[s]["trained"]] for s in (step, step + 3)]
         assert clips[0] == clips[1], "the data begin as they began"
     assert "train.learning_rate: 0.001 then, 0.0005 now" in children.output(again)
-    assert "the data begin again at epoch 0" in children.output(again)
+    assert "the data restart at epoch 0" in children.output(again)
 
 
 def generations(run: Path) -> list[int]:
@@ -106,14 +106,14 @@ def test_a_command_that_is_given_again_after_a_kill_begins_the_data_once(tiny, t
     assert children.in_child(_preempted, command) == 75
     assert generations(run) == [0, 1, 1]
     assert children.train(command, **again) == [0]
-    assert "--restart-data is without effect: the data began again" in children.output(command)
+    assert "--restart-data has no effect: an earlier start restarted the data" in children.output(command)
     assert generations(run) == [0, 1, 1, 1]
     assert steps(run) == [1, 2, 3, 4, 5, 6]
 
     assert children.train(command, **again) == [0]
     told = children.output(command)
     assert "train.max_steps = 6 is reached" in told
-    assert "the data begin again" not in told
+    assert "the data restart" not in told
     *_, last = events.read(RunFolder(run).events_file)
     assert (last["kind"], last["reason"]) == ("stop", "finished")
     further = tiny(train={"max_steps": 9})

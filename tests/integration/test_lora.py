@@ -236,7 +236,7 @@ def test_a_lora_never_goes_on_upon_another_base(lora, tmp_path):
     assert children.train(other) == [0]
     stronger = other | {"lora": other["lora"] | {"alpha": 13.0}, "train": other["train"] | {"max_steps": 3}}
     assert children.train(stronger) != [0]
-    assert "the LoRA to begin with has alpha 6.5" in children.output(stronger)
+    assert "the checkpoint's LoRA has alpha 6.5" in children.output(stronger)
     with safe_open(next((tmp_path / "run" / "exports").glob("step-000000002*kohya*")), "pt") as file:
         told = file.metadata()
     assert told["ss_sd_model_name"] == str(copied)
@@ -261,7 +261,7 @@ def test_a_lora_file_begins_another_run(lora, tmp_path):
     wrong = lora("wrong", "flux-tiny", max_steps=1)
     wrong["lora"]["alpha"] = 2
     assert children.train(wrong, load=str(tmp_path / "first"), weights_only=True) != [0]
-    assert "lora.alpha = 2.0: the LoRA to begin with has alpha 6.5" in children.output(wrong)
+    assert "lora.alpha = 2.0: the checkpoint's LoRA has alpha 6.5" in children.output(wrong)
     whole = lora("whole", "flux-tiny", max_steps=1)
     del whole["lora"]
     assert children.train(whole, **options) != [0]

@@ -176,7 +176,7 @@ def test_buckets_that_are_not_those_of_the_step_are_an_error(tiny, tmp_path):
     run = RunFolder(tmp_path / RUN)
     (kept,) = run.recipes_folder.iterdir()
     kept.write_text(kept.read_text().replace('"32px"', '"64px"'))
-    with pytest.raises(UserError, match="buckets that the recipe gives are not those"):
+    with pytest.raises(UserError, match="the recipe's buckets are not those"):
         replay_step(run, 1)
 
 
@@ -185,7 +185,7 @@ def test_a_step_whose_record_is_lost_is_an_error(tiny, tmp_path, lost):
     assert children.train(tiny(train={"max_steps": 1}, **BUSY)) == [0]
     run = RunFolder(tmp_path / RUN)
     shutil.rmtree(run.coverage_folder / lost)
-    with pytest.raises(UserError, match=f"(?s)not known any more: {lost}.*bring back .*coverage"):
+    with pytest.raises(UserError, match=f"(?s)record of the step's clips is lost: {lost}.*restore .*coverage"):
         replay_step(run, 1)
 
 

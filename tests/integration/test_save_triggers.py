@@ -86,7 +86,7 @@ def _full_disk(recipe: dict, *steps: int) -> None:
     from reelworks.train import checkpointing
     from reelworks.train.trainer import RunOptions, run
 
-    checkpointing._PATIENCE_SECONDS = 0.0
+    checkpointing._RETRY_SECONDS = 0.0
 
     def full(call: str, path: Path) -> None:
         if call == "write" and any(f"checkpoints/.tmp-step-{step:09d}" in str(path) for step in steps):
@@ -268,7 +268,7 @@ def test_on_a_full_disk_the_weights_alone_may_be_saved(tiny, tmp_path, asynchron
     (weights,) = (p.name for p in (tmp_path / "run" / "exports").iterdir())
     at = int(weights.removeprefix("step-").removesuffix("-ema.safetensors"))
     assert 3 < at < 9 if asynchronous else at == 3
-    assert "weights alone are in" in children.output(recipe)
+    assert "only the averaged weights are saved, in" in children.output(recipe)
 
 
 def test_the_disk_is_tried_out_and_forecast_before_training(tiny, tmp_path):

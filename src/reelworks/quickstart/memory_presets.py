@@ -11,7 +11,7 @@ from reelworks.buckets.table import BucketTable
 from reelworks.models.api import Denoiser
 from reelworks.models.components import geometry
 from reelworks.recipe.recipe import Recipe
-from reelworks.train.preflight import estimate, memory
+from reelworks.train.preflight import estimate
 from reelworks.train.preflight.estimate import Estimate
 from reelworks.train.preflight.meter import Pass
 
@@ -104,7 +104,7 @@ class _Search:
 
     def held(self, recipe: Recipe) -> int:
         """Return the bytes on the GPU without activations."""
-        return memory.held(recipe, self._network(recipe)).total
+        return estimate.memory_without_activations(recipe, self._network(recipe)).total
 
     def estimate(self, recipe: Recipe) -> Estimate:
         network, buckets = self._network(recipe), bucket_table(recipe)

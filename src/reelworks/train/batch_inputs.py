@@ -1,7 +1,6 @@
-"""From a decoded micro-batch to what the model sees: latents, times, noise, masks, captions.
+"""Turn a decoded micro-batch into the model's inputs: latents, timesteps, noise, masks, text embeddings.
 
-Every draw is a function of (seed, epoch, uid, copy, purpose), so that neither rank nor batch nor order
-changes what a clip meets.
+Every random draw is a function of (seed, epoch, uid, copy, purpose), so it does not depend on rank, batch or order.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reelworks.buckets.table import BucketTable
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import U64, Purpose
+from reelworks.core.shape import Geometry, Shape
 from reelworks.data.loader import MicroBatch, MicroBatchRequest
 from reelworks.diffusion import frame_masks, objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
@@ -22,17 +23,55 @@ from reelworks.diffusion.rectified_flow import generated_only, mean_over_generat
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import DenoiserInputs
+from reelworks.models.expert_pair.config import switch_timestep
+from reelworks.recipe.recipe import Recipe
+from reelworks.schedule.plan import EpochPlan
+
+
+def objective_of_step(
+    recipe: Recipe, table: BucketTable, geometry: Geometry, *, plan: EpochPlan, row: int, step: int
+) -> ObjectiveConfig:
+    """Return the recipe's objective, limited to the timesteps of the expert that a step trains.
+
+    All clips of a step, on all ranks, train the same expert, so that the other one is not run. It is drawn with the
+    share of timesteps that the step's clips would draw in its range, so that over many steps each expert trains on as
+    many clips as if each clip drew for itself. `step` counts the optimizer steps done before it.
+    """
+    switch = switch_timestep(recipe.model)
+    if switch is None or recipe.model.experts != "both":
+        return recipe.objective
+    objective = recipe.objective
+    low = clips = 0.0
+    for micro_batch in plan.micro_batches(row).tolist():
+        places = plan.places(micro_batch)
+        count = int(plan.real[places].sum())
+        shape = table.buckets[int(plan.bucket[places.start])].shape
+        ratio = _shift_ratio(objective, shape, geometry.latent(shape)[0])
+        share = timesteps.share_below(
+            switch, objective.timestep_sampling, ratio, objective.logit_mean, objective.logit_std
+        )
+        low += count * share
+        clips += count
+    draw = float(hash_rng.uniform(hash_rng.hash64(recipe.seed, step, Purpose.EXPERT)))
+    timestep_range = [0.0, switch] if draw * clips < low else [switch, 1000.0]
+    return objective.model_copy(update={"timestep_range": timestep_range})
+
+
+def _shift_ratio(config: ObjectiveConfig, shape: Shape, latent_frames: int) -> float:
+    return timesteps.shift_ratio(
+        config, height=shape.height, width=shape.width, num_frames=shape.num_frames, latent_frames=latent_frames
+    )
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Draws of one micro-batch, on the CPU.
+    """Random draws of one micro-batch, on the CPU.
 
     Attributes:
-        unshifted_time: `[B]` timesteps as their density gives them, in [0, 1000].
-        time: `[B]` timesteps that are trained.
-        frame_mask: `[B, N]` True where a latent frame is generated, False where it is given.
-        drop_text: `[B]` True where the clip is shown with the empty caption.
+        unshifted_time: `[B]` timesteps before the shift, in [0, 1000].
+        time: `[B]` timesteps to train, after the shift.
+        frame_mask: `[B, T]` True for a latent frame that is generated, False for a conditioning frame.
+        drop_text: `[B]` True for a clip that is trained with the empty caption.
     """
 
     unshifted_time: Tensor
@@ -41,34 +80,21 @@ class Choices:
     drop_text: NDArray[np.bool_]
 
 
-def draw_seeds(work: MicroBatchRequest, purpose: Purpose, *, seed: int) -> U64:
-    """One word for each clip, from which all its draws for a purpose follow."""
+def _seeds(work: MicroBatchRequest, purpose: Purpose, seed: int) -> U64:
+    """Return the seed of each clip's draws for a purpose."""
     return hash_rng.hash64(seed, work.epoch, work.uids, work.draw_copies, purpose)
 
 
 def draw(work: MicroBatchRequest, config: ObjectiveConfig, *, seed: int, latent_frames: int) -> Choices:
-    """Draw for the clips of a micro-batch.
-
-    Args:
-        work: The micro-batch; neither its rank nor its order changes a draw.
-        config: What is drawn, and how often.
-        seed: The recipe's.
-        latent_frames: Frames of the latents.
-    """
-    uniform_B = torch.from_numpy(hash_rng.uniform(draw_seeds(work, Purpose.TIMESTEP, seed=seed)))
-    ratio = timesteps.shift_ratio(
-        config,
-        height=work.shape.height,
-        width=work.shape.width,
-        num_frames=work.shape.num_frames,
-        latent_frames=latent_frames,
-    )
+    """Draw timesteps, frame masks and dropped captions for the clips of a micro-batch."""
+    uniform_B = torch.from_numpy(hash_rng.uniform(_seeds(work, Purpose.TIMESTEP, seed)))
+    ratio = _shift_ratio(config, work.shape, latent_frames)
     unshifted_B, time_B = objectives.from_config(config).times(uniform_B, ratio)
     return Choices(
         unshifted_B,
         time_B,
-        frame_masks.draw_frame_mask(config.mask_ratios, latent_frames, draw_seeds(work, Purpose.MASK, seed=seed)),
-        hash_rng.passes(draw_seeds(work, Purpose.TEXT_DROPOUT, seed=seed), config.caption_dropout),
+        frame_masks.draw_frame_mask(config.mask_ratios, latent_frames, _seeds(work, Purpose.MASK, seed)),
+        hash_rng.passes(_seeds(work, Purpose.TEXT_DROPOUT, seed), config.caption_dropout),
     )
 
 
@@ -77,12 +103,12 @@ class Example:
     """One micro-batch ready for the model.
 
     Attributes:
-        inputs: What the model takes.
+        inputs: Inputs of the model, with noised latents.
         x0: `[B, C, T, H, W]` clean latents.
-        noise: `[B, C, T, H, W]`.
-        generated_share: `[B]` share of frames that are generated, not given.
-        counts: `[B]` True where the clip counts in the loss.
-        loss_weight: `[B, T, H, W]` of every latent element in its clip's loss; None where all count alike.
+        noise: `[B, C, T, H, W]` noise that was added.
+        generated_share: `[B]` share of latent frames that are generated.
+        counts: `[B]` True for a clip that counts in the loss.
+        loss_weight: `[B, T, H, W]` weight of each latent element in its clip's loss; None if all weights are equal.
     """
 
     inputs: DenoiserInputs
@@ -93,113 +119,81 @@ class Example:
     loss_weight: Tensor | None = None
 
     def losses(self, output_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
-        """Loss of every clip, `[B]`, from the model's output."""
+        """Return the loss of each clip, `[B]`, for the model's output."""
         i = self.inputs
         return objectives.from_config(config).losses(
             output_BCTHW, i.latent, self.x0, self.noise, i.time, i.frame_mask, self.loss_weight
         )
 
-    def kept(self, output_BCTHW: Tensor, base_BCTHW: Tensor) -> Tensor:
-        """How far every clip's output is from that of the base, `[B]`."""
+    def distances(self, output_BCTHW: Tensor, base_BCTHW: Tensor) -> Tensor:
+        """Return the mean squared difference of each clip's output and the base model's, `[B]`."""
         mask, weight = self.inputs.frame_mask, self.loss_weight
-        apart = generated_only(output_BCTHW.float() - base_BCTHW.float(), mask, weight)
-        return mean_over_generated(apart.square(), mask, weight)
+        difference = generated_only(output_BCTHW.float() - base_BCTHW.float(), mask, weight)
+        return mean_over_generated(difference.square(), mask, weight)
 
 
-def normal(shape: tuple[int, ...], words: U64, device: torch.device) -> Tensor:
-    """Standard normal noise for each clip, from its own word.
+def normal(shape: tuple[int, ...], seeds: U64, device: torch.device) -> Tensor:
+    """Return standard normal noise for each clip, from its own seed; equal on one kind of device and torch version.
 
-    Drawn clip by clip: the head of a longer draw is not the shorter draw of the same seed. Equal on the
-    same kind of device and torch version.
+    Clips are drawn one by one, since the beginning of a long draw is not the short draw of the same seed.
     """
     clips = []
-    for word in words.tolist():
-        generator = torch.Generator(device).manual_seed(int(word) & 0x7FFFFFFFFFFFFFFF)
+    for seed in seeds.tolist():
+        generator = torch.Generator(device).manual_seed(int(seed) & 0x7FFFFFFFFFFFFFFF)
         clips.append(torch.randn(shape, generator=generator, device=device))
     return torch.stack(clips)
 
 
 def training_example(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int) -> Example:
-    """Draw times, noise, masks and caption dropout, and noise the latents."""
+    """Encode a micro-batch, and draw its timesteps, noise, masks and caption dropout."""
     latent = encoder.latents(batch.frames)
     drawn = draw(batch.work, config, seed=seed, latent_frames=latent.shape[2])
-    noise_words = draw_seeds(batch.work, Purpose.NOISE, seed=seed)
-    return _example(
-        batch,
-        encoder,
-        config,
-        latent,
-        drawn.time.to(encoder.device),
-        normal(tuple(latent.shape[1:]), noise_words, encoder.device),
-        frame_mask=torch.from_numpy(drawn.frame_mask).to(encoder.device),
-        drop_text=drawn.drop_text,
-    )
+    return _example(batch, encoder, config, latent, drawn, _seeds(batch.work, Purpose.NOISE, seed))
 
 
 def validation_example(
     batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int, times: list[float]
 ) -> Example:
-    """One held-out clip at fixed times with fixed noise: the same at every validation and in every run.
-
-    The clip stands in the batch once for each time.
-    """
-    work = batch.work
-    latent = encoder.latents(batch.frames)
-    index = torch.arange(len(times)).numpy()
-    noise = normal(
-        tuple(latent.shape[1:]),
-        hash_rng.hash64(seed, "validation", work.uids, index, Purpose.NOISE),
-        encoder.device,
-    )
-    repeated = latent.expand(len(times), -1, -1, -1, -1)
-    return _example(
-        batch,
-        encoder,
-        config,
-        repeated,
-        torch.tensor(times, dtype=torch.float32, device=encoder.device),
-        noise,
-        frame_mask=torch.ones(len(times), latent.shape[2], dtype=torch.bool, device=encoder.device),
-        drop_text=np.zeros(len(times), dtype=np.bool_),
-    )
+    """Encode one held-out clip, repeated for each timestep, with noise that is the same in all validations and runs."""
+    latent, n = encoder.latents(batch.frames), len(times)
+    time = torch.tensor(times, dtype=torch.float32)
+    fixed = Choices(time, time, np.ones((n, latent.shape[2]), dtype=np.bool_), np.zeros(n, dtype=np.bool_))
+    noise_seeds = hash_rng.hash64(seed, "validation", batch.work.uids, np.arange(n), Purpose.NOISE)
+    return _example(batch, encoder, config, latent.expand(n, -1, -1, -1, -1), fixed, noise_seeds)
 
 
 def _example(
-    batch: MicroBatch,
-    encoder: LiveEncoder,
-    config: ObjectiveConfig,
-    x0: Tensor,
-    time: Tensor,
-    noise: Tensor,
-    *,
-    frame_mask: Tensor,
-    drop_text: NDArray[np.bool_],
+    batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, x0: Tensor, drawn: Choices, noise_seeds: U64
 ) -> Example:
-    work, n = batch.work, len(time)
-    companions, first = batch.companions, batch.frames[:, 0]
-    seen = companions["source"][:, 0] if "source" in encoder.given else None
-    text = encoder.texts(work.captions, drop_text[: len(work.captions)].tolist(), seen)
-    beside = conditioning.encode_conditioning(encoder, x0[: len(first)], companions, first, work.shape.num_frames)
-    fps = torch.tensor(work.fps, dtype=torch.float32, device=encoder.device)
+    work, device, n = batch.work, encoder.device, len(x0)
+    time, frame_mask = drawn.time.to(device), torch.from_numpy(drawn.frame_mask).to(device)
+    noise = normal(tuple(x0.shape[1:]), noise_seeds, device)
+    companions, first_frames = batch.companions, batch.frames[:, 0]
+    source = companions["source"][:, 0] if "source" in encoder.given else None
+    text = encoder.texts(work.captions, drawn.drop_text[: len(work.captions)].tolist(), source)
+    conditions = conditioning.encode_conditioning(
+        encoder, x0[: len(first_frames)], companions, first_frames, work.shape.num_frames
+    )
+    fps = torch.tensor(work.fps, dtype=torch.float32, device=device)
     inputs = DenoiserInputs(
         latent=objectives.from_config(config).noised(x0, noise, time, frame_mask),
         time=time,
         text=text.tokens.expand(n, -1, -1),
         text_mask=text.mask.expand(n, -1),
         pooled=text.pooled.expand(n, -1),
-        guidance=torch.ones(n, device=encoder.device),
+        guidance=torch.ones(n, device=device),
         frame_mask=frame_mask,
         fps=fps.expand(n),
-        height=torch.full((n,), float(work.shape.height), device=encoder.device),
-        width=torch.full((n,), float(work.shape.width), device=encoder.device),
-        drop_text=torch.from_numpy(drop_text).to(encoder.device),
-        **{name: value.expand(n, *value.shape[1:]) for name, value in beside.items()},
+        height=torch.full((n,), float(work.shape.height), device=device),
+        width=torch.full((n,), float(work.shape.width), device=device),
+        drop_text=torch.from_numpy(drawn.drop_text).to(device),
+        **{name: value.expand(n, *value.shape[1:]) for name, value in conditions.items()},
     )
-    counts = batch.is_valid.to(encoder.device).expand(n)
+    counts = batch.is_valid.to(device).expand(n)
     weight = None
     if "loss_mask" in companions:
-        mask = companions["loss_mask"].to(encoder.device)
+        mask = companions["loss_mask"].to(device)
         weight = conditioning.weights(mask, encoder.autoencoder.geometry).expand(n, -1, -1, -1)
-        # The mask may lie where the clip is given: then it has no loss, and no weight in the step.
+        # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
         counts = counts & (weight.amax(dim=(2, 3)) * frame_mask).any(dim=1)
     return Example(inputs, x0, noise, frame_mask.float().mean(dim=1), counts, weight)

@@ -1,58 +1,89 @@
-"""Runtime objects of a recipe."""
+"""Build the runtime objects of a recipe: the network, its encoders, and both ready to train."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from reelworks.diffusion import objectives
+from reelworks.distributed import mesh
+from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models import components, factory, weights
-from reelworks.models.api import Denoiser
+from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
 from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
+from reelworks.models.lora.base_model import Base
 from reelworks.models.vision import VisionEncoder
-from reelworks.precision.boundary import check_contract
+from reelworks.precision.boundary import DtypeBoundary, check_contract
+from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
+from reelworks.train.preflight import dry_run
+from reelworks.train.state import TrainState
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:
-    """Look whether all weights that a recipe names are there, before the first of them is read.
+@dataclass(frozen=True)
+class TrainedModel:
+    """The network, sharded and with its optimizer, and the encoders of its inputs.
 
-    Args:
-        recipe: Names them.
-        resumed: The LoRA to begin with is not needed any more.
+    Attributes:
+        boundary: The network, behind a boundary that casts its inputs.
+        encoder: Autoencoder, text encoder and image encoder.
+        state: Trained weights, their average, and the optimizer.
+        base: Base model of the LoRA; None if all weights are trained.
+    """
+
+    boundary: DtypeBoundary[DenoiserInputs]
+    encoder: LiveEncoder
+    state: TrainState
+    base: Base | None
+
+    @classmethod
+    def build(cls, data: RecipeData, world: World, *, resumed: bool) -> TrainedModel:
+        """Build a recipe's model, check its dtypes for all buckets, and shard it. Collective."""
+        recipe = data.recipe
+        require_sources(recipe, resumed=resumed)
+        network = denoiser(recipe, world.home, resumed=resumed)
+        encoders = encoder(recipe, world.device)
+        dry_run.audit_shapes(network, encoders, data.table, world)
+        dry_run.require_encoders(encoders)
+        mesh.shard(network.module, network.sharding().blocks, network.contract, world, recipe.parallel.strategy)
+        return cls(DtypeBoundary(network), encoders, TrainState.start(network, recipe.train), network.base)
+
+
+def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:
+    """Check that all weights that a recipe names exist, before any of them is read.
+
+    If the run is resumed, the LoRA comes from a checkpoint, and lora.weights is not needed.
 
     Raises:
-        UserError: Names the first that is not.
+        UserError: Some weights do not exist; names the first.
     """
     lora = None if recipe.lora is None or resumed else recipe.lora.weights
-    named = {
+    sources = {
         "model.weights": recipe.model.weights,
         "lora.weights": lora,
         "autoencoder.weights": recipe.autoencoder.weights,
         "text_encoder.weights": recipe.text_encoder.weights,
         "model.image_encoder": recipe.model.image_encoder,
     }
-    found: set[str] = set()
-    for field, source in named.items():
-        if source is not None and source not in found:
+    checked: set[str] = set()
+    for field, source in sources.items():
+        if source is not None and source not in checked:
             weights.require_there(source, field)
-            found.add(source)
+            checked.add(source)
 
 
 def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False) -> Denoiser:
-    """The recipe's model with its first weights: drawn from the seed, or loaded.
+    """Build the recipe's network, with weights loaded from files or drawn from the seed.
 
-    Args:
-        recipe: Names the model.
-        device: Where it is moved.
-        resumed: A checkpoint's LoRA takes the place of the one to begin with, whose file may be gone by then.
+    If the run is resumed, the LoRA comes from a checkpoint; lora.weights is not read, and may no longer exist.
     """
     lora = recipe.lora
     if resumed and lora is not None:
@@ -71,10 +102,10 @@ def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False) -> 
 
 
 def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -> Denoiser:
-    """Join the one expert that a run trains with the other as it was published.
+    """Join the expert that a run trains with the published weights of the other one.
 
     Returns:
-        Both; `trained` itself where it is all of the model, or the other one is not among the weights.
+        Both experts; `trained` alone if it is the whole model, or if model.weights lacks the other expert.
     """
     model, boundary = recipe.model, switch_timestep(recipe.model)
     if boundary is None or model.experts == "both" or model.weights is None:
@@ -83,7 +114,7 @@ def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -
     if Path(model.weights).exists() and not (Path(model.weights) / PARTS[other]).is_dir():
         return trained
     changed = {"model": model.model_copy(update={"experts": other})}
-    # Its LoRA changes nothing; with it, it lies in memory as the trained one's base does.
+    # Its LoRA is fresh and changes nothing; with it, the weights are stored (quantized) as the trained expert's are.
     published = denoiser(recipe.model_copy(update=changed), device, resumed=True)
     published.module.requires_grad_(False).eval()
     high, low = (trained, published) if other == "low" else (published, trained)
@@ -93,7 +124,7 @@ def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -
 
 
 def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
-    """The recipe's autoencoder, text encoder and, where the model is told of pictures by one, image encoder."""
+    """Build the recipe's autoencoder, its text encoder, and the image encoder if the model has one."""
     conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
     kind = conditioning.image_encoder
     autoencoder = factory.build_autoencoder(recipe.autoencoder)
@@ -106,11 +137,11 @@ def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
         device,
         conditioning,
         None if kind is None or image is None else VisionEncoder(kind, image).to(device),
-        given(recipe),
+        given_companions(recipe),
     )
 
 
-def given(recipe: Recipe) -> tuple[str, ...]:
-    """Names of the companions that the model is shown; all datasets have the same."""
+def given_companions(recipe: Recipe) -> tuple[str, ...]:
+    """Return the kinds of companions that the model gets as inputs; all datasets have the same."""
     takes = components.conditioning(recipe.model).takes
     return tuple(name for name in takes if name in recipe.dataset[0].companions)

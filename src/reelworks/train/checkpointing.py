@@ -1,4 +1,4 @@
-"""Checkpoints of a run: what one holds, when one is saved, and what happens to a save that fails."""
+"""Checkpoints of a run: their contents, when they are saved, and what happens if a save fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any
 
 from reelworks.checkpoint import disk_space, load, names, retention, save, shards
 from reelworks.checkpoint.async_save import Background, held_bytes
@@ -19,7 +19,7 @@ from reelworks.checkpoint.mirror.mirror import Mirror
 from reelworks.checkpoint.policy import rank_best
 from reelworks.checkpoint.save import DiskFull, Saved, SaveFailed
 from reelworks.core import files, storage
-from reelworks.core.errors import UserError
+from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.data.position import DataPosition
 from reelworks.distributed import collectives
@@ -30,6 +30,7 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.train import init_from, progress
+from reelworks.train.build import TrainedModel
 from reelworks.train.open_run import OpenRun
 from reelworks.train.run_logger import RunLogger
 from reelworks.train.state import TrainState
@@ -37,49 +38,32 @@ from reelworks.train.step import StepFlags
 
 _EXCLUDED = "excluded.npz"
 _ALIASES = "aliases.npz"
-# "auto" saves beside training from this size on: a smaller state is written before a thread has begun.
+# With `asynchronous = "auto"` states of this size or more are saved in a thread; smaller ones are written at once.
 _ASYNCHRONOUS_BYTES = 1_000_000_000
-# A full disk is asked again after this time; each try may write up to a whole checkpoint.
-_PATIENCE_SECONDS = 30.0
-_NAMED = 3
+# A failed save is repeated after this time; each attempt may write up to a whole checkpoint.
+_RETRY_SECONDS = 30.0
 
 
-class SavedPosition(NamedTuple):
-    """Position in the data that a checkpoint was saved at."""
-
-    cursor: Cursor
-    excluded: Excluded
-    aliases: Aliases
-
-
-class SaveOrder(TypedDict):
-    """Arguments of a save beside the tensors."""
-
-    extra: dict[str, bytes]
-    metrics: dict[str, float]
-    run_id: str
-
-
-def restore(checkpoint: Path, state: TrainState, base: Base | None) -> SavedPosition:
-    """Load weights, average and optimizer in place. Collective.
+def restore(checkpoint: Path, state: TrainState, base: Base | None) -> tuple[Cursor, Excluded, Aliases]:
+    """Load weights, average and optimizer in place, and return the position in the data. Collective.
 
     Raises:
-        UserError: The checkpoint is of another model, or its LoRA was trained on another base.
+        UserError: The checkpoint belongs to another model, or its LoRA was trained on another base.
     """
     init_from.require_base(checkpoint, base)
     tensors = state.state_dict()
     load.load(checkpoint, tensors)
-    state.load_optimizer(tensors["optimizer"])
+    state.optimizer.load_state_dict(tensors["optimizer"])
     excluded, aliases = Excluded.none(), Aliases()
     if load.has_extra(checkpoint, _EXCLUDED):
         excluded = Excluded.from_bytes(load.read_extra(checkpoint, _EXCLUDED))
     if load.has_extra(checkpoint, _ALIASES):
         aliases = Aliases.from_bytes(load.read_extra(checkpoint, _ALIASES))
-    return SavedPosition(Cursor(**json.loads(load.read_extra(checkpoint, names.CURSOR))), excluded, aliases)
+    return Cursor(**json.loads(load.read_extra(checkpoint, names.CURSOR))), excluded, aliases
 
 
 def try_disk(run: OpenRun, recipe: Recipe, state: TrainState, position: DataPosition) -> None:
-    """Try out the disk before training, and log what checkpoints will take of it. Collective.
+    """Write to the checkpoints' disk before training, and log how much of it checkpoints will take. Collective.
 
     Raises:
         UserError: The main rank cannot save there.
@@ -95,18 +79,18 @@ def try_disk(run: OpenRun, recipe: Recipe, state: TrainState, position: DataPosi
     for warning in expected.warnings():
         logger.warning(warning)
     if not mounted.locks:
-        logger.info("this file system has no locks: see docs/reference/run-folder.md for what that means")
+        logger.info("this file system has no locks; docs/reference/run-folder.md says what that means")
 
 
 @contextmanager
 def mirroring(run: OpenRun, recipe: Recipe, log: RunLogger, resumed_from: int | None) -> Iterator[Mirror | None]:
-    """Copy checkpoints elsewhere beside training, on the main rank, if the recipe says so; waits for the last copy."""
+    """Copy checkpoints to the recipe's mirror during training, on the main rank; waits for the last copy at the end."""
     remote, config = run.folder_lock.remote, recipe.checkpoints.mirror
     if remote is None or config is None:
         yield None
         return
     mirror = Mirror(remote, run.folder, run.id, config, log)
-    if resumed_from is not None:  # whose copy a kill may have cut off
+    if resumed_from is not None:  # a kill may have interrupted its copy
         mirror.offer(resumed_from)
     try:
         yield mirror
@@ -116,114 +100,100 @@ def mirroring(run: OpenRun, recipe: Recipe, log: RunLogger, resumed_from: int | 
 
 
 class CheckpointManager:
-    """Saves a run at its steps' edges, and retires what its policy does not keep.
+    """Save checkpoints between steps, and delete those that the retention policy does not keep.
 
-    A save is due by steps, epochs, minutes, a new best, or a person's file. It waits for nothing where the state is
-    large: a thread writes a copy, and a later step publishes it. A save that fails costs itself, and is tried again.
+    A save is due by steps, epochs, minutes, a new best metric, or a request file. A large state is saved
+    asynchronously: a thread writes a copy, and a later step publishes it. Training continues after a failed save,
+    which is repeated later.
+
+    Args:
+        mirror: Copies checkpoints, on the main rank; None if the recipe has no mirror.
+        resumed_from: Step of the checkpoint that was loaded; None for a fresh start.
     """
 
     def __init__(
         self,
-        *,
         run: OpenRun,
         data: RecipeData,
-        state: TrainState,
-        base: Base | None,
+        model: TrainedModel,
         log: RunLogger,
         mirror: Mirror | None,
         resumed_from: int | None,
     ) -> None:
-        """Begin where a run does.
-
-        Args:
-            run: The run folder, held.
-            data: What is trained on, for the cursor.
-            state: What is saved.
-            base: What its LoRA lies on, if it trains one.
-            log: Told of saves, published or failed.
-            mirror: On the main rank, where checkpoints are copied to.
-            resumed_from: The step whose checkpoint is there already.
-        """
-        self._run, self._data, self._state, self._base = run, data, state, base
+        self._run, self._data, self._state, self._base = run, data, model.state, model.base
         self._log, self._mirror = log, mirror
         self._store, self._world = run.store, run.world
         self._recipe, self._config = data.recipe, data.recipe.checkpoints
         self._background = Background(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         self._saved_step = resumed_from
         self._last_save_began = time.monotonic()
-        self._owed_from: float | None = None  # when a save that failed is tried again
+        self._retry_at: float | None = None  # time to repeat a failed save
         self._has_warned_of_grace = False
         self._step_seconds = 0.0
 
     def epochs_in_use(self) -> set[tuple[int, int]]:
-        """Generation and epoch of every checkpoint's cursor; from a damaged one nothing goes on."""
-        found = set()
+        """Return generation and epoch of the position in each checkpoint, without damaged ones."""
+        in_use = set()
         for info in self._store.list():
             with suppress(BadCheckpoint):
                 cursor = json.loads(load.read_extra(info.path, names.CURSOR))
-                found.add((cursor["generation"], cursor["epoch"]))
-        return found
+                in_use.add((cursor["generation"], cursor["epoch"]))
+        return in_use
 
     def has_metrics(self, step: int) -> bool:
-        """Say whether a checkpoint knows its validation loss, or there is nothing to know it by."""
-        found = not self._world.is_main or bool(self._store.info(step).metrics)
-        return bool(self._world.broadcast(found))
+        """Whether the checkpoint of a step holds metrics; equal on all ranks."""
+        return bool(self._world.broadcast(self._world.is_main and bool(self._store.info(step).metrics)))
 
     def record_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Tell a checkpoint what was measured after its save."""
+        """Add metrics that were measured after the save to a checkpoint."""
         if self._world.is_main:
             self._store.record_metrics(step, metrics)
 
     def flags(self, *, stop: bool) -> StepFlags:
-        """Return what this rank asks of all ranks at the next step's edge.
+        """Return this rank's requests to all ranks at the end of the next step.
 
         Raises:
-            LockLost: Another process took the run over, so that going on is of no use.
+            LockLost: Another process has taken over the run folder.
         """
         self._run.folder_lock.check()
-        return StepFlags(stop=stop, save=self._asks(), writing=self._background.is_writing)
+        return StepFlags(stop=stop, save=self._is_requested(), writing=self._background.is_writing)
 
-    def _asks(self) -> bool:
-        """On the main rank: whether the clock, a person or an owed save asks for one.
+    def _is_requested(self) -> bool:
+        """Whether the clock, a request file or a failed save asks for a save; False except on the main rank.
 
-        They ask until they get one, so not while a save is in flight, nor again right after one that failed.
+        A request stands until a save succeeds, so it is not repeated during an asynchronous save or right after a
+        failed one.
         """
         if not self._world.is_main or self._background.step is not None:
             return False
         now, minutes = time.monotonic(), self._config.every_minutes
-        if self._owed_from is not None:
-            return now >= self._owed_from
+        if self._retry_at is not None:
+            return now >= self._retry_at
         is_time = minutes is not None and now >= self._last_save_began + 60 * minutes
         return is_time or self._run.folder.save_file.is_file()
 
     def after_step(
         self, position: DataPosition, metrics: dict[str, float], flags: StepFlags, step_seconds: float
     ) -> None:
-        """Publish what is written, and save if it is time to. Collective.
-
-        Args:
-            position: Where to go on.
-            metrics: Measured at this step.
-            flags: What the ranks asked for, all together.
-            step_seconds: Time that the step took.
+        """Publish an asynchronous save that all ranks have written, and save if one is due. Collective.
 
         Raises:
-            DiskFull: The disk is full, and the recipe says to stop then.
+            DiskFull: The disk is full, and the recipe has `on_full = "stop"`.
         """
         self._step_seconds = step_seconds
         if self._background.step is not None and not flags.writing:
-            self._settle(position)
+            self._finish_background(position)
         if flags.save or self._is_due(position, metrics):
             self._save(position, metrics)
 
     def save_last(self, position: DataPosition, metrics: dict[str, float]) -> None:
-        """Save at a run's end, or on a signal; waits for all, and for what is in flight before. Collective.
+        """Save at the end of training or on a signal, after waiting for an asynchronous save. Collective.
 
         Raises:
             SaveFailed: The state could not be saved.
         """
         if self._background.step is not None:
-            self._settle(None)
+            self._finish_background(None)
         if self._saved_step == position.global_step:
             return
         try:
@@ -234,15 +204,15 @@ class CheckpointManager:
             raise
 
     def _is_due(self, position: DataPosition, metrics: dict[str, float]) -> bool:
-        every = self._config.every_steps
-        if every is not None and position.global_step % every == 0:
+        every_steps = self._config.every_steps
+        if every_steps is not None and position.global_step % every_steps == 0:
             return True
         if self._config.at_epoch_end and position.at_end:
             return True
         return self._config.at_best and self._is_best(metrics)
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
-        """Say whether what was measured now is better than what any checkpoint has; equal on all ranks."""
+        """Whether the metric is better than that of all checkpoints; equal on all ranks."""
         best = self._config.keep_best
         if best is None or best.metric not in metrics:
             return False
@@ -256,20 +226,20 @@ class CheckpointManager:
         return math.isfinite(value) and all(sign * value < sign * other for other in known)
 
     def _save(self, position: DataPosition, metrics: dict[str, float]) -> None:
-        """Save at an interval: beside training if that is possible, and never at its cost."""
-        step, in_flight = position.global_step, self._background.step
+        """Save during training, asynchronously if possible; training continues if it fails."""
+        step, writing = position.global_step, self._background.step
         if step == self._saved_step:
             return
-        if in_flight is not None:
-            self._log.event("unsaved", step=step, reason=f"step {in_flight} is still being written")
-            logger.info("step %d is not saved: step %d is still being written", step, in_flight)
+        if writing is not None:
+            self._log.event("unsaved", step=step, reason=f"step {writing} is still being written")
+            logger.info("step %d is not saved: step %d is still being written", step, writing)
             return
         self._last_save_began = time.monotonic()
         try:
             self._require_finite()
-            if self._can_save_beside(step):
-                state = self._state.state_dict()
-                self._background.start(self._store, step, state, **self._order(position, metrics))
+            if self._can_save_asynchronously(step):
+                state, extra = self._state.state_dict(), self._extra(position)
+                self._background.start(self._store, step, state, extra=extra, metrics=metrics, run_id=self._run.id)
                 self._saved_step = step
                 self._end_request()
             else:
@@ -277,14 +247,12 @@ class CheckpointManager:
         except SaveFailed as error:
             self._fail(step, error, position)
 
-    def _can_save_beside(self, step: int) -> bool:
-        """Whether to save beside training; equal on all ranks."""
-        how = self._config.asynchronous
-        state = self._state.state_dict()
-        if how == "auto":
-            large = held_bytes(state) >= _ASYNCHRONOUS_BYTES
-            how = any(self._world.gather(large))
-        if not how:
+    def _can_save_asynchronously(self, step: int) -> bool:
+        """Whether the recipe asks for it and memory suffices; equal on all ranks."""
+        state, asynchronous = self._state.state_dict(), self._config.asynchronous
+        if asynchronous == "auto":
+            asynchronous = any(self._world.gather(held_bytes(state) >= _ASYNCHRONOUS_BYTES))
+        if not asynchronous:
             return False
         lack = self._background.lacks_memory(state)
         if lack:
@@ -292,14 +260,14 @@ class CheckpointManager:
         return not lack
 
     def _save_now(self, position: DataPosition, metrics: dict[str, float]) -> None:
-        step, state = position.global_step, self._state.state_dict()
-        saved = save.save(self._store, step, state, **self._order(position, metrics))
+        step, state, extra = position.global_step, self._state.state_dict(), self._extra(position)
+        saved = save.save(self._store, step, state, extra=extra, metrics=metrics, run_id=self._run.id)
         self._saved_step = step
         self._end_request()
-        self._published(saved)
+        self._after_publishing(saved)
 
-    def _order(self, position: DataPosition, metrics: dict[str, float]) -> SaveOrder:
-        """Return what a checkpoint holds beside the tensors."""
+    def _extra(self, position: DataPosition) -> dict[str, bytes]:
+        """Return the files of a checkpoint other than tensors: the position in the data, and the LoRA's base."""
         extra = {names.CURSOR: files.to_json(position.to_cursor(self._data).to_json(), indent=2).encode()}
         if position.excluded:
             extra[_EXCLUDED] = position.excluded.to_bytes()
@@ -307,19 +275,15 @@ class CheckpointManager:
             extra[_ALIASES] = position.aliases.to_bytes()
         if self._base is not None:
             extra[BASE] = self._base.to_json().encode()
-        return {"extra": extra, "metrics": metrics, "run_id": self._run.id}
+        return extra
 
     def _end_request(self) -> None:
-        """Remove the file by which a person asked for a save."""
+        """Remove the file that requested a save."""
         if self._world.is_main and self._run.folder.save_file.is_file():
             self._run.folder.save_file.unlink(missing_ok=True)
 
-    def _settle(self, position: DataPosition | None) -> None:
-        """Publish the save in flight, all of whose parts are written or have failed.
-
-        Args:
-            position: Where training goes on; None at its end, where another save follows.
-        """
+    def _finish_background(self, position: DataPosition | None) -> None:
+        """Publish the save that all ranks have written; without a position, at the end, another save follows."""
         step = self._background.step
         assert step is not None
         try:
@@ -329,23 +293,29 @@ class CheckpointManager:
                 self._saved_step = None
             self._fail(step, error, position)
             return
-        self._published(saved)
+        self._after_publishing(saved)
 
-    def _published(self, saved: Saved) -> None:
-        """Tell of a new checkpoint and have it mirrored, retire what the policy does not keep, and export."""
-        self._owed_from = None
-        step = saved.info.step
-        name = saved.info.path.name
+    def _after_publishing(self, saved: Saved) -> None:
+        """Log and mirror a new checkpoint, delete old ones, export its weights, and compare with the grace period."""
+        self._retry_at = None
+        step, name = saved.info.step, saved.info.path.name
         self._log.event("checkpoint", step=step, name=name, bytes=saved.bytes, seconds=saved.seconds)
         if self._world.is_main:
             if self._mirror is not None:
                 self._mirror.offer(step)
-            if self._retire(step):
+            if self._retain(step):
                 self._export(saved)
-        self._compare_with_grace(saved.seconds)
+        # The step during which a signal arrives is not the last one: the next step still runs before the save.
+        grace, needed = self._config.grace_seconds, 2 * self._step_seconds + saved.seconds
+        if grace is not None and needed > grace and not self._has_warned_of_grace:
+            self._has_warned_of_grace = True
+            logger.warning(
+                f"two steps take {2 * self._step_seconds:.1f} s and a save {saved.seconds:.1f} s, more than "
+                f"checkpoints.grace_seconds = {grace:g}: a run that is told to stop may be killed before it has saved"
+            )
 
-    def _retire(self, step: int) -> bool:
-        """Delete what the policy does not keep; False where the disk refused."""
+    def _retain(self, step: int) -> bool:
+        """Delete the checkpoints that the policy does not keep; returns False if the disk failed."""
         try:
             in_use = frozenset[int]() if self._mirror is None else self._mirror.in_use()
             decisions = retention.apply_retention(self._store, self._config, in_use)
@@ -359,7 +329,7 @@ class CheckpointManager:
         return True
 
     def _export(self, saved: Saved) -> None:
-        """Write the weights for use that the recipe asks for; a failure costs nothing but them."""
+        """Export the weights that the recipe asks for; training continues if it fails."""
         step, path = saved.info.step, saved.info.path
         epoch = json.loads(load.read_extra(path, names.CURSOR))["epoch"]
         try:
@@ -371,23 +341,22 @@ class CheckpointManager:
                 self._log.event("export", step=step, name=file.name)
 
     def _fail(self, step: int, error: SaveFailed, position: DataPosition | None) -> None:
-        """Tell of a save that failed, and go on as the recipe says if training goes on."""
+        """Log a failed save, and do what `on_full` says if training goes on."""
         policy = self._config.on_full if isinstance(error, DiskFull) and position is not None else "wait"
         self._log.event("unsaved", step=step, reason=error.problem)
         if policy == "stop":
             raise error
-        first = self._owed_from is None
-        self._owed_from = time.monotonic() + _PATIENCE_SECONDS
-        if first:
+        if self._retry_at is None:
             logger.warning(error)
+        self._retry_at = time.monotonic() + _RETRY_SECONDS
         if policy == "weights-only":
             assert position is not None
-            self._owed_from = None
+            self._retry_at = None
             self._end_request()
             self._save_weights_only(position)
 
     def _save_weights_only(self, position: DataPosition) -> None:
-        """On a disk too full for a checkpoint: the averaged weights alone. Collective."""
+        """Export only the averaged weights, because the disk is too full for a checkpoint. Collective."""
         step, run = position.global_step, self._run.folder
         lora = lora_file_of(run.recipe_file, "diffusers", self._base)
         target = exports_folder.path_of(run, step, "ema", lora.format if lora else None)
@@ -395,47 +364,25 @@ class CheckpointManager:
         try:
             with export.raising_export_failed(target):
                 collectives.on_first(lambda: storage.mkdirs(target.parent))
-            export.export_weights(
-                self._state.state_dict(),
-                target,
-                weights="ema",
-                dtype=self._recipe.exports.dtype,
-                about=about,
-                lora=lora,
-            )
+            dtype = self._recipe.exports.dtype
+            export.export_weights(self._state.state_dict(), target, weights="ema", dtype=dtype, about=about, lora=lora)
         except UserError as error:
             logger.warning(error)
         else:
             for file in lora.files(target) if lora else [target]:
-                logger.info("weights alone are in %s", file)
+                logger.info("only the averaged weights are saved, in %s", file)
                 self._log.event("export", step=step, name=file.name)
 
     def _require_finite(self) -> None:
-        """Refuse to make a checkpoint of what could not be trained on; equal on all ranks.
-
-        Raises:
-            SaveFailed: Names what is not finite.
-        """
+        """Raise `SaveFailed` on all ranks if a tensor on any rank is not finite: training could not go on from it."""
         found = self._world.gather(self._state.not_finite())
         bad = list(dict.fromkeys(name for part in found for name in part))  # type: ignore[attr-defined]
         if bad:
-            more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
             raise SaveFailed(
-                f"not finite, so no checkpoint was saved: {', '.join(bad[:_NAMED])}{more}",
+                f"not finite, so no checkpoint was saved: {first_few(bad)}",
                 code="save-failed",
                 field="checkpoints",
                 value=str(self._store.root),
-                remedy="go on from the last checkpoint, which is sound: the same command resumes from it; lower "
-                "train.learning_rate if it comes again",
+                remedy="resume from the last checkpoint, which is finite, with the same command; if this happens again, "
+                "lower train.learning_rate",
             )
-
-    def _compare_with_grace(self, save_seconds: float) -> None:
-        # A signal that comes in the middle of a step is heard at the beginning of the next one, which is still done.
-        grace, needed = self._config.grace_seconds, 2 * self._step_seconds + save_seconds
-        if grace is None or needed <= grace or self._has_warned_of_grace:
-            return
-        self._has_warned_of_grace = True
-        logger.warning(
-            f"two steps take {2 * self._step_seconds:.1f} s and a save {save_seconds:.1f} s, more than "
-            f"checkpoints.grace_seconds = {grace:g}: a run that is told to stop may be killed before it has saved"
-        )

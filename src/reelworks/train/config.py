@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -10,14 +11,14 @@ from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.train import optimizer_names
 
-# Less of the rate that it finds was meant as a rate of AdamW's.
-_LEAST_OF_PRODIGY = 0.01
+# A smaller factor was probably meant as a learning rate of AdamW.
+_MIN_PRODIGY_FACTOR = 0.01
 
 
 class TrainConfig(Config):
     """`[train]`."""
 
-    max_steps: int | None = Field(None, ge=1, description="optimizer steps in all")
+    max_steps: int | None = Field(None, ge=1, description="optimizer steps at which training ends")
     max_epochs: int | None = Field(None, ge=1, description="passes over the data")
     gradient_accumulation_steps: int = Field(1, ge=1, description="micro-batches per rank and step")
     micro_batches_per_step: int | None = Field(
@@ -28,43 +29,46 @@ class TrainConfig(Config):
     )
     optimizer: Literal["adamw", "adamw8bit", "muon", "prodigy", "adafactor"] = Field(
         "adamw",
-        description="the state of AdamW is cut along with the weights; the others need them whole. Muon updates the "
+        description="AdamW works on sharded weights; the others need whole ones. Muon updates the "
         "matrices of blocks, and AdamW the rest",
     )
     learning_rate: float = Field(
         1e-4,
         gt=0,
-        description="after warm-up. Prodigy multiplies the rate that it finds by this (default 1.0), Adafactor the "
+        description="rate after warm-up. Prodigy multiplies the rate that it finds by this (default 1.0), Adafactor the "
         "size of the weights (default 0.01)",
     )
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="what follows on warm-up; the last two fall until max_steps"
+        "constant", description="course of the rate after warm-up: constant, or falling until max_steps"
     )
-    final_learning_rate: float = Field(0.0, ge=0, description="what a schedule falls to")
+    final_learning_rate: float = Field(0.0, ge=0, description="rate at max_steps, to which linear and cosine fall")
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
-    betas: list[float] | None = Field([0.9, 0.99], description="of AdamW and Prodigy; Adafactor has none")
+    betas: list[float] | None = Field([0.9, 0.99], description="coefficients of AdamW and Prodigy; Adafactor has none")
     # As in v1.2: bfloat16 gradients are far below the usual 1e-8.
-    eps: float | None = Field(1e-15, gt=0, description="of AdamW and Prodigy; Adafactor has its own")
+    eps: float | None = Field(1e-15, gt=0, description="epsilon of AdamW and Prodigy; Adafactor has its own")
     weight_decay: float = Field(0.0, ge=0, description="decoupled from the gradient")
-    max_grad_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient")
-    ema_decay: float = Field(0.9999, ge=0, lt=1, description="reached by way of (1 + step) / (10 + step)")
-    loss_reduction: Literal["token", "sample", "micro_batch"] = Field("token", description="what counts alike")
+    max_grad_norm: float | None = Field(1.0, gt=0, description="norm to which the whole gradient is clipped")
+    ema_decay: float = Field(
+        0.9999, ge=0, lt=1, description="decay of the weight average; in early steps (1 + step) / (10 + step)"
+    )
+    loss_reduction: Literal["token", "sample", "micro_batch"] = Field(
+        "token", description="unit that has the same weight everywhere in the loss"
+    )
     skip_steps: list[list[int]] = Field(
         [],
-        description="steps that are counted but not trained, as [first, last]: their clips are passed over, for "
-        "data that break a run; resume from a checkpoint before them",
+        description="steps that are counted but not trained, as [first, last]: their clips are skipped, for "
+        "data that break a run; to use it, resume from a checkpoint before them",
     )
     non_finite: Literal["skip", "stop"] = Field(
-        "skip",
-        description="what becomes of a run at a step whose loss or gradient is not finite; it never trains",
+        "skip", description="whether a loss or gradient that is not finite skips the step, or stops the run"
     )
-    max_non_finite: int = Field(10, ge=1, description="such steps in a row that end a run which skips them")
-    log_every: int = Field(1, ge=1, description="steps from one line of progress to the next")
+    max_non_finite: int = Field(10, ge=1, description="number of such steps in a row that stops the run with skip")
+    log_every: int = Field(1, ge=1, description="steps between two lines of progress")
     threads: int | None = Field(None, ge=1, description="CPU threads of each rank; default: cores / ranks")
 
     @model_validator(mode="before")
     @classmethod
-    def _of_the_optimizer(cls, values: Any) -> Any:
+    def _complete(cls, values: Any) -> Any:
         return optimizer_names.complete(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
@@ -79,28 +83,26 @@ class TrainConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _rate_can_be_followed(self) -> TrainConfig:
-        if self.optimizer == "prodigy" and self.learning_rate < _LEAST_OF_PRODIGY:
+    def _check_rates(self) -> TrainConfig:
+        if self.optimizer == "prodigy" and self.learning_rate < _MIN_PRODIGY_FACTOR:
             raise UserError(
-                "prodigy multiplies the rate that it finds by this number, and would train next to nothing",
+                "prodigy multiplies the rate that it finds by this number, and would hardly train",
                 code="learning-rate-too-low",
                 field="train.learning_rate",
                 value=self.learning_rate,
                 remedy="leave it out, or set it to 1.0",
             )
-        if self.learning_rate_schedule == "constant":
-            if self.final_learning_rate:
-                raise UserError(
-                    "a constant rate does not fall",
-                    code="constant-rate-does-not-fall",
-                    field="train.final_learning_rate",
-                    value=self.final_learning_rate,
-                    remedy='leave it out, or set train.learning_rate_schedule to "linear" or "cosine"',
-                )
-            return self
+        if self.learning_rate_schedule == "constant" and self.final_learning_rate:
+            raise UserError(
+                "a constant learning rate does not fall",
+                code="constant-rate-does-not-fall",
+                field="train.final_learning_rate",
+                value=self.final_learning_rate,
+                remedy='leave it out, or set train.learning_rate_schedule to "linear" or "cosine"',
+            )
         if self.final_learning_rate > self.learning_rate:
             raise UserError(
-                f"it is above the rate to begin with, {self.learning_rate:g}",
+                f"it is above train.learning_rate, {self.learning_rate:g}",
                 code="final-rate-above-rate",
                 field="train.final_learning_rate",
                 value=self.final_learning_rate,
@@ -110,11 +112,11 @@ class TrainConfig(Config):
 
     @field_validator("skip_steps")
     @classmethod
-    def _skips(cls, value: list[list[int]]) -> list[list[int]]:
+    def _check_skip_steps(cls, value: list[list[int]]) -> list[list[int]]:
         for pair in value:
             if len(pair) != 2 or not 1 <= pair[0] <= pair[1]:
                 raise UserError(
-                    "not a first and a last step, counted from 1",
+                    "not a pair of a first and a last step, counted from 1",
                     code="step-range-invalid",
                     field="train.skip_steps",
                     value=pair,
@@ -124,11 +126,37 @@ class TrainConfig(Config):
 
     @property
     def lacks_end(self) -> bool:
-        """True for a rate that falls to an end which is not set: such a recipe can be planned, not trained."""
+        """True if the learning rate falls until max_steps, which is not set; such a recipe can only be planned."""
         return self.learning_rate_schedule != "constant" and self.max_steps is None
 
+    def no_end(self, steps_per_epoch: int | None = None) -> UserError:
+        """Return the error for a rate that lacks its end; names max_steps if the steps of an epoch are planned."""
+        assert self.max_epochs is not None
+        steps = "the steps of all epochs, which `reelworks plan RECIPE` prints"
+        if steps_per_epoch is not None:
+            total = self.max_epochs * steps_per_epoch
+            steps = f"{total}, the steps of {self.max_epochs} epochs of {steps_per_epoch} steps"
+        return UserError(
+            "the learning rate falls until train.max_steps, which is not set; the steps of an epoch change with the data",
+            code="schedule-without-end",
+            field="train.learning_rate_schedule",
+            value=self.learning_rate_schedule,
+            remedy=f"set train.max_steps to {steps}",
+        )
+
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of the step that follows `step` done ones: linear warm-up, then the schedule."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        if self.learning_rate_schedule == "constant":
+            return self.learning_rate
+        assert self.max_steps is not None
+        done = min((step - self.warmup_steps) / max(self.max_steps - self.warmup_steps, 1), 1.0)
+        left = 1 - done if self.learning_rate_schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * left
+
     def skips(self, step: int) -> bool:
-        """True for a step (from 1) that is not to be trained."""
+        """Whether a step, counted from 1, is to be skipped."""
         return any(first <= step <= last for first, last in self.skip_steps)
 
 
@@ -137,23 +165,23 @@ class ValidationConfig(Config):
 
     split: float = Field(0.01, ge=0, lt=1, description="share of source files, or of folders, held out")
     group: Literal["file", "folder"] = Field(
-        "file", description="what is held out as a whole: each file by itself, or all clips of a folder"
+        "file", description="unit that is held out: each file by itself, or all clips of a folder"
     )
-    every_steps: int | None = Field(500, ge=1, description="steps from one validation to the next")
+    every_steps: int | None = Field(500, ge=1, description="steps between two validations")
     timesteps: list[float] = Field([100.0, 300.0, 500.0, 700.0, 900.0], description="timesteps in (0, 1000]")
-    max_clips: int = Field(64, ge=1, description="held-out clips looked at, the same ones each time")
+    max_clips: int = Field(64, ge=1, description="held-out clips that are evaluated, the same ones each time")
 
     @field_validator("timesteps")
     @classmethod
-    def _times(cls, value: list[float]) -> list[float]:
+    def _check_timesteps(cls, value: list[float]) -> list[float]:
         wrong = [t for t in value if not 0 < t <= 1000]
         if wrong or not value:
             raise UserError(
-                "a timestep must lie in (0, 1000], 1000 being pure noise" if wrong else "no time to validate at",
+                "a timestep must lie in (0, 1000], 1000 being pure noise" if wrong else "no timestep to validate at",
                 code="validation-timesteps-invalid",
                 field="validation.timesteps",
                 value=wrong[0] if wrong else value,
-                remedy="give times such as [100.0, 500.0, 900.0]",
+                remedy="give timesteps such as [100.0, 500.0, 900.0]",
             )
         return value
 
@@ -161,30 +189,30 @@ class ValidationConfig(Config):
 class SamplesConfig(Config):
     """`[samples]`: clips generated on schedule into the run folder."""
 
-    prompts: list[str] = Field([], description="one clip each")
-    every_steps: int | None = Field(None, ge=1, description="default: only at the end")
-    height: int | None = Field(None, ge=1, description="pixels; default: of the bucket that is trained most, by tokens")
-    width: int | None = Field(None, ge=1, description="pixels; likewise")
+    prompts: list[str] = Field([], description="prompts; each gives one clip")
+    every_steps: int | None = Field(None, ge=1, description="steps between previews; default: only at the end")
+    height: int | None = Field(
+        None, ge=1, description="height in pixels; default: that of the bucket with the most trained tokens"
+    )
+    width: int | None = Field(None, ge=1, description="width in pixels; same default")
     num_frames: int | None = Field(
-        None, ge=1, description="likewise, of a bucket of clips where there is one; 1 gives pictures"
+        None, ge=1, description="frames; same default, among buckets of videos if there are any; 1 gives images"
     )
     fps: float = Field(24.0, gt=0, le=240, description="frames per second")
     num_inference_steps: int | None = Field(
-        None, ge=1, description="steps of the sampler; default: what is usual for the model"
+        None, ge=1, description="steps of the sampler; default: usual value of the model"
     )
     guidance_scale: float | None = Field(
-        None,
-        ge=1,
-        description="strength of the prompt; 1 is no guidance; default: what is usual for the model",
+        None, ge=1, description="strength of the prompt; 1 is no guidance; default: usual value of the model"
     )
     reference: str | None = Field(
-        None, min_length=1, description="picture that every clip begins with; i2v models need one"
+        None, min_length=1, description="image that every clip begins with; i2v models need one"
     )
-    control: str | None = Field(None, min_length=1, description="picture or clip that steers every preview")
-    source: str | None = Field(None, min_length=1, description="picture that every preview is an edit of")
+    control: str | None = Field(None, min_length=1, description="control image or clip of all previews")
+    source: str | None = Field(None, min_length=1, description="image that all previews edit")
 
     @property
     def companions(self) -> dict[str, str]:
-        """Files of companions by kind."""
+        """Files of the companions, by kind."""
         files = {"control": self.control, "source": self.source}
         return {kind: file for kind, file in files.items() if file is not None}

@@ -1,4 +1,4 @@
-"""Weights from another run: which checkpoint is meant, and what of it is taken."""
+"""Start a run from the weights of another run or of a file, and find the checkpoint that a path names."""
 
 from __future__ import annotations
 
@@ -24,32 +24,28 @@ from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import history
 from reelworks.run.folder import RunFolder
-from reelworks.train.state import TrainState
+from reelworks.train.build import TrainedModel
 
 
-def take_over(
-    source: Path, state: TrainState, world: World, recipe: Recipe, base: Base | None, *, weights_only: bool
-) -> None:
-    """Begin a run with what another one has learned, in place, and tell it; its position in the data stays behind.
+def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *, weights_only: bool) -> None:
+    """Load the state of another run in place, and log its path; the position in the data is not loaded. Collective.
 
     Args:
         source: The other run's folder, one of its checkpoints, or a .safetensors file of weights.
-        state: Weights, average and optimizer of this run.
-        world: This process among the others.
-        recipe: Of this run.
-        base: What its LoRA lies on, if it trains one.
-        weights_only: Take the weights alone; the average begins as their copy, the optimizer anew.
+        model: Model of this run.
+        world: Ranks that load together.
+        recipe: Recipe of this run.
+        weights_only: Load only the weights; copy the average from them, and reset the optimizer.
 
     Raises:
         UserError: There is no such checkpoint, or it is of another model.
     """
-    warning = None
-    tensors: dict[str, Any] = state.state_dict()
-    path = source
+    warning, path, base = None, source, model.base
+    tensors = model.state.state_dict()
     if source.suffix == ".safetensors":
         if not weights_only:
             raise UserError(
-                "a file holds weights alone, no optimizer",
+                "the file holds weights and no optimizer state",
                 code="file-without-optimizer",
                 field="--load",
                 value=str(source),
@@ -58,48 +54,45 @@ def take_over(
         _read_file(source, tensors["model"], recipe)
         warning = None if base is None else files.of_another_base(str(source), base)
     else:
-        found = world.broadcast(_path(source, recipe, weights_only) if world.is_main else None)
-        assert isinstance(found, Path)
-        path = found
+        path = world.broadcast(_checkpoint(source, recipe, weights_only) if world.is_main else source)  # type: ignore[assignment]
         if weights_only:
             tensors = {"model": tensors["model"]}
         with read_lock.reading(path):
             load.load(path, tensors)
             require_base(path, base)
     if not weights_only:
-        state.load_optimizer(tensors["optimizer"])
-        logger.info("weights, average and optimizer from %s", path)
+        model.state.optimizer.load_state_dict(tensors["optimizer"])
+        logger.info("loaded weights, average and optimizer from %s", path)
         return
-    state.begin_again()
-    logger.info("weights from %s", path)
+    model.state.begin_again()
+    logger.info("loaded weights from %s", path)
     if warning is not None:
         logger.warning(warning)
 
 
-def require_base(checkpoint: Path, here: Base | None) -> None:
-    """Refuse a checkpoint of a LoRA that was trained on another base than the one here.
+def require_base(checkpoint: Path, base: Base | None) -> None:
+    """Check that a checkpoint's LoRA was trained on this base; None for a model without a LoRA.
 
     Raises:
-        UserError: Names both.
+        UserError: It was trained on another base; names both.
     """
     trained_on = lora.lora_base_of(checkpoint)
-    if trained_on is not None and here is not None:
-        require_same(trained_on, here, "checkpoint", str(checkpoint))
+    if trained_on is not None and base is not None:
+        require_same(trained_on, base, "checkpoint", str(checkpoint))
 
 
 @torch.no_grad()
 def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
-    """Copy a file's tensors into a model's, sharded or not; each rank reads what it needs."""
+    """Copy a file's tensors into the model's, sharded or not; every rank reads the file."""
     file, field = str(source), "--load"
     if recipe.lora is not None:
         weights = files.read(file, field, model, recipe.lora, family_config(recipe.model))
     else:
         weights = read(file, field)
         try:
-            own, given = shapes_of(model), shapes_of(weights)
-            require_fit(own, given, file, field)
-        except ShapeMismatch as misfit:
-            raise identify.explained(misfit, recipe.model.name) from misfit
+            require_fit(shapes_of(model), shapes_of(weights), file, field)
+        except ShapeMismatch as mismatch:
+            raise identify.explained(mismatch, recipe.model.name) from mismatch
     for name, tensor in model.items():
         value = weights[name].to(tensor.dtype)
         if isinstance(tensor, DTensor):
@@ -107,7 +100,7 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
         tensor.copy_(value)
 
 
-def _path(source: Path, recipe: Recipe, weights_only: bool) -> Path:
+def _checkpoint(source: Path, recipe: Recipe, weights_only: bool) -> Path:
     run, step = locate(source)
     require_same_lora(run, step, recipe)
     if not weights_only:
@@ -116,53 +109,46 @@ def _path(source: Path, recipe: Recipe, weights_only: bool) -> Path:
 
 
 def require_same_lora(run: RunFolder, step: int, recipe: Recipe) -> None:
-    """Refuse a checkpoint of a LoRA of another rank, or of another alpha, which its tensors do not tell.
+    """Check that a checkpoint's LoRA has the rank and alpha of a recipe; its tensors do not hold the alpha.
 
     Raises:
-        UserError: Names both.
+        UserError: They differ; names both values.
     """
-    trained, here = recipe_file.load(history.recipe_of(run, step)).lora, recipe.lora
-    if trained is None or here is None:
+    trained, new = recipe_file.load(history.recipe_of(run, step)).lora, recipe.lora
+    if trained is None or new is None:
         return
-    # The rank first: alpha is the rank where a recipe does not say it.
-    values = {"rank": (trained.rank, here.rank), "alpha": (trained.exact_alpha, here.exact_alpha)}
-    for name, (there, asked) in values.items():
-        if there != asked:
+    # The rank comes first, because alpha defaults to it.
+    values = {"rank": (trained.rank, new.rank), "alpha": (trained.exact_alpha, new.exact_alpha)}
+    for name, (saved, asked) in values.items():
+        if saved != asked:
             raise UserError(
-                f"the LoRA to begin with has {name} {there:g}",
+                f"the checkpoint's LoRA has {name} {saved:g}",
                 code="lora-settings-differ",
                 field=f"lora.{name}",
                 value=asked,
-                remedy=f"set it to {there:g}, or train another LoRA in a run of its own",
+                remedy=f"set it to {saved:g}, or train another LoRA in a run of its own",
             )
 
 
 def require_optimizer(run: RunFolder, step: int, recipe: Recipe, without: str) -> None:
-    """Refuse a checkpoint whose optimizer kept other things than this recipe's.
-
-    Args:
-        run: That it is of.
-        step: Its step.
-        recipe: To train on with.
-        without: How to begin without what was kept.
+    """Check that a checkpoint was saved with the recipe's optimizer.
 
     Raises:
-        UserError: Names both.
+        UserError: It was saved with another one; the remedy `without` loads the weights without its state.
     """
-    then, now = recipe_file.load(history.recipe_of(run, step)).train.optimizer, recipe.train.optimizer
-    if then == now:
-        return
-    raise UserError(
-        f"the checkpoint of step {step} holds the state of {then}, which is of no use to {now}",
-        code="optimizer-state-differs",
-        field="train.optimizer",
-        value=now,
-        remedy=f'set it to "{then}", or {without}: weights alone, with {now} from its first step',
-    )
+    saved, new = recipe_file.load(history.recipe_of(run, step)).train.optimizer, recipe.train.optimizer
+    if saved != new:
+        raise UserError(
+            f"the checkpoint of step {step} holds the state of {saved}, which {new} cannot use",
+            code="optimizer-state-differs",
+            field="train.optimizer",
+            value=new,
+            remedy=f'set it to "{saved}", or {without}: loads only the weights, and starts {new} from its first step',
+        )
 
 
 def locate(source: Path) -> tuple[RunFolder, int]:
-    """Find the checkpoint that a run folder (its newest good one) or a checkpoint's folder means.
+    """Return run and step of the checkpoint that a path names: a checkpoint's folder, or a run's with its newest one.
 
     Raises:
         UserError: There is no run, or no checkpoint that can be read.
@@ -173,10 +159,14 @@ def locate(source: Path) -> tuple[RunFolder, int]:
             code="not-a-run",
             field="RUN",
             value=str(source),
-            remedy="name a run's folder or a checkpoint's; a new run begins with a file of weights by model.weights, "
-            "or lora.weights",
+            remedy="name the folder of a run or of a checkpoint; to start a new run from a file of weights, set "
+            "model.weights or lora.weights",
         )
-    checkpoint = _as_checkpoint(source)
+    checkpoint = None
+    if not RunFolder(source).exists:
+        # Resolve links only if needed: `checkpoints` itself may be a link to a larger disk.
+        paths = (source.absolute(), source.resolve())
+        checkpoint = next((path for path in paths if path.parent.name == "checkpoints"), None)
     run = RunFolder(source if checkpoint is None else checkpoint.parent.parent)
     run.info()
     store = CheckpointStore(run.checkpoints_folder)
@@ -186,42 +176,33 @@ def locate(source: Path) -> tuple[RunFolder, int]:
     return run, _newest(store, source)
 
 
-def _as_checkpoint(source: Path) -> Path | None:
-    """The path below `checkpoints/` that is meant, whole even if it was typed in there; None for a run."""
-    if RunFolder(source).exists:
-        return None
-    # Links are followed only where needed: `checkpoints` itself may be one, to a larger disk.
-    whole = (source.absolute(), source.resolve())
-    return next((path for path in whole if path.parent.name == "checkpoints"), None)
-
-
 def _newest(store: CheckpointStore, source: Path) -> int:
-    """Newest checkpoint with all its files; looking never changes the store, which may be in use."""
+    """Return the newest checkpoint with all its files, without changing the store, which may be in use."""
     damage = []
     for step in reversed(store.steps()):
         try:
             verify.verify(store.path(step), full=False)
         except BadCheckpoint as error:
-            if not store.path(step).exists():  # a training has saved a newer one, and deleted this
+            if not store.path(step).exists():  # the running training has saved a newer one, and deleted this one
                 return _newest(store, source)
             damage.append(f"\n    step {step}: {error.reason}")
-        except OSError as error:  # no verdict: an older one would pass for the newest
+        except OSError as error:  # unknown whether it is good; do not return an older one as the newest
             raise UserError(
                 f"the checkpoint cannot be read now ({error.strerror or error})",
                 code="checkpoint-unreadable",
                 field="checkpoint",
                 value=str(store.path(step)),
-                remedy="try again when storage answers, or name another checkpoint",
+                remedy="try again when the storage answers, or name another checkpoint",
             ) from error
         else:
             return step
     if damage:
         raise UserError(
-            f"no checkpoint of the run can be read:{''.join(damage)}",
+            f"no checkpoint of the run is complete:{''.join(damage)}",
             code="no-good-checkpoint",
             field="RUN",
             value=str(source),
-            remedy="put back the files that are missing, or name another run",
+            remedy="restore the missing files, or name another run",
         )
     raise UserError(
         "the run has no checkpoint yet",

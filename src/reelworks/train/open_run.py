@@ -1,4 +1,4 @@
-"""Open a run folder: hold it against other starts, and read or freeze what stays the same over its life."""
+"""Open a run folder: lock it, and create it or read the values that are fixed for the life of the run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class FolderLock:
     """The main rank's lock on a run folder, for all ranks.
 
     Attributes:
-        check: Raises `LockLost` where another process has taken the folder over; does nothing on the other ranks.
-        remote: On the main rank, where checkpoints are mirrored to if the recipe says so.
+        check: Raises `LockLost` if another process has taken over the folder; does nothing on other ranks.
+        remote: File system of the mirror, on the main rank; None if the recipe has no mirror.
     """
 
     check: Callable[[], None]
@@ -34,50 +34,33 @@ class FolderLock:
 
 
 @dataclass(frozen=True)
-class StepShape:
-    """Micro-batches of a step, whatever the number of ranks: frozen with the first checkpoint.
-
-    Attributes:
-        micro_batches_per_step: G, of all ranks.
-        same_bucket_run: L, consecutive micro-batches of one bucket.
-        former: On the main rank, what G was until the recipe asked for another shape now; else None.
-    """
-
-    micro_batches_per_step: int
-    same_bucket_run: int
-    former: int | None = None
-
-    def log_change(self) -> None:
-        """Tell where it is another one than before."""
-        if self.former is not None:
-            logger.info(f"micro-batches per step: {self.former} then, {self.micro_batches_per_step} now")
-
-
-@dataclass(frozen=True)
 class OpenRun:
     """The run folder that this start trains in.
 
     Attributes:
-        id: The same for all starts of the run.
-        store: Its checkpoints; publishes none any more once another process holds the folder.
+        id: Identifier of the run, the same at all starts.
+        store: Checkpoints of the run; publishes none if another process has taken over the folder.
+        micro_batches_per_step: G, over all ranks; fixed with the first checkpoint, whatever the number of ranks.
+        same_bucket_run: L, consecutive micro-batches of one bucket; fixed likewise.
     """
 
     folder: RunFolder
     id: str
     store: CheckpointStore
-    step_shape: StepShape
+    micro_batches_per_step: int
+    same_bucket_run: int
     folder_lock: FolderLock
     world: World
 
 
 @contextmanager
 def lock_folder(recipe: Recipe, resume: str, world: World) -> Iterator[FolderLock]:
-    """FolderLock a recipe's run folder on the main rank, and bring back from its mirror what it lacks.
+    """Lock a recipe's run folder on the main rank, and fetch the files that it lacks from its mirror.
 
-    Before the scan, since the catalog may come from there too.
+    Call this before the scan, as the mirror may hold the catalog, too.
 
     Raises:
-        UserError: Another process holds the folder, or the mirror does not answer or is another run's.
+        UserError: Another process has locked the folder, or the mirror does not answer or belongs to another run.
     """
     if not world.is_main:
         yield FolderLock(lambda: None, None)
@@ -91,43 +74,42 @@ def lock_folder(recipe: Recipe, resume: str, world: World) -> Iterator[FolderLoc
 
 
 def open_run(recipe: Recipe, folder_lock: FolderLock, world: World) -> OpenRun:
-    """Make the run folder, or read what is frozen in it. Collective."""
+    """Create the run folder, or read the values that are fixed in it. Collective."""
     folder = RunFolder(Path(recipe.output))
     store = CheckpointStore(folder.checkpoints_folder, folder_lock.check)
-    former = _freeze_step_shape(recipe, folder, store, world) if world.is_main else None
+    if world.is_main:
+        _fix_step_shape(recipe, folder, store, world)
     world.barrier()
     info = folder.info()
-    shape = StepShape(info["micro_batches_per_step"], info["same_bucket_run"], former)
-    return OpenRun(folder, info["id"], store, shape, folder_lock, world)
+    return OpenRun(
+        folder, info["id"], store, info["micro_batches_per_step"], info["same_bucket_run"], folder_lock, world
+    )
 
 
-def _freeze_step_shape(recipe: Recipe, folder: RunFolder, store: CheckpointStore, world: World) -> int | None:
-    """Freeze the shape of a step with the first checkpoint, so that other numbers of ranks go on with the same batches.
+def _fix_step_shape(recipe: Recipe, folder: RunFolder, store: CheckpointStore, world: World) -> None:
+    """Fix G and L once the run has a checkpoint, so that another number of ranks trains on the same batches.
 
-    Asking for another shape in the recipe thaws it.
-
-    Returns:
-        Micro-batches per step until now, where a run with checkpoints goes on with another shape.
+    If the recipe's keys change, G and L are computed again.
     """
     train = recipe.train
     asked = [train.gradient_accumulation_steps, train.micro_batches_per_step, train.same_bucket_run]
     former = folder.info() if folder.exists else {}
     has_checkpoints = bool(store.steps())
     if has_checkpoints and former.get("asked") == asked:
-        return None
-    micro_batches, width = plan_report.step_shape(recipe, world.size)
-    frozen = {"micro_batches_per_step": micro_batches, "same_bucket_run": width, "asked": asked}
+        return
+    micro_batches, same_bucket_run = plan_report.step_shape(recipe, world.size)
+    frozen = {"micro_batches_per_step": micro_batches, "same_bucket_run": same_bucket_run, "asked": asked}
     folder.refreeze(frozen) if former else folder.create(frozen)
-    return former.get("micro_batches_per_step") if has_checkpoints else None
+    if has_checkpoints and former.get("micro_batches_per_step") is not None:
+        logger.info(f"micro-batches per step: {former['micro_batches_per_step']} then, {micro_batches} now")
 
 
 def plan_spec(data: Dataset, run: OpenRun) -> PlanSpec:
-    """Return the spec of the run's plans.
+    """Return the settings of the run's plans.
 
     Raises:
-        UserError: Some ranks would never work.
+        UserError: There are more ranks than micro-batches in a step.
     """
-    shape, ranks = run.step_shape, run.world.size
-    if ranks > shape.micro_batches_per_step:
-        raise plan_report.too_many_ranks(shape.micro_batches_per_step, ranks)
-    return data.plan_spec(shape.micro_batches_per_step, shape.same_bucket_run)
+    if run.world.size > run.micro_batches_per_step:
+        raise plan_report.too_many_ranks(run.micro_batches_per_step, run.world.size)
+    return data.plan_spec(run.micro_batches_per_step, run.same_bucket_run)

@@ -1,4 +1,4 @@
-"""The optimizers that a recipe may name: what each is, and what it cannot do. Holds no torch."""
+"""Facts about the optimizers that a recipe may name. Does not import torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Optimizer:
     """Facts about an optimizer that are known before it is built.
 
     Attributes:
-        defaults: Keys of `[train]` whose default is another one with it.
-        lacks: Keys of `[train]` that mean nothing to it.
-        package: That it comes from, as pip names it, where that is not torch.
-        whole: Why it must have whole weights on each rank; empty where shards do.
+        defaults: Default values of `[train]` that differ with this optimizer.
+        lacks: Keys of `[train]` that it does not have.
+        package: Its package on PyPI; None for an optimizer of torch.
+        whole: Why each rank must hold whole weights; empty if the optimizer works on shards.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -31,50 +31,46 @@ OPTIMIZERS = {
     "adamw": Optimizer(),
     "adamw8bit": Optimizer(
         package="bitsandbytes",
-        whole="its state lies in blocks of 8-bit numbers, which cannot be cut as the weights are",
+        whole="its state is stored in blocks of 8-bit numbers, which cannot be sharded like the weights",
     ),
     "muon": Optimizer(whole="it works on whole matrices"),
     "prodigy": Optimizer(
-        defaults={"learning_rate": 1.0},
-        package="prodigyopt",
-        whole="its rate follows from norms over all weights",
+        defaults={"learning_rate": 1.0}, package="prodigyopt", whole="it computes its rate from norms over all weights"
     ),
     "adafactor": Optimizer(
-        defaults={"learning_rate": 1e-2},
-        lacks=("betas", "eps"),
-        whole="it keeps statistics of whole rows and columns",
+        defaults={"learning_rate": 1e-2}, lacks=("betas", "eps"), whole="it keeps statistics of whole rows and columns"
     ),
 }
 
-_LACKED_BY_SOME = {key for one in OPTIMIZERS.values() for key in one.lacks}
+_LACKED_BY_SOME = {key for optimizer in OPTIMIZERS.values() for key in optimizer.lacks}
 
 
 def complete(values: dict[str, Any]) -> dict[str, Any]:
-    """Give keys of `[train]` that were left out the optimizer's own default, and those that it lacks none.
+    """Return values of `[train]` with the optimizer's own defaults, and None for keys that it does not have.
 
     Raises:
-        UserError: A key is given that the optimizer lacks.
+        UserError: A key is given that the optimizer does not have.
     """
     name = values.get("optimizer", "adamw")
-    one = OPTIMIZERS.get(name, Optimizer()) if isinstance(name, str) else Optimizer()
-    for key in one.lacks:
+    optimizer = OPTIMIZERS.get(name, Optimizer()) if isinstance(name, str) else Optimizer()
+    for key in optimizer.lacks:
         if values.get(key) is not None:
             raise UserError(
-                f"{name} has no such number",
+                f"{name} does not have this setting",
                 code="unknown-optimizer-setting",
                 field=f"train.{key}",
                 value=values[key],
                 remedy="leave it out",
             )
     given = {key: value for key, value in values.items() if value is not None or key not in _LACKED_BY_SOME}
-    return {**one.defaults, **given, **dict.fromkeys(one.lacks)}
+    return {**optimizer.defaults, **given, **dict.fromkeys(optimizer.lacks)}
 
 
 def require_installed(name: str) -> None:
-    """Refuse an optimizer whose package is missing.
+    """Check that the optimizer's package is installed.
 
     Raises:
-        UserError: Tells how to install it.
+        UserError: It is not; the remedy installs it.
     """
     package = OPTIMIZERS[name].package
     if package is not None and importlib.util.find_spec(package) is None:
@@ -88,15 +84,10 @@ def require_installed(name: str) -> None:
 
 
 def require(name: str, strategy: str, world: int) -> None:
-    """Refuse an optimizer that cannot train here.
-
-    Args:
-        name: As in a recipe.
-        strategy: `parallel.strategy`.
-        world: Processes.
+    """Check that an optimizer can train with a `parallel.strategy` on some number of processes.
 
     Raises:
-        UserError: Its package is missing, or each process would have a shard of what it needs whole.
+        UserError: Its package is missing, or it needs whole weights and each process would hold a shard.
     """
     require_installed(name)
     whole = OPTIMIZERS[name].whole
@@ -106,6 +97,6 @@ def require(name: str, strategy: str, world: int) -> None:
             code="optimizer-not-shardable",
             field="train.optimizer",
             value=name,
-            remedy='set parallel.strategy = "replicated" where the weights fit onto each GPU, or '
+            remedy='set parallel.strategy = "replicated" if the weights fit onto each GPU, or '
             'train.optimizer = "adamw"',
         )

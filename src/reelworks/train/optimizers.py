@@ -1,4 +1,4 @@
-"""A library's optimizer as a run needs it: its state is there before the first step, and named in a checkpoint."""
+"""Optimizers of torch and other libraries, with state that is allocated before the first step and named by weight."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from reelworks.distributed.mesh import local
 from reelworks.train import optimizer_names
 from reelworks.train.config import TrainConfig
 
-# What Prodigy finds out of all weights together; it keeps this beside its settings.
+# Values that Prodigy computes over all weights; it stores them in its parameter groups.
 _FOUND = ("d", "d_max", "d_numerator", "k")
 
 
 class _Part(NamedTuple):
-    """An optimizer, and how its state of a weight begins.
+    """An optimizer, and a function that makes the initial state of its i-th weight.
 
-    Torch's own way to fill an empty state is a step without gradients, which counts as one.
+    torch itself would fill an empty state by a step without gradients, which counts as a step.
     """
 
     optimizer: torch.optim.Optimizer
@@ -33,108 +33,102 @@ class _Part(NamedTuple):
 
 
 class ShardedOptimizer:
-    """Updates weights, sharded or not, by their gradients, with a library's optimizer.
+    """Update weights, sharded or not, with a library's optimizer; all memory is allocated at once.
 
-    Attributes:
-        trained: Weights by name.
+    Args:
+        config: Settings of the optimizer.
+        trained: Weights by name, sharded or not.
+        matrices: Names of the weights of linear layers within blocks, which Muon trains.
+
+    Raises:
+        UserError: The optimizer's package is missing, or it can train none of the weights.
     """
 
     def __init__(self, config: TrainConfig, trained: Mapping[str, nn.Parameter], matrices: Collection[str]) -> None:
-        """Allocate everything.
-
-        Args:
-            config: Names the optimizer.
-            trained: Weights by name, sharded or not.
-            matrices: Names of the weights of linear layers within blocks.
-
-        Raises:
-            UserError: The optimizer's package is missing, or nothing that is trained is for it.
-        """
         optimizer_names.require_installed(config.optimizer)
         self.trained = dict(trained)
         whole = bool(optimizer_names.OPTIMIZERS[config.optimizer].whole)
-        self._held = {name: _whole(p) if whole else p for name, p in self.trained.items()}
-        self._names = {id(held): name for name, held in self._held.items()}
-        inner = [held for name, held in self._held.items() if name in matrices]
-        others = [held for name, held in self._held.items() if name not in matrices]
+        self._weights = {name: _whole(p) if whole else p for name, p in self.trained.items()}
+        self._names = {id(weight): name for name, weight in self._weights.items()}
+        inner = [weight for name, weight in self._weights.items() if name in matrices]
+        others = [weight for name, weight in self._weights.items() if name not in matrices]
         self._parts = _PARTS[config.optimizer](config, inner, others)
         self.begin()
 
     def begin(self) -> None:
-        """Begin with the weights as they are now, as if no step had been taken."""
-        self._look()
+        """Reset the state for the weights as they are now, as before the first step."""
+        self._update_views()
         for part in self._parts:
             for group in part.optimizer.param_groups:
                 group.update({key: part.optimizer.defaults[key] for key in _FOUND if key in group})
-                for i, held in enumerate(group["params"]):
-                    part.optimizer.state[held] = {}
-                    part.optimizer.state[held] = part.begin(i, held)
+                for i, weight in enumerate(group["params"]):
+                    part.optimizer.state[weight] = {}
+                    part.optimizer.state[weight] = part.begin(i, weight)
 
     def zero_grad(self) -> None:
-        """Let go of gradients."""
+        """Release the gradients."""
         for name, parameter in self.trained.items():
-            parameter.grad = self._held[name].grad = None
+            parameter.grad = self._weights[name].grad = None
 
     def set_rate(self, rate: float) -> float:
-        """Set the learning rate of the next step; returns what it is with what the optimizer finds by itself."""
+        """Set the learning rate of the next step; returns it multiplied by the factor that Prodigy finds."""
         for group in self._groups():
             group["lr"] = rate
         return rate * float(next(self._groups()).get("d", 1.0))
 
     def step(self) -> None:
-        """Update weights that have a gradient, in place."""
-        self._look()
+        """Update the weights that have a gradient, in place."""
+        self._update_views()
         for part in self._parts:
             part.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """State by name of the weight, and what is known of all together; settings are the recipe's."""
-        of_weights: dict[str, dict[str, Any]] = {}
-        for part in self._parts:
-            of_weights |= {
-                self._names[id(held)]: dict(part.optimizer.state[held])
-                for group in part.optimizer.param_groups
-                for held in group["params"]
-            }
+        """Return the state of each weight by name, and Prodigy's values; settings are in the recipe."""
+        states = {
+            self._names[id(weight)]: dict(part.optimizer.state[weight])
+            for part in self._parts
+            for group in part.optimizer.param_groups
+            for weight in group["params"]
+        }
         found = {key: group[key] for group in self._groups() for key in _FOUND if key in group}
-        return {"state": of_weights, **({"found": found} if found else {})}
+        return {"state": states, **({"found": found} if found else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what was loaded into `state_dict()`: tensors are in place, plain numbers are not."""
+        """Copy the plain numbers of a state that was loaded into `state_dict()`; its tensors are loaded in place."""
         for part in self._parts:
             for group in part.optimizer.param_groups:
                 group.update(state.get("found", {}))
-                for held in group["params"]:
-                    part.optimizer.state[held].update(state["state"][self._names[id(held)]])
+                for weight in group["params"]:
+                    part.optimizer.state[weight].update(state["state"][self._names[id(weight)]])
 
     def tensors(self) -> dict[tuple[str, str], Tensor]:
-        """Return the tensors that grow with the weights, each once, by name of the weight and of the state."""
+        """Return the tensors of the state, by name of the weight and of the value, each tensor once."""
         once: dict[int, tuple[tuple[str, str], Tensor]] = {}
         for name, values in self.state_dict()["state"].items():
             for key, value in values.items():
-                if key != "step":  # a plain count, beside the device
+                if key != "step":  # a count, which does not grow with the weights
                     once.setdefault(id(value), ((name, key), value))
         return dict(once.values())
 
     def not_finite(self) -> list[str]:
-        """Name what is not finite of what is known of all weights together."""
+        """Return the names of Prodigy's values that are not finite."""
         found = self.state_dict().get("found", {})
         return [f"the optimizer's {key}" for key, value in found.items() if not math.isfinite(value)]
 
-    def _look(self) -> None:
-        """Show optimizers that need whole weights where FSDP keeps them now."""
+    def _update_views(self) -> None:
+        """Point optimizers that need whole weights to the memory where FSDP keeps them now."""
         for name, parameter in self.trained.items():
-            held = self._held[name]
-            if held is not parameter:
-                held.data = local(parameter.detach())
-                held.grad = None if parameter.grad is None else local(parameter.grad)
+            weight = self._weights[name]
+            if weight is not parameter:
+                weight.data = local(parameter.detach())
+                weight.grad = None if parameter.grad is None else local(parameter.grad)
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         return (group for part in self._parts for group in part.optimizer.param_groups)
 
 
 def matrices(module: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
-    """Names of the weights of linear layers within blocks."""
+    """Return the names of the weights of linear layers within blocks."""
     weights = {
         id(layer.weight)
         for block in blocks
@@ -145,7 +139,7 @@ def matrices(module: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
 
 
 def _whole(parameter: nn.Parameter) -> nn.Parameter:
-    """The parameter, or all of one that only looks sharded, in the same memory."""
+    """Return a plain parameter that shares the memory of one that FSDP replicates."""
     if not isinstance(parameter, DTensor):
         return parameter
     part = local(parameter.detach())
@@ -176,11 +170,11 @@ def _adamw8bit(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.P
 def _muon(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
     if not inner:
         raise UserError(
-            "nothing that is trained is a matrix of a linear layer within blocks, so AdamW would update all of it",
+            "no trained weight is a matrix of a linear layer within blocks, so AdamW would update all weights",
             code="no-matrix-to-train",
             field="train.optimizer",
             value="muon",
-            remedy='write "adamw"',
+            remedy='set it to "adamw"',
         )
     optimizer = torch.optim.Muon(
         inner,
@@ -196,16 +190,16 @@ def _prodigy(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Par
     library: Any = importlib.import_module("prodigyopt")
 
     def begin(_: int, p: Tensor) -> dict[str, Any]:
-        # Left to itself, it keeps one number as the beginning of a weight of zeros, so that shapes would depend on
-        # numbers.
+        # By itself, Prodigy stores the initial value of a weight of zeros as one number, so that the shape of its state
+        # would depend on values.
         at_start = p.detach().flatten().clone()
         zeros = {key: torch.zeros_like(p) for key in ("exp_avg", "exp_avg_sq")}
         return {"step": 0, "s": torch.zeros_like(at_start), "p0": at_start, **zeros}
 
     # As its authors recommend for diffusion models, and for warm-up.
-    advised = {"use_bias_correction": True, "safeguard_warmup": True}
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints what kind of weight decay it does
-        optimizer = library.Prodigy([*inner, *others], **_settings(config), **advised)
+    recommended = {"use_bias_correction": True, "safeguard_warmup": True}
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its kind of weight decay
+        optimizer = library.Prodigy([*inner, *others], **_settings(config), **recommended)
     return [_Part(optimizer, begin)]
 
 
@@ -222,7 +216,6 @@ def _adafactor(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.P
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
-    """Return the keyword arguments shared by the Adam variants."""
     assert config.betas is not None
     return {
         "lr": config.learning_rate,
@@ -232,10 +225,4 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-_PARTS = {
-    "adamw": _adamw,
-    "adamw8bit": _adamw8bit,
-    "muon": _muon,
-    "prodigy": _prodigy,
-    "adafactor": _adafactor,
-}
+_PARTS = {"adamw": _adamw, "adamw8bit": _adamw8bit, "muon": _muon, "prodigy": _prodigy, "adafactor": _adafactor}

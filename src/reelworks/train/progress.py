@@ -1,4 +1,4 @@
-"""How far training has to go: by steps, by epochs, or by both."""
+"""The end of training, by max_steps, by max_epochs, or by the one that comes first."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from reelworks.data.position import DataPosition
 from reelworks.train.config import TrainConfig
 
 
+def is_done(train: TrainConfig, position: DataPosition) -> bool:
+    """Whether training ends at a position."""
+    if train.max_steps is not None and position.global_step >= train.max_steps:
+        return True
+    return train.max_epochs is not None and position.epoch + position.at_end >= train.max_epochs
+
+
 def last_step(train: TrainConfig, position: DataPosition) -> int:
-    """Step with which training ends; where epochs end it, as if all were as long as the plan here."""
+    """Return the step at which training ends; later epochs are assumed to be as long as the plan at the position."""
     if train.max_epochs is None:
         assert train.max_steps is not None
         return train.max_steps
@@ -17,13 +24,5 @@ def last_step(train: TrainConfig, position: DataPosition) -> int:
 
 
 def total_steps(train: TrainConfig, position: DataPosition) -> int | None:
-    """Step with which training ends, as far as it is known: what is left of an epoch tells nothing of the length of others."""
+    """Return `last_step` if it is known: in a later segment, the plan does not show how long an epoch is."""
     return train.max_steps if position.segment else last_step(train, position)
-
-
-def is_done(train: TrainConfig, position: DataPosition) -> bool:
-    """Tell whether training ends here."""
-    if train.max_steps is not None and position.global_step >= train.max_steps:
-        return True
-    epochs = position.epoch + position.at_end
-    return train.max_epochs is not None and epochs >= train.max_epochs

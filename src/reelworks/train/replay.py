@@ -1,7 +1,7 @@
-"""One step of a run as it was fed: which clips, in which shapes, on which ranks, with which draws.
+"""Reconstruct the inputs of one step of a run: its clips, shapes, ranks and random draws.
 
-The events tell the segment and row that the step went by, the segment's record its clips; from there on it is the
-functions that training uses, on the rows of the catalog that the run keeps beside its records.
+The events give the step's segment and row, the record of the segment gives its clips. The functions of training then
+draw again, on the catalog rows that the run keeps with its records.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from reelworks.run.folder import RunFolder
 from reelworks.run.history import Epoch, Step
 from reelworks.run.records import Record, RecordError
 from reelworks.schedule.plan import EpochPlan
-from reelworks.train import batch_inputs, expert_choice
+from reelworks.train import batch_inputs
 from reelworks.train.batch_inputs import Choices
 
-Json = dict[str, Any]
+# Columns of the catalog that change when a clip is edited.
 _CONTENT = ("fingerprint", "caption")
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A step that holds.
+    """A step that no resume has discarded.
 
     Attributes:
-        step: What the events say of it.
-        epoch: The epoch it belongs to.
-        segment: The segment of the epoch, from 0.
-        plan: The step's own row of the segment's plan, as its only row.
-        data: The data of the recipe that the step was trained by; its rows are those of the step's clips alone, as they were planned.
-        since: What became of each clip since, by uid: "unchanged", "edited", "removed", or "unknown" where the
-            catalog cannot be read.
-        ranks: Micro-batches of each rank in the order in which it trained them, fillers included.
+        step: The step, from the events.
+        epoch: Epoch of the step.
+        segment: Segment of the epoch, from 0.
+        plan: Plan with the step's row only.
+        data: Data of the recipe that trained the step; its rows are the step's clips, as they were planned.
+        since: Change of each clip since, by uid: "unchanged", "edited", "removed", or "unknown" if the catalog cannot
+            be read.
+        ranks: Micro-batches of each rank in the order of training, with fillers.
     """
 
     step: Step
@@ -57,19 +57,19 @@ class Replay:
 
     @property
     def columns(self) -> list[MicroBatchRequest]:
-        """Micro-batches of the step in the plan's order, without fillers."""
+        """The micro-batches in the plan's order, without fillers."""
         return sorted((w for rank in self.ranks for w in rank if not w.is_idle), key=lambda work: work.index)
 
     def choices(self, work: MicroBatchRequest) -> Choices:
-        """Return what the objective drew for a micro-batch."""
+        """Draw timesteps, masks and dropped captions of a micro-batch again."""
         data, frames = self.data, self.data.geometry.latent(work.shape)[0]
-        objective = expert_choice.objective_of_step(
+        objective = batch_inputs.objective_of_step(
             data.recipe, data.table, data.geometry, plan=self.plan, row=0, step=self.step.step - 1
         )
         return batch_inputs.draw(work, objective, seed=data.recipe.seed, latent_frames=frames)
 
-    def to_json(self) -> Json:
-        """All of it as plain values."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the step as plain values."""
         failures = self.epoch.failures.get(self.step.step, [])
         reasons = {(failure["uid"], failure["copy"]): failure["reason"] for failure in failures}
         return {
@@ -86,7 +86,7 @@ class Replay:
             "micro_batches": [self._micro_batch(work, reasons) for work in self.columns],
         }
 
-    def _micro_batch(self, work: MicroBatchRequest, reasons: dict[tuple[int, int], str]) -> Json:
+    def _micro_batch(self, work: MicroBatchRequest, reasons: dict[tuple[int, int], str]) -> dict[str, Any]:
         shape, drawn = work.shape, self.choices(work)
         return {
             "column": work.index,
@@ -98,7 +98,9 @@ class Replay:
             "clips": [self._clip(work, i, drawn, reasons) for i in range(len(work.uids))],
         }
 
-    def _clip(self, work: MicroBatchRequest, i: int, drawn: Choices, reasons: dict[tuple[int, int], str]) -> Json:
+    def _clip(
+        self, work: MicroBatchRequest, i: int, drawn: Choices, reasons: dict[tuple[int, int], str]
+    ) -> dict[str, Any]:
         uid, request, rows = int(work.uids[i]), work.requests[i], self.data.rows
         row = int(rows.find(work.uids[i : i + 1])[0])
         source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
@@ -118,7 +120,9 @@ class Replay:
             "caption_dropped": bool(drawn.drop_text[i]),
             "fps": work.fps[i],
             "companions": {
-                kind: str(read.path) for kind, beside in work.companions.items() if (read := beside[i]) is not None
+                kind: str(companion.path)
+                for kind, requests in work.companions.items()
+                if (companion := requests[i]) is not None
             },
             "first_frame": first,
             "frame_step": request.step,
@@ -132,110 +136,107 @@ class Replay:
 
 
 def replay_step(run: RunFolder, number: int) -> Replay:
-    """Say what a step of a run was fed.
-
-    Args:
-        run: The run's folder.
-        number: The step's, from 1.
+    """Reconstruct a step of a run, counted from 1.
 
     Raises:
-        UserError: There is no run, no such step in it holds, or the record of its segment or its recipe is lost.
+        UserError: There is no run or no such step, or the record of its segment or its recipe is lost.
     """
     run.info()
     epoch, segment, step = _find(history.epochs(run), number)
     try:
         record = records.read(run, (epoch.generation, epoch.epoch, segment), epoch.plans[segment])
         catalog = segment_record.recorded_catalog(run, record.about)
-    except RecordError as missing:
+    except RecordError as error:
         raise UserError(
-            f"the step's clips are not known any more: {missing}",
+            f"the record of the step's clips is lost: {error}",
             code="clips-unknown",
             field="--step",
             value=number,
-            remedy=f"bring back {run.coverage_folder} from a backup of the run, or ask for a later step",
+            remedy=f"restore {run.coverage_folder} from a backup of the run, or name a later step",
         ) from None
     recipe = recipe_file.load(run.recipes_folder / step.recipe).model_copy(update={"output": str(run.path)})
     plan = _row_of(record, catalog, step.row)
     data = RecipeData.of_rows(recipe, catalog, np.unique(plan.ordinal))
     _check_buckets(data, record, step)
-    world = _world_of(run, number)
+    world = _world_size(run, number)
     ranks = [list(StepSource(data, rank, world).row(plan, epoch.epoch, 0)) for rank in range(world)]
-    return Replay(step, epoch, segment, plan, data, _since(run, data), ranks)
+    return Replay(step, epoch, segment, plan, data, _changes_since(run, data), ranks)
 
 
 def _row_of(record: Record, catalog: Catalog, row: int) -> EpochPlan:
-    """One row of a recorded plan."""
+    """Return one row of a recorded plan, as a plan."""
     first, last = np.searchsorted(record.row, [row, row + 1])
     ends = np.cumsum(record.size)
-    where = slice(int(ends[first] - record.size[first]), int(ends[last - 1]))
-    ordinal, size = record.ordinal[where], record.size[first:last]
+    places = slice(int(ends[first] - record.size[first]), int(ends[last - 1]))
+    ordinal, size = record.ordinal[places], record.size[first:last]
     rows = np.full((1, record.about.spec["micro_batches_per_step"]), -1, dtype=np.int64)
     rows[0, record.column[first:last]] = np.arange(last - first)
     return EpochPlan(
         uid=catalog.columns("uid").column("uid").to_numpy()[ordinal],
-        copy=record.copy[where],
+        copy=record.copy[places],
         ordinal=ordinal,
         bucket=np.repeat(record.bucket[first:last], size),
-        showing=record.showing[where],
+        showing=record.showing[places],
         offsets=np.concatenate([[0], np.cumsum(size)]),
         rows=rows,
     )
 
 
 def _find(epochs: list[Epoch], number: int) -> tuple[Epoch, int, Step]:
-    """The epoch and segment of a step; steps that a resume undid do not hold."""
+    """Return a step with its epoch and segment; steps that a resume discarded are not found."""
     done = [(e, segment, s) for e in epochs for segment, steps in e.steps.items() for s in steps]
     for epoch, segment, step in done:
         if step.step == number:
             return epoch, segment, step
     last = max((step.step for *_, step in done), default=0)
     raise UserError(
-        "no such step of the run holds",
+        "the run has no such step, or has discarded it at a resume",
         code="no-such-step",
         field="--step",
         value=number,
-        remedy=f"name one from 1 to {last}" if last else "the run has trained no step yet; train first",
+        remedy=f"name a step from 1 to {last}" if last else "the run has trained no step yet; train first",
     )
 
 
-def _world_of(run: RunFolder, number: int) -> int:
-    """Ranks that trained a step that holds."""
-    world = then = 1
+def _world_size(run: RunFolder, number: int) -> int:
+    """Return the number of ranks that trained a step."""
+    current = of_step = 1
     for event in events.timeline(run.events_file, "start", "step"):
         if event["kind"] == "start":
-            world = event["world_size"]
+            current = event["world_size"]
         elif event["step"] == number:
-            then = world
-    return then
+            of_step = current
+    return of_step
 
 
 def _check_buckets(data: RecipeData, record: Record, step: Step) -> None:
-    """Refuse where the recipe's buckets are not those of the record."""
-    now = [(b.name, b.shape.num_frames, b.shape.height, b.shape.width) for b in data.table.buckets]
-    then = [(b.name, b.num_frames, b.height, b.width) for b in record.about.buckets]
-    if now != then:
+    """Raise if the recipe's buckets are not those of the record."""
+    computed = [(b.name, b.shape.num_frames, b.shape.height, b.shape.width) for b in data.table.buckets]
+    recorded = [(b.name, b.num_frames, b.height, b.width) for b in record.about.buckets]
+    if computed != recorded:
         raise UserError(
-            "the buckets that the recipe gives are not those that this step was trained with",
+            "the recipe's buckets are not those that the step was trained with",
             code="buckets-differ",
             field="--step",
             value=step.step,
-            remedy=f"bring back recipes/{step.recipe} in the run folder as it was, or replay it with the version of "
-            "reelworks that trained it",
+            remedy=f"restore recipes/{step.recipe} in the run folder, or replay the step with the version of reelworks "
+            "that trained it",
         )
 
 
-def _since(run: RunFolder, then: RecipeData) -> dict[int, str]:
-    """Say what became of a step's clips since, by today's catalog."""
-    uids = then.rows.uid.tolist()
+def _changes_since(run: RunFolder, planned: RecipeData) -> dict[int, str]:
+    """Compare a step's clips with the current catalog; see `Replay.since`."""
+    rows = planned.rows
+    uids = rows.uid.tolist()
     try:
         folder = recipe_file.load(run.recipe_file).model_copy(update={"output": str(run.path)}).catalog_folder
         live = Catalog.open(Path(folder)).live()
     except UserError:
         return dict.fromkeys(uids, "unknown")
-    found = live.find(then.rows.uid)
-    now = live.take(np.maximum(found, 0)) if len(live) else then.rows
+    found = live.find(rows.uid)
+    current = live.take(np.maximum(found, 0)) if len(live) else rows
     since = {}
     for i, uid in enumerate(uids):
-        same = all(getattr(now, n)[i].as_py() == getattr(then.rows, n)[i].as_py() for n in _CONTENT)
+        same = all(getattr(current, name)[i].as_py() == getattr(rows, name)[i].as_py() for name in _CONTENT)
         since[uid] = "removed" if found[i] < 0 else "unchanged" if same else "edited"
     return since

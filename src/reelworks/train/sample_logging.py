@@ -1,4 +1,4 @@
-"""Clips generated on schedule into the run folder, by the averaged weights."""
+"""Previews: clips that the averaged weights generate into the run folder on schedule."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from reelworks.train.state import TrainState
 
 
 def options(data: RecipeData) -> GenerateOptions | None:
-    """Say how previews are made, and read all files for it, so that a wrong one is told before training begins.
-
-    Returns:
-        None where the recipe asks for no previews.
+    """Return the settings of the recipe's previews, with all their files read; None if it has no prompts.
 
     Raises:
-        UserError: A file cannot be read, or a model of first frames has none to begin a clip with.
+        UserError: A file cannot be read, or the model needs a first frame and the recipe has no `samples.reference`.
     """
     recipe, c = data.recipe, data.recipe.samples
     if not c.prompts:
         return None
-    shape = _shape(data)
+    num_frames, height, width = c.num_frames, c.height, c.width
+    if not (num_frames and height and width):  # take what is missing from the bucket that is trained most
+        most = defaults.shape_of(data, picture=num_frames == 1)
+        num_frames, height, width = num_frames or most.num_frames, height or most.height, width or most.width
+    shape = Shape(num_frames, height, width)
     validation.require_first_frame(recipe.model, c.reference, "samples.reference", shape.num_frames)
     sampled = defaults.sampled(recipe)
     reference = None if c.reference is None else conditions.read(Path(c.reference), shape, 1, "samples.reference")
@@ -50,18 +51,9 @@ def options(data: RecipeData) -> GenerateOptions | None:
     )
 
 
-def _shape(data: RecipeData) -> Shape:
-    """Return the recipe's shape; what it leaves out is of the bucket that is trained most."""
-    c = data.recipe.samples
-    if c.num_frames and c.height and c.width:
-        return Shape(c.num_frames, c.height, c.width)
-    most = defaults.shape_of(data, picture=c.num_frames == 1)
-    return Shape(c.num_frames or most.num_frames, c.height or most.height, c.width or most.width)
-
-
 @dataclass(frozen=True)
 class Previewer:
-    """Generates the recipe's previews; every rank computes, since weights may be in shards."""
+    """Generate the recipe's previews; all ranks compute, since weights may be sharded."""
 
     recipe: Recipe
     boundary: DtypeBoundary[DenoiserInputs]
@@ -72,14 +64,14 @@ class Previewer:
     options: GenerateOptions | None
 
     def exist(self, step: int) -> bool:
-        """Say whether a step's previews are there."""
+        """Whether the previews of a step exist; equal on all ranks."""
         return bool(self.world.broadcast(self.world.is_main and self._folder(step).is_dir()))
 
     def _folder(self, step: int) -> Path:
         return self.run_folder.samples_folder / f"step-{step:09d}"
 
     def run(self, step: int, log: RunLogger) -> None:
-        """Generate a clip for every prompt, the same noise at every step."""
+        """Generate a clip for every prompt, with the same noise at every step."""
         options, prompts = self.options, self.recipe.samples.prompts
         if options is None:
             return
@@ -87,21 +79,21 @@ class Previewer:
         logger.info(f"making previews: {clips} of {options.shape}, {options.to_text()}")
         try:
             with self.state.averaged():
-                made = diffusers_pipeline.generate(self.recipe, self.boundary, self.encoder, prompts, options)
-        except UserError as error:  # such as too little memory
+                generated = diffusers_pipeline.generate(self.recipe, self.boundary, self.encoder, prompts, options)
+        except UserError as error:  # such as a lack of memory
             if self.world.size > 1:  # the other ranks may be waiting for this one
                 raise
-            logger.warning("previews are lost: %s", error.problem)
+            logger.warning("previews could not be generated: %s", error.problem)
             return
         if not self.world.is_main:
             return
         names = []
-        for index, frames in enumerate(made.clips):
+        for index, frames in enumerate(generated.clips):
             path = self._folder(step) / f"{index:02d}.{'png' if len(frames) == 1 else 'mp4'}"
             try:
                 writers.write(path, frames, options.fps)
             except UserError as error:
-                logger.warning("a preview is lost: %s", error.problem)
+                logger.warning("a preview could not be written: %s", error.problem)
                 return
             names.append(path.relative_to(self.run_folder.samples_folder).as_posix())
         log.event(
@@ -109,7 +101,7 @@ class Previewer:
             step=step,
             files=names,
             prompts=prompts,
-            by=made.by,
+            by=generated.by,
             num_inference_steps=options.num_inference_steps,
             guidance_scale=options.guidance_scale,
         )

@@ -1,4 +1,4 @@
-"""The state of training: weights, their average, the optimizer. Nothing else has to be saved of it."""
+"""The training state that a checkpoint saves: weights, their moving average, and the optimizer."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from reelworks.train.optimizers import ShardedOptimizer, matrices
 
 @dataclass
 class TrainState:
-    """Weights under training.
+    """Weights in training, with their average and optimizer.
 
     Attributes:
         module: The network, sharded or not.
-        ema: Float32 average of every trained parameter by name, placed as the parameter is.
-        optimizer: With its state.
+        ema: Float32 moving average of each trained parameter by name, sharded as the parameter is.
+        optimizer: The optimizer, with its state allocated.
     """
 
     module: nn.Module
@@ -34,10 +34,10 @@ class TrainState:
 
     @classmethod
     def start(cls, denoiser: Denoiser, config: TrainConfig) -> TrainState:
-        """Begin with the network's weights as their own average; memory for the optimizer is taken now.
+        """Start training a network: copy the average from the weights, and allocate the optimizer's state.
 
         Raises:
-            UserError: The optimizer's package is missing, or nothing that is trained is for it.
+            UserError: The optimizer's package is missing, or it can train none of the weights.
         """
         module = denoiser.module
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -46,33 +46,25 @@ class TrainState:
         return cls(module, ema, optimizer)
 
     def begin_again(self) -> None:
-        """Begin with the weights as they are now: they are their own average, and the optimizer knows nothing."""
+        """Copy the average from the weights again, and reset the optimizer's state."""
         for name, average in self.ema.items():
             local(average).copy_(local(self.optimizer.trained[name].detach()))
         self.optimizer.begin()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors of a checkpoint; loading into them in place is half of a resume."""
-        return {
-            "model": inject.weights(self.module),
-            "ema": self.ema,
-            "optimizer": self.optimizer.state_dict(),
-        }
+        """Return the state of a checkpoint; its tensors are loaded in place, the rest by `optimizer.load_state_dict`."""
+        return {"model": inject.weights(self.module), "ema": self.ema, "optimizer": self.optimizer.state_dict()}
 
     def not_finite(self) -> list[str]:
-        """Name what holds infinities or NaN in this rank's part."""
+        """Return the names of the tensors that hold infinities or NaN in this rank's shards."""
         weights = inject.weights(self.module)
         averages = {f"the average of {name}": value for name, value in self.ema.items()}
         states = {f"the optimizer's {key} of {name}": value for (name, key), value in self.optimizer.tensors().items()}
         return [*not_finite(weights | averages | states), *self.optimizer.not_finite()]
 
-    def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Take over an optimizer state that was loaded into `state_dict()`'s."""
-        self.optimizer.load_state_dict(state)
-
     @torch.no_grad()
     def update_ema(self, step: int, decay: float) -> None:
-        """Move the average towards the weights; early steps count more, since the start is noise."""
+        """Move the average towards the weights; the decay is lower in early steps, whose weights are mostly noise."""
         rate = min(decay, (1 + step) / (10 + step))
         parameters = dict(self.module.named_parameters())
         averages = [local(average) for average in self.ema.values()]
@@ -81,7 +73,7 @@ class TrainState:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Run with the averaged weights in the module, without dropout; the trained ones come back bit by bit."""
+        """Put the averaged weights into the module, in eval mode, while open; then restore the trained ones exactly."""
         parameters = dict(self.module.named_parameters())
         trained = {name: local(parameters[name].detach()).clone() for name in self.ema}
         self._put(self.ema)

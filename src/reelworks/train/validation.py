@@ -1,6 +1,6 @@
-"""Validation loss of the averaged weights: held-out clips, fixed times, fixed noise.
+"""Validation loss of the averaged weights, on held-out clips at fixed timesteps with fixed noise.
 
-Nothing in it depends on the step, so two checkpoints, or two runs, can be compared.
+It does not depend on the step, so two checkpoints, or two runs, can be compared.
 """
 
 from __future__ import annotations
@@ -8,29 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from reelworks.data import loader
 from reelworks.data.loader import MicroBatchRequest, StepSource
-from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed.mesh import World
-from reelworks.encoders.encoders import LiveEncoder
 from reelworks.media.decode import DecodePool
-from reelworks.models.api import DenoiserInputs
-from reelworks.precision.boundary import DtypeBoundary
+from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import Entries
 from reelworks.train.batch_inputs import validation_example
-from reelworks.train.state import TrainState
+from reelworks.train.build import TrainedModel
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Result, equal on all ranks.
+    """Result of a validation, equal on all ranks.
 
     Attributes:
-        loss: Mean over clips and times; every clip counts alike.
-        loss_by_time: Mean over clips at each time.
-        clips: Clips that could be decoded.
+        loss: Mean over clips and timesteps; every clip has the same weight.
+        loss_by_time: Mean over clips at each timestep.
+        clips: Number of clips that could be decoded.
     """
 
     loss: float
@@ -40,28 +38,25 @@ class Validation:
 
 @dataclass(frozen=True)
 class Validator:
-    """Validates on the same held-out clips each time."""
+    """Validate on the same held-out clips each time."""
 
-    boundary: DtypeBoundary[DenoiserInputs]
-    encoder: LiveEncoder
-    state: TrainState
+    model: TrainedModel
     world: World
     source: StepSource
     held_out: Entries
-    times: list[float]
-    objective: ObjectiveConfig
-    seed: int
+    recipe: Recipe
 
     @torch.no_grad()
     def run(self, pool: DecodePool) -> Validation | None:
-        """Validate; None where no clip is held out."""
+        """Validate; returns None if there is no held-out clip, or none could be decoded."""
         if not len(self.held_out):
             return None
-        sums = torch.zeros(len(self.times) + 1, dtype=torch.float64)
-        with self.state.averaged():
-            for batch in loader.read_ahead(self._work(), pool, depth=4):
-                example = validation_example(batch, self.encoder, self.objective, seed=self.seed, times=self.times)
-                losses = example.losses(self.boundary(example.inputs), self.objective).double().cpu()
+        model, objective, times = self.model, self.recipe.objective, self.recipe.validation.timesteps
+        sums = torch.zeros(len(times) + 1, dtype=torch.float64)  # of the loss at each timestep, and of clips
+        with model.state.averaged():
+            for batch in loader.read_ahead(self._requests(), pool, depth=4):
+                example = validation_example(batch, model.encoder, objective, seed=self.recipe.seed, times=times)
+                losses = example.losses(model.boundary(example.inputs), objective).double().cpu()
                 if bool(batch.is_valid.all()):
                     sums[:-1] += losses
                     sums[-1] += 1
@@ -70,13 +65,13 @@ class Validator:
         if not clips:
             return None
         means = (sums[:-1] / clips).tolist()
-        by_time = {f"{time:g}": mean for time, mean in zip(self.times, means, strict=True)}
+        by_time = {f"{time:g}": mean for time, mean in zip(times, means, strict=True)}
         return Validation(sum(means) / len(means), by_time, clips)
 
-    def _work(self) -> Iterator[MicroBatchRequest]:
-        """This rank's clips one by one; every rank gets as many, the last ones as fillers if need be."""
-        rounds = -(-len(self.held_out) // self.world.size)
-        for i in range(rounds):
-            own = i * self.world.size + self.world.rank
-            one = self.held_out.take(torch.tensor([min(own, len(self.held_out) - 1)]).numpy())
-            yield self.source.work(one, epoch=0, is_idle=own >= len(self.held_out))
+    def _requests(self) -> Iterator[MicroBatchRequest]:
+        """Yield this rank's clips one by one; all ranks get the same number, filled up with fillers."""
+        clips = len(self.held_out)
+        for first in range(0, clips, self.world.size):
+            own = first + self.world.rank
+            clip = self.held_out.take(np.array([min(own, clips - 1)]))
+            yield self.source.work(clip, epoch=0, is_idle=own >= clips)

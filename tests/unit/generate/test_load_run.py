@@ -252,8 +252,8 @@ def test_generate_takes_the_size_that_was_trained(
 @pytest.mark.parametrize(
     ("trained", "here", "key"),
     [
-        ({"rank": 16}, {"rank": 8}, "lora.rank = 8: the LoRA to begin with has rank 16"),
-        ({"rank": 16}, {"rank": 16, "alpha": 8.0}, "lora.alpha = 8.0: the LoRA to begin with has alpha 16"),
+        ({"rank": 16}, {"rank": 8}, "lora.rank = 8: the checkpoint's LoRA has rank 16"),
+        ({"rank": 16}, {"rank": 16, "alpha": 8.0}, "lora.alpha = 8.0: the checkpoint's LoRA has alpha 16"),
         ({"rank": 16}, {"rank": 16, "alpha": 16.0}, None),
     ],
 )

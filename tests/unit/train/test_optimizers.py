@@ -19,7 +19,7 @@ from reelworks.train import optimizer_names
 from reelworks.train.config import TrainConfig
 from reelworks.train.optimizer_names import OPTIMIZERS
 from reelworks.train.optimizers import ShardedOptimizer, matrices
-from reelworks.train.preflight import memory
+from reelworks.train.preflight import estimate
 from reelworks.train.state import TrainState
 
 WHOLE = sorted(name for name, one in OPTIMIZERS.items() if one.whole)
@@ -138,7 +138,7 @@ def test_muon_is_refused_where_adamw_would_update_everything() -> None:
     module = network()
     with refused("no-matrix-to-train", "train.optimizer") as caught:
         ShardedOptimizer(config("muon"), dict(module.named_parameters()), matrices(module, []))
-    assert (caught.value.field, caught.value.remedy) == ("train.optimizer", 'write "adamw"')
+    assert (caught.value.field, caught.value.remedy) == ("train.optimizer", 'set it to "adamw"')
 
 
 def test_the_rate_that_prodigy_finds_is_told_and_looked_at() -> None:
@@ -185,7 +185,7 @@ def test_each_has_its_own_defaults_and_refuses_what_it_lacks() -> None:
         made = recipe(name)
         assert recipe_file.parse(tomllib.loads(recipe_file.dump(made))) == made
     for key, value in (("betas", [0.9, 0.95]), ("eps", 1e-8)):
-        with refused("unknown-optimizer-setting", says="adafactor has no such number") as caught:
+        with refused("unknown-optimizer-setting", says="adafactor does not have this setting") as caught:
             recipe("adafactor", **{key: value})
         assert caught.value.field == f"train.{key}"
     with refused("learning-rate-too-low", "train.learning_rate"):
@@ -224,8 +224,8 @@ def test_memory_is_told_before_it_is_taken(name: str, least: float, most: float)
             made.model, autoencoder=made.autoencoder, text=made.text_encoder, device=device, seed=0
         )
 
-    told = memory.held(made, build("meta")).optimizer
+    told = estimate.memory_without_activations(made, build("meta")).optimizer
     state = TrainState.start(build("cpu"), made.train)
-    assert told == memory.size(list(state.optimizer.tensors().values()))
+    assert told == estimate.size(list(state.optimizer.tensors().values()))
     weights = sum(parameter.numel() for parameter in state.module.parameters())
     assert least <= told / weights <= most

@@ -13,7 +13,7 @@ from reelworks.diffusion import objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.models import components
 from reelworks.recipe import recipe_file
-from reelworks.train import expert_choice
+from reelworks.train import batch_inputs
 
 RECIPE = recipe_file.parse(
     {
@@ -41,7 +41,7 @@ def plan_of(*buckets):
 
 def first(step, *buckets, recipe=RECIPE):
     """Whether a step trains the expert for high noise."""
-    found = expert_choice.objective_of_step(recipe, TABLE, GEOMETRY, plan=plan_of(*buckets), row=0, step=step)
+    found = batch_inputs.objective_of_step(recipe, TABLE, GEOMETRY, plan=plan_of(*buckets), row=0, step=step)
     assert found.timestep_range in ([875.0, 1000.0], [0.0, 875.0])
     return found.timestep_range[0] == 875.0
 
@@ -69,7 +69,7 @@ def test_the_draw_is_the_seeds_and_the_steps():
     other = RECIPE.model_copy(update={"seed": 1})
     assert drawn != [first(step, 0, recipe=other) for step in range(200)]
     high = recipe_file.parse(RECIPE.model_dump() | {"model": {"name": "wan-2.2-tiny", "experts": "high"}})
-    assert expert_choice.objective_of_step(high, TABLE, GEOMETRY, plan=None, row=0, step=0) is high.objective
+    assert batch_inputs.objective_of_step(high, TABLE, GEOMETRY, plan=None, row=0, step=0) is high.objective
 
 
 @given(

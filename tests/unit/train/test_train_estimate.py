@@ -21,7 +21,7 @@ from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.testing import contract
 from reelworks.train import build
-from reelworks.train.preflight import check, dry_run, estimate, memory, meter
+from reelworks.train.preflight import check, dry_run, estimate, meter
 from reelworks.train.preflight.meter import Pass
 
 
@@ -129,12 +129,12 @@ def test_sizes_of_published_models_are_those_of_their_networks() -> None:
         "text_encoder": {"name": "wan", "weights": "unused"},
     }
     made, _ = recipe("wan-2.1-1.3b", **parts)
-    held = memory.held(made, estimate.network(made))
+    held = estimate.memory_without_activations(made, estimate.network(made))
     assert held.base == 4 * 1_418_996_800
     autoencoder, text = registry.AUTOENCODERS["wan-2.1"], registry.TEXT_ENCODERS["wan"]
     assert (held.encoders, held.host) == (4 * autoencoder.parameters + 2 * text.parameters, 0)
     low = made.model_copy(update={"text_encoder": made.text_encoder.model_copy(update={"device": "cpu"})})
-    held = memory.held(low, estimate.network(made))
+    held = estimate.memory_without_activations(low, estimate.network(made))
     assert (held.encoders, held.host) == (4 * autoencoder.parameters, 2 * text.parameters)
     for name in ("wan-2.1", "qwen-image", "flux2"):
         with torch.device("meta"):
@@ -204,7 +204,7 @@ def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> N
     assert [tier.to_text() for tier in tight.tiers] == [*first, "parallel.offload = true"]
     assert (tight.fits, tight.recipe.lora.base) == (False, None)
     network = estimate.network(start)
-    block, whole = (memory.size(list(m.parameters())) for m in (network.sharding().blocks[0], network.module))
+    block, whole = (estimate.size(list(m.parameters())) for m in (network.sharding().blocks[0], network.module))
     assert tight.estimate.memory.base == whole - block  # two of three lie on the GPU at a time
     few = start.model_copy(update={"lora": start.lora.model_copy(update={"base": "nf4"})})
     few = few.model_copy(update={"model": few.model.model_copy(update={"gradient_checkpointing": True})})

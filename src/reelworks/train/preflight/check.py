@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,59 +20,51 @@ from reelworks.precision import audit
 from reelworks.precision.boundary import DtypeError
 from reelworks.precision.contract import Contract, Role, name_of
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, lr_schedule, optimizer_names
-from reelworks.train.preflight import dry_run, estimate, memory, meter
+from reelworks.train import build, optimizer_names
+from reelworks.train.preflight import dry_run, estimate, meter
 from reelworks.train.preflight.dry_run import Encoder
-from reelworks.train.preflight.memory import size
+from reelworks.train.preflight.estimate import size
 from reelworks.train.state import TrainState
 
 _DTYPES = ("storage", "compute", "master", "reduction", "output")
 
 
-@dataclass(frozen=True)
-class Cast:
-    """Dtype that an input of a component arrives in, and that it is cast to."""
+class Cast(NamedTuple):
+    """The dtype that an input of a component arrives in, and the dtype that it is cast to."""
 
     input: str
     role: str
     arrives_in: str
     cast_to: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"input": self.input, "role": self.role, "from": self.arrives_in, "to": self.cast_to}
-
 
 @dataclass(frozen=True)
 class ComponentReport:
-    """A model's dtypes, size and place.
-
-    Attributes:
-        kind: Of component: "denoiser", "autoencoder", ...
-        name: In the recipe.
-        contract: Its dtypes.
-        parameters: Numbers in it.
-        trained: Of those.
-        casts: Of each input.
-        device: Where it lies.
-    """
+    """Dtypes, numbers of all and of trained parameters, and device of one component."""
 
     kind: str
     name: str
     contract: Contract
     parameters: int
     trained: int
-    casts: list[Cast]
     device: str
 
     @property
+    def casts(self) -> list[Cast]:
+        """Casts of the inputs; all inputs but masks are prepared in float32."""
+        return [
+            Cast(key, str(role), "bool" if role is Role.MASK else "float32", name_of(self.contract.dtype_of(role)))
+            for key, role in self.contract.roles.items()
+        ]
+
+    @property
     def dtypes(self) -> dict[str, str | None]:
-        """Declared dtypes by purpose; None where the component has no use for one."""
+        """Declared dtypes by purpose; None if the component has no use for one."""
         declared = {key: getattr(self.contract, key) for key in _DTYPES}
         return {key: None if dtype is None else name_of(dtype) for key, dtype in declared.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the report as plain values."""
         return {
             "component": self.kind,
             "name": self.name,
@@ -80,17 +72,17 @@ class ComponentReport:
             "base": self.contract.base,
             "parameters": self.parameters,
             "trained": self.trained,
-            "casts": [cast.to_json() for cast in self.casts],
+            "casts": [dict(zip(("input", "role", "from", "to"), cast, strict=True)) for cast in self.casts],
             "device": self.device,
         }
 
 
 @dataclass(frozen=True)
 class RehearsedBucket:
-    """A bucket that was run for real, forward and backward.
+    """A bucket that was run forward and backward.
 
     Attributes:
-        activations_bytes: Most that the pass held at a time.
+        activations_bytes: Peak memory of the pass, in addition to weights and gradients.
     """
 
     bucket: str
@@ -101,11 +93,11 @@ class RehearsedBucket:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes of one process.
+    """Memory of one process, in bytes.
 
     Attributes:
-        parts: On its device, by purpose.
-        host: In CPU memory.
+        parts: Memory on its device, by purpose.
+        host: CPU memory.
     """
 
     parts: dict[str, int]
@@ -113,25 +105,18 @@ class MemoryReport:
 
     @property
     def total(self) -> int:
-        """All parts on the device."""
+        """Sum of the memory on the device."""
         return sum(self.parts.values())
-
-    def to_json(self) -> dict[str, int]:
-        """Plain values."""
-        return {**self.parts, "total": self.total, "host": self.host}
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Findings about a recipe.
+    """Results of checking a recipe.
 
     Attributes:
-        device: Where it was tried.
-        world: Processes that memory is estimated for.
-        shapes: Shapes that were tried without numbers.
-        components: The network first.
-        rehearsed: Buckets that were run for real; none where there are violations.
-        memory: Of each process.
+        world: Number of processes that memory is estimated for.
+        shapes: Number of shapes that were run on the meta device.
+        rehearsed: Buckets that were run on `device`; none if there are violations.
         violations: Dtypes that meet and must not.
     """
 
@@ -144,67 +129,73 @@ class CheckReport:
     violations: list[DtypeError]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; sizes are bytes of one process."""
+        """Return the report as plain values; sizes are bytes of one process."""
         return {
             "device": self.device,
             "world": self.world,
             "shapes": self.shapes,
             "components": [component.to_json() for component in self.components],
-            "rehearsed": [asdict(one) for one in self.rehearsed],
-            "memory": self.memory.to_json(),
-            "violations": [_violation(fault) for fault in self.violations],
+            "rehearsed": [asdict(bucket) for bucket in self.rehearsed],
+            "memory": {**self.memory.parts, "total": self.memory.total, "host": self.memory.host},
+            "violations": [
+                {
+                    "module": fault.field,
+                    "problem": fault.problem,
+                    "found": None if fault.found is None else name_of(fault.found),
+                    "declared": None if fault.declared is None else name_of(fault.declared),
+                    "remedy": fault.remedy,
+                }
+                for fault in self.violations
+            ],
         }
 
 
 def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckReport:
-    """Try every bucket's shape without numbers, and the largest of each resolution for real.
+    """Run the shape of every bucket on the meta device, and the largest bucket of each resolution for real.
 
-    Args:
-        recipe: What would be trained.
-        table: Its buckets.
-        world: Processes to audit and to estimate memory for; nothing is started but this one.
+    Dtypes are checked and memory is estimated for `world` processes; only this one is used.
 
     Raises:
         UserError: Weights cannot be loaded, a contract or the optimizer cannot train, or memory does not suffice.
     """
     optimizer_names.require(recipe.train.optimizer, recipe.parallel.strategy, world)
     if recipe.train.lacks_end:
-        raise lr_schedule.no_end(recipe.train)
-    with mesh.join(offload=recipe.parallel.offload) as alone:
-        return _check(recipe, table, alone, world)
+        raise recipe.train.no_end()
+    with mesh.join(offload=recipe.parallel.offload) as this_process:
+        return _check(recipe, table, this_process, world)
 
 
-def _check(recipe: Recipe, table: BucketTable, alone: World, world: int) -> CheckReport:
+def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) -> CheckReport:
     build.require_sources(recipe)
-    denoiser, encoder = build.denoiser(recipe, alone.home), build.encoder(recipe, alone.device)
+    denoiser, encoder = build.denoiser(recipe, this_process.home), build.encoder(recipe, this_process.device)
     shapes = dry_run.examples(denoiser, encoder, table)
     units = denoiser.sharding().blocks
-    found = list(audit.faults(denoiser, shapes, sharded=world > 1 or alone.shards, units=units))
-    found += _of_encoders(encoder, table)
-    if not found:
-        mesh.shard(denoiser.module, units, denoiser.contract, alone, recipe.parallel.strategy)
+    violations = list(audit.faults(denoiser, shapes, sharded=world > 1 or this_process.shards, units=units))
+    violations += _encoder_faults(encoder, table)
+    if not violations:
+        mesh.shard(denoiser.module, units, denoiser.contract, this_process, recipe.parallel.strategy)
     state = TrainState.start(denoiser, recipe.train)
     rehearsed: list[RehearsedBucket] = []
-    if not found:
+    if not violations:
         try:
             rehearsed += _rehearse(recipe, denoiser, encoder, state, table)
         except DtypeError as fault:
-            found.append(fault)
+            violations.append(fault)
     shards = world if recipe.parallel.strategy == "fsdp" else 1
-    activations = max((one.activations_bytes for one in rehearsed), default=0)
+    activations = max((bucket.activations_bytes for bucket in rehearsed), default=0)
     return CheckReport(
-        device=str(alone.device),
+        device=str(this_process.device),
         world=world,
         shapes=len(shapes),
-        components=_components(recipe, denoiser, encoder, alone),
+        components=_components(recipe, denoiser, encoder, str(this_process.device)),
         rehearsed=rehearsed,
         memory=_memory(recipe, state, encoder, units, activations=activations, shards=shards),
-        violations=found,
+        violations=violations,
     )
 
 
 def largest_of_each(table: BucketTable) -> list[Bucket]:
-    """Return of every resolution the bucket whose micro-batch has the most tokens."""
+    """Return the bucket of each resolution whose micro-batch has the most tokens."""
     best: dict[str, Bucket] = {}
     for bucket in sorted(table.buckets, key=lambda b: b.tokens * b.batch_size):
         if bucket.batch_size:
@@ -215,91 +206,65 @@ def largest_of_each(table: BucketTable) -> list[Bucket]:
 def _rehearse(
     recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder, state: TrainState, table: BucketTable
 ) -> Iterator[RehearsedBucket]:
-    """Run buckets for real, and count memory where no weights that come and go are among it: without numbers."""
-    shadow = estimate.network(recipe) if denoiser.runs_on_meta else None
+    # Memory is measured on the meta device if possible: there FSDP's gathered weights are not counted as activations.
+    on_meta = estimate.network(recipe) if denoiser.runs_on_meta else None
     for bucket in largest_of_each(table):
         began = time.monotonic()
-        if shadow is None:
-            with meter.counting(state.module) as real:
+        if on_meta is None:
+            with meter.Meter(state.module) as counted:
                 dry_run.rehearse(denoiser, encoder, state, bucket)
-            peak = real.peak
+            peak = counted.peak
         else:
             dry_run.rehearse(denoiser, encoder, state, bucket)
-            blank = dry_run.blank(encoder, bucket, bucket.batch_size, torch.device("meta"))
-            peak = meter.measure_few_blocks(shadow, blank).peak_bytes
+            inputs = dry_run.blank(encoder, bucket, bucket.batch_size, torch.device("meta"))
+            peak = meter.measure_few_blocks(on_meta, inputs).peak_bytes
         yield RehearsedBucket(bucket.name, bucket.batch_size, peak, time.monotonic() - began)
 
 
-def _of_encoders(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError]:
-    """Compare what the encoders hold, and what they return for an empty caption, one black clip and one black picture."""
+def _encoder_faults(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError]:
+    """Check the stored dtypes of the encoders, and those returned for an empty caption, a black clip and image."""
     shape = min(table.buckets, key=lambda b: b.tokens).shape
     video = torch.zeros(1, 3, shape.num_frames, shape.height, shape.width, device=encoder.device)
     with torch.no_grad():
-        returned = {
-            "autoencoder": encoder.autoencoder.encode(video),
-            "text": encoder.text_encoder.encode([""]).tokens,
-        }
+        returned = {"autoencoder": encoder.autoencoder.encode(video), "text": encoder.text_encoder.encode([""]).tokens}
     if encoder.image_encoder is not None:
-        picture = torch.zeros(1, shape.height, shape.width, 3, dtype=torch.uint8)
-        returned["image_encoder"] = encoder.image_encoder.encode(picture)
-    found = list(dry_run.faults_of_encoders(encoder))
+        image = torch.zeros(1, shape.height, shape.width, 3, dtype=torch.uint8)
+        returned["image_encoder"] = encoder.image_encoder.encode(image)
+    faults = list(dry_run.faults_of_encoders(encoder))
     for name, component in dry_run.encoders(encoder).items():
-        contract, dtype = component.contract, returned[name].dtype
-        if dtype != contract.output:
-            found.append(
+        declared, dtype = component.contract.output, returned[name].dtype
+        if dtype != declared:
+            faults.append(
                 DtypeError(
-                    f"it returns {name_of(dtype)}, and declares {name_of(contract.output)}",
+                    f"it returns {name_of(dtype)}, and declares {name_of(declared)}",
                     field=name,
                     remedy="return the declared dtype, or declare the other one",
                     found=dtype,
-                    declared=contract.output,
+                    declared=declared,
                 )
             )
-    return found
+    return faults
 
 
-def _components(recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder, world: World) -> list[ComponentReport]:
-    device = str(world.device)
+def _components(recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder, device: str) -> list[ComponentReport]:
     autoencoder, text, image = encoder.autoencoder, encoder.text_encoder, encoder.image_encoder
+    text_device = device if recipe.text_encoder.device == "auto" else "cpu"
     reports = [
         _component("denoiser", recipe.model.name, denoiser.contract, [denoiser.module], device),
-        _component_of_encoder("autoencoder", recipe.autoencoder.name, autoencoder, device),
-        _component_of_encoder(
-            "text encoder",
-            recipe.text_encoder.name,
-            text,
-            device if recipe.text_encoder.device == "auto" else "cpu",
-        ),
+        _component("autoencoder", recipe.autoencoder.name, autoencoder.contract, dry_run.networks(autoencoder), device),
+        _component("text encoder", recipe.text_encoder.name, text.contract, dry_run.networks(text), text_device),
     ]
     if image is not None:
         name = str(encoder.conditioning.image_encoder)
-        reports.append(_component_of_encoder("image encoder", name, image, device))
+        reports.append(_component("image encoder", name, image.contract, dry_run.networks(image), device))
     return reports
-
-
-def _component_of_encoder(kind: str, name: str, encoder: Encoder, device: str) -> ComponentReport:
-    return _component(kind, name, encoder.contract, dry_run.networks(encoder), device)
 
 
 def _component(kind: str, name: str, contract: Contract, modules: list[nn.Module], device: str) -> ComponentReport:
     parameters = [p for module in modules for p in module.parameters()]
-    return ComponentReport(
-        kind=kind,
-        name=name,
-        contract=contract,
-        parameters=sum(p.numel() for p in parameters) + sum(map(frozen.count, modules)),
-        trained=sum(p.numel() for p in parameters if p.requires_grad) if contract.master else 0,
-        casts=[
-            Cast(key, str(role), _arrives(role), name_of(contract.dtype_of(role)))
-            for key, role in contract.roles.items()
-        ],
-        device=device,
-    )
-
-
-def _arrives(role: Role) -> str:
-    """Everything is prepared in float32 but masks."""
-    return "bool" if role is Role.MASK else "float32"
+    count = sum(p.numel() for p in parameters) + sum(map(frozen.count, modules))
+    trained = sum(p.numel() for p in parameters if p.requires_grad) if contract.master else 0
+    return ComponentReport(kind, name, contract, count, trained, device)
 
 
 def _memory(
@@ -311,26 +276,16 @@ def _memory(
     activations: int,
     shards: int,
 ) -> MemoryReport:
-    """Count memory by purpose.
-
-    Args:
-        recipe: What would be trained; says what lies in CPU memory.
-        state: What is trained.
-        encoder: What stands beside it.
-        units: Of the network, as they come from CPU memory where they do.
-        activations: Bytes that a pass of the largest bucket holds.
-        shards: Processes that share the network; each has all of a quantised base.
-    """
+    """Sum up memory by purpose, for `shards` processes that share the network; each holds all of a quantized base."""
     parameters = list(state.module.parameters())
     trained = [p for p in parameters if p.requires_grad]
-    codes = [value for layer in frozen.quantized_layers(state.module) for value in layer.buffers()]
-    known = set(map(id, codes))
-    buffers = [value for value in state.module.buffers() if id(value) not in known]
+    quantized = [value for layer in frozen.quantized_layers(state.module) for value in layer.buffers()]
+    ids = set(map(id, quantized))
+    buffers = [value for value in state.module.buffers() if id(value) not in ids]
     parts = {
         "weights": size([*parameters, *buffers]) // shards,
-        "quantized base": size(codes),
-        # The optimizer updates what is stored; a master copy beside it would stand here.
-        "master": 0,
+        "quantized base": size(quantized),
+        "master": 0,  # the optimizer updates the stored weights, without a master copy
         "gradients": size(trained) // shards,
         "optimizer": size(list(state.optimizer.tensors().values())) // shards,
         "ema": size(list(state.ema.values())) // shards,
@@ -345,22 +300,10 @@ def _memory(
     else:
         host += text
     if recipe.parallel.offload:
-        lying = ("weights", "gradients", "optimizer", "ema")
-        host += sum(parts.pop(name) for name in lying)
-        parts = {"weights": memory.in_use(state.module, units), **parts}
+        host += sum(parts.pop(name) for name in ("weights", "gradients", "optimizer", "ema"))
+        parts = {"weights": estimate.bytes_in_use(state.module, units), **parts}
     return MemoryReport(parts, host)
 
 
 def _weights(component: Encoder) -> int:
     return size([p for module in dry_run.networks(component) for p in module.parameters()])
-
-
-def _violation(fault: DtypeError) -> dict[str, Any]:
-    found, declared = ((None if d is None else name_of(d)) for d in (fault.found, fault.declared))
-    return {
-        "module": fault.field,
-        "problem": fault.problem,
-        "found": found,
-        "declared": declared,
-        "remedy": fault.remedy,
-    }

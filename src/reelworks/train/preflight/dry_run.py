@@ -1,6 +1,6 @@
-"""Before the first step: every shape on the meta device, and the largest bucket for real.
+"""Checks before the first step: run every shape on the meta device, and the largest bucket on the real one.
 
-A dtype or a shape that does not fit, or memory that does not suffice, fails here or not at all.
+Wrong dtypes, wrong shapes and a lack of memory are found here, and not hours into a run.
 """
 
 from __future__ import annotations
@@ -24,65 +24,63 @@ from reelworks.train.state import TrainState
 Encoder = Autoencoder | TextEncoder | ImageEncoder
 
 
-def audit_shapes(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable, world: World) -> int:
-    """Run every bucket's shape through the model without numbers; returns how many.
+def audit_shapes(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable, world: World) -> None:
+    """Run the shape of every bucket through the model on the meta device.
 
     Raises:
         DtypeError: Two dtypes meet that must not; names the module.
     """
     shapes, units = examples(denoiser, encoder, table), denoiser.sharding().blocks
-    return audit.audit(denoiser, shapes, sharded=world.shards, units=units)
+    audit.audit(denoiser, shapes, sharded=world.shards, units=units)
 
 
 def require_encoders(encoder: LiveEncoder) -> None:
-    """Refuse encoders whose weights lie in memory in another dtype than they declare.
+    """Check that the weights of the encoders are stored in the dtypes that they declare.
 
     Raises:
-        DtypeError: Names the parameter.
+        DtypeError: One is not; names the parameter.
     """
     for fault in faults_of_encoders(encoder):
         raise fault
 
 
 def faults_of_encoders(encoder: LiveEncoder) -> Iterator[DtypeError]:
-    """Compare what the encoders hold with what they declare."""
+    """Yield an error for each weight of an encoder that is not stored in its declared dtype."""
     for component in encoders(encoder).values():
         for module in networks(component):
             yield from storage_dtype.faults(module, component.contract)
 
 
 def encoders(encoder: LiveEncoder) -> dict[str, Encoder]:
-    """The encoders that there are, by their tables in a recipe."""
-    found: dict[str, Encoder] = {"autoencoder": encoder.autoencoder, "text": encoder.text_encoder}
-    return found if encoder.image_encoder is None else {**found, "image_encoder": encoder.image_encoder}
+    """Return the encoders by name; the image encoder only if there is one."""
+    by_name: dict[str, Encoder] = {"autoencoder": encoder.autoencoder, "text": encoder.text_encoder}
+    return by_name if encoder.image_encoder is None else {**by_name, "image_encoder": encoder.image_encoder}
 
 
 def networks(component: Encoder) -> list[nn.Module]:
-    """The networks that an encoder holds, by itself or in a pipeline of diffusers; it may hold none."""
-    held: list[Any] = []
+    """Return the networks among an encoder's attributes, and in its diffusers pipelines; there may be none."""
+    values: list[Any] = []
     for value in vars(component).values():
-        held += getattr(value, "components", {"": value}).values()
-    return [value for value in held if isinstance(value, nn.Module)]
+        values += getattr(value, "components", {"": value}).values()
+    return [value for value in values if isinstance(value, nn.Module)]
 
 
 def examples(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable) -> list[DenoiserInputs]:
-    """Inputs of every bucket's shape without numbers; none where the model cannot run so."""
+    """Return inputs of every bucket's shape on the meta device; none if the model cannot run there."""
     buckets = table.buckets if denoiser.runs_on_meta else ()
     return [blank(encoder, bucket, 1, torch.device("meta")) for bucket in buckets]
 
 
 def largest(table: BucketTable, used: set[int]) -> Bucket:
-    """The bucket whose micro-batch has the most tokens, among those that hold clips."""
+    """Return the bucket whose micro-batch has the most tokens, among the buckets of some indices."""
     return max((table.buckets[i] for i in sorted(used)), key=lambda b: b.tokens * b.batch_size)
 
 
 def rehearse(denoiser: Predictor[DenoiserInputs], encoder: LiveEncoder, state: TrainState, bucket: Bucket) -> None:
-    """Run the largest bucket forward and backward, beside the optimizer's state.
-
-    Leaves weights, average and optimizer as they were: its gradients are dropped.
+    """Run a bucket forward and backward while the optimizer's state is allocated, and drop the gradients.
 
     Raises:
-        DtypeError: Two dtypes meet that must not, where the model cannot run without numbers.
+        DtypeError: Two dtypes meet that must not, in a model that cannot run on the meta device.
         UserError: Memory does not suffice; names the bucket.
     """
     try:
@@ -97,14 +95,14 @@ def rehearse(denoiser: Predictor[DenoiserInputs], encoder: LiveEncoder, state: T
             code="out-of-memory",
             field="bucket.batch_size",
             value=f"{bucket.batch_size} for {bucket.name}",
-            remedy="lower it, set model.gradient_checkpointing or parallel.offload = true, or drop that bucket",
+            remedy="lower it, set model.gradient_checkpointing or parallel.offload = true, or remove that bucket",
         ) from error
     finally:
         state.optimizer.zero_grad()
 
 
 def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device) -> DenoiserInputs:
-    """Inputs of a bucket's shape; zeros. Of the encoder only sizes are looked at."""
+    """Return inputs of a bucket's shape with constant values; uses only the sizes of the encoder."""
     t, h, w = encoder.autoencoder.geometry.latent(bucket.shape)
     text = encoder.text_encoder
 

@@ -1,45 +1,89 @@
-"""Estimate a training before anything is downloaded: memory by part, and seconds.
+"""Estimate the memory, by part, and the time of a training, before any weights are downloaded.
 
-The network is built in full size on the meta device, where it has shapes and no numbers.
+The network is built in full size on the meta device, where tensors have shapes and no values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from reelworks.buckets.table import Bucket, BucketTable
-from reelworks.core.shape import Geometry
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models import components
+from reelworks.models import components, registry
 from reelworks.models.api import Denoiser
 from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.models.lora import frozen
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build
-from reelworks.train.preflight import dry_run, memory, meter
-from reelworks.train.preflight.memory import Memory
+from reelworks.train import build, optimizers
+from reelworks.train.preflight import dry_run, meter
 from reelworks.train.preflight.meter import Pass
 
 ASSUMED_TFLOPS = 165.0  # of an RTX 4090 in bfloat16, summed in float32
-UTILISATION = 0.4  # what trainings of transformers usually reach
-BUS_GB = 25.0  # in a second, of PCIe 4.0 with 16 lanes, from pinned memory
+UTILISATION = 0.4  # usual in the training of transformers
+BUS_GB = 25.0  # per second, of PCIe 4.0 with 16 lanes, from pinned memory
+_RESERVE_BYTES = 1_000_000_000  # for the CUDA context, and for fragmentation
+# Parameters of the encoders that do not belong to a family of diffusers.
+_PARAMETERS = {"pixel": 0, "opensora-1.1": 83_653_863, "opensora-1.2": 393_341_007, "hashed": 0, "t5": 4_762_310_656}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory on one GPU in bytes, by part, and CPU memory.
+
+    Attributes:
+        base: Frozen weights, 0 without a LoRA; with offload only those on the GPU at one time.
+        trained: Trained weights: a LoRA, or the network.
+        gradients: Gradients of the trained weights.
+        optimizer: State of the optimizer.
+        ema: Moving average of the trained weights.
+        encoders: Autoencoder, text encoders and image encoder.
+        activations: Peak of a forward and backward pass of the largest bucket; memory of encoding is released by then.
+        reserve: Memory for CUDA itself.
+        host: CPU memory, not part of the total.
+    """
+
+    base: int
+    trained: int
+    gradients: int
+    optimizer: int
+    ema: int
+    encoders: int
+    activations: int
+    reserve: int = _RESERVE_BYTES
+    host: int = 0
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts on the GPU."""
+        return sum(self._parts().values())
+
+    def to_text(self) -> str:
+        """Return the parts in GB, largest first, without those below 0.05 GB."""
+        parts = sorted(self._parts().items(), key=lambda part: -part[1])
+        return ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts if size >= 5e7)
+
+    def _parts(self) -> dict[str, int]:
+        return {name: size for name, size in asdict(self).items() if name != "host"}
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Needs of a recipe on one GPU.
+    """Memory and arithmetic of a recipe on one GPU.
 
     Attributes:
-        parameters: Of the network, without a LoRA.
-        trained_parameters: Of the LoRA, or of the network.
-        memory: By part.
-        flops: Of a micro-batch of each bucket, forward and backward, by the bucket's name.
-        measured: False for a network that does not run without numbers: activations are left out then, and arithmetic
-            is counted by parameters and tokens.
-        moved_bytes: Between CPU memory and the GPU in a micro-batch, where weights lie in CPU memory.
+        parameters: Number of parameters of the network, without a LoRA.
+        trained_parameters: Number of parameters of the LoRA, or of the network.
+        memory: Memory by part.
+        flops: Operations of a forward and backward pass of a micro-batch, by bucket name.
+        measured: False for a network that cannot run on the meta device: activations are left out, and `flops` is
+            computed from the numbers of parameters and tokens.
+        moved_bytes: Bytes that a micro-batch moves between CPU memory and the GPU, with offload.
     """
 
     parameters: int
@@ -55,14 +99,14 @@ class Estimate:
         return self.moved_bytes / (BUS_GB * 1e9)
 
     def seconds(self, bucket: str, tflops: float = ASSUMED_TFLOPS) -> float:
-        """Return the seconds of a micro-batch at a speed in bfloat16; encoding and decoding are not counted.
+        """Return the seconds of a micro-batch at a speed in bfloat16, without encoding and decoding.
 
-        Weights that are moved are waited for: what is hidden behind arithmetic depends on the machine.
+        Transfers are added in full, although some GPUs hide them behind arithmetic.
         """
         return self.flops[bucket] / (tflops * 1e12 * UTILISATION) + self.moving_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the estimate as plain values."""
         return {**asdict(self), "memory": {**asdict(self.memory), "total": self.memory.total}}
 
 
@@ -72,21 +116,12 @@ def network(recipe: Recipe) -> Denoiser:
     Raises:
         UserError: The recipe's parts do not fit together.
     """
-    bare = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
-    return build.denoiser(bare, torch.device("meta"))
-
-
-def passes(recipe: Recipe, denoiser: Denoiser, table: BucketTable) -> dict[str, Pass]:
-    """Run a micro-batch of each entry's largest bucket; by the bucket's name."""
-    return {bucket.name: _pass(recipe, denoiser, bucket) for bucket in _largest_of_each(table)}
+    without_weights = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
+    return build.denoiser(without_weights, torch.device("meta"))
 
 
 def estimate(recipe: Recipe, table: BucketTable) -> Estimate:
-    """Estimate memory and arithmetic.
-
-    Args:
-        recipe: What would be trained.
-        table: Its buckets; of each entry the largest is run.
+    """Estimate memory and arithmetic of a recipe.
 
     Raises:
         UserError: The recipe's parts do not fit together.
@@ -95,17 +130,39 @@ def estimate(recipe: Recipe, table: BucketTable) -> Estimate:
     return from_passes(recipe, table, denoiser, passes(recipe, denoiser, table))
 
 
+def passes(recipe: Recipe, denoiser: Denoiser, table: BucketTable) -> dict[str, Pass]:
+    """Run a micro-batch of each entry's largest bucket on the meta device; returns the passes by bucket name."""
+    largest: dict[int, Bucket] = {}
+    for bucket in sorted(table.buckets, key=lambda b: b.tokens):
+        largest[bucket.entry] = bucket
+    return {bucket.name: _pass(recipe, denoiser, bucket) for bucket in largest.values()}
+
+
+def _pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
+    if not denoiser.runs_on_meta:
+        times = 2 if recipe.lora is not None else 3  # frozen weights get no gradient
+        times += recipe.model.gradient_checkpointing
+        return Pass(0, 2 * times * _count(denoiser) * bucket.tokens * bucket.batch_size)
+    inputs = dry_run.blank(_encoder_sizes(recipe), bucket, bucket.batch_size, torch.device("meta"))
+    return meter.measure_few_blocks(denoiser, inputs)
+
+
 def from_passes(recipe: Recipe, table: BucketTable, denoiser: Denoiser, passes: dict[str, Pass]) -> Estimate:
-    """The estimate of a recipe whose network was built and run."""
-    parameters, held = _count(denoiser), memory.held(recipe, denoiser)
+    """Return the estimate of a recipe, given its network and its passes."""
+    parameters, memory = _count(denoiser), memory_without_activations(recipe, denoiser)
     trained = sum(p.numel() for p in denoiser.module.parameters() if p.requires_grad)
+    # Scale the operations of each entry's largest bucket to the tokens of the others.
+    per_token = {b.entry: passes[b.name].flops / (b.tokens * b.batch_size) for b in table.buckets if b.name in passes}
+    weights = list(denoiser.module.parameters())
+    # A pass moves all weights to the GPU twice, forward and backward, and gradients back.
+    moved = 2 * size(weights) + size([p for p in weights if p.requires_grad]) if recipe.parallel.offload else 0
     return Estimate(
         parameters - trained if recipe.lora is not None else parameters,
         trained,
-        replace(held, activations=max(one.peak_bytes for one in passes.values())),
-        _of_all(table, {name: one.flops for name, one in passes.items()}),
+        replace(memory, activations=max(each.peak_bytes for each in passes.values())),
+        {b.name: per_token[b.entry] * b.tokens * b.batch_size for b in table.buckets},
         denoiser.runs_on_meta,
-        memory.moved(recipe, denoiser),
+        moved,
     )
 
 
@@ -113,52 +170,65 @@ def _count(denoiser: Denoiser) -> int:
     return sum(p.numel() for p in denoiser.module.parameters()) + frozen.count(denoiser.module)
 
 
-def _largest_of_each(table: BucketTable) -> list[Bucket]:
-    """Return of every entry the bucket with the most tokens."""
-    best: dict[int, Bucket] = {}
-    for bucket in sorted(table.buckets, key=lambda b: b.tokens):
-        best[bucket.entry] = bucket
-    return list(best.values())
-
-
-def _pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
-    if not denoiser.runs_on_meta:
-        weights = _count(denoiser)
-        times = 2 if recipe.lora is not None else 3  # of a frozen weight no gradient is made
-        times += recipe.model.gradient_checkpointing
-        return Pass(0, 2 * times * weights * bucket.tokens * bucket.batch_size)
-    inputs = dry_run.blank(_sizes(recipe), bucket, bucket.batch_size, torch.device("meta"))
-    return meter.measure_few_blocks(denoiser, inputs)
-
-
-class _Latents(NamedTuple):
-    """The part of an autoencoder that shapes follow from."""
-
-    geometry: Geometry
-    latent_channels: int
-
-
-class _Image(NamedTuple):
-    """The part of an image encoder that shapes follow from."""
-
-    tokens: int
-    dim: int
-
-
-def _sizes(recipe: Recipe) -> LiveEncoder:
-    """The encoders as their sizes alone."""
+def _encoder_sizes(recipe: Recipe) -> LiveEncoder:
+    """Return encoders that have only the sizes which `dry_run.blank` needs."""
     conditioning = components.conditioning(recipe.model)
-    latents: Any = _Latents(
-        components.autoencoder_geometry(recipe.autoencoder), components.latent_channels(recipe.autoencoder)
+    autoencoder: Any = SimpleNamespace(
+        geometry=components.autoencoder_geometry(recipe.autoencoder),
+        latent_channels=components.latent_channels(recipe.autoencoder),
     )
     text: Any = recipe.text_encoder
     image: Any = None
     if (kind := conditioning.image_encoder) is not None:
-        image = _Image(IMAGE_ENCODERS[kind].tokens, conditioning.image_dim)
-    return LiveEncoder(latents, text, torch.device("meta"), conditioning, image, build.given(recipe))
+        image = SimpleNamespace(tokens=IMAGE_ENCODERS[kind].tokens, dim=conditioning.image_dim)
+    return LiveEncoder(autoencoder, text, torch.device("meta"), conditioning, image, build.given_companions(recipe))
 
 
-def _of_all(table: BucketTable, largest: dict[str, int]) -> dict[str, float]:
-    """Arithmetic of every bucket, from that of its entry's largest by tokens."""
-    of_entry = {b.entry: largest[b.name] / (b.tokens * b.batch_size) for b in table.buckets if b.name in largest}
-    return {b.name: of_entry[b.entry] * b.tokens * b.batch_size for b in table.buckets}
+def memory_without_activations(recipe: Recipe, denoiser: Denoiser) -> Memory:
+    """Compute the memory that a recipe needs in all steps, from the sizes of its network on any device."""
+    module, blocks = denoiser.module, denoiser.sharding().blocks
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    trained_bytes = 4 * sum(p.numel() for p in trained.values())
+    base: list[Tensor] = [p for p in module.parameters() if not p.requires_grad]
+    base += [buffer for layer in frozen.quantized_layers(module) for buffer in layer.buffers()]
+    on_meta = {name: nn.Parameter(torch.empty_like(p, device="meta")) for name, p in trained.items()}
+    optimizer = optimizers.ShardedOptimizer(recipe.train, on_meta, optimizers.matrices(module, blocks))
+    sizes = {
+        "base": size(base),
+        "trained": trained_bytes,
+        "gradients": trained_bytes,
+        "optimizer": size(list(optimizer.tensors().values())),
+        "ema": trained_bytes,
+    }
+    host = 0
+    if recipe.parallel.offload:
+        host = sum(sizes.values())
+        sizes = dict.fromkeys(sizes, 0) | {"base": bytes_in_use(module, blocks)}
+    encoders, text = _encoder_bytes(recipe)
+    if recipe.text_encoder.device == "cpu":
+        host, text = host + text, 0
+    return Memory(**sizes, encoders=encoders + text, activations=0, host=host)
+
+
+def _encoder_bytes(recipe: Recipe) -> tuple[int, int]:
+    """Return the bytes of autoencoder and image encoder, and of the text encoders."""
+    autoencoders = _PARAMETERS | {name: each.parameters for name, each in registry.AUTOENCODERS.items()}
+    texts = _PARAMETERS | {name: each.parameters for name, each in registry.TEXT_ENCODERS.items()}
+    images = (4 if recipe.autoencoder.dtype == "float32" else 2) * autoencoders[recipe.autoencoder.name]
+    if (kind := components.conditioning(recipe.model).image_encoder) is not None:
+        images += 4 * IMAGE_ENCODERS[kind].parameters
+    return images, 2 * texts[recipe.text_encoder.name]
+
+
+def bytes_in_use(module: nn.Module, units: Sequence[nn.Module]) -> int:
+    """Return the most bytes of offloaded weights that are on the GPU at one time.
+
+    They are a unit, the next unit, which is fetched ahead, and the weights outside of units, which stay for a pass.
+    """
+    unit_bytes = sorted(size(list(unit.parameters())) for unit in units)
+    return size(list(module.parameters())) - sum(unit_bytes[:-2])
+
+
+def size(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of some tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
