@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from reelworks.catalog import filters, template
-from reelworks.catalog.filters import NUMBERS, TEXTS
+from reelworks.catalog import filter_expression, template
+from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
@@ -128,7 +128,7 @@ class DatasetConfig(Config):
     @classmethod
     def _filter(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
-            filters.parse(value, scores=None if _is_list(info) else frozenset())
+            filter_expression.parse(value, scores=None if _is_list(info) else frozenset())
         return value
 
     @property

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.catalog.filters import KINDS_OF_FILE
+from reelworks.catalog.filter_expression import KINDS_OF_FILE
 from reelworks.catalog.rows import CatalogRows, as_numpy
 from reelworks.core.errors import UserError
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from reelworks.catalog import probe
 from reelworks.catalog.config import Source
-from reelworks.catalog.filters import NUMBERS, TEXTS
+from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.integrity import OUTSIDE, is_text
 from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows, as_numpy

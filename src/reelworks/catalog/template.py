@@ -13,7 +13,7 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from reelworks.catalog.filters import NUMBERS
+from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.core.errors import UserError, nearest
 
 TEXT = "text"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reelworks.catalog import template
 from reelworks.catalog.companions import Found
-from reelworks.catalog.filters import NUMBERS
+from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose

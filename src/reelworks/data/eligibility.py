@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.buckets.assign import Reason
-from reelworks.catalog import filters, template
+from reelworks.catalog import filter_expression, filters, template
 from reelworks.catalog.companions import Found, Problem
 from reelworks.catalog.config import DatasetConfig
-from reelworks.catalog.filters import NUMBERS
+from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core import digests
 from reelworks.core.errors import UserError
@@ -53,7 +53,7 @@ def require_scores(datasets: list[DatasetConfig], rows: CatalogRows) -> None:
         clips = rows.of_datasets([dataset.dataset_name])
         known = frozenset(name for name, score in rows.scores.items() if np.isfinite(score[clips]).any())
         if dataset.filter:
-            filters.parse(dataset.filter, scores=known)
+            filter_expression.parse(dataset.filter, scores=known)
         template.parse(dataset.caption, known)
 
 

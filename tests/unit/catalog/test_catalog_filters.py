@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelworks.catalog import filters
+from reelworks.catalog import filter_expression, filters
 from reelworks.catalog.config import DatasetConfig
-from reelworks.catalog.filters import NUMBERS, TEXTS
+from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.rows import SCHEMA, CatalogRows
 from reelworks.core.errors import UserError
 
@@ -316,7 +316,7 @@ def test_a_row_tells_what_the_filter_looked_at() -> None:
 )
 def test_all_else_is_refused_with_the_part_and_the_way_out(text: str, problem: str, remedy: str) -> None:
     with pytest.raises(UserError) as caught:
-        filters.parse(text)
+        filter_expression.parse(text)
     assert problem in caught.value.problem
     assert remedy in caught.value.remedy
     assert (caught.value.field, caught.value.value) == ("dataset.filter", text)
