@@ -23,7 +23,7 @@ from reelworks.buckets.assign import Clips, Reason
 from reelworks.core import hash_rng
 from reelworks.schedule import cursor as cursors
 from reelworks.schedule.cursor import Cursor, Excluded
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
+from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 SEED = 42
 
@@ -45,11 +45,11 @@ class State:
         return self.excluded.with_places(self.plan.ordinal[done], self.plan.copy[done])
 
 
-def entries(clips: Clips, live: NDArray[np.bool_]) -> Entries:
+def entries(clips: Clips, live: NDArray[np.bool_]) -> Samples:
     """Entries of epoch 0; a clip's ordinal is its row."""
     result = assign.assign(clips, _weblike.buckets(), seed=SEED, epoch=0)
     where = np.flatnonzero((result.reason == Reason.NONE) & live)
-    return Entries(clips.uid[where], clips.copy[where], where, result.bucket[where].astype(np.int64))
+    return Samples(clips.uid[where], clips.copy[where], where, result.bucket[where].astype(np.int64))
 
 
 def segment(clips: Clips, live: NDArray[np.bool_], spec: PlanSpec, excluded: Excluded) -> EpochPlan:

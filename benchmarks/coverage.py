@@ -106,7 +106,7 @@ def tell(run: RunFolder, position: DataPosition) -> int:
     common = {"v": 1, "time": now}
     shape = {"micro_batches_per_step": RANKS, "same_bucket_run": RANKS, "recipe": run.recipe_file.name}
     epoch = {
-        "generation": 0,
+        "data_restarts": 0,
         "epoch": 0,
         "segment": 0,
         "planned": plan.planned,

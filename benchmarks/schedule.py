@@ -32,7 +32,7 @@ from reelworks.buckets.assign import Clips, Reason
 from reelworks.buckets.table import BucketTable
 from reelworks.schedule import micro_batches
 from reelworks.schedule.cursor import Excluded
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
+from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 Json = dict[str, Any]
 RANKS = (8, 64, 512)
@@ -58,7 +58,7 @@ def assign_and_plan(clips: Clips, table: BucketTable, spec: PlanSpec) -> tuple[E
     """What the benchmark times."""
     result = assign.assign(clips, table, seed=spec.seed, epoch=0)
     where = np.flatnonzero(result.reason == Reason.NONE)
-    chosen = Entries(clips.uid[where], clips.copy[where], where, result.bucket[where].astype(np.int64))
+    chosen = Samples(clips.uid[where], clips.copy[where], where, result.bucket[where].astype(np.int64))
     return plan_epoch(chosen, spec, 0), result.reason
 
 

@@ -66,7 +66,7 @@ def differences(told: Json, truth: Truth, names: list[dict[str, str]], alike: Co
         alike: Fates that are not told apart.
     """
     wrong = []
-    keys = [(e["generation"], e["epoch"]) for e in told["epochs"]]
+    keys = [(e["data_restarts"], e["epoch"]) for e in told["epochs"]]
     if keys != truth.keys:
         return [f"other epochs are told: {keys}, not {truth.keys}"]
     for epoch in told["epochs"]:
@@ -82,7 +82,7 @@ def differences(told: Json, truth: Truth, names: list[dict[str, str]], alike: Co
 
 def _fate(clip: Json, key: Key) -> Fate | None:
     for epoch in clip["epochs"]:
-        if (epoch["generation"], epoch["epoch"]) == key:
+        if (epoch["data_restarts"], epoch["epoch"]) == key:
             return Fate(epoch["became"], epoch.get("step"))
     return None
 

@@ -170,7 +170,7 @@ def read(folder: Path, ids: dict[str, str], left: frozenset[str]) -> list[Entry]
 def _entry(line: Json, ids: dict[str, str], left: frozenset[str]) -> Entry:
     if line["what"] == "began":
         return Began(line["resumed"])
-    key = (line["generation"], line["epoch"])
+    key = (line["data_restarts"], line["epoch"])
     if line["what"] == "ended":
         return End(line["step"], key)
     live = {(ids.get(path, path), copy): Reason(reason) for path, copy, reason in line["live"]}
@@ -181,13 +181,13 @@ def _entry(line: Json, ids: dict[str, str], left: frozenset[str]) -> Entry:
 def _step(parts: list[Json], ids: dict[str, str]) -> Step:
     first = parts[0]
     items: dict[Clip, str] = {}
-    for path, copy, showing, state in [item for part in parts for item in part["items"]]:
-        if showing:
+    for path, copy, repeat_index, state in [item for part in parts for item in part["items"]]:
+        if repeat_index:
             continue  # shown once more, which consumes nothing
         clip = (ids.get(path, path), copy)
         became = {"counts": "trained" if first["applied"] else "skipped"}.get(state, state)
         items[clip] = "twice" if clip in items else became
-    return Step(first["step"], (first["generation"], first["epoch"]), first["segment"], first["row"], items)
+    return Step(first["step"], (first["data_restarts"], first["epoch"]), first["segment"], first["row"], items)
 
 
 # What can be wrong with the training.

@@ -72,7 +72,7 @@ class Watch:
         self.note(
             "step",
             step=at.global_step + 1,
-            generation=at.generation,
+            data_restarts=at.data_restarts,
             epoch=at.epoch,
             segment=at.segment,
             row=at.row,
@@ -86,9 +86,11 @@ class Watch:
             work = batch.work
             failed = {place for place, _ in batch.failures}
             for place, request in enumerate(work.requests):
-                if not work.is_idle and work.showing[place] >= 0:
+                if not work.is_idle and work.repeat_index[place] >= 0:
                     state = "failed" if place in failed else "counts" if bool(batch.is_valid[place]) else "lost"
-                    self.taken.append([str(request.path), int(work.copies[place]), int(work.showing[place]), state])
+                    self.taken.append(
+                        [str(request.path), int(work.copies[place]), int(work.repeat_index[place]), state]
+                    )
             yield batch
 
     def note_begin(self, position: Any) -> None:
@@ -98,13 +100,13 @@ class Watch:
         copies = data.clips()[0].copy
         live = [[_path(data, int(row[i])), int(copies[i]), int(assignment.reason[i])] for i in range(len(row))]
         plan = position.plan
-        first = np.flatnonzero(plan.first)
+        first = np.flatnonzero(plan.is_first_use)
         rows = data.rows_at(plan.ordinal[first]) if len(first) else first
         planned = [[_path(data, int(r)), int(c)] for r, c in zip(rows, plan.copy[first], strict=True)]
         self.note(
             "begin",
             step=position.global_step,
-            generation=position.generation,
+            data_restarts=position.data_restarts,
             epoch=position.epoch,
             segment=position.segment,
             row=position.row,
@@ -175,7 +177,7 @@ def _wrap_beginnings(watch: Watch) -> None:
     def ends(log: Any, position: Any) -> None:
         if watch.rank == 0:
             at = position
-            watch.note("ended", step=at.global_step, generation=at.generation, epoch=at.epoch)
+            watch.note("ended", step=at.global_step, data_restarts=at.data_restarts, epoch=at.epoch)
 
     _after(checkpointing, "restore", restored)
     _after(RunLogger, "event", told)
@@ -218,8 +220,8 @@ def _planned_in(watch: Watch) -> list[list[Any]]:
     for micro_batch in plan.micro_batches(position.row).tolist():
         where = plan.places(micro_batch)
         rows = data.rows_at(plan.ordinal[where])
-        for row, copy, showing in zip(rows, plan.copy[where], plan.showing[where], strict=True):
-            items.append([_path(data, int(row)), int(copy), int(showing), "counts"])
+        for row, copy, repeat_index in zip(rows, plan.copy[where], plan.repeat_index[where], strict=True):
+            items.append([_path(data, int(row)), int(copy), int(repeat_index), "counts"])
     return items
 
 

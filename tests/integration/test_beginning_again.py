@@ -93,7 +93,7 @@ def test_the_data_begin_again_and_the_steps_count_on(tiny, tmp_path):
 
 def generations(run: Path) -> list[int]:
     """Of each beginning of an epoch, in the order in which they happened."""
-    return [e["generation"] for e in events.read(RunFolder(run).events_file, "epoch") if e["epoch"] == 0]
+    return [e["data_restarts"] for e in events.read(RunFolder(run).events_file, "epoch") if e["epoch"] == 0]
 
 
 def test_a_command_that_is_given_again_after_a_kill_begins_the_data_once(tiny, tmp_path):

@@ -179,7 +179,7 @@ def test_the_loss_is_that_of_what_the_mask_shows(control):
 def _one(batch):
     """The first clip of a micro-batch that counts, alone."""
     work, at = batch.work, [int(batch.is_valid.int().argmax())]
-    arrays = {name: getattr(work, name)[at] for name in ("uids", "copies", "showing")}
+    arrays = {name: getattr(work, name)[at] for name in ("uids", "copies", "repeat_index")}
     tuples = {name: tuple(getattr(work, name)[i] for i in at) for name in ("requests", "captions", "fps")}
     return replace(
         batch,

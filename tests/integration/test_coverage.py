@@ -159,7 +159,7 @@ def test_data_that_began_again_have_epochs_of_their_own(tiny, tmp_path):
     first = logged(tmp_path / "run")
     assert children.train(tiny(train={"max_steps": 3}), debug=True, restart_data=True) == [0]
     told = clip_history.cover(RunFolder(tmp_path / "run"))
-    assert [(one.generation, one.epoch, one.counts["trained"]) for one in told.epochs] == [
+    assert [(one.data_restarts, one.epoch, one.counts["trained"]) for one in told.epochs] == [
         (0, 0, len(first)),
         (1, 0, sum(step == 3 for step in logged(tmp_path / "run").values())),
     ]

@@ -23,7 +23,7 @@ def one_epoch(tiny, output="run", **changes):
 def showings(run):
     """(uid, copy, showing) of all that trained, in order."""
     lines = children.debug_lines(run)
-    return [(c["uid"], c["copy"], c["showing"]) for line in lines for c in line["trained"]]
+    return [(c["uid"], c["copy"], c["repeat_index"]) for line in lines for c in line["trained"]]
 
 
 def test_repeat_fills_every_batch_and_trains_each_clip_once_more_at_most(tiny, tmp_path):
@@ -46,9 +46,9 @@ def test_repeat_fills_every_batch_and_trains_each_clip_once_more_at_most(tiny, t
     assert f"{account['repeated']} shown again to fill batches" in children.output(recipe)
     number = next(s["step"] for s in steps if s["repeated"])
     clips = [c for micro_batch in replay_step(run, number).to_json()["micro_batches"] for c in micro_batch["clips"]]
-    again = [c for c in clips if c["showing"]]
+    again = [c for c in clips if c["repeat_index"]]
     assert again
-    twins = [c for c in replay_all(run, steps) if (c["uid"], c["showing"]) == (again[0]["uid"], 0)]
+    twins = [c for c in replay_all(run, steps) if (c["uid"], c["repeat_index"]) == (again[0]["uid"], 0)]
     assert twins[0]["timestep"] != again[0]["timestep"]  # each showing meets draws of its own
     measured = epoch_stats.measure_costs(run)
     assert all(ms > 0 for ms in measured.values())

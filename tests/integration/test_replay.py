@@ -69,7 +69,7 @@ def trained(told: Replay, rank: int) -> list[dict]:
     value = told.to_json()
     mine = [one for one in value["micro_batches"] if one["rank"] == rank]
     clips = [clip for one in mine for clip in one["clips"] if clip["became"] == "trained"]
-    return [{"uid": c["uid"], "copy": c["copy"], "showing": c["showing"], "path": c["file"]} for c in clips]
+    return [{"uid": c["uid"], "copy": c["copy"], "repeat_index": c["repeat_index"], "path": c["file"]} for c in clips]
 
 
 def check(run: Path, world: int) -> list[Replay]:

@@ -33,9 +33,9 @@ def cover(run: RunFolder) -> Coverage:
     return _cover(run, history.epochs(run))
 
 
-def totals(run: RunFolder, generation: int, epoch: int) -> dict[str, Any]:
+def totals(run: RunFolder, data_restarts: int, epoch: int) -> dict[str, Any]:
     """Return the totals of one epoch, to store when its records are removed."""
-    begun = [e for e in history.epochs(run) if (e.generation, e.epoch) == (generation, epoch)]
+    begun = [e for e in history.epochs(run) if (e.data_restarts, e.epoch) == (data_restarts, epoch)]
     for coverage in _cover(run, begun).epochs:
         return {k: v for k, v in coverage.to_json().items() if k != "pruned"}
     return {"planned": 0, "counts": {}, "done": False}
@@ -44,12 +44,12 @@ def totals(run: RunFolder, generation: int, epoch: int) -> dict[str, Any]:
 def _cover(run: RunFolder, begun: list[Epoch]) -> Coverage:
     catalogs = _Catalogs(run)
     pruned = records.pruned(run)
-    segments = [{} if (e.generation, e.epoch) in pruned else _segments(run, e, catalogs) for e in begun]
+    segments = [{} if (e.data_restarts, e.epoch) in pruned else _segments(run, e, catalogs) for e in begun]
     recorded = [s for by_number in segments for s in by_number.values() if isinstance(s, _Segment)]
     clips = _Clips.number(catalogs.named, recorded)
     epochs = []
     for epoch, by_number in zip(begun, segments, strict=True):
-        totals = pruned.get((epoch.generation, epoch.epoch))
+        totals = pruned.get((epoch.data_restarts, epoch.epoch))
         account = _Account(epoch, clips, catalogs.named)
         epochs.append(_pruned(epoch, clips, totals) if totals else account.build(by_number))
     return Coverage(clips.key, clips.copy, epochs, catalogs.named, clips.catalog, clips.ordinal)
@@ -59,7 +59,7 @@ def _pruned(epoch: Epoch, clips: _Clips, totals: dict[str, Any]) -> EpochCoverag
     unknown = np.full(len(clips), State.NOT_AVAILABLE, dtype=np.int8)
     no_step = np.zeros(len(clips), dtype=np.int32)
     planned, counts, done, time = (totals[key] for key in ("planned", "counts", "done", "time"))
-    return EpochCoverage(epoch.generation, epoch.epoch, planned, counts, done, [], [], unknown, no_step, pruned=time)
+    return EpochCoverage(epoch.data_restarts, epoch.epoch, planned, counts, done, [], [], unknown, no_step, pruned=time)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _segments(run: RunFolder, epoch: Epoch, catalogs: _Catalogs) -> dict[int, _S
     """Read the records of an epoch's segments that trained something or are under way."""
     segments: dict[int, _Segment | Lost] = {}
     for number in sorted(epoch.plans):
-        key = epoch.generation, epoch.epoch, number
+        key = epoch.data_restarts, epoch.epoch, number
         try:
             record = records.read(run, key, epoch.plans[number])
             catalog = catalogs.number_of(record)
@@ -229,7 +229,16 @@ class _Account:
         elif now.ended is not None:
             self._compare_end(max(segments), counts, now.ended)
         return EpochCoverage(
-            now.generation, now.epoch, planned, counts, ended, lost, self.problems, self.state, self.step, self.failures
+            now.data_restarts,
+            now.epoch,
+            planned,
+            counts,
+            ended,
+            lost,
+            self.problems,
+            self.state,
+            self.step,
+            self.failures,
         )
 
     def _compare_end(self, segment: int, counts: dict[str, int], ended: dict[str, Any]) -> None:
@@ -241,13 +250,13 @@ class _Account:
                 self._problem(segment, f"{by_events}, {by_record} according to the records")
 
     def _problem(self, segment: int, what: str) -> None:
-        generation = f" of generation {self.epoch.generation}" if self.epoch.generation else ""
-        self.problems.append(f"epoch {self.epoch.epoch}{generation}, segment {segment}: {what}")
+        data_restarts = f" of data restart {self.epoch.data_restarts}" if self.epoch.data_restarts else ""
+        self.problems.append(f"epoch {self.epoch.epoch}{data_restarts}, segment {segment}: {what}")
 
     def _add(self, number: int, segment: _Segment, *, none_lost: bool) -> None:
         """Add a segment: clips that left, clips that it leaves out and why, and clips that its steps consumed."""
         record, open_ = segment.record, self.step == 0
-        first = record.first
+        first = record.is_first_use
         at = self.clips.find(segment.catalog, record.ordinal[first], record.copy[first])
         others = self.clips.find(segment.catalog, record.other_ordinal, record.other_copy)
         alive = np.zeros(len(self.clips), dtype=np.bool_)
@@ -293,7 +302,7 @@ class _Account:
 
     def _fail(self, number: int, segment: _Segment, at: I64, row: I64, failure: Failure) -> None:
         """Mark the clip of a failure, which is searched among the few clips of its step by uid and repeat."""
-        record, first = segment.record, segment.record.first
+        record, first = segment.record, segment.record.is_first_use
         where = slice(*np.searchsorted(row, [failure.row, failure.row + 1]))
         uid = self.named[segment.catalog].uids[record.ordinal[first][where]]
         matches = np.flatnonzero((uid == failure.uid) & (record.copy[first][where] == failure.copy_index))

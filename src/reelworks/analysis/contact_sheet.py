@@ -14,7 +14,7 @@ from reelworks.media import decode
 from reelworks.media.decode import Frames, MediaError, Request, load
 from reelworks.models import components
 from reelworks.recipe.dataset import RecipeData
-from reelworks.schedule.plan import Entries
+from reelworks.schedule.plan import Samples
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class SampleView:
     error: str = ""
 
 
-def choose(data: RecipeData, entries: Entries, lost: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def choose(data: RecipeData, entries: Samples, lost: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """Return the indices of clips to show: the one that loses most, then others drawn from the recipe's seed."""
     order = np.argsort(hash64(data.recipe.seed, entries.uid, entries.copy, Purpose.SAMPLES), kind="stable")
     worst = int(np.argmax(lost))
@@ -70,7 +70,7 @@ def choose(data: RecipeData, entries: Entries, lost: NDArray[np.float64], count:
     return chosen
 
 
-def sample_views(data: RecipeData, entries: Entries, lost: NDArray[np.float64], *, epoch: int) -> list[SampleView]:
+def sample_views(data: RecipeData, entries: Samples, lost: NDArray[np.float64], *, epoch: int) -> list[SampleView]:
     """Read clips of one bucket, at least one, with the draws of an epoch, as training will.
 
     `lost` is the result of `discarded.lost_shares` for the clips.

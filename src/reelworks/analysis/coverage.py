@@ -73,7 +73,7 @@ class EpochCoverage:
     """One epoch, for the clips of a `Coverage`.
 
     Attributes:
-        generation: Number of restarts of the data.
+        data_restarts: Number of restarts of the data.
         planned: Clips planned by all segments together.
         counts: Number of clips by label.
         ended: True once all its steps are done.
@@ -85,7 +85,7 @@ class EpochCoverage:
         pruned: When the records were removed to free disk space, in seconds since 1970, or None.
     """
 
-    generation: int
+    data_restarts: int
     epoch: int
     planned: int
     counts: dict[str, int]
@@ -115,7 +115,7 @@ class EpochCoverage:
     def to_json(self) -> Json:
         """Return the counts and whether they add up, without single clips."""
         return {
-            "generation": self.generation,
+            "data_restarts": self.data_restarts,
             "epoch": self.epoch,
             "planned": self.planned,
             "counts": self.counts,
@@ -130,7 +130,7 @@ class EpochCoverage:
     def became(self, place: int) -> Json:
         """Return the state of one clip, with its step and reason if it has them."""
         label = LABELS[int(self.state[place])]
-        value: Json = {"generation": self.generation, "epoch": self.epoch, "became": label}
+        value: Json = {"data_restarts": self.data_restarts, "epoch": self.epoch, "became": label}
         if self.step[place]:
             value["step"] = int(self.step[place])
         if place in self.failures:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from reelworks.media import decode
 from reelworks.recipe.dataset import RecipeData
-from reelworks.schedule.plan import Entries, EpochPlan
+from reelworks.schedule.plan import EpochPlan, Samples
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -17,11 +17,11 @@ FILES_NAMED = 10
 _ROUNDING = 1e-6  # smaller shares are rounding errors
 
 
-def planned(plan: EpochPlan) -> Entries:
+def planned(plan: EpochPlan) -> Samples:
     """Return the clips of a plan with their buckets, each clip and repeat once."""
-    first = plan.first
+    first = plan.is_first_use
     bucket = plan.bucket[first].astype(np.int64)
-    return Entries(plan.uid[first], plan.copy[first].astype(np.int64), plan.ordinal[first], bucket)
+    return Samples(plan.uid[first], plan.copy[first].astype(np.int64), plan.ordinal[first], bucket)
 
 
 def losses(data: RecipeData, plan: EpochPlan) -> dict[str, Any]:
@@ -46,13 +46,13 @@ def losses(data: RecipeData, plan: EpochPlan) -> dict[str, Any]:
     }
 
 
-def short_clips(data: RecipeData, entries: Entries) -> int:
+def short_clips(data: RecipeData, entries: Samples) -> int:
     """Return the number of videos that are shorter than their bucket."""
     available, wanted = _frames_available(data, entries)
     return _num_clips(entries.ordinal[available < wanted])
 
 
-def lost_shares(data: RecipeData, entries: Entries) -> F64:
+def lost_shares(data: RecipeData, entries: Samples) -> F64:
     """Return the share of the frame's area that the crop to its bucket cuts away, for each entry."""
     row = data.rows_at(entries.ordinal)
     height, width = data.rows.height[row].astype(np.float64), data.rows.width[row].astype(np.float64)
@@ -64,7 +64,7 @@ def lost_shares(data: RecipeData, entries: Entries) -> F64:
     return np.maximum(lost, 0.0)
 
 
-def worst(data: RecipeData, entries: Entries, lost: F64, count: int) -> list[dict[str, Any]]:
+def worst(data: RecipeData, entries: Samples, lost: F64, count: int) -> list[dict[str, Any]]:
     """Return the clips that lose most to cropping, each once, without those that lose nothing."""
     first = _largest(entries, lost, count)
     row = data.rows_at(entries.ordinal[first])
@@ -80,7 +80,7 @@ def worst(data: RecipeData, entries: Entries, lost: F64, count: int) -> list[dic
     ]
 
 
-def _frames_available(data: RecipeData, entries: Entries) -> tuple[I64, I64]:
+def _frames_available(data: RecipeData, entries: Samples) -> tuple[I64, I64]:
     """Return the frames that each clip has at the frame rate of reading, and those that its bucket takes."""
     rows, row = data.rows, data.rows_at(entries.ordinal)
     frames = decode.frames_available(rows.num_frames[row], np.maximum(rows.fps[row], 1e-6), data.recipe.data)
@@ -88,7 +88,7 @@ def _frames_available(data: RecipeData, entries: Entries) -> tuple[I64, I64]:
     return np.where(rows.is_image[row], 1, frames), wanted[entries.bucket]
 
 
-def _frames(data: RecipeData, entries: Entries) -> dict[str, Any]:
+def _frames(data: RecipeData, entries: Samples) -> dict[str, Any]:
     videos = entries.take(np.flatnonzero(~data.rows.is_image[data.rows_at(entries.ordinal)]))
     available, wanted = _frames_available(data, videos)
     row, trained = data.rows_at(videos.ordinal), np.minimum(wanted, available)
@@ -116,7 +116,7 @@ def _num_clips(row: I64) -> int:
     return int(np.count_nonzero(np.bincount(row)))
 
 
-def _by_bucket(data: RecipeData, entries: Entries, columns: dict[str, F64 | I64]) -> list[dict[str, Any]]:
+def _by_bucket(data: RecipeData, entries: Samples, columns: dict[str, F64 | I64]) -> list[dict[str, Any]]:
     """Return means of float columns and sums of integer columns for the buckets that have clips."""
     n = len(data.table.buckets)
     clips = np.bincount(entries.bucket, minlength=n)
@@ -131,7 +131,7 @@ def _by_bucket(data: RecipeData, entries: Entries, columns: dict[str, F64 | I64]
     ]
 
 
-def _largest(entries: Entries, value: F64 | I64, count: int) -> I64:
+def _largest(entries: Samples, value: F64 | I64, count: int) -> I64:
     """Return the indices of the largest values, descending, one for each clip, without values of about 0."""
     order = np.argsort(-value, kind="stable")
     order = order[value[order] > _ROUNDING]

@@ -31,7 +31,7 @@ class Figures:
 
     Attributes:
         clips: Showings of clips that count in the loss, padding left out.
-        repeated: Extra showings among `clips`, which fill up micro-batches.
+        repeated: Repeats among `clips`, which fill micro-batches.
         tokens: Tokens of `clips`.
         incomplete: Micro-batches with fewer clips than the batch size.
         places: Showings of clips, padding included.
@@ -61,7 +61,7 @@ class Figures:
 
     @property
     def padding(self) -> float:
-        """Share of showings that carry weight 0."""
+        """Share of places that have weight 0."""
         return 1 - self.clips / self.places if self.places else 0.0
 
     @property
@@ -130,7 +130,7 @@ def of_buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> F64:
 
 
 def of_datasets(data: RecipeData, plan: EpochPlan, spec: PlanSpec, dataset: I64) -> F64:
-    """Return clips, tokens and time by dataset, `[3, datasets]`; `dataset[i]` is the dataset of showing `i`."""
+    """Return clips, tokens and time by dataset, `[3, datasets]`; `dataset[i]` is the dataset of place `i` in the plan."""
     n = len(data.recipe.dataset)
     costs = np.array(spec.costs_us, dtype=np.int64)
     tokens = data.table.tokens()[plan.bucket] * plan.real

@@ -67,15 +67,15 @@ def plan(dataset: Dataset, *, micro_batches_per_step: int = 1, world_size: int |
     epoch_plan = dataset.plan(spec, epoch)
     assignment, _ = dataset.assignment(epoch)
     reasons, counts = np.unique(assignment.reason[assignment.reason != Reason.NONE], return_counts=True)
-    buckets, clips = np.unique(epoch_plan.bucket[epoch_plan.first], return_counts=True)
+    buckets, clips = np.unique(epoch_plan.bucket[epoch_plan.is_first_use], return_counts=True)
     names = [bucket.name for bucket in dataset.table.buckets]
     return Plan(
         epoch=epoch,
         steps=epoch_plan.steps,
         micro_batches=len(epoch_plan.offsets) - 1,
-        clips=int(epoch_plan.first.sum()),
+        clips=int(epoch_plan.is_first_use.sum()),
         imbalance=epoch_plan.waste(spec, world),
-        padding=float(1 - epoch_plan.first.mean()) if len(epoch_plan.first) else 0.0,
+        padding=float(1 - epoch_plan.is_first_use.mean()) if len(epoch_plan.is_first_use) else 0.0,
         buckets={names[i]: n for i, n in zip(buckets.tolist(), clips.tolist(), strict=True)},
         rejected=Rejected({Reason(r).label: n for r, n in zip(reasons.tolist(), counts.tolist(), strict=True)}),
     )

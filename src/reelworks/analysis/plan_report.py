@@ -64,7 +64,7 @@ def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[Json]:
     """Return statistics of every bucket, empty ones included."""
     table, n = data.table, len(data.table.buckets)
     bucket, _ = epoch_stats.micro_batches(plan)
-    clips = np.bincount(plan.bucket[plan.first], minlength=n).tolist()
+    clips = np.bincount(plan.bucket[plan.is_first_use], minlength=n).tolist()
     incomplete = np.bincount(bucket[plan.own_clips() < table.batch_sizes()[bucket]], minlength=n).tolist()
     batches = np.bincount(bucket, minlength=n).tolist()
     return [

@@ -272,7 +272,7 @@ def _fit(ladder: Ladder, size: int, num_frames: int, config: BucketsConfig) -> i
 def _shared_out(entries: list[Suggestion], clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Suggestion]:
     """Return the entries that are needed, with keep probabilities that divide clips among the entries they fit.
 
-    A clip's showings are divided by the square root of the entries' tokens: evenly between large and long ones,
+    The uses of a clip are divided by the square root of the entries' tokens: evenly between large and long ones,
     and few for entries that exist for small or short clips.
     """
     noun = "pictures" if len(clips.uid) and clips.is_image[0] else "videos"

@@ -47,9 +47,9 @@ def replay(
 
 
 def _print(value: dict[str, Any]) -> None:
-    generation = f" of generation {value['generation']}" if value["generation"] else ""
+    data_restarts = f" of data restart {value['data_restarts']}" if value["data_restarts"] else ""
     show.line(
-        f"step {value['step']}: epoch {value['epoch']}{generation}, segment {value['segment']}, row {value['row']}, "
+        f"step {value['step']}: epoch {value['epoch']}{data_restarts}, segment {value['segment']}, row {value['row']}, "
         f"on {value['world_size']} rank{'s' if value['world_size'] > 1 else ''}; "
         f"{value['clips']} clips counted" + ("" if value["applied"] else "; skipped")
     )

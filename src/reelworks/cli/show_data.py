@@ -19,7 +19,7 @@ def coverage(report: Coverage, places: list[int]) -> None:
     if not report.epochs:
         show.line("no epoch has begun")
     for epoch in report.epochs:
-        show.line(f"{_epoch(epoch.generation, epoch.epoch)}: {_account(epoch)}")
+        show.line(f"{_epoch(epoch.data_restarts, epoch.epoch)}: {_account(epoch)}")
         others = {label: n for label, n in epoch.counts.items() if label not in _ACCOUNT}
         if others:
             show.line("  not planned: " + ", ".join(f"{n} {label}" for label, n in others.items()))
@@ -31,12 +31,12 @@ def coverage(report: Coverage, places: list[int]) -> None:
         copy = f" (copy {clip['copy']})" if report.copy.any() else ""
         show.line(f"\n{clip['path']}{copy}")
         for one in clip["epochs"]:
-            show.line(f"  {_epoch(one['generation'], one['epoch'])}: {_became(one)}")
+            show.line(f"  {_epoch(one['data_restarts'], one['epoch'])}: {_became(one)}")
 
 
-def _epoch(generation: int, epoch: int) -> str:
-    """Return an epoch's name; a new generation of the data counts its epochs from 0."""
-    return f"epoch {epoch}" + (f" of generation {generation}" if generation else "")
+def _epoch(data_restarts: int, epoch: int) -> str:
+    """Return an epoch's name; epochs count from 0 again after a restart of the data."""
+    return f"epoch {epoch}" + (f" of data restart {data_restarts}" if data_restarts else "")
 
 
 def _account(epoch: EpochCoverage) -> str:

@@ -32,7 +32,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.schedule import cost, cursor
 from reelworks.schedule.config import CostConfig
 from reelworks.schedule.cursor import Excluded
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
+from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -189,17 +189,17 @@ class Dataset:
         _, row, result = self.assigned(epoch)
         return result, row
 
-    def entries(self, epoch: int) -> Entries:
+    def entries(self, epoch: int) -> Samples:
         """Return the clips that an epoch trains."""
         return self._entries_without_reason(*self.assigned(epoch))
 
-    def _entries_without_reason(self, clips: Clips, row: I64, result: Assignment) -> Entries:
+    def _entries_without_reason(self, clips: Clips, row: I64, result: Assignment) -> Samples:
         where = np.flatnonzero(result.reason == Reason.NONE)
         entries = self._entries(clips, row, result, where)
         by = self.spec.data.locality
         return entries if by is None else replace(entries, group=group_keys(self.rows, by)[row][where])
 
-    def held_out(self) -> Entries:
+    def held_out(self) -> Samples:
         """Return the clips that validation uses, each once, in an order drawn from the seed."""
         clips, row = self.clips()
         result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=0)
@@ -207,9 +207,9 @@ class Dataset:
         where = where[np.argsort(hash64(self.spec.seed, clips.uid[where]), kind="stable")]
         return self._entries(clips, row, result, where[: self.spec.max_held_out])
 
-    def _entries(self, clips: Clips, row: I64, result: Assignment, where: I64) -> Entries:
+    def _entries(self, clips: Clips, row: I64, result: Assignment, where: I64) -> Samples:
         ordinal, bucket = self.rows.ordinal[row[where]], result.bucket[where].astype(np.int64)
-        return Entries(clips.uid[where], clips.copy[where], ordinal, bucket)
+        return Samples(clips.uid[where], clips.copy[where], ordinal, bucket)
 
     @cached_property
     def measured_ms(self) -> dict[str, float]:
@@ -256,22 +256,22 @@ class Dataset:
         )
 
     def plan(
-        self, spec: PlanSpec, epoch: int, *, generation: int = 0, segment: int = 0, excluded: Excluded | None = None
+        self, spec: PlanSpec, epoch: int, *, data_restarts: int = 0, segment: int = 0, excluded: Excluded | None = None
     ) -> EpochPlan:
         """Return the plan of an epoch; the last few are cached, since reading ahead and training share them.
 
         Args:
             spec: Everything that determines the plan, except the entries.
             epoch: Number of the epoch, from 0.
-            generation: Number of restarts of the data.
+            data_restarts: Number of restarts of the data.
             segment: Number of the segment in the epoch, from 0.
             excluded: Clips that earlier segments consumed.
         """
         consumed = Excluded.none() if excluded is None else excluded
-        return self.planned(spec, (generation, epoch, segment), consumed).plan
+        return self.planned(spec, (data_restarts, epoch, segment), consumed).plan
 
     def planned(self, spec: PlanSpec, place: tuple[int, int, int], excluded: Excluded) -> Planned:
-        """Return the plan at (generation, epoch, segment), as `plan` does, and the clips that it leaves out."""
+        """Return the plan at (data_restarts, epoch, segment), as `plan` does, and the clips that it leaves out."""
         epoch = place[1]
         key = digests.digest_json([self.digest, spec.digest(), epoch, excluded.digest()])
         return self._plans.get(self.run, place, key, lambda: self._make(spec, epoch, excluded))

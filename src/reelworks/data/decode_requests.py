@@ -26,7 +26,7 @@ def decode_requests(
 ) -> list[Request]:
     """Return the decode requests of clips, by index in `data.rows`, that an epoch shows in one bucket.
 
-    `copies` are the repeat and showing of each clip, as `schedule.plan.draw_copies` numbers them.
+    `copies` combine `copy` and `repeat_index` of each clip, as `schedule.plan.draw_copies` numbers them.
     """
     config, shape, r = data.spec.data, data.table.buckets[bucket].shape, data.rows
     first, down, across = _draws(data, r.uid[rows], copies, epoch)

@@ -27,7 +27,7 @@ from reelworks.media.decode import DecodePool, Failure, Frames, Request
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import plan as planning
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec
+from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples
 
 _CLIPS = "clips"
 # Decode jobs by kind of companion; the jobs of the clips themselves are under `_CLIPS`.
@@ -45,7 +45,7 @@ class MicroBatchRequest:
         is_idle: True if the rank runs this micro-batch only to take part in collectives; it has no weight in the loss.
         bucket: Index into the bucket table.
         copies: Repeat number of each clip.
-        showing: 0 for a clip's regular showing, n for its nth extra one, -1 for a clip that only pads.
+        repeat_index: 0 for the first use of a clip, n for its nth repeat that fills a micro-batch, -1 for padding.
         captions, fps: Caption and frames per second of each clip, as the model gets them.
         companions: Decode requests of companions by kind, None for a clip whose dataset has none of the kind.
         target_is_base: True for a clip whose target is the base model's prediction.
@@ -61,7 +61,7 @@ class MicroBatchRequest:
     shape: Shape
     uids: NDArray[np.uint64]
     copies: NDArray[np.int64]
-    showing: NDArray[np.int32]
+    repeat_index: NDArray[np.int32]
     requests: tuple[Request, ...]
     captions: tuple[str, ...]
     fps: tuple[float, ...]
@@ -72,19 +72,19 @@ class MicroBatchRequest:
     @property
     def real(self) -> NDArray[np.bool_]:
         """False where a clip only pads the micro-batch."""
-        real: NDArray[np.bool_] = self.showing >= 0
+        real: NDArray[np.bool_] = self.repeat_index >= 0
         return real
 
     @property
-    def first(self) -> NDArray[np.bool_]:
-        """True for a clip's regular showing, False for extra ones and padding."""
-        first: NDArray[np.bool_] = self.showing == 0
+    def is_first_use(self) -> NDArray[np.bool_]:
+        """True for the first use of a clip, False for repeats and padding."""
+        first: NDArray[np.bool_] = self.repeat_index == 0
         return first
 
     @property
     def draw_copies(self) -> NDArray[np.int64]:
-        """Numbers that make the random draws of a clip's repeats and showings differ."""
-        return planning.draw_copies(self.copies, self.showing)
+        """Numbers that make the random draws of a clip's copies and repeats differ."""
+        return planning.draw_copies(self.copies, self.repeat_index)
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ class MicroBatch:
 
     @property
     def failed(self) -> int:
-        """Number of clips that could not be decoded; extra showings are not counted again."""
-        return sum(bool(self.work.first[index]) for index, _ in self.failures)
+        """Number of clips that could not be decoded; repeats are not counted again."""
+        return sum(bool(self.work.is_first_use[index]) for index, _ in self.failures)
 
 
 def read_ahead(work: Iterable[MicroBatchRequest], pool: DecodePool, depth: int) -> Iterator[MicroBatch]:
@@ -226,32 +226,32 @@ class StepSource:
         for index, (micro_batch, is_idle) in enumerate(columns):
             where = plan.places(micro_batch)
             yield self.work(
-                Entries(plan.uid[where], plan.copy[where], plan.ordinal[where], plan.bucket[where]),
+                Samples(plan.uid[where], plan.copy[where], plan.ordinal[where], plan.bucket[where]),
                 epoch=epoch,
                 row=row,
                 index=index * self.world + self.rank,
                 ends_step=index == len(columns) - 1,
                 is_idle=is_idle,
-                showing=plan.showing[where],
+                repeat_index=plan.repeat_index[where],
                 clips_in_step=clips,
             )
 
     def work(
         self,
-        clips: Entries,
+        clips: Samples,
         *,
         epoch: int,
         row: int = 0,
         index: int = 0,
         ends_step: bool = True,
         is_idle: bool = False,
-        showing: NDArray[np.int32] | None = None,
+        repeat_index: NDArray[np.int32] | None = None,
         clips_in_step: int | None = None,
     ) -> MicroBatchRequest:
         """Return the complete request of one micro-batch, whose clips have one bucket."""
         rows, bucket = np.searchsorted(self.data.rows.ordinal, clips.ordinal), int(clips.bucket[0])
-        showing = np.zeros(len(clips), dtype=np.int32) if showing is None else showing
-        drawn = planning.draw_copies(clips.copy, showing)
+        repeat_index = np.zeros(len(clips), dtype=np.int32) if repeat_index is None else repeat_index
+        drawn = planning.draw_copies(clips.copy, repeat_index)
         read = decode_requests.decode_requests(self.data, rows, drawn, bucket, epoch=epoch)
         base = {d.dataset_name for d in self.data.spec.datasets if d.prior_prediction}
         return MicroBatchRequest(
@@ -264,7 +264,7 @@ class StepSource:
             shape=self.data.table.buckets[bucket].shape,
             uids=clips.uid,
             copies=clips.copy,
-            showing=showing,
+            repeat_index=repeat_index,
             requests=tuple(read),
             captions=tuple(decode_requests.caption_of_row(self.data, r) for r in rows.tolist()),
             fps=tuple(decode_requests.shown_fps(self.data, r) for r in rows.tolist()),
@@ -440,7 +440,7 @@ class Loader:
 
 def _clips_of_row(plan: EpochPlan, row: int) -> int:
     """Return how many clips count in the loss of a row."""
-    return sum(int((plan.showing[plan.places(m)] >= 0).sum()) for m in plan.micro_batches(row).tolist())
+    return sum(int((plan.repeat_index[plan.places(m)] >= 0).sum()) for m in plan.micro_batches(row).tolist())
 
 
 def one_step(stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:

@@ -30,13 +30,13 @@ _ABANDONED_AFTER_SECONDS = 3600.0  # writing a plan takes seconds
 _KEPT = 3
 
 
-def path(run: RunFolder, generation: int, epoch: int, segment: int) -> Path:
+def path(run: RunFolder, data_restarts: int, epoch: int, segment: int) -> Path:
     """Return the folder of a segment's plan."""
-    return run.plan_folder / f"plan-{generation:03d}-{epoch:06d}-{segment:03d}"
+    return run.plan_folder / f"plan-{data_restarts:03d}-{epoch:06d}-{segment:03d}"
 
 
 def shared(
-    run: RunFolder, generation: int, epoch: int, segment: int, made_of: str, make: Callable[[], Arrays]
+    run: RunFolder, data_restarts: int, epoch: int, segment: int, made_of: str, make: Callable[[], Arrays]
 ) -> Arrays:
     """Return a segment's plan, memory-mapped; the first process that needs it computes it while the others wait.
 
@@ -47,7 +47,7 @@ def shared(
     """
     run.plan_folder.mkdir(parents=True, exist_ok=True)
     with _lock(run):
-        folder = path(run, generation, epoch, segment)
+        folder = path(run, data_restarts, epoch, segment)
         stored = _read(folder)
         if stored is None or stored[0] != made_of:
             _write(folder, made_of, make())
@@ -58,7 +58,7 @@ def shared(
 
 
 def drop(run: RunFolder, now: tuple[int, int]) -> None:
-    """Remove plans before (generation, epoch) `now`, and unfinished ones of killed processes; later ones stay."""
+    """Remove plans before (data_restarts, epoch) `now`, and unfinished ones of killed processes; later ones stay."""
     for unfinished in run.plan_folder.glob(f"{_UNFINISHED}*"):
         if time.time() - unfinished.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -152,7 +152,7 @@ class PlanCache:
     def get(
         self, run: RunFolder | None, place: tuple[int, int, int], made_of: str, make: Callable[[], Planned]
     ) -> Planned:
-        """Return the plan at (generation, epoch, segment) from the cache, or compute it.
+        """Return the plan at (data_restarts, epoch, segment) from the cache, or compute it.
 
         Processes share their plans in the run folder, if there is one. `made_of` is the digest of the plan's inputs.
         """

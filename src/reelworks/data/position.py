@@ -41,7 +41,7 @@ class DataPosition:
     plan: EpochPlan
     excluded: Excluded
     counts: Counts
-    generation: int
+    data_restarts: int
     epoch: int
     segment: int = 0
     row: int = 0
@@ -51,7 +51,7 @@ class DataPosition:
     @property
     def key(self) -> tuple[int, int, int]:
         """Generation, epoch and segment."""
-        return self.generation, self.epoch, self.segment
+        return self.data_restarts, self.epoch, self.segment
 
     @property
     def at_end(self) -> bool:
@@ -66,7 +66,7 @@ class DataPosition:
             spec=self.spec.digest(),
             plan=self.plan.digest(),
             next_row=self.plan.row_digest(self.row),
-            generation=self.generation,
+            data_restarts=self.data_restarts,
             epoch=self.epoch,
             segment=self.segment,
             row=self.row,
@@ -81,7 +81,7 @@ def begin_epoch(
     *,
     epoch: int,
     global_step: int = 0,
-    generation: int = 0,
+    data_restarts: int = 0,
     aliases: Aliases | None = None,
 ) -> DataPosition:
     """Return the position at the first row of an epoch.
@@ -89,17 +89,17 @@ def begin_epoch(
     Raises:
         UserError: The epoch has no step; the error lists the clips of every bucket entry, with a remedy.
     """
-    plan = data.plan(spec, epoch, generation=generation)
+    plan = data.plan(spec, epoch, data_restarts=data_restarts)
     if plan.steps == 0:
         raise no_steps(data, epoch)
     counts, aliases = Counts(planned=plan.planned), aliases or Aliases()
     return DataPosition(
-        spec, plan, Excluded.none(), counts, generation, epoch, global_step=global_step, aliases=aliases
+        spec, plan, Excluded.none(), counts, data_restarts, epoch, global_step=global_step, aliases=aliases
     )
 
 
 def next_epoch(
-    data: Dataset, spec: PlanSpec, position: DataPosition | None, *, generation: int = 0
+    data: Dataset, spec: PlanSpec, position: DataPosition | None, *, data_restarts: int = 0
 ) -> tuple[DataPosition, list[int]]:
     """Return the position at the first row of the next epoch, or of the first epoch if `position` is None.
 
@@ -108,13 +108,13 @@ def next_epoch(
     """
     first, global_step, aliases = 0, 0, None
     if position is not None:
-        first, generation = position.epoch + 1, position.generation
+        first, data_restarts = position.epoch + 1, position.data_restarts
         global_step, aliases = position.global_step, position.aliases
     for epoch in range(first, first + _EMPTY_EPOCHS):
-        has_steps = data.plan(spec, epoch, generation=generation).steps > 0
+        has_steps = data.plan(spec, epoch, data_restarts=data_restarts).steps > 0
         if has_steps or Reason.NOT_DRAWN not in data.assignment(epoch)[0].reason:
             break
-    begun = begin_epoch(data, spec, epoch=epoch, global_step=global_step, generation=generation, aliases=aliases)
+    begun = begin_epoch(data, spec, epoch=epoch, global_step=global_step, data_restarts=data_restarts, aliases=aliases)
     return begun, list(range(first, epoch))
 
 

@@ -47,7 +47,7 @@ def resume(
         excluded = carry_over(identity, _known(run, former), ordinal, copy, excluded)
         aliases = identity.aliases
     segment = cursor.segment + (not same)
-    plan = data.plan(spec, cursor.epoch, generation=cursor.generation, segment=segment, excluded=excluded)
+    plan = data.plan(spec, cursor.epoch, data_restarts=cursor.data_restarts, segment=segment, excluded=excluded)
     done = counts.trained + counts.failed + counts.skipped
     if identity is None:
         check_same(cursor, plan)
@@ -55,18 +55,18 @@ def resume(
         counts = replace(counts, planned=done + plan.planned)
     row = cursor.row if same else 0
     resumed = DataPosition(
-        spec, plan, excluded, counts, cursor.generation, cursor.epoch, segment, row, cursor.global_step, aliases
+        spec, plan, excluded, counts, cursor.data_restarts, cursor.epoch, segment, row, cursor.global_step, aliases
     )
     changes = [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
     return Resumed(resumed, changes)
 
 
 def start_again(data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases) -> Resumed:
-    """Return the first position of epoch 0 in a new generation of the data; the step count continues.
+    """Return the first position of epoch 0 after a restart of the data; the step count continues.
 
     Only renamed datasets are listed as changes.
     """
-    first, _ = position.next_epoch(data, spec, None, generation=cursor.generation + 1)
+    first, _ = position.next_epoch(data, spec, None, data_restarts=cursor.data_restarts + 1)
     changes: list[str] = []
     if cursor.catalog != data.digest:
         try:
@@ -80,7 +80,7 @@ def start_again(data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, a
 
 def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Identity]:
     """Recognise the clips that the epoch had, by the records of its segments."""
-    key = cursor.generation, cursor.epoch, cursor.segment
+    key = cursor.data_restarts, cursor.epoch, cursor.segment
     try:
         former = records.read(run, key, cursor.plan)
         known = [_known(run, former, aliases)]

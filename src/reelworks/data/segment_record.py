@@ -40,7 +40,7 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
     # The files that the recipe names may change.
     exclude_list = "".join(f"{line}\n" for line in data.exclude_list.lines)
     about = About(
-        generation=position.generation,
+        data_restarts=position.data_restarts,
         epoch=position.epoch,
         segment=position.segment,
         time=time.time(),
@@ -68,7 +68,7 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
         about,
         plan.ordinal[where],
         plan.copy[where],
-        plan.showing[where],
+        plan.repeat_index[where],
         row,
         column,
         plan.bucket[plan.offsets[:-1]][plan.rows[row, column]],

@@ -15,7 +15,7 @@ from reelworks.data import position
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.report import page, sheet
-from reelworks.schedule.plan import Entries
+from reelworks.schedule.plan import Samples
 
 Json = dict[str, Any]
 WORST = 20
@@ -58,7 +58,7 @@ def write(recipe: Recipe, folder: Path, clips: int) -> Json:
     return sheets
 
 
-def _bucket(data: RecipeData, entries: Entries, lost: Any, epoch: int, folder: Path, clips: int) -> Json:
+def _bucket(data: RecipeData, entries: Samples, lost: Any, epoch: int, folder: Path, clips: int) -> Json:
     bucket = data.table.buckets[int(entries.bucket[0])]
     chosen = contact_sheet.choose(data, entries, lost, clips)
     views = contact_sheet.sample_views(data, entries.take(chosen), lost[chosen], epoch=epoch)

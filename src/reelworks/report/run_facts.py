@@ -157,7 +157,7 @@ class CoverageRow(NamedTuple):
     """Numbers of an epoch's planned clips by state.
 
     Attributes:
-        name: Number of the epoch, with the generation if the data were restarted.
+        name: Number of the epoch, with the number of data restarts, if any.
         state: "adds up", "under way", "lost" if a record is missing, or "contradiction".
         note: Missing records and contradictions.
     """
@@ -180,7 +180,7 @@ def coverage(data: RunData) -> list[CoverageRow]:
 def _coverage_row(epoch: EpochCoverage) -> CoverageRow:
     lost = epoch.lost
     return CoverageRow(
-        f"{epoch.epoch}" + (f" (generation {epoch.generation})" if epoch.generation else ""),
+        f"{epoch.epoch}" + (f" (data restart {epoch.data_restarts})" if epoch.data_restarts else ""),
         epoch.planned,
         epoch.number(State.TRAINED) + sum(one.trained for one in lost),
         epoch.number(State.FAILED) + sum(one.failed for one in lost),

@@ -16,7 +16,7 @@ from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.media.decode import BLACK, Frames
-from reelworks.schedule.plan import Entries
+from reelworks.schedule.plan import Samples
 
 if TYPE_CHECKING:
     from reelworks.data.loader import MicroBatchRequest
@@ -162,7 +162,7 @@ def step_views(replay: Replay, request: MicroBatchRequest) -> list[SampleView]:
     """Return the clips of a micro-batch as training read them, without copies that only pad."""
     uid, copy = request.uids[request.real], request.draw_copies[request.real]
     row = replay.data.rows.find(uid)
-    entries = Entries(uid, copy, replay.data.rows.ordinal[row], 0 * row + request.bucket)
+    entries = Samples(uid, copy, replay.data.rows.ordinal[row], 0 * row + request.bucket)
     lost = discarded.lost_shares(replay.data, entries)
     return contact_sheet.sample_views(replay.data, entries, lost, epoch=request.epoch)
 

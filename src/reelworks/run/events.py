@@ -5,7 +5,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
 
     start       world_size, micro_batches_per_step, same_bucket_run, threads, device, recipe (file below recipes/),
                 resumed_from (step or null)
-    epoch       generation, epoch, segment, planned, rows, plan (digest): an epoch's plan begins
+    epoch       data_restarts, epoch, segment, planned, rows, plan (digest): an epoch's plan begins
     step        epoch, row, loss, loss_by_bucket {name: loss}, learning_rate, grad_norm, clips, tokens,
                 seconds, buckets [name, ...]
     validation  loss, loss_by_time {"100": loss, ...}, clips, seconds
@@ -16,7 +16,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     unmirrored  reason: the checkpoint could not be mirrored; training continued
     mirror_retention  kept, deleted: as in retention
     samples     files [path below samples/], prompts [text, ...], by (what made them), num_inference_steps, guidance_scale
-    failure     uid, copy, showing, path, reason: a clip could not be decoded and was trained with weight 0
+    failure     uid, copy, repeat_index, path, reason: a clip could not be decoded and was trained with weight 0
     epoch_end   epoch, planned, trained, failed, skipped
     unsaved     reason: a checkpoint could not be written; training continued
     stop        reason: "finished" | "signal"

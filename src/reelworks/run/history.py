@@ -40,7 +40,7 @@ class Epoch:
     """The part of an epoch that was trained so far.
 
     Attributes:
-        generation: Number of restarts of the data.
+        data_restarts: Number of restarts of the data.
         planned: Clips planned by all segments together; None if only the record of the last segment has it.
         segment: The current segment, or the last one.
         plans: Digest of each segment's plan, by the segment's number.
@@ -49,7 +49,7 @@ class Epoch:
         ended: The event with the clip counts at the epoch's end; None before it.
     """
 
-    generation: int
+    data_restarts: int
     epoch: int
     planned: int | None = 0
     segment: int = 0
@@ -83,7 +83,7 @@ def epochs(run: RunFolder) -> list[Epoch]:
             recipe, goes_back = event["recipe"], True
         elif event["kind"] == "epoch":
             goes_back = False
-            key = (event["generation"], event["epoch"])
+            key = (event["data_restarts"], event["epoch"])
             # Later epochs are void: the run went back before it saved anything of them.
             valid = {begun: epoch for begun, epoch in valid.items() if begun <= key}
             now = valid.setdefault(key, Epoch(*key))
@@ -98,8 +98,8 @@ def epochs(run: RunFolder) -> list[Epoch]:
             applied = event["loss"] is not None and event["grad_norm"] is not None and event["clips"] > 0
             step = Step(event["step"], event["row"], event["clips"], applied, recipe)
             now.steps.setdefault(now.segment, []).append(step)
-        elif event["kind"] == "failure" and event["showing"]:
-            continue  # only the first showing of a clip counts as its failure
+        elif event["kind"] == "failure" and event["repeat_index"]:
+            continue  # only the first use of a clip counts as its failure
         elif event["kind"] == "failure":
             now.failures.setdefault(event["step"], []).append(event)
         else:
@@ -115,7 +115,7 @@ def _is_left(run: RunFolder, epoch: Epoch) -> bool:
     """
     for number in sorted(epoch.plans.keys() - epoch.steps.keys()):
         try:
-            about = records.read(run, (epoch.generation, epoch.epoch, number)).about
+            about = records.read(run, (epoch.data_restarts, epoch.epoch, number)).about
         except RecordError:
             del epoch.plans[number]
             epoch.planned = None
@@ -142,7 +142,7 @@ def finished_generations(run: RunFolder) -> set[int]:
     finished, now = set(), 0
     for event in events.timeline(run.events_file, "epoch", "stop"):
         if event["kind"] == "epoch":
-            now = event["generation"]
+            now = event["data_restarts"]
         elif event["reason"] == "finished":
             finished.add(now)
     return finished

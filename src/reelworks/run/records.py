@@ -4,7 +4,7 @@ A segment's folder below `coverage/` is written when the segment begins, before 
 atomically: files, then `about.json` with their checksums, then a rename. `outcome.json` is added when the segment
 ends. Clips are rows, by ordinal, of a catalog that the run copies next to the records.
 
-    places.parquet         the planned clips in the order of the steps: ordinal, copy, showing
+    places.parquet         the planned clips in the order of the steps: ordinal, copy, repeat_index
     micro_batches.parquet  row, column, bucket and size of each micro-batch in the same order
     others.parquet         the live clips that were not planned: ordinal, copy, reason, nearest entry, note
     aliases.parquet        ordinals of clips that the run first used under another uid, and that uid as their key
@@ -42,9 +42,9 @@ _TOTALS = "totals.jsonl"
 _NAME = re.compile(r"segment-(\d{3,})-(\d{6,})-(\d{3,})")
 _SPLIT = "BYTE_STREAM_SPLIT"  # for unsorted numbers, whose upper bytes are mostly zeros
 _ASCENDING = "DELTA_BINARY_PACKED"
-_PLACES = ("ordinal", "copy", "showing")
+_PLACES = ("ordinal", "copy", "repeat_index")
 _MICRO_BATCHES = ("row", "column", "bucket", "size")
-_TYPES = {"showing": np.int32, "other_nearest": np.int32, "alias_key": np.uint64}  # all others are int64
+_TYPES = {"repeat_index": np.int32, "other_nearest": np.int32, "alias_key": np.uint64}  # all others are int64
 
 
 class RecordError(Exception):
@@ -79,7 +79,7 @@ class About(Config):
     """
 
     format: int = FORMAT_VERSION
-    generation: int
+    data_restarts: int
     epoch: int
     segment: int
     time: float
@@ -104,7 +104,7 @@ class About(Config):
     @property
     def key(self) -> Key:
         """Generation, epoch and segment."""
-        return self.generation, self.epoch, self.segment
+        return self.data_restarts, self.epoch, self.segment
 
 
 class Failure(Config):
@@ -135,7 +135,7 @@ class Record:
     """Clips that a segment planned, and why it left out the others.
 
     Attributes:
-        ordinal, copy, showing: The planned clips in the order of the steps, as in `EpochPlan`.
+        ordinal, copy, repeat_index: The planned clips in the order of the steps, as in `EpochPlan`.
         row, column, bucket, size: The micro-batches in the same order; `size` counts clips, padding included.
         other_ordinal, other_copy: Live clips that are not planned.
         other_reason: Why each is not planned, as an index into `labels`.
@@ -147,7 +147,7 @@ class Record:
     about: About
     ordinal: I64
     copy: I64
-    showing: NDArray[np.int32]
+    repeat_index: NDArray[np.int32]
     row: I64
     column: I64
     bucket: I64
@@ -162,9 +162,9 @@ class Record:
     alias_key: NDArray[np.uint64]
 
     @property
-    def first(self) -> NDArray[np.bool_]:
-        """True for the regular showings, which consume their clip; False for extra ones and padding."""
-        first: NDArray[np.bool_] = self.showing == 0
+    def is_first_use(self) -> NDArray[np.bool_]:
+        """True for the first use of a clip, which consumes it; False for repeats and padding."""
+        first: NDArray[np.bool_] = self.repeat_index == 0
         return first
 
     @property
@@ -179,7 +179,7 @@ class Record:
     def before(self, row: int) -> tuple[I64, I64]:
         """Return ordinals and copies of the clips that the rows before `row` consume."""
         done = int(self.size[: np.searchsorted(self.row, row)].sum())
-        first = self.first[:done]
+        first = self.is_first_use[:done]
         return self.ordinal[:done][first], self.copy[:done][first]
 
 
@@ -400,7 +400,7 @@ def prune(
 ) -> Iterator[tuple[int, int]]:
     """Remove the records of the oldest epochs until the others fit into `max_bytes`, and store their totals.
 
-    Epochs are (generation, epoch); the removed ones are yielded, and those `in_use` stay.
+    Epochs are (data_restarts, epoch); the removed ones are yielded, and those `in_use` stay.
     """
     sizes = Counter[tuple[int, int]]()
     for key in keys(run):
@@ -411,7 +411,7 @@ def prune(
             return
         if epoch in in_use:
             continue
-        line = {"time": time.time(), "generation": epoch[0], "epoch": epoch[1], **totals(epoch)}
+        line = {"time": time.time(), "data_restarts": epoch[0], "epoch": epoch[1], **totals(epoch)}
         files.append_json_line(run.coverage_folder / _TOTALS, line)
         for key in [k for k in keys(run) if k[:2] == epoch]:
             storage.rmtree(path(run, key))
@@ -422,7 +422,7 @@ def prune(
 def pruned(run: RunFolder) -> dict[tuple[int, int], dict[str, Any]]:
     """Return the totals of epochs whose records `prune` removed, except epochs that were trained anew since."""
     lines = files.read_json_lines(run.coverage_folder / _TOTALS)
-    totals = {(line["generation"], line["epoch"]): line for line in lines}
+    totals = {(line["data_restarts"], line["epoch"]): line for line in lines}
     for key in keys(run) if totals else ():
         try:
             trained_anew = key[:2] in totals and read_about(run, key).time > totals[key[:2]]["time"]

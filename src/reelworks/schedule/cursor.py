@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from reelworks.core import digests
 from reelworks.core.errors import UserError
-from reelworks.schedule.plan import Entries, EpochPlan
+from reelworks.schedule.plan import EpochPlan, Samples
 
 # Number of clips looked up at a time, so that sorting a block stays cheap.
 _BLOCK = 1 << 18
@@ -32,13 +32,13 @@ class Cursor:
         catalog: Digest of the catalog's live rows.
         catalog_version: Number of parts of the catalog.
         next_row: Digest of the uids of the row to train next.
-        generation: How often the data were restarted from the beginning.
+        data_restarts: How often the data were restarted from the beginning.
         epoch, segment: Indices from 0 of the epoch, and of its part under one plan.
         row: Row to train next; equal to the plan's number of steps at the end of an epoch.
         global_step: Optimizer steps done in the run.
         planned: Clips planned in the epoch so far, all segments.
         trained, failed, skipped: Clips consumed in the epoch, by outcome.
-        repeated: Repeated showings in the epoch that filled micro-batches; they consume nothing.
+        repeated: Repeats in the epoch that filled micro-batches; they consume nothing.
     """
 
     catalog: str
@@ -46,7 +46,7 @@ class Cursor:
     spec: str
     plan: str
     next_row: str
-    generation: int
+    data_restarts: int
     epoch: int
     segment: int
     row: int
@@ -168,7 +168,7 @@ class Aliases:
             return cls(arrays["ordinal"], arrays["key"])
 
 
-def remaining(entries: Entries, consumed_uid: NDArray[np.uint64], consumed_copy: NDArray[np.int64]) -> Entries:
+def remaining(entries: Samples, consumed_uid: NDArray[np.uint64], consumed_copy: NDArray[np.int64]) -> Samples:
     """Return the entries whose (uid, copy) is not consumed; an edited clip keeps its uid and remains consumed."""
     keep = np.ones(len(entries), dtype=np.bool_)
     for copy in np.flatnonzero(np.bincount(consumed_copy)):
@@ -182,7 +182,7 @@ def remaining(entries: Entries, consumed_uid: NDArray[np.uint64], consumed_copy:
     return entries.take(keep)
 
 
-def remaining_after(entries: Entries, excluded: Excluded, uid: NDArray[np.uint64]) -> Entries:
+def remaining_after(entries: Samples, excluded: Excluded, uid: NDArray[np.uint64]) -> Samples:
     """Return the entries that are not excluded: a faster `remaining` for unchanged ordinals.
 
     `uid` has the uid of every row that the catalog ever had, by ordinal.

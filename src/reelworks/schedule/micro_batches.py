@@ -33,17 +33,17 @@ class Cut:
         return np.concatenate([[0], np.cumsum(self.length)]).astype(np.int64)
 
     def fill(self, *, repeat: bool) -> tuple[I64, NDArray[np.int32]]:
-        """Return the index of the clip in each place, and the place's showing as in `EpochPlan`.
+        """Return the index of the clip in each place, and its `repeat_index` as in `EpochPlan`.
 
-        Places beyond a micro-batch's own clips have weight-0 copies or, with `repeat`, repeated showings. Copies are
+        Places beyond a micro-batch's own clips have weight-0 copies or, with `repeat`, repeats. Copies are
         the micro-batch's own clips in turn: they have the same bucket and are decoded anyway. Repeats are clips of
         the bucket from its first one on, so that the micro-batch's own clips come last.
         """
         places = np.arange(int(self.clips.sum()))
-        showing = np.zeros(int(self.length.sum()), dtype=np.int32)
+        repeat_index = np.zeros(int(self.length.sum()), dtype=np.int32)
         short = np.flatnonzero(self.length > self.clips)  # at most one for each bucket
         if not len(short):
-            return places, showing
+            return places, repeat_index
         ends = np.cumsum(self.clips)
         starts, offsets = ends - self.clips, self.offsets
         run_starts, _ = runs(self.bucket)
@@ -53,9 +53,9 @@ class Cut:
             among = int(ends[m] - starts[first])
             turn = np.arange(int(self.length[m] - self.clips[m]))
             fills.append(starts[first] + turn % among)
-            showing[offsets[m] + self.clips[m] : offsets[m + 1]] = 1 + turn // among if repeat else -1
+            repeat_index[offsets[m] + self.clips[m] : offsets[m + 1]] = 1 + turn // among if repeat else -1
         after = np.repeat(ends[short], (self.length - self.clips)[short])
-        return np.insert(places, after, np.concatenate(fills)), showing
+        return np.insert(places, after, np.concatenate(fills)), repeat_index
 
 
 def runs(bucket: I64) -> tuple[I64, I64]:

@@ -33,7 +33,7 @@ _BLOCK = 1 << 15
 
 
 @dataclass(frozen=True)
-class Entries:
+class Samples:
     """Clips that an epoch trains: one element for each clip and repeat.
 
     Attributes:
@@ -49,10 +49,10 @@ class Entries:
     bucket: I64
     group: U64 | None = None
 
-    def take(self, where: NDArray[np.bool_] | I64) -> Entries:
+    def take(self, where: NDArray[np.bool_] | I64) -> Samples:
         """Return the entries at these indices or under this mask."""
         group = None if self.group is None else self.group[where]
-        return Entries(self.uid[where], self.copy[where], self.ordinal[where], self.bucket[where], group)
+        return Samples(self.uid[where], self.copy[where], self.ordinal[where], self.bucket[where], group)
 
     def __len__(self) -> int:
         return len(self.uid)
@@ -96,7 +96,7 @@ class EpochPlan:
     Attributes:
         uid, copy, ordinal, bucket: One element for each place; micro-batch `m` owns the places
             `offsets[m]:offsets[m + 1]`.
-        showing: 0 for the first showing of a clip, n for its nth additional showing that fills a micro-batch,
+        repeat_index: 0 for the first use of a clip, n for its nth repeat that fills a micro-batch,
             -1 for a weight-0 padding copy.
         offsets: First place of each micro-batch, with the total number of places at the end.
         rows: `[steps, G]` micro-batch indices; empty columns are -1 and come last.
@@ -106,7 +106,7 @@ class EpochPlan:
     copy: I64
     ordinal: I64
     bucket: I64
-    showing: NDArray[np.int32]
+    repeat_index: NDArray[np.int32]
     offsets: I64
     rows: I64
 
@@ -118,23 +118,23 @@ class EpochPlan:
     @property
     def real(self) -> NDArray[np.bool_]:
         """Mask of the places that count in the loss."""
-        return self.showing >= 0
+        return self.repeat_index >= 0
 
     @property
-    def first(self) -> NDArray[np.bool_]:
-        """Mask of the places that consume their clip, by its first showing."""
-        first: NDArray[np.bool_] = self.showing == 0
+    def is_first_use(self) -> NDArray[np.bool_]:
+        """Mask of the places that consume their clip, which is its first use."""
+        first: NDArray[np.bool_] = self.repeat_index == 0
         return first
 
     @property
     def planned(self) -> int:
         """Number of clips that the plan trains, each counted once."""
-        return int(self.first.sum())
+        return int(self.is_first_use.sum())
 
     @property
     def repeated(self) -> int:
-        """Number of additional showings that fill micro-batches."""
-        return int((self.showing > 0).sum())
+        """Number of repeats that fill micro-batches."""
+        return int((self.repeat_index > 0).sum())
 
     def places(self, micro_batch: int) -> slice:
         """Return the places of a micro-batch."""
@@ -152,11 +152,11 @@ class EpochPlan:
 
     def own_clips(self) -> I64:
         """Return the number of clips of each micro-batch, without copies and repeats that fill it."""
-        return self.counted(self.first)
+        return self.counted(self.is_first_use)
 
     def planned_in(self, row: int) -> int:
         """Return the number of clips that a row trains, each counted once."""
-        return sum(int((self.showing[self.places(int(m))] == 0).sum()) for m in self.micro_batches(row))
+        return sum(int((self.repeat_index[self.places(int(m))] == 0).sum()) for m in self.micro_batches(row))
 
     def digest(self) -> str:
         """Return the digest of all arrays except the ordinals, which depend on the catalog."""
@@ -164,24 +164,27 @@ class EpochPlan:
 
     @cached_property
     def _digest(self) -> str:
-        return digests.digest_arrays(**{k: a for k, a in self.arrays().items() if k != "ordinal"})
+        arrays = {name: array for name, array in self.arrays().items() if name != "ordinal"}
+        return digests.digest_arrays(
+            showing=arrays.pop("repeat_index"), **arrays
+        )  # its former name keeps digests valid
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return all arrays by name, as they are saved to files."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def row_digest(self, row: int) -> str:
-        """Return the digest of a row's uids, copies and showings in order; of empty arrays past the last row."""
+        """Return the digest of a row's uids, copies and repeats in order; of empty arrays past the last row."""
         micro_batches = self.micro_batches(row).tolist() if row < self.steps else []
         places = np.concatenate([np.zeros(0, np.int64), *(np.r_[self.places(m)] for m in micro_batches)])
-        return digests.digest_arrays(uid=self.uid[places], copy=self.copy[places], showing=self.showing[places])
+        return digests.digest_arrays(uid=self.uid[places], copy=self.copy[places], showing=self.repeat_index[places])
 
     def places_before(self, row: int) -> NDArray[np.bool_]:
         """Return the mask of the places in the rows before `row` that consume their clip."""
         done = np.zeros(len(self.offsets) - 1, dtype=np.bool_)
         before = self.rows[:row].ravel()
         done[before[before >= 0]] = True
-        return np.repeat(done, np.diff(self.offsets)) & self.first
+        return np.repeat(done, np.diff(self.offsets)) & self.is_first_use
 
     def costs_us(self, spec: PlanSpec) -> I64:
         """Return the cost of every micro-batch, in which copies and repeats count like clips."""
@@ -212,7 +215,7 @@ def columns(row: I64, rank: int, world: int) -> Iterator[tuple[int, bool]]:
         yield (int(taken[own]), False) if own < len(taken) else (int(taken[-1]), True)
 
 
-def plan_epoch(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:
+def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
     """Plan an epoch over its entries, or over those not yet consumed if the epoch has begun.
 
     The plan does not depend on the order of the entries.
@@ -231,7 +234,7 @@ def plan_epoch(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:
         moved, bucket = merge_into_larger(bucket, spec.batch_sizes, spec.merge_to)
         order = order[moved]
     cuts = cut_micro_batches(bucket, spec.batch_sizes, whole=spec.incomplete_batch in ("pad", "repeat"))
-    source, showing = cuts.fill(repeat=spec.incomplete_batch == "repeat")
+    source, repeat_index = cuts.fill(repeat=spec.incomplete_batch == "repeat")
     if len(source) > len(order):
         order, bucket = order[source], bucket[source]
     costs = cuts.length * np.array(spec.costs_us, dtype=np.int64)[cuts.bucket]
@@ -249,7 +252,7 @@ def plan_epoch(entries: Entries, spec: PlanSpec, epoch: int) -> EpochPlan:
         copy=entries.copy[order],
         ordinal=entries.ordinal[order],
         bucket=bucket,
-        showing=showing,
+        repeat_index=repeat_index,
         offsets=cuts.offsets,
         rows=rows,
     )
@@ -302,7 +305,7 @@ def _settle(order: I64, tied: I64, uid: U64, copy: I64, bucket: I64, seed: int, 
     order[tied] = at[np.lexsort((copy[at], uid[at], hashed, bucket[at]))]
 
 
-def _windows(entries: Entries, spec: PlanSpec, epoch: int) -> I64 | None:
+def _windows(entries: Samples, spec: PlanSpec, epoch: int) -> I64 | None:
     """Return the window of each clip, chosen by a hash of its group alone."""
     if not spec.window_clips:
         return None
@@ -311,9 +314,9 @@ def _windows(entries: Entries, spec: PlanSpec, epoch: int) -> I64 | None:
     return hash_rng.below(hash_rng.hash64(spec.seed, epoch, entries.group, Purpose.WINDOW), count)
 
 
-def draw_copies(copy: I64, showing: NDArray[np.int32]) -> I64:
-    """Return the copy number for random draws, distinct for each repeat and each additional showing of a clip.
+def draw_copies(copy: I64, repeat_index: NDArray[np.int32]) -> I64:
+    """Return the copy number for random draws, distinct for each copy and each repeat of a clip.
 
     A padding copy has the number of the clip that it copies.
     """
-    return copy | (np.maximum(showing, 0).astype(np.int64) << 32)
+    return copy | (np.maximum(repeat_index, 0).astype(np.int64) << 32)

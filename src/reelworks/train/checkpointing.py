@@ -132,12 +132,12 @@ class CheckpointManager:
         self._step_seconds = 0.0
 
     def epochs_in_use(self) -> set[tuple[int, int]]:
-        """Return generation and epoch of the position in each checkpoint, without damaged ones."""
+        """Return data_restarts and epoch of the position in each checkpoint, without damaged ones."""
         in_use = set()
         for info in self._store.list():
             with suppress(BadCheckpoint):
                 cursor = json.loads(load.read_extra(info.path, names.CURSOR))
-                in_use.add((cursor["generation"], cursor["epoch"]))
+                in_use.add((cursor["data_restarts"], cursor["epoch"]))
         return in_use
 
     def has_metrics(self, step: int) -> bool:

@@ -74,7 +74,7 @@ class Replay:
         reasons = {(failure["uid"], failure["copy"]): failure["reason"] for failure in failures}
         return {
             "step": self.step.step,
-            "generation": self.epoch.generation,
+            "data_restarts": self.epoch.data_restarts,
             "epoch": self.epoch.epoch,
             "segment": self.segment,
             "row": self.step.row,
@@ -105,12 +105,12 @@ class Replay:
         row = int(rows.find(work.uids[i : i + 1])[0])
         source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
         first, (top, left, *_), resized = contact_sheet.placed(request, source)
-        reason = reasons.get((uid, int(work.copies[i]))) if work.first[i] else None
+        reason = reasons.get((uid, int(work.copies[i]))) if work.is_first_use[i] else None
         became = "failed" if reason is not None else "trained" if self.step.applied else "skipped"
         return {
             "uid": uid,
             "copy": int(work.copies[i]),
-            "showing": int(work.showing[i]),
+            "repeat_index": int(work.repeat_index[i]),
             "path": rows.label(row),
             "file": str(request.path),
             "became": became if work.real[i] else "padding",
@@ -144,7 +144,7 @@ def replay_step(run: RunFolder, number: int) -> Replay:
     run.info()
     epoch, segment, step = _find(history.epochs(run), number)
     try:
-        record = records.read(run, (epoch.generation, epoch.epoch, segment), epoch.plans[segment])
+        record = records.read(run, (epoch.data_restarts, epoch.epoch, segment), epoch.plans[segment])
         catalog = segment_record.recorded_catalog(run, record.about)
     except RecordError as error:
         raise UserError(
@@ -176,7 +176,7 @@ def _row_of(record: Record, catalog: Catalog, row: int) -> EpochPlan:
         copy=record.copy[places],
         ordinal=ordinal,
         bucket=np.repeat(record.bucket[first:last], size),
-        showing=record.showing[places],
+        repeat_index=record.repeat_index[places],
         offsets=np.concatenate([[0], np.cumsum(size)]),
         rows=rows,
     )

@@ -126,9 +126,9 @@ def _reason_to_keep_data(data: RecipeData, folder: RunFolder, cursor: Cursor, op
     last = data.recipe.train.max_steps
     if last is not None and cursor.global_step >= last:
         return f"train.max_steps = {last} is reached"
-    if options.resume != "auto" or not cursor.generation:
+    if options.resume != "auto" or not cursor.data_restarts:
         return None
-    if cursor.generation in history.finished_generations(folder):
+    if cursor.data_restarts in history.finished_generations(folder):
         return None
     return (
         "an earlier start restarted the data, and they are not finished, so training continues with them; "

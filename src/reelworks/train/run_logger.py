@@ -108,7 +108,7 @@ class RunLogger:
         self.event(
             "epoch",
             step=position.global_step,
-            generation=position.generation,
+            data_restarts=position.data_restarts,
             epoch=position.epoch,
             segment=position.segment,
             planned=position.counts.planned,
@@ -123,7 +123,7 @@ class RunLogger:
         names = [buckets[i].name for i in result.loss_by_bucket]
         plan = position.plan
         places = [plan.places(int(m)) for m in plan.micro_batches(position.row)]
-        tokens = sum(buckets[plan.bucket[p.start]].tokens * int((plan.showing[p] >= 0).sum()) for p in places)
+        tokens = sum(buckets[plan.bucket[p.start]].tokens * int((plan.repeat_index[p] >= 0).sum()) for p in places)
         self.event(
             "step",
             step=step,
@@ -205,7 +205,7 @@ class RunLogger:
             )
 
     def _failures(self, position: DataPosition, step: int, batches: Sequence[MicroBatch]) -> list[Failure]:
-        """Log the clips that failed on any rank, and return the failures of regular showings. Collective."""
+        """Log the clips that failed on any rank, and return the failures of first uses. Collective."""
         own = [{**_clip(b, i), "reason": reason} for b in batches for i, reason in b.failures]
         of_ranks: list[Any] = self._world.gather(own)
         regular = []
@@ -216,7 +216,7 @@ class RunLogger:
                 path = self._run.coverage_folder / f"epoch-{position.epoch:06d}.jsonl"
                 with suppress(OSError):  # the failure is logged above; training continues on a full disk
                     files.append_json_line(path, {"step": step, "became": "failed", **failure})
-            if not failure["showing"]:
+            if not failure["repeat_index"]:
                 uid, copy, reason = failure["uid"], failure["copy"], failure["reason"]
                 regular.append(Failure(row=position.row, uid=uid, copy_index=copy, reason=reason))
         return regular
@@ -294,6 +294,6 @@ def _clip(batch: MicroBatch, index: int) -> dict[str, Any]:
     return {
         "uid": int(work.uids[index]),
         "copy": int(work.copies[index]),
-        "showing": int(work.showing[index]),
+        "repeat_index": int(work.repeat_index[index]),
         "path": str(work.requests[index].path),
     }

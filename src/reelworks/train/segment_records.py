@@ -44,7 +44,7 @@ class RecordKeeper:
                 segment_record.begin(self.run, self.data, position, self.recipe_file)
             if position.at_end and records.read_outcome(self.run, position.key) is None:
                 self.end(position)
-            current = position.generation, position.epoch
+            current = position.data_restarts, position.epoch
             plan_cache.drop(self.run, current)
             self._prune(in_use | {current})
         except (OSError, RecordError) as error:
@@ -67,7 +67,7 @@ class RecordKeeper:
         """Record the outcome of the epoch's previous segment, if a killed start could not."""
         if not position.segment:
             return
-        former = position.generation, position.epoch, position.segment - 1
+        former = position.data_restarts, position.epoch, position.segment - 1
         if records.path(self.run, former).is_dir() and records.read_outcome(self.run, former) is None:
             rows = position.global_step - position.row - records.read_about(self.run, former).first_step
             records.write_outcome(self.run, former, self._outcome(former, rows))
@@ -82,7 +82,7 @@ class RecordKeeper:
     def _outcome(self, key: Key, rows: int) -> Outcome:
         """Return the outcome of a segment's first rows, from the events."""
         for epoch in history.epochs(self.run):
-            if (epoch.generation, epoch.epoch) == key[:2]:
+            if (epoch.data_restarts, epoch.epoch) == key[:2]:
                 return epoch.outcome(key[2], rows)
         return Outcome(rows=rows)
 
@@ -90,10 +90,10 @@ class RecordKeeper:
         limit = self.data.recipe.coverage.max_disk_bytes
         if limit is None:
             return
-        for generation, epoch in records.prune(
+        for data_restarts, epoch in records.prune(
             self.run, limit, in_use, lambda key: clip_history.totals(self.run, *key)
         ):
-            name = f"epoch {epoch}" + (f" of generation {generation}" if generation else "")
+            name = f"epoch {epoch}" + (f" of data restart {data_restarts}" if data_restarts else "")
             logger.info(
                 f"the record of {name} is removed to stay within coverage.max_disk = {units.told_bytes(limit)}; "
                 "its totals are kept, the outcome of each of its clips is lost"

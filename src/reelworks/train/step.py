@@ -60,7 +60,7 @@ class StepSums:
 
     Attributes:
         loss, weight: Weighted losses, and weights, of the clips that count.
-        clips, repeats: Number of clips that count, in their first showing, and in later ones.
+        clips, repeats: Number of clips that count, first uses of a clip, and repeats that fill a micro-batch.
         failed: Number of clips that could not be decoded.
         flags: `[3]` number of ranks that set each of `StepFlags`.
         loss_by_bucket, weight_by_bucket: `[buckets]` loss and weight of each bucket.
@@ -97,7 +97,7 @@ class StepSums:
 
     def add(self, batch: MicroBatch, loss: Tensor, weight: Tensor) -> None:
         """Add the sum of a micro-batch's weighted losses and of its weights, without waiting for the device."""
-        bucket, counts, first = batch.work.bucket, batch.is_valid.numpy(), batch.work.first
+        bucket, counts, first = batch.work.bucket, batch.is_valid.numpy(), batch.work.is_first_use
         # Move first, then convert: MPS cannot convert to float64.
         loss, weight = (value.to(self.loss.device).double() for value in (loss, weight))
         self.loss.add_(loss)

@@ -16,7 +16,7 @@ from reelworks.data.loader import MicroBatchRequest, StepSource
 from reelworks.distributed.mesh import World
 from reelworks.media.decode import DecodePool
 from reelworks.recipe.recipe import Recipe
-from reelworks.schedule.plan import Entries
+from reelworks.schedule.plan import Samples
 from reelworks.train.batch_inputs import validation_example
 from reelworks.train.build import TrainedModel
 
@@ -43,7 +43,7 @@ class Validator:
     model: TrainedModel
     world: World
     source: StepSource
-    held_out: Entries
+    held_out: Samples
     recipe: Recipe
 
     @torch.no_grad()

@@ -55,7 +55,7 @@ class Told:
         self.log.write(
             "epoch",
             step=self.done,
-            generation=0,
+            data_restarts=0,
             epoch=position.epoch,
             segment=position.segment,
             planned=position.counts.planned,
@@ -81,7 +81,7 @@ class Told:
         told = {"row": row, "clips": clips, "loss": 0.5, "grad_norm": 1.0 if finite else None}
         self.log.write("step", step=self.done, epoch=0, **told)
         for uid, copy in zip(self.plan.uid[where][:failed], self.plan.copy[where], strict=False):
-            why = {"copy": int(copy), "showing": 0, "path": "", "reason": "torn"}
+            why = {"copy": int(copy), "repeat_index": 0, "path": "", "reason": "torn"}
             self.log.write("failure", step=self.done, uid=int(uid), **why)
         counts = self.position.counts.add(clips * finite, failed, clips * (not finite), 0)
         self.position = replace(self.position, row=row + 1, global_step=self.done, counts=counts)
@@ -106,7 +106,7 @@ def test_failed_skipped_and_still_to_come(told):
     }
     assert epoch.adds_up
     (torn,) = [c for c in found.clips(found.places()) if c["epochs"][0]["became"] == "failed"]
-    assert torn["epochs"] == [{"generation": 0, "epoch": 0, "became": "failed", "step": 1, "reason": "torn"}]
+    assert torn["epochs"] == [{"data_restarts": 0, "epoch": 0, "became": "failed", "step": 1, "reason": "torn"}]
 
 
 def test_an_account_that_differs_is_a_problem_of_its_segment(told):
@@ -138,7 +138,7 @@ def plant_a_failure_elsewhere(told):
 
 
 def plant_another_total(told):
-    told.log.write("epoch", step=2, generation=0, epoch=0, segment=0, planned=8, rows=3, plan=told.plan.digest())
+    told.log.write("epoch", step=2, data_restarts=0, epoch=0, segment=0, planned=8, rows=3, plan=told.plan.digest())
 
 
 @pytest.mark.parametrize(

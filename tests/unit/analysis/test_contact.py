@@ -13,7 +13,7 @@ from reelworks.data.loader import StepSource
 from reelworks.generate import writers
 from reelworks.media.decode import DecodePool, load
 from reelworks.report import sheet
-from reelworks.schedule.plan import Entries
+from reelworks.schedule.plan import Samples
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_what_is_shown_beside_clips_is_what_training_gets_beside_them(tmp_path, 
     work = [one for row in range(plan.steps) for one in StepSource(data, 0, 1).row(plan, 0, row)]
     for batch in loader.read_ahead(work, pool, depth=2):
         uids, copies = batch.work.uids, batch.work.copies
-        entries = Entries(uids, copies, np.zeros(len(uids), np.int64), np.full(len(uids), batch.work.bucket, np.int64))
+        entries = Samples(uids, copies, np.zeros(len(uids), np.int64), np.full(len(uids), batch.work.bucket, np.int64))
         looks, reasons = (
             contact_sheet.sample_views(data, entries, np.zeros(len(uids)), epoch=0),
             dict(batch.failures),

@@ -33,7 +33,7 @@ def work(row: int, paths: list[Any], real: list[bool] | None = None, is_idle: bo
         shape=SHAPE,
         uids=np.arange(n, dtype=np.uint64),
         copies=np.zeros(n, dtype=np.int64),
-        showing=np.where(real or [True] * n, 0, -1).astype(np.int32),
+        repeat_index=np.where(real or [True] * n, 0, -1).astype(np.int32),
         requests=tuple(request(path) for path in paths),
         captions=("",) * n,
         fps=(24.0,) * n,

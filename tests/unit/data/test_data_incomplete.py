@@ -45,7 +45,7 @@ def test_all_are_trained_in_every_epoch(folder: Path, incomplete_batch: str) -> 
     for epoch in range(3):
         made = data.plan(spec, epoch)
         assert made.steps > 0
-        assert sorted(made.uid[made.first].tolist()) == sorted(data.rows.uid.tolist())
+        assert sorted(made.uid[made.is_first_use].tolist()) == sorted(data.rows.uid.tolist())
         told = plan_report.summarise(data, spec, made, world=2, epoch=epoch)
         assert told["planned"] == sum(bucket["clips"] for bucket in told["buckets"]) == 20
         full = np.diff(made.offsets) == 4

@@ -367,7 +367,7 @@ def test_data_that_begin_again_need_no_record(training: Training) -> None:
             training.data, training.spec(), training.run, Cursor(**cursor), Aliases.from_bytes(aliases)
         )
         begun = again.position
-        assert (begun.generation, begun.epoch, begun.segment, begun.row) == (1, 0, 0, 0)
+        assert (begun.data_restarts, begun.epoch, begun.segment, begun.row) == (1, 0, 0, 0)
         assert (begun.plan.planned, begun.global_step) == (9, 1)
         assert not begun.excluded
         assert bool(begun.aliases) == bool(again.changes) == (not lost)

@@ -112,12 +112,12 @@ def make(path: Path, steps: int = 300, every: int = 60, crash_at: int = 170) -> 
 def train(clock, rng, saved, first, last, total, every):
     for number in range(first, last + 1):
         if number % 13 == 1:
-            clock.tell("epoch", step=number - 1, generation=0, epoch=number // 13, segment=0, planned=64, rows=13,
+            clock.tell("epoch", step=number - 1, data_restarts=0, epoch=number // 13, segment=0, planned=64, rows=13,
                        plan="")  # fmt: skip
         step(clock, number, rng, total)
         if number == 100:
             reason = "packet is corrupt"
-            clock.tell("failure", step=number, uid=255, copy=0, showing=0, path="shots/012.mp4", reason=reason)
+            clock.tell("failure", step=number, uid=255, copy=0, repeat_index=0, path="shots/012.mp4", reason=reason)
         if number % 13 == 0:
             failed = int(number == 104)
             clock.tell("epoch_end", step=number, epoch=number // 13 - 1, planned=64, trained=64 - failed,

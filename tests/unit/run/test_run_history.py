@@ -24,10 +24,10 @@ def start(resumed_from, recipe="a.toml"):
     return "start", {"step": resumed_from or 0, "resumed_from": resumed_from, "recipe": recipe}
 
 
-def epoch(step, number=0, segment=0, planned=9, rows=3, generation=0):
+def epoch(step, number=0, segment=0, planned=9, rows=3, data_restarts=0):
     return "epoch", {
         "step": step,
-        "generation": generation,
+        "data_restarts": data_restarts,
         "epoch": number,
         "segment": segment,
         "planned": planned,
@@ -41,8 +41,8 @@ def step(number, row, *, clips=3, loss=0.5, norm=1.0):
     return "step", {**fields, "epoch": 0}
 
 
-def failure(number, uid, reason="damaged", *, copy=0, showing=0):
-    return "failure", {"step": number, "uid": uid, "copy": copy, "showing": showing, "reason": reason}
+def failure(number, uid, reason="damaged", *, copy=0, repeat_index=0):
+    return "failure", {"step": number, "uid": uid, "copy": copy, "repeat_index": repeat_index, "reason": reason}
 
 
 def rows_by_segment(told):
@@ -83,7 +83,7 @@ def test_steps_belong_to_the_segment_begun_last(tmp_path):
 def test_how_far_a_segment_went_follows_from_its_first_rows(tmp_path):
     """Skipped rows and failures behind the last row that counts are left out; so is a clip's second showing."""
     events = [
-        *(start(None), epoch(0), step(1, 0), failure(1, 7, copy=1), failure(1, 7, showing=1)),
+        *(start(None), epoch(0), step(1, 0), failure(1, 7, copy=1), failure(1, 7, repeat_index=1)),
         *(step(2, 1, norm=None), failure(2, 9), failure(2, 8), step(3, 2, clips=0)),
         *(start(3), epoch(3, segment=1), step(4, 0), failure(4, 5)),
     ]
@@ -143,12 +143,12 @@ def test_each_step_has_the_recipe_of_its_start(tmp_path):
 
 def test_epochs_of_two_generations_are_two_and_those_given_up_are_none(tmp_path):
     """Data begin again at step 1, are lost before a save, and the run goes on with the former ones."""
-    again = [start(1), epoch(1, generation=1), step(2, 0)]
+    again = [start(1), epoch(1, data_restarts=1), step(2, 0)]
     first = [start(None), epoch(0), step(1, 0)]
     both = history.epochs(run_with(tmp_path, *first, *again))
-    assert [(one.generation, one.epoch, len(one.steps[0])) for one in both] == [(0, 0, 1), (1, 0, 1)]
+    assert [(one.data_restarts, one.epoch, len(one.steps[0])) for one in both] == [(0, 0, 1), (1, 0, 1)]
     (told,) = history.epochs(run_with(tmp_path, start(1), epoch(1), step(2, 1)))
-    assert (told.generation, rows_by_segment(told)) == (0, {0: [0, 1]})
+    assert (told.data_restarts, rows_by_segment(told)) == (0, {0: [0, 1]})
 
 
 def test_a_generation_is_finished_once_its_training_came_to_an_end_that_holds(tmp_path):
@@ -156,12 +156,12 @@ def test_a_generation_is_finished_once_its_training_came_to_an_end_that_holds(tm
         return "stop", {"step": number, "reason": reason}
 
     first = [start(None), epoch(0), step(1, 0), stop(1, "finished")]
-    again = [start(1), epoch(1, generation=1), step(2, 0), stop(2, "signal")]
+    again = [start(1), epoch(1, data_restarts=1), step(2, 0), stop(2, "signal")]
     run = run_with(tmp_path, *first, *again)
     assert history.finished_generations(run) == {0}
-    run_with(tmp_path, start(2), epoch(2, generation=1), step(3, 1), stop(3, "finished"))
+    run_with(tmp_path, start(2), epoch(2, data_restarts=1), step(3, 1), stop(3, "finished"))
     assert history.finished_generations(run) == {0, 1}
-    run_with(tmp_path, start(2), epoch(2, generation=1))
+    run_with(tmp_path, start(2), epoch(2, data_restarts=1))
     assert history.finished_generations(run) == {0}
 
 
@@ -183,7 +183,7 @@ def a_record(key, plan):
     columns = {field.name: none for field in dataclasses.fields(Record)}
     texts = ("catalog_digest", "spec_digest", "recipe", "catalog", "catalog_uids")
     about = About(
-        **dict(zip(("generation", "epoch", "segment"), key, strict=True)),
+        **dict(zip(("data_restarts", "epoch", "segment"), key, strict=True)),
         **{"time": 1.7e9, "first_step": 2, "rows": 0, "planned": 0, "plan": plan, "spec": {}},
         **{"exclude_list": None, "costs": None, "catalog_version": 1, **dict.fromkeys(texts, "-")},
         **{"datasets": ["a"], "buckets": [], "entries": []},

@@ -35,9 +35,9 @@ class Killed(BaseException):
 
 
 def about(key: Key = KEY, **changes: Any) -> About:
-    generation, epoch, segment = key
+    data_restarts, epoch, segment = key
     return About(
-        generation=generation,
+        data_restarts=data_restarts,
         epoch=epoch,
         segment=segment,
         time=1.7e9,
@@ -68,14 +68,14 @@ def record(
 ) -> Record:
     """A record of rows, each with its micro-batches by column: bucket and places."""
     batches = [(row, column, *in_row[column]) for row, in_row in enumerate(rows) for column in sorted(in_row)]
-    ordinal, copy, showing = _columns([place for *_, places in batches for place in places], 3)
+    ordinal, copy, repeat_index = _columns([place for *_, places in batches for place in places], 3)
     row, column, bucket, size = _columns([(*at, len(places)) for *at, places in batches], 4)
     other_ordinal, other_copy, reason, nearest = _columns([one[:4] for one in others], 4)
     return Record(
         about=about(**changes),
         ordinal=ordinal,
         copy=copy,
-        showing=showing.astype(np.int32),
+        repeat_index=repeat_index.astype(np.int32),
         row=row,
         column=column,
         bucket=bucket,
@@ -172,8 +172,8 @@ def test_clips_before_a_row_are_those_that_earlier_rows_consume(
         (ordinal, copy)
         for in_row in rows[:row]
         for column in sorted(in_row)
-        for ordinal, copy, showing in in_row[column][1]
-        if showing == 0
+        for ordinal, copy, repeat_index in in_row[column][1]
+        if repeat_index == 0
     ]
     ordinal, copy = one.before(row)
     assert list(zip(ordinal.tolist(), copy.tolist(), strict=True)) == expected
@@ -185,7 +185,7 @@ def test_clips_before_a_row_are_those_that_earlier_rows_consume(
 def test_clips_that_an_earlier_segment_took_are_told_by_their_label() -> None:
     one = small()
     assert one.consumed.tolist() == [False, True, False]
-    assert one.first.tolist() == [True, True, True, False]
+    assert one.is_first_use.tolist() == [True, True, True, False]
     assert not replace(one, labels=["none"] * len(LABELS)).consumed.any()
 
 
@@ -457,7 +457,7 @@ def test_totals_are_found_while_the_records_are_there_and_kept_when_they_are_gon
     assert records.keys(run) == [(0, 1, 0)]
     assert values(records.read(run, (0, 1, 0)))
     (kept,) = records.pruned(run).values()
-    assert (kept["generation"], kept["epoch"], kept["planned"], kept["counts"]) == (0, 0, 24, {"x": 1})
+    assert (kept["data_restarts"], kept["epoch"], kept["planned"], kept["counts"]) == (0, 0, 24, {"x": 1})
     assert kept["time"] > 1.7e9
 
 

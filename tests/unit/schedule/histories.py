@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from reelworks.core import digests, hash_rng
 from reelworks.core.hash_rng import Purpose
 from reelworks.schedule.cursor import Cursor, Excluded, check_same, remaining_after
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, columns, plan_epoch
+from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, columns, plan_epoch
 
 Place = tuple[int, int]
 Batch = tuple[tuple[tuple[int, int, int], ...], ...]  # (uid, copy, showing) by micro-batch
@@ -89,27 +89,27 @@ class Config:
             self.window_clips,
         )  # fmt: skip
 
-    def entries(self, catalog: Catalog, epoch: int) -> Entries:
+    def entries(self, catalog: Catalog, epoch: int) -> Samples:
         """Clips of folders of forty, shown as often as the recipe says: the last copy only if it is drawn."""
         copies = math.ceil(self.showings)
         ordinal = np.flatnonzero(catalog.live & (catalog.shape < self.shapes)).repeat(copies)
         copy = np.tile(np.arange(copies), len(ordinal) // copies)
         uid, bucket = catalog.uid[ordinal], catalog.shape[ordinal] % len(self.batch_sizes)
         drawn = hash_rng.passes(hash_rng.hash64(self.seed, epoch, uid, copy, Purpose.SHARE), self.showings - copy)
-        return Entries(uid, copy, ordinal, bucket, hash_rng.hash64(uid % np.uint64(40))).take(drawn)
+        return Samples(uid, copy, ordinal, bucket, hash_rng.hash64(uid % np.uint64(40))).take(drawn)
 
 
 Change = tuple[Catalog, Config]
 
 
-def identities(entries: Entries | EpochPlan) -> list[Place]:
+def identities(entries: Samples | EpochPlan) -> list[Place]:
     return list(zip(entries.uid.tolist(), entries.copy.tolist(), strict=True))
 
 
 def batch(made: EpochPlan, micro_batches: list[int]) -> Batch:
     """Clips of micro-batches with their showings, without the copies that pad."""
     where = [np.flatnonzero(made.real[made.places(m)]) + made.places(m).start for m in micro_batches]
-    arrays = (made.uid, made.copy, made.showing)
+    arrays = (made.uid, made.copy, made.repeat_index)
     return tuple(tuple(zip(*(array[w].tolist() for array in arrays), strict=True)) for w in where)
 
 
@@ -178,9 +178,9 @@ class Run:
         row = self.plan.rows[self.row]
         taken = batch(self.plan, columns_of_all_ranks(row, self.world))
         assert taken == batch(self.plan, self.plan.micro_batches(self.row).tolist()), "ranks differ from row"
-        for *clip, showing in (place for micro_batch in taken for place in micro_batch):
+        for *clip, repeat_index in (place for micro_batch in taken for place in micro_batch):
             place = (clip[0], clip[1])
-            if showing:
+            if repeat_index:
                 self.repeated += 1
                 continue
             assert place not in self.account, "a clip is trained twice in an epoch"

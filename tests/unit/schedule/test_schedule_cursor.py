@@ -11,12 +11,12 @@ from refused import refused
 from test_schedule_plan import cases, identities, make_entries, make_spec
 
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded, check_same, remaining, remaining_after
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
+from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 
 @given(cases(), st.integers(1, 7))
 @settings(max_examples=25, deadline=None)
-def test_the_first_rows_and_what_remains_are_the_epoch(case: tuple[Entries, PlanSpec], new_size: int) -> None:
+def test_the_first_rows_and_what_remains_are_the_epoch(case: tuple[Samples, PlanSpec], new_size: int) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
     other = replace(spec, batch_sizes=tuple(new_size for _ in spec.batch_sizes), incomplete_batch="pad")
@@ -24,14 +24,14 @@ def test_the_first_rows_and_what_remains_are_the_epoch(case: tuple[Entries, Plan
         done = made.places_before(row)
         rest = remaining(entries, made.uid[done], made.copy[done])
         again = plan_epoch(rest, other, 0)
-        trained, left = identities(made, done), identities(again, again.first)
+        trained, left = identities(made, done), identities(again, again.is_first_use)
         assert sorted(trained + left) == sorted(identities(entries))
     assert made.places_before(made.steps).sum() == made.planned
 
 
 @given(cases())
 @settings(max_examples=30, deadline=None)
-def test_rows_before_are_the_rows_before(case: tuple[Entries, PlanSpec]) -> None:
+def test_rows_before_are_the_rows_before(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
     seen: set[tuple[int, int]] = set()
@@ -39,14 +39,14 @@ def test_rows_before_are_the_rows_before(case: tuple[Entries, PlanSpec]) -> None
         assert set(identities(made, made.places_before(row))) == seen
         for micro_batch in made.micro_batches(row):
             where = made.places(int(micro_batch))
-            real = [identities(made)[i] for i in range(where.start, where.stop) if made.first[i]]
+            real = [identities(made)[i] for i in range(where.start, where.stop) if made.is_first_use[i]]
             assert not seen & set(real)
             seen |= set(real)
 
 
 @given(cases(), st.integers(1, 4))
 @settings(max_examples=40, deadline=None)
-def test_by_ordinals_remains_what_remains_by_uids(case: tuple[Entries, PlanSpec], every: int) -> None:
+def test_by_ordinals_remains_what_remains_by_uids(case: tuple[Samples, PlanSpec], every: int) -> None:
     """Edited clips have a new ordinal; others have lost their bucket since; some were never planned."""
     entries, _ = case
     rows = int(entries.ordinal.max(initial=-1)) + 1
@@ -69,7 +69,7 @@ def test_by_ordinals_remains_what_remains_by_uids(case: tuple[Entries, PlanSpec]
 def test_uids_that_begin_alike_are_told_apart(done: set[int], shift: int) -> None:
     """The quick look at a uid's first bits only ever saves work."""
     uid = np.arange(200, dtype=np.uint64) << np.uint64(shift)
-    entries = Entries(uid, np.zeros(200, np.int64), np.arange(200), np.zeros(200, np.int64))
+    entries = Samples(uid, np.zeros(200, np.int64), np.arange(200), np.zeros(200, np.int64))
     consumed = np.array(sorted(done), dtype=np.uint64) << np.uint64(shift)
     left = remaining(entries, consumed, np.zeros(len(done), dtype=np.int64))
     assert set(left.ordinal.tolist()) == set(range(200)) - done

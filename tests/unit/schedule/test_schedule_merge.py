@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from test_schedule_plan import identities, make_entries, make_spec
 
 from reelworks.schedule import micro_batches as merging
-from reelworks.schedule.plan import Entries, PlanSpec, plan_epoch
+from reelworks.schedule.plan import PlanSpec, Samples, plan_epoch
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Entries, PlanSpec]:
+def cases(draw: st.DrawFn) -> tuple[Samples, PlanSpec]:
     buckets = draw(st.integers(1, 8))
     counts = draw(st.lists(st.integers(0, 20), min_size=buckets, max_size=buckets))
     sizes = draw(st.lists(st.integers(1, 9), min_size=buckets, max_size=buckets))
@@ -23,13 +23,13 @@ def cases(draw: st.DrawFn) -> tuple[Entries, PlanSpec]:
     return make_entries(counts, draw(st.integers(1, 2))), replace(spec, merge_to=tuple(to))
 
 
-def micro_batches(entries: Entries, spec: PlanSpec, how: str, epoch: int = 0) -> int:
+def micro_batches(entries: Samples, spec: PlanSpec, how: str, epoch: int = 0) -> int:
     return len(plan_epoch(entries, replace(spec, incomplete_batch=how), epoch).offsets) - 1
 
 
 @given(cases(), st.integers(0, 3))
 @settings(deadline=None)
-def test_every_clip_is_planned_once_in_micro_batches_of_one_bucket(case: tuple[Entries, PlanSpec], epoch: int) -> None:
+def test_every_clip_is_planned_once_in_micro_batches_of_one_bucket(case: tuple[Samples, PlanSpec], epoch: int) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, epoch)
     assert sorted(identities(made)) == sorted(identities(entries))
@@ -44,7 +44,7 @@ def test_every_clip_is_planned_once_in_micro_batches_of_one_bucket(case: tuple[E
 
 @given(cases())
 @settings(deadline=None)
-def test_clips_move_only_where_that_saves_micro_batches(case: tuple[Entries, PlanSpec]) -> None:
+def test_clips_move_only_where_that_saves_micro_batches(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
     home = dict(zip(identities(entries), entries.bucket.tolist(), strict=True))
@@ -55,7 +55,7 @@ def test_clips_move_only_where_that_saves_micro_batches(case: tuple[Entries, Pla
 
 @given(cases())
 @settings(deadline=None)
-def test_clips_move_only_along_the_arrows_and_no_more_than_needed(case: tuple[Entries, PlanSpec]) -> None:
+def test_clips_move_only_along_the_arrows_and_no_more_than_needed(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
     home = dict(zip(identities(entries), entries.bucket.tolist(), strict=True))
@@ -72,7 +72,7 @@ def test_clips_move_only_along_the_arrows_and_no_more_than_needed(case: tuple[En
 
 @given(cases())
 @settings(deadline=None)
-def test_without_arrows_merge_is_partial(case: tuple[Entries, PlanSpec]) -> None:
+def test_without_arrows_merge_is_partial(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     nowhere = replace(spec, merge_to=(-1,) * len(spec.batch_sizes))
     partial = replace(spec, incomplete_batch="partial")
@@ -81,7 +81,7 @@ def test_without_arrows_merge_is_partial(case: tuple[Entries, PlanSpec]) -> None
 
 @given(cases())
 @settings(deadline=None)
-def test_the_order_of_the_entries_does_not_matter(case: tuple[Entries, PlanSpec]) -> None:
+def test_the_order_of_the_entries_does_not_matter(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     turned = entries.take(np.arange(len(entries))[::-1])
     assert plan_epoch(turned, spec, 1).digest() == plan_epoch(entries, spec, 1).digest()

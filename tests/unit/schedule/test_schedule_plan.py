@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from reelworks.core import hash_rng
 from reelworks.schedule import plan
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
+from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 # Test processes share the cores with others: what is slow now and then is no failure.
 unhurried = settings(deadline=None)
 
 
-def make_entries(counts: list[int], copies: int = 1, seed: int = 0) -> Entries:
+def make_entries(counts: list[int], copies: int = 1, seed: int = 0) -> Samples:
     """`counts[b]` clips in bucket `b`, each in `copies` copies, in no particular order."""
     clips = sum(counts)
     uid = np.repeat(hash_rng.hash64(seed, np.arange(clips)), copies)
@@ -27,7 +27,7 @@ def make_entries(counts: list[int], copies: int = 1, seed: int = 0) -> Entries:
     bucket = np.repeat(np.repeat(np.arange(len(counts)), counts), copies)
     ordinal = np.repeat(np.arange(clips), copies)
     group = hash_rng.hash64(ordinal // 7)  # as clips of folders are: of several buckets
-    return Entries(uid, copy, ordinal, bucket, group).take(np.random.default_rng(seed).permutation(clips * copies))
+    return Samples(uid, copy, ordinal, bucket, group).take(np.random.default_rng(seed).permutation(clips * copies))
 
 
 def make_spec(sizes: list[int], g: int = 4, width: int = 2, incomplete: str = "partial", seed: int = 5) -> PlanSpec:
@@ -36,7 +36,7 @@ def make_spec(sizes: list[int], g: int = 4, width: int = 2, incomplete: str = "p
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Entries, PlanSpec]:
+def cases(draw: st.DrawFn) -> tuple[Samples, PlanSpec]:
     buckets = draw(st.integers(1, 12))
     counts = draw(st.lists(st.integers(0, 32), min_size=buckets, max_size=buckets))
     sizes = draw(st.lists(st.integers(1, 9), min_size=buckets, max_size=buckets))
@@ -48,7 +48,7 @@ def cases(draw: st.DrawFn) -> tuple[Entries, PlanSpec]:
     return make_entries(counts, draw(st.integers(1, 3)), draw(st.integers(0, 9))), spec
 
 
-def identities(entries: Entries | EpochPlan, where: NDArray[np.bool_] | None = None) -> list[tuple[int, int]]:
+def identities(entries: Samples | EpochPlan, where: NDArray[np.bool_] | None = None) -> list[tuple[int, int]]:
     chosen = slice(None) if where is None else where
     return list(zip(entries.uid[chosen].tolist(), entries.copy[chosen].tolist(), strict=True))
 
@@ -63,10 +63,10 @@ def micro_buckets(made: EpochPlan) -> NDArray[np.int64]:
 
 @given(cases(), st.integers(0, 3))
 @unhurried
-def test_each_copy_of_each_clip_is_planned_once(case: tuple[Entries, PlanSpec], epoch: int) -> None:
+def test_each_copy_of_each_clip_is_planned_once(case: tuple[Samples, PlanSpec], epoch: int) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, epoch)
-    assert sorted(identities(made, made.first)) == sorted(identities(entries))
+    assert sorted(identities(made, made.is_first_use)) == sorted(identities(entries))
     assert made.planned == len(entries)
     of = dict(zip(identities(entries), zip(entries.ordinal, entries.bucket, strict=True), strict=True))
     assert all(of[key] == (o, b) for key, o, b in zip(identities(made), made.ordinal, made.bucket, strict=True))
@@ -74,13 +74,13 @@ def test_each_copy_of_each_clip_is_planned_once(case: tuple[Entries, PlanSpec], 
 
 @given(cases())
 @unhurried
-def test_micro_batches_are_of_one_bucket_and_full_but_for_one_each(case: tuple[Entries, PlanSpec]) -> None:
+def test_micro_batches_are_of_one_bucket_and_full_but_for_one_each(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
     incomplete = []
     for where in micro_batches(made):
         (bucket,) = set(made.bucket[where].tolist())
-        own, size = int(made.first[where].sum()), spec.batch_sizes[bucket]
+        own, size = int(made.is_first_use[where].sum()), spec.batch_sizes[bucket]
         assert 1 <= own <= size
         assert where.stop - where.start == (own if spec.incomplete_batch == "partial" else size)
         if own < size:
@@ -90,19 +90,19 @@ def test_micro_batches_are_of_one_bucket_and_full_but_for_one_each(case: tuple[E
 
 @given(cases())
 @unhurried
-def test_what_pads_is_already_decoded_there(case: tuple[Entries, PlanSpec]) -> None:
+def test_what_pads_is_already_decoded_there(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, replace(spec, incomplete_batch="pad"), 0)
     assert made.repeated == 0
     for where in micro_batches(made):
-        own = set(identities(made, made.first & _mask(made, where)))
+        own = set(identities(made, made.is_first_use & _mask(made, where)))
         assert set(identities(made, _mask(made, where))) == own
 
 
 @given(cases(), st.integers(0, 3))
 @unhurried
 def test_second_showings_are_clips_of_the_bucket_shown_as_seldom_as_can_be(
-    case: tuple[Entries, PlanSpec], epoch: int
+    case: tuple[Samples, PlanSpec], epoch: int
 ) -> None:
     entries, spec = case
     made = plan_epoch(entries, replace(spec, incomplete_batch="repeat"), epoch)
@@ -110,18 +110,18 @@ def test_second_showings_are_clips_of_the_bucket_shown_as_seldom_as_can_be(
     assert made.planned + made.repeated == len(made.uid)
     for bucket in set(made.bucket.tolist()):
         inside = made.bucket == bucket
-        clips = int((made.first & inside).sum())
+        clips = int((made.is_first_use & inside).sum())
         shown = identities(made, inside)
         times = [shown.count(key) for key in set(shown)]
         assert len(times) == clips
         assert max(times) - min(times) <= 1
         # Each showing of a copy has its own number, so that it meets its own draws.
-        keys = list(zip(shown, made.showing[inside].tolist(), strict=True))
+        keys = list(zip(shown, made.repeat_index[inside].tolist(), strict=True))
         assert len(set(keys)) == len(keys)
-        drawn = plan.draw_copies(made.copy[inside], made.showing[inside])
+        drawn = plan.draw_copies(made.copy[inside], made.repeat_index[inside])
         assert len(set(zip(made.uid[inside].tolist(), drawn.tolist(), strict=True))) == len(keys)
     for where in micro_batches(made):  # none meets itself in a micro-batch while others are there
-        clips = int((made.first & (made.bucket == made.bucket[where.start])).sum())
+        clips = int((made.is_first_use & (made.bucket == made.bucket[where.start])).sum())
         assert len(set(identities(made, _mask(made, where)))) == min(clips, where.stop - where.start)
 
 
@@ -133,7 +133,7 @@ def _mask(made: EpochPlan, where: slice) -> NDArray[np.bool_]:
 
 @given(cases(), st.randoms(use_true_random=False))
 @unhurried
-def test_the_order_of_the_entries_does_not_matter(case: tuple[Entries, PlanSpec], random: object) -> None:
+def test_the_order_of_the_entries_does_not_matter(case: tuple[Samples, PlanSpec], random: object) -> None:
     entries, spec = case
     order = list(range(len(entries)))
     random.shuffle(order)  # type: ignore[attr-defined]
@@ -143,7 +143,7 @@ def test_the_order_of_the_entries_does_not_matter(case: tuple[Entries, PlanSpec]
 
 @given(cases(), st.integers(1, 8))
 @unhurried
-def test_ranks_share_a_row_evenly(case: tuple[Entries, PlanSpec], world: int) -> None:
+def test_ranks_share_a_row_evenly(case: tuple[Samples, PlanSpec], world: int) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
     assert sorted(made.rows[made.rows >= 0].tolist()) == list(range(len(made.offsets) - 1))
@@ -159,7 +159,7 @@ def test_ranks_share_a_row_evenly(case: tuple[Entries, PlanSpec], world: int) ->
 
 @given(cases())
 @unhurried
-def test_rows_are_full_and_slots_of_one_bucket(case: tuple[Entries, PlanSpec]) -> None:
+def test_rows_are_full_and_slots_of_one_bucket(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
     bucket, width = micro_buckets(made), spec.same_bucket_run
@@ -176,7 +176,7 @@ def test_rows_are_full_and_slots_of_one_bucket(case: tuple[Entries, PlanSpec]) -
 @given(cases(), st.integers(0, 5))
 @unhurried
 def test_ranks_never_wait_where_the_slot_width_is_a_multiple_of_them(
-    case: tuple[Entries, PlanSpec], multiple: int
+    case: tuple[Samples, PlanSpec], multiple: int
 ) -> None:
     _, spec = case
     counts = [size * spec.same_bucket_run * multiple for size in spec.batch_sizes]
@@ -197,7 +197,7 @@ def test_waste_is_the_share_of_waiting() -> None:
 
 @given(cases(), st.integers(0, 400))
 @unhurried
-def test_the_others_keep_their_order_when_a_clip_goes(case: tuple[Entries, PlanSpec], which: int) -> None:
+def test_the_others_keep_their_order_when_a_clip_goes(case: tuple[Samples, PlanSpec], which: int) -> None:
     entries, spec = case
     spec = replace(spec, window_clips=0)  # which count clips
     if not len(entries):
@@ -206,8 +206,8 @@ def test_the_others_keep_their_order_when_a_clip_goes(case: tuple[Entries, PlanS
     before = plan_epoch(entries, spec, 2)
     after = plan_epoch(entries.take(entries.uid != gone), spec, 2)
     for bucket in range(len(spec.batch_sizes)):
-        had = identities(before, before.first & (before.bucket == bucket) & (before.uid != gone))
-        assert identities(after, after.first & (after.bucket == bucket)) == had
+        had = identities(before, before.is_first_use & (before.bucket == bucket) & (before.uid != gone))
+        assert identities(after, after.is_first_use & (after.bucket == bucket)) == had
 
 
 def test_epochs_and_seeds_differ_in_batches_and_in_their_order() -> None:
@@ -230,7 +230,7 @@ def test_rows_mix_buckets_where_there_are_several() -> None:
 @given(cases(), st.integers(0, 3))
 @unhurried
 def test_with_locality_groups_are_read_together_in_windows_of_another_order_each_epoch(
-    case: tuple[Entries, PlanSpec], epoch: int
+    case: tuple[Samples, PlanSpec], epoch: int
 ) -> None:
     entries, spec = case
     spec = replace(spec, window_clips=20)
@@ -278,7 +278,7 @@ def test_an_empty_epoch_has_no_steps() -> None:
 
 @given(cases())
 @settings(max_examples=30, deadline=None)
-def test_digests_see_the_plan_and_the_spec(case: tuple[Entries, PlanSpec]) -> None:
+def test_digests_see_the_plan_and_the_spec(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
     assert plan_epoch(entries, spec, 0).digest() == made.digest()

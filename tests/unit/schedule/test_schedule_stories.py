@@ -17,7 +17,7 @@ from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.buckets.table import BucketTable
 from reelworks.core import hash_rng
 from reelworks.core.shape import Geometry
-from reelworks.schedule.plan import Entries, EpochPlan, PlanSpec, plan_epoch
+from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "buckets" / "bucket_random_counts.json"
 ANY_SIZE = Geometry(stride=(1, 1, 1), patch=(1, 2, 2))
@@ -40,7 +40,7 @@ def planned(clips: Clips, built: BucketTable, way: str, *, epoch: int, g: int) -
     """An epoch's plan, and how many clips each reason keeps out of it."""
     result = assign.assign(clips, built, seed=1, epoch=epoch)
     into = np.flatnonzero(result.reason == Reason.NONE)
-    entries = Entries(clips.uid[into], clips.copy[into], into, result.bucket[into].astype(np.int64))
+    entries = Samples(clips.uid[into], clips.copy[into], into, result.bucket[into].astype(np.int64))
     to = tuple(assign.targets(built).tolist()) if way == "merge" else ()
     sizes, tokens = (tuple(a.tolist()) for a in (built.batch_sizes(), built.tokens()))
     spec = PlanSpec(1, g, g, way, sizes, tokens, "table", merge_to=to)
@@ -51,7 +51,7 @@ def trained_by_all(made: EpochPlan, world: int) -> Counter[int]:
     """How often the ranks train each clip in the epoch, together."""
     where = [m for row in made.rows for m in columns_of_all_ranks(row, world)]
     places = np.concatenate([np.r_[made.places(m)] for m in where])
-    return Counter(made.uid[places[made.first[places]]].tolist())
+    return Counter(made.uid[places[made.is_first_use[places]]].tolist())
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -94,7 +94,7 @@ def test_batch_sizes_doubled_in_mid_epoch(way: str) -> None:
     run.finish()
     run.check_end()
     shown = [place for step in run.batches for micro_batch in step for place in micro_batch]
-    seen = Counter((uid, copy) for uid, copy, showing in shown if showing == 0)
+    seen = Counter((uid, copy) for uid, copy, repeat_index in shown if repeat_index == 0)
     assert set(seen.values()) == {1}
     assert seen.keys() == set(identities(doubled.entries(catalog, 0)))
     assert len(seen) == 20_000

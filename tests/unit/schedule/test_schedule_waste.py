@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from test_schedule_plan import cases
 
 from reelworks.schedule import plan
-from reelworks.schedule.plan import Entries, PlanSpec
+from reelworks.schedule.plan import PlanSpec, Samples
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -46,7 +46,7 @@ def test_nothing_wastes_nothing() -> None:
 
 @given(cases())
 @settings(max_examples=40, deadline=None)
-def test_in_all_is_the_plans_own_figure_where_nothing_pads(case: tuple[Entries, PlanSpec]) -> None:
+def test_in_all_is_the_plans_own_figure_where_nothing_pads(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan.plan_epoch(entries, spec, 0)
     bucket, places = made.bucket[made.offsets[:-1]], np.diff(made.offsets)

@@ -45,7 +45,7 @@ def micro_batch(uids):
         shape=Shape(4, 32, 32),
         uids=np.array(uids, dtype=np.uint64),
         copies=np.zeros(count, dtype=np.int64),
-        showing=np.zeros(count, dtype=np.int32),
+        repeat_index=np.zeros(count, dtype=np.int32),
         requests=(),
         captions=("a red circle",) * count,
         fps=(24.0,) * count,

@@ -90,7 +90,7 @@ def micro_batch(stepper: TrainStep, bucket: int, uids: list[int], *, failed: tup
         shape=shape,
         uids=np.array(uids, dtype=np.uint64),
         copies=np.zeros(len(uids), dtype=np.int64),
-        showing=np.zeros(len(uids), dtype=np.int32),
+        repeat_index=np.zeros(len(uids), dtype=np.int32),
         requests=tuple(
             Request(
                 Path(f"{uid}.mp4"),
