@@ -102,6 +102,7 @@ def test_lightnings_checkpoints_hold_the_place(tmp_path: Path, footage: Path) ->
     assert clips_by_epoch(before + after) == {0: NUM_CLIPS}
 
 
+@pytest.mark.slow
 def test_checkpoints_alone_go_on_and_are_kept_by_rules(tmp_path: Path) -> None:
     own = [sys.executable, EXAMPLES / "checkpoints_only.py", tmp_path / "saved", "--steps"]
     assert run(tmp_path, *own, "23")[0] == "begins at step 0"

@@ -101,6 +101,7 @@ def test_each_step_trains_one_and_a_kill_costs_nothing(experts, runs, calm):
             assert {float(state[name]) for name in counted} == {steps}
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_one_does(experts, runs, calm):
     """Sharded over two ranks, which call the same expert in each step, losses are those of one."""
     recipe = experts("two") | {"parallel": {"strategy": "fsdp"}}
@@ -150,6 +151,7 @@ def test_files_of_both_draw_in_the_pipeline_what_generate_does(family, calm):
         assert np.abs(made.clips[0] - by_hand(family, [left_out])).max() > 2
 
 
+@pytest.mark.slow
 def test_a_run_of_one_is_generated_with_both(experts, family, runs):
     """The other expert is the published one, beside it."""
     assert children.train(experts("low", which="low")) == [0]

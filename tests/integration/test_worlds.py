@@ -54,7 +54,7 @@ def test_global_batches_do_not_depend_on_the_number_of_processes(tiny, tmp_path)
     assert RunFolder(many).info()["micro_batches_per_step"] == 4
 
 
-@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("replicated", marks=pytest.mark.slow), "fsdp"])
 def test_ranks_without_work_keep_the_others_company(tiny, tmp_path, strategy):
     """Three micro-batches on two ranks: one rank runs a filler, and nothing of it counts."""
     train = {"max_steps": 4, "micro_batches_per_step": 3, "same_bucket_run": 1}
