@@ -42,20 +42,13 @@ class Problem(IntEnum):
 
 @dataclass(frozen=True)
 class Found:
-    """Companions of one kind, matched with clips.
+    """Companions of one kind, matched with clips."""
 
-    Attributes:
-        kind: One of `KINDS`.
-        folder: Folder of the companions by the name of the clips' dataset.
-        row: Index into `rows` for each clip: any one of several matches, -1 if there is none.
-        problem: `Problem` of each clip; NONE also if its dataset has no companions of this kind.
-    """
-
-    kind: str
-    folder: Mapping[str, str]
+    kind: str  # one of `KINDS`
+    folder: Mapping[str, str]  # folder of the companions by the name of the clips' dataset
     rows: CatalogRows
-    row: NDArray[np.int64]
-    problem: NDArray[np.int8]
+    row: NDArray[np.int64]  # index into `rows` for each clip: any one of several matches, -1 if there is none
+    problem: NDArray[np.int8]  # `Problem` of each clip; NONE also if its dataset has no companions of this kind
 
     def explain(self, clips: CatalogRows, index: int) -> str:
         """Describe the problem with the companion of a clip that has one."""

@@ -38,34 +38,22 @@ def read(media: Path) -> str | None:
 
 
 class SourceFile(NamedTuple):
-    """A file with the extension of a video or picture.
+    """A file with the extension of a video or picture."""
 
-    Attributes:
-        path: Path below the listed folder, with forward slashes.
-        captioned: Whether it may have a caption file.
-        problem: Why it cannot be opened, if the folder entry shows that already.
-    """
-
-    path: str
+    path: str  # below the listed folder, with forward slashes
     size_bytes: int
     mtime_ns: int
-    captioned: bool
-    problem: str | None = None
+    captioned: bool  # whether it may have a caption file
+    problem: str | None = None  # why it cannot be opened, if the folder entry shows that already
 
 
 class Listing(NamedTuple):
-    """A dataset's files with the captions and scores of a list; arrays have one element for each file.
-
-    Attributes:
-        captions: Captions of the list, null for none; None if captions are in files of their own.
-        scores: Scores by name, NaN for a missing one.
-        note: Message about what was used of the list or folder and what was ignored.
-    """
+    """A dataset's files with the captions and scores of a list; arrays have one element for each file."""
 
     entries: list[SourceFile]
-    captions: Any = None
-    scores: Mapping[str, NDArray[np.float64]] = MappingProxyType({})
-    note: str | None = None
+    captions: Any = None  # null for none; None if captions are in files of their own
+    scores: Mapping[str, NDArray[np.float64]] = MappingProxyType({})  # by name, NaN for a missing one
+    note: str | None = None  # message about what was used of the list or folder and what was ignored
 
 
 def list_folder(name: str, root: Path) -> Listing:

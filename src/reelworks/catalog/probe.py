@@ -208,32 +208,19 @@ _PICTURE_BITS = {"1": 1, "I": 32, "F": 32}
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Measures of one file; the defaults are those of a file that cannot be trained on.
+    """Measures of one file; the defaults are those of a file that cannot be trained on."""
 
-    Attributes:
-        kind: "video" or "image".
-        num_frames: Frames that a decoder delivers; 1 for a picture.
-        height, width: Size in pixels as displayed, after rotation.
-        fps: Average frames per second; 0 for a picture.
-        duration_seconds: Time from the first frame's start to the last one's end; 0 for a picture.
-        codec: Codec or picture format, such as "h264" or "png".
-        pixel_format: FFmpeg's name ("yuv420p10le"), or Pillow's mode ("RGB").
-        bit_depth: Largest number of bits of a channel as decoded.
-        rotation: Degrees clockwise (0, 90, 180, 270) from stored to displayed frames.
-        variable_fps: Whether frames are unevenly spaced in time.
-    """
-
-    kind: str
-    num_frames: int = 0
-    height: int = 0
+    kind: str  # "video" or "image"
+    num_frames: int = 0  # frames that a decoder delivers; 1 for a picture
+    height: int = 0  # in pixels as displayed, after rotation; so is the width
     width: int = 0
-    fps: float = 0.0
-    duration_seconds: float = 0.0
-    codec: str = ""
-    pixel_format: str = ""
-    bit_depth: int = 0
-    rotation: int = 0
-    variable_fps: bool = False
+    fps: float = 0.0  # average frames per second; 0 for a picture
+    duration_seconds: float = 0.0  # time from the first frame's start to the last one's end; 0 for a picture
+    codec: str = ""  # codec or picture format, such as "h264" or "png"
+    pixel_format: str = ""  # FFmpeg's name ("yuv420p10le"), or Pillow's mode ("RGB")
+    bit_depth: int = 0  # largest number of bits of a channel as decoded
+    rotation: int = 0  # degrees clockwise (0, 90, 180, 270) from stored to displayed frames
+    variable_fps: bool = False  # whether frames are unevenly spaced in time
     has_alpha: bool = False
 
 

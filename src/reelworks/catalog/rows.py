@@ -70,29 +70,17 @@ class CatalogRows:
     """Rows of a catalog; all arrays have one element for each row.
 
     The measures, `num_frames` to `has_alpha`, are those of `probe.Probe`.
-
-    Attributes:
-        ordinal: Permanent number of the row.
-        uid: Identity of the clip, from dataset and path.
-        root: Absolute path of the dataset's folder.
-        path: Path of the file below `root`, with forward slashes.
-        mtime_ns: Time of the file's last change, used only to avoid reading unchanged files again.
-        fingerprint: Digest of the content; "" if the file could not be read.
-        caption: Null if there is no caption file or the list has none, "" if the file is empty.
-        group: Path of the source file; clips of one group are held out together.
-        error: Why the file cannot be trained on, in which case all measures are 0; null for a good file.
-        scores: Scores of lists by name; NaN for rows without that score.
     """
 
-    ordinal: NDArray[np.int64]
-    uid: NDArray[np.uint64]
+    ordinal: NDArray[np.int64]  # permanent number of the row
+    uid: NDArray[np.uint64]  # identity of the clip, from dataset and path
     dataset: pa.Array
-    root: pa.Array
-    path: pa.Array
+    root: pa.Array  # absolute path of the dataset's folder
+    path: pa.Array  # below `root`, with forward slashes
     kind: pa.Array
     size_bytes: NDArray[np.int64]
-    mtime_ns: NDArray[np.int64]
-    fingerprint: pa.Array
+    mtime_ns: NDArray[np.int64]  # time of the file's last change, used only to avoid reading unchanged files again
+    fingerprint: pa.Array  # digest of the content; "" if the file could not be read
     num_frames: NDArray[np.int64]
     height: NDArray[np.int64]
     width: NDArray[np.int64]
@@ -104,9 +92,10 @@ class CatalogRows:
     rotation: NDArray[np.int64]
     variable_fps: NDArray[np.bool_]
     has_alpha: NDArray[np.bool_]
-    caption: pa.Array
-    group: pa.Array
-    error: pa.Array
+    caption: pa.Array  # null if there is no caption file or the list has none, "" if the file is empty
+    group: pa.Array  # path of the source file; clips of one group are held out together
+    error: pa.Array  # why the file cannot be trained on, in which case all measures are 0; null for a good file
+    # Scores of lists by name; NaN for rows without that score.
     scores: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @classmethod

@@ -32,36 +32,22 @@ from reelworks.run import lock
 
 
 class Look(NamedTuple):
-    """A request to examine one file.
-
-    Attributes:
-        captioned: Whether to read its caption file.
-        open: Whether to open the file; otherwise only its caption is read.
-        known: Fingerprint of the content at the last scan, which need not be measured again.
-        problem: Problem that the listing detected; the file is then not opened.
-    """
+    """A request to examine one file."""
 
     file: str
-    captioned: bool
-    open: bool
-    known: str
-    problem: str | None = None
+    captioned: bool  # whether to read its caption file
+    open: bool  # whether to open the file; otherwise only its caption is read
+    known: str  # fingerprint of the content at the last scan, which need not be measured again
+    problem: str | None = None  # found by the listing; the file is then not opened
 
 
 class Finding(NamedTuple):
-    """Result of examining one file.
+    """Result of examining one file."""
 
-    Attributes:
-        caption: Text of the caption file, None if there is no such file.
-        fingerprint: Fingerprint of the content; None if the file was not opened, "" if it could not be read.
-        probe: Measures; None if the content is known, or after an error.
-        error: Why the file cannot be trained on; only for files that were opened.
-    """
-
-    caption: str | None
-    fingerprint: str | None
-    probe: probe.Probe | None = None
-    error: str | None = None
+    caption: str | None  # text of the caption file, None if there is no such file
+    fingerprint: str | None  # fingerprint of the content; None if the file was not opened, "" if it could not be read
+    probe: probe.Probe | None = None  # measures; None if the content is known, or after an error
+    error: str | None = None  # why the file cannot be trained on; only for files that were opened
 
 
 def examine(order: Look) -> Finding:
@@ -91,24 +77,16 @@ _ROWS_PER_BATCH = 8192  # rows collected as Python values before they are conver
 
 
 class Listed(NamedTuple):
-    """A dataset's files and their live rows; arrays have one element for each file.
-
-    Attributes:
-        root: Absolute path of the dataset's folder.
-        position: Indices of the live rows, -1 for new files.
-        open: Mask of files that must be opened, because their row may be out of date.
-        look: Mask of files to examine: those to open, and those whose caption file must be read.
-        same_scores: Mask of files whose live row has the scores of the list.
-    """
+    """A dataset's files and their live rows; arrays have one element for each file."""
 
     dataset: str
-    root: str
+    root: str  # absolute path of the dataset's folder
     files: Listing
     uid: NDArray[np.uint64]
-    position: NDArray[np.int64]
-    open: NDArray[np.bool_]
-    look: NDArray[np.bool_]
-    same_scores: NDArray[np.bool_]
+    position: NDArray[np.int64]  # indices of the live rows, -1 for new files
+    open: NDArray[np.bool_]  # mask of files that must be opened, because their row may be out of date
+    look: NDArray[np.bool_]  # mask of files to examine: those to open, and those whose caption file must be read
+    same_scores: NDArray[np.bool_]  # mask of files whose live row has the scores of the list
 
 
 class Task(NamedTuple):
@@ -290,24 +268,17 @@ class ScanProgress(NamedTuple):
 
 @dataclass(frozen=True)
 class ScanResult:
-    """Result of a scan; `found` = `new` + `changed` + `unchanged`.
+    """Result of a scan; `found` = `new` + `changed` + `unchanged`."""
 
-    Attributes:
-        found: Number of files with the extension of a video or picture, and of rows of lists.
-        changed: Number of files whose content, caption, scores or folder differ from their former row.
-        removed: Number of rows whose file has vanished.
-        bad_files: Path and reason of each file that cannot be trained on, known ones included.
-        version: Version of the catalog after the scan.
-        notes: Messages about the columns used and ignored of each list, and the files ignored in each folder.
-    """
-
-    found: int
+    found: int  # number of files with the extension of a video or picture, and of rows of lists
     new: int
-    changed: int
+    changed: int  # number of files whose content, caption, scores or folder differ from their former row
     unchanged: int
-    removed: int
+    removed: int  # number of rows whose file has vanished
+    # Path and reason of each file that cannot be trained on, known ones included.
     bad_files: tuple[tuple[str, str], ...]
-    version: int
+    version: int  # of the catalog after the scan
+    # Messages about the columns used and ignored of each list, and the files ignored in each folder.
     notes: tuple[str, ...] = ()
 
     @property

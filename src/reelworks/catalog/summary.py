@@ -30,30 +30,21 @@ class Summary:
     """Summary of a catalog. Histograms list (label, count) of the classes that are not empty.
 
     All but `clips`, `bad` and `bad_reasons` are about readable clips only; `fps` and `duration_seconds` about videos.
-
-    Attributes:
-        clips: Number of rows, bad ones included.
-        bad: Number of files that cannot be trained on.
-        bad_reasons: Histogram of their reasons without details, most frequent first.
-        captions_missing, captions_empty: Number of clips without a caption file, and with an empty one.
-        resolution: Histogram of the short sides in pixels.
-        aspect_ratio: Histogram of the nearest common width-to-height ratios.
-        scores: Histograms by name, with the number of clips that lack the score.
     """
 
-    clips: int
+    clips: int  # number of rows, bad ones included
     by_kind: Histogram
-    bad: int
-    bad_reasons: Histogram
-    captions_missing: int
-    captions_empty: int
+    bad: int  # number of files that cannot be trained on
+    bad_reasons: Histogram  # their reasons without details, most frequent first
+    captions_missing: int  # number of clips without a caption file
+    captions_empty: int  # number of clips with an empty one
     size_bytes: int
     duration_seconds: float
-    resolution: Histogram
+    resolution: Histogram  # short sides in pixels
     num_frames: Histogram
     fps: Histogram
-    aspect_ratio: Histogram
-    scores: dict[str, Histogram]
+    aspect_ratio: Histogram  # nearest common width-to-height ratios
+    scores: dict[str, Histogram]  # by name, with the number of clips that lack the score
 
 
 def summarise(rows: CatalogRows) -> Summary:

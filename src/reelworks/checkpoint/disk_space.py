@@ -30,17 +30,11 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Mount:
-    """Result of probing a file system.
+    """Result of probing a file system."""
 
-    Attributes:
-        path: The folder with links resolved; it may lie on another disk than the run.
-        free_bytes: Free bytes, without regard to quotas.
-        locks: Whether files can be locked; if not, a second training in the same folder is not detected.
-    """
-
-    path: Path
-    free_bytes: int
-    locks: bool
+    path: Path  # the folder with links resolved; it may lie on another disk than the run
+    free_bytes: int  # without regard to quotas
+    locks: bool  # whether files can be locked; if not, a second training in the same folder is not detected
 
 
 def probe(folder: Path) -> Mount:
@@ -98,21 +92,14 @@ def require(folder: Path, need_bytes: int, what: str = "a checkpoint") -> None:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Upper bound of the disk space that checkpoints will take, whichever of them turn out the best.
-
-    Attributes:
-        peak_count: Most checkpoints on disk at once, including the one being saved.
-        present_bytes: Bytes of the existing checkpoints.
-        fails_at_step: First step whose save will not fit; None if all fit.
-        over_max_disk: Whether `max_disk` is too small for the checkpoints that always stay and the next save.
-    """
+    """Upper bound of the disk space that checkpoints will take, whichever of them turn out the best."""
 
     checkpoint_bytes: int
-    peak_count: int
+    peak_count: int  # most checkpoints on disk at once, including the one being saved
     free_bytes: int
-    present_bytes: int
-    fails_at_step: int | None
-    over_max_disk: bool
+    present_bytes: int  # of the existing checkpoints
+    fails_at_step: int | None  # first step whose save will not fit; None if all fit
+    over_max_disk: bool  # whether `max_disk` is too small for the checkpoints that always stay and the next save
     policy: CheckpointsConfig
 
     def to_text(self) -> str:

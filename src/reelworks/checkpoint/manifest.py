@@ -40,29 +40,18 @@ class FileEntry(Config):
 
 
 class Manifest(Config):
-    """Contents of a checkpoint: the run that saved it, and every file.
+    """Contents of a checkpoint: the run that saved it, and every file."""
 
-    Attributes:
-        format: Version of this schema; newer ones are refused.
-        save_id: Id that differs between two saves of one step.
-        created: Seconds since 1970.
-        world_size: Number of ranks that wrote it; any number may load it.
-        run_id: The run's id in `run.json`; empty outside runs.
-        cursor_digest: Digest of `cursor.json`, if there is one.
-        files: All files except the manifest itself.
-        metrics: Metrics known when it was saved; None stands for a value that was not finite.
-    """
-
-    format: int
+    format: int  # version of this schema; newer ones are refused
     step: int = Field(ge=0)
-    save_id: str = Field(min_length=1)
-    created: float
-    world_size: int = Field(ge=1)
-    run_id: str
-    cursor_digest: str | None
-    files: tuple[FileEntry, ...]
+    save_id: str = Field(min_length=1)  # id that differs between two saves of one step
+    created: float  # seconds since 1970
+    world_size: int = Field(ge=1)  # number of ranks that wrote it; any number may load it
+    run_id: str  # the run's id in `run.json`; empty outside runs
+    cursor_digest: str | None  # digest of `cursor.json`, if there is one
+    files: tuple[FileEntry, ...]  # all files except the manifest itself
     total_bytes: int = Field(ge=0)
-    metrics: Metrics
+    metrics: Metrics  # those known when it was saved; None stands for a value that was not finite
     versions: dict[str, str]
 
     @model_validator(mode="after")

@@ -15,39 +15,24 @@ Reasons = tuple[str, ...]
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """Facts of a checkpoint that the policy reads.
-
-    Attributes:
-        created: Time of the save, in seconds since 1970.
-        num_bytes: Size of the files, without the manifest.
-        pinned: Whether it was pinned, which protects it from deletion.
-        metrics: Metrics of the manifest and those recorded since; NaN for values that were not finite.
-    """
+    """Facts of a checkpoint that the policy reads."""
 
     step: int
-    created: float
-    num_bytes: int
-    pinned: bool
-    metrics: dict[str, float]
+    created: float  # time of the save, in seconds since 1970
+    num_bytes: int  # size of the files, without the manifest
+    pinned: bool  # which protects it from deletion
+    metrics: dict[str, float]  # those of the manifest and those recorded since; NaN for values that were not finite
 
 
 @dataclass(frozen=True)
 class PolicyTime:
-    """Time, readers and disk space on which a plan depends besides the checkpoints and the policy.
+    """Time, readers and disk space on which a plan depends besides the checkpoints and the policy."""
 
-    Attributes:
-        now: Seconds since 1970.
-        in_use: Steps that are being read.
-        other_bytes: Bytes of deleted, quarantined and damaged checkpoints in `checkpoints/`.
-        next_bytes: Bytes of the next save, or of the one in progress.
-        free_bytes: Free bytes of the file system, as if no save was in progress.
-    """
-
-    now: float
-    in_use: Collection[int] = ()
-    other_bytes: int = 0
-    next_bytes: int = 0
-    free_bytes: int = 0
+    now: float  # seconds since 1970
+    in_use: Collection[int] = ()  # steps that are being read
+    other_bytes: int = 0  # bytes of deleted, quarantined and damaged checkpoints in `checkpoints/`
+    next_bytes: int = 0  # bytes of the next save, or of the one in progress
+    free_bytes: int = 0  # free bytes of the file system, as if no save was in progress
 
 
 @dataclass(frozen=True)

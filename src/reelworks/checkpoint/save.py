@@ -56,17 +56,11 @@ class Saved:
 
 
 class SaveDetails(TypedDict, total=False):
-    """Contents of a checkpoint besides its state.
+    """Contents of a checkpoint besides its state."""
 
-    Attributes:
-        extra: Small files by name, such as `cursor.json`; only those of rank 0 are written.
-        metrics: Metrics known by now.
-        run_id: The run's id in `run.json`.
-    """
-
-    extra: Mapping[str, bytes]
-    metrics: Mapping[str, float]
-    run_id: str
+    extra: Mapping[str, bytes]  # small files by name, such as `cursor.json`; only those of rank 0 are written
+    metrics: Mapping[str, float]  # those known by now
+    run_id: str  # the run's id in `run.json`
 
 
 def save(store: CheckpointStore, step: int, state: dict[str, Any], **details: Unpack[SaveDetails]) -> Saved:

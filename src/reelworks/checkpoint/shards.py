@@ -68,16 +68,11 @@ class Written:
 
 @dataclass
 class Shards:
-    """A state that is being written to a folder.
-
-    Attributes:
-        metadata: torch's index of all tensors; None except on rank 0.
-        mine: torch's plan of what this rank writes.
-    """
+    """A state that is being written to a folder."""
 
     folder: Path
-    metadata: Metadata | None
-    mine: SavePlan
+    metadata: Metadata | None  # torch's index of all tensors; None except on rank 0
+    mine: SavePlan  # torch's plan of what this rank writes
     _planner: DefaultSavePlanner
     _writer: FileSystemWriter
     _files: _Files

@@ -26,18 +26,14 @@ from reelworks.precision.contract import Contract
 
 @dataclass(frozen=True)
 class World:
-    """Rank, number of ranks and device of this process, with small collectives.
-
-    Attributes:
-        patient: Process group with a timeout of days, for barriers behind long work of one rank.
-        offload: Whether the trained weights lie in CPU memory.
-    """
+    """Rank, number of ranks and device of this process, with small collectives."""
 
     rank: int
     size: int
     device: torch.device
+    # Process group with a timeout of days, for barriers behind long work of one rank.
     patient: dist.ProcessGroup | None = None
-    offload: bool = False
+    offload: bool = False  # whether the trained weights lie in CPU memory
 
     @property
     def is_main(self) -> bool:

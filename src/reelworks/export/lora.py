@@ -18,21 +18,14 @@ BASE = "base.json"  # extra file of a checkpoint that describes the base model o
 
 
 class LoraFile(NamedTuple):
-    """Settings of a LoRA's export.
+    """Settings of a LoRA's export."""
 
-    Attributes:
-        format: Key convention of its tensors.
-        model: Name of the base model.
-        part: Folder of the base network in a diffusers pipeline.
-        base: Identity of the base weights; None if only the checkpoint knows it.
-        experts: Prefixes of the tensor names of each expert, if two were trained; each gets its own file.
-    """
-
-    format: LoraFormat
+    format: LoraFormat  # key convention of its tensors
     alpha: float
-    model: str
-    part: str
-    base: Base | None = None
+    model: str  # name of the base model
+    part: str  # folder of the base network in a diffusers pipeline
+    base: Base | None = None  # identity of the base weights; None if only the checkpoint knows it
+    # Prefixes of the tensor names of each expert, if two were trained; each gets its own file.
     experts: tuple[str, ...] = ()
 
     def files(self, target: Path) -> list[Path]:

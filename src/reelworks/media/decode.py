@@ -98,27 +98,20 @@ class MediaError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """A request to read one clip, with every random choice already drawn.
-
-    Attributes:
-        shape: Shape of the frames to return.
-        step: Source frames from one used frame to the next.
-        first_frame_draw: Number in [0, 1) that chooses the first frame.
-        crop_draw: Numbers in [0, 1) that choose the crop along height and width; 0.5 is the centre.
-        measures: Shape of the clip as scanned, by which frames and crop are chosen, so that a clip and its companions
-            show the same frames and region; None for the file's own. A companion picture is used for every frame.
-        nearest: Whether to resize by nearest neighbour, without interpolation.
-    """
+    """A request to read one clip, with every random choice already drawn."""
 
     path: Path
     is_image: bool
-    shape: Shape
-    step: float = 1.0
-    first_frame_draw: float = 0.0
+    shape: Shape  # of the frames to return
+    step: float = 1.0  # source frames from one used frame to the next
+    first_frame_draw: float = 0.0  # number in [0, 1) that chooses the first frame
+    # Numbers in [0, 1) that choose the crop along height and width; 0.5 is the centre.
     crop_draw: tuple[float, float] = (0.5, 0.5)
     short_clips: ShortClips = "reject"
+    # Shape of the clip as scanned, by which frames and crop are chosen, so that a clip and its companions show the same
+    # frames and region; None for the file's own. A companion picture is used for every frame.
     measures: Shape | None = None
-    nearest: bool = False
+    nearest: bool = False  # whether to resize by nearest neighbour, without interpolation
 
     def cover(self, height: int, width: int) -> tuple[int, int]:
         """Return the size to which a file of this size is resized before the crop."""

@@ -27,27 +27,18 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Contract:
-    """Dtypes of one component, declared before it runs.
+    """Dtypes of one component, declared before it runs."""
 
-    Attributes:
-        storage: Dtype of the parameters in memory.
-        compute: Dtype of matrix products and of latent, text and condition inputs.
-        master: Dtype in which the optimizer updates parameters; None if nothing is trained.
-        reduction: Dtype in which gradients are summed over ranks; None if nothing is trained.
-        output: Dtype of the component's output.
-        roles: Role of every input by name.
-        overflows: Dtypes whose range is known to be too small for what the component computes.
-        base: Format of frozen weights of products under a LoRA: the name of a dtype, or of a format of 8 or 4 bits that
-            each product widens; None if all weights have the storage dtype.
-    """
-
-    storage: torch.dtype
-    compute: torch.dtype
-    master: torch.dtype | None
-    reduction: torch.dtype | None
+    storage: torch.dtype  # of the parameters in memory
+    compute: torch.dtype  # of matrix products and of latent, text and condition inputs
+    master: torch.dtype | None  # dtype in which the optimizer updates parameters; None if nothing is trained
+    reduction: torch.dtype | None  # dtype in which gradients are summed over ranks; None if nothing is trained
     output: torch.dtype
-    roles: Mapping[str, Role]
+    roles: Mapping[str, Role]  # role of every input by name
+    # Dtypes whose range is known to be too small for what the component computes.
     overflows: frozenset[torch.dtype] = frozenset()
+    # Format of frozen weights of products under a LoRA: the name of a dtype, or of a format of 8 or 4 bits that each
+    # product widens; None if all weights have the storage dtype.
     base: str | None = None
 
     def computing_in(self, dtype: torch.dtype) -> Contract:

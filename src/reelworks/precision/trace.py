@@ -39,18 +39,12 @@ _KEEP = _VIEWS | frozenset((
 
 
 class _Followed(NamedTuple):
-    """A tensor derived from an input, by weak reference so that a real pass can free its memory.
-
-    Attributes:
-        role: Role of the input.
-        fault: Error that says where and to which dtype the tensor was rounded.
-        plain: Whether it still has the input's values, in any dtype and shape.
-    """
+    """A tensor derived from an input, by weak reference so that a real pass can free its memory."""
 
     tensor: weakref.ref[Tensor]
     role: Role
-    fault: DtypeError | None = None
-    plain: bool = True
+    fault: DtypeError | None = None  # error that says where and to which dtype the tensor was rounded
+    plain: bool = True  # whether it still has the input's values, in any dtype and shape
 
 
 class Trace(TorchFunctionMode):

@@ -31,16 +31,11 @@ _AGAIN = "--set buckets.entries=refresh proposes new ones from the present catal
 
 @dataclass(frozen=True)
 class Chosen:
-    """Bucket entries that were chosen for a recipe that has none of its own.
-
-    Attributes:
-        proposal: The proposal that they come from; None if they come from the run's recipe.
-        run: Run folder whose recipe has the entries, or will have them.
-    """
+    """Bucket entries that were chosen for a recipe that has none of its own."""
 
     entries: tuple[Suggestion, ...]
-    proposal: Proposal | None
-    run: str
+    proposal: Proposal | None  # the proposal that they come from; None if they come from the run's recipe
+    run: str  # run folder whose recipe has the entries, or will have them
 
     def lines(self) -> list[str]:
         """Describe the chosen entries and the reasons for them, for people."""
@@ -64,15 +59,11 @@ def _line(entry: Suggestion) -> str:
 
 @dataclass
 class RecipeData(Dataset):
-    """A recipe's dataset.
+    """A recipe's dataset."""
 
-    Attributes:
-        recipe: The recipe, with its bucket entries chosen.
-        chosen: How the bucket entries were chosen; None if the recipe has its own.
-    """
-
-    recipe: Recipe = None  # type: ignore[assignment]  # `open` and `of_rows` set it
-    chosen: Chosen | None = None
+    # With its bucket entries chosen; `open` and `of_rows` set it.
+    recipe: Recipe = None  # type: ignore[assignment]
+    chosen: Chosen | None = None  # how the bucket entries were chosen; None if the recipe has its own
 
     @classmethod
     def open(cls, recipe: Recipe, version: int | None = None) -> RecipeData:

@@ -14,20 +14,13 @@ _COLUMN = 31  # where comments begin, unless the line is longer
 
 @dataclass(frozen=True)
 class Line:
-    """One key of a recipe.
+    """One key of a recipe."""
 
-    Attributes:
-        table: Header of its table, such as "[model]" or "[[dataset]]"; "" for keys at the top.
-        value: A number, a text, or a list of them.
-        why: Comment for the reader.
-        number: Index of the table among those with the same header.
-    """
-
-    table: str
+    table: str  # header of its table, such as "[model]" or "[[dataset]]"; "" for keys at the top
     key: str
-    value: Any
-    why: str = ""
-    number: int = 0
+    value: Any  # a number, a text, or a list of them
+    why: str = ""  # comment, for the reader
+    number: int = 0  # index of the table among those with the same header
 
     def __str__(self) -> str:
         text = f"{self.key} = {_literal(self.value)}"
