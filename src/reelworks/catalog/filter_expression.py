@@ -41,9 +41,7 @@ _DEEPEST = 100  # nested parts; beyond Python's own limit it would crash
 def parse(text: str, scores: frozenset[str] | None = frozenset()) -> Expression:
     """Read and check a filter; the error for a wrong one names the part that is unknown or of the wrong kind.
 
-    Args:
-        text: The filter as written in the recipe.
-        scores: Scores that it may use; None if any unknown name may be a score.
+    `scores` are those that it may use; None if any unknown name may be a score.
     """
     try:
         with warnings.catch_warnings():

@@ -41,12 +41,23 @@ _NO_MEDIA = "its extension is not that of a video or picture"
 _ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
 
 
+class ListError(UserError):
+    """A list of files cannot be used; names its dataset and the file."""
+
+    def __init__(self, problem: str, source: Source, *, code: str, remedy: str) -> None:
+        field, value = f"dataset {source.name!r}", str(source.list_file)
+        super().__init__(problem, code=code, field=field, value=value, remedy=remedy)
+
+
 def _relative(paths: Any, source: Source) -> Any:
     """Make a list's paths relative to the dataset's folder; refuse empty, outside and duplicate ones."""
     no_path = pc.equal(pc.fill_null(paths, ""), "")
     _refuse_at(no_path, paths, source, "has no path", "fill it in, or remove the row")
     named, root = paths, os.path.normpath(source.root.absolute())
-    paths = _normalised(paths, root)
+    # Only the few paths with `//`, `.` or `..` are normalised, so that each file has a single name.
+    odd = pc.match_substring_regex(paths, _ROUNDABOUT)
+    normalised = [os.path.normpath(os.path.join(root, text)) for text in paths.filter(odd).to_pylist()]  # noqa: PTH118
+    paths = pc.replace_with_mask(paths, odd, pa.array(normalised, paths.type)) if normalised else paths
     for prefix in dict.fromkeys((f"{root}/", f"{source.root.resolve()}/")):
         below = pc.starts_with(paths, prefix)
         paths = pc.if_else(below, pc.utf8_slice_codeunits(paths, len(prefix)), paths)
@@ -54,13 +65,6 @@ def _relative(paths: Any, source: Source) -> Any:
     _refuse_at(outside, paths, source, f"lies outside {root}", _root_for(named))
     _refuse_twice(paths, source)
     return paths
-
-
-def _normalised(paths: Any, root: str) -> Any:
-    """Normalise the few paths with `//`, `.` or `..`, so that each file has a single name."""
-    odd = pc.match_substring_regex(paths, _ROUNDABOUT)
-    normalised = [os.path.normpath(os.path.join(root, text)) for text in paths.filter(odd).to_pylist()]  # noqa: PTH118
-    return pc.replace_with_mask(paths, odd, pa.array(normalised, paths.type)) if normalised else paths
 
 
 def _root_for(paths: Any) -> str:
@@ -79,11 +83,10 @@ def _refuse_twice(paths: Any, source: Source) -> None:
     if len(duplicates):
         path = duplicates[0].as_py()
         rows = (np.flatnonzero(as_numpy(pc.equal(paths, path))) + 1).tolist()
-        raise UserError(
+        raise ListError(
             f"{len(duplicates)} files are in several rows; the first is {path} in rows {', '.join(map(str, rows[:5]))}",
+            source,
             code="duplicate-path",
-            field=f"dataset {source.name!r}",
-            value=str(source.list_file),
             remedy="keep one row for each file; to train clips more than once, use dataset.repeats",
         )
 
@@ -92,13 +95,8 @@ def _refuse_at(wrong: Any, paths: Any, source: Source, problem: str, remedy: str
     row = wrong.index(True).as_py()
     if row >= 0:
         path = paths[row].as_py()
-        raise UserError(
-            f"row {row + 1}{f', {path},' if path else ''} {problem}",
-            code="list-row-invalid",
-            field=f"dataset {source.name!r}",
-            value=str(source.list_file),
-            remedy=remedy,
-        )
+        place = f"row {row + 1}{f', {path},' if path else ''}"
+        raise ListError(f"{place} {problem}", source, code="list-row-invalid", remedy=remedy)
 
 
 def _entries(paths: Any, source: Source) -> list[SourceFile]:
@@ -109,11 +107,10 @@ def _entries(paths: Any, source: Source) -> list[SourceFile]:
     files = [_entry(path, str(source.root)) for path in paths.to_pylist()]
     if all(file.problem in (_NO_FILE, _NO_MEDIA) for file in files):
         first = f"; the first is {source.root}/{files[0].path}: {files[0].problem}" if files else ""
-        raise UserError(
+        raise ListError(
             f"none of the {len(files)} files of the list is an existing video or picture{first}",
+            source,
             code="no-media",
-            field=f"dataset {source.name!r}",
-            value=str(source.list_file),
             remedy="check that the disk is mounted, and set root (--root of scan) to the files' folder",
         )
     return files
@@ -156,27 +153,21 @@ def read(source: Source) -> Listing:
     """Read a list and look up its files; refuse a list with an invalid row, or without any existing file."""
     assert source.list_file is not None
     table = _table(source.list_file)
-    field, value = f"dataset {source.name!r}", str(source.list_file)
     for name in (PATH, *CAPTIONS):
         if table.column_names.count(name) > 1:
-            raise UserError(
-                f"two columns are named {name}",
-                code="duplicate-column",
-                field=field,
-                value=value,
-                remedy="remove or rename one of them",
-            )
+            remedy = "remove or rename one of them"
+            raise ListError(f"two columns are named {name}", source, code="duplicate-column", remedy=remedy)
     if PATH not in table.column_names:
-        raise UserError(
+        is_one_column = len(table.column_names) == 1 and any(sign in table.column_names[0] for sign in ";\t|")
+        raise ListError(
             f"the list has no column named {PATH}; it has {', '.join(table.column_names)}",
+            source,
             code="list-without-paths",
-            field=field,
-            value=value,
-            remedy=_without_paths(table.column_names),
+            remedy="separate columns with commas" if is_one_column else f"rename the column of file names to {PATH}",
         )
     paths = _relative(table.column(PATH).combine_chunks(), source)
     captions = next((_captions(table.column(name)) for name in CAPTIONS if name in table.column_names), None)
-    scores, note = _scores(table, value)
+    scores, note = _scores(table, str(source.list_file))
     return Listing(_entries(paths, source), captions, scores, note)
 
 
@@ -199,12 +190,6 @@ def _table(file: Path) -> Any:
             "JSON lines file, in UTF-8",
         ) from error
     return table
-
-
-def _without_paths(names: list[str]) -> str:
-    if len(names) == 1 and any(sign in names[0] for sign in ";\t|"):
-        return "separate columns with commas"
-    return f"rename the column of file names to {PATH}"
 
 
 def _csv(file: Path) -> Any:

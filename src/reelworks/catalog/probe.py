@@ -38,14 +38,12 @@ def measure(
     tick_seconds: Fraction,
     declared_fps: Fraction | None,
 ) -> Timing:
-    """Measure a stream's timing.
+    """Measure the timing of a stream of at least one frame.
 
     Args:
-        num_frames: Frames in the stream, at least one.
         timestamps: One for each frame in ticks, in any order. Another number of them means that the
             container has no complete timestamps; the declared rate is then used.
         last_duration: Duration of the last frame in ticks; 0 if unknown.
-        declared_fps: Rate that the container states.
     """
     declared = float(declared_fps) if declared_fps and declared_fps > 0 else 0.0
     ticks = np.sort(np.asarray(timestamps, dtype=np.int64))
@@ -152,11 +150,7 @@ class ProbeError(Exception):
 
 
 def video(path: Path) -> av.container.InputContainer:
-    """Open a video, without access to other files or addresses that it may refer to.
-
-    Raises:
-        ProbeError, OSError, ValueError: It is no video of an allowed container, is missing, or is damaged.
-    """
+    """Open a video, without access to other files or addresses that it may refer to."""
     try:
         return av.open(str(path.absolute()), options=dict(_OPTIONS), metadata_errors="replace")
     except av.error.ArgumentError:  # EINVAL: a known format that is not among the containers

@@ -30,12 +30,10 @@ def map_ordered(
     crashed: Callable[[T], R],
     chunk_size: int = 8,
 ) -> Iterator[R]:
-    """Yield `function(item)` for each item, in the items' order.
+    """Yield `function(item)` for each item, in the items' order; they are consumed lazily.
 
     Args:
         function: With `processes`, it, its argument and its result must pickle. Its exceptions are raised here.
-        items: The items, consumed lazily.
-        workers: Number of threads or processes.
         processes: Whether to use spawned processes instead of threads.
         crashed: Returns the result for an item whose process died.
         chunk_size: Number of items sent to a worker at once.

@@ -294,16 +294,11 @@ def scan_sources(
     workers: int,
     on_progress: Callable[[ScanProgress], None] | None = None,
 ) -> ScanResult:
-    """Scan folders and lists into a catalog; other datasets of the catalog are not changed.
+    """Scan folders and lists into a catalog, which is created if missing; its other datasets are not changed.
 
     Args:
-        catalog_path: The catalog's folder; created if it does not exist.
         workers: Number of threads, or of processes if at least `PROCESSES_FROM` files must be opened.
         on_progress: Called a few times a second and once at the end, if any file must be examined.
-
-    Raises:
-        UserError: Two sources have the same name; a folder or list is missing or has no usable file; the catalog is
-            damaged, or is being written by another scan.
     """
     _check_names(sources)
     listings = [

@@ -32,10 +32,7 @@ class Piece(NamedTuple):
 def fill(template: str, text: str, numbers: Mapping[str, float]) -> str:
     """Return the caption of a clip.
 
-    Args:
-        template: Template that `parse` accepts.
-        text: The clip's own caption; if it is empty, the commas and spaces around it are removed too.
-        numbers: Values of the clip's columns; a missing one is 0, or NaN for a score.
+    If its own `text` is empty, the commas and spaces around it are removed too. A missing number is 0, or NaN for a score.
     """
     pieces = parse(template, None)
     missing = {name for name, number in numbers.items() if (number == 0 if name in NUMBERS else math.isnan(number))}
@@ -50,8 +47,7 @@ def fill(template: str, text: str, numbers: Mapping[str, float]) -> str:
 def parse(template: str, scores: frozenset[str] | None = frozenset()) -> tuple[Piece, ...]:
     """Split a template into pieces; refuse unclosed braces, unknown columns, and formats that do not suit numbers.
 
-    Args:
-        scores: Scores that it may use; None if any unknown name may be a score.
+    `scores` are those that it may use; None if any unknown name may be a score.
     """
     try:
         pieces = tuple(_pieces(template, scores))

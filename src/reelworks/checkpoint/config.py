@@ -140,7 +140,7 @@ class CheckpointsConfig(Retention):
     mirror: MirrorConfig | None = None
 
     @model_validator(mode="after")
-    def _the_best_is_defined(self) -> Self:
+    def _rules_can_be_met(self) -> Self:
         if self.at_best and self.keep_best is None:
             raise UserError(
                 "no metric is configured that decides which checkpoint is the best",
@@ -149,10 +149,6 @@ class CheckpointsConfig(Retention):
                 value=True,
                 remedy='set keep_best, as in keep_best = { metric = "validation/loss", n = 1 }',
             )
-        return self
-
-    @model_validator(mode="after")
-    def _milestones_are_saved(self) -> Self:
         if self.keep_every and self.every_steps and self.keep_every % self.every_steps:
             raise UserError(
                 f"not every multiple of it has a checkpoint: they are saved every {self.every_steps} steps",

@@ -82,11 +82,7 @@ def details(store: CheckpointStore, policy: Retention, step: int) -> Row:
 
 
 def best(store: CheckpointStore, policy: Retention) -> Row:
-    """Return the row of the best checkpoint by the recipe's `keep_best`.
-
-    Raises:
-        UserError: The recipe has no such rule, or no checkpoint has the metric.
-    """
+    """Return the row of the best checkpoint by the recipe's `keep_best`, which some checkpoint must have."""
     ranked = rank_best(retention.whole(store), policy.keep_best)
     if not ranked:
         metric = policy.keep_best and policy.keep_best.metric
@@ -114,11 +110,7 @@ def verified(store: CheckpointStore, steps: list[int], full: bool) -> list[Row]:
 
 
 def explain(store: CheckpointStore, policy: Retention, step: int) -> Row:
-    """Return the state of a step's checkpoint, the reasons and its history, even if it was deleted.
-
-    Raises:
-        UserError: Neither the folder nor the history has a checkpoint of this step.
-    """
+    """Return the state of a step's checkpoint, the reasons and its history, even if it was deleted."""
     history = store.history()
     events = [event for event in history if event.get("step") == step]
     exists = step in store.steps()

@@ -51,12 +51,7 @@ def load(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_extra(path: Path, name: str) -> bytes:
-    """Read a checkpoint's extra file, such as `cursor.json`.
-
-    Raises:
-        UserError: The checkpoint has no such file.
-        BadCheckpoint: The file has changed since it was written.
-    """
+    """Read a checkpoint's extra file, such as `cursor.json`; raises `BadCheckpoint` if it has changed."""
     entries = {entry.path: entry for entry in manifest.read(path).files}
     if name not in entries:
         raise UserError(

@@ -66,11 +66,8 @@ class SaveDetails(TypedDict, total=False):
 def save(store: CheckpointStore, step: int, state: dict[str, Any], **details: Unpack[SaveDetails]) -> Saved:
     """Write and publish a checkpoint. Collective over the default process group, if there is one.
 
-    Args:
-        store: Store to write to; the same folder on all ranks.
-        step: Optimizer steps done.
-        state: Nested dicts of tensors, DTensors and plain values, e.g. `{"model": ..., "optimizer": ...}`.
-        details: Fields of `SaveDetails`.
+    The store is the same folder on all ranks. The state is nested dicts of tensors, DTensors and plain values, e.g.
+    `{"model": ..., "optimizer": ...}`.
 
     Raises:
         DiskFull: The disk has too little room, before or while writing.

@@ -79,10 +79,7 @@ class Shards:
 
     @classmethod
     def plan(cls, folder: Path, state: dict[str, Any]) -> Shards:
-        """Distribute a state, which must not change until written, over the ranks into an empty folder that all see.
-
-        Collective; raises as `collectives.on_all` does.
-        """
+        """Distribute a state, which must not change until written, over the ranks into an empty folder. Collective."""
         files = _Files()
         # sync_files is off because our streams sync themselves.
         writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=False, overwrite=False)

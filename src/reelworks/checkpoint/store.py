@@ -60,12 +60,7 @@ class CheckpointStore:
         return sorted(step for step in steps if step is not None)
 
     def info(self, step: int) -> CheckpointInfo:
-        """Return the facts of one checkpoint.
-
-        Raises:
-            BadCheckpoint: Its manifest is missing or invalid.
-            OSError: Its manifest cannot be read now.
-        """
+        """Return the facts of one checkpoint; raises as `manifest.read` does."""
         saved = manifest.read(self.path(step))
         pinned, metrics = self.is_pinned(step), self.metrics_of(saved)
         return CheckpointInfo(step, saved.created, saved.total_bytes, pinned, metrics, self.path(step), saved)
@@ -171,11 +166,7 @@ class CheckpointStore:
         files.write_bytes(self.root / names.LATEST, f"{names.of_step(info.step)}\n".encode())
 
     def remove(self, step: int, reasons: tuple[str, ...]) -> None:
-        """Delete a checkpoint by a rename, unlink its files, and log both in the history.
-
-        Raises:
-            UserError: It is pinned or being read, or the step has none.
-        """
+        """Delete a checkpoint by a rename, unlink its files, and log both; refuses one that is pinned or being read."""
         if step not in self.steps():
             raise self.unknown(step)
         path, trash = self.path(step), self.root / names.trash(step)

@@ -10,26 +10,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 # Errors that network storage recovers from; they say nothing about the file itself.
-_TRANSIENT = frozenset(
-    {
-        errno.EIO,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-        errno.EAGAIN,
-        errno.EINTR,
-        errno.EBUSY,
-        errno.ECONNABORTED,
-        errno.ECONNREFUSED,
-        errno.ECONNRESET,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-        errno.ENETDOWN,
-        errno.ENETRESET,
-        errno.ENETUNREACH,
-        errno.ENOTCONN,
-        errno.EPIPE,
-    }
-)
+_TRANSIENT = frozenset((
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.EPIPE,
+    errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN,
+    errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH,
+))  # fmt: skip
 WAITS_SECONDS = (0.1, 0.5, 2.0)
 
 

@@ -148,11 +148,7 @@ def mkdirs(path: Path) -> None:
 
 
 def rmtree(path: Path) -> None:
-    """Remove a file, a link, or a folder and its contents.
-
-    Raises:
-        OSError: An entry could not be removed; it and the entries not yet reached remain.
-    """
+    """Remove a file, a link, or a folder and its contents; if one cannot be removed, the rest remains with it."""
     if path.is_symlink() or not path.is_dir():
         unlink(path)
         return

@@ -115,12 +115,9 @@ def join(*, offload: bool = False) -> Iterator[World]:
 
 
 def shard(module: nn.Module, blocks: Sequence[nn.Module], contract: Contract, world: World, strategy: str) -> None:
-    """Wrap a module in FSDP2 in place; does nothing for one process without offloading.
+    """Wrap a model, equal on all ranks and on `world.home`, and before it its blocks in FSDP2, in place.
 
-    Args:
-        module: The model, on `world.home`, equal on all ranks.
-        blocks: Submodules to wrap before the model.
-        strategy: "replicated" or "fsdp".
+    Does nothing for one process without offloading. `strategy` is "replicated" or "fsdp".
     """
     if not world.shards:
         return

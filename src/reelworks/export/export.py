@@ -39,13 +39,7 @@ class ExportFailed(UserError):  # noqa: N818
 
 
 def describe_run(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> dict[str, str]:
-    """Return the texts of a file's header that say which run and step the weights come from.
-
-    Args:
-        run_id: The run's id in `run.json`.
-        recipe: The resolved recipe that they were trained with; its digest begins its name below `recipes/`.
-        epoch: Epoch of training, from 0; None if it is not known.
-    """
+    """Return the texts of a file's header that say which run, resolved recipe, step and epoch (from 0) it is from."""
     data = recipe.read_bytes()
     resolved = tomllib.loads(data.decode())
     model, autoencoder, text = (resolved.get(part, {}) for part in ("model", "autoencoder", "text_encoder"))
@@ -74,7 +68,7 @@ def export_checkpoint(
     lora: LoraFile | None = None,
     verified: bool = False,
 ) -> list[Path]:
-    """Write a checkpoint's weights, in one process and a few tensors at a time.
+    """Write a checkpoint's weights, in one process and a few tensors at a time, and return the files written.
 
     Args:
         path: The checkpoint's folder, which is locked against deletion meanwhile.
@@ -84,9 +78,6 @@ def export_checkpoint(
         about: Texts for the header (`describe_run`).
         lora: How to write the LoRA of a run that trained one (`lora.lora_file_of`).
         verified: True skips the comparison of digests, as right after the save.
-
-    Returns:
-        The files written.
 
     Raises:
         UserError: The checkpoint is damaged or has no average, or a value does not fit the dtype; names the tensor.
@@ -140,7 +131,6 @@ def _stored_weights(path: Path, weights: Weights) -> dict[str, StoredTensor]:
 
 
 def _read(path: Path, wanted: Sequence[StoredTensor]) -> Iterator[Tensor]:
-    """Yield the tensors in order."""
     pending: dict[str, Tensor] = {}
     size = 0
     for i, (key, dtype, shape) in enumerate(wanted):
@@ -164,11 +154,7 @@ def export_state_dict(
 
 
 def require_free_file(target: Path) -> None:
-    """Check the target of `export_checkpoint` before anything is read, and create its folder.
-
-    Raises:
-        UserError: It is not named .safetensors, or it exists already.
-    """
+    """Refuse a target of `export_checkpoint` that exists or is not named .safetensors, and create its folder."""
     index = target.with_name(target.name + safetensors_file.INDEX_SUFFIX)
     is_named = target.suffix == ".safetensors"
     if not is_named or target.exists() or index.exists():
@@ -192,14 +178,9 @@ def export_weights(
     about: Mapping[str, str],
     lora: LoraFile | None = None,
 ) -> list[Path]:
-    """Write the weights of a live state. Collective over the default process group, if there is one.
+    """Write the weights of a live state; arguments as for `export_checkpoint`. Collective over the process group.
 
-    Args:
-        state: `{"model": ..., "ema": ...}`, tensors or DTensors by name, which are gathered one by one.
-        target, weights, dtype, about, lora: As for `export_checkpoint`; the file's folder must exist.
-
-    Raises:
-        ExportFailed: Rank 0 could not write them.
+    The tensors or DTensors in `{"model": ..., "ema": ...}` are gathered one by one. The file's folder must exist.
     """
     model, ema = state["model"], state["ema"] if weights == "ema" else {}
     values = {name: ema.get(name, value) for name, value in model.items() if isinstance(value, Tensor)}

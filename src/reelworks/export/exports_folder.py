@@ -35,17 +35,8 @@ def path_of(run: RunFolder, step: int, weights: Weights, lora: LoraFormat | None
 def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int, epoch: int) -> list[Path]:
     """Write a checkpoint's weights if the recipe's `[exports]` are due; on rank 0, right after the commit.
 
-    Args:
-        run: The run; its `recipe.toml` must be the present start's.
-        checkpoint: The checkpoint's folder. Training may have continued since its state was staged.
-        epoch: Epoch of training, from 0.
-
-    Returns:
-        The files, without shard numbers where they were cut into shards; empty if nothing was due.
-
-    Raises:
-        ExportFailed: The storage fails or is full; the checkpoint is not affected.
-        UserError: A value does not fit the dtype.
+    The run's `recipe.toml` must be the present start's; `epoch` counts from 0. The files are returned without shard
+    numbers where they were cut into shards. Raises as `export.export_checkpoint` does; the checkpoint is not affected.
     """
     weights = config.weights
     if weights is None:

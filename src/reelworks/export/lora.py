@@ -36,8 +36,7 @@ class LoraFile(NamedTuple):
 def lora_file_of(recipe: Path, format: LoraFormat, base: Base | None = None) -> LoraFile | None:
     """Return the export settings of a resolved recipe's LoRA; None if it trains full weights.
 
-    Raises:
-        UserError: The convention cannot represent this LoRA.
+    Refuses a convention that cannot represent this LoRA.
     """
     values = tomllib.loads(recipe.read_text(encoding="utf-8"))
     if "lora" not in values:

@@ -66,20 +66,13 @@ def write(
     metadata: Mapping[str, str],
     shard_bytes: int = SHARD_BYTES,
 ) -> list[Path]:
-    """Write one file atomically and durably, or shards and an index.
+    """Write one file atomically and durably, or shards and an index; returns the files, the index last.
 
     Args:
-        path: File to write or replace, ending in `.safetensors`. Large ones become shards,
+        path: File to write or replace, ending in `.safetensors`. Ones above `shard_bytes` become shards,
             `NAME-00001-of-00002.safetensors`, and `NAME.safetensors.index.json`.
         entries: Tensors to write, in the order of `ordered`.
         tensors: One tensor for each entry, taken one at a time.
-        shard_bytes: Size of the tensors above which the file is cut into shards.
-
-    Returns:
-        The files written, the index last.
-
-    Raises:
-        OSError: The disk has too little room, or fails.
     """
     disk_space.require(path.parent, sum(entry.num_bytes for entry in entries), "the weights file")
     shards = _cut(entries, shard_bytes)

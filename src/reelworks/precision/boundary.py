@@ -108,8 +108,7 @@ def _require(contract: Contract, table: str, wide: str, narrow: str, why: str) -
 def cast_inputs(inputs: Mapping[str, Tensor], contract: Contract) -> dict[str, Tensor]:
     """Cast latents, text and conditions to the compute dtype, times and geometry to float32, masks to bool.
 
-    Raises:
-        DtypeError: If an input has no role, or a time or size arrives already rounded.
+    Refuses an input without a role, and a time or size that arrives already rounded.
     """
     cast = {}
     for name, value in inputs.items():

@@ -69,9 +69,7 @@ class RecipeData(Dataset):
     def open(cls, recipe: Recipe, version: int | None = None) -> RecipeData:
         """Read the newest catalog, or the given version of it, and compute the bucket table.
 
-        Raises:
-            UserError: There is no catalog, the buckets do not fit the model, or a filter or caption of the
-                newest version names a score that no clip of its dataset has.
+        Refuses a filter or caption that names a score which no clip of its dataset has in the newest version.
         """
         catalog = Catalog.open(Path(recipe.catalog_folder), version)
         opened = cls(catalog, table.EMPTY, _spec(recipe), recipe=recipe)

@@ -157,13 +157,8 @@ def _override(values: dict[str, Any], text: str) -> None:
     key, sign, raw = text.partition("=")
     *parents, last = (part.strip() for part in key.split("."))
     if not sign or not all((*parents, last)):
-        raise UserError(
-            "the override is not of the form a.b=value",
-            code="override-invalid",
-            field="--set",
-            value=text,
-            remedy="write, for example, --set train.max_steps=100",
-        )
+        problem, remedy = "the override is not of the form a.b=value", "write, for example, --set train.max_steps=100"
+        raise UserError(problem, code="override-invalid", field="--set", value=text, remedy=remedy)
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:

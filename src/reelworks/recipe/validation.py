@@ -78,9 +78,7 @@ def _trained_elsewhere(weights: str | None, part: str, name: str) -> bool:
 def require_companions(model: ModelConfig, given: Sequence[Collection[str]], prefix: str) -> None:
     """Refuse companions that the network does not take, and missing ones that it needs.
 
-    Args:
-        given: Kinds of companions of each dataset, or of each sample to generate.
-        prefix: Prefix of the keys or options that name the companions.
+    `given` has the kinds of each dataset, or of each sample to generate; their keys or options begin with `prefix`.
     """
     wants = conditioning(model)
     for name in COMPANIONS:

@@ -19,13 +19,8 @@ from reelworks.run.folder import RunFolder
 def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | None:
     """Fetch a run's files and its newest good checkpoint, if the run folder has none; under the run's lock.
 
-    Args:
-        place: The mirror.
-        run: The run folder, which may not exist yet.
-        resume: Value of --resume: "auto", "never", or a step, which is fetched if the run folder lacks it.
-
-    Returns:
-        The step that was fetched; None if nothing was needed, or the mirror is empty.
+    `resume` is the value of --resume: "auto", "never", or a step, which is fetched if the run folder lacks it. Returns
+    the step that was fetched; None if nothing was needed, or the mirror is empty.
 
     Raises:
         UserError: The mirror belongs to another run, none of its checkpoints is valid, or the run folder has no

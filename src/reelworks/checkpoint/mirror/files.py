@@ -40,11 +40,7 @@ class MirrorIndex(Config):
 
 
 def read_index(place: RemoteFilesystem) -> MirrorIndex | None:
-    """Return the mirror's index; None if the mirror is empty.
-
-    Raises:
-        UserError: It is damaged, a newer Reelworks wrote it, or the address is a run folder, no mirror.
-    """
+    """Return the mirror's index; None if the mirror is empty. Refuses a run folder, which is no mirror."""
     if (data := place.read(INDEX)) is None:
         if place.read(_SINGLE[0]) is None:
             return None

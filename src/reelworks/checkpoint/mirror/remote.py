@@ -47,9 +47,7 @@ class RemoteFilesystem:
     def open(cls, config: MirrorConfig) -> RemoteFilesystem:
         """Make the file system of an address, without a request to the storage.
 
-        Raises:
-            UserError: The address is of no known kind, its library is not installed, or the folder's parent does
-                not exist, as when a disk is not mounted.
+        A folder's parent must exist, which it does not if a disk is not mounted.
         """
         protocol = get_protocol(config.url)
         is_folder = protocol in ("file", "local")
@@ -166,12 +164,7 @@ class RemoteFilesystem:
         return self.read(f"{folder_of(step)}/{manifest.FILE_NAME}")
 
     def complete(self, step: int) -> Manifest:
-        """Return the manifest of a checkpoint after checking the sizes of all its files.
-
-        Raises:
-            BadCheckpoint: It has no valid manifest, or a file is missing or of another size.
-            NewerFormat: A newer version of Reelworks wrote it.
-        """
+        """Return the manifest of a checkpoint after checking the sizes of all its files; raises `BadCheckpoint`."""
         if (data := self.manifest_data(step)) is None:
             raise BadCheckpoint(f"{manifest.FILE_NAME} is missing")
         remote = manifest.parse(data, step)
