@@ -47,13 +47,22 @@ def world_size() -> int:
     return dist.get_world_size() if is_distributed() else 1
 
 
+def gather(value: Any) -> list[Any]:
+    """Return every rank's picklable value, by rank, on every rank. Collective."""
+    if not is_distributed():
+        return [value]
+    gathered: list[Any] = [None] * world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
 def on_all(work: Callable[[], T]) -> list[T]:
     """Call `work` on each rank and return all results, ordered by rank, on every rank. Collective.
 
     Raises:
         RanksFailed: On every rank, if any rank's work raised.
     """
-    outcomes = _gather(_attempt(work))
+    outcomes = gather(_attempt(work))
     if failures := _failures(outcomes):
         raise RanksFailed(failures)
     return cast(list[T], outcomes)
@@ -81,13 +90,21 @@ def through_first(own: Callable[[], T], whole: Callable[[list[T]], list[R]]) -> 
     Raises:
         RanksFailed: On every rank, if `own` raised on any rank or `whole` on rank 0.
     """
-    outcomes = _gather_on_first(_attempt(own))
+    mine = _attempt(own)
+    outcomes: list[Any] | None = [mine]
+    if is_distributed():
+        outcomes = [None] * world_size() if rank() == 0 else None
+        dist.gather_object(mine, outcomes)
     shares: list[R | _Failures] = []
     if outcomes is not None:
         failures = _failures(outcomes)
         outcome: list[R] | _Failures = failures or _attempt(lambda: whole(cast(list[T], outcomes)))
         shares = [outcome] * world_size() if isinstance(outcome, _Failures) else [*outcome]
-    share = _scatter(shares)
+    received: list[Any] = shares[:1]
+    if is_distributed():
+        received = [None]
+        dist.scatter_object_list(received, shares if rank() == 0 else None)
+    share: R | _Failures = received[0]
     if isinstance(share, _Failures):
         raise RanksFailed(share)
     return share
@@ -115,27 +132,3 @@ def _describe(failed_rank: int, error: BaseException) -> Failure:
             errnos.add(cause.errno)
         cause = cause.__cause__ or cause.__context__
     return Failure(failed_rank, f"{type(error).__name__}: {error}", frozenset(errnos))
-
-
-def _gather(outcome: Any) -> list[Any]:
-    if not is_distributed():
-        return [outcome]
-    gathered: list[Any] = [None] * world_size()
-    dist.all_gather_object(gathered, outcome)
-    return gathered
-
-
-def _gather_on_first(outcome: Any) -> list[Any] | None:
-    if not is_distributed():
-        return [outcome]
-    gathered: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    dist.gather_object(outcome, gathered)
-    return gathered
-
-
-def _scatter(shares: list[R | _Failures]) -> R | _Failures:
-    if not is_distributed():
-        return shares[0]
-    mine: list[Any] = [None]
-    dist.scatter_object_list(mine, shares if rank() == 0 else None)
-    return cast("R | _Failures", mine[0])

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from reelworks.distributed import collectives
 from reelworks.precision.contract import Contract
 
 
@@ -72,11 +73,7 @@ class World:
 
     def gather(self, value: object) -> list[object]:
         """Return every rank's picklable value, by rank, on every rank."""
-        if self.size == 1:
-            return [value]
-        holders: list[object] = [None] * self.size
-        dist.all_gather_object(holders, value)
-        return holders
+        return collectives.gather(value)
 
     def wait(self) -> None:
         """Wait for all ranks however long one takes, as during a first scan; hangs are not detected."""

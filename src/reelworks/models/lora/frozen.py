@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from reelworks.models.lora.config import BaseStorage
-from reelworks.precision.storage_dtype import PRODUCTS
+from reelworks.precision.audit import PRODUCTS
 
 Format = Literal["float8", "int8", "nf4"]
 FORMATS: tuple[Format, ...] = ("float8", "int8", "nf4")

@@ -17,7 +17,7 @@ from reelworks.distributed.mesh import World
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
-from reelworks.precision import audit, storage_dtype
+from reelworks.precision import audit
 from reelworks.precision.boundary import DtypeError, Predictor
 from reelworks.train.state import TrainState
 
@@ -48,7 +48,7 @@ def faults_of_encoders(encoder: LiveEncoder) -> Iterator[DtypeError]:
     """Yield an error for each weight of an encoder that is not stored in its declared dtype."""
     for component in encoders(encoder).values():
         for module in networks(component):
-            yield from storage_dtype.faults(module, component.contract)
+            yield from audit.storage_faults(module, component.contract)
 
 
 def encoders(encoder: LiveEncoder) -> dict[str, Encoder]:
