@@ -81,14 +81,9 @@ def on_first(work: Callable[[], T]) -> T:
 
 
 def through_first(own: Callable[[], T], whole: Callable[[list[T]], list[R]]) -> R:
-    """Gather the results of all ranks on rank 0, process them there and scatter one share to each. Collective.
+    """Call `own` on each rank, `whole` on rank 0 with all results, and return this rank's share of what that returned.
 
-    Args:
-        own: Called on each rank.
-        whole: Called on rank 0 with all results by rank; returns a share for each rank.
-
-    Raises:
-        RanksFailed: On every rank, if `own` raised on any rank or `whole` on rank 0.
+    Collective; raises as `on_all` does if `own` raised on any rank or `whole` on rank 0.
     """
     mine = _attempt(own)
     outcomes: list[Any] | None = [mine]

@@ -44,7 +44,6 @@ def frame_indices(
 
     Args:
         num_frames: Frames in the file, at least one.
-        wanted: Number of frames of the bucket.
         step: Source frames from one used frame to the next.
         draw: Number in [0, 1) that chooses among the possible first frames; 0 starts at the beginning.
         short_clips: How a file that is too short continues after its last frame: "hold" repeats that frame,
