@@ -28,15 +28,10 @@ _FRAMES = (5, 9, 17, 33, 49, 65, 81, 97, 121)
 
 @dataclass(frozen=True)
 class Ladder:
-    """Candidate sizes (rungs), smallest first.
+    """Candidate sizes (rungs), smallest first."""
 
-    Attributes:
-        names: Sizes in the format of `bucket.resolution`.
-        table: Bucket table with a one-frame entry for each rung; entry `-1 - i` is that of rung `i`.
-    """
-
-    names: tuple[str, ...]
-    table: BucketTable
+    names: tuple[str, ...]  # sizes in the format of `bucket.resolution`
+    table: BucketTable  # bucket table with a one-frame entry for each rung; entry `-1 - i` is that of rung `i`
     geometry: Geometry
 
     @classmethod

@@ -74,24 +74,16 @@ class Subject:
 
 @dataclass(frozen=True)
 class Scene:
-    """Content of one clip as displayed, after any rotation in the file's metadata.
-
-    Attributes:
-        radius_px: Half the extent of the shape.
-        offset_px: Distance of its path from the centre, across the direction of motion.
-        time_base: Seconds per unit of `pts`.
-        pts: Presentation time of each frame; a picture has one frame at 0.
-        fps: Nominal frame rate.
-    """
+    """Content of one clip as displayed, after any rotation in the file's metadata."""
 
     subject: Subject
     width: int
     height: int
-    radius_px: float
-    offset_px: float
-    time_base: Fraction = Fraction(1)
-    pts: tuple[int, ...] = (0,)
-    fps: Fraction = Fraction(1)
+    radius_px: float  # half the extent of the shape
+    offset_px: float  # distance of its path from the centre, across the direction of motion
+    time_base: Fraction = Fraction(1)  # seconds per unit of `pts`
+    pts: tuple[int, ...] = (0,)  # presentation time of each frame; a picture has one frame at 0
+    fps: Fraction = Fraction(1)  # nominal frame rate
 
 
 class Video(NamedTuple):

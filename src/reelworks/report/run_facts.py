@@ -45,21 +45,15 @@ class Fact(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """Clips that are not trained for one reason, with its name in the summary and its label in reports.
-
-    Attributes:
-        files: The first clips, with path and detail.
-        nearest: For clips that fit no bucket, their number by the entry that is closest to fitting.
-        all_in: File that lists all clips, if it is not the one that the page names.
-    """
+    """Clips that are not trained for one reason, with its name in the summary and its label in reports."""
 
     name: str
     label: str
     remedy: str
-    files: list[dict[str, Any]]
+    files: list[dict[str, Any]]  # the first clips, with path and detail
     total: int
-    nearest: dict[str, int]
-    all_in: str = ""
+    nearest: dict[str, int]  # for clips that fit no bucket, their number by the entry that is closest to fitting
+    all_in: str = ""  # file that lists all clips, if it is not the one that the page names
 
 
 class Part(NamedTuple):
@@ -154,22 +148,16 @@ def buckets(summary: Json) -> list[BucketRow]:
 
 
 class CoverageRow(NamedTuple):
-    """Numbers of an epoch's planned clips by state.
+    """Numbers of an epoch's planned clips by state."""
 
-    Attributes:
-        name: Number of the epoch, with the number of data restarts, if any.
-        state: "adds up", "under way", "lost" if a record is missing, or "contradiction".
-        note: Missing records and contradictions.
-    """
-
-    name: str
+    name: str  # number of the epoch, with the number of data restarts, if any
     planned: int
     trained: int
     failed: int
     skipped: int
     done: bool
-    state: str
-    note: str
+    state: str  # "adds up", "under way", "lost" if a record is missing, or "contradiction"
+    note: str  # missing records and contradictions
 
 
 def coverage(data: RunData) -> list[CoverageRow]:

@@ -15,17 +15,11 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Cut:
-    """Micro-batches over clips that are sorted by bucket.
+    """Micro-batches over clips that are sorted by bucket."""
 
-    Attributes:
-        bucket: Bucket of each micro-batch.
-        clips: Number of each micro-batch's own clips.
-        length: Number of its places, which exceeds `clips` if copies or repeats fill it.
-    """
-
-    bucket: I64
-    clips: I64
-    length: I64
+    bucket: I64  # bucket of each micro-batch
+    clips: I64  # number of each micro-batch's own clips
+    length: I64  # number of its places, which exceeds `clips` if copies or repeats fill it
 
     @property
     def offsets(self) -> I64:

@@ -48,17 +48,12 @@ class Parsed:
 
 @dataclass(frozen=True)
 class Dialect:
-    """A parsed table, with its rules of assignment.
+    """A parsed table, with its rules of assignment."""
 
-    Attributes:
-        entries: Entries by pixels, descending (equal ones in the table's order), then by length, descending.
-        resolution_first: Whether the draw about a clip's resolution precedes that about its length.
-        spare_frames: Frames that a clip must have in addition to an entry's.
-    """
-
+    # By pixels, descending (equal ones in the table's order), then by length, descending.
     entries: tuple[Parsed, ...]
-    resolution_first: bool
-    spare_frames: int
+    resolution_first: bool  # whether the draw about a clip's resolution precedes that about its length
+    spare_frames: int  # frames that a clip must have in addition to an entry's
 
 
 def normal_form(value: Any) -> Any:
