@@ -159,12 +159,7 @@ EMPTY = BucketTable((), (), upscale=False, max_crop=1.0)
 def build(
     entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry: Geometry, *, extends_short: bool = False
 ) -> BucketTable:
-    """Compute the bucket table of a recipe's `[[bucket]]` entries, or of the table of Open-Sora in `[buckets]`.
-
-    Raises:
-        UserError: There is no entry, two entries are equal, the model does not support a frame count or a size,
-            or the recipe has both `[[bucket]]` entries and a table of Open-Sora.
-    """
+    """Compute the bucket table of a recipe's `[[bucket]]` entries, or of the table of Open-Sora in `[buckets]`."""
     dialect = config.dialect()
     if dialect is not None:
         if entries:

@@ -113,13 +113,8 @@ def scene(
 ) -> Scene:
     """Return a scene with random size of the shape, position of its path and times of its frames.
 
-    Args:
-        subject: Content of the clip.
-        size: (width, height) in pixels.
-        num_frames: 1 for a picture.
-        fps: Nominal frame rate.
-        variable: Draw intervals between frames of 0.5 to 1.7 times the nominal one.
-        key: Seed and name of the file, which determine all draws.
+    `size` is (width, height) in pixels. With `variable`, intervals between frames are drawn from 0.5 to 1.7 times the
+    nominal one. `key`, the seed and the name of the file, determines all draws.
     """
     width, height = size
     u = hash_rng.uniform(hash_rng.hash64(*key, "geometry", np.arange(2)))

@@ -110,41 +110,15 @@ def balance(summary: Json) -> str:
     return f"{units.count(scanned)} = " + " + ".join(units.count(part.total) for part in parts)
 
 
-class BucketRow(NamedTuple):
-    """A row of the bucket table; shares are of all planned clips and tokens."""
-
-    name: str
-    shape: str
-    batch_size: int
-    clips: int
-    micro_batches: int
-    incomplete: int
-    tokens: int
-    share_of_clips: float
-    share_of_tokens: float
-    keep_prob: float | None
-
-
-def buckets(summary: Json) -> list[BucketRow]:
-    """Return the rows of the bucket table in the plan's order."""
-    rows = summary.get("buckets", [])
-    clips = sum(row["clips"] for row in rows) or 1
-    tokens = sum(row["clips"] * row["tokens_per_clip"] for row in rows) or 1
-    return [
-        BucketRow(
-            name=row["name"],
-            shape=f"{row['num_frames']} × {row['height']} × {row['width']}",
-            batch_size=row["batch_size"],
-            clips=row["clips"],
-            micro_batches=row["micro_batches"],
-            incomplete=row["incomplete"],
-            tokens=row["clips"] * row["tokens_per_clip"],
-            share_of_clips=row["clips"] / clips,
-            share_of_tokens=row["clips"] * row["tokens_per_clip"] / tokens,
-            keep_prob=row.get("keep_prob"),
-        )
-        for row in rows
+def buckets(summary: Json) -> list[Json]:
+    """Return the buckets in the plan's order, each with `tokens` and its shares of all planned clips and tokens."""
+    rows = [
+        {"keep_prob": None, **row, "tokens": row["clips"] * row["tokens_per_clip"]}
+        for row in summary.get("buckets", [])
     ]
+    clips = sum(row["clips"] for row in rows) or 1
+    tokens = sum(row["tokens"] for row in rows) or 1
+    return [row | {"share_of_clips": row["clips"] / clips, "share_of_tokens": row["tokens"] / tokens} for row in rows]
 
 
 class CoverageRow(NamedTuple):

@@ -192,11 +192,7 @@ def _among(uid: NDArray[np.uint64], done: NDArray[np.uint64]) -> NDArray[np.bool
 
 
 def check_same(cursor: Cursor, plan: EpochPlan) -> None:
-    """Refuse to resume if the plan changed although catalog and spec did not.
-
-    Raises:
-        UserError: The plan or its next row differs from the checkpoint's.
-    """
+    """Refuse to resume if the plan or its next row changed although catalog and spec did not."""
     if (plan.digest(), plan.row_digest(cursor.row)) != (cursor.plan, cursor.next_row):
         raise UserError(
             "the plan differs from the checkpoint's although catalog and recipe are unchanged",

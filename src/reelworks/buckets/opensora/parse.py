@@ -66,11 +66,7 @@ def normal_form(value: Any) -> Any:
 
 
 def parse(table: Table, meaning: Meaning, *, drop_exact_length: bool) -> Dialect:
-    """Parse a table; `drop_exact_length` refuses clips of exactly an entry's length, as 1.1 and 1.2 do.
-
-    Raises:
-        UserError: The meaning is not set, or a name, length, probability or batch size is invalid.
-    """
+    """Parse a table; `drop_exact_length` refuses clips of exactly an entry's length, as 1.1 and 1.2 do."""
     if meaning == "native":
         raise UserError(
             "the probabilities of a table of Open-Sora mean different things in different releases",

@@ -117,14 +117,9 @@ TABLES = _read_tables()
 
 
 def resolution(name: str, *, computed: bool) -> Resolution:
-    """Look a name up, or compute its sizes.
+    """Look up "240p", "256", "2k" and so on, or compute the sizes of 2.0's "256px", "768px_ar16:9", "480p_max".
 
-    Args:
-        name: "240p", "256", "2k" and so on of the fixed tables, or 2.0's "256px", "768px_ar16:9", "480p_max".
-        computed: Compute "<N>p" as 2.0 does even where a fixed table has that name.
-
-    Raises:
-        UserError: There is no such resolution or ratio.
+    With `computed`, "<N>p" is computed as 2.0 does even where a fixed table has that name.
     """
     base, _, setting = name.partition("_")
     pixels = _computed_pixels(base)
