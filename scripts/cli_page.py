@@ -189,7 +189,7 @@ def _cell(text: str) -> str:
 def _marked(text: str) -> str:
     """Set options, keys and file names that stand bare in a help text as code."""
     parts = re.split(r"(`[^`]*`)", text)
-    bare = r"(--[a-z][\w-]*(?: [a-z_.]+\.\w+=\w+)?|\b[a-z]+\.[a-z_]+\b(?!\.\.)|(?<![\w/])\.[a-z0-9]{3,}\b|\{index\}|\b[A-Z]+/[\w.]+)"
+    bare = r"(--[a-z][\w-]*(?: [a-z_.]+\.\w+=\w+)?|\b[a-z]+\.[a-z_]+\b(?!\.\.)|(?<![\w/])\.[a-z0-9]{3,}\b|\{index\}|\b[A-Z]+/\w+(?:\.\w+)*)"
     return "".join(part if part.startswith("`") else re.sub(bare, r"`\1`", part) for part in parts)
 
 

@@ -225,8 +225,8 @@ def _docstring(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
     document, _, _ = (model.__doc__ or "").partition("Examples:")
     text, _, listed = document.partition("Attributes:")
     text = re.sub(r"^`\[.*?\]`(: | of a recipe: |\.$)", "", " ".join(text.split()))
-    entries = re.findall(r"^        (\w+): (.*(?:\n {12,}.*)*)", listed, flags=re.MULTILINE)
-    own = {name: " ".join(value.split()) for name, value in entries}
+    entries = re.findall(r"^        (\w+(?:, \w+)*): (.*(?:\n {12,}.*)*)", listed, flags=re.MULTILINE)
+    own = {name: " ".join(value.split()) for names, value in entries for name in names.split(", ")}
     return text[:1].upper() + text[1:], {k: v for one in inherited for k, v in one.items()} | own
 
 

@@ -193,5 +193,5 @@ def test_the_recipe_that_comes_with_the_project_is_what_the_verb_writes():
     lines = quickstart.lora_table("wan-2.1-1.3b", [DatasetConfig(path=quickstart.PLACEHOLDER)], PLACEHOLDER)
     first = memory_presets.TIERS[0]
     lines = quickstart.with_setting(lines, Line(f"[{first.table}]", first.key, first.value, first.why))
-    text = toml_writer.write(quickstart.title("wan-2.1-1.3b", PLACEHOLDER), lines)
+    text = toml_writer.write(f"A LoRA of {PLACEHOLDER.to_text()} on wan-2.1-1.3b.", lines)
     assert (RECIPES / "lora-20-pictures.toml").read_text() == text

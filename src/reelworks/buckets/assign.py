@@ -57,24 +57,17 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True)
 class Clips:
-    """Clips to be assigned, as arrays of equal length.
-
-    Attributes:
-        copy: Index of the repeat, from 0.
-        num_frames: Frames after applying the frame interval; 1 for a picture.
-        height, width: Size in pixels, as displayed.
-        excluded: `Reason` to exclude the clip whatever its shape, or `Reason.NONE`.
-        held_out: True for clips reserved for validation.
-    """
+    """Clips to be assigned, as arrays of equal length."""
 
     uid: U64
-    copy: I64
-    num_frames: I64
+    copy: I64  # index of the repeat, from 0
+    num_frames: I64  # frames after applying the frame interval; 1 for a picture
+    # height, width: size in pixels, as displayed
     height: I64
     width: I64
     is_image: Mask
-    excluded: NDArray[np.int8]
-    held_out: Mask
+    excluded: NDArray[np.int8]  # `Reason` to exclude the clip whatever its shape, or `Reason.NONE`
+    held_out: Mask  # whether the clip is reserved for validation
 
     @classmethod
     def unrestricted(cls, uid: U64, num_frames: I64, height: I64, width: I64, is_image: Mask) -> Clips:
@@ -89,17 +82,11 @@ class Clips:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Result of the assignment, with one element for each clip.
+    """Result of the assignment, with one element for each clip."""
 
-    Attributes:
-        bucket: Index into the table's buckets, or -1. Held-out clips have a bucket too.
-        reason: `Reason` why the epoch does not train the clip, or `Reason.NONE`.
-        nearest: For clips that fit no entry, the entry that they miss by the least; else -1.
-    """
-
-    bucket: I32
-    reason: NDArray[np.int8]
-    nearest: I32
+    bucket: I32  # index into the table's buckets, or -1; held-out clips have a bucket too
+    reason: NDArray[np.int8]  # `Reason` why the epoch does not train the clip, or `Reason.NONE`
+    nearest: I32  # for clips that fit no entry, the entry that they miss by the least; else -1
 
 
 def held_out(seed: int, group: U64, share: float) -> Mask:

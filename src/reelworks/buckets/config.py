@@ -125,11 +125,7 @@ class BucketsConfig(Config):
         return self
 
     def dialect(self) -> parse.Dialect | None:
-        """Return the parsed table of Open-Sora, or None.
-
-        Raises:
-            UserError: A name or value in it is invalid, or the meaning of its probabilities is not set.
-        """
+        """Return the parsed table of Open-Sora, or None."""
         if self.opensora is not None:
             return parse.parse(self.opensora, self.probability, drop_exact_length=self.opensora_drop_exact_length)
         for key, unset in (("probability", "native"), ("opensora_drop_exact_length", False)):
@@ -165,11 +161,7 @@ BucketsField = Annotated[
 
 
 def parse_ratio(text: str) -> float:
-    """Return an aspect ratio such as `"16:9"` (width:height) as a number.
-
-    Raises:
-        UserError: The text is not a pair of positive numbers, or more extreme than 1:20 or 20:1.
-    """
+    """Return an aspect ratio such as `"16:9"` (width:height, from 1:20 to 20:1) as a number."""
     try:
         width, height = (float(part) for part in text.split(":"))
     except ValueError:

@@ -28,15 +28,10 @@ _FRAMES = (5, 9, 17, 33, 49, 65, 81, 97, 121)
 
 @dataclass(frozen=True)
 class Ladder:
-    """Candidate sizes (rungs), smallest first.
+    """Candidate sizes (rungs), smallest first."""
 
-    Attributes:
-        names: Sizes in the format of `bucket.resolution`.
-        table: Bucket table with a one-frame entry for each rung; entry `-1 - i` is that of rung `i`.
-    """
-
-    names: tuple[str, ...]
-    table: BucketTable
+    names: tuple[str, ...]  # sizes in the format of `bucket.resolution`
+    table: BucketTable  # bucket table with a one-frame entry for each rung; entry `-1 - i` is that of rung `i`
     geometry: Geometry
 
     @classmethod
@@ -91,12 +86,9 @@ def frame_counts(geometry: Geometry) -> NDArray[np.int64]:
 
 
 def rungs(highest: NDArray[np.int64], worth: NDArray[np.float64], most: int) -> list[int]:
-    """Choose rungs, highest first: the highest one that nearly all clips reach, and those that add most to it.
+    """Choose at most `most` rungs, highest first: the highest that nearly all clips reach, and those that add most.
 
-    Args:
-        highest: Highest rung of each clip; clips of -1 are ignored.
-        worth: Logarithm of the size or length of each rung.
-        most: Maximum number of rungs.
+    `highest` is the highest rung of each clip or -1, `worth` the logarithm of the size or length of each rung.
     """
     count = np.bincount(highest[highest >= 0], minlength=len(worth))
     total = count.sum()
@@ -182,9 +174,6 @@ def propose(clips: Clips, config: BucketsConfig, geometry: Geometry) -> Proposal
 
     If a size and a length together exceed `max_tokens`, one entry has this length at a smaller size, and another
     this size at a shorter length. Clips that fit several entries are divided among them, excluded ones ignored.
-
-    Raises:
-        UserError: One clip of the smallest size exceeds `max_tokens`.
     """
     wanted = clips.take(np.flatnonzero(clips.excluded == Reason.NONE))
     suggestions: list[Suggestion] = []

@@ -14,11 +14,7 @@ _MOST_SIDE_PX = 16_384  # side of the largest square; 8K footage has an eighth o
 
 
 def pixel_budget(resolution: str) -> tuple[int, tuple[int, int] | None]:
-    """Parse "480p", "512px" or "480x854": return the total pixels, and `(height, width)` if it is a single size.
-
-    Raises:
-        UserError: The text has none of the three forms, or has more pixels than any footage.
-    """
+    """Parse "480p", "512px" or "480x854": return the total pixels, and `(height, width)` if it is a single size."""
     size = None
     if match := re.fullmatch(_NUMBER + "p", resolution):
         pixels = int(match[1]) ** 2 * 16 // 9

@@ -20,27 +20,17 @@ from reelworks.core.shape import Geometry, Shape
 
 @dataclass(frozen=True)
 class Entry:
-    """A resolution at one frame count.
-
-    Attributes:
-        pixels: Total pixels of a frame.
-        batch_size: Clips per micro-batch; 0 for an entry that takes no clip.
-        keep_prob: Probability that a clip which fits is assigned here.
-        size: (height, width) if the resolution is a single size.
-        keep_length: Probability to stay at this length, in a table of Open-Sora.
-        spare_frames: Frames that a video must have in addition to `num_frames`.
-        pixel_share: Share of `pixels` that a clip must have.
-    """
+    """A resolution at one frame count."""
 
     resolution: str
-    pixels: int
+    pixels: int  # total pixels of a frame
     num_frames: int
-    batch_size: int
-    keep_prob: float
-    size: tuple[int, int] | None = None
-    keep_length: float = 1.0
-    spare_frames: int = 0
-    pixel_share: float = 1.0
+    batch_size: int  # clips per micro-batch; 0 for an entry that takes no clip
+    keep_prob: float  # probability that a clip which fits is assigned here
+    size: tuple[int, int] | None = None  # (height, width) if the resolution is a single size
+    keep_length: float = 1.0  # probability to stay at this length, in a table of Open-Sora
+    spare_frames: int = 0  # frames that a video must have in addition to `num_frames`
+    pixel_share: float = 1.0  # share of `pixels` that a clip must have
 
     @property
     def is_used(self) -> bool:
@@ -169,12 +159,7 @@ EMPTY = BucketTable((), (), upscale=False, max_crop=1.0)
 def build(
     entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry: Geometry, *, extends_short: bool = False
 ) -> BucketTable:
-    """Compute the bucket table of a recipe's `[[bucket]]` entries, or of the table of Open-Sora in `[buckets]`.
-
-    Raises:
-        UserError: There is no entry, two entries are equal, the model does not support a frame count or a size,
-            or the recipe has both `[[bucket]]` entries and a table of Open-Sora.
-    """
+    """Compute the bucket table of a recipe's `[[bucket]]` entries, or of the table of Open-Sora in `[buckets]`."""
     dialect = config.dialect()
     if dialect is not None:
         if entries:

@@ -20,7 +20,13 @@ _SECRET = re.compile("key|secret|token|passw|credential|connection_string", re.I
 
 
 class KeepBest(Config):
-    """Keep the checkpoints with the best values of one metric; `mode` is never guessed from its name."""
+    """Keep the checkpoints with the best values of one metric; `mode` is never guessed from its name.
+
+    Attributes:
+        metric: Name of the metric, such as "validation/loss".
+        mode: Whether the lowest or the highest value is the best.
+        n: Number of checkpoints to keep.
+    """
 
     metric: str = Field("validation/loss", min_length=1)
     mode: Literal["min", "max"] = "min"

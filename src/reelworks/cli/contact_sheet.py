@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
-from reelworks.cli import show, show_data
+from reelworks.cli import show
 from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
+
+_WORST_SHOWN = 10
 
 
 def contact_sheet(
@@ -33,10 +35,28 @@ def contact_sheet(
     Scans the data, loads no model.
     """
     from reelworks.recipe import dataset
-    from reelworks.report import contact_sheet_page
+    from reelworks.report import sheet
 
     loaded = load_recipe(recipe, overrides, data_path)
     with show.scan_progress(quiet=json) as on_progress:
         dataset.scan_recipe(loaded, on_progress)
-    report = contact_sheet_page.write(loaded, output or Path(loaded.output) / "contact-sheet", clips)
-    show.json(report) if json else show_data.contact_sheet(report)
+    report = sheet.write_page(loaded, output or Path(loaded.output) / "contact-sheet", clips)
+    show.json(report) if json else _print_summary(report)
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    for bucket in summary["buckets"]:
+        show.line(
+            f"{bucket['name']}: {bucket['clips']} clip{'s' if bucket['clips'] > 1 else ''} of {bucket['shape']}, "
+            f"{bucket['mean_lost']:.1%} cropped away on average, {bucket['max_lost']:.1%} at most"
+        )
+        for clip in bucket["shown"]:
+            if clip["error"]:
+                show.line(f"  cannot be trained: {clip['path']}: {clip['error']}")
+    show.line("cropped most")
+    for clip in summary["worst"][:_WORST_SHOWN]:
+        size = f"{clip['width']}×{clip['height']}"
+        show.line(f"  {clip['lost']:>6.1%}  {clip['path']}  {size} in {clip['bucket']}")
+    if summary["short_clips"]:
+        show.line(show.short_clips(summary["short_clips"]))
+    show.line(summary["index"])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from reelworks.cli import show, show_data
+from reelworks.cli import show
 from reelworks.cli.options import RunArgument
 from reelworks.core.errors import UserError
+
+if TYPE_CHECKING:
+    from reelworks.analysis.coverage import Coverage, EpochCoverage
+
+_ACCOUNT = ("trained", "failed", "skipped", "not_yet")
 
 
 def coverage(
@@ -35,7 +41,7 @@ def coverage(
     history = clip_history.cover(RunFolder(run))
     selected = never_trained or clip is not None
     places = history.places(never_trained=never_trained, clip=clip) if selected or json else []
-    show.json(history.to_json(places)) if json else show_data.coverage(history, places)
+    show.json(history.to_json(places)) if json else _print_coverage(history, places)
     if history.problems:
         more = f", and {len(history.problems) - 1} more" if len(history.problems) > 1 else ""
         raise UserError(
@@ -46,3 +52,47 @@ def coverage(
             remedy="restore coverage/ and events.jsonl from a backup of the run, if they were changed; otherwise report a "
             "defect and attach both",
         )
+
+
+def _print_coverage(report: Coverage, places: list[int]) -> None:
+    if not report.epochs:
+        show.line("no epoch has begun")
+    for epoch in report.epochs:
+        show.line(f"{_epoch(epoch.data_restarts, epoch.epoch)}: {_account(epoch)}")
+        others = {label: n for label, n in epoch.counts.items() if label not in _ACCOUNT}
+        if others:
+            show.line("  not planned: " + ", ".join(f"{n} {label}" for label, n in others.items()))
+        for lost in epoch.lost:
+            show.line(f"  {lost}")
+        for problem in epoch.problems:
+            show.line(f"  {problem}")
+    for clip in report.clips(places):
+        copy = f" (copy {clip['copy']})" if report.copy.any() else ""
+        show.line(f"\n{clip['path']}{copy}")
+        for one in clip["epochs"]:
+            show.line(f"  {_epoch(one['data_restarts'], one['epoch'])}: {_became(one)}")
+
+
+def _epoch(data_restarts: int, epoch: int) -> str:
+    """Return an epoch's name; epochs count from 0 again after a restart of the data."""
+    return f"epoch {epoch}" + (f" of data restart {data_restarts}" if data_restarts else "")
+
+
+def _account(epoch: EpochCoverage) -> str:
+    if epoch.lost:
+        return f"{epoch.planned} planned; some clips are unknown, since a record is missing"
+    parts = [epoch.counts.get(name, 0) for name in _ACCOUNT]
+    text = f"{epoch.planned} planned = {parts[0]} trained + {parts[1]} failed + {parts[2]} skipped"
+    text += f" + {parts[3]} not yet" if parts[3] or not epoch.ended else ""
+    if epoch.pruned is not None:
+        when = datetime.fromtimestamp(epoch.pruned).strftime("%Y-%m-%d %H:%M")
+        return f"{text}; its record was removed on {when} to stay within coverage.max_disk"
+    if epoch.adds_up:
+        return text + "; adds up"
+    return text.replace(" = ", " against ", 1) + "; does NOT add up"
+
+
+def _became(one: dict[str, Any]) -> str:
+    step = f" (step {one['step']})" if "step" in one else ""
+    reason = f": {one['reason']}" if "reason" in one else ""
+    return str(one["became"]).replace("_", " ") + step + reason

@@ -91,7 +91,6 @@ def _forecast(recipe: Recipe, world: int, epochs: int, quiet: bool) -> tuple[Rec
 
 
 def _check_options(recipes: list[Path], diff: bool, files: dict[str, Path | None]) -> None:
-
     for option, path in files.items():
         if diff and path is not None:
             raise UserError(

@@ -5,37 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
+from reelworks.analysis import plan_report
 from reelworks.cli import show
 from reelworks.core import units
 
 Json = dict[str, Any]
 _FILES_SHOWN = 5
+_BUCKET_KEYS = ("batch_size", "global_batch", "clips", "micro_batches", "incomplete", "tokens_per_clip")
 _EPOCH_KEYS = ("steps", "clips", "tokens", "micro_batches", "incomplete", "imbalance", "padding")
 _SHARES = ("share_of_clips", "share_of_tokens", "share_of_time", "share_of_gradient")
-
-_console = Console(highlight=False)
 
 
 def forecast(values: Json, html: Path | None) -> None:
     """Print the first epoch, then all epochs and their totals."""
-    show.plan(values)
-    show.losses(values)
-    shares = _table("share of", "clips", "tokens", "time", "gradient")
+    epoch(values)
+    _losses(values)
+    shares = show.new_table("share of", "clips", "tokens", "time", "gradient")
     for one in values["shares"]:
         shares.add_row(one["name"], *(f"{one[key]:.1%}" for key in _SHARES))
-    _console.print(shares)
+    show.print_table(shares)
     if len(values["datasets"]) > 1:
         _datasets(values["datasets"])
     if len(values["epochs"]) > 1:
-        epochs = _table("epoch", "steps", "clips", "tokens", "batches", "not full", "imbalance", "padding")
+        epochs = show.new_table("epoch", "steps", "clips", "tokens", "batches", "not full", "imbalance", "padding")
         for one in values["epochs"]:
             epochs.add_row(str(one["epoch"]), *_cells(one))
         epochs.add_row("sum", *_cells(values["sum"]))
-        _console.print(epochs)
+        show.print_table(epochs)
     _never_seen(values)
     if (steps := values["max_steps_to_set"]) is not None:
         show.line(
@@ -47,11 +43,81 @@ def forecast(values: Json, html: Path | None) -> None:
         show.line(f"\n{html}")
 
 
+def epoch(forecast: Json) -> None:
+    """Print buckets, reasons and totals of an epoch."""
+    buckets = show.new_table("bucket", "size", "batch", "global", "clips", "batches", "not full", "tokens")
+    for bucket in forecast["buckets"]:
+        cells = [bucket[key] for key in _BUCKET_KEYS]
+        buckets.add_row(bucket["name"], f"{bucket['height']}×{bucket['width']}", *map(str, cells))
+    show.print_table(buckets)
+    _reasons(forecast)
+    for warning in plan_report.warnings(forecast):
+        show.line(f"warning: {warning}")
+    show.line(
+        f"{forecast['steps_per_epoch']} steps per epoch of {forecast['micro_batches_per_step']} micro-batches "
+        f"(slots of {forecast['same_bucket_run']}); {forecast['micro_batches']} micro-batches, "
+        f"{forecast['incomplete']} not full ({_incomplete(forecast)}), {forecast['rows_not_full']} steps not full"
+    )
+    show.line(
+        f"{forecast['planned']} clips planned; at {forecast['world']} GPU{'s' if forecast['world'] > 1 else ''}: "
+        f"imbalance {forecast['imbalance']:.1%}, padding {forecast['padding']:.1%}"
+    )
+
+
+def _incomplete(forecast: Json) -> str:
+    return {
+        "partial": "trained with fewer clips",
+        "pad": "padded with copies of weight 0",
+        "merge": "whose clips fit no smaller bucket",
+        "repeat": f"filled with {forecast['repeated']} repeated clips",
+    }[forecast["incomplete_batch"]]
+
+
+def _reasons(forecast: Json) -> None:
+    for reason, entries in forecast["reasons"].items():
+        clips = forecast["left_out"][reason]["clips"]
+        show.line(f"{reason}: {clips}")
+        if reason == "held_out":
+            continue
+        for entry in entries[:_FILES_SHOWN]:
+            show.line(f"  {entry['path']}" + (f": {entry['detail']}" if entry["detail"] else ""))
+        if clips > _FILES_SHOWN:
+            show.line(f"  and {clips - _FILES_SHOWN} more; --rejected FILE lists all")
+
+
+def _losses(forecast: Json) -> None:
+    """Print proposed buckets, and the shares of pictures and frames that an epoch leaves out."""
+    for text in (forecast["chosen_buckets"] or {"lines": []})["lines"]:
+        show.line(text)
+    crop, frames = forecast["crop"], forecast["frames"]
+    of_frames = {one["name"]: one for one in frames["by_bucket"]}
+    parts = show.new_table("part of clips", "cropped away", "frames trained", "frames in all", "share")
+    for one in crop["by_bucket"]:
+        parts.add_row(one["name"], f"{one['mean']:.1%}", *_frames(of_frames.get(one["name"])))
+    parts.add_row("total", f"{crop['mean']:.1%}", *_frames(frames if frames["there"] else None))
+    show.print_table(parts)
+    for one in crop["worst"][:_FILES_SHOWN]:
+        show.line(f"  cropped {one['lost']:.1%}: {one['path']}, {one['width']}×{one['height']} in {one['bucket']}")
+    if frames["less_than_half"]:
+        show.line(f"clips of which an epoch trains less than half: {frames['less_than_half']}")
+    for one in frames["longest"][:_FILES_SHOWN]:
+        show.line(f"  {one['trained']} of {one['there']} frames: {one['path']} in {one['bucket']}")
+    if forecast["short_clips"]:
+        show.line(show.short_clips(forecast["short_clips"]))
+
+
+def _frames(one: Json | None) -> list[str]:
+    """Return the cells about frames, which are empty for pictures."""
+    if one is None:
+        return ["", "", ""]
+    return [str(one["trained"]), str(one["there"]), f"{one['trained'] / one['there']:.1%}"]
+
+
 def _datasets(values: list[Json]) -> None:
-    table = _table("share of", "clips", "tokens", "time", "showings per clip")
+    table = show.new_table("share of", "clips", "tokens", "time", "showings per clip")
     for one in values:
         table.add_row(one["name"], *(f"{one[key]:.1%}" for key in _SHARES[:3]), f"{one['showings_per_clip']:.2f}")
-    _console.print(table)
+    show.print_table(table)
 
 
 def _never_seen(values: Json) -> None:
@@ -88,19 +154,19 @@ def _gives(one: Json) -> str:
 
 def difference(values: Json, names: tuple[str, str]) -> None:
     """Print keys, totals, buckets and reasons of two recipes."""
-    keys = _table("key", *names)
+    keys = show.new_table("key", *names)
     for one in values["keys"]:
         keys.add_row(one["key"], str(one["a"]), str(one["b"]))
-    _console.print(keys) if values["keys"] else show.line("no key differs")
-    figures = _table(f"{values['epochs']} epoch{'s' if values['epochs'] > 1 else ''}", *names)
+    show.print_table(keys) if values["keys"] else show.line("no key differs")
+    figures = show.new_table(f"{values['epochs']} epoch{'s' if values['epochs'] > 1 else ''}", *names)
     for one in values["figures"]:
         figures.add_row(one["name"].replace("_", " "), *(_number(one["name"], one[x]) for x in "ab"))
-    _console.print(figures)
+    show.print_table(figures)
     for title, part in (("clips of bucket", "buckets"), ("rejected", "reasons")):
-        table = _table(title, *names)
+        table = show.new_table(title, *names)
         for one in values[part]:
             table.add_row(one["name"], str(one["a"]), str(one["b"]))
-        _console.print(table)
+        show.print_table(table)
 
 
 def _cells(one: Json) -> list[str]:
@@ -109,11 +175,3 @@ def _cells(one: Json) -> list[str]:
 
 def _number(key: str, value: float) -> str:
     return f"{value:.1%}" if key in ("imbalance", "padding") else str(value)
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right")
-    return table

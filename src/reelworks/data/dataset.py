@@ -30,7 +30,7 @@ from reelworks.media import decode
 from reelworks.media.config import DataConfig
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import cost, cursor
-from reelworks.schedule.config import CostConfig
+from reelworks.schedule.cost import CostConfig
 from reelworks.schedule.cursor import Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 

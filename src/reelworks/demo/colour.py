@@ -32,9 +32,6 @@ def clip_colour(frames_THWC: NDArray[Any]) -> str:
 
     The background is the median per channel of the outer ring (6 % of the short side) of all frames. The 3 % of pixels
     farthest from it in RGB, ties included, each vote for the nearest palette colour.
-
-    Raises:
-        ValueError: The frames are not uint8 of shape (frames, height, width, 3), or empty.
     """
     if frames_THWC.dtype != np.uint8 or frames_THWC.ndim != 4 or frames_THWC.shape[3] != 3 or not frames_THWC.size:
         raise ValueError(f"frames are {frames_THWC.dtype} {frames_THWC.shape}: give uint8 (frames, height, width, 3)")

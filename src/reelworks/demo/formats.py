@@ -12,20 +12,13 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class VideoFormat:
-    """Storage format of a video.
+    """Storage format of a video."""
 
-    Attributes:
-        codec: FFmpeg's name of the encoder.
-        suffix: File suffix, which also chooses the container.
-        rotation: Degrees clockwise by which players turn the stored frames, as in videos of phones held upright.
-        variable: Whether frames come at irregular times.
-    """
-
-    codec: str
-    suffix: str
+    codec: str  # FFmpeg's name of the encoder
+    suffix: str  # file suffix, which also chooses the container
     pix_fmt: str = "yuv420p"
-    rotation: int = 0
-    variable: bool = False
+    rotation: int = 0  # degrees clockwise by which players turn the stored frames, as in videos of phones held upright
+    variable: bool = False  # whether frames come at irregular times
 
     @property
     def note(self) -> str:

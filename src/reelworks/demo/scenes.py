@@ -74,24 +74,16 @@ class Subject:
 
 @dataclass(frozen=True)
 class Scene:
-    """Content of one clip as displayed, after any rotation in the file's metadata.
-
-    Attributes:
-        radius_px: Half the extent of the shape.
-        offset_px: Distance of its path from the centre, across the direction of motion.
-        time_base: Seconds per unit of `pts`.
-        pts: Presentation time of each frame; a picture has one frame at 0.
-        fps: Nominal frame rate.
-    """
+    """Content of one clip as displayed, after any rotation in the file's metadata."""
 
     subject: Subject
     width: int
     height: int
-    radius_px: float
-    offset_px: float
-    time_base: Fraction = Fraction(1)
-    pts: tuple[int, ...] = (0,)
-    fps: Fraction = Fraction(1)
+    radius_px: float  # half the extent of the shape
+    offset_px: float  # distance of its path from the centre, across the direction of motion
+    time_base: Fraction = Fraction(1)  # seconds per unit of `pts`
+    pts: tuple[int, ...] = (0,)  # presentation time of each frame; a picture has one frame at 0
+    fps: Fraction = Fraction(1)  # nominal frame rate
 
 
 class Video(NamedTuple):
@@ -121,13 +113,8 @@ def scene(
 ) -> Scene:
     """Return a scene with random size of the shape, position of its path and times of its frames.
 
-    Args:
-        subject: Content of the clip.
-        size: (width, height) in pixels.
-        num_frames: 1 for a picture.
-        fps: Nominal frame rate.
-        variable: Draw intervals between frames of 0.5 to 1.7 times the nominal one.
-        key: Seed and name of the file, which determine all draws.
+    `size` is (width, height) in pixels. With `variable`, intervals between frames are drawn from 0.5 to 1.7 times the
+    nominal one. `key`, the seed and the name of the file, determines all draws.
     """
     width, height = size
     u = hash_rng.uniform(hash_rng.hash64(*key, "geometry", np.arange(2)))

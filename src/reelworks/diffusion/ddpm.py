@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reelworks.diffusion.rectified_flow import generated_only, mean_over_generated, per_frame
+from reelworks.diffusion.rectified_flow import per_frame
 
 NUM_STEPS = 1000
 FIRST_BETA, LAST_BETA = 0.00085, 0.012
@@ -59,18 +59,3 @@ def read(prediction: Prediction, output: Tensor, x_t: Tensor, t_B: Tensor) -> tu
     if prediction == "epsilon":
         return (x_t - noise * output) / data, output
     return data * x_t - noise * output, noise * x_t + data * output
-
-
-def loss_per_sample(
-    prediction: Prediction,
-    output_BCTHW: Tensor,
-    x0_BCTHW: Tensor,
-    noise_BCTHW: Tensor,
-    t_B: Tensor,
-    frame_mask_BT: Tensor | None,
-    weight_BTHW: Tensor | None = None,
-) -> Tensor:
-    """Return the mean squared error of the prediction over each clip's counted elements, `[B]` float32."""
-    error = output_BCTHW.float() - target(prediction, x0_BCTHW.float(), noise_BCTHW.float(), t_B)
-    counted = generated_only(error, frame_mask_BT, weight_BTHW)
-    return mean_over_generated(counted.square(), frame_mask_BT, weight_BTHW)

@@ -29,20 +29,13 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class Schedule:
-    """Noise schedule and the coefficients derived from it, `[N]` each, in float32 as in v1.1.
+    """Noise schedule and the coefficients derived from it, `[N]` each, in float32 as in v1.1."""
 
-    Attributes:
-        steps: Selected steps of the 1000, ascending; these are the timesteps that the model receives.
-        betas: Variance that each step adds.
-        share_kept: Cumulative product of 1 − beta.
-        log_variance: Log of the posterior's variance; the first, a variance of 0, is replaced by the second.
-        mean_of_x0, mean_of_x_t: Weights of the clean and of the noised sample in the posterior's mean.
-    """
-
-    steps: Tensor
-    betas: Tensor
-    share_kept: Tensor
-    log_variance: Tensor
+    steps: Tensor  # selected steps of the 1000, ascending; these are the timesteps that the model receives
+    betas: Tensor  # variance that each step adds
+    share_kept: Tensor  # cumulative product of 1 − beta
+    log_variance: Tensor  # log of the posterior's variance; the first, a variance of 0, is replaced by the second
+    # mean_of_x0, mean_of_x_t: weights of the clean and of the noised sample in the posterior's mean
     mean_of_x0: Tensor
     mean_of_x_t: Tensor
 

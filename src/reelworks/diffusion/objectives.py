@@ -1,47 +1,23 @@
 """The objectives, with a common interface for training and generation.
 
+`times` maps `[B]` draws in [0, 1) to timesteps before and after the shift, `noised` blends latents `[B, C, T, H, W]`
+with noise, and `losses` returns the loss of each clip, `[B]`, from the network's output `[B, C or 2·C, T, H, W]`. With
+`weight_BTHW`, it is the weighted mean, so that a small mask counts as much as a large one. `learns_variance` tells
+whether the network outputs twice the channels, the second half for the variance.
+
 Legend: B clips, C channels, T latent frames, H height, W width.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
 
 from reelworks.diffusion import ddpm, iddpm, rectified_flow, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
-
-
-class Objective(Protocol):
-    """Interface of an objective, as functions of tensors."""
-
-    @property
-    def learns_variance(self) -> bool:
-        """Whether the network outputs twice the channels, the second half for the variance."""
-
-    def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
-        """Map `[B]` draws in [0, 1) to timesteps, before and after the shift."""
-
-    def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
-        """Blend latents `[B, C, T, H, W]` with noise."""
-
-    def losses(
-        self,
-        output: Tensor,
-        x_t: Tensor,
-        x0: Tensor,
-        noise: Tensor,
-        t_B: Tensor,
-        frame_mask_BT: Tensor | None,
-        weight_BTHW: Tensor | None = None,
-    ) -> Tensor:
-        """Return the loss of each clip, `[B]`, from the network's output `[B, C or 2·C, T, H, W]`.
-
-        With `weight_BTHW`, it is the weighted mean, so that a small mask counts as much as a large one.
-        """
 
 
 @final
@@ -102,21 +78,19 @@ class RectifiedFlow:
         return rectified_flow.loss_per_sample(velocity, x0, noise, frame_mask_BT, weight_BTHW)
 
 
+def _uniform_steps(uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
+    """Map draws to steps of uniform density, without a shift."""
+    t_B = torch.floor(uniform_B * ddpm.NUM_STEPS).float()
+    return t_B, t_B
+
+
 @final
-@dataclass(frozen=True)
 class Iddpm:
     """Diffusion with a learned variance (`diffusion.iddpm`)."""
 
-    learns_variance: bool = True
-
-    def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
-        """Map draws to steps of uniform density, without a shift."""
-        t_B = torch.floor(uniform_B * iddpm.NUM_STEPS).float()
-        return t_B, t_B
-
-    def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
-        """Blend latents with noise by the noise schedule."""
-        return iddpm.noised(x0, noise, t_B, frame_mask_BT)
+    learns_variance = True
+    times = staticmethod(_uniform_steps)
+    noised = staticmethod(iddpm.noised)
 
     def losses(
         self,
@@ -139,16 +113,9 @@ class Ddpm:
     """Diffusion with prediction of the noise or v (`diffusion.ddpm`)."""
 
     prediction: ddpm.Prediction
-    learns_variance: bool = False
-
-    def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
-        """Map draws to steps of uniform density, without a shift."""
-        t_B = torch.floor(uniform_B * ddpm.NUM_STEPS).float()
-        return t_B, t_B
-
-    def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
-        """Blend latents with noise by the noise schedule."""
-        return ddpm.noised(x0, noise, t_B, frame_mask_BT)
+    learns_variance = False
+    times = staticmethod(_uniform_steps)
+    noised = staticmethod(ddpm.noised)
 
     def losses(
         self,
@@ -161,9 +128,11 @@ class Ddpm:
         weight_BTHW: Tensor | None = None,
     ) -> Tensor:
         """Return the mean squared error of the predicted noise or v of each clip."""
-        return ddpm.loss_per_sample(self.prediction, output, x0, noise, t_B, frame_mask_BT, weight_BTHW)
+        error = output.float() - ddpm.target(self.prediction, x0.float(), noise.float(), t_B)
+        return rectified_flow.mean_square(error, frame_mask_BT, weight_BTHW)
 
 
+Objective = RectifiedFlow | Iddpm | Ddpm
 PREDICTIONS: dict[str, ddpm.Prediction] = {"epsilon": "epsilon", "v-prediction": "v"}
 
 

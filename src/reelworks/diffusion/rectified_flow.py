@@ -64,6 +64,11 @@ def loss_per_sample(
     multiplied by 0.
     """
     error_BCTHW = prediction_BCTHW.float() - (x0_BCTHW.float() - noise_BCTHW.float())
+    return mean_square(error_BCTHW, frame_mask_BT, weight_BTHW)
+
+
+def mean_square(error_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None) -> Tensor:
+    """Return the mean square over each clip's counted elements, `[B]`."""
     counted_BCTHW = generated_only(error_BCTHW, frame_mask_BT, weight_BTHW)
     return mean_over_generated(counted_BCTHW.square(), frame_mask_BT, weight_BTHW)
 

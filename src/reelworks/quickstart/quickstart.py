@@ -313,12 +313,7 @@ class QuickstartResult:
 def lora(
     path: Path, wishes: QuickstartOptions, on_progress: Callable[[ScanProgress], None] | None = None
 ) -> QuickstartResult:
-    """Make the recipe of a LoRA and write it; an existing file is replaced.
-
-    Raises:
-        UserError: The model is unknown, the trigger word is empty, the folders hold nothing to train, the training
-            does not fit into the GPU, or the recipe cannot be written.
-    """
+    """Make the recipe of a LoRA and write it, if the training fits into the GPU; an existing file is replaced."""
     preset = registry.preset_name(wishes.model)
     if wishes.trigger is not None and not wishes.trigger.strip():
         raise UserError(
@@ -344,18 +339,13 @@ def lora(
     per_epoch = _micro_batches(_read(lines, path), bool(wishes.folders))
     # Settings that save memory change the number of steps.
     lines = with_setting(lines, _saves(sum(per_epoch.values()) * (drafted.train.max_epochs or 1)))
-    text = toml_writer.write(title(preset, found), lines)
+    text = toml_writer.write(f"A LoRA of {found.to_text()} on {preset}.", lines)
     recipe = _read(lines, path)
     if not registry.PRESETS[preset].release:
         remarks.append(f"{preset} starts from fresh weights and is meant for experiments")
     result = QuickstartResult(text, recipe, found, choice, tuple(remarks), per_epoch, wishes.tflops)
     files.write_for("--output", path, text.encode())
     return result
-
-
-def title(preset: str, found: FolderSurvey) -> str:
-    """Return the first line of a recipe."""
-    return f"A LoRA of {found.to_text()} on {preset}."
 
 
 def _read(lines: Sequence[Line], path: Path) -> Recipe:

@@ -86,9 +86,7 @@ def datasets(folders: Sequence[Path]) -> tuple[list[DatasetConfig], list[str]]:
 
     A folder named `REPEATS_WORDS`, or each such folder in a given one, is a dataset as for kohya's tools: its pictures
     are repeated `REPEATS` times per epoch, and those without a text file have `WORDS` as their caption.
-
-    Raises:
-        UserError: A folder is listed twice or lies in another one, so that its clips would be trained twice.
+    A folder that is listed twice, or lies in another one, is refused, since its clips would be trained twice.
     """
     result, remarks = list[DatasetConfig](), list[str]()
     for folder in folders:

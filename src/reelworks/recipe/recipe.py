@@ -17,7 +17,7 @@ from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderC
 from reelworks.models.lora.config import LoraConfig
 from reelworks.precision.config import PrecisionConfig
 from reelworks.run.config import CoverageConfig
-from reelworks.schedule.config import CostConfig
+from reelworks.schedule.cost import CostConfig
 from reelworks.train.config import SamplesConfig, TrainConfig, ValidationConfig
 
 

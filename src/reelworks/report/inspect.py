@@ -30,22 +30,14 @@ _POINTS = 2000  # in the plot of sizes; more would hide each other
 
 @dataclass(frozen=True)
 class Inspection:
-    """Result of `inspect`. Histograms are lists of (label, count) without empty classes.
-
-    Attributes:
-        duration: Lengths of readable videos in seconds.
-        caption_tokens: Number of words and punctuation marks in the captions of readable clips.
-        pictures_by_folder: Number of readable pictures in each folder, largest first.
-        folders: Number of folders with pictures.
-        sizes: Width and height in pixels of readable clips sampled evenly over the catalog.
-    """
+    """Result of `inspect`. Histograms are lists of (label, count) without empty classes."""
 
     summary: Summary
-    duration: Histogram
-    caption_tokens: Histogram
-    pictures_by_folder: Histogram
-    folders: int
-    sizes: list[tuple[int, int]]
+    duration: Histogram  # lengths of readable videos in seconds
+    caption_tokens: Histogram  # number of words and punctuation marks in the captions of readable clips
+    pictures_by_folder: Histogram  # number of readable pictures in each folder, largest first
+    folders: int  # number of folders with pictures
+    sizes: list[tuple[int, int]]  # width and height in pixels of readable clips sampled evenly over the catalog
     advice: list[DataAdvice]
     proposal: Proposal
 

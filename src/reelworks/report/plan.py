@@ -88,11 +88,7 @@ def headline(forecast: Json) -> list[Fact]:
     over = f"in {units.plural(epochs, 'epoch')}"
     not_full = f"of {units.count(forecast['micro_batches'])} micro-batches"
     return [
-        Fact(
-            "Steps an epoch",
-            units.count(forecast["steps_per_epoch"]),
-            f"{units.count(total['steps'])} {over}",
-        ),
+        Fact("Steps an epoch", units.count(forecast["steps_per_epoch"]), f"{units.count(total['steps'])} {over}"),
         Fact("Global batch", batch, "clips a step, by bucket"),
         Fact("Imbalance", units.percent(total["imbalance"]), "of the time GPUs wait for the slowest one"),
         Fact("Padding", units.percent(total["padding"]), "of samples are copies of weight 0"),

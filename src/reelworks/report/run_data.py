@@ -18,27 +18,20 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunData:
-    """Contents of a run folder.
-
-    Attributes:
-        info, summary, environment: Contents of `run.json`, `plan/summary.json` and `environment.json`.
-        recipe: The resolved recipe as text.
-        told: All events as written, also those that a resume discarded.
-        events: Events that no resume discarded, see `run.events.timeline`.
-        on_disk, pinned: Steps of the committed and of the pinned checkpoints.
-        coverage: Counts of clips in each epoch from the run's records, oldest first.
-    """
+    """Contents of a run folder."""
 
     path: Path
+    # info, summary, environment: contents of `run.json`, `plan/summary.json` and `environment.json`
     info: dict[str, Any]
     summary: dict[str, Any]
-    recipe: str
+    recipe: str  # the resolved recipe as text
     environment: dict[str, Any]
-    told: list[Event]
-    events: list[Event]
+    told: list[Event]  # all events as written, also those that a resume discarded
+    events: list[Event]  # events that no resume discarded, see `run.events.timeline`
+    # on_disk, pinned: steps of the committed and of the pinned checkpoints
     on_disk: frozenset[int]
     pinned: frozenset[int]
-    coverage: list[EpochCoverage]
+    coverage: list[EpochCoverage]  # counts of clips in each epoch from the run's records, oldest first
 
     def events_of(self, kind: str) -> list[Event]:
         """Return the events of one kind that no resume discarded, oldest first."""

@@ -45,21 +45,15 @@ class Fact(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """Clips that are not trained for one reason, with its name in the summary and its label in reports.
-
-    Attributes:
-        files: The first clips, with path and detail.
-        nearest: For clips that fit no bucket, their number by the entry that is closest to fitting.
-        all_in: File that lists all clips, if it is not the one that the page names.
-    """
+    """Clips that are not trained for one reason, with its name in the summary and its label in reports."""
 
     name: str
     label: str
     remedy: str
-    files: list[dict[str, Any]]
+    files: list[dict[str, Any]]  # the first clips, with path and detail
     total: int
-    nearest: dict[str, int]
-    all_in: str = ""
+    nearest: dict[str, int]  # for clips that fit no bucket, their number by the entry that is closest to fitting
+    all_in: str = ""  # file that lists all clips, if it is not the one that the page names
 
 
 class Part(NamedTuple):
@@ -116,60 +110,28 @@ def balance(summary: Json) -> str:
     return f"{units.count(scanned)} = " + " + ".join(units.count(part.total) for part in parts)
 
 
-class BucketRow(NamedTuple):
-    """A row of the bucket table; shares are of all planned clips and tokens."""
-
-    name: str
-    shape: str
-    batch_size: int
-    clips: int
-    micro_batches: int
-    incomplete: int
-    tokens: int
-    share_of_clips: float
-    share_of_tokens: float
-    keep_prob: float | None
-
-
-def buckets(summary: Json) -> list[BucketRow]:
-    """Return the rows of the bucket table in the plan's order."""
-    rows = summary.get("buckets", [])
-    clips = sum(row["clips"] for row in rows) or 1
-    tokens = sum(row["clips"] * row["tokens_per_clip"] for row in rows) or 1
-    return [
-        BucketRow(
-            name=row["name"],
-            shape=f"{row['num_frames']} × {row['height']} × {row['width']}",
-            batch_size=row["batch_size"],
-            clips=row["clips"],
-            micro_batches=row["micro_batches"],
-            incomplete=row["incomplete"],
-            tokens=row["clips"] * row["tokens_per_clip"],
-            share_of_clips=row["clips"] / clips,
-            share_of_tokens=row["clips"] * row["tokens_per_clip"] / tokens,
-            keep_prob=row.get("keep_prob"),
-        )
-        for row in rows
+def buckets(summary: Json) -> list[Json]:
+    """Return the buckets in the plan's order, each with `tokens` and its shares of all planned clips and tokens."""
+    rows = [
+        {"keep_prob": None, **row, "tokens": row["clips"] * row["tokens_per_clip"]}
+        for row in summary.get("buckets", [])
     ]
+    clips = sum(row["clips"] for row in rows) or 1
+    tokens = sum(row["tokens"] for row in rows) or 1
+    return [row | {"share_of_clips": row["clips"] / clips, "share_of_tokens": row["tokens"] / tokens} for row in rows]
 
 
 class CoverageRow(NamedTuple):
-    """Numbers of an epoch's planned clips by state.
+    """Numbers of an epoch's planned clips by state."""
 
-    Attributes:
-        name: Number of the epoch, with the number of data restarts, if any.
-        state: "adds up", "under way", "lost" if a record is missing, or "contradiction".
-        note: Missing records and contradictions.
-    """
-
-    name: str
+    name: str  # number of the epoch, with the number of data restarts, if any
     planned: int
     trained: int
     failed: int
     skipped: int
     done: bool
-    state: str
-    note: str
+    state: str  # "adds up", "under way", "lost" if a record is missing, or "contradiction"
+    note: str  # missing records and contradictions
 
 
 def coverage(data: RunData) -> list[CoverageRow]:

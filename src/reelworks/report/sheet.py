@@ -1,27 +1,34 @@
-"""Contact sheets: clips of one bucket as training reads them, with the part that the crop removes."""
+"""Contact sheets: clips of one bucket as training reads them, with the part that the crop removes, and their index page."""
 
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from reelworks.analysis import contact_sheet, discarded
+from reelworks.analysis import contact_sheet, discarded, plan_report
 from reelworks.analysis.contact_sheet import SampleView
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
+from reelworks.data import position
 from reelworks.media.decode import BLACK, Frames
+from reelworks.recipe.dataset import RecipeData
+from reelworks.recipe.recipe import Recipe
+from reelworks.report import page
 from reelworks.schedule.plan import Samples
 
 if TYPE_CHECKING:
     from reelworks.data.loader import MicroBatchRequest
     from reelworks.train.replay import Replay
 
+Json = dict[str, Any]
+_WORST = 20
 _HEIGHT_PX = 130
 _WIDTH_PX = 210
 _GAP_PX = 12
@@ -140,6 +147,65 @@ def _scaled(frame_HWC: NDArray[np.uint8], scale: float) -> Image.Image:
     image = Image.fromarray(np.ascontiguousarray(frame_HWC))
     size = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
     return image.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST)
+
+
+def write_page(recipe: Recipe, folder: Path, clips: int) -> Json:
+    """Draw a sheet of some clips of each bucket that the first epoch trains, and `index.html`; the catalog must exist.
+
+    Returns:
+        {"index", "buckets": [{"name", "sheet", "clips", "mean_lost", "max_lost", "shown": [...]}], "worst": [...],
+        "beside": kinds of the companions shown, "short_clips": number of videos that are shorter than their bucket}.
+    """
+    data = RecipeData.open(recipe)
+    begun, _ = position.next_epoch(data, data.plan_spec(*plan_report.step_shape(recipe, 1)), None)
+    entries = discarded.planned(begun.plan)
+    lost = discarded.lost_shares(data, entries)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        buckets = [
+            _draw_bucket(data, entries.take(where), lost[where], begun.epoch, folder, clips)
+            for index in np.unique(entries.bucket).tolist()
+            for where in [np.flatnonzero(entries.bucket == index)]
+        ]
+        sheets: Json = {
+            "index": str(folder / "index.html"),
+            "buckets": buckets,
+            "worst": discarded.worst(data, entries, lost, _WORST),
+        }
+        sheets["beside"] = sorted(
+            {companion["kind"] for b in buckets for clip in b["shown"] for companion in clip["beside"]}
+        )
+        sheets["short_clips"] = discarded.short_clips(data, entries)
+        text = page.render("contact_sheet.html", figures=[], name=Path(recipe.output).name, sheets=sheets)
+        files.write_bytes(folder / "index.html", text.encode())
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    return sheets
+
+
+def _draw_bucket(
+    data: RecipeData, entries: Samples, lost: NDArray[np.float64], epoch: int, folder: Path, clips: int
+) -> Json:
+    bucket = data.table.buckets[int(entries.bucket[0])]
+    chosen = contact_sheet.choose(data, entries, lost, clips)
+    views = contact_sheet.sample_views(data, entries.take(chosen), lost[chosen], epoch=epoch)
+    name = re.sub(r"[^\w.-]+", "-", bucket.name.replace("×", "x").replace(":", "by")).strip("-") + ".png"
+    files.write_bytes(folder / name, draw(views, bucket.shape))
+    return {
+        "name": bucket.name,
+        "shape": str(bucket.shape),
+        "sheet": name,
+        "clips": len(entries),
+        "mean_lost": float(lost.mean()),
+        "max_lost": float(lost.max()),
+        "shown": [_shown(view) for view in views],
+    }
+
+
+def _shown(view: SampleView) -> Json:
+    beside = [{"kind": companion.kind, "path": companion.path} for companion in view.beside]
+    row: Json = {"path": view.path, "caption": view.caption, "error": view.error, "beside": beside}
+    return {**row, "lost": view.lost, "first_frame": view.first_frame}
 
 
 def write_step(replay: Replay, folder: Path) -> list[Path]:

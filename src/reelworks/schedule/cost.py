@@ -13,13 +13,42 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
+from reelworks.core.config import Config
 from reelworks.core.errors import UserError
-from reelworks.schedule.config import CostConfig
+
+LossReduction = Literal["token", "sample", "micro_batch"]
+I64 = NDArray[np.int64]
 
 _MAX_US = 86_400_000_000  # a day; the sum of ten million of these still fits 64 bits
 _FINER = 1000
 _ROUNDING = 0.01  # largest relative error that rounding to integers may cause
+
+
+class CostConfig(Config):
+    """`[cost]`: training time of one clip; only ratios between buckets matter."""
+
+    measured: str | None = Field(
+        None,
+        min_length=1,
+        description="path of a JSON file with milliseconds per clip by bucket name, as `reelworks report RUN "
+        "--costs FILE` writes it; buckets missing from it use the formula, scaled to the measured buckets",
+    )
+    per_clip_us: float = Field(0.0, ge=0, allow_inf_nan=False, description="microseconds per clip")
+    per_token_us: float = Field(1.0, ge=0, allow_inf_nan=False, description="microseconds per latent token")
+    per_token_squared_us: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="microseconds per pair of latent tokens, for full attention over long clips",
+    )
+
+    @model_validator(mode="after")
+    def _costs_something(self) -> CostConfig:
+        if not self.per_clip_us + self.per_token_us + self.per_token_squared_us:
+            raise ValueError("one of per_clip_us, per_token_us and per_token_squared_us must be above 0")
+        return self
 
 
 def costs_us(
@@ -27,14 +56,8 @@ def costs_us(
 ) -> tuple[int, ...]:
     """Return the cost of a clip of each bucket in microseconds, or in a finer unit if rounding would distort ratios.
 
-    Args:
-        names: Names of the buckets.
-        tokens: Latent tokens of one clip of each bucket.
-        config: Formula for buckets that were not measured, which is scaled by the median ratio to those that were.
-        measured_ms: Milliseconds per clip by bucket name.
-
-    Raises:
-        UserError: A clip would take longer than a day.
+    `tokens` are those of one clip of each bucket. The formula of `config` counts for buckets that were not measured,
+    scaled by the median ratio to those that were. A clip of more than a day is refused.
     """
     n = tokens.astype(np.float64)
     known = np.array([measured_ms.get(name, np.nan) * 1000 for name in names])
@@ -57,10 +80,6 @@ def costs_us(
     return tuple(max(round(cost), 1) for cost in costs.tolist())
 
 
-LossReduction = Literal["token", "sample", "micro_batch"]
-I64 = NDArray[np.int64]
-
-
 def loss_weight(loss_reduction: LossReduction, tokens: I64 | int, clips: I64 | int) -> NDArray[np.float64]:
     """Return the loss weight of a clip in a micro-batch of `clips` clips of `tokens` latent tokens each.
 
@@ -78,10 +97,7 @@ def loss_weight(loss_reduction: LossReduction, tokens: I64 | int, clips: I64 | i
 def read_measured(path: str | None, names: Sequence[str]) -> dict[str, float]:
     """Read the milliseconds per clip by bucket name from the file of `cost.measured`; empty if `path` is None.
 
-    The file may lack some of the recipe's buckets (`names`) and have others.
-
-    Raises:
-        UserError: The file cannot be read, holds other values than positive numbers, or names none of the buckets.
+    The file may lack some of the recipe's buckets (`names`) and have others, but not lack all.
     """
     if path is None:
         return {}

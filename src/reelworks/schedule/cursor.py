@@ -26,36 +26,25 @@ _PREFIX_SHIFT = np.uint64(64 - _PREFIX_BITS)
 
 @dataclass(frozen=True)
 class Cursor:
-    """Position in the data of a run; `catalog`, `spec` and `plan` are digests.
+    """Position in the data of a run; `catalog`, `spec` and `plan` are digests."""
 
-    Attributes:
-        catalog: Digest of the catalog's live rows.
-        catalog_version: Number of parts of the catalog.
-        next_row: Digest of the uids of the row to train next.
-        data_restarts: How often the data were restarted from the beginning.
-        epoch, segment: Indices from 0 of the epoch, and of its part under one plan.
-        row: Row to train next; equal to the plan's number of steps at the end of an epoch.
-        global_step: Optimizer steps done in the run.
-        planned: Clips planned in the epoch so far, all segments.
-        trained, failed, skipped: Clips consumed in the epoch, by outcome.
-        repeated: Repeats in the epoch that filled micro-batches; they consume nothing.
-    """
-
-    catalog: str
-    catalog_version: int
+    catalog: str  # digest of the catalog's live rows
+    catalog_version: int  # number of parts of the catalog
     spec: str
     plan: str
-    next_row: str
-    data_restarts: int
+    next_row: str  # digest of the uids of the row to train next
+    data_restarts: int  # how often the data were restarted from the beginning
+    # epoch, segment: indices from 0 of the epoch, and of its part under one plan
     epoch: int
     segment: int
-    row: int
-    global_step: int
-    planned: int
+    row: int  # row to train next; equal to the plan's number of steps at the end of an epoch
+    global_step: int  # optimizer steps done in the run
+    planned: int  # clips planned in the epoch so far, all segments
+    # trained, failed, skipped: clips consumed in the epoch, by outcome
     trained: int
     failed: int
     skipped: int
-    repeated: int
+    repeated: int  # repeats in the epoch that filled micro-batches; they consume nothing
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -64,14 +53,10 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Excluded:
-    """Clips consumed in earlier segments of the epoch.
+    """Clips consumed in earlier segments of the epoch."""
 
-    Attributes:
-        bits: Bitmap over (ordinal, copy) of the catalog that the current segment is planned on.
-        gone_key, gone_copy: Consumed clips without a live row in this catalog; they may reappear later.
-    """
-
-    bits: NDArray[np.bool_]
+    bits: NDArray[np.bool_]  # bitmap over (ordinal, copy) of the catalog that the current segment is planned on
+    # gone_key, gone_copy: consumed clips without a live row in this catalog; they may reappear later
     gone_key: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     gone_copy: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -131,14 +116,10 @@ class Aliases:
 
     A clip's key is the uid under which the run first saw its file. Consumed clips are identified by key, so that
     a file under a new name remains the same clip.
-
-    Attributes:
-        ordinal: Ordinals of the rows, ascending.
-        key: Key of each row.
     """
 
-    ordinal: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    key: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    ordinal: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # ordinals of the rows, ascending
+    key: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))  # key of each row
 
     def __bool__(self) -> bool:
         return bool(len(self.ordinal))
@@ -211,11 +192,7 @@ def _among(uid: NDArray[np.uint64], done: NDArray[np.uint64]) -> NDArray[np.bool
 
 
 def check_same(cursor: Cursor, plan: EpochPlan) -> None:
-    """Refuse to resume if the plan changed although catalog and spec did not.
-
-    Raises:
-        UserError: The plan or its next row differs from the checkpoint's.
-    """
+    """Refuse to resume if the plan or its next row changed although catalog and spec did not."""
     if (plan.digest(), plan.row_digest(cursor.row)) != (cursor.plan, cursor.next_row):
         raise UserError(
             "the plan differs from the checkpoint's although catalog and recipe are unchanged",

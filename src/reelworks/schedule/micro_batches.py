@@ -15,17 +15,11 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Cut:
-    """Micro-batches over clips that are sorted by bucket.
+    """Micro-batches over clips that are sorted by bucket."""
 
-    Attributes:
-        bucket: Bucket of each micro-batch.
-        clips: Number of each micro-batch's own clips.
-        length: Number of its places, which exceeds `clips` if copies or repeats fill it.
-    """
-
-    bucket: I64
-    clips: I64
-    length: I64
+    bucket: I64  # bucket of each micro-batch
+    clips: I64  # number of each micro-batch's own clips
+    length: I64  # number of its places, which exceeds `clips` if copies or repeats fill it
 
     @property
     def offsets(self) -> I64:
@@ -85,12 +79,8 @@ def merge_into_larger(bucket: I64, batch_sizes: tuple[int, ...], merge_to: tuple
     micro-batches. Moved clips precede the target's own clips, so that the target in turn passes on its own clips
     and no clip is moved repeatedly.
 
-    Args:
-        bucket: Bucket of each clip, ascending.
-        merge_to: Merge target of each bucket, which has a higher index, or -1.
-
-    Returns:
-        New order of the clips, and the bucket of each in that order, ascending.
+    `bucket` is that of each clip, ascending; `merge_to` is the target of each bucket, which has a higher index, or -1.
+    Returns the new order of the clips, and the bucket of each in that order, ascending.
     """
     starts, counts = runs(bucket)
     clips = [np.zeros(0, dtype=np.int64) for _ in batch_sizes]
@@ -125,12 +115,7 @@ def group_into_steps(
     A row takes its slots from different buckets if possible. Rows are ordered by a hash of their number, so the
     steps of a bucket are spread over the epoch, differently in each epoch.
 
-    Args:
-        micro_bucket: Bucket of each micro-batch.
-        costs: Cost of each micro-batch.
-        micro_batches_per_step: Micro-batches of an optimizer step, `G`.
-        same_bucket_run: Micro-batches of a slot, `L`.
-        window: Window of each micro-batch; rows then follow window by window, shuffled within each.
+    With windows of the micro-batches, rows follow window by window, shuffled within each.
     """
     per_row = micro_batches_per_step // same_bucket_run
     slots = _slots(micro_bucket, costs, same_bucket_run)

@@ -34,19 +34,13 @@ _BLOCK = 1 << 15
 
 @dataclass(frozen=True)
 class Samples:
-    """Clips that an epoch trains: one element for each clip and repeat.
-
-    Attributes:
-        copy: Index of the repeat, from 0.
-        ordinal: Row of the clip in the catalog.
-        bucket: Index into the bucket table.
-        group: With locality, a hash of the storage unit of the clip; clips of a group are read together.
-    """
+    """Clips that an epoch trains: one element for each clip and repeat."""
 
     uid: U64
-    copy: I64
-    ordinal: I64
-    bucket: I64
+    copy: I64  # index of the repeat, from 0
+    ordinal: I64  # row of the clip in the catalog
+    bucket: I64  # index into the bucket table
+    # group: with locality, a hash of the storage unit of the clip; clips of a group are read together
     group: U64 | None = None
 
     def take(self, where: NDArray[np.bool_] | I64) -> Samples:
@@ -60,29 +54,19 @@ class Samples:
 
 @dataclass(frozen=True)
 class PlanSpec:
-    """All parameters of a plan besides the entries.
-
-    Attributes:
-        micro_batches_per_step: Micro-batches of an optimizer step on all ranks, `G`.
-        same_bucket_run: Micro-batches of a slot, `L`, a divisor of `G`.
-        incomplete_batch: "partial", "pad", "merge" or "repeat".
-        costs_us: Cost of one clip of each bucket, an integer, in microseconds or a finer unit.
-        buckets_digest: Digest of the bucket table, since equal indices can mean different shapes.
-        merge_to: With "merge", the bucket of a higher index that takes each bucket's left-over clips, or -1.
-        window_clips: With locality, the approximate number of clips shuffled together; 0 shuffles all.
-        planner_version: Version that changes whenever the same arguments would give another plan.
-    """
+    """All parameters of a plan besides the entries."""
 
     seed: int
-    micro_batches_per_step: int
-    same_bucket_run: int
-    incomplete_batch: str
+    micro_batches_per_step: int  # micro-batches of an optimizer step on all ranks, `G`
+    same_bucket_run: int  # micro-batches of a slot, `L`, a divisor of `G`
+    incomplete_batch: str  # "partial", "pad", "merge" or "repeat"
     batch_sizes: tuple[int, ...]
-    costs_us: tuple[int, ...]
-    buckets_digest: str
+    costs_us: tuple[int, ...]  # cost of one clip of each bucket, an integer, in microseconds or a finer unit
+    buckets_digest: str  # digest of the bucket table, since equal indices can mean different shapes
+    # merge_to: with "merge", the bucket of a higher index that takes each bucket's left-over clips, or -1
     merge_to: tuple[int, ...] = ()
-    window_clips: int = 0
-    planner_version: int = PLANNER_VERSION
+    window_clips: int = 0  # with locality, the approximate number of clips shuffled together; 0 shuffles all
+    planner_version: int = PLANNER_VERSION  # version that changes whenever the same arguments would give another plan
 
     def digest(self) -> str:
         """Return the digest of all fields."""
@@ -91,24 +75,17 @@ class PlanSpec:
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """Plan of an epoch, or of the rest of one, as arrays.
+    """Plan of an epoch, or of the rest of one, as arrays."""
 
-    Attributes:
-        uid, copy, ordinal, bucket: One element for each place; micro-batch `m` owns the places
-            `offsets[m]:offsets[m + 1]`.
-        repeat_index: 0 for the first use of a clip, n for its nth repeat that fills a micro-batch,
-            -1 for a weight-0 padding copy.
-        offsets: First place of each micro-batch, with the total number of places at the end.
-        rows: `[steps, G]` micro-batch indices; empty columns are -1 and come last.
-    """
-
+    # One element for each place; micro-batch `m` owns the places `offsets[m]:offsets[m + 1]`.
     uid: U64
     copy: I64
     ordinal: I64
     bucket: I64
+    # repeat_index: 0 for the first use of a clip, n for its nth repeat that fills a micro-batch, -1 for a weight-0 padding copy
     repeat_index: NDArray[np.int32]
-    offsets: I64
-    rows: I64
+    offsets: I64  # first place of each micro-batch, with the total number of places at the end
+    rows: I64  # `[steps, G]` micro-batch indices; empty columns are -1 and come last
 
     @property
     def steps(self) -> int:

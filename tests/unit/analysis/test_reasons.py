@@ -16,7 +16,7 @@ from pyarrow import csv, parquet
 
 from reelworks.analysis import plan_report, rejections
 from reelworks.buckets.assign import Assignment
-from reelworks.cli import main, show
+from reelworks.cli import main, show_plan
 from reelworks.core.hash_rng import hash_int
 from reelworks.data.dataset import group_keys
 from reelworks.recipe import recipe_file
@@ -72,8 +72,8 @@ def test_held_out_clips_count_once_however_often_others_are_shown(folder):
 
 def test_what_is_more_than_named_is_told_as_a_number(folder, monkeypatch, capsys):
     monkeypatch.setattr(rejections, "FILES_NAMED", 1)
-    monkeypatch.setattr(show, "_FILES_SHOWN", 1)
-    show.plan(plan_report.forecast(recipe(folder), 1))
+    monkeypatch.setattr(show_plan, "_FILES_SHOWN", 1)
+    show_plan.epoch(plan_report.forecast(recipe(folder), 1))
     assert f"too_small: {SMALL}\n" in (told := capsys.readouterr().out)
     assert f"and {SMALL - 1} more; --rejected FILE lists all" in told
 

@@ -12,7 +12,7 @@ from refused import refused
 
 from reelworks.analysis import plan_report
 from reelworks.buckets.assign import Reason
-from reelworks.cli import show
+from reelworks.cli import show_plan
 from reelworks.core.errors import UserError
 from reelworks.data import eligibility
 from reelworks.data.eligibility import ExcludeList
@@ -97,7 +97,7 @@ def test_an_exclude_list_leaves_out_what_it_names_and_tells_what_it_does_not_fin
         "path": "data/shot-2/0.png",
         "detail": f"listed in {bad}",
     }
-    show.plan(seen)
+    show_plan.epoch(seen)
     told_lines = capsys.readouterr().out
     assert "warning: exclude_file names data/shot-2/9.png, which is no clip" in told_lines
     assert "names data/shot-2/0.png" not in told_lines

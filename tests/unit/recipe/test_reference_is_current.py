@@ -57,6 +57,12 @@ def test_meanings_come_from_descriptions_and_from_docstrings(generator: ModuleTy
     assert "| `caption_dropout` | number ≥ 0, ≤ 1 | `0.1` | Share of clips trained with" in text
 
 
+def test_every_key_has_a_meaning(generator: ModuleType) -> None:
+    rows = re.findall(r"^\| `.*", generator.contents()["recipe.md"], flags=re.MULTILINE)
+    assert rows
+    assert [row for row in rows if row.endswith("|  |")] == []
+
+
 def test_the_schema_knows_the_keys_of_complete_recipes(generator: ModuleType) -> None:
     schema = json.loads(generator.contents()["recipe.schema.json"])
     recipes = sorted((ROOT / "recipes").glob("*.toml"))

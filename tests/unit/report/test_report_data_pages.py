@@ -15,7 +15,7 @@ from reelworks.catalog.config import Source
 from reelworks.catalog.store import Catalog
 from reelworks.generate import writers
 from reelworks.recipe import dataset, recipe_file
-from reelworks.report import contact_sheet_page, inspect, sheet
+from reelworks.report import inspect, sheet
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def recipe(folder, **changes):
 
 
 def test_a_contact_sheet_has_a_sheet_for_each_bucket_and_names_what_is_cut_most(folder, tmp_path):
-    told = contact_sheet_page.write(recipe(folder), tmp_path / "out", clips=2)
+    told = sheet.write_page(recipe(folder), tmp_path / "out", clips=2)
     assert {bucket["clips"] for bucket in told["buckets"]} == {1, 2}
     for bucket in told["buckets"]:
         with Image.open(tmp_path / "out" / bucket["sheet"]) as png:
@@ -108,13 +108,13 @@ def test_a_contact_sheet_has_a_sheet_for_each_bucket_and_names_what_is_cut_most(
 def test_a_contact_sheet_of_nothing_says_what_would_cure_it(folder, tmp_path):
     none = recipe(folder, bucket=[{"resolution": "512px", "num_frames": 200}])
     with refused("empty-epoch", "bucket"):
-        contact_sheet_page.write(none, tmp_path / "out", clips=2)
+        sheet.write_page(none, tmp_path / "out", clips=2)
 
 
 def test_a_contact_sheet_that_cannot_be_written_is_an_error_with_a_remedy(folder, tmp_path):
     (tmp_path / "file").write_text("")
     with refused("file-unwritable", "--output"):
-        contact_sheet_page.write(recipe(folder), tmp_path / "file" / "out", clips=2)
+        sheet.write_page(recipe(folder), tmp_path / "file" / "out", clips=2)
 
 
 def test_the_window_stays_bright_and_the_rest_goes_dark():

@@ -61,9 +61,9 @@ def test_shares_of_buckets_sum_to_one():
         for n, clips, tokens in (("a", 3, 100), ("b", 1, 700))
     ]  # fmt: skip
     a, b = run_facts.buckets({"buckets": rows})
-    assert (a.share_of_clips, b.share_of_clips) == (0.75, 0.25)
-    assert (a.share_of_tokens, b.share_of_tokens) == (0.3, 0.7)
-    assert a.keep_prob is None
+    assert (a["share_of_clips"], b["share_of_clips"]) == (0.75, 0.25)
+    assert (a["share_of_tokens"], b["share_of_tokens"]) == (0.3, 0.7)
+    assert a["keep_prob"] is None
 
 
 def test_long_lists_of_names_are_cut_but_counted():

@@ -48,17 +48,12 @@ class Parsed:
 
 @dataclass(frozen=True)
 class Dialect:
-    """A parsed table, with its rules of assignment.
+    """A parsed table, with its rules of assignment."""
 
-    Attributes:
-        entries: Entries by pixels, descending (equal ones in the table's order), then by length, descending.
-        resolution_first: Whether the draw about a clip's resolution precedes that about its length.
-        spare_frames: Frames that a clip must have in addition to an entry's.
-    """
-
+    # By pixels, descending (equal ones in the table's order), then by length, descending.
     entries: tuple[Parsed, ...]
-    resolution_first: bool
-    spare_frames: int
+    resolution_first: bool  # whether the draw about a clip's resolution precedes that about its length
+    spare_frames: int  # frames that a clip must have in addition to an entry's
 
 
 def normal_form(value: Any) -> Any:
@@ -71,11 +66,7 @@ def normal_form(value: Any) -> Any:
 
 
 def parse(table: Table, meaning: Meaning, *, drop_exact_length: bool) -> Dialect:
-    """Parse a table; `drop_exact_length` refuses clips of exactly an entry's length, as 1.1 and 1.2 do.
-
-    Raises:
-        UserError: The meaning is not set, or a name, length, probability or batch size is invalid.
-    """
+    """Parse a table; `drop_exact_length` refuses clips of exactly an entry's length, as 1.1 and 1.2 do."""
     if meaning == "native":
         raise UserError(
             "the probabilities of a table of Open-Sora mean different things in different releases",

@@ -20,20 +20,13 @@ COMPUTED_MULTIPLE = 16
 
 @dataclass(frozen=True)
 class Resolution:
-    """A named resolution.
-
-    Attributes:
-        pixels: Total pixels of a frame; a clip needs 0.8 of them.
-        keys: Names of the aspect ratios; of equally near ones, the first is chosen.
-        ratios: height / width of each key, to which a clip's is compared.
-        sizes: (height, width) of each key.
-    """
+    """A named resolution."""
 
     name: str
-    pixels: int
-    keys: tuple[str, ...]
-    ratios: tuple[float, ...]
-    sizes: tuple[tuple[int, int], ...]
+    pixels: int  # total pixels of a frame; a clip needs 0.8 of them
+    keys: tuple[str, ...]  # names of the aspect ratios; of equally near ones, the first is chosen
+    ratios: tuple[float, ...]  # height / width of each key, to which a clip's is compared
+    sizes: tuple[tuple[int, int], ...]  # (height, width) of each key
 
     def nearest(self, height: NDArray[Any], width: NDArray[Any]) -> NDArray[np.int64]:
         """Return the index of the ratio nearest to height / width; of equally near ones, the first in the table.
@@ -124,14 +117,9 @@ TABLES = _read_tables()
 
 
 def resolution(name: str, *, computed: bool) -> Resolution:
-    """Look a name up, or compute its sizes.
+    """Look up "240p", "256", "2k" and so on, or compute the sizes of 2.0's "256px", "768px_ar16:9", "480p_max".
 
-    Args:
-        name: "240p", "256", "2k" and so on of the fixed tables, or 2.0's "256px", "768px_ar16:9", "480p_max".
-        computed: Compute "<N>p" as 2.0 does even where a fixed table has that name.
-
-    Raises:
-        UserError: There is no such resolution or ratio.
+    With `computed`, "<N>p" is computed as 2.0 does even where a fixed table has that name.
     """
     base, _, setting = name.partition("_")
     pixels = _computed_pixels(base)

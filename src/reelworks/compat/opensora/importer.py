@@ -62,9 +62,7 @@ def convert(
 ) -> Imported:
     """Convert a config, a Python file, to a recipe whose `output` ends with `name`.
 
-    Args:
-        data_path: List or folder of clips in place of the config's.
-        probability: Meaning of the table's probabilities; None infers it from the config's model.
+    `data_path` replaces the config's; a `probability` of None is inferred from the config's model.
     """
     config = literals.read(path)
     if "bucket_config" not in config.values:

@@ -20,11 +20,7 @@ from reelworks.diffusion.samplers.flow import Edit, Network, check_steps, with_a
 def sample_ddim(
     network: Network, noise_BCTHW: Tensor, prediction: ddpm.Prediction, *, num_steps: int, guidance_scale: float
 ) -> Tensor:
-    """Return the latents sampled from standard normal noise in `num_steps` evenly spread steps of the 1000.
-
-    Raises:
-        UserError: `num_steps` is out of range.
-    """
+    """Return the latents sampled from standard normal noise in `num_steps` evenly spread steps of the 1000."""
     check_steps(num_steps, 1, ddpm.NUM_STEPS, usual="20 to 50")
     z = noise_BCTHW
     times = torch.linspace(ddpm.NUM_STEPS - 1, 0, num_steps + 1).round()
@@ -52,16 +48,12 @@ def sample_iddpm(
     Guidance applies to the predicted noise; the variance is that of the conditional prediction.
 
     Args:
-        network: Model of a doubled batch, which learns the variance.
         noise_BCTHW: Standard normal noise to start from. With `edit`, frames of ratio below 1 contain
             the input latents instead.
         num_steps: Number of the 1000 steps to use, evenly spread.
         step_noise: `step_noise(step)` returns the `[B, C, T, H, W]` noise of a step.
         edit: Frames to keep or edit; None generates all, and the model gets no frame mask. Kept frames
             get the noise of the last step and are denoised in it, as in v1.1.
-
-    Raises:
-        UserError: `num_steps` is out of range.
     """
     check_steps(num_steps, 2, iddpm.NUM_STEPS, usual="50 to 250")
     plan, z = iddpm.schedule(num_steps), noise_BCTHW

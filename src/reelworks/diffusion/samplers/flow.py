@@ -77,10 +77,8 @@ def sample_flow(
     The guided velocity is v = v_uncond + guidance_scale · (v_cond − v_uncond).
 
     Args:
-        velocity: Model of a doubled batch.
         noise_BCTHW: Standard normal noise to start from. With `edit`, frames of ratio below 1 contain
             the input latents instead.
-        num_steps: Euler steps, at least 1.
         shift: Ratio of the timestep shift, from `diffusion.timesteps.shift_ratio`.
         edit: Frames to keep or edit; None generates all, and the model gets no frame mask.
     """
