@@ -109,11 +109,7 @@ class _Catalogs:
         return list(self._by_name.values())
 
     def number_of(self, record: Record) -> int:
-        """Return the index of a record's catalog.
-
-        Raises:
-            RecordError: The catalog is missing or damaged.
-        """
+        """Return the index of a record's catalog."""
         about = record.about
         known = self._by_name.get(about.catalog)
         aliases = known.aliases if known else Aliases()

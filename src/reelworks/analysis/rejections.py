@@ -126,11 +126,7 @@ def _value_text(name: str, value: Any) -> str:
 
 
 def write(path: Path, data: RecipeData, epoch: int) -> None:
-    """Write a table of all clips that an epoch leaves out, by reason: path, size, nearest entry, error.
-
-    Raises:
-        UserError: The file name does not end in .parquet or .csv, or the file cannot be written.
-    """
+    """Write a table of all clips that an epoch leaves out, by reason: path, size, nearest entry, error."""
     clips, row, assignment = data.assigned(epoch)
     out = assignment.reason != Reason.NONE
     ordinal = data.rows.ordinal[row]

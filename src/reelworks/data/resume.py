@@ -33,9 +33,6 @@ def resume(
 
     If catalog and spec are unchanged, the plan is computed again and must be equal. Otherwise the live clips that
     are not consumed yet are planned as a new segment of the epoch.
-
-    Raises:
-        UserError: The record of the checkpoint's segment is needed and missing, or the plan computed again differs.
     """
     counts = Counts(cursor.planned, cursor.trained, cursor.failed, cursor.skipped, cursor.repeated)
     same = (cursor.catalog, cursor.spec) == (data.digest, spec.digest())

@@ -61,9 +61,6 @@ def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:
     """Check that all weights that a recipe names exist, before any of them is read.
 
     If the run is resumed, the LoRA comes from a checkpoint, and lora.weights is not needed.
-
-    Raises:
-        UserError: Some weights do not exist; names the first.
     """
     lora = None if recipe.lora is None or resumed else recipe.lora.weights
     sources = {

@@ -36,9 +36,6 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
         world: Ranks that load together.
         recipe: Recipe of this run.
         weights_only: Load only the weights; copy the average from them, and reset the optimizer.
-
-    Raises:
-        UserError: There is no such checkpoint, or it is of another model.
     """
     warning, path, base = None, source, model.base
     tensors = model.state.state_dict()
@@ -71,11 +68,7 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
 
 
 def require_base(checkpoint: Path, base: Base | None) -> None:
-    """Check that a checkpoint's LoRA was trained on this base; None for a model without a LoRA.
-
-    Raises:
-        UserError: It was trained on another base; names both.
-    """
+    """Check that a checkpoint's LoRA was trained on this base; None for a model without a LoRA."""
     trained_on = lora.lora_base_of(checkpoint)
     if trained_on is not None and base is not None:
         require_same(trained_on, base, "checkpoint", str(checkpoint))
@@ -109,11 +102,7 @@ def _checkpoint(source: Path, recipe: Recipe, weights_only: bool) -> Path:
 
 
 def require_same_lora(run: RunFolder, step: int, recipe: Recipe) -> None:
-    """Check that a checkpoint's LoRA has the rank and alpha of a recipe; its tensors do not hold the alpha.
-
-    Raises:
-        UserError: They differ; names both values.
-    """
+    """Check that a checkpoint's LoRA has the rank and alpha of a recipe; its tensors do not hold the alpha."""
     trained, new = recipe_file.load(history.recipe_of(run, step)).lora, recipe.lora
     if trained is None or new is None:
         return
@@ -148,11 +137,7 @@ def require_optimizer(run: RunFolder, step: int, recipe: Recipe, without: str) -
 
 
 def locate(source: Path) -> tuple[RunFolder, int]:
-    """Return run and step of the checkpoint that a path names: a checkpoint's folder, or a run's with its newest one.
-
-    Raises:
-        UserError: There is no run, or no checkpoint that can be read.
-    """
+    """Return run and step of the checkpoint that a path names: a checkpoint's folder, or a run's with its newest one."""
     if source.is_file():
         raise UserError(
             "this is a file, not a run",

@@ -39,9 +39,6 @@ class ShardedOptimizer:
         config: Settings of the optimizer.
         trained: Weights by name, sharded or not.
         matrices: Names of the weights of linear layers within blocks, which Muon trains.
-
-    Raises:
-        UserError: The optimizer's package is missing, or it can train none of the weights.
     """
 
     def __init__(self, config: TrainConfig, trained: Mapping[str, nn.Parameter], matrices: Collection[str]) -> None:

@@ -136,11 +136,7 @@ class Replay:
 
 
 def replay_step(run: RunFolder, number: int) -> Replay:
-    """Reconstruct a step of a run, counted from 1.
-
-    Raises:
-        UserError: There is no run or no such step, or the record of its segment or its recipe is lost.
-    """
+    """Reconstruct a step of a run, counted from 1."""
     run.info()
     epoch, segment, step = _find(history.epochs(run), number)
     try:

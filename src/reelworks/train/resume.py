@@ -65,9 +65,6 @@ def restore(
     """Load the checkpoint of a step, and return the position in the data that belongs to it. Collective.
 
     Without a step the run starts fresh, from the weights that `options.load` names, if any.
-
-    Raises:
-        UserError: The checkpoint is of another model or base, or a record that the resume needs is lost.
     """
     if step is None:
         return _start_fresh(run, data, spec, options, model)
@@ -202,12 +199,7 @@ def _write_plan(run: OpenRun, data: RecipeData, position: DataPosition) -> None:
 
 
 def pick(run: OpenRun, recipe: Recipe, resume: str) -> int | None:
-    """Return the step to resume from, by the option `resume`; None for a fresh start. Collective.
-
-    Raises:
-        UserError: All checkpoints are bad, the named one is bad or missing, or "never" in a folder with checkpoints; or
-            the checkpoint is of another optimizer, or of a LoRA of another rank or alpha.
-    """
+    """Return the step to resume from, by the option `resume`; None for a fresh start. Collective."""
     chosen = _choose_step(run.store, run.folder, resume) if run.world.is_main else None
     step: int | None = run.world.broadcast(chosen)  # type: ignore[assignment]
     if step is not None:  # checked before the model is built

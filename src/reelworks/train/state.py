@@ -34,11 +34,7 @@ class TrainState:
 
     @classmethod
     def start(cls, denoiser: Denoiser, config: TrainConfig) -> TrainState:
-        """Start training a network: copy the average from the weights, and allocate the optimizer's state.
-
-        Raises:
-            UserError: The optimizer's package is missing, or it can train none of the weights.
-        """
+        """Start training a network: copy the average from the weights, and allocate the optimizer's state."""
         module = denoiser.module
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         optimizer = ShardedOptimizer(config, trained, matrices(module, denoiser.sharding().blocks))

@@ -174,9 +174,6 @@ class Trainer:
 
         Returns:
             Why training stopped: "finished", or "signal".
-
-        Raises:
-            UserError: Too many clips fail, or too many steps in a row are not finite.
         """
         config = self._recipe.data
         with ExitStack() as stack:

@@ -111,21 +111,13 @@ class Estimate:
 
 
 def network(recipe: Recipe) -> Denoiser:
-    """Build a recipe's network in full size on the meta device; reads no weights.
-
-    Raises:
-        UserError: The recipe's parts do not fit together.
-    """
+    """Build a recipe's network in full size on the meta device; reads no weights."""
     without_weights = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
     return build.denoiser(without_weights, torch.device("meta"))
 
 
 def estimate(recipe: Recipe, table: BucketTable) -> Estimate:
-    """Estimate memory and arithmetic of a recipe.
-
-    Raises:
-        UserError: The recipe's parts do not fit together.
-    """
+    """Estimate memory and arithmetic of a recipe."""
     denoiser = network(recipe)
     return from_passes(recipe, table, denoiser, passes(recipe, denoiser, table))
 
