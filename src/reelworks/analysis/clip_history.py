@@ -124,11 +124,7 @@ class _Catalogs:
 
 @dataclass(frozen=True)
 class _Clips:
-    """Every clip and repeat of a run; repeats of a clip are adjacent.
-
-    Attributes:
-        catalog, ordinal: The catalog that has the clip in its latest state, and its row.
-    """
+    """Every clip and repeat of a run, with catalog and row of its latest state; repeats of a clip are adjacent."""
 
     key: U64
     copy: I64

@@ -49,7 +49,6 @@ class DataSpec:
 
     Attributes:
         split: Share of files, or of folders, held out for validation.
-        group: Unit of the split: single files, or folders as a whole.
         max_held_out: Maximum number of held-out clips that validation uses.
         exclude_file: Text file that lists clips not to train, or None.
     """

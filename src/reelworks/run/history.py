@@ -40,7 +40,6 @@ class Epoch:
     """The part of an epoch that was trained so far.
 
     Attributes:
-        data_restarts: Number of restarts of the data.
         planned: Clips planned by all segments together; None if only the record of the last segment has it.
         segment: The current segment, or the last one.
         plans: Digest of each segment's plan, by the segment's number.

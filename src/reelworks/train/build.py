@@ -30,14 +30,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The network, sharded and with its optimizer, and the encoders of its inputs.
-
-    Attributes:
-        boundary: The network, behind a boundary that casts its inputs.
-        encoder: Autoencoder, text encoder and image encoder.
-        state: Trained weights, their average, and the optimizer.
-        base: Base model of the LoRA; None if all weights are trained.
-    """
+    """The network, sharded and with its optimizer, and the encoders of its inputs; without a LoRA, `base` is None."""
 
     boundary: DtypeBoundary[DenoiserInputs]
     encoder: LiveEncoder

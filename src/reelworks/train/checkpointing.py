@@ -96,11 +96,7 @@ class CheckpointManager:
 
     A save is due by steps, epochs, minutes, a new best metric, or a request file. A large state is saved
     asynchronously: a thread writes a copy, and a later step publishes it. Training continues after a failed save,
-    which is repeated later.
-
-    Args:
-        mirror: Copies checkpoints, on the main rank; None if the recipe has no mirror.
-        resumed_from: Step of the checkpoint that was loaded; None for a fresh start.
+    which is repeated later. Only the main rank has a `mirror`; `resumed_from` is None for a fresh start.
     """
 
     def __init__(
@@ -142,7 +138,7 @@ class CheckpointManager:
             self._store.record_metrics(step, metrics)
 
     def flags(self, *, stop: bool) -> StepFlags:
-        """Return this rank's requests to all ranks at the end of the next step."""
+        """Return this rank's requests to all ranks at the end of the next step; the run folder must still be locked."""
         self._run.folder_lock.check()
         return StepFlags(stop=stop, save=self._is_requested(), writing=self._background.is_writing)
 

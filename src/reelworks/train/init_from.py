@@ -30,12 +30,8 @@ from reelworks.train.build import TrainedModel
 def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *, weights_only: bool) -> None:
     """Load the state of another run in place, and log its path; the position in the data is not loaded. Collective.
 
-    Args:
-        source: The other run's folder, one of its checkpoints, or a .safetensors file of weights.
-        model: Model of this run.
-        world: Ranks that load together.
-        recipe: Recipe of this run.
-        weights_only: Load only the weights; copy the average from them, and reset the optimizer.
+    `source` is the run's folder, one of its checkpoints, or a .safetensors file of weights. With `weights_only`, the
+    average is copied from the weights, and the optimizer is reset.
     """
     warning, path, base = None, source, model.base
     tensors = model.state.state_dict()
@@ -120,11 +116,7 @@ def require_same_lora(run: RunFolder, step: int, recipe: Recipe) -> None:
 
 
 def require_optimizer(run: RunFolder, step: int, recipe: Recipe, without: str) -> None:
-    """Check that a checkpoint was saved with the recipe's optimizer.
-
-    Raises:
-        UserError: It was saved with another one; the remedy `without` loads the weights without its state.
-    """
+    """Check that a checkpoint was saved with the recipe's optimizer; the remedy `without` loads the weights alone."""
     saved, new = recipe_file.load(history.recipe_of(run, step)).train.optimizer, recipe.train.optimizer
     if saved != new:
         raise UserError(

@@ -37,8 +37,6 @@ class Replay:
     """A step that no resume has discarded.
 
     Attributes:
-        step: The step, from the events.
-        epoch: Epoch of the step.
         segment: Segment of the epoch, from 0.
         plan: Plan with the step's row only.
         data: Data of the recipe that trained the step; its rows are the step's clips, as they were planned.

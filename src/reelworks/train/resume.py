@@ -151,10 +151,7 @@ def prepare_folder(run: OpenRun, data: RecipeData, position: DataPosition, *, th
     """Update the run folder for a start, on the main rank: set later checkpoints aside, write recipe and plan.
 
     Call this before logging the start event, which voids the events of later steps: after a kill in between, there
-    would be a checkpoint without events of its steps.
-
-    Returns:
-        Name of the recipe's file in `recipes/`.
+    would be a checkpoint without events of its steps. Returns the name of the recipe's file in `recipes/`.
     """
     if resumed:
         # A later checkpoint is of an abandoned branch, and would pass for the newest, or for a save of its step.

@@ -39,13 +39,8 @@ _SPEED_WINDOW = 50
 class RunLogger:
     """Log what has happened, to the run's files and to the logger `reelworks`; as a context, show a progress bar.
 
-    Every rank has a logger; only the main rank's writes files and draws.
-
-    Args:
-        recipe_name: Name of this start's recipe in `recipes/`.
-        first_step: Optimizer steps done before this start.
-        total_steps: Step at which training ends; None if it is unknown.
-        debug: Also log the clips of every step, to a file for each rank.
+    Every rank has a logger; only the main rank's writes files and draws. `first_step` counts the steps done before this
+    start; `total_steps` is None if the last step is unknown. With `debug`, each rank also logs the clips of every step.
     """
 
     def __init__(
@@ -163,11 +158,7 @@ class RunLogger:
             self._log_clips(position, step, result, batches)
 
     def epoch_ends(self, position: DataPosition) -> None:
-        """Log the numbers of trained, failed and skipped clips of an epoch.
-
-        Raises:
-            AssertionError: Their sum is not the number of planned clips: the trainer has lost some.
-        """
+        """Log the numbers of trained, failed and skipped clips of an epoch; their sum must be that of planned clips."""
         c = position.counts
         if self._world.is_main:
             self.records.end(position)

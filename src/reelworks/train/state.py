@@ -20,13 +20,7 @@ from reelworks.train.optimizers import ShardedOptimizer, matrices
 
 @dataclass
 class TrainState:
-    """Weights in training, with their average and optimizer.
-
-    Attributes:
-        module: The network, sharded or not.
-        ema: Float32 moving average of each trained parameter by name, sharded as the parameter is.
-        optimizer: The optimizer, with its state allocated.
-    """
+    """Weights in training, their float32 average by name, sharded as the weights are, and the optimizer."""
 
     module: nn.Module
     ema: dict[str, Tensor]

@@ -41,17 +41,11 @@ from reelworks.train.state import TrainState
 
 
 class StepFlags(NamedTuple):
-    """Requests of one rank to all ranks at the end of a step; a flag that one rank sets holds for all.
+    """Requests of one rank to all ranks at the end of a step; a flag that one rank sets holds for all."""
 
-    Attributes:
-        stop: Save and stop training.
-        save: Save a checkpoint.
-        writing: Do not publish the asynchronous save yet: this rank is still writing its shard.
-    """
-
-    stop: bool
+    stop: bool  # save and stop training
     save: bool
-    writing: bool
+    writing: bool  # do not publish the asynchronous save yet: this rank is still writing its shard
 
 
 @dataclass(frozen=True)
@@ -138,13 +132,11 @@ class StepResult:
         applied: False if weights were not updated; see `why_not`.
         finite: False if the loss or a gradient was not finite.
         learning_rate: Rate of this step, including the factor that Prodigy finds.
-        flags: Requests of all ranks together.
         loss: Weighted mean over the clips of all ranks; NaN if no clip counted.
         loss_by_bucket: Loss by index of each bucket that had clips.
         grad_norm: Norm of the whole gradient before clipping.
         clips, repeats, failed: As in `StepSums`.
         skipped_by_recipe: True if train.skip_steps names the step.
-        blame: Cause of a loss or gradient that is not finite.
     """
 
     applied: bool
@@ -191,14 +183,9 @@ class TrainStep:
     def run(
         self, batches: Iterable[MicroBatch], *, plan: EpochPlan, row: int, step: int, flags: StepFlags
     ) -> StepResult:
-        """Take the optimizer step of a plan's row; all ranks call it together.
+        """Take the optimizer step of a plan's row, after `step` done ones; all ranks call it together.
 
-        Args:
-            batches: This rank's micro-batches of the row, in order.
-            plan: Plan of the epoch's segment.
-            row: Index of the row in the plan.
-            step: Optimizer steps done before this one.
-            flags: This rank's requests to all ranks.
+        `batches` are this rank's micro-batches of the row, and `flags` its requests to all ranks.
         """
         state, world, train = self.state, self.world, self.recipe.train
         rate = self.set_rate(step)

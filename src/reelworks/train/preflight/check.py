@@ -79,11 +79,7 @@ class ComponentReport:
 
 @dataclass(frozen=True)
 class RehearsedBucket:
-    """A bucket that was run forward and backward.
-
-    Attributes:
-        activations_bytes: Peak memory of the pass, in addition to weights and gradients.
-    """
+    """A bucket that was run forward and backward, with the peak memory of the pass beside weights and gradients."""
 
     bucket: str
     batch_size: int
@@ -93,12 +89,7 @@ class RehearsedBucket:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Memory of one process, in bytes.
-
-    Attributes:
-        parts: Memory on its device, by purpose.
-        host: CPU memory.
-    """
+    """Memory of one process in bytes: on its device by purpose, and on the CPU."""
 
     parts: dict[str, int]
     host: int
@@ -117,7 +108,6 @@ class CheckReport:
         world: Number of processes that memory is estimated for.
         shapes: Number of shapes that were run on the meta device.
         rehearsed: Buckets that were run on `device`; none if there are violations.
-        violations: Dtypes that meet and must not.
     """
 
     device: str

@@ -39,9 +39,6 @@ class Memory:
     Attributes:
         base: Frozen weights, 0 without a LoRA; with offload only those on the GPU at one time.
         trained: Trained weights: a LoRA, or the network.
-        gradients: Gradients of the trained weights.
-        optimizer: State of the optimizer.
-        ema: Moving average of the trained weights.
         encoders: Autoencoder, text encoders and image encoder.
         activations: Peak of a forward and backward pass of the largest bucket; memory of encoding is released by then.
         reserve: Memory for CUDA itself.
@@ -79,7 +76,6 @@ class Estimate:
     Attributes:
         parameters: Number of parameters of the network, without a LoRA.
         trained_parameters: Number of parameters of the LoRA, or of the network.
-        memory: Memory by part.
         flops: Operations of a forward and backward pass of a micro-batch, by bucket name.
         measured: False for a network that cannot run on the meta device: activations are left out, and `flops` is
             computed from the numbers of parameters and tokens.
