@@ -281,7 +281,6 @@ class _Account:
             self.state[mine[np.array(other, dtype=np.bool_)]] = State.DATASET_REMOVED
 
     def _take(self, number: int, segment: _Segment, at: I64, row: I64) -> None:
-        """Set the state of the clips of the rows that are done."""
         about, outcome = segment.record.about, segment.outcome
         done = row < outcome.rows
         skipped = np.isin(row[done], np.array(outcome.skipped, dtype=np.int64))
@@ -306,7 +305,6 @@ class _Account:
         self.failures[place] = failure.reason
 
     def _compare_steps(self, number: int, segment: _Segment, row: I64) -> None:
-        """Compare the clips that the trainer counted in each step with the record."""
         about, outcome = segment.record.about, segment.outcome
         expected = np.bincount(row, minlength=about.rows)
         np.subtract.at(expected, np.array([f.row for f in outcome.failures], dtype=np.int64), 1)

@@ -148,13 +148,11 @@ class Named:
         rows = self.catalog.columns("dataset", "path").take(pa.array(ordinal))
         dataset = rows.column("dataset").cast(pa.large_string())
         joined = pc.binary_join_element_wise(dataset, rows.column("path"), pa.scalar("/", pa.large_string()))
-        paths: list[str] = joined.to_pylist()
-        return paths
+        return list(joined.to_pylist())
 
     def datasets(self, ordinal: I64) -> list[str]:
         """Return the datasets of rows."""
-        names: list[str] = self.catalog.columns("dataset").column("dataset").take(pa.array(ordinal)).to_pylist()
-        return names
+        return list(self.catalog.columns("dataset").column("dataset").take(pa.array(ordinal)).to_pylist())
 
     def keys_named(self, clip: str) -> NDArray[np.uint64]:
         """Return the keys of the clips that have, or once had, a path that matches a user's text."""

@@ -88,8 +88,7 @@ def _first(data: RecipeData, row: NDArray[np.int64]) -> list[int]:
     taken = pa.array(row)
     names = pa.table({"dataset": _words(data.rows.dataset.take(taken)), "path": data.rows.path.take(taken)})
     order = [("dataset", "ascending"), ("path", "ascending")]
-    first: list[int] = pc.select_k_unstable(names, FILES_NAMED, order).to_pylist()
-    return first
+    return list(pc.select_k_unstable(names, FILES_NAMED, order).to_pylist())
 
 
 def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[str, str]:

@@ -317,8 +317,7 @@ def group_keys(rows: CatalogRows, by: Literal["file", "folder"]) -> NDArray[np.u
 def _hashes(words: Any) -> NDArray[np.uint64]:
     """Hash a dictionary-encoded column, each distinct word once, as `hash_int` does."""
     word_hashes = hash64(text_words(words.dictionary.to_pylist()))
-    word: I64 = np.asarray(words.indices)
-    return word_hashes[word]
+    return np.asarray(word_hashes[np.asarray(words.indices)])
 
 
 def rows_of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:

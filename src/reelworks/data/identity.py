@@ -41,8 +41,7 @@ class Known:
     @cached_property
     def uids(self) -> U64:
         """Uids of all rows of the catalog, indexed by ordinal."""
-        uids: U64 = self.catalog.columns("uid").column("uid").to_numpy()
-        return uids
+        return np.asarray(self.catalog.columns("uid").column("uid"))
 
     def keys(self, ordinal: I64) -> U64:
         """Return the keys of rows of the catalog."""

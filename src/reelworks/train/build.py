@@ -45,7 +45,8 @@ class TrainedModel:
         network = denoiser(recipe, world.home, resumed=resumed)
         encoders = encoder(recipe, world.device)
         dry_run.audit_shapes(network, encoders, data.table, world)
-        dry_run.require_encoders(encoders)
+        for fault in dry_run.faults_of_encoders(encoders):
+            raise fault
         mesh.shard(network.module, network.sharding().blocks, network.contract, world, recipe.parallel.strategy)
         return cls(DtypeBoundary(network), encoders, TrainState.start(network, recipe.train), network.base)
 

@@ -254,7 +254,6 @@ class CheckpointManager:
         return extra
 
     def _end_request(self) -> None:
-        """Remove the file that requested a save."""
         if self._world.is_main and self._run.folder.save_file.is_file():
             self._run.folder.save_file.unlink(missing_ok=True)
 

@@ -181,7 +181,6 @@ def prepare_folder(run: OpenRun, data: RecipeData, position: DataPosition, *, th
 
 
 def _write_plan(run: OpenRun, data: RecipeData, position: DataPosition) -> None:
-    """Write the plan's summary and the clips that it leaves out, and log the plan in one line."""
     spec, epoch = position.spec, position.epoch
     # A later segment is only the rest of an epoch; the summary is of the whole one.
     plan = position.plan if position.segment == 0 else replace(data, run=None).plan(spec, epoch)

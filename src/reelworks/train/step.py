@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from reelworks.buckets.table import BucketTable
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
+from reelworks.data import loader
 from reelworks.data.loader import MicroBatch, MicroBatchRequest
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed import mesh
@@ -251,10 +252,8 @@ class TrainStep:
     def planned_weight(self, plan: EpochPlan, row: int) -> float:
         """Return the summed loss weight of all clips in a row, over all ranks, by the plan alone."""
         total = 0.0
-        for micro_batch in plan.micro_batches(row).tolist():
-            places = plan.places(micro_batch)
-            clips = int(plan.real[places].sum())
-            total += self._clip_weight(int(plan.bucket[places.start]), clips) * clips
+        for bucket, clips in loader.batches_of_row(plan, row):
+            total += self._clip_weight(bucket, clips) * clips
         return total
 
     def _clip_weight(self, bucket: int, clips: int) -> float:

@@ -26,8 +26,6 @@ from reelworks.train.preflight.dry_run import Encoder
 from reelworks.train.preflight.estimate import size
 from reelworks.train.state import TrainState
 
-_DTYPES = ("storage", "compute", "master", "reduction", "output")
-
 
 class Cast(NamedTuple):
     """The dtype that an input of a component arrives in, and the dtype that it is cast to."""
@@ -60,7 +58,8 @@ class ComponentReport:
     @property
     def dtypes(self) -> dict[str, str | None]:
         """Declared dtypes by purpose; None if the component has no use for one."""
-        declared = {key: getattr(self.contract, key) for key in _DTYPES}
+        keys = ("storage", "compute", "master", "reduction", "output")
+        declared = {key: getattr(self.contract, key) for key in keys}
         return {key: None if dtype is None else name_of(dtype) for key, dtype in declared.items()}
 
     def to_json(self) -> dict[str, Any]:
