@@ -416,8 +416,7 @@ class Loader:
         excluded = Excluded.from_bytes(base64.b64decode(state["excluded"]))
         aliases = Aliases.from_bytes(base64.b64decode(state["aliases"]))
         run = self._run or RunFolder(Path())
-        resumed = resume.resume(self.dataset, spec, run, cursor, excluded, aliases)
-        self._position, self.changes = resumed.position, resumed.changes
+        self._position, self.changes = resume.resume(self.dataset, spec, run, cursor, excluded, aliases)
         self._spec = spec
 
     def close(self) -> None:

@@ -123,7 +123,6 @@ class Outcome(Config):
     Attributes:
         rows: Number of rows that were trained or skipped; the clips of later rows are left to another segment.
         skipped: Rows of the steps that were not applied.
-        failures: Clips that failed in these rows.
     """
 
     rows: int

@@ -37,7 +37,6 @@ class Replay:
     """A step that no resume has discarded.
 
     Attributes:
-        segment: Segment of the epoch, from 0.
         plan: Plan with the step's row only.
         data: Data of the recipe that trained the step; its rows are the step's clips, as they were planned.
         since: Change of each clip since, by uid: "unchanged", "edited", "removed", or "unknown" if the catalog cannot

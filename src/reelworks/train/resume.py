@@ -81,15 +81,14 @@ def restore(
             changes.append(f"--restart-data has no effect: {reason}")
             restart_data = False
     if restart_data:
-        resumed = resume.start_again(data, spec, run.folder, cursor, aliases)
+        position, data_changes = resume.start_again(data, spec, run.folder, cursor, aliases)
         logger.info("resumed the weights of step %d; the data restart at epoch 0", step)
     else:
-        resumed = resume.resume(data, spec, run.folder, cursor, excluded, aliases)
-        position = resumed.position
+        position, data_changes = resume.resume(data, spec, run.folder, cursor, excluded, aliases)
         logger.info("resumed from step %d, epoch %d, row %d", step, position.epoch, position.row)
-    for line in (*resumed.changes, *changes):
+    for line in (*data_changes, *changes):
         logger.info(line)
-    return resumed.position
+    return position
 
 
 def _start_fresh(
@@ -199,9 +198,8 @@ def pick(run: OpenRun, recipe: Recipe, resume: str) -> int | None:
     chosen = _choose_step(run.store, run.folder, resume) if run.world.is_main else None
     step: int | None = run.world.broadcast(chosen)  # type: ignore[assignment]
     if step is not None:  # checked before the model is built
-        init_from.require_same_lora(run.folder, step, recipe)
         remedy = f"start another run with --output DIR --load {run.folder.path} --weights-only"
-        init_from.require_optimizer(run.folder, step, recipe, remedy)
+        init_from.require_same_settings(run.folder, step, recipe, remedy)
     return step
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reelworks.buckets.table import BucketTable
 from reelworks.core import hash_rng
@@ -213,9 +213,9 @@ class TrainStep:
 
         totals = sums.over_ranks(world)
         parameters = [p for p in state.module.parameters() if p.grad is not None]
-        # Failed clips and conditioning frames were planned, and have no weight.
-        _scale_gradients(parameters, planned_weight / totals.weight)
         gradients = [p.grad for p in parameters if p.grad is not None]  # again, for the type checker
+        # Failed clips and conditioning frames were planned, and have no weight.
+        _scale(gradients, planned_weight / totals.weight)
         norm = torch.nn.utils.get_total_norm(gradients)
         # The host waits for the device here, and nowhere else in the step.
         totals, grad_norm = totals.read(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
@@ -302,8 +302,7 @@ class TrainStep:
 
 
 @torch.no_grad()
-def _scale_gradients(parameters: list[nn.Parameter], scale: Tensor) -> None:
+def _scale(gradients: list[Tensor], factor: Tensor) -> None:
     """Multiply gradients in place by a scalar on the device, which the host does not read."""
-    gradients = [mesh.local(p.grad) for p in parameters if p.grad is not None]
-    if gradients:
-        torch._foreach_mul_(gradients, scale.to(gradients[0].dtype).to(gradients[0].device))
+    if parts := [mesh.local(gradient) for gradient in gradients]:
+        torch._foreach_mul_(parts, factor.to(parts[0].dtype).to(parts[0].device))

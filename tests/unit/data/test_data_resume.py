@@ -73,7 +73,7 @@ class Training:
         cursor, excluded, aliases, trained = saved
         self.trained = list(trained)
         self.open()
-        found = resume.resume(
+        self.position, changes = resume.resume(
             self.data,
             self.spec(),
             self.run,
@@ -81,10 +81,9 @@ class Training:
             Excluded.from_bytes(excluded),
             Aliases.from_bytes(aliases),
         )
-        self.position = found.position
-        if found.changes:
+        if changes:
             segment_record.begin(self.run, self.data, self.position, "recipe.toml")
-        return found.changes
+        return changes
 
     def check_end(self) -> None:
         self.steps(10_000)
