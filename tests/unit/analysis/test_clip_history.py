@@ -68,7 +68,7 @@ class Told:
         cursor = self.position.to_cursor(self.data)
         excluded, aliases = self.position.excluded, self.position.aliases
         self.start(**changes)
-        self.begin(resume.resume(self.data, self.spec, self.run, cursor, excluded, aliases).position)
+        self.begin(resume.resume(self.data, self.spec, self.run, cursor, excluded, aliases)[0])
 
     def size(self, row):
         where = self.plan.places(int(self.plan.micro_batches(row)[0]))

@@ -362,10 +362,10 @@ def test_data_that_begin_again_need_no_record(training: Training) -> None:
         if lost:
             shutil.rmtree(training.run.coverage_folder)
         training.open()
-        begun, _ = resume.start_again(
+        begun, changes = resume.start_again(
             training.data, training.spec(), training.run, Cursor(**cursor), Aliases.from_bytes(aliases)
         )
         assert (begun.data_restarts, begun.epoch, begun.segment, begun.row) == (1, 0, 0, 0)
         assert (begun.plan.planned, begun.global_step) == (9, 1)
         assert not begun.excluded
-        assert bool(begun.aliases) == bool(again.changes) == (not lost)
+        assert bool(begun.aliases) == bool(changes) == (not lost)
