@@ -104,7 +104,12 @@ def tell(run: RunFolder, position: DataPosition) -> int:
     per_row = own[plan.rows].sum(axis=1)
     half = plan.steps // 2
     common = {"v": 1, "time": now}
-    shape = {"micro_batches_per_step": RANKS, "same_bucket_run": RANKS, "recipe": run.recipe_file.name}
+    shape = {
+        "micro_batches_per_step": RANKS,
+        "same_bucket_run": RANKS,
+        "world_size": RANKS,
+        "recipe": run.recipe_file.name,
+    }
     epoch = {
         "data_restarts": 0,
         "epoch": 0,

@@ -109,11 +109,7 @@ class _Catalogs:
         return list(self._by_name.values())
 
     def number_of(self, record: Record) -> int:
-        """Return the index of a record's catalog.
-
-        Raises:
-            RecordError: The catalog is missing or damaged.
-        """
+        """Return the index of a record's catalog."""
         about = record.about
         known = self._by_name.get(about.catalog)
         aliases = known.aliases if known else Aliases()
@@ -128,11 +124,7 @@ class _Catalogs:
 
 @dataclass(frozen=True)
 class _Clips:
-    """Every clip and repeat of a run; repeats of a clip are adjacent.
-
-    Attributes:
-        catalog, ordinal: The catalog that has the clip in its latest state, and its row.
-    """
+    """Every clip and repeat of a run, with catalog and row of its latest state; repeats of a clip are adjacent."""
 
     key: U64
     copy: I64
@@ -289,7 +281,6 @@ class _Account:
             self.state[mine[np.array(other, dtype=np.bool_)]] = State.DATASET_REMOVED
 
     def _take(self, number: int, segment: _Segment, at: I64, row: I64) -> None:
-        """Set the state of the clips of the rows that are done."""
         about, outcome = segment.record.about, segment.outcome
         done = row < outcome.rows
         skipped = np.isin(row[done], np.array(outcome.skipped, dtype=np.int64))
@@ -314,7 +305,6 @@ class _Account:
         self.failures[place] = failure.reason
 
     def _compare_steps(self, number: int, segment: _Segment, row: I64) -> None:
-        """Compare the clips that the trainer counted in each step with the record."""
         about, outcome = segment.record.about, segment.outcome
         expected = np.bincount(row, minlength=about.rows)
         np.subtract.at(expected, np.array([f.row for f in outcome.failures], dtype=np.int64), 1)

@@ -66,8 +66,7 @@ def choose(data: RecipeData, entries: Samples, lost: NDArray[np.float64], count:
     """Return the indices of clips to show: the one that loses most, then others drawn from the recipe's seed."""
     order = np.argsort(hash64(data.recipe.seed, entries.uid, entries.copy, Purpose.SAMPLES), kind="stable")
     worst = int(np.argmax(lost))
-    chosen: NDArray[np.int64] = np.r_[worst, order[order != worst]][:count]
-    return chosen
+    return np.asarray(np.r_[worst, order[order != worst]][:count])
 
 
 def sample_views(data: RecipeData, entries: Samples, lost: NDArray[np.float64], *, epoch: int) -> list[SampleView]:

@@ -47,13 +47,7 @@ _CONSUMED = (State.TRAINED, State.FAILED, State.SKIPPED)
 
 @dataclass(frozen=True)
 class Lost:
-    """A segment without a readable record, with the counts that the run's events still prove.
-
-    Attributes:
-        why: What is wrong with the record.
-        steps: Number of valid steps of the segment.
-        trained, failed: Numbers of clips that were trained and that failed in these steps.
-    """
+    """A segment without a readable record, and the numbers of steps and clips that the events still prove."""
 
     segment: int
     why: str
@@ -73,9 +67,7 @@ class EpochCoverage:
     """One epoch, for the clips of a `Coverage`.
 
     Attributes:
-        data_restarts: Number of restarts of the data.
         planned: Clips planned by all segments together.
-        counts: Number of clips by label.
         ended: True once all its steps are done.
         lost: Segments without a record, whose clips may be unknown.
         problems: Contradictions in the records and events, each with the segment's name.
@@ -156,13 +148,11 @@ class Named:
         rows = self.catalog.columns("dataset", "path").take(pa.array(ordinal))
         dataset = rows.column("dataset").cast(pa.large_string())
         joined = pc.binary_join_element_wise(dataset, rows.column("path"), pa.scalar("/", pa.large_string()))
-        paths: list[str] = joined.to_pylist()
-        return paths
+        return list(joined.to_pylist())
 
     def datasets(self, ordinal: I64) -> list[str]:
         """Return the datasets of rows."""
-        names: list[str] = self.catalog.columns("dataset").column("dataset").take(pa.array(ordinal)).to_pylist()
-        return names
+        return list(self.catalog.columns("dataset").column("dataset").take(pa.array(ordinal)).to_pylist())
 
     def keys_named(self, clip: str) -> NDArray[np.uint64]:
         """Return the keys of the clips that have, or once had, a path that matches a user's text."""
@@ -208,9 +198,7 @@ class Coverage:
     def places(self, *, never_trained: bool = False, clip: str | None = None) -> list[int]:
         """Return the indices of clips, ordered by path.
 
-        Args:
-            never_trained: Only clips that no epoch trained.
-            clip: Only clips with this path, with or without the dataset, or of this file on disk.
+        A `clip` is a path, with or without the dataset, or a file on disk; without one, all clips are returned.
         """
         # The catalog may have rows of datasets that no segment used.
         chosen = np.zeros(len(self.uid), dtype=np.bool_)

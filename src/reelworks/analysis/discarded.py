@@ -49,7 +49,7 @@ def losses(data: RecipeData, plan: EpochPlan) -> dict[str, Any]:
 def short_clips(data: RecipeData, entries: Samples) -> int:
     """Return the number of videos that are shorter than their bucket."""
     available, wanted = _frames_available(data, entries)
-    return _num_clips(entries.ordinal[available < wanted])
+    return int(np.count_nonzero(np.bincount(entries.ordinal[available < wanted])))
 
 
 def lost_shares(data: RecipeData, entries: Samples) -> F64:
@@ -98,7 +98,7 @@ def _frames(data: RecipeData, entries: Samples) -> dict[str, Any]:
         "trained": int(trained.sum()),
         "there": int(available.sum()),
         "by_bucket": _by_bucket(data, videos, {"trained": trained, "there": available}),
-        "less_than_half": _num_clips(row[half]),
+        "less_than_half": int(np.count_nonzero(np.bincount(row[half]))),
         "longest": [
             {
                 "path": data.rows.label(int(row[i])),
@@ -109,11 +109,6 @@ def _frames(data: RecipeData, entries: Samples) -> dict[str, Any]:
             for i in longest.tolist()
         ],
     }
-
-
-def _num_clips(row: I64) -> int:
-    """Return the number of different rows."""
-    return int(np.count_nonzero(np.bincount(row)))
 
 
 def _by_bucket(data: RecipeData, entries: Samples, columns: dict[str, F64 | I64]) -> list[dict[str, Any]]:

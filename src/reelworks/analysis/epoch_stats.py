@@ -32,7 +32,6 @@ class Figures:
     Attributes:
         clips: Showings of clips that count in the loss, padding left out.
         repeated: Repeats among `clips`, which fill micro-batches.
-        tokens: Tokens of `clips`.
         incomplete: Micro-batches with fewer clips than the batch size.
         places: Showings of clips, padding included.
         useful_us: Mean planned time of a rank for `clips`, in microseconds.

@@ -52,7 +52,10 @@ def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, e
         better = former is None or (too_much(totals[former]) and totals[i].waste < totals[former].waste)
         if better and totals[i].waste < total.waste:
             chosen[fix.kind] = i
-    _drop_needless(chosen, totals)
+    both = chosen.get("both")  # changes two settings; dropped if a change of one is as good
+    others = [totals[i] for i in chosen.values() if i != both]
+    if both is not None and any(not too_much(other) or other.waste <= totals[both].waste for other in others):
+        del chosen["both"]
     order = sorted(chosen.values(), key=lambda i: (too_much(totals[i]), len(fixes[i].batch_sizes)))
     return [_to_json(data, fixes[i], totals[i]) for i in order]
 
@@ -72,14 +75,6 @@ def fewer_ranks(data: RecipeData, spec_for: Callable[[int], PlanSpec], *, world:
         if not too_much(total):
             return {"world": world} | total.to_json()
     return None
-
-
-def _drop_needless(chosen: dict[str, int], totals: list[Figures]) -> None:
-    """Drop the fix that changes two settings if a change of one setting is as good."""
-    both = chosen.get("both")
-    others = [totals[i] for i in chosen.values() if i != both]
-    if both is not None and any(not too_much(other) or other.waste <= totals[both].waste for other in others):
-        del chosen["both"]
 
 
 def _fixes(data: RecipeData, spec: PlanSpec) -> Iterator[PlanFix]:

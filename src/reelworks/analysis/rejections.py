@@ -88,8 +88,7 @@ def _first(data: RecipeData, row: NDArray[np.int64]) -> list[int]:
     taken = pa.array(row)
     names = pa.table({"dataset": _words(data.rows.dataset.take(taken)), "path": data.rows.path.take(taken)})
     order = [("dataset", "ascending"), ("path", "ascending")]
-    first: list[int] = pc.select_k_unstable(names, FILES_NAMED, order).to_pylist()
-    return first
+    return list(pc.select_k_unstable(names, FILES_NAMED, order).to_pylist())
 
 
 def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[str, str]:
@@ -126,11 +125,7 @@ def _value_text(name: str, value: Any) -> str:
 
 
 def write(path: Path, data: RecipeData, epoch: int) -> None:
-    """Write a table of all clips that an epoch leaves out, by reason: path, size, nearest entry, error.
-
-    Raises:
-        UserError: The file name does not end in .parquet or .csv, or the file cannot be written.
-    """
+    """Write a table of all clips that an epoch leaves out, by reason: path, size, nearest entry, error."""
     clips, row, assignment = data.assigned(epoch)
     out = assignment.reason != Reason.NONE
     ordinal = data.rows.ordinal[row]

@@ -49,7 +49,6 @@ class DataSpec:
 
     Attributes:
         split: Share of files, or of folders, held out for validation.
-        group: Unit of the split: single files, or folders as a whole.
         max_held_out: Maximum number of held-out clips that validation uses.
         exclude_file: Text file that lists clips not to train, or None.
     """
@@ -318,8 +317,7 @@ def group_keys(rows: CatalogRows, by: Literal["file", "folder"]) -> NDArray[np.u
 def _hashes(words: Any) -> NDArray[np.uint64]:
     """Hash a dictionary-encoded column, each distinct word once, as `hash_int` does."""
     word_hashes = hash64(text_words(words.dictionary.to_pylist()))
-    word: I64 = np.asarray(words.indices)
-    return word_hashes[word]
+    return np.asarray(word_hashes[np.asarray(words.indices)])
 
 
 def rows_of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:

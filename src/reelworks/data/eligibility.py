@@ -41,11 +41,7 @@ def exclusion_reasons(
 
 
 def require_scores(datasets: list[DatasetConfig], rows: CatalogRows) -> None:
-    """Refuse filters and caption templates with a name that is no column and no score of any clip of their dataset.
-
-    Raises:
-        UserError: There is such a name; the error suggests the nearest known one.
-    """
+    """Refuse filters and caption templates with a name that is no column and no score of any clip of their dataset."""
     for dataset in datasets:
         named = filters.scores_named(dataset.filter) if dataset.filter else set()
         if not named | (template.names(dataset.caption) - set(NUMBERS)):

@@ -32,12 +32,7 @@ _TEXTS = ("fingerprint", "root", "path", "dataset")
 
 @dataclass(frozen=True)
 class Known:
-    """The live rows of a segment that was planned before.
-
-    Attributes:
-        catalog: The catalog, at the version that the segment was planned on.
-        ordinal: Ordinals of the rows, ascending.
-    """
+    """The live rows of a segment that was planned before, by ascending ordinals in its catalog at that version."""
 
     catalog: Catalog
     ordinal: I64
@@ -46,8 +41,7 @@ class Known:
     @cached_property
     def uids(self) -> U64:
         """Uids of all rows of the catalog, indexed by ordinal."""
-        uids: U64 = self.catalog.columns("uid").column("uid").to_numpy()
-        return uids
+        return np.asarray(self.catalog.columns("uid").column("uid"))
 
     def keys(self, ordinal: I64) -> U64:
         """Return the keys of rows of the catalog."""
@@ -90,13 +84,9 @@ class Identity:
 
 
 def identify(rows: CatalogRows, catalog: Catalog, former: Sequence[Known], how: RenamedClips) -> Identity:
-    """Relate the rows of a catalog to the clips that a run knows.
+    """Relate the live rows of the recipe's datasets to the clips that a run knows from `former` segments, latest first.
 
-    Args:
-        rows: The live rows of the recipe's datasets.
-        catalog: The catalog of these rows.
-        former: Segments planned before, the latest first.
-        how: Whether the same file under another name is the same clip or a new one.
+    `how` tells whether the same file under another name is the same clip or a new one.
     """
     latest = former[0]
     grown = latest.catalog.is_prefix_of(catalog)
@@ -124,11 +114,8 @@ def identify(rows: CatalogRows, catalog: Catalog, former: Sequence[Known], how: 
 def carry_over(identity: Identity, former: Known, ordinal: I64, copy: I64, excluded: Excluded) -> Excluded:
     """Translate consumed clips into rows of the present catalog.
 
-    Args:
-        identity: The rows of the present catalog.
-        former: The segment that consumed the clips.
-        ordinal, copy: Rows and repeats of its catalog that it and the segments before it consumed.
-        excluded: Its excluded clips, of which only those without a row in its catalog are read.
+    `ordinal` and `copy` are the clips of the `former` segment's catalog that it and the segments before it consumed; of
+    `excluded`, its excluded clips, only those without a row in that catalog are read.
     """
     kept = identity.ordinal[identity.kept]
     stays = _among(ordinal, kept)

@@ -72,14 +72,12 @@ class MicroBatchRequest:
     @property
     def real(self) -> NDArray[np.bool_]:
         """False where a clip only pads the micro-batch."""
-        real: NDArray[np.bool_] = self.repeat_index >= 0
-        return real
+        return np.asarray(self.repeat_index >= 0)
 
     @property
     def is_first_use(self) -> NDArray[np.bool_]:
         """True for the first use of a clip, False for repeats and padding."""
-        first: NDArray[np.bool_] = self.repeat_index == 0
-        return first
+        return np.asarray(self.repeat_index == 0)
 
     @property
     def draw_copies(self) -> NDArray[np.int64]:
@@ -418,8 +416,7 @@ class Loader:
         excluded = Excluded.from_bytes(base64.b64decode(state["excluded"]))
         aliases = Aliases.from_bytes(base64.b64decode(state["aliases"]))
         run = self._run or RunFolder(Path())
-        resumed = resume.resume(self.dataset, spec, run, cursor, excluded, aliases)
-        self._position, self.changes = resumed.position, resumed.changes
+        self._position, self.changes = resume.resume(self.dataset, spec, run, cursor, excluded, aliases)
         self._spec = spec
 
     def close(self) -> None:
@@ -438,9 +435,14 @@ class Loader:
         self._recorded = position.key
 
 
+def batches_of_row(plan: EpochPlan, row: int) -> list[tuple[int, int]]:
+    """Return the bucket of each micro-batch of a row, over all ranks, and the number of its clips that count."""
+    places = [plan.places(micro_batch) for micro_batch in plan.micro_batches(row).tolist()]
+    return [(int(plan.bucket[p.start]), int((plan.repeat_index[p] >= 0).sum())) for p in places]
+
+
 def _clips_of_row(plan: EpochPlan, row: int) -> int:
-    """Return how many clips count in the loss of a row."""
-    return sum(int((plan.repeat_index[plan.places(m)] >= 0).sum()) for m in plan.micro_batches(row).tolist())
+    return sum(clips for _, clips in batches_of_row(plan, row))
 
 
 def one_step(stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:

@@ -84,11 +84,7 @@ def begin_epoch(
     data_restarts: int = 0,
     aliases: Aliases | None = None,
 ) -> DataPosition:
-    """Return the position at the first row of an epoch.
-
-    Raises:
-        UserError: The epoch has no step; the error lists the clips of every bucket entry, with a remedy.
-    """
+    """Return the position at the first row of an epoch, which must have a step."""
     plan = data.plan(spec, epoch, data_restarts=data_restarts)
     if plan.steps == 0:
         raise no_steps(data, epoch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,24 +18,13 @@ from reelworks.schedule.cursor import Aliases, Cursor, Excluded, check_same
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """A position found again, and the differences of the data from those of the checkpoint, as lines for people."""
-
-    position: DataPosition
-    changes: list[str]
-
-
 def resume(
     data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, excluded: Excluded, aliases: Aliases
-) -> Resumed:
-    """Return a checkpoint's position, even if the data changed since.
+) -> tuple[DataPosition, list[str]]:
+    """Return a checkpoint's position, even if the data changed since, and the differences of the data as lines.
 
     If catalog and spec are unchanged, the plan is computed again and must be equal. Otherwise the live clips that
     are not consumed yet are planned as a new segment of the epoch.
-
-    Raises:
-        UserError: The record of the checkpoint's segment is needed and missing, or the plan computed again differs.
     """
     counts = Counts(cursor.planned, cursor.trained, cursor.failed, cursor.skipped, cursor.repeated)
     same = (cursor.catalog, cursor.spec) == (data.digest, spec.digest())
@@ -58,10 +47,12 @@ def resume(
         spec, plan, excluded, counts, cursor.data_restarts, cursor.epoch, segment, row, cursor.global_step, aliases
     )
     changes = [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
-    return Resumed(resumed, changes)
+    return resumed, changes
 
 
-def start_again(data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases) -> Resumed:
+def start_again(
+    data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases
+) -> tuple[DataPosition, list[str]]:
     """Return the first position of epoch 0 after a restart of the data; the step count continues.
 
     Only renamed datasets are listed as changes.
@@ -75,7 +66,7 @@ def start_again(data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, a
             aliases = Aliases()
         else:
             aliases, changes = identity.aliases, identity.lines(data.spec.data.renamed_clips)
-    return Resumed(replace(first, global_step=cursor.global_step, aliases=aliases), changes)
+    return replace(first, global_step=cursor.global_step, aliases=aliases), changes
 
 
 def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Identity]:

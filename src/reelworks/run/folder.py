@@ -75,10 +75,9 @@ class RunFolder:
         return name
 
     def keep_input(self, name: str, text: str) -> str:
-        """Store a copy of a file that a recipe names, such as "exclude.txt", next to the recipes.
+        """Store a copy of a file that a recipe names, such as "exclude.txt", below `recipes/`.
 
-        Returns:
-            The name of the copy below `recipes/`, with a digest of the text before its suffix.
+        Returns its name there, which has a digest of the text before the suffix.
         """
         file = Path(name)
         copy = f"{file.stem}-{digests.digest_bytes(text.encode())[:8]}{file.suffix}"

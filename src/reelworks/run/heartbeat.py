@@ -91,8 +91,7 @@ def beating(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
     fd = _take(path, me)
 
     def is_ours() -> bool:
-        holder = _holder(path)
-        return holder is not None and holder.token == me.token
+        return _holder(path) == me
 
     def beat() -> None:
         # Writes after another process replaced the file do not reach the new one.
@@ -154,7 +153,7 @@ def _replace(path: Path, me: LockOwner, abandoned: tuple[int, str]) -> int:
             temporary.replace(path)
             time.sleep(_SETTLE_SECONDS)
         holder = _holder(path)
-        if holder is None or holder.token != me.token:
+        if holder != me:
             raise LockedError(holder)
     except BaseException:
         os.close(fd)

@@ -33,6 +33,7 @@ class Step:
     clips: int
     applied: bool
     recipe: str
+    world_size: int
 
 
 @dataclass
@@ -40,7 +41,6 @@ class Epoch:
     """The part of an epoch that was trained so far.
 
     Attributes:
-        data_restarts: Number of restarts of the data.
         planned: Clips planned by all segments together; None if only the record of the last segment has it.
         segment: The current segment, or the last one.
         plans: Digest of each segment's plan, by the segment's number.
@@ -77,10 +77,10 @@ def epochs(run: RunFolder) -> list[Epoch]:
     """
     valid: dict[tuple[int, int], Epoch] = {}
     now: Epoch | None = None
-    recipe, goes_back = "", False
+    recipe, world_size, goes_back = "", 1, False
     for event in events.timeline(run.events_file, "start", "epoch", "step", "failure", "epoch_end"):
         if event["kind"] == "start":
-            recipe, goes_back = event["recipe"], True
+            recipe, world_size, goes_back = event["recipe"], event["world_size"], True
         elif event["kind"] == "epoch":
             goes_back = False
             key = (event["data_restarts"], event["epoch"])
@@ -96,7 +96,7 @@ def epochs(run: RunFolder) -> list[Epoch]:
         elif event["kind"] == "step":
             # Values that are not finite are stored as null; such a step was not applied.
             applied = event["loss"] is not None and event["grad_norm"] is not None and event["clips"] > 0
-            step = Step(event["step"], event["row"], event["clips"], applied, recipe)
+            step = Step(event["step"], event["row"], event["clips"], applied, recipe, world_size)
             now.steps.setdefault(now.segment, []).append(step)
         elif event["kind"] == "failure" and event["repeat_index"]:
             continue  # only the first use of a clip counts as its failure

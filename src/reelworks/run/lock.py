@@ -53,13 +53,9 @@ class LockHandle:
 def hold(
     path: Path, *, doing: str = "training", field: str = "output", remedy: str = _FREE_BY_HAND
 ) -> Iterator[LockHandle]:
-    """Hold an exclusive lock.
+    """Hold an exclusive lock on a file, whose folder is created if missing.
 
-    Args:
-        path: The lock file; its folder is created if missing.
-        doing: The activity that holds the lock, in one word, for messages.
-        field: The recipe key or option that names the folder.
-        remedy: What to do when another process holds the lock.
+    Messages name the activity (`doing`, one word), the recipe key or option of the folder (`field`) and the `remedy`.
     """
     with ExitStack() as stack:
         try:

@@ -19,13 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from reelworks.core import digests, files, storage
 from reelworks.core.config import Config
@@ -35,6 +35,7 @@ FORMAT_VERSION = 1
 CONSUMED = "consumed"  # reason of a clip that an earlier segment of the epoch consumed
 I64 = NDArray[np.int64]
 Key = tuple[int, int, int]
+_Values = TypeVar("_Values", bound=Config)
 
 _ABOUT = "about.json"
 _OUTCOME = "outcome.json"
@@ -122,7 +123,6 @@ class Outcome(Config):
     Attributes:
         rows: Number of rows that were trained or skipped; the clips of later rows are left to another segment.
         skipped: Rows of the steps that were not applied.
-        failures: Clips that failed in these rows.
     """
 
     rows: int
@@ -164,8 +164,7 @@ class Record:
     @property
     def is_first_use(self) -> NDArray[np.bool_]:
         """True for the first use of a clip, which consumes it; False for repeats and padding."""
-        first: NDArray[np.bool_] = self.repeat_index == 0
-        return first
+        return np.asarray(self.repeat_index == 0)
 
     @property
     def consumed(self) -> NDArray[np.bool_]:
@@ -245,7 +244,6 @@ def _small(numbers: NDArray[Any]) -> Any:
 
 
 def _write_table(file: Path, table: Any, encodings: dict[str, str]) -> str:
-    """Write a table and return the checksum of the file."""
     checksums: list[str] = []
     with storage.create(file, told=lambda _, checksum: checksums.append(checksum)) as f:
         pq.write_table(
@@ -266,15 +264,13 @@ def read_about(run: RunFolder, key: Key) -> About:
     Raises:
         RecordError: There is no record, or it is damaged.
     """
-    file = path(run, key) / _ABOUT
+    folder = path(run, key)
     try:
-        about = About.model_validate(_read_values(file))
+        about = _read_values(folder / _ABOUT, About)
     except FileNotFoundError:
-        raise RecordError(f"{path(run, key).name} does not exist") from None
-    except ValidationError as error:
-        raise RecordError(f"{file.parent.name}/{_ABOUT} cannot be read: {error}") from error
+        raise RecordError(f"{folder.name} does not exist") from None
     if about.format > FORMAT_VERSION or about.key != key:
-        raise RecordError(f"{file.parent.name} has a newer format or belongs to another segment")
+        raise RecordError(f"{folder.name} has a newer format or belongs to another segment")
     return about
 
 
@@ -332,23 +328,22 @@ def write_outcome(run: RunFolder, key: Key, outcome: Outcome) -> None:
 
 
 def _write_values(file: Path, values: Config) -> None:
-    """Write values together with their checksum."""
     plain = values.model_dump(mode="json")
     files.write_json(file, {"checksum": digests.digest_json(plain), **plain})
 
 
-def _read_values(file: Path) -> dict[str, Any]:
+def _read_values(file: Path, kind: type[_Values]) -> _Values:
     """Read values and verify their checksum; raises FileNotFoundError if there are none."""
+    name = f"{file.parent.name}/{file.name}"
     try:
         plain = json.loads(file.read_bytes())
-        same = plain.pop("checksum") == digests.digest_json(plain)
+        if plain.pop("checksum") != digests.digest_json(plain):
+            raise RecordError(f"{name} is damaged: its checksum is not the one that was stored")
+        return kind.model_validate(plain)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise RecordError(f"{file.parent.name}/{file.name} cannot be read: {error}") from error
-    if not same:
-        raise RecordError(f"{file.parent.name}/{file.name} is damaged: its checksum is not the one that was stored")
-    return dict(plain)
+        raise RecordError(f"{name} cannot be read: {error}") from error
 
 
 def read_outcome(run: RunFolder, key: Key) -> Outcome | None:
@@ -357,13 +352,10 @@ def read_outcome(run: RunFolder, key: Key) -> Outcome | None:
     Raises:
         RecordError: The outcome is damaged.
     """
-    file = path(run, key) / _OUTCOME
     try:
-        return Outcome.model_validate(_read_values(file))
+        return _read_values(path(run, key) / _OUTCOME, Outcome)
     except FileNotFoundError:
         return None
-    except ValidationError as error:
-        raise RecordError(f"{file.parent.name}/{_OUTCOME} cannot be read: {error}") from error
 
 
 def reopen(run: RunFolder, step: int, key: Key | None) -> None:

@@ -16,6 +16,7 @@ from reelworks.buckets.table import BucketTable
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import U64, Purpose
 from reelworks.core.shape import Geometry, Shape
+from reelworks.data import loader
 from reelworks.data.loader import MicroBatch, MicroBatchRequest
 from reelworks.diffusion import frame_masks, objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
@@ -42,10 +43,8 @@ def objective_of_step(
         return recipe.objective
     objective = recipe.objective
     low = clips = 0.0
-    for micro_batch in plan.micro_batches(row).tolist():
-        places = plan.places(micro_batch)
-        count = int(plan.real[places].sum())
-        shape = table.buckets[int(plan.bucket[places.start])].shape
+    for bucket, count in loader.batches_of_row(plan, row):
+        shape = table.buckets[bucket].shape
         ratio = _shift_ratio(objective, shape, geometry.latent(shape)[0])
         share = timesteps.share_below(
             switch, objective.timestep_sampling, ratio, objective.logit_mean, objective.logit_std
@@ -81,7 +80,6 @@ class Choices:
 
 
 def _seeds(work: MicroBatchRequest, purpose: Purpose, seed: int) -> U64:
-    """Return the seed of each clip's draws for a purpose."""
     return hash_rng.hash64(seed, work.epoch, work.uids, work.draw_copies, purpose)
 
 

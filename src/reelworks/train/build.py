@@ -30,14 +30,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The network, sharded and with its optimizer, and the encoders of its inputs.
-
-    Attributes:
-        boundary: The network, behind a boundary that casts its inputs.
-        encoder: Autoencoder, text encoder and image encoder.
-        state: Trained weights, their average, and the optimizer.
-        base: Base model of the LoRA; None if all weights are trained.
-    """
+    """The network, sharded and with its optimizer, and the encoders of its inputs; without a LoRA, `base` is None."""
 
     boundary: DtypeBoundary[DenoiserInputs]
     encoder: LiveEncoder
@@ -52,7 +45,8 @@ class TrainedModel:
         network = denoiser(recipe, world.home, resumed=resumed)
         encoders = encoder(recipe, world.device)
         dry_run.audit_shapes(network, encoders, data.table, world)
-        dry_run.require_encoders(encoders)
+        for fault in dry_run.faults_of_encoders(encoders):
+            raise fault
         mesh.shard(network.module, network.sharding().blocks, network.contract, world, recipe.parallel.strategy)
         return cls(DtypeBoundary(network), encoders, TrainState.start(network, recipe.train), network.base)
 
@@ -61,9 +55,6 @@ def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:
     """Check that all weights that a recipe names exist, before any of them is read.
 
     If the run is resumed, the LoRA comes from a checkpoint, and lora.weights is not needed.
-
-    Raises:
-        UserError: Some weights do not exist; names the first.
     """
     lora = None if recipe.lora is None or resumed else recipe.lora.weights
     sources = {

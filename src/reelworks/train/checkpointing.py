@@ -45,11 +45,7 @@ _RETRY_SECONDS = 30.0
 
 
 def restore(checkpoint: Path, state: TrainState, base: Base | None) -> tuple[Cursor, Excluded, Aliases]:
-    """Load weights, average and optimizer in place, and return the position in the data. Collective.
-
-    Raises:
-        UserError: The checkpoint belongs to another model, or its LoRA was trained on another base.
-    """
+    """Load weights, average and optimizer in place, and return the position in the data. Collective."""
     init_from.require_base(checkpoint, base)
     tensors = state.state_dict()
     load.load(checkpoint, tensors)
@@ -63,11 +59,7 @@ def restore(checkpoint: Path, state: TrainState, base: Base | None) -> tuple[Cur
 
 
 def try_disk(run: OpenRun, recipe: Recipe, state: TrainState, position: DataPosition) -> None:
-    """Write to the checkpoints' disk before training, and log how much of it checkpoints will take. Collective.
-
-    Raises:
-        UserError: The main rank cannot save there.
-    """
+    """Write to the checkpoints' disk before training, and log how much of it checkpoints will take. Collective."""
     total = sum(run.world.gather(shards.local_bytes(state.state_dict())))  # type: ignore[arg-type]
     if not run.world.is_main:
         return
@@ -104,11 +96,7 @@ class CheckpointManager:
 
     A save is due by steps, epochs, minutes, a new best metric, or a request file. A large state is saved
     asynchronously: a thread writes a copy, and a later step publishes it. Training continues after a failed save,
-    which is repeated later.
-
-    Args:
-        mirror: Copies checkpoints, on the main rank; None if the recipe has no mirror.
-        resumed_from: Step of the checkpoint that was loaded; None for a fresh start.
+    which is repeated later. Only the main rank has a `mirror`; `resumed_from` is None for a fresh start.
     """
 
     def __init__(
@@ -150,11 +138,7 @@ class CheckpointManager:
             self._store.record_metrics(step, metrics)
 
     def flags(self, *, stop: bool) -> StepFlags:
-        """Return this rank's requests to all ranks at the end of the next step.
-
-        Raises:
-            LockLost: Another process has taken over the run folder.
-        """
+        """Return this rank's requests to all ranks at the end of the next step; the run folder must still be locked."""
         self._run.folder_lock.check()
         return StepFlags(stop=stop, save=self._is_requested(), writing=self._background.is_writing)
 
@@ -175,11 +159,7 @@ class CheckpointManager:
     def after_step(
         self, position: DataPosition, metrics: dict[str, float], flags: StepFlags, step_seconds: float
     ) -> None:
-        """Publish an asynchronous save that all ranks have written, and save if one is due. Collective.
-
-        Raises:
-            DiskFull: The disk is full, and the recipe has `on_full = "stop"`.
-        """
+        """Publish an asynchronous save that all ranks have written, and save if one is due. Collective."""
         self._step_seconds = step_seconds
         if self._background.step is not None and not flags.writing:
             self._finish_background(position)
@@ -187,11 +167,7 @@ class CheckpointManager:
             self._save(position, metrics)
 
     def save_last(self, position: DataPosition, metrics: dict[str, float]) -> None:
-        """Save at the end of training or on a signal, after waiting for an asynchronous save. Collective.
-
-        Raises:
-            SaveFailed: The state could not be saved.
-        """
+        """Save at the end of training or on a signal, after waiting for an asynchronous save. Collective."""
         if self._background.step is not None:
             self._finish_background(None)
         if self._saved_step == position.global_step:
@@ -278,7 +254,6 @@ class CheckpointManager:
         return extra
 
     def _end_request(self) -> None:
-        """Remove the file that requested a save."""
         if self._world.is_main and self._run.folder.save_file.is_file():
             self._run.folder.save_file.unlink(missing_ok=True)
 

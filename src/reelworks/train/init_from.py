@@ -30,15 +30,8 @@ from reelworks.train.build import TrainedModel
 def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *, weights_only: bool) -> None:
     """Load the state of another run in place, and log its path; the position in the data is not loaded. Collective.
 
-    Args:
-        source: The other run's folder, one of its checkpoints, or a .safetensors file of weights.
-        model: Model of this run.
-        world: Ranks that load together.
-        recipe: Recipe of this run.
-        weights_only: Load only the weights; copy the average from them, and reset the optimizer.
-
-    Raises:
-        UserError: There is no such checkpoint, or it is of another model.
+    `source` is the run's folder, one of its checkpoints, or a .safetensors file of weights. With `weights_only`, the
+    average is copied from the weights, and the optimizer is reset.
     """
     warning, path, base = None, source, model.base
     tensors = model.state.state_dict()
@@ -71,11 +64,7 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
 
 
 def require_base(checkpoint: Path, base: Base | None) -> None:
-    """Check that a checkpoint's LoRA was trained on this base; None for a model without a LoRA.
-
-    Raises:
-        UserError: It was trained on another base; names both.
-    """
+    """Check that a checkpoint's LoRA was trained on this base; None for a model without a LoRA."""
     trained_on = lora.lora_base_of(checkpoint)
     if trained_on is not None and base is not None:
         require_same(trained_on, base, "checkpoint", str(checkpoint))
@@ -102,57 +91,41 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
 
 def _checkpoint(source: Path, recipe: Recipe, weights_only: bool) -> Path:
     run, step = locate(source)
-    require_same_lora(run, step, recipe)
-    if not weights_only:
-        require_optimizer(run, step, recipe, "add --weights-only")
+    require_same_settings(run, step, recipe, None if weights_only else "add --weights-only")
     return CheckpointStore(run.checkpoints_folder).path(step)
 
 
-def require_same_lora(run: RunFolder, step: int, recipe: Recipe) -> None:
-    """Check that a checkpoint's LoRA has the rank and alpha of a recipe; its tensors do not hold the alpha.
+def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: str | None) -> None:
+    """Check that a checkpoint has the recipe's optimizer, and the rank and alpha of its LoRA, which tensors do not hold.
 
-    Raises:
-        UserError: They differ; names both values.
+    `without` is a remedy that loads only the weights; None if that is done, whatever the optimizer.
     """
-    trained, new = recipe_file.load(history.recipe_of(run, step)).lora, recipe.lora
-    if trained is None or new is None:
-        return
-    # The rank comes first, because alpha defaults to it.
-    values = {"rank": (trained.rank, new.rank), "alpha": (trained.exact_alpha, new.exact_alpha)}
-    for name, (saved, asked) in values.items():
-        if saved != asked:
-            raise UserError(
-                f"the checkpoint's LoRA has {name} {saved:g}",
-                code="lora-settings-differ",
-                field=f"lora.{name}",
-                value=asked,
-                remedy=f"set it to {saved:g}, or train another LoRA in a run of its own",
-            )
-
-
-def require_optimizer(run: RunFolder, step: int, recipe: Recipe, without: str) -> None:
-    """Check that a checkpoint was saved with the recipe's optimizer.
-
-    Raises:
-        UserError: It was saved with another one; the remedy `without` loads the weights without its state.
-    """
-    saved, new = recipe_file.load(history.recipe_of(run, step)).train.optimizer, recipe.train.optimizer
-    if saved != new:
+    trained = recipe_file.load(history.recipe_of(run, step))
+    if trained.lora is not None and recipe.lora is not None:
+        # The rank comes first, because alpha defaults to it.
+        ranks, alphas = (trained.lora.rank, recipe.lora.rank), (trained.lora.exact_alpha, recipe.lora.exact_alpha)
+        for name, (saved, asked) in {"rank": ranks, "alpha": alphas}.items():
+            if saved != asked:
+                raise UserError(
+                    f"the checkpoint's LoRA has {name} {saved:g}",
+                    code="lora-settings-differ",
+                    field=f"lora.{name}",
+                    value=asked,
+                    remedy=f"set it to {saved:g}, or train another LoRA in a run of its own",
+                )
+    had, new = trained.train.optimizer, recipe.train.optimizer
+    if without is not None and had != new:
         raise UserError(
-            f"the checkpoint of step {step} holds the state of {saved}, which {new} cannot use",
+            f"the checkpoint of step {step} holds the state of {had}, which {new} cannot use",
             code="optimizer-state-differs",
             field="train.optimizer",
             value=new,
-            remedy=f'set it to "{saved}", or {without}: loads only the weights, and starts {new} from its first step',
+            remedy=f'set it to "{had}", or {without}: loads only the weights, and starts {new} from its first step',
         )
 
 
 def locate(source: Path) -> tuple[RunFolder, int]:
-    """Return run and step of the checkpoint that a path names: a checkpoint's folder, or a run's with its newest one.
-
-    Raises:
-        UserError: There is no run, or no checkpoint that can be read.
-    """
+    """Return run and step of the checkpoint that a path names: a checkpoint's folder, or a run's with its newest one."""
     if source.is_file():
         raise UserError(
             "this is a file, not a run",

@@ -23,12 +23,7 @@ _ORDER: tuple[What, ...] = ("input", "weight", "activation", "gradient")
 
 @dataclass(frozen=True)
 class NonFiniteSource:
-    """The first place where numbers are not finite.
-
-    Attributes:
-        what: Kind of tensor.
-        path: Path of the module, or name of the weight or input.
-    """
+    """The first place where numbers are not finite: path of the module, or name of the weight or input."""
 
     what: What
     path: str

@@ -58,9 +58,6 @@ def lock_folder(recipe: Recipe, resume: str, world: World) -> Iterator[FolderLoc
     """Lock a recipe's run folder on the main rank, and fetch the files that it lacks from its mirror.
 
     Call this before the scan, as the mirror may hold the catalog, too.
-
-    Raises:
-        UserError: Another process has locked the folder, or the mirror does not answer or belongs to another run.
     """
     if not world.is_main:
         yield FolderLock(lambda: None, None)
@@ -105,11 +102,7 @@ def _fix_step_shape(recipe: Recipe, folder: RunFolder, store: CheckpointStore, w
 
 
 def plan_spec(data: Dataset, run: OpenRun) -> PlanSpec:
-    """Return the settings of the run's plans.
-
-    Raises:
-        UserError: There are more ranks than micro-batches in a step.
-    """
+    """Return the settings of the run's plans."""
     if run.world.size > run.micro_batches_per_step:
         raise plan_report.too_many_ranks(run.micro_batches_per_step, run.world.size)
     return data.plan_spec(run.micro_batches_per_step, run.same_bucket_run)

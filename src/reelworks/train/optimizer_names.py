@@ -46,11 +46,7 @@ _LACKED_BY_SOME = {key for optimizer in OPTIMIZERS.values() for key in optimizer
 
 
 def complete(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values of `[train]` with the optimizer's own defaults, and None for keys that it does not have.
-
-    Raises:
-        UserError: A key is given that the optimizer does not have.
-    """
+    """Return values of `[train]` with the optimizer's own defaults; keys that it does not have must be left out, and are None."""
     name = values.get("optimizer", "adamw")
     optimizer = OPTIMIZERS.get(name, Optimizer()) if isinstance(name, str) else Optimizer()
     for key in optimizer.lacks:
@@ -67,11 +63,7 @@ def complete(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_installed(name: str) -> None:
-    """Check that the optimizer's package is installed.
-
-    Raises:
-        UserError: It is not; the remedy installs it.
-    """
+    """Check that the optimizer's package is installed."""
     package = OPTIMIZERS[name].package
     if package is not None and importlib.util.find_spec(package) is None:
         raise UserError(
@@ -84,11 +76,7 @@ def require_installed(name: str) -> None:
 
 
 def require(name: str, strategy: str, world: int) -> None:
-    """Check that an optimizer can train with a `parallel.strategy` on some number of processes.
-
-    Raises:
-        UserError: Its package is missing, or it needs whole weights and each process would hold a shard.
-    """
+    """Check that an optimizer can train with a `parallel.strategy` on some number of processes."""
     require_installed(name)
     whole = OPTIMIZERS[name].whole
     if whole and strategy == "fsdp" and world > 1:

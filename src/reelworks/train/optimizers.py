@@ -35,13 +35,7 @@ class _Part(NamedTuple):
 class ShardedOptimizer:
     """Update weights, sharded or not, with a library's optimizer; all memory is allocated at once.
 
-    Args:
-        config: Settings of the optimizer.
-        trained: Weights by name, sharded or not.
-        matrices: Names of the weights of linear layers within blocks, which Muon trains.
-
-    Raises:
-        UserError: The optimizer's package is missing, or it can train none of the weights.
+    Muon trains only the weights named in `matrices`, those of linear layers within blocks.
     """
 
     def __init__(self, config: TrainConfig, trained: Mapping[str, nn.Parameter], matrices: Collection[str]) -> None:

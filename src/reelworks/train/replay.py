@@ -20,7 +20,7 @@ from reelworks.data import segment_record
 from reelworks.data.loader import MicroBatchRequest, StepSource
 from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
-from reelworks.run import events, history, records
+from reelworks.run import history, records
 from reelworks.run.folder import RunFolder
 from reelworks.run.history import Epoch, Step
 from reelworks.run.records import Record, RecordError
@@ -37,9 +37,6 @@ class Replay:
     """A step that no resume has discarded.
 
     Attributes:
-        step: The step, from the events.
-        epoch: Epoch of the step.
-        segment: Segment of the epoch, from 0.
         plan: Plan with the step's row only.
         data: Data of the recipe that trained the step; its rows are the step's clips, as they were planned.
         since: Change of each clip since, by uid: "unchanged", "edited", "removed", or "unknown" if the catalog cannot
@@ -136,11 +133,7 @@ class Replay:
 
 
 def replay_step(run: RunFolder, number: int) -> Replay:
-    """Reconstruct a step of a run, counted from 1.
-
-    Raises:
-        UserError: There is no run or no such step, or the record of its segment or its recipe is lost.
-    """
+    """Reconstruct a step of a run, counted from 1."""
     run.info()
     epoch, segment, step = _find(history.epochs(run), number)
     try:
@@ -158,13 +151,11 @@ def replay_step(run: RunFolder, number: int) -> Replay:
     plan = _row_of(record, catalog, step.row)
     data = RecipeData.of_rows(recipe, catalog, np.unique(plan.ordinal))
     _check_buckets(data, record, step)
-    world = _world_size(run, number)
-    ranks = [list(StepSource(data, rank, world).row(plan, epoch.epoch, 0)) for rank in range(world)]
+    ranks = [list(StepSource(data, i, step.world_size).row(plan, epoch.epoch, 0)) for i in range(step.world_size)]
     return Replay(step, epoch, segment, plan, data, _changes_since(run, data), ranks)
 
 
 def _row_of(record: Record, catalog: Catalog, row: int) -> EpochPlan:
-    """Return one row of a recorded plan, as a plan."""
     first, last = np.searchsorted(record.row, [row, row + 1])
     ends = np.cumsum(record.size)
     places = slice(int(ends[first] - record.size[first]), int(ends[last - 1]))
@@ -198,19 +189,7 @@ def _find(epochs: list[Epoch], number: int) -> tuple[Epoch, int, Step]:
     )
 
 
-def _world_size(run: RunFolder, number: int) -> int:
-    """Return the number of ranks that trained a step."""
-    current = of_step = 1
-    for event in events.timeline(run.events_file, "start", "step"):
-        if event["kind"] == "start":
-            current = event["world_size"]
-        elif event["step"] == number:
-            of_step = current
-    return of_step
-
-
 def _check_buckets(data: RecipeData, record: Record, step: Step) -> None:
-    """Raise if the recipe's buckets are not those of the record."""
     computed = [(b.name, b.shape.num_frames, b.shape.height, b.shape.width) for b in data.table.buckets]
     recorded = [(b.name, b.num_frames, b.height, b.width) for b in record.about.buckets]
     if computed != recorded:

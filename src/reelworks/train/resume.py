@@ -65,9 +65,6 @@ def restore(
     """Load the checkpoint of a step, and return the position in the data that belongs to it. Collective.
 
     Without a step the run starts fresh, from the weights that `options.load` names, if any.
-
-    Raises:
-        UserError: The checkpoint is of another model or base, or a record that the resume needs is lost.
     """
     if step is None:
         return _start_fresh(run, data, spec, options, model)
@@ -84,15 +81,14 @@ def restore(
             changes.append(f"--restart-data has no effect: {reason}")
             restart_data = False
     if restart_data:
-        resumed = resume.start_again(data, spec, run.folder, cursor, aliases)
+        position, data_changes = resume.start_again(data, spec, run.folder, cursor, aliases)
         logger.info("resumed the weights of step %d; the data restart at epoch 0", step)
     else:
-        resumed = resume.resume(data, spec, run.folder, cursor, excluded, aliases)
-        position = resumed.position
+        position, data_changes = resume.resume(data, spec, run.folder, cursor, excluded, aliases)
         logger.info("resumed from step %d, epoch %d, row %d", step, position.epoch, position.row)
-    for line in (*resumed.changes, *changes):
+    for line in (*data_changes, *changes):
         logger.info(line)
-    return resumed.position
+    return position
 
 
 def _start_fresh(
@@ -154,10 +150,7 @@ def prepare_folder(run: OpenRun, data: RecipeData, position: DataPosition, *, th
     """Update the run folder for a start, on the main rank: set later checkpoints aside, write recipe and plan.
 
     Call this before logging the start event, which voids the events of later steps: after a kill in between, there
-    would be a checkpoint without events of its steps.
-
-    Returns:
-        Name of the recipe's file in `recipes/`.
+    would be a checkpoint without events of its steps. Returns the name of the recipe's file in `recipes/`.
     """
     if resumed:
         # A later checkpoint is of an abandoned branch, and would pass for the newest, or for a save of its step.
@@ -187,7 +180,6 @@ def prepare_folder(run: OpenRun, data: RecipeData, position: DataPosition, *, th
 
 
 def _write_plan(run: OpenRun, data: RecipeData, position: DataPosition) -> None:
-    """Write the plan's summary and the clips that it leaves out, and log the plan in one line."""
     spec, epoch = position.spec, position.epoch
     # A later segment is only the rest of an epoch; the summary is of the whole one.
     plan = position.plan if position.segment == 0 else replace(data, run=None).plan(spec, epoch)
@@ -202,18 +194,12 @@ def _write_plan(run: OpenRun, data: RecipeData, position: DataPosition) -> None:
 
 
 def pick(run: OpenRun, recipe: Recipe, resume: str) -> int | None:
-    """Return the step to resume from, by the option `resume`; None for a fresh start. Collective.
-
-    Raises:
-        UserError: All checkpoints are bad, the named one is bad or missing, or "never" in a folder with checkpoints; or
-            the checkpoint is of another optimizer, or of a LoRA of another rank or alpha.
-    """
+    """Return the step to resume from, by the option `resume`; None for a fresh start. Collective."""
     chosen = _choose_step(run.store, run.folder, resume) if run.world.is_main else None
     step: int | None = run.world.broadcast(chosen)  # type: ignore[assignment]
     if step is not None:  # checked before the model is built
-        init_from.require_same_lora(run.folder, step, recipe)
         remedy = f"start another run with --output DIR --load {run.folder.path} --weights-only"
-        init_from.require_optimizer(run.folder, step, recipe, remedy)
+        init_from.require_same_settings(run.folder, step, recipe, remedy)
     return step
 
 

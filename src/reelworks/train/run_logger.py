@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from reelworks.core import files, log, waiting_threads
 from reelworks.core.log import logger
+from reelworks.data import loader
 from reelworks.data.loader import MicroBatch
 from reelworks.data.position import DataPosition
 from reelworks.distributed.mesh import World
@@ -39,13 +39,8 @@ _SPEED_WINDOW = 50
 class RunLogger:
     """Log what has happened, to the run's files and to the logger `reelworks`; as a context, show a progress bar.
 
-    Every rank has a logger; only the main rank's writes files and draws.
-
-    Args:
-        recipe_name: Name of this start's recipe in `recipes/`.
-        first_step: Optimizer steps done before this start.
-        total_steps: Step at which training ends; None if it is unknown.
-        debug: Also log the clips of every step, to a file for each rank.
+    Every rank has a logger; only the main rank's writes files and draws. `first_step` counts the steps done before this
+    start; `total_steps` is None if the last step is unknown. With `debug`, each rank also logs the clips of every step.
     """
 
     def __init__(
@@ -72,9 +67,7 @@ class RunLogger:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
         if self._board is not None:
             self._board.close()
@@ -121,9 +114,7 @@ class RunLogger:
         step = position.global_step + 1
         buckets = self._data.table.buckets
         names = [buckets[i].name for i in result.loss_by_bucket]
-        plan = position.plan
-        places = [plan.places(int(m)) for m in plan.micro_batches(position.row)]
-        tokens = sum(buckets[plan.bucket[p.start]].tokens * int((plan.repeat_index[p] >= 0).sum()) for p in places)
+        planned = loader.batches_of_row(position.plan, position.row)
         self.event(
             "step",
             step=step,
@@ -135,7 +126,7 @@ class RunLogger:
             grad_norm=result.grad_norm,
             clips=result.clips,
             repeated=result.repeats,
-            tokens=tokens,
+            tokens=sum(buckets[bucket].tokens * clips for bucket, clips in planned),
             seconds=seconds,
             buckets=names,
         )
@@ -163,11 +154,7 @@ class RunLogger:
             self._log_clips(position, step, result, batches)
 
     def epoch_ends(self, position: DataPosition) -> None:
-        """Log the numbers of trained, failed and skipped clips of an epoch.
-
-        Raises:
-            AssertionError: Their sum is not the number of planned clips: the trainer has lost some.
-        """
+        """Log the numbers of trained, failed and skipped clips of an epoch; their sum must be that of planned clips."""
         c = position.counts
         if self._world.is_main:
             self.records.end(position)
@@ -222,7 +209,6 @@ class RunLogger:
         return regular
 
     def _log_clips(self, position: DataPosition, step: int, result: StepResult, batches: Sequence[MicroBatch]) -> None:
-        """Write the clips that this rank trained in the step to its debug file."""
         folder = self._run.path / "debug"
         folder.mkdir(exist_ok=True)
         trained = [_clip(b, i) for b in batches for i in np.flatnonzero(b.is_valid.numpy()).tolist() if result.applied]

@@ -24,11 +24,7 @@ from reelworks.train.state import TrainState
 
 
 def options(data: RecipeData) -> GenerateOptions | None:
-    """Return the settings of the recipe's previews, with all their files read; None if it has no prompts.
-
-    Raises:
-        UserError: A file cannot be read, or the model needs a first frame and the recipe has no `samples.reference`.
-    """
+    """Return the settings of the recipe's previews, with all their files read; None if it has no prompts."""
     recipe, c = data.recipe, data.recipe.samples
     if not c.prompts:
         return None

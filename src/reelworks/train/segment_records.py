@@ -17,26 +17,17 @@ from reelworks.run.records import Failure, Key, Outcome, RecordError
 
 @dataclass
 class RecordKeeper:
-    """Write the records of segments; a failing disk is logged, and training continues.
-
-    Attributes:
-        recipe_file: Name of this start's recipe in `recipes/`.
-    """
+    """Write the records of segments; a failing disk is logged, and training continues."""
 
     run: RunFolder
     data: RecipeData
-    recipe_file: str
+    recipe_file: str  # of this start, in `recipes/`
     _has_begun: bool = False
     _skipped: list[int] = field(default_factory=list)
     _failures: list[Failure] = field(default_factory=list)
 
     def begin(self, position: DataPosition, in_use: set[tuple[int, int]]) -> None:
-        """Record the segment that training starts or resumes.
-
-        Args:
-            position: The row to train next.
-            in_use: Generation and epoch of every checkpoint, whose records a resume may need.
-        """
+        """Record the segment that training starts or resumes; a resume may need the records of the epochs `in_use`."""
         self._resume_counts(position)
         try:
             self._close_former(position)

@@ -20,13 +20,7 @@ from reelworks.train.optimizers import ShardedOptimizer, matrices
 
 @dataclass
 class TrainState:
-    """Weights in training, with their average and optimizer.
-
-    Attributes:
-        module: The network, sharded or not.
-        ema: Float32 moving average of each trained parameter by name, sharded as the parameter is.
-        optimizer: The optimizer, with its state allocated.
-    """
+    """Weights in training, their float32 average by name, sharded as the weights are, and the optimizer."""
 
     module: nn.Module
     ema: dict[str, Tensor]
@@ -34,11 +28,7 @@ class TrainState:
 
     @classmethod
     def start(cls, denoiser: Denoiser, config: TrainConfig) -> TrainState:
-        """Start training a network: copy the average from the weights, and allocate the optimizer's state.
-
-        Raises:
-            UserError: The optimizer's package is missing, or it can train none of the weights.
-        """
+        """Start training a network: copy the average from the weights, and allocate the optimizer's state."""
         module = denoiser.module
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         optimizer = ShardedOptimizer(config, trained, matrices(module, denoiser.sharding().blocks))

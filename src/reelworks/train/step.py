@@ -18,11 +18,12 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reelworks.buckets.table import BucketTable
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
+from reelworks.data import loader
 from reelworks.data.loader import MicroBatch, MicroBatchRequest
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed import mesh
@@ -41,17 +42,11 @@ from reelworks.train.state import TrainState
 
 
 class StepFlags(NamedTuple):
-    """Requests of one rank to all ranks at the end of a step; a flag that one rank sets holds for all.
+    """Requests of one rank to all ranks at the end of a step; a flag that one rank sets holds for all."""
 
-    Attributes:
-        stop: Save and stop training.
-        save: Save a checkpoint.
-        writing: Do not publish the asynchronous save yet: this rank is still writing its shard.
-    """
-
-    stop: bool
+    stop: bool  # save and stop training
     save: bool
-    writing: bool
+    writing: bool  # do not publish the asynchronous save yet: this rank is still writing its shard
 
 
 @dataclass(frozen=True)
@@ -138,13 +133,11 @@ class StepResult:
         applied: False if weights were not updated; see `why_not`.
         finite: False if the loss or a gradient was not finite.
         learning_rate: Rate of this step, including the factor that Prodigy finds.
-        flags: Requests of all ranks together.
         loss: Weighted mean over the clips of all ranks; NaN if no clip counted.
         loss_by_bucket: Loss by index of each bucket that had clips.
         grad_norm: Norm of the whole gradient before clipping.
         clips, repeats, failed: As in `StepSums`.
         skipped_by_recipe: True if train.skip_steps names the step.
-        blame: Cause of a loss or gradient that is not finite.
     """
 
     applied: bool
@@ -191,14 +184,9 @@ class TrainStep:
     def run(
         self, batches: Iterable[MicroBatch], *, plan: EpochPlan, row: int, step: int, flags: StepFlags
     ) -> StepResult:
-        """Take the optimizer step of a plan's row; all ranks call it together.
+        """Take the optimizer step of a plan's row, after `step` done ones; all ranks call it together.
 
-        Args:
-            batches: This rank's micro-batches of the row, in order.
-            plan: Plan of the epoch's segment.
-            row: Index of the row in the plan.
-            step: Optimizer steps done before this one.
-            flags: This rank's requests to all ranks.
+        `batches` are this rank's micro-batches of the row, and `flags` its requests to all ranks.
         """
         state, world, train = self.state, self.world, self.recipe.train
         rate = self.set_rate(step)
@@ -225,9 +213,9 @@ class TrainStep:
 
         totals = sums.over_ranks(world)
         parameters = [p for p in state.module.parameters() if p.grad is not None]
-        # Failed clips and conditioning frames were planned, and have no weight.
-        _scale_gradients(parameters, planned_weight / totals.weight)
         gradients = [p.grad for p in parameters if p.grad is not None]  # again, for the type checker
+        # Failed clips and conditioning frames were planned, and have no weight.
+        _scale(gradients, planned_weight / totals.weight)
         norm = torch.nn.utils.get_total_norm(gradients)
         # The host waits for the device here, and nowhere else in the step.
         totals, grad_norm = totals.read(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
@@ -264,10 +252,8 @@ class TrainStep:
     def planned_weight(self, plan: EpochPlan, row: int) -> float:
         """Return the summed loss weight of all clips in a row, over all ranks, by the plan alone."""
         total = 0.0
-        for micro_batch in plan.micro_batches(row).tolist():
-            places = plan.places(micro_batch)
-            clips = int(plan.real[places].sum())
-            total += self._clip_weight(int(plan.bucket[places.start]), clips) * clips
+        for bucket, clips in loader.batches_of_row(plan, row):
+            total += self._clip_weight(bucket, clips) * clips
         return total
 
     def _clip_weight(self, bucket: int, clips: int) -> float:
@@ -316,8 +302,7 @@ class TrainStep:
 
 
 @torch.no_grad()
-def _scale_gradients(parameters: list[nn.Parameter], scale: Tensor) -> None:
+def _scale(gradients: list[Tensor], factor: Tensor) -> None:
     """Multiply gradients in place by a scalar on the device, which the host does not read."""
-    gradients = [mesh.local(p.grad) for p in parameters if p.grad is not None]
-    if gradients:
-        torch._foreach_mul_(gradients, scale.to(gradients[0].dtype).to(gradients[0].device))
+    if parts := [mesh.local(gradient) for gradient in gradients]:
+        torch._foreach_mul_(parts, factor.to(parts[0].dtype).to(parts[0].device))

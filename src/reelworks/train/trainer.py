@@ -68,11 +68,7 @@ def train(
 
 
 def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], None] | None = None) -> int:
-    """Train a recipe in this process; under torchrun, every rank calls it. `on_scan` gets the progress of the scan.
-
-    Returns:
-        The exit code: 0 if training finished, `EXIT_REQUEUE` if it saved and stopped on a signal.
-    """
+    """Train a recipe in this process, and return the exit code, as `train` does; under torchrun, every rank calls it."""
     if options.weights_only and options.load is None:
         raise UserError(
             "no checkpoint is named to take the weights from",
@@ -170,14 +166,7 @@ class Trainer:
         self._step_seconds = 0.0
 
     def train(self, position: DataPosition, *, resumed: bool) -> str:
-        """Train from a position to the end.
-
-        Returns:
-            Why training stopped: "finished", or "signal".
-
-        Raises:
-            UserError: Too many clips fail, or too many steps in a row are not finite.
-        """
+        """Train from a position to the end, and return why training stopped: "finished", or "signal"."""
         config = self._recipe.data
         with ExitStack() as stack:
             pool = DecodePool(config.num_workers, config.decode_timeout)

@@ -42,7 +42,7 @@ class Told:
         self.data = made.opened(self.recipe)
         self.spec = self.data.plan_spec(1, 1)
         self.kept = self.run.keep_recipe(recipe_file.dump(self.recipe))
-        self.log.write("start", step=self.done, resumed_from=self.done or None, recipe=self.kept)
+        self.log.write("start", step=self.done, resumed_from=self.done or None, recipe=self.kept, world_size=1)
 
     def epoch(self, number):
         position = positions.begin_epoch(self.data, self.spec, epoch=number, global_step=self.done)
@@ -68,7 +68,7 @@ class Told:
         cursor = self.position.to_cursor(self.data)
         excluded, aliases = self.position.excluded, self.position.aliases
         self.start(**changes)
-        self.begin(resume.resume(self.data, self.spec, self.run, cursor, excluded, aliases).position)
+        self.begin(resume.resume(self.data, self.spec, self.run, cursor, excluded, aliases)[0])
 
     def size(self, row):
         where = self.plan.places(int(self.plan.micro_batches(row)[0]))

@@ -73,7 +73,7 @@ class Training:
         cursor, excluded, aliases, trained = saved
         self.trained = list(trained)
         self.open()
-        found = resume.resume(
+        self.position, changes = resume.resume(
             self.data,
             self.spec(),
             self.run,
@@ -81,10 +81,9 @@ class Training:
             Excluded.from_bytes(excluded),
             Aliases.from_bytes(aliases),
         )
-        self.position = found.position
-        if found.changes:
+        if changes:
             segment_record.begin(self.run, self.data, self.position, "recipe.toml")
-        return found.changes
+        return changes
 
     def check_end(self) -> None:
         self.steps(10_000)
@@ -363,11 +362,10 @@ def test_data_that_begin_again_need_no_record(training: Training) -> None:
         if lost:
             shutil.rmtree(training.run.coverage_folder)
         training.open()
-        again = resume.start_again(
+        begun, changes = resume.start_again(
             training.data, training.spec(), training.run, Cursor(**cursor), Aliases.from_bytes(aliases)
         )
-        begun = again.position
         assert (begun.data_restarts, begun.epoch, begun.segment, begun.row) == (1, 0, 0, 0)
         assert (begun.plan.planned, begun.global_step) == (9, 1)
         assert not begun.excluded
-        assert bool(begun.aliases) == bool(again.changes) == (not lost)
+        assert bool(begun.aliases) == bool(changes) == (not lost)

@@ -266,7 +266,7 @@ def test_a_lora_goes_on_with_its_own_rank_and_alpha(
     run.recipe_file.write_text(recipe_file.dump(recipe_file.parse(RECIPE | {"lora": trained})))
     recipe = recipe_file.parse(RECIPE | {"lora": here})
     with pytest.raises(UserError, match=key) if key else nullcontext():
-        init_from.require_same_lora(run, 2, recipe)
+        init_from.require_same_settings(run, 2, recipe, None)
 
 
 def test_ctrl_c_outside_of_a_verb_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

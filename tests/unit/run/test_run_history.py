@@ -21,7 +21,7 @@ def run_with(tmp_path, *events):
 
 
 def start(resumed_from, recipe="a.toml"):
-    return "start", {"step": resumed_from or 0, "resumed_from": resumed_from, "recipe": recipe}
+    return "start", {"step": resumed_from or 0, "resumed_from": resumed_from, "recipe": recipe, "world_size": 1}
 
 
 def epoch(step, number=0, segment=0, planned=9, rows=3, data_restarts=0):

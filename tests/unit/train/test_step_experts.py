@@ -34,7 +34,7 @@ def plan_of(*buckets):
     return SimpleNamespace(
         micro_batches=lambda row: np.arange(len(buckets)),
         places=lambda i: slice(3 * i, 3 * i + 3),
-        real=np.ones(3 * len(buckets), bool),
+        repeat_index=np.zeros(3 * len(buckets), np.int32),
         bucket=np.repeat(buckets, 3),
     )
 

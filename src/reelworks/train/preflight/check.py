@@ -26,8 +26,6 @@ from reelworks.train.preflight.dry_run import Encoder
 from reelworks.train.preflight.estimate import size
 from reelworks.train.state import TrainState
 
-_DTYPES = ("storage", "compute", "master", "reduction", "output")
-
 
 class Cast(NamedTuple):
     """The dtype that an input of a component arrives in, and the dtype that it is cast to."""
@@ -60,7 +58,8 @@ class ComponentReport:
     @property
     def dtypes(self) -> dict[str, str | None]:
         """Declared dtypes by purpose; None if the component has no use for one."""
-        declared = {key: getattr(self.contract, key) for key in _DTYPES}
+        keys = ("storage", "compute", "master", "reduction", "output")
+        declared = {key: getattr(self.contract, key) for key in keys}
         return {key: None if dtype is None else name_of(dtype) for key, dtype in declared.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -79,11 +78,7 @@ class ComponentReport:
 
 @dataclass(frozen=True)
 class RehearsedBucket:
-    """A bucket that was run forward and backward.
-
-    Attributes:
-        activations_bytes: Peak memory of the pass, in addition to weights and gradients.
-    """
+    """A bucket that was run forward and backward, with the peak memory of the pass beside weights and gradients."""
 
     bucket: str
     batch_size: int
@@ -93,12 +88,7 @@ class RehearsedBucket:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Memory of one process, in bytes.
-
-    Attributes:
-        parts: Memory on its device, by purpose.
-        host: CPU memory.
-    """
+    """Memory of one process in bytes: on its device by purpose, and on the CPU."""
 
     parts: dict[str, int]
     host: int
@@ -117,7 +107,6 @@ class CheckReport:
         world: Number of processes that memory is estimated for.
         shapes: Number of shapes that were run on the meta device.
         rehearsed: Buckets that were run on `device`; none if there are violations.
-        violations: Dtypes that meet and must not.
     """
 
     device: str

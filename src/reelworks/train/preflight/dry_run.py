@@ -25,23 +25,9 @@ Encoder = Autoencoder | TextEncoder | ImageEncoder
 
 
 def audit_shapes(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable, world: World) -> None:
-    """Run the shape of every bucket through the model on the meta device.
-
-    Raises:
-        DtypeError: Two dtypes meet that must not; names the module.
-    """
+    """Run the shape of every bucket through the model on the meta device, and raise the first `DtypeError`."""
     shapes, units = examples(denoiser, encoder, table), denoiser.sharding().blocks
     audit.audit(denoiser, shapes, sharded=world.shards, units=units)
-
-
-def require_encoders(encoder: LiveEncoder) -> None:
-    """Check that the weights of the encoders are stored in the dtypes that they declare.
-
-    Raises:
-        DtypeError: One is not; names the parameter.
-    """
-    for fault in faults_of_encoders(encoder):
-        raise fault
 
 
 def faults_of_encoders(encoder: LiveEncoder) -> Iterator[DtypeError]:

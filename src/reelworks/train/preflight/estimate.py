@@ -39,9 +39,6 @@ class Memory:
     Attributes:
         base: Frozen weights, 0 without a LoRA; with offload only those on the GPU at one time.
         trained: Trained weights: a LoRA, or the network.
-        gradients: Gradients of the trained weights.
-        optimizer: State of the optimizer.
-        ema: Moving average of the trained weights.
         encoders: Autoencoder, text encoders and image encoder.
         activations: Peak of a forward and backward pass of the largest bucket; memory of encoding is released by then.
         reserve: Memory for CUDA itself.
@@ -79,7 +76,6 @@ class Estimate:
     Attributes:
         parameters: Number of parameters of the network, without a LoRA.
         trained_parameters: Number of parameters of the LoRA, or of the network.
-        memory: Memory by part.
         flops: Operations of a forward and backward pass of a micro-batch, by bucket name.
         measured: False for a network that cannot run on the meta device: activations are left out, and `flops` is
             computed from the numbers of parameters and tokens.
@@ -111,21 +107,13 @@ class Estimate:
 
 
 def network(recipe: Recipe) -> Denoiser:
-    """Build a recipe's network in full size on the meta device; reads no weights.
-
-    Raises:
-        UserError: The recipe's parts do not fit together.
-    """
+    """Build a recipe's network in full size on the meta device; reads no weights."""
     without_weights = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
     return build.denoiser(without_weights, torch.device("meta"))
 
 
 def estimate(recipe: Recipe, table: BucketTable) -> Estimate:
-    """Estimate memory and arithmetic of a recipe.
-
-    Raises:
-        UserError: The recipe's parts do not fit together.
-    """
+    """Estimate memory and arithmetic of a recipe."""
     denoiser = network(recipe)
     return from_passes(recipe, table, denoiser, passes(recipe, denoiser, table))
 
