@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,10 +19,17 @@ from reelworks.schedule.cursor import Aliases, Cursor, Excluded, check_same
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 
+class Resumed(NamedTuple):
+    """A restored position, and one line for each difference of the data since the checkpoint."""
+
+    position: DataPosition
+    changes: list[str]
+
+
 def resume(
     data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, excluded: Excluded, aliases: Aliases
-) -> tuple[DataPosition, list[str]]:
-    """Return a checkpoint's position, even if the data changed since, and the differences of the data as lines.
+) -> Resumed:
+    """Return a checkpoint's position, even if the data changed since.
 
     If catalog and spec are unchanged, the plan is computed again and must be equal. Otherwise the live clips that
     are not consumed yet are planned as a new segment of the epoch.
@@ -47,12 +55,10 @@ def resume(
         spec, plan, excluded, counts, cursor.data_restarts, cursor.epoch, segment, row, cursor.global_step, aliases
     )
     changes = [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
-    return resumed, changes
+    return Resumed(resumed, changes)
 
 
-def start_again(
-    data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases
-) -> tuple[DataPosition, list[str]]:
+def start_again(data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases) -> Resumed:
     """Return the first position of epoch 0 after a restart of the data; the step count continues.
 
     Only renamed datasets are listed as changes.
@@ -66,7 +72,7 @@ def start_again(
             aliases = Aliases()
         else:
             aliases, changes = identity.aliases, identity.lines(data.spec.data.renamed_clips)
-    return replace(first, global_step=cursor.global_step, aliases=aliases), changes
+    return Resumed(replace(first, global_step=cursor.global_step, aliases=aliases), changes)
 
 
 def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Identity]:
