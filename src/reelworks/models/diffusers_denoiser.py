@@ -203,8 +203,10 @@ def _unscaled(state: dict[str, Tensor]) -> dict[str, Tensor]:
     }
     for suffix in suffixes:
         for key in (key for key in state if key.endswith(suffix)):
-            weight = f"{key.removesuffix(suffix)}.weight"
-            result[weight] = state[weight].float() * state[key].float()
+            weight, scale = f"{key.removesuffix(suffix)}.weight", state[key].float()
+            if scale.ndim == 1:  # one value, or one for each output row
+                scale = scale.reshape(-1, *[1] * (state[weight].ndim - 1))
+            result[weight] = state[weight].float() * scale
     return result
 
 
