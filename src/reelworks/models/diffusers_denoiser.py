@@ -111,24 +111,19 @@ def _no_settings(_config: Any, _guidance_scale: float) -> dict[str, Any]:
 @final
 @dataclass(frozen=True)
 class DiffusersNetwork:
-    """Builds, loads and calls the networks of a diffusers family; satisfies `models.api.FamilyNetwork`.
+    """Builds, loads and calls the networks of a diffusers family; satisfies `models.api.FamilyNetwork`."""
 
-    Attributes:
-        predict: `predict(module, inputs, config)` calls the network; see `models.api.Denoiser.predict`.
-        encode_text: `encode(pipeline, captions, max_length, pictures)` by name of the text encoders.
-        pipeline_arguments: `arguments(text, guidance_scale, fps, config)` returns the arguments of a pipeline
-            call except sizes and steps; `text` has a row for the caption and one for the empty caption.
-        pipeline_settings: `settings(config, guidance_scale)` returns arguments of the pipeline's constructor
-            except its components.
-        no_pipeline: `reason(module)` returns why the pipeline cannot generate with a network, None if it can.
-        load_processor: `load(tokenizer, source)` returns the processor of text encoders that take pictures.
-    """
-
-    predict: Predict
+    predict: Predict  # `predict(module, inputs, config)` calls the network; see `models.api.Denoiser.predict`
+    # `encode(pipeline, captions, max_length, pictures)` by name of the text encoders.
     encode_text: Mapping[str, Callable[[Any, list[str], int, Tensor | None], EncodedText]] = field(default_factory=dict)
+    # `arguments(text, guidance_scale, fps, config)` returns the arguments of a pipeline call except sizes and steps;
+    # `text` has a row for the caption and one for the empty caption.
     pipeline_arguments: Callable[[TextEmbedding, float, float, Any], dict[str, Any]] | None = None
+    # `settings(config, guidance_scale)` returns arguments of the pipeline's constructor except its components.
     pipeline_settings: Callable[[Any, float], dict[str, Any]] = _no_settings
+    # `reason(module)` returns why the pipeline cannot generate with a network, None if it can.
     no_pipeline: Callable[[nn.Module], str | None] = _has_pipeline
+    # `load(tokenizer, source)` returns the processor of text encoders that take pictures.
     load_processor: Callable[[Any, str], Any] | None = None
 
     keeps_file_tensors = True

@@ -29,16 +29,11 @@ _NORMS = ("q_norm.weight", "k_norm.weight")
 @final
 @dataclass(frozen=True)
 class STDiTNetwork:
-    """Builds, loads and calls STDiT networks of one version; satisfies `models.api.FamilyNetwork`.
+    """Builds, loads and calls STDiT networks of one version; satisfies `models.api.FamilyNetwork`."""
 
-    Attributes:
-        network: Class of the network.
-        predict: See `models.api.Denoiser.predict`.
-        zeroed: Pattern of the names of fresh parameters that are zero, so that a fresh model treats frames as pictures.
-    """
-
-    network: Callable[..., nn.Module]
-    predict: Predict
+    network: Callable[..., nn.Module]  # class of the network
+    predict: Predict  # see `models.api.Denoiser.predict`
+    # Pattern of the names of fresh parameters that are zero, so that a fresh model treats frames as pictures.
     zeroed: str
 
     keeps_file_tensors = False  # the empty caption is cut, and weights that PixArt lacks are drawn
