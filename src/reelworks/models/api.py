@@ -51,32 +51,19 @@ def nothing_given(latent_BCTHW: Tensor) -> dict[str, Tensor]:
 INPUT_ROLES: dict[str, Role] = {
     "latent": Role.LATENT,
     "time": Role.TIME,
-    "text": Role.TEXT,
-    "text_mask": Role.MASK,
-    "pooled": Role.TEXT,
-    "guidance": Role.GEOMETRY,
-    "frame_mask": Role.MASK,
-    "fps": Role.GEOMETRY,
-    "height": Role.GEOMETRY,
-    "width": Role.GEOMETRY,
-    "drop_text": Role.MASK,
-    "control": Role.CONDITION,
-    "source": Role.CONDITION,
-    "first_frame": Role.CONDITION,
-    "image": Role.CONDITION,
+    **dict.fromkeys(("text", "pooled"), Role.TEXT),
+    **dict.fromkeys(("text_mask", "frame_mask", "drop_text"), Role.MASK),
+    **dict.fromkeys(("guidance", "fps", "height", "width"), Role.GEOMETRY),
+    **dict.fromkeys(("control", "source", "first_frame", "image"), Role.CONDITION),
 }
 
 
 class TextEmbedding(NamedTuple):
-    """Embeddings of a batch of captions.
+    """Embeddings of a batch of captions."""
 
-    `tokens` are `[B, L, D]` float32, `mask` is `[B, L]` bool, True where a token is attended to, and `pooled` is
-    `[B, P]` float32, one vector per caption; P may be 0.
-    """
-
-    tokens: Tensor
-    mask: Tensor
-    pooled: Tensor
+    tokens: Tensor  # `[B, L, D]` float32
+    mask: Tensor  # `[B, L]` bool, True where a token is attended to
+    pooled: Tensor  # `[B, P]` float32, one vector per caption; P may be 0
 
 
 @dataclass(frozen=True)

@@ -100,14 +100,6 @@ class EncodedText(NamedTuple):
     pooled: Tensor | None = None  # `[B, P]`, one vector per caption; None if the pipeline has none
 
 
-def _has_pipeline(_module: nn.Module) -> str | None:
-    return None
-
-
-def _no_settings(_config: Any, _guidance_scale: float) -> dict[str, Any]:
-    return {}
-
-
 @final
 @dataclass(frozen=True)
 class DiffusersNetwork:
@@ -120,9 +112,9 @@ class DiffusersNetwork:
     # `text` has a row for the caption and one for the empty caption.
     pipeline_arguments: Callable[[TextEmbedding, float, float, Any], dict[str, Any]] | None = None
     # `settings(config, guidance_scale)` returns arguments of the pipeline's constructor except its components.
-    pipeline_settings: Callable[[Any, float], dict[str, Any]] = _no_settings
+    pipeline_settings: Callable[[Any, float], dict[str, Any]] = lambda _config, _scale: {}
     # `reason(module)` returns why the pipeline cannot generate with a network, None if it can.
-    no_pipeline: Callable[[nn.Module], str | None] = _has_pipeline
+    no_pipeline: Callable[[nn.Module], str | None] = lambda _module: None
     # `load(tokenizer, source)` returns the processor of text encoders that take pictures.
     load_processor: Callable[[Any, str], Any] | None = None
 
@@ -146,9 +138,6 @@ class DiffusersNetwork:
         diffusers or of the release (ComfyUI's). Values take the dtype of the module's parameters, and fp8
         values are multiplied by their scales first. Missing columns for companions are zeros. If a file holds two
         networks, `part` selects one.
-
-        Raises:
-            UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
         """
         if source is None:
             return

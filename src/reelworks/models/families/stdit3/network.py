@@ -48,9 +48,6 @@ class STDiTNetwork:
         Values take the dtype of the module's parameters (float32 masters stay float32). The empty caption is cut to
         the module's caption length, or its last row repeated, as upstream does. A file of PixArt-Σ, a picture model,
         fills the spatial blocks of STDiT3; the rest is drawn fresh.
-
-        Raises:
-            UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
         """
         if source is None:
             self.init(module, config)
@@ -115,8 +112,8 @@ def _from_pixart(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed | {_FIRST_WEIGHT: state[_FIRST_WEIGHT].unsqueeze(2)}
 
 
-def predict(module: Any, inputs: DenoiserInputs, config: STDiT3Config) -> Tensor:
-    """Return all output channels of the network, `[B, C or 2·C, T, H, W]`."""
+def predict(module: Any, inputs: DenoiserInputs, config: STDiT3Config, **more: Tensor) -> Tensor:
+    """Return all output channels of the network, which may take `more` inputs: `[B, C or 2·C, T, H, W]`."""
     out: Tensor = module(
         inputs.latent,
         inputs.time,
@@ -127,6 +124,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: STDiT3Config) -> Tensor
         height=inputs.height,
         width=inputs.width,
         drop_text=inputs.drop_text,
+        **more,
     )
     return out
 
