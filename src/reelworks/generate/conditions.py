@@ -80,26 +80,36 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
     """Read a picture, or the last frames of a clip, resized to `shape`."""
     is_image = path.suffix.lower() in probe.IMAGE_EXTENSIONS
     wanted = Shape(1 if is_image else condition_frames, shape.height, shape.width)
-    remedy = f"name a picture, or a clip of at least {condition_frames} frames (--condition-frames)"
-    request = Request(path, is_image, wanted, first_frame_draw=_LAST)
-    return _load(request, option, remedy if condition_frames > 1 else "name a picture or a clip")
+    try:
+        return decode.load(Request(path, is_image, wanted, first_frame_draw=_LAST))
+    except MediaError as error:
+        raise UserError(
+            str(error),
+            code="condition-unreadable",
+            field=option,
+            value=str(path),
+            remedy=f"name a picture, or a clip of at least {condition_frames} frames (--condition-frames)"
+            if condition_frames > 1
+            else "name a picture or a clip",
+        ) from error
 
 
 def companion(path: Path, shape: Shape, option: str) -> Frames:
     """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`."""
     is_image = path.suffix.lower() in probe.IMAGE_EXTENSIONS
     wanted = Shape(1, shape.height, shape.width) if is_image else shape
-    remedy = "name a picture" + (f", or a clip of at least {shape.num_frames} frames" if shape.num_frames > 1 else "")
-    frames = _load(Request(path, is_image, wanted), option, remedy)
-    return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames
-
-
-def _load(request: Request, option: str, remedy: str) -> Frames:
     try:
-        return decode.load(request)
+        frames = decode.load(Request(path, is_image, wanted))
     except MediaError as error:
-        problem, value = str(error), str(request.path)
-        raise UserError(problem, code="condition-unreadable", field=option, value=value, remedy=remedy) from error
+        raise UserError(
+            str(error),
+            code="condition-unreadable",
+            field=option,
+            value=str(path),
+            remedy="name a picture"
+            + (f", or a clip of at least {shape.num_frames} frames" if shape.num_frames > 1 else ""),
+        ) from error
+    return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames
 
 
 def begin(encoder: LiveEncoder, noise_BCNHW: Tensor, frames_THWC: Frames) -> tuple[Tensor, Tensor]:

@@ -52,7 +52,14 @@ class FamilyTextEncoder:
         self._tokenizer = getattr(self._pipeline, known.tokenizer)
         embedding = self.encode([""])
         for field, width in (("dim", embedding.tokens.shape[2]), ("pooled_dim", embedding.pooled.shape[1])):
-            _require_width(config, field, width, f"these text encoders have {width}")
+            if width != getattr(config, field):
+                raise UserError(
+                    f"these text encoders have {width}",
+                    code="text-width-differs",
+                    field=f"text_encoder.{field}",
+                    value=getattr(config, field),
+                    remedy=f"set it to {width}",
+                )
 
     @torch.no_grad()
     def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
@@ -75,12 +82,6 @@ class FamilyTextEncoder:
         """Move the networks and return this object."""
         self._pipeline.to(device)
         return self
-
-
-def _require_width(config: TextEncoderConfig, field: str, width: int, problem: str) -> None:
-    value, key = getattr(config, field), f"text_encoder.{field}"
-    if value != width:
-        raise UserError(problem, code="text-width-differs", field=key, value=value, remedy=f"set it to {width}")
 
 
 def _words_cut_off(tokenizer: Any, caption: str, max_length: int) -> int:
@@ -130,8 +131,14 @@ class T5TextEncoder:
         self._device = torch.device("cpu")
         require_networks(config, (T5,), _T5_WIDTH)
         self._tokenizer, self._model = _load_t5(config.weights)
-        width = self._model.config.d_model
-        _require_width(config, "dim", width, f"this T5 is {width} wide")
+        if (width := self._model.config.d_model) != config.dim:
+            raise UserError(
+                f"this T5 is {width} wide",
+                code="text-width-differs",
+                field="text_encoder.dim",
+                value=config.dim,
+                remedy=f"set it to {width}",
+            )
 
     @torch.no_grad()
     def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
