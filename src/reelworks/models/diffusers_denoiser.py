@@ -29,7 +29,6 @@ from reelworks.precision.contract import Contract
 
 _COMFYUI = "model.diffusion_model."  # prefix of every key in ComfyUI's files
 Predict = Callable[[Any, DenoiserInputs, Any], Tensor]
-"""`predict(module, inputs, config)` calls a family's network; see `models.api.Denoiser.predict`."""
 
 
 @final
