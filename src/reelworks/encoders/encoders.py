@@ -77,10 +77,8 @@ class LiveEncoder:
     ) -> TextEmbedding:
         """Embed captions one by one, so that no embedding depends on the others of a batch, and cache them.
 
-        Args:
-            captions: Captions, with their templates applied.
-            dropped: True where the empty caption replaces a caption, unless the model has learnt its own embedding.
-            pictures_BHWC: uint8 pictures that the captions refer to; embeddings with a picture are not cached.
+        `dropped` is True where the empty caption replaces a caption, unless the model has learnt its own embedding.
+        Embeddings with one of the uint8 pictures that captions may refer to are not cached.
         """
         if self.conditioning.empty_caption == "encoded":
             captions = ["" if drop else text for text, drop in zip(captions, dropped, strict=True)]

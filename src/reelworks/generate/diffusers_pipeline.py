@@ -49,12 +49,7 @@ def generate(
     prompts: Sequence[str],
     options: GenerateOptions,
 ) -> PipelineOutput:
-    """Generate a clip for each prompt, with the family's pipeline if possible and `options.sampler` does not exclude it.
-
-    Raises:
-        UserError: The model does not take this shape, it does not fit into memory, or a pipeline was requested but
-            cannot be used.
-    """
+    """Generate a clip for each prompt, with the family's pipeline if possible and `options.sampler` does not exclude it."""
     reason = why_not(recipe, boundary, options)
     if options.sampler == "pipeline" and reason is not None:
         remedy = 'leave it out, or use "own"'

@@ -54,8 +54,6 @@ class LoadedModel:
 
     Attributes:
         recipe: The resolved recipe that the step was trained with.
-        step: Step of the checkpoint.
-        denoiser: The trained denoiser.
         boundary: The denoiser behind its dtype boundary.
         encoder: Autoencoder and text encoder.
     """
@@ -71,9 +69,6 @@ class LoadedModel:
         """Load a model from a run folder (its newest good checkpoint) or from a checkpoint's folder.
 
         With `to_merge`, the base of a LoRA is loaded in float32, since updates cannot be added to quantised weights.
-
-        Raises:
-            UserError: There is no run or no good checkpoint.
         """
         run, step = init_from.locate(source)
         path = CheckpointStore(run.checkpoints_folder).path(step)

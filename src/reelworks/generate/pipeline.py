@@ -35,26 +35,17 @@ MAX_FPS = 240
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """Settings of a generation, without the prompt.
+    """Settings of a generation, without the prompt."""
 
-    Attributes:
-        shape: Frames, height and width in pixels.
-        fps: Frames per second, which some models take as an input.
-        num_inference_steps: Steps of the sampler.
-        guidance_scale: Scale of classifier-free or embedded guidance; 1 means none.
-        seed: Seed of the noise, which also depends on the prompt.
-        conditions: Condition frames and joined clips.
-        companions: `[T, H, W, 3]` uint8 frames of a control or source by name, at the size of `shape`.
-        sampler: "pipeline" for the family's in diffusers, "own" for ours; None uses the pipeline if possible.
-    """
-
-    shape: Shape
-    fps: float
-    num_inference_steps: int
-    guidance_scale: float
-    seed: int
-    conditions: Conditions = field(default_factory=Conditions)
+    shape: Shape  # frames, height and width in pixels
+    fps: float  # frames per second, which some models take as an input
+    num_inference_steps: int  # steps of the sampler
+    guidance_scale: float  # scale of classifier-free or embedded guidance; 1 means none
+    seed: int  # seed of the noise, which also depends on the prompt
+    conditions: Conditions = field(default_factory=Conditions)  # condition frames and joined clips
+    # `[T, H, W, 3]` uint8 frames of a control or source by name, at the size of `shape`.
     companions: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    # "pipeline" for the family's in diffusers, "own" for ours; None uses the pipeline if possible.
     sampler: Literal["own", "pipeline"] | None = None
 
     def __post_init__(self) -> None:

@@ -23,41 +23,23 @@ PURE_NOISE = 1000.0  # timestep at which no signal is left
 
 @dataclass(frozen=True)
 class DenoiserInputs:
-    """One micro-batch of inputs to a denoiser.
+    """One micro-batch of inputs to a denoiser."""
 
-    Attributes:
-        latent: `[B, C, T, H, W]` noised latents.
-        time: `[B]` timesteps in [0, 1000], 1000 is pure noise.
-        text: `[B, L, D]` text embeddings.
-        text_mask: `[B, L]` True where a token is attended to.
-        pooled: `[B, P]` pooled text embeddings; P is 0 if the text encoder has none.
-        guidance: `[B]` guidance scale, an input of guidance-distilled networks; 1 in training.
-        frame_mask: `[B, T]` True where the frame is generated, False where it is a condition (time 0).
-        fps: `[B]` frames per second.
-        height: `[B]` height in pixels.
-        width: `[B]` width in pixels.
-        drop_text: `[B]` True where the empty caption, learned or fixed, replaces the text.
-        control: `[B, C, T, H, W]` latents of the control clip; C is 0 if there is none, also in the next two.
-        source: `[B, C, T, H, W]` latents of the source clip of an edit.
-        first_frame: `[B, C, T, H, W]` latents of the first frame of a clip alone; unused for a picture.
-        image: `[B, N, E]` image embeddings of the first frame; N is 0 if there are none.
-    """
-
-    latent: Tensor
-    time: Tensor
-    text: Tensor
-    text_mask: Tensor
-    pooled: Tensor
-    guidance: Tensor
-    frame_mask: Tensor
-    fps: Tensor
-    height: Tensor
-    width: Tensor
-    drop_text: Tensor
-    control: Tensor
-    source: Tensor
-    first_frame: Tensor
-    image: Tensor
+    latent: Tensor  # `[B, C, T, H, W]` noised latents
+    time: Tensor  # `[B]` timesteps in [0, 1000], 1000 is pure noise
+    text: Tensor  # `[B, L, D]` text embeddings
+    text_mask: Tensor  # `[B, L]` True where a token is attended to
+    pooled: Tensor  # `[B, P]` pooled text embeddings; P is 0 if the text encoder has none
+    guidance: Tensor  # `[B]` guidance scale, an input of guidance-distilled networks; 1 in training
+    frame_mask: Tensor  # `[B, T]` True where the frame is generated, False where it is a condition (time 0)
+    fps: Tensor  # `[B]` frames per second
+    height: Tensor  # `[B]` height in pixels
+    width: Tensor  # `[B]` width in pixels
+    drop_text: Tensor  # `[B]` True where the empty caption, learned or fixed, replaces the text
+    control: Tensor  # `[B, C, T, H, W]` latents of the control clip; C is 0 if there is none, also in the next two
+    source: Tensor  # `[B, C, T, H, W]` latents of the source clip of an edit
+    first_frame: Tensor  # `[B, C, T, H, W]` latents of the first frame of a clip alone; unused for a picture
+    image: Tensor  # `[B, N, E]` image embeddings of the first frame; N is 0 if there are none
 
 
 def nothing_given(latent_BCTHW: Tensor) -> dict[str, Tensor]:
@@ -69,32 +51,19 @@ def nothing_given(latent_BCTHW: Tensor) -> dict[str, Tensor]:
 INPUT_ROLES: dict[str, Role] = {
     "latent": Role.LATENT,
     "time": Role.TIME,
-    "text": Role.TEXT,
-    "text_mask": Role.MASK,
-    "pooled": Role.TEXT,
-    "guidance": Role.GEOMETRY,
-    "frame_mask": Role.MASK,
-    "fps": Role.GEOMETRY,
-    "height": Role.GEOMETRY,
-    "width": Role.GEOMETRY,
-    "drop_text": Role.MASK,
-    "control": Role.CONDITION,
-    "source": Role.CONDITION,
-    "first_frame": Role.CONDITION,
-    "image": Role.CONDITION,
+    **dict.fromkeys(("text", "pooled"), Role.TEXT),
+    **dict.fromkeys(("text_mask", "frame_mask", "drop_text"), Role.MASK),
+    **dict.fromkeys(("guidance", "fps", "height", "width"), Role.GEOMETRY),
+    **dict.fromkeys(("control", "source", "first_frame", "image"), Role.CONDITION),
 }
 
 
 class TextEmbedding(NamedTuple):
-    """Embeddings of a batch of captions.
+    """Embeddings of a batch of captions."""
 
-    `tokens` are `[B, L, D]` float32, `mask` is `[B, L]` bool, True where a token is attended to, and `pooled` is
-    `[B, P]` float32, one vector per caption; P may be 0.
-    """
-
-    tokens: Tensor
-    mask: Tensor
-    pooled: Tensor
+    tokens: Tensor  # `[B, L, D]` float32
+    mask: Tensor  # `[B, L]` bool, True where a token is attended to
+    pooled: Tensor  # `[B, P]` float32, one vector per caption; P may be 0
 
 
 @dataclass(frozen=True)
@@ -105,19 +74,13 @@ class ShardingPlan:
 
 
 class Denoiser(Protocol):
-    """A trainable network that predicts the objective's target from noised latents.
+    """A trainable network that predicts the objective's target from noised latents."""
 
-    Attributes:
-        module: The network, possibly wrapped by a parallel strategy or adapted by a LoRA.
-        runs_on_meta: Whether it runs on the meta device, since no step of its forward pass depends on values.
-        base: Identity of the weights below its LoRA; None without a LoRA.
-    """
-
-    module: nn.Module
+    module: nn.Module  # the network, possibly wrapped by a parallel strategy or adapted by a LoRA
     contract: Contract
     latent_channels: int
-    runs_on_meta: bool
-    base: Base | None
+    runs_on_meta: bool  # whether it runs on the meta device, since no step of its forward pass depends on values
+    base: Base | None  # identity of the weights below its LoRA; None without a LoRA
 
     def predict(self, inputs: DenoiserInputs) -> Tensor:
         """Return the network's output `[B, C, T, H, W]`: velocity or clean latent, by the objective.

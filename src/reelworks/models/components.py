@@ -77,11 +77,7 @@ def other_latents(model: ModelConfig, autoencoder: AutoencoderConfig) -> str | N
 def resolve_denoiser(
     model: ModelConfig, *, autoencoder: AutoencoderConfig, text: TextEncoderConfig, learns_variance: bool
 ) -> FamilyConfig:
-    """Return the sizes of a preset with the recipe's overrides, and those that its components fix.
-
-    Raises:
-        UserError: If a name is unknown or the sizes do not fit together.
-    """
+    """Return the sizes of a preset with the recipe's overrides, and those that its components fix; refuse a misfit."""
     preset = family_config(model)
     require_known("text_encoder.name", text.name, text_encoder_names())
     overrides = {"hidden_size": model.hidden_size, "depth": model.depth, "num_heads": model.num_heads}

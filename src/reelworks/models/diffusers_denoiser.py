@@ -29,7 +29,6 @@ from reelworks.precision.contract import Contract
 
 _COMFYUI = "model.diffusion_model."  # prefix of every key in ComfyUI's files
 Predict = Callable[[Any, DenoiserInputs, Any], Tensor]
-"""`predict(module, inputs, config)` calls a family's network; see `models.api.Denoiser.predict`."""
 
 
 @final
@@ -100,35 +99,22 @@ class EncodedText(NamedTuple):
     pooled: Tensor | None = None  # `[B, P]`, one vector per caption; None if the pipeline has none
 
 
-def _has_pipeline(_module: nn.Module) -> str | None:
-    return None
-
-
-def _no_settings(_config: Any, _guidance_scale: float) -> dict[str, Any]:
-    return {}
-
-
 @final
 @dataclass(frozen=True)
 class DiffusersNetwork:
-    """Builds, loads and calls the networks of a diffusers family; satisfies `models.api.FamilyNetwork`.
+    """Builds, loads and calls the networks of a diffusers family; satisfies `models.api.FamilyNetwork`."""
 
-    Attributes:
-        predict: `predict(module, inputs, config)` calls the network; see `models.api.Denoiser.predict`.
-        encode_text: `encode(pipeline, captions, max_length, pictures)` by name of the text encoders.
-        pipeline_arguments: `arguments(text, guidance_scale, fps, config)` returns the arguments of a pipeline
-            call except sizes and steps; `text` has a row for the caption and one for the empty caption.
-        pipeline_settings: `settings(config, guidance_scale)` returns arguments of the pipeline's constructor
-            except its components.
-        no_pipeline: `reason(module)` returns why the pipeline cannot generate with a network, None if it can.
-        load_processor: `load(tokenizer, source)` returns the processor of text encoders that take pictures.
-    """
-
-    predict: Predict
+    predict: Predict  # `predict(module, inputs, config)` calls the network; see `models.api.Denoiser.predict`
+    # `encode(pipeline, captions, max_length, pictures)` by name of the text encoders.
     encode_text: Mapping[str, Callable[[Any, list[str], int, Tensor | None], EncodedText]] = field(default_factory=dict)
+    # `arguments(text, guidance_scale, fps, config)` returns the arguments of a pipeline call except sizes and steps;
+    # `text` has a row for the caption and one for the empty caption.
     pipeline_arguments: Callable[[TextEmbedding, float, float, Any], dict[str, Any]] | None = None
-    pipeline_settings: Callable[[Any, float], dict[str, Any]] = _no_settings
-    no_pipeline: Callable[[nn.Module], str | None] = _has_pipeline
+    # `settings(config, guidance_scale)` returns arguments of the pipeline's constructor except its components.
+    pipeline_settings: Callable[[Any, float], dict[str, Any]] = lambda _config, _scale: {}
+    # `reason(module)` returns why the pipeline cannot generate with a network, None if it can.
+    no_pipeline: Callable[[nn.Module], str | None] = lambda _module: None
+    # `load(tokenizer, source)` returns the processor of text encoders that take pictures.
     load_processor: Callable[[Any, str], Any] | None = None
 
     keeps_file_tensors = True
@@ -151,9 +137,6 @@ class DiffusersNetwork:
         diffusers or of the release (ComfyUI's). Values take the dtype of the module's parameters, and fp8
         values are multiplied by their scales first. Missing columns for companions are zeros. If a file holds two
         networks, `part` selects one.
-
-        Raises:
-            UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
         """
         if source is None:
             return
@@ -203,8 +186,10 @@ def _unscaled(state: dict[str, Tensor]) -> dict[str, Tensor]:
     }
     for suffix in suffixes:
         for key in (key for key in state if key.endswith(suffix)):
-            weight = f"{key.removesuffix(suffix)}.weight"
-            result[weight] = state[weight].float() * state[key].float()
+            weight, scale = f"{key.removesuffix(suffix)}.weight", state[key].float()
+            if scale.ndim == 1:  # one value, or one for each output row
+                scale = scale.reshape(-1, *[1] * (state[weight].ndim - 1))
+            result[weight] = state[weight].float() * scale
     return result
 
 

@@ -68,13 +68,9 @@ def build_denoiser(
     Args:
         device: Device of the parameters; on `meta` nothing is drawn or loaded.
         seed: Seed of fresh weights, which are equal on every device; the global generators keep their state.
-        storage: Dtype of the parameters.
         reduction: Dtype in which gradients are summed over ranks.
         learns_variance: Whether the objective reads a second half of channels.
         lora: Low-rank updates, the only trained parameters then, and how the base weights are stored.
-
-    Raises:
-        UserError: If a name is unknown, sizes or dtypes do not fit, or weights cannot be loaded.
     """
     stored: BaseStorage = "float32" if lora is None else lora.exact_base(name_of(compute))
     contract = denoiser_contract(storage, compute, reduction, stored)

@@ -11,32 +11,24 @@ from reelworks.core.errors import UserError
 
 @dataclass(frozen=True)
 class Conditioning:
-    """How a network is conditioned on captions, frames and companions.
+    """How a network is conditioned on captions, frames and companions."""
 
-    Attributes:
-        empty_caption: "learned": the network has its own empty caption; "encoded": it gets the embedding
-            of an empty text.
-        guidance: "classifier-free": a second pass without caption; "embedded": the scale is an input of the
-            distilled network.
-        frames: Whether the network knows which frames are conditions, so that it can learn to continue clips.
-        objectives: Names of objectives that published weights were trained with.
-        takes: Companions of a clip that the network takes as inputs: "control", "source".
-        needs: Companions in `takes` that it cannot run without.
-        first_frame: How the network gets a clip's first frame besides the noise: "grey": encoded with grey
-            frames after it; "alone": encoded alone, with zeros after it; None: not at all.
-        image_encoder: Encoder whose embedding of the first frame is an input; None if there is none.
-        image_dim: Width of that embedding.
-    """
-
+    # "learned": the network has its own empty caption; "encoded": it gets the embedding of an empty text.
     empty_caption: Literal["learned", "encoded"] = "encoded"
+    # "classifier-free": a second pass without caption; "embedded": the scale is an input of the distilled network.
     guidance: Literal["classifier-free", "embedded"] = "classifier-free"
+    # Whether the network knows which frames are conditions, so that it can learn to continue clips.
     frames: bool = False
-    objectives: tuple[str, ...] = ("rectified-flow",)
+    objectives: tuple[str, ...] = ("rectified-flow",)  # names of objectives that published weights were trained with
+    # Companions of a clip that the network takes as inputs: "control", "source".
     takes: tuple[Literal["control", "source"], ...] = ()
-    needs: tuple[Literal["control", "source"], ...] = ()
+    needs: tuple[Literal["control", "source"], ...] = ()  # companions in `takes` that it cannot run without
+    # How the network gets a clip's first frame besides the noise: "grey": encoded with grey frames after it; "alone":
+    # encoded alone, with zeros after it; None: not at all.
     first_frame: Literal["grey", "alone"] | None = None
+    # Encoder whose embedding of the first frame is an input; None if there is none.
     image_encoder: Literal["clip", "siglip"] | None = None
-    image_dim: int = 0
+    image_dim: int = 0  # width of that embedding
 
 
 LEARNED = Conditioning(empty_caption="learned", frames=True, objectives=("rectified-flow", "iddpm"))
@@ -44,66 +36,46 @@ LEARNED = Conditioning(empty_caption="learned", frames=True, objectives=("rectif
 
 @dataclass(frozen=True)
 class ComponentShapes:
-    """Sizes that the autoencoder, the text encoder and the objective fix.
-
-    Attributes:
-        pooled_dim: Width of the pooled text embedding, 0 if there is none.
-        learns_variance: Whether the objective reads a second half of output channels.
-    """
+    """Sizes that the autoencoder, the text encoder and the objective fix."""
 
     latent_channels: int
     text_dim: int
-    pooled_dim: int
+    pooled_dim: int  # width of the pooled text embedding, 0 if there is none
     text_length: int = 0
-    learns_variance: bool = False
+    learns_variance: bool = False  # whether the objective reads a second half of output channels
 
 
 class KeyRule(NamedTuple):
-    """Maps layers of diffusers to the one layer of a model's original release that holds them.
+    """Maps layers of diffusers to the one layer of a model's original release that holds them."""
 
-    Attributes:
-        parts: Layers of diffusers, separated by spaces, in the order of their rows in the release; N stands for
-            a number, `*` for the rest of a name.
-        release: Layer of the release, with the same N and `*`.
-        heights: Relative numbers of rows of the parts; equal if empty.
-        swapped: Whether the two halves of the rows are in the opposite order in the release.
-    """
-
+    # Layers of diffusers, separated by spaces, in the order of their rows in the release; N stands for a number, `*`
+    # for the rest of a name.
     parts: str
-    release: str
-    heights: tuple[int, ...] = ()
-    swapped: bool = False
+    release: str  # layer of the release, with the same N and `*`
+    heights: tuple[int, ...] = ()  # relative numbers of rows of the parts; equal if empty
+    swapped: bool = False  # whether the two halves of the rows are in the opposite order in the release
 
 
 @dataclass(frozen=True)
 class Network:
-    """Names of a network's class, blocks, parameters and files.
-
-    Attributes:
-        blocks: Names of its lists of blocks, in order of use.
-        alternates: Whether the first blocks of all lists are used before the second ones.
-        pads_patches: Whether it pads sizes that are not multiples of the patch.
-        part: Folder of the network in a pipeline.
-        without_gradient: Name prefixes of parameters that no loss can reach.
-        widened: Parameter whose columns for companions are zeros if weights lack them, so that a network
-            trained without companions can be trained further with them.
-        shape_only: Whether it runs on the meta device, since no step of its forward pass depends on values.
-        release_layers: Rules for layers with other names in the original release, which LoRA files use.
-        comfyui_layers: Whether ComfyUI's LoRA files use the names of the release or of diffusers.
-        renamed_keys: Replacements in the keys of released weights that diffusers' own conversion misses.
-    """
+    """Names of a network's class, blocks, parameters and files."""
 
     name: str
-    blocks: tuple[str, ...]
-    part: str = "transformer"
-    without_gradient: tuple[str, ...] = ()
+    blocks: tuple[str, ...]  # names of its lists of blocks, in order of use
+    part: str = "transformer"  # folder of the network in a pipeline
+    without_gradient: tuple[str, ...] = ()  # name prefixes of parameters that no loss can reach
+    # Parameter whose columns for companions are zeros if weights lack them, so that a network trained without
+    # companions can be trained further with them.
     widened: str | None = None
-    shape_only: bool = True
+    shape_only: bool = True  # whether it runs on the meta device, since no step of its forward pass depends on values
+    # Rules for layers with other names in the original release, which LoRA files use.
     release_layers: tuple[KeyRule, ...] = ()
+    # Whether ComfyUI's LoRA files use the names of the release or of diffusers.
     comfyui_layers: Literal["release", "diffusers"] = "release"
+    # Replacements in the keys of released weights that diffusers' own conversion misses.
     renamed_keys: Mapping[str, str] = field(default_factory=dict)
-    alternates: bool = False
-    pads_patches: bool = False
+    alternates: bool = False  # whether the first blocks of all lists are used before the second ones
+    pads_patches: bool = False  # whether it pads sizes that are not multiples of the patch
 
 
 class FamilyConfig(Protocol):
@@ -152,79 +124,50 @@ class SamplingDefaults(NamedTuple):
 
 @dataclass(frozen=True)
 class Release:
-    """A published model: its hub ids, the shapes it was trained for, and its names in LoRA files.
+    """A published model: its hub ids, the shapes it was trained for, and its names in LoRA files."""
 
-    Attributes:
-        weights: Hub id of the denoiser; None if none is known.
-        autoencoder: Hub id of the autoencoder, if it is a different one.
-        text: Hub id of the text encoders, if it is a different one.
-        side: Side in pixels of the square pictures that it was released for.
-        lines: Height in pixels of the 16:9 clips that it was released for, 0 if it generates pictures only.
-        num_frames: Number of frames of the clips that it was released for.
-        objective: Name of the objective that it was trained with.
-        timestep_shift: Shift of rectified flow's timesteps.
-        formats: LoRA file formats that programs for this model read.
-        architecture: ModelSpec name in the header of LoRA files; None uses the preset's name.
-        base_version: Name that kohya's readers look up; None if they have none.
-    """
-
-    weights: str | None
-    autoencoder: str | None = None
-    text: str | None = None
-    side: int = 1024
-    lines: int = 0
-    num_frames: int = 1
-    objective: str = "rectified-flow"
-    timestep_shift: float | str = 3.0
-    formats: tuple[str, ...] = ("diffusers", "comfyui")
-    architecture: str | None = None
-    base_version: str | None = None
+    weights: str | None  # hub id of the denoiser; None if none is known
+    autoencoder: str | None = None  # hub id of the autoencoder, if it is a different one
+    text: str | None = None  # hub id of the text encoders, if it is a different one
+    side: int = 1024  # side in pixels of the square pictures that it was released for
+    lines: int = 0  # height in pixels of the 16:9 clips that it was released for, 0 if it generates pictures only
+    num_frames: int = 1  # number of frames of the clips that it was released for
+    objective: str = "rectified-flow"  # name of the objective that it was trained with
+    timestep_shift: float | str = 3.0  # shift of rectified flow's timesteps
+    formats: tuple[str, ...] = ("diffusers", "comfyui")  # LoRA file formats that programs for this model read
+    architecture: str | None = None  # ModelSpec name in the header of LoRA files; None uses the preset's name
+    base_version: str | None = None  # name that kohya's readers look up; None if they have none
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A model that `model.name` selects.
-
-    Attributes:
-        release: How it was published; None for a tiny model, and if nothing is known.
-        switch_timestep: Lowest timestep of the high-noise network, if two networks share the timesteps.
-    """
+    """A model that `model.name` selects."""
 
     config: FamilyConfig
     parts: Parts
     sampling: SamplingDefaults
-    release: Release | None = None
+    release: Release | None = None  # how it was published; None for a tiny model, and if nothing is known
+    # Lowest timestep of the high-noise network, if two networks share the timesteps.
     switch_timestep: float | None = None
 
 
 @dataclass(frozen=True)
 class PublishedAutoencoder:
-    """An autoencoder of diffusers.
+    """An autoencoder of diffusers."""
 
-    Attributes:
-        network: Name of the class.
-        channels: Channels of the latents that a denoiser sees.
-        stride: Pixels per latent element along (time, height, width).
-        frame_rule: See `core.shape.Geometry`.
-        config: Config entries that distinguish its latents from those of other autoencoders of the class.
-        file_config: Config for a single file, which contains none; None lets diffusers ask the hub.
-        signs: Tensor names that no other class has, in the files of diffusers and of the release.
-        has_time_axis: False if it takes pictures only.
-        packs_squares: Whether a denoiser sees 2 × 2 of its latent elements as one.
-        one_by_one: Whether it encodes only one clip at a time.
-    """
-
-    network: str
-    channels: int
-    stride: tuple[int, int, int]
-    frame_rule: tuple[int, int] = (0, 1)
+    network: str  # name of the class
+    channels: int  # channels of the latents that a denoiser sees
+    stride: tuple[int, int, int]  # pixels per latent element along (time, height, width)
+    frame_rule: tuple[int, int] = (0, 1)  # see `core.shape.Geometry`
     parameters: int = 0
+    # Config entries that distinguish its latents from those of other autoencoders of the class.
     config: Mapping[str, object] = field(default_factory=dict)
+    # Config for a single file, which contains none; None lets diffusers ask the hub.
     file_config: Mapping[str, object] | None = None
-    signs: tuple[str, ...] = ()
-    has_time_axis: bool = True
-    packs_squares: bool = False
-    one_by_one: bool = False
+    signs: tuple[str, ...] = ()  # tensor names that no other class has, in the files of diffusers and of the release
+    has_time_axis: bool = True  # False if it takes pictures only
+    packs_squares: bool = False  # whether a denoiser sees 2 × 2 of its latent elements as one
+    one_by_one: bool = False  # whether it encodes only one clip at a time
 
 
 # Configs for files of `AutoencoderKL`, without the keys that define latents: of Stable Diffusion, of later models.
@@ -274,25 +217,17 @@ QWEN2_5_VL = TextNetwork("text_encoder", "qwen2_5_vl_text", 152_064)
 
 @dataclass(frozen=True)
 class PublishedText:
-    """Text encoders of a family, as its pipeline in diffusers combines them.
-
-    Attributes:
-        max_length: Length in tokens to which captions are cut.
-        pooled_dim: Width of the pooled caption embedding, 0 if there is none.
-        networks: Networks that a recipe's weights must hold.
-        tokenizer: Name of the tokenizer with the longest limit, which decides what is cut off.
-        sees_pictures: Whether it encodes the pictures that captions refer to as well.
-        asks_autoencoder: Class of an autoencoder that is needed to build the pipeline; None if there is none.
-    """
+    """Text encoders of a family, as its pipeline in diffusers combines them."""
 
     pipeline: str
     dim: int
-    max_length: int
-    pooled_dim: int = 0
+    max_length: int  # length in tokens to which captions are cut
+    pooled_dim: int = 0  # width of the pooled caption embedding, 0 if there is none
     parameters: int = 0
-    networks: tuple[TextNetwork, ...] = ()
-    tokenizer: str = "tokenizer"
-    sees_pictures: bool = False
+    networks: tuple[TextNetwork, ...] = ()  # networks that a recipe's weights must hold
+    tokenizer: str = "tokenizer"  # name of the tokenizer with the longest limit, which decides what is cut off
+    sees_pictures: bool = False  # whether it encodes the pictures that captions refer to as well
+    # Class of an autoencoder that is needed to build the pipeline; None if there is none.
     asks_autoencoder: str | None = None
 
 
@@ -309,22 +244,64 @@ IMAGE_ENCODERS = {"clip": PublishedImage(257, 630_766_080), "siglip": PublishedI
 
 @dataclass(frozen=True)
 class Family:
-    """Everything about a model family that needs no torch; components are by the names that recipes use.
-
-    Attributes:
-        network: Module whose `NETWORK` builds, loads and calls its networks (`models.api.FamilyNetwork`).
-        presets: Its models by `model.name`; one ends in `-tiny` and runs in milliseconds.
-        short_names: Presets by colloquial name.
-        recipe_sizes: Fields of its config that keys of `[model]` override.
-    """
+    """Everything about a model family that needs no torch; components are by the names that recipes use."""
 
     name: str
-    network: str
-    presets: Mapping[str, Preset]
+    network: str  # module whose `NETWORK` builds, loads and calls its networks (`models.api.FamilyNetwork`)
+    presets: Mapping[str, Preset]  # its models by `model.name`; one ends in `-tiny` and runs in milliseconds
     autoencoders: Mapping[str, PublishedAutoencoder] = field(default_factory=dict)
     text_encoders: Mapping[str, PublishedText] = field(default_factory=dict)
-    short_names: Mapping[str, str] = field(default_factory=dict)
-    recipe_sizes: tuple[str, ...] = ()
+    short_names: Mapping[str, str] = field(default_factory=dict)  # presets by colloquial name
+    recipe_sizes: tuple[str, ...] = ()  # fields of its config that keys of `[model]` override
+
+
+# Layer names of a model's first release that several families share.
+QKV, ADDED_QKV = "attn.to_q attn.to_k attn.to_v", "attn.add_q_proj attn.add_k_proj attn.add_v_proj"
+# Blocks with one stream for images and one for texts, as in Flux and its relatives.
+TWO_STREAMS = {
+    QKV: "img_attn.qkv",
+    ADDED_QKV: "txt_attn.qkv",
+    "attn.to_out.0": "img_attn.proj",
+    "attn.to_add_out": "txt_attn.proj",
+    "norm1.linear": "img_mod.lin",
+    "norm1_context.linear": "txt_mod.lin",
+    "ff.net.0.proj": "img_mlp.0",
+    "ff.net.2": "img_mlp.2",
+    "ff_context.net.0.proj": "txt_mlp.0",
+    "ff_context.net.2": "txt_mlp.2",
+    "ff.linear_in": "img_mlp.0",
+    "ff.linear_out": "img_mlp.2",
+    "ff_context.linear_in": "txt_mlp.0",
+    "ff_context.linear_out": "txt_mlp.2",
+}
+FINAL_LAYERS = (
+    KeyRule("norm_out.linear", "final_layer.adaLN_modulation.1", swapped=True),
+    KeyRule("proj_out", "final_layer.linear"),
+)
+
+
+def release_blocks(own: str, release: str, layers: Mapping[str, str]) -> tuple[KeyRule, ...]:
+    """Return the rules of a list of blocks, which has one name in diffusers and another in the release.
+
+    `layers` are a block's layers in the release by those in diffusers, of which several are separated by spaces.
+    """
+    return tuple(
+        KeyRule(" ".join(f"{own}.N.{part}" for part in parts.split()), f"{release}.N.{layer}")
+        for parts, layer in layers.items()
+    )
+
+
+def release_inputs(embedding: str) -> tuple[KeyRule, ...]:
+    """Return the rules of the input layers of Flux and its relatives, given the name of the embedding module."""
+    return (
+        *(
+            KeyRule(f"{embedding}.{embedder}_embedder.linear_{i}", f"{release}_in.{side}_layer")
+            for embedder, release in (("timestep", "time"), ("text", "vector"), ("guidance", "guidance"))
+            for i, side in ((1, "in"), (2, "out"))
+        ),
+        KeyRule("context_embedder", "txt_in"),
+        KeyRule("x_embedder", "img_in"),
+    )
 
 
 def require_pooled(components: ComponentShapes) -> int:

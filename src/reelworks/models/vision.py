@@ -17,7 +17,6 @@ from reelworks.models.weights import require_there
 from reelworks.precision.contract import Contract
 
 CONTRACT = Contract(torch.float32, torch.float32, None, None, torch.float32, {})
-_FOLDER = "image_encoder"
 
 
 class _Kind(NamedTuple):
@@ -42,7 +41,7 @@ class VisionEncoder:
     def __init__(self, kind: Literal["clip", "siglip"], weights: str) -> None:
         """Load from a pipeline's folder, the encoder's own folder, or the hub."""
         self._kind = _KINDS[kind]
-        module = _load(self._kind.model, weights, _FOLDER, dtype=CONTRACT.storage)
+        module = _load(self._kind.model, weights, "image_encoder", dtype=CONTRACT.storage)
         self._module = module.requires_grad_(False).eval()
         self._processor = _load(self._kind.processor, weights, self._kind.folder)
         _, self.tokens, self.dim = self.encode(torch.zeros(1, 32, 32, 3, dtype=torch.uint8)).shape

@@ -29,9 +29,6 @@ def read(source: str, field: str = "model.weights", part: str | None = None) -> 
     """Read all tensors of a folder, file or hub id on the CPU; files are memory-mapped, so only used values are read.
 
     Errors name `field`, the recipe key of the source. `part` is the folder of the weights if the source is a pipeline.
-
-    Raises:
-        UserError: If nothing readable is found.
     """
     state: dict[str, Tensor] = {}
     with _errors_name(field, source):

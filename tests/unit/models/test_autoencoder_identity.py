@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from reelworks.core.errors import UserError
 from reelworks.models import factory, registry
-from reelworks.models.autoencoders import diffusers_kl, identity
+from reelworks.models.autoencoders import diffusers_kl
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.recipe import validation
 
@@ -79,10 +79,10 @@ def test_what_a_config_leaves_out_is_what_its_class_says(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({"_class_name": kind} | left))
         config = AutoencoderConfig(name=name, weights=str(tmp_path))
         if name != "sdxl":
-            assert identity.config_of(config) == {"_class_name": kind} | left
+            assert diffusers_kl.config_of(config) == {"_class_name": kind} | left
             continue
         with refused("other-autoencoder", "autoencoder.weights", says=r"scaling_factor = 0\.18215"):
-            identity.config_of(config)
+            diffusers_kl.config_of(config)
 
 
 def release(name):

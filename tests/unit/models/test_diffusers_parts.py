@@ -110,18 +110,35 @@ def load(name, source, **neighbours):
 
 
 def test_weights_come_from_a_pipeline_a_folder_or_a_file(wan, tmp_path):
-    """The same weights in any place are the same network; fp8 with scales comes back as far as fp8 goes."""
+    """The same weights in any place are the same network."""
     file = next((wan / "transformer").glob("*.safetensors"))
     state = load_file(file)
     for source in (wan, wan / "transformer", file):
         found = load("wan", source)
         assert all(torch.equal(found[key], value) for key, value in state.items())
+
+
+@pytest.mark.parametrize(
+    "scale_of",
+    [
+        lambda rows: rows.max(),
+        lambda rows: rows.max().reshape(1),
+        lambda rows: rows,
+        lambda rows: rows[:, None],
+    ],
+    ids=["scalar", "one", "rows", "column"],
+)
+def test_fp8_weights_are_multiplied_by_their_scales(wan, tmp_path, scale_of):
+    """One scale for a weight, or one for each output row with or without a second axis; precise as far as fp8 goes."""
+    state = load_file(next((wan / "transformer").glob("*.safetensors")))
     scaled = {}
     for key, value in state.items():
         if value.ndim == 2 and key.startswith("blocks"):
-            scale = value.abs().max() / 448
-            scaled[key] = (value / scale).to(torch.float8_e4m3fn)
-            scaled[key.replace(".weight", ".scale_weight")] = scale
+            scale = scale_of(value.abs().amax(dim=1).clamp(min=1e-6) / 448)
+            scaled[key] = (value / (scale[:, None] if scale.shape == value.shape[:1] else scale)).to(
+                torch.float8_e4m3fn
+            )
+            scaled[key.replace(".weight", ".scale_weight")] = scale.contiguous()
         else:
             scaled[key] = value
     save_file(scaled, tmp_path / "fp8.safetensors")

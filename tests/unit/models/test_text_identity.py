@@ -13,7 +13,7 @@ from reelworks.export import export
 from reelworks.models import factory, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.family import T5
-from reelworks.models.text import identity
+from reelworks.models.text import encoders
 from reelworks.recipe import validation
 
 KNOWN = {name: (one.networks, one.dim) for name, one in registry.TEXT_ENCODERS.items()}
@@ -54,10 +54,10 @@ def test_a_family_takes_its_own_and_no_other(name, folders):
         apart = [part for part in own.keys() & there.keys() if own[part] != there[part]]
         config = told(name, folders / other)
         if not apart:
-            identity.require(config, networks, width)
+            encoders.require_networks(config, networks, width)
             continue
         with pytest.raises(UserError) as caught:
-            identity.require(config, networks, width)
+            encoders.require_networks(config, networks, width)
         assert caught.value.field == "text_encoder.weights"
         assert there[min(apart)] in caught.value.problem
         assert own[min(apart)] in caught.value.problem
@@ -70,12 +70,12 @@ def test_equal_kinds_are_told_apart_by_their_vocabulary(tmp_path):
     for size, is_refused in ((16_000, True), (32_100, False), (32_200, False), (250_112, True)):
         WHOLE["t5"](size).save_pretrained(tmp_path / str(size) / "text_encoder")
         config = told("ltx-video", tmp_path / str(size))
-        identity.require(config.model_copy(update={"dim": 32}), networks, width)
+        encoders.require_networks(config.model_copy(update={"dim": 32}), networks, width)
         if is_refused:
             with pytest.raises(UserError, match=f"a t5 of {size:,} tokens"):
-                identity.require(config, networks, width)
+                encoders.require_networks(config, networks, width)
         else:
-            identity.require(config, networks, width)
+            encoders.require_networks(config, networks, width)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from reelworks.models import optional_imports, weights
 from reelworks.models.api import Autoencoder
-from reelworks.models.autoencoders import identity
-from reelworks.models.autoencoders.diffusers_kl import CONTRACT
+from reelworks.models.autoencoders.diffusers_kl import CONTRACT, config_of
 from reelworks.models.components import CHUNK_FRAMES, autoencoder_geometry
 from reelworks.models.config import AutoencoderConfig
 
@@ -286,7 +285,7 @@ def build(config: AutoencoderConfig, sizes: Sizes = Sizes()) -> OpenSoraAutoenco
     field = "autoencoder.weights"
     assert config.weights is not None, "the recipe was checked"
     if config.name == "opensora-1.1":
-        identity.config_of(config)
+        config_of(config)
         state = _current_names(weights.read(config.weights, field))
         spatial = Spatial(optional_imports.diffusers().AutoencoderKL(**sizes.spatial))
         weights.load_into(spatial.module, state, config.weights, field)

@@ -72,7 +72,9 @@ def to_file(
         dora = any("magnitude_vector" in kinds for kinds in layers.values())
         settings = {"r": rank, "lora_alpha": alpha, "target_modules": sorted(layers), "use_dora": dora}
         header[METADATA] = json.dumps({f"{part}.{key}": value for key, value in settings.items()})
-        return File(_diffusers_tensors(layers, part), header)
+        endings = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude_vector": "lora_magnitude_vector"}
+        named = ((layer, kind, value) for layer, kinds in layers.items() for kind, value in kinds.items())
+        return File({f"{part}.{layer}.{endings[kind]}": value for layer, kind, value in named}, header)
     tensors = {}
     for name, parts in _released(layers, model, format).items():
         stem = f"diffusion_model.{name}" if format == "comfyui" else "lora_unet_" + name.replace(".", "_")
@@ -82,13 +84,6 @@ def to_file(
         if format == "kohya" or alpha != rank:
             tensors[f"{stem}.alpha"] = torch.tensor(alpha * len(parts))
     return File(tensors, header)
-
-
-def _diffusers_tensors(layers: Mapping[str, Mapping[str, Tensor]], part: str) -> dict[str, Tensor]:
-    endings = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude_vector": "lora_magnitude_vector"}
-    return {
-        f"{part}.{layer}.{endings[kind]}": value for layer, kinds in layers.items() for kind, value in kinds.items()
-    }
 
 
 def _released(

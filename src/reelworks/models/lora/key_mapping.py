@@ -104,12 +104,14 @@ def placed(
             unknown.append(key)
         else:
             stored[target[0]][target[1]] = value
+    settings = {k.rpartition(".")[2]: v for k, v in json.loads(metadata.get(METADATA, "{}")).items()}
     result: Layers = {}
     for spelling, kinds in stored.items():
         if not kinds.keys() >= {"A", "B"}:
             unknown += [f"{spelling} ({kind})" for kind in kinds]
             continue
-        kinds.setdefault("alpha", torch.tensor(_header_alpha(metadata, kinds["A"].shape[0])))
+        alpha = settings.get("lora_alpha", kinds["A"].shape[0])  # without one, the scale is 1
+        kinds.setdefault("alpha", torch.tensor(float(alpha)))
         parts = _parted(kinds, targets[spelling], config.rank)
         unknown += [spelling] * (not parts)
         result |= parts
@@ -151,12 +153,6 @@ def _in_blocks(rows: list[Tensor]) -> bool:
     return not rest and not any(
         row[:, : size * i].any() or row[:, size * (i + 1) :].any() for i, row in enumerate(rows)
     )
-
-
-def _header_alpha(metadata: Mapping[str, str], rank: int) -> float:
-    """Return alpha of a header of diffusers; the rank without one, so that the scale is 1."""
-    settings = {k.rpartition(".")[2]: v for k, v in json.loads(metadata.get(METADATA, "{}")).items()}
-    return float(settings.get("lora_alpha", rank))
 
 
 def swapped_halves(value: Tensor) -> Tensor:

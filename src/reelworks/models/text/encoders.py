@@ -10,18 +10,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from reelworks.core.errors import UserError
-from reelworks.models import optional_imports, registry
+from reelworks.models import optional_imports, registry, weights
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextEncoderConfig
 from reelworks.models.diffusers_denoiser import DiffusersNetwork
-from reelworks.models.family import T5, PublishedText
-from reelworks.models.text import identity
+from reelworks.models.family import T5, PublishedText, TextNetwork
 from reelworks.precision.contract import Contract
 
 # A T5's feed-forward layers exceed the range of float16; in float32 the XXL takes 19 GB.
 _STORAGE = torch.bfloat16
 CONTRACT = Contract(_STORAGE, _STORAGE, None, None, torch.float32, {}, overflows=frozenset({torch.float16}))
 _T5_WIDTH = 4096  # of the XXL
+_VOCABULARY_TOLERANCE = 0.01  # for added words and padding rows
 _NOT_OF_TEXT = {
     *("vae", "transformer", "transformer_2", "unet", "processor"),
     *("audio_vae", "vocoder", "prompt_enhancer", "duration_head"),
@@ -47,7 +47,7 @@ class FamilyTextEncoder:
         assert isinstance(network, DiffusersNetwork), "only families of diffusers have pipelines"
         self.sees_pictures = known.sees_pictures
         self._encode = network.encode_text[config.name]
-        identity.require(config, known.networks, known.dim)
+        require_networks(config, known.networks, known.dim)
         self._pipeline = _load_pipeline(known, config.weights, network.load_processor)
         self._tokenizer = getattr(self._pipeline, known.tokenizer)
         embedding = self.encode([""])
@@ -129,15 +129,15 @@ class T5TextEncoder:
         assert config.weights is not None, "the recipe was checked"
         self.dim, self.pooled_dim, self.max_length = config.dim, 0, config.max_length
         self._device = torch.device("cpu")
-        identity.require(config, (T5,), _T5_WIDTH)
+        require_networks(config, (T5,), _T5_WIDTH)
         self._tokenizer, self._model = _load_t5(config.weights)
-        if self._model.config.d_model != config.dim:
+        if (width := self._model.config.d_model) != config.dim:
             raise UserError(
-                f"this T5 is {self._model.config.d_model} wide",
+                f"this T5 is {width} wide",
                 code="text-width-differs",
                 field="text_encoder.dim",
                 value=config.dim,
-                remedy=f"set it to {self._model.config.d_model}",
+                remedy=f"set it to {width}",
             )
 
     @torch.no_grad()
@@ -174,3 +174,54 @@ def _load_t5(source: str) -> tuple[Any, Any]:
             remedy="name a folder that holds both, or a hub id such as DeepFloyd/t5-v1_1-xxl",
         ) from error
     return tokenizer, model.requires_grad_(False).eval()
+
+
+def require_networks(config: TextEncoderConfig, wanted: Sequence[TextNetwork], width: int) -> None:
+    """Refuse another family's text encoders by their configs, before any weight is read.
+
+    Encoders of different families may be equally wide and then differ only in kind and vocabulary. Those of another
+    width than the published one may also have another vocabulary; those without a readable config are left to the loader.
+    """
+    assert config.weights is not None, "the recipe was checked"
+    weights.require_there(config.weights, "text_encoder.weights")
+    for want in wanted:
+        found = _find(config.weights, want.part)
+        if found is not None and not _alike(found, want, vocabulary=config.dim == width):
+            raise UserError(
+                f'{want.part or "this"} is a {_describe(found)}, but text_encoder.name = "{config.name}" needs a {_describe(want)}',
+                code="other-text-encoder",
+                field="text_encoder.weights",
+                value=config.weights,
+                remedy="name the text encoders that the model was trained with" + _others(config.weights),
+            )
+
+
+def _find(source: str, part: str) -> TextNetwork | None:
+    """Return kind and vocabulary of a text network, or None if no config can be read."""
+    try:
+        read = optional_imports.transformers().AutoConfig.from_pretrained
+        config = read(source, subfolder=part).get_text_config()
+        return TextNetwork(part, config.model_type, config.vocab_size)
+    except Exception:  # damaged files raise errors of any kind; the loader reports them
+        return None
+
+
+def _alike(found: TextNetwork, want: TextNetwork, *, vocabulary: bool) -> bool:
+    diff = abs(found.vocabulary - want.vocabulary)
+    return found.kind == want.kind and (not vocabulary or diff <= _VOCABULARY_TOLERANCE * want.vocabulary)
+
+
+def _describe(network: TextNetwork) -> str:
+    return f"{network.kind} of {network.vocabulary:,} tokens"
+
+
+def _others(source: str) -> str:
+    """Name the families that a folder may belong to, as the end of a remedy."""
+    parts = {part: _find(source, part) for part in ("", "text_encoder", "text_encoder_2", "text_encoder_3")}
+    known = {name: text.networks for name, text in registry.TEXT_ENCODERS.items()} | {"t5": (T5,)}
+    names = [
+        f'"{name}"'
+        for name, networks in known.items()
+        if all((found := parts[want.part]) and _alike(found, want, vocabulary=True) for want in networks)
+    ]
+    return f"; these ones go with text_encoder.name = {' or '.join(names)}" if names else ""

@@ -9,20 +9,19 @@ from pydantic import Field
 
 from reelworks.core.config import Config
 from reelworks.models import family
-from reelworks.models.lora import release_names
 
 _RELEASE_LAYERS = (
-    *release_names.blocks("transformer_blocks", "double_blocks", release_names.TWO_STREAMS),
+    *family.release_blocks("transformer_blocks", "double_blocks", family.TWO_STREAMS),
     family.KeyRule(
-        " ".join(f"single_transformer_blocks.N.{part}" for part in (*release_names.QKV.split(), "proj_mlp")),
+        " ".join(f"single_transformer_blocks.N.{part}" for part in (*family.QKV.split(), "proj_mlp")),
         "single_blocks.N.linear1",
         heights=(1, 1, 1, 4),
     ),
-    *release_names.blocks(
+    *family.release_blocks(
         "single_transformer_blocks", "single_blocks", {"norm.linear": "modulation.lin", "proj_out": "linear2"}
     ),
-    *release_names.inputs("time_text_embed"),
-    *release_names.FINAL,
+    *family.release_inputs("time_text_embed"),
+    *family.FINAL_LAYERS,
 )
 
 

@@ -7,17 +7,16 @@ from typing import ClassVar, Self
 
 from reelworks.core.config import Config
 from reelworks.models import family
-from reelworks.models.lora import release_names
 
 _MODULATIONS = ("double_stream_modulation_img", "double_stream_modulation_txt", "single_stream_modulation")
 _RELEASE_LAYERS = (
-    *release_names.blocks("transformer_blocks", "double_blocks", release_names.TWO_STREAMS),
-    *release_names.blocks(
+    *family.release_blocks("transformer_blocks", "double_blocks", family.TWO_STREAMS),
+    *family.release_blocks(
         "single_transformer_blocks", "single_blocks", {"attn.to_qkv_mlp_proj": "linear1", "attn.to_out": "linear2"}
     ),
     *(family.KeyRule(f"{name}.linear", f"{name}.lin") for name in _MODULATIONS),
-    *release_names.inputs("time_guidance_embed"),
-    *release_names.FINAL,
+    *family.release_inputs("time_guidance_embed"),
+    *family.FINAL_LAYERS,
 )
 
 

@@ -9,15 +9,14 @@ from pydantic import Field
 
 from reelworks.core.config import Config
 from reelworks.models import family
-from reelworks.models.lora import release_names
 
 _RELEASE_LAYERS = (
-    *release_names.blocks("transformer_blocks", "double_blocks", release_names.TWO_STREAMS),
-    *release_names.blocks(
+    *family.release_blocks("transformer_blocks", "double_blocks", family.TWO_STREAMS),
+    *family.release_blocks(
         "context_embedder.token_refiner.refiner_blocks",
         "txt_in.individual_token_refiner.blocks",
         {
-            release_names.QKV: "self_attn.qkv",
+            family.QKV: "self_attn.qkv",
             "attn.to_out.0": "self_attn.proj",
             "ff.net.0.proj": "mlp.0",
             "ff.net.2": "mlp.2",
@@ -37,7 +36,7 @@ _RELEASE_LAYERS = (
     *(family.KeyRule(f"context_embedder_2.linear_{i}", f"byt5_in.fc{i}") for i in (1, 2, 3)),
     family.KeyRule("image_embedder.linear_1", "vision_in.proj.1"),
     family.KeyRule("image_embedder.linear_2", "vision_in.proj.3"),
-    *release_names.FINAL,
+    *family.FINAL_LAYERS,
 )
 
 

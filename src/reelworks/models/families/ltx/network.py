@@ -15,10 +15,7 @@ _STRIDE = (8, 32, 32)  # pixels per latent element of its autoencoder
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: LTXConfig) -> Tensor:
-    """Return the velocity `[B, C, T, H, W]`; the network's own points towards the noise.
-
-    Condition frames have time 0.
-    """
+    """Return the velocity `[B, C, T, H, W]`; the network's points towards the noise. Condition frames have time 0."""
     H, W = inputs.latent.shape[3:]
     out: Tensor = module(
         inputs.latent.flatten(2).transpose(1, 2),

@@ -17,10 +17,7 @@ from reelworks.models.families.ltx2.spec import LTX2Config
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> Tensor:
-    """Return the velocity `[B, C, T, H, W]`; the network's own points towards the noise.
-
-    Condition frames have time 0.
-    """
+    """Return the velocity `[B, C, T, H, W]`; the network's points towards the noise. Condition frames have time 0."""
     latent = inputs.latent
     B, _, T, H, W = latent.shape
     text_dim = config.caption_channels if config.use_prompt_embeddings else config.audio_cross_attention_dim
@@ -48,10 +45,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> Tensor:
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
     """Embed captions: a small network of the pipeline turns the states of all layers into tokens.
 
-    Captions are padded with learned tokens.
-
-    Raises:
-        UserError: If the length is not a multiple of the number of learned tokens.
+    Captions are padded with learned tokens, of whose number the length must be a multiple.
     """
     learned = pipeline.connectors.config.video_connector_num_learnable_registers
     if length % learned:

@@ -73,8 +73,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: QwenImageConfig) -> Ten
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
     """Embed captions."""
-    tokens, mask = pipeline.encode_prompt(captions, max_sequence_length=length)
-    return EncodedText(tokens, mask)
+    return EncodedText(*pipeline.encode_prompt(captions, max_sequence_length=length))
 
 
 def encode_text_and_picture(pipeline: Any, captions: list[str], length: int, pictures: Tensor | None) -> EncodedText:
@@ -87,8 +86,7 @@ def encode_text_and_picture(pipeline: Any, captions: list[str], length: int, pic
     images = [
         Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS) for picture in pictures.cpu().numpy()
     ]
-    tokens, mask = pipeline.encode_prompt(captions, images, max_sequence_length=length)
-    return EncodedText(tokens, mask)
+    return EncodedText(*pipeline.encode_prompt(captions, images, max_sequence_length=length))
 
 
 def pipeline_arguments(

@@ -7,16 +7,15 @@ from typing import ClassVar, Self
 
 from reelworks.core.config import Config
 from reelworks.models import family
-from reelworks.models.lora import release_names
 
 _RELEASE_LAYERS = (
-    *release_names.blocks(
+    *family.release_blocks(
         "transformer_blocks",
         "joint_blocks",
         {
-            release_names.QKV: "x_block.attn.qkv",
-            release_names.ADDED_QKV: "context_block.attn.qkv",
-            release_names.QKV.replace("attn", "attn2"): "x_block.attn2.qkv",
+            family.QKV: "x_block.attn.qkv",
+            family.ADDED_QKV: "context_block.attn.qkv",
+            family.QKV.replace("attn", "attn2"): "x_block.attn2.qkv",
             "attn.to_out.0": "x_block.attn.proj",
             "attn2.to_out.0": "x_block.attn2.proj",
             "attn.to_add_out": "context_block.attn.proj",
@@ -33,7 +32,7 @@ _RELEASE_LAYERS = (
         for own, release in (("timestep", "t"), ("text", "y"))
         for i in (1, 2)
     ),
-    *release_names.FINAL,
+    *family.FINAL_LAYERS,
 )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.families.stdit2.model import STDiT2
 from reelworks.models.families.stdit2.spec import STDiT2Config
-from reelworks.models.families.stdit3.network import STDiTNetwork
+from reelworks.models.families.stdit3 import network
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: STDiT2Config) -> Tensor:
@@ -18,20 +18,8 @@ def predict(module: Any, inputs: DenoiserInputs, config: STDiT2Config) -> Tensor
 
     Its `num_frames` is the number of latent frames, since v1.1 encodes frame by frame.
     """
-    out: Tensor = module(
-        inputs.latent,
-        inputs.time,
-        inputs.text[:, None],
-        mask=inputs.text_mask,
-        x_mask=inputs.frame_mask,
-        num_frames=torch.full_like(inputs.fps, inputs.latent.shape[2]),
-        height=inputs.height,
-        width=inputs.width,
-        ar=inputs.height / inputs.width,
-        fps=inputs.fps,
-        drop_text=inputs.drop_text,
-    )
-    return out
+    num_frames = torch.full_like(inputs.fps, inputs.latent.shape[2])
+    return network.predict(module, inputs, config, num_frames=num_frames, ar=inputs.height / inputs.width)
 
 
-NETWORK = STDiTNetwork(STDiT2, predict, zeroed=r".*attn_temp\.proj\.weight")
+NETWORK = network.STDiTNetwork(STDiT2, predict, zeroed=r".*attn_temp\.proj\.weight")

@@ -54,12 +54,11 @@ class Block(nn.Module):
 
     def _attend(self, x_BTSD: Tensor, rotation: layers.Rotation) -> Tensor:
         B, T, S, D = x_BTSD.shape
-        out: Tensor
-        if not self.temporal:
-            out = self.attn(x_BTSD.flatten(0, 1), None)
-            return out.view(B, T, S, D)
-        out = self.attn(x_BTSD.transpose(1, 2).flatten(0, 1), rotation)
-        return out.view(B, S, T, D).transpose(1, 2)
+        if self.temporal:
+            out: Tensor = self.attn(x_BTSD.transpose(1, 2).flatten(0, 1), rotation)
+            return out.view(B, S, T, D).transpose(1, 2)
+        out = self.attn(x_BTSD.flatten(0, 1), None)
+        return out.view(B, T, S, D)
 
 
 class FinalLayer(nn.Module):

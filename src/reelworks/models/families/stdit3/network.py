@@ -29,16 +29,11 @@ _NORMS = ("q_norm.weight", "k_norm.weight")
 @final
 @dataclass(frozen=True)
 class STDiTNetwork:
-    """Builds, loads and calls STDiT networks of one version; satisfies `models.api.FamilyNetwork`.
+    """Builds, loads and calls STDiT networks of one version; satisfies `models.api.FamilyNetwork`."""
 
-    Attributes:
-        network: Class of the network.
-        predict: See `models.api.Denoiser.predict`.
-        zeroed: Pattern of the names of fresh parameters that are zero, so that a fresh model treats frames as pictures.
-    """
-
-    network: Callable[..., nn.Module]
-    predict: Predict
+    network: Callable[..., nn.Module]  # class of the network
+    predict: Predict  # see `models.api.Denoiser.predict`
+    # Pattern of the names of fresh parameters that are zero, so that a fresh model treats frames as pictures.
     zeroed: str
 
     keeps_file_tensors = False  # the empty caption is cut, and weights that PixArt lacks are drawn
@@ -53,9 +48,6 @@ class STDiTNetwork:
         Values take the dtype of the module's parameters (float32 masters stay float32). The empty caption is cut to
         the module's caption length, or its last row repeated, as upstream does. A file of PixArt-Σ, a picture model,
         fills the spatial blocks of STDiT3; the rest is drawn fresh.
-
-        Raises:
-            UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
         """
         if source is None:
             self.init(module, config)
@@ -120,8 +112,8 @@ def _from_pixart(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed | {_FIRST_WEIGHT: state[_FIRST_WEIGHT].unsqueeze(2)}
 
 
-def predict(module: Any, inputs: DenoiserInputs, config: STDiT3Config) -> Tensor:
-    """Return all output channels of the network, `[B, C or 2·C, T, H, W]`."""
+def predict(module: Any, inputs: DenoiserInputs, config: STDiT3Config, **more: Tensor) -> Tensor:
+    """Return all output channels of the network, which may take `more` inputs: `[B, C or 2·C, T, H, W]`."""
     out: Tensor = module(
         inputs.latent,
         inputs.time,
@@ -132,6 +124,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: STDiT3Config) -> Tensor
         height=inputs.height,
         width=inputs.width,
         drop_text=inputs.drop_text,
+        **more,
     )
     return out
 

@@ -14,21 +14,7 @@ from reelworks.models import family
 
 
 class STDiT3Config(Config):
-    """Sizes of an STDiT network; defaults are STDiT3-XL/2 as published with Open-Sora v1.2.
-
-    Attributes:
-        in_channels: Latent channels.
-        caption_channels: Width of text embeddings.
-        model_max_length: Text tokens of the empty caption, and the most that a caption may have.
-        depth: Number of pairs of a spatial and a temporal block.
-        hidden_size: Width of a token.
-        num_heads: Number of attention heads.
-        patch_size: Latent elements per token along (time, height, width); a token never spans frames.
-        mlp_ratio: Width of a block's MLP in units of `hidden_size`.
-        input_sq_size: Side in pixels of the square at which positions are unscaled.
-        qk_norm: Whether queries and keys are normalised per head.
-        pred_sigma: Whether there is a second half of output channels (learned variance, unused by rectified flow).
-    """
+    """Sizes of an STDiT network; defaults are STDiT3-XL/2 as published with Open-Sora v1.2."""
 
     pictures_only: ClassVar[bool] = False
     conditioning: ClassVar[family.Conditioning] = family.LEARNED
@@ -36,16 +22,19 @@ class STDiT3Config(Config):
         "STDiT3", ("spatial_blocks", "temporal_blocks"), alternates=True, pads_patches=True
     )
 
-    in_channels: int = Field(default=4, gt=0)
-    caption_channels: int = Field(default=4096, gt=0)
+    in_channels: int = Field(default=4, gt=0)  # latent channels
+    caption_channels: int = Field(default=4096, gt=0)  # width of text embeddings
+    # Text tokens of the empty caption, and the most that a caption may have.
     model_max_length: int = Field(default=300, gt=0)
-    depth: int = Field(default=28, gt=0)
-    hidden_size: int = Field(default=1152, gt=0)
-    num_heads: int = Field(default=16, gt=0)
+    depth: int = Field(default=28, gt=0)  # number of pairs of a spatial and a temporal block
+    hidden_size: int = Field(default=1152, gt=0)  # width of a token
+    num_heads: int = Field(default=16, gt=0)  # number of attention heads
+    # Latent elements per token along (time, height, width); a token never spans frames.
     patch_size: tuple[Literal[1], int, int] = (1, 2, 2)
-    mlp_ratio: float = Field(default=4.0, gt=0)
-    input_sq_size: int = Field(default=512, gt=0)
-    qk_norm: bool = True
+    mlp_ratio: float = Field(default=4.0, gt=0)  # width of a block's MLP in units of `hidden_size`
+    input_sq_size: int = Field(default=512, gt=0)  # side in pixels of the square at which positions are unscaled
+    qk_norm: bool = True  # whether queries and keys are normalised per head
+    # Whether there is a second half of output channels (learned variance, unused by rectified flow).
     pred_sigma: bool = True
 
     @property

@@ -9,11 +9,10 @@ from pydantic import Field
 
 from reelworks.core.config import Config
 from reelworks.models import family
-from reelworks.models.lora import release_names
 
 MASK_CHANNELS = 4  # one for each frame of a latent frame
 _RELEASE_LAYERS = (
-    *release_names.blocks(
+    *family.release_blocks(
         "blocks",
         "blocks",
         {
@@ -22,7 +21,7 @@ _RELEASE_LAYERS = (
             for part, layer in (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o"))
         },
     ),
-    *release_names.blocks("blocks", "blocks", {"ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2"}),
+    *family.release_blocks("blocks", "blocks", {"ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2"}),
     *(
         family.KeyRule(f"condition_embedder.{own}_embedder.linear_{i}", f"{own}_embedding.{2 * i - 2}")
         for own in ("time", "text")

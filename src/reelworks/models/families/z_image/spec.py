@@ -7,13 +7,12 @@ from typing import ClassVar, Self
 
 from reelworks.core.config import Config
 from reelworks.models import family
-from reelworks.models.lora import release_names
 
-_ATTENTION = {release_names.QKV.replace("attn", "attention"): "attention.qkv", "attention.to_out.0": "attention.out"}
+_ATTENTION = {family.QKV.replace("attn", "attention"): "attention.qkv", "attention.to_out.0": "attention.out"}
 _RELEASE_LAYERS = (
-    *release_names.blocks("layers", "layers", _ATTENTION),
-    *release_names.blocks("noise_refiner", "noise_refiner", _ATTENTION),
-    *release_names.blocks("context_refiner", "context_refiner", _ATTENTION),
+    *family.release_blocks("layers", "layers", _ATTENTION),
+    *family.release_blocks("noise_refiner", "noise_refiner", _ATTENTION),
+    *family.release_blocks("context_refiner", "context_refiner", _ATTENTION),
     family.KeyRule("all_x_embedder.2-1", "x_embedder"),
     family.KeyRule("all_final_layer.2-1.linear", "final_layer.linear"),
     family.KeyRule("all_final_layer.2-1.adaLN_modulation.1", "final_layer.adaLN_modulation.1"),
