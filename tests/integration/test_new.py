@@ -155,6 +155,9 @@ def test_memory_without_end_is_no_size():
         (("--model", "wan-tiny", "--data", "mug", "--data", "./empty/../mug"), "it is given twice"),
         (("--model", "wan-tiny", "--data", "mug", "--data", "."), "lies in the other"),
         (("--model", "stdit3-3b", "--data", "mug"), "--weights PATH|HUB"),
+        (("--model", "flux-control", "--data", "mug", "--control", "mug"), "--weights PATH|HUB"),
+        (("--model", "qwen-image-edit", "--data", "mug"), "--source DIR"),
+        (("--model", "wan", "--data", "mug", "--source", "mug"), "wan-2.1-1.3b does not take a source"),
         (("--model", "WAN-Tinny", "--data", "mug"), 'did you mean "wan-tiny"'),
         (("--model", "wan-tiny", "--data", "mug", "--vram", "1"), "at least 2 GB"),
         (("--model", "wan-tiny", "--data", "silent", "--trigger", " "), "the word is empty"),
@@ -182,9 +185,12 @@ def test_the_recipe_of_every_published_model_is_sound(preset):
     clips = registry.release_of(preset).lines > 0
     if clips:
         found = FolderSurvey(found.pictures, np.array([[130, 720, 1280], [40, 480, 854]]), showings=22)
-    lines = quickstart.lora_table(preset, [DatasetConfig(path="p")], found)
+    companions = dict.fromkeys(registry.PRESETS[preset].config.conditioning.needs, "c")
+    lines = quickstart.lora_table(preset, [DatasetConfig(path="p", **companions)], found)
     made = recipe_file.parse({"output": "r", **tomllib.loads(toml_writer.write("", lines))})
     assert made.model.weights == registry.release_of(preset).weights
+    assert made.autoencoder.name == registry.PRESETS[preset].parts.autoencoder
+    assert made.dataset[0].companions == companions
     assert len(made.bucket) == 1 + clips
 
 

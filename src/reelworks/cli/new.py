@@ -54,6 +54,8 @@ def lora(
     vram: Vram = None,
     trigger: Trigger = None,
     weights: Weights = None,
+    control: Annotated[Path | None, Option(metavar="DIR", help="Controls of the clips of --data, by name.")] = None,
+    source: Annotated[Path | None, Option(metavar="DIR", help="Sources of the edits in --data, by name.")] = None,
     tflops: Annotated[
         float | None, Option(min=0.1, help="Speed of the GPU in bfloat16, to estimate training time; default: 165.")
     ] = None,
@@ -82,7 +84,9 @@ def lora(
     from reelworks.quickstart.quickstart import QuickstartOptions
     from reelworks.train.preflight.estimate import ASSUMED_TFLOPS
 
-    options = QuickstartOptions(model, tuple(data or ()), vram, trigger, weights, tflops or ASSUMED_TFLOPS)
+    companions = {name: str(path) for name, path in (("control", control), ("source", source)) if path is not None}
+    tflops = tflops or ASSUMED_TFLOPS
+    options = QuickstartOptions(model, tuple(data or ()), vram, trigger, weights, companions, tflops)
     write(path, options, json=json)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import tomllib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ def _datasets(datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: s
         settings: list[tuple[str, Any, str]] = [("path", dataset.path, "")]
         if len(datasets) > 1:
             settings.append(("name", dataset.name, "identifies its clips"))
+        settings += [(kind, folder, "") for kind, folder in dataset.companions.items()]
         if dataset.repeats > 1:
             settings.append(("repeats", dataset.repeats, "repeats per epoch, from the folder's name"))
         settings += _captions(dataset, found, trigger)
@@ -181,17 +182,18 @@ def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
     if not registry.PRESETS[preset].release:
         return [*lines, *([Line("[model]", "weights", weights)] if weights else []), checkpointing]
     source = weights or known.weights
-    if source is None:
+    # A single file holds the denoiser alone; the other parts are those of the release.
+    pipeline = known.weights if weights is None or weights.endswith(".safetensors") else weights
+    if source is None or None in (known.autoencoder or pipeline, known.text or pipeline):
         raise UserError(
             f"{preset} has no published weights",
             code="no-published-weights",
             field="--model",
             value=preset,
-            remedy="give --weights PATH|HUB: a folder, a file or a hub id",
+            remedy="give --weights PATH|HUB: a folder in the layout of diffusers, or a hub id",
         )
     parts = registry.PRESETS[preset].parts
     lines += [Line("[model]", "weights", source), checkpointing]
-    pipeline = source if not source.endswith(".safetensors") else str(known.weights)
     if components.conditioning(ModelConfig(name=preset)).image_encoder is not None:
         lines += [Line("[model]", "image_encoder", pipeline, "encodes a clip's first frame for the network")]
     return [
@@ -266,6 +268,7 @@ class QuickstartOptions:
     vram_gb: float | None = None  # memory of the GPU; None uses that of this machine's GPU, if it has one
     trigger: str | None = None  # trigger word of what is learnt
     weights: str | None = None  # instead of the published ones
+    companions: Mapping[str, str] = field(default_factory=dict)  # folder of the only dataset's companions, by kind
     tflops: float = ASSUMED_TFLOPS  # speed of the GPU in bfloat16
 
 
@@ -323,6 +326,7 @@ def lora(
             remedy="choose a rare word, or leave the option out",
         )
     datasets, remarks = survey.datasets(wishes.folders or (Path(PLACEHOLDER),))
+    datasets = _with_companions(preset, datasets, wishes.companions)
     found = survey.PLACEHOLDER
     if wishes.folders:
         catalog = Path("runs", path.stem, "catalog")  # which the new recipe points to
@@ -350,6 +354,25 @@ def lora(
 
 def _read(lines: Sequence[Line], path: Path) -> Recipe:
     return recipe_file.parse({"output": f"runs/{path.stem}"} | tomllib.loads(toml_writer.write("", lines)))
+
+
+def _with_companions(preset: str, datasets: list[DatasetConfig], given: Mapping[str, str]) -> list[DatasetConfig]:
+    for kind in registry.PRESETS[preset].config.conditioning.needs:
+        if kind not in given:
+            raise UserError(
+                f"{preset} needs a {kind} for each clip",
+                code="companion-mismatch",
+                field=f"--{kind}",
+                remedy=f"give --{kind} DIR, a folder of files with the names of the clips",
+            )
+    if given and len(datasets) > 1:
+        raise UserError(
+            f"there are {len(datasets)} datasets, and a folder of companions belongs to one",
+            code="companion-mismatch",
+            field=f"--{next(iter(given))}",
+            remedy="leave it out, and set it for each dataset in the recipe",
+        )
+    return [dataset.model_copy(update=dict(given)) for dataset in datasets]
 
 
 def _vram_bytes(asked_gb: float | None) -> int | None:

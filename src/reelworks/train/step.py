@@ -281,7 +281,7 @@ class TrainStep:
         base = None
         # The recipe decides, and not the clips: all ranks must run the base, as its sharded weights are gathered.
         if any(d.prior_prediction for d in self.recipe.dataset):
-            with torch.no_grad(), inject.without(self.state.module):
+            with torch.no_grad(), inject.adapters_disabled(self.state.module):
                 base = self.boundary(example.inputs)
         output = self.boundary(example.inputs)
         losses_B = example.losses(output, objective)

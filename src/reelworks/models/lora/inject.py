@@ -54,7 +54,7 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def without(module: nn.Module) -> Iterator[None]:
+def adapters_disabled(module: nn.Module) -> Iterator[None]:
     """Run a network as its base. `requires_grad` is unchanged, since FSDP reads it when a unit is first called."""
     tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
     layers = [child for child in module.modules() if isinstance(child, tuners.BaseTunerLayer)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal, Self
 
@@ -80,6 +81,9 @@ _TINY = FluxConfig(
 )
 _preset = partial(family.Preset, parts=family.Parts("flux", "flux"), sampling=family.SamplingDefaults(3.5, 28))
 _DEV = family.Release("black-forest-labs/FLUX.1-dev", architecture="flux-1-dev", base_version="flux1")
+_KONTEXT = replace(_DEV, weights="black-forest-labs/FLUX.1-Kontext-dev")
+# There are two, FLUX.1-Canny-dev and FLUX.1-Depth-dev; both have the autoencoder and the text encoders of FLUX.1-dev.
+_CONTROL = replace(_DEV, weights=None, autoencoder=_DEV.weights, text=_DEV.weights)
 _SCHNELL = family.Release(
     "black-forest-labs/FLUX.1-schnell", timestep_shift=1.0, architecture="flux-1-schnell", base_version="flux1"
 )
@@ -93,8 +97,8 @@ FAMILY = family.Family(
         "flux-schnell": _preset(
             FluxConfig(guidance_embeds=False), sampling=family.SamplingDefaults(1.0, 4), release=_SCHNELL
         ),
-        "flux-control": _preset(FluxConfig(in_channels=128, companion="control")),
-        "flux-kontext": _preset(FluxConfig(companion="source")),
+        "flux-control": _preset(FluxConfig(in_channels=128, companion="control"), release=_CONTROL),
+        "flux-kontext": _preset(FluxConfig(companion="source"), release=_KONTEXT),
         "flux-tiny": _preset(_TINY),
         "flux-control-tiny": _preset(_TINY.model_copy(update={"in_channels": 128, "companion": "control"})),
         "flux-kontext-tiny": _preset(_TINY.model_copy(update={"companion": "source"})),

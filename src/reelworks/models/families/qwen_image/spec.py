@@ -63,7 +63,10 @@ FAMILY = family.Family(
         "qwen-image": _preset(
             QwenImageConfig(), release=family.Release("Qwen/Qwen-Image", timestep_shift=2.2, architecture="Qwen-Image")
         ),
-        "qwen-image-edit": _edit(QwenImageConfig(edits=True)),
+        "qwen-image-edit": _edit(
+            QwenImageConfig(edits=True),
+            release=family.Release("Qwen/Qwen-Image-Edit", timestep_shift=2.2, architecture="Qwen-Image-Edit"),
+        ),
         "qwen-image-tiny": _preset(_TINY),
         "qwen-image-edit-tiny": _edit(_TINY.model_copy(update={"edits": True})),
     },
