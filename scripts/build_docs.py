@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parent.parent
 _MARKDOWN_LINK = re.compile(r"\]\(([^)\s]+)\)")
 _NAMED_FILE = re.compile(r"`((?:benchmarks|examples|recipes|scripts)/[a-z0-9_./-]+\.[a-z]+)`")
+_NAMED_MODULE = re.compile(r"`([a-z]+/[a-z0-9_/]+\.py)`")
 # Other readers of Markdown take a list without an empty line above it, or with a smaller indent.
 _LOST_LIST = re.compile(r"(?:^|\n)\s*((?:[-*+]|\d+\.)\s+[^<\n]+)")
 _LOADING = {"img", "script", "source", "iframe", "video"}  # tags whose address is fetched with the page
@@ -82,6 +83,10 @@ def broken_names(root: Path) -> list[str]:
         local = [urlsplit(link) for link in links]
         named = [one.path for one in local if not one.scheme and one.path]
         missing = [name for name in (*named, *_NAMED_FILE.findall(text)) if not (root / name).exists()]
+        # Modules are named from the project's folder or from the package; a guide names files that it makes in full.
+        places = (root, root / "src", root / "src" / "reelworks")
+        modules = [name for name in _NAMED_MODULE.findall(text) if not name.startswith("src/")]
+        missing += [name for name in modules if name not in missing and not any((at / name).exists() for at in places)]
         faults += [f"{file.relative_to(root)}: {name} is not there" for name in missing]
     return faults
 

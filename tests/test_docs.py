@@ -77,10 +77,13 @@ def test_a_page_without_a_place_and_a_place_without_a_page_are_found(small: Path
 
 def test_names_of_files_that_are_not_there_are_found(small: Path) -> None:
     (small / "README.md").write_text("[docs](docs/index.md) [gone](docs/gone.md#a) [web](https://example.org/a)\n")
-    append(small / "docs" / "index.md", "`examples/gone.py`")
+    append(small / "docs" / "index.md", "`examples/gone.py` `train/gone.py` `train/there.py` `src/reelworks/new.py`")
+    (small / "src" / "reelworks" / "train").mkdir(parents=True)
+    (small / "src" / "reelworks" / "train" / "there.py").touch()
     assert build_docs.broken_names(small) == [
         "README.md: docs/gone.md is not there",
         "docs/index.md: examples/gone.py is not there",
+        "docs/index.md: train/gone.py is not there",
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -128,32 +127,6 @@ class TrainConfig(Config):
     def lacks_end(self) -> bool:
         """True if the learning rate falls until max_steps, which is not set; such a recipe can only be planned."""
         return self.learning_rate_schedule != "constant" and self.max_steps is None
-
-    def no_end(self, steps_per_epoch: int | None = None) -> UserError:
-        """Return the error for a rate that lacks its end; names max_steps if the steps of an epoch are planned."""
-        assert self.max_epochs is not None
-        steps = "the steps of all epochs, which `reelworks plan RECIPE` prints"
-        if steps_per_epoch is not None:
-            total = self.max_epochs * steps_per_epoch
-            steps = f"{total}, the steps of {self.max_epochs} epochs of {steps_per_epoch} steps"
-        return UserError(
-            "the learning rate falls until train.max_steps, which is not set; the steps of an epoch change with the data",
-            code="schedule-without-end",
-            field="train.learning_rate_schedule",
-            value=self.learning_rate_schedule,
-            remedy=f"set train.max_steps to {steps}",
-        )
-
-    def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of the step that follows `step` done ones: linear warm-up, then the schedule."""
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        if self.learning_rate_schedule == "constant":
-            return self.learning_rate
-        assert self.max_steps is not None
-        done = min((step - self.warmup_steps) / max(self.max_steps - self.warmup_steps, 1), 1.0)
-        left = 1 - done if self.learning_rate_schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * left
 
     def skips(self, step: int) -> bool:
         """Whether a step, counted from 1, is to be skipped."""

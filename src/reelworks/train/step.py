@@ -37,6 +37,7 @@ from reelworks.schedule import cost
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import batch_inputs, nonfinite
 from reelworks.train.batch_inputs import Example, training_example
+from reelworks.train.lr_schedule import learning_rate
 from reelworks.train.nonfinite import KeptBatch, NonFiniteCause
 from reelworks.train.state import TrainState
 
@@ -247,7 +248,7 @@ class TrainStep:
 
     def set_rate(self, step: int) -> float:
         """Set the learning rate of the step that follows `step` done ones, and return it."""
-        return self.state.optimizer.set_rate(self.recipe.train.learning_rate_at(step))
+        return self.state.optimizer.set_rate(learning_rate(self.recipe.train, step))
 
     def planned_weight(self, plan: EpochPlan, row: int) -> float:
         """Return the summed loss weight of all clips in a row, over all ranks, by the plan alone."""

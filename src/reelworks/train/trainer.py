@@ -30,6 +30,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.train import checkpointing, open_run, optimizer_names, progress, resume, run_logger, sample_logging
 from reelworks.train.build import TrainedModel
 from reelworks.train.checkpointing import CheckpointManager
+from reelworks.train.lr_schedule import no_end
 from reelworks.train.open_run import OpenRun
 from reelworks.train.preflight import dry_run
 from reelworks.train.resume import RunOptions
@@ -92,7 +93,7 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
         this_run = open_run.open_run(recipe, folder_lock, world)
         spec = open_run.plan_spec(data, this_run)
         if recipe.train.lacks_end:
-            raise recipe.train.no_end(data.plan(spec, 0).steps)
+            raise no_end(recipe.train, data.plan(spec, 0).steps)
         previews = sample_logging.options(data)
 
         # Build the model.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from reelworks.core.errors import UserError
 from reelworks.recipe import recipe_file
 from reelworks.train.config import TrainConfig
+from reelworks.train.lr_schedule import learning_rate
 
 RECIPE = {
     "version": 1,
@@ -22,7 +23,7 @@ RECIPE = {
 
 def rates(**keys: object) -> list[float]:
     config = TrainConfig.model_validate({"learning_rate": 0.4, **keys})
-    return [config.learning_rate_at(step) for step in range(config.max_steps or 6)]
+    return [learning_rate(config, step) for step in range(config.max_steps or 6)]
 
 
 def test_it_warms_up_and_stays() -> None:
@@ -61,7 +62,7 @@ def test_it_never_leaves_its_bounds(name: str, steps: int, warmup: int, final: f
     assert all(0 < rate <= 0.4 + 1e-9 for rate in found)
     assert not falling or (falling[0] == pytest.approx(0.4) and falling[-1] >= final - 1e-9)
     config = TrainConfig.model_validate({"learning_rate": 0.4, "max_steps": steps, "warmup_steps": 0, **keys})
-    assert config.learning_rate_at(steps) == pytest.approx(final)
+    assert learning_rate(config, steps) == pytest.approx(final)
 
 
 @pytest.mark.parametrize(

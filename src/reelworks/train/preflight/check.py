@@ -21,6 +21,7 @@ from reelworks.precision.boundary import DtypeError
 from reelworks.precision.contract import Contract, Role, name_of
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import build, optimizer_names
+from reelworks.train.lr_schedule import no_end
 from reelworks.train.preflight import dry_run, estimate, meter
 from reelworks.train.preflight.dry_run import Encoder
 from reelworks.train.preflight.estimate import size
@@ -149,7 +150,7 @@ def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckRep
     """
     optimizer_names.require(recipe.train.optimizer, recipe.parallel.strategy, world)
     if recipe.train.lacks_end:
-        raise recipe.train.no_end()
+        raise no_end(recipe.train)
     with mesh.join(offload=recipe.parallel.offload) as this_process:
         return _check(recipe, table, this_process, world)
 
