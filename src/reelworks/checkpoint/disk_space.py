@@ -17,7 +17,7 @@ from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.policy import CheckpointFacts
 from reelworks.core import storage
 from reelworks.core.errors import UserError
-from reelworks.core.units import told_bytes
+from reelworks.core.units import format_bytes
 
 # Errors of a full disk and of a full quota; the free bytes do not account for quotas.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -87,7 +87,7 @@ def require(folder: Path, need_bytes: int, what: str = "a checkpoint") -> None:
     """Raise the `OSError` of a full disk if a folder's disk lacks room for `need_bytes` and a margin; names `what`."""
     need_bytes, free_bytes = int(need_bytes * MARGIN), shutil.disk_usage(folder).free
     if free_bytes < need_bytes:
-        raise OSError(errno.ENOSPC, f"{what} needs {told_bytes(need_bytes)}, {told_bytes(free_bytes)} are free")
+        raise OSError(errno.ENOSPC, f"{what} needs {format_bytes(need_bytes)}, {format_bytes(free_bytes)} are free")
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ class Forecast:
     def to_text(self) -> str:
         """Return the forecast as one line of text."""
         peak_bytes = self.peak_count * self.checkpoint_bytes
-        text = f"one checkpoint takes {told_bytes(self.checkpoint_bytes)}; "
-        text += f"the policy peaks at {self.peak_count} = {told_bytes(peak_bytes)}"
+        text = f"one checkpoint takes {format_bytes(self.checkpoint_bytes)}; "
+        text += f"the policy peaks at {self.peak_count} = {format_bytes(peak_bytes)}"
         if self.policy.keep_within:
             text += f", plus the checkpoints of the last {self.policy.keep_within}"
-        text += f"; {told_bytes(self.free_bytes)} are free"
+        text += f"; {format_bytes(self.free_bytes)} are free"
         if self.present_bytes:
-            text += f", existing checkpoints take {told_bytes(self.present_bytes)}"
+            text += f", existing checkpoints take {format_bytes(self.present_bytes)}"
         if self.fails_at_step is not None:
             text += f": checkpoints will not fit from step {self.fails_at_step} on"
         return text

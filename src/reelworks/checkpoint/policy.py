@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reelworks.checkpoint.config import KeepBest, Retention
-from reelworks.core.units import told_bytes
+from reelworks.core.units import format_bytes
 
 Reasons = tuple[str, ...]
 
@@ -133,7 +133,7 @@ def _evict(case: _Case, kept: Collection[int]) -> dict[int, Reasons]:
         over = {budget: missing for budget, missing in over.items() if missing > 0}
         if over and c.step in kept and c.step not in case.floor:
             evicted[c.step] = tuple(
-                f"{budget} requires freeing {told_bytes(missing)}; this is the oldest that may be deleted"
+                f"{budget} requires freeing {format_bytes(missing)}; this is the oldest that may be deleted"
                 for budget, missing in over.items()
             )
             over = {budget: missing - c.num_bytes for budget, missing in over.items()}

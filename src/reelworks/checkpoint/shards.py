@@ -44,7 +44,7 @@ class _Files(FileSystem):
         def record(size: int, digest: str) -> None:
             self.entries[file] = size, digest
 
-        with storage.create(file, told=record) as stream:
+        with storage.create(file, on_close=record) as stream:
             yield stream
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:

@@ -17,7 +17,7 @@ from reelworks.cli import show
 from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import Json, Overrides, RunArgument, SourceArgument
 from reelworks.core.errors import UserError
-from reelworks.core.units import plural, told_bytes, told_seconds
+from reelworks.core.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from reelworks.checkpoint.config import CheckpointsConfig
@@ -241,14 +241,14 @@ def _print_all(rows: Sequence[Row], free_bytes: int) -> None:
         drawn.add_row(
             str(row["step"]),
             _or_unknown(row.get("epoch")),
-            told_bytes(row["bytes"]) if "bytes" in row else "?",
-            told_seconds(time.time() - row["created"]) if "created" in row else "?",
+            format_bytes(row["bytes"]) if "bytes" in row else "?",
+            format_seconds(time.time() - row["created"]) if "created" in row else "?",
             _metrics(row),
             _why(row),
         )
     show.print_table(drawn)
-    total = told_bytes(sum(row.get("bytes", 0) for row in rows))
-    show.line(f"{plural(len(rows), 'checkpoint')}, {total}; {told_bytes(free_bytes)} free on the disk")
+    total = format_bytes(sum(row.get("bytes", 0) for row in rows))
+    show.line(f"{plural(len(rows), 'checkpoint')}, {total}; {format_bytes(free_bytes)} free on the disk")
 
 
 def _why(row: Row) -> str:
@@ -263,12 +263,12 @@ def _print_one(row: Row) -> None:
         return
     show.line(
         f"  epoch {_or_unknown(row['epoch'])}, saved {_when(row['created'])} by {row['world_size']} "
-        f"process{'es' if row['world_size'] > 1 else ''}, {told_bytes(row['bytes'])}"
+        f"process{'es' if row['world_size'] > 1 else ''}, {format_bytes(row['bytes'])}"
     )
     show.line(f"  metrics: {_metrics(row) or 'none'}")
     show.line("  versions: " + ", ".join(f"{name} {version}" for name, version in row["versions"].items()))
     for file in row["files"]:
-        show.line(f"  {file['path']}  {told_bytes(file['size'])}")
+        show.line(f"  {file['path']}  {format_bytes(file['size'])}")
 
 
 def _print_verified(rows: Sequence[Row], full: bool) -> None:
@@ -281,8 +281,8 @@ def _print_verified(rows: Sequence[Row], full: bool) -> None:
 def _print_pruned(report: Row) -> None:
     for row in report["deleted"]:
         verb = "would delete" if report["dry_run"] else "deleted"
-        show.line(f"{verb} step {row['step']} ({told_bytes(row['bytes'])}): {'; '.join(row['reasons'])}")
-    freed = told_bytes(sum(row["bytes"] for row in report["deleted"]))
+        show.line(f"{verb} step {row['step']} ({format_bytes(row['bytes'])}): {'; '.join(row['reasons'])}")
+    freed = format_bytes(sum(row["bytes"] for row in report["deleted"]))
     show.line(f"{len(report['deleted'])} of {len(report['deleted']) + len(report['kept'])} checkpoints, {freed}")
 
 
@@ -292,7 +292,7 @@ def _print_history(report: Row) -> None:
     else:
         ended = f" {_when(report['ended'])}" if report["ended"] else ""
         show.line(f"step {report['step']} is {report['state']}{ended}: {'; '.join(report['reasons'])}")
-    size = f", {told_bytes(report['bytes'])}" if report["bytes"] is not None else ""
+    size = f", {format_bytes(report['bytes'])}" if report["bytes"] is not None else ""
     show.line(f"  saved {_when(report['saved']) if report['saved'] else 'at an unknown time'}{size}")
     show.line(f"  metrics: {_metrics(report) or 'none'}")
     kinds = [event["event"] for event in report["history"]]

@@ -75,10 +75,10 @@ class _Raw(io.RawIOBase):
 
 
 @contextmanager
-def create(path: Path, *, told: Callable[[int, str], None] | None = None) -> Iterator[BinaryIO]:
+def create(path: Path, *, on_close: Callable[[int, str], None] | None = None) -> Iterator[BinaryIO]:
     """Open a new file for writing, and fsync it at the end of the block; its folder entry is not yet durable then.
 
-    At the end, `told` is called with the file's size in bytes and its checksum.
+    At the end, `on_close` is called with the file's size in bytes and its checksum.
 
     Raises:
         FileExistsError: The path exists.
@@ -90,8 +90,8 @@ def create(path: Path, *, told: Callable[[int, str], None] | None = None) -> Ite
         yield buffered
         buffered.close()
         fsync(raw.fileno(), path)
-        if told is not None:
-            told(raw.tell(), raw.checksum.hexdigest())
+        if on_close is not None:
+            on_close(raw.tell(), raw.checksum.hexdigest())
     finally:
         raw.release()
 

@@ -33,7 +33,7 @@ def _read(text: str, field: str, units: dict[str, int], remedy: str) -> float:
     return value
 
 
-def told_bytes(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Format a size with one decimal, `41.2 GB`."""
     for unit in ("GB", "MB", "kB"):
         if abs(size) >= _SIZES[unit]:
@@ -41,7 +41,7 @@ def told_bytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def told_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Format a duration in its largest unit, `3 d`."""
     seconds = max(seconds, 0)
     unit = next((u for u in ("d", "h", "m") if seconds >= _DURATIONS[u]), "s")

@@ -233,7 +233,7 @@ def _write(
     for expert, path in zip(lora.experts or ("",), lora.files(target), strict=True):
         prefix = f"{expert}." if expert else ""
         own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-        # Tensor names are the same in both files, since loaders are told which expert a file is for.
+        # Tensor names are the same in both files, since the user tells a loader which expert a file is for.
         file = files.to_file(own, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model, base=lora.base)
         entries = _entries(file.tensors)
         tensors = (file.tensors[entry.name] for entry in entries)

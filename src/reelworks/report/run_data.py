@@ -26,7 +26,7 @@ class RunData:
     summary: dict[str, Any]
     recipe: str  # the resolved recipe as text
     environment: dict[str, Any]
-    told: list[Event]  # all events as written, also those that a resume discarded
+    all_events: list[Event]  # all events as written, also those that a resume discarded
     events: list[Event]  # events that no resume discarded, see `run.events.timeline`
     # on_disk, pinned: steps of the committed and of the pinned checkpoints
     on_disk: frozenset[int]
@@ -53,7 +53,7 @@ def load(run: RunFolder) -> RunData:
         summary=_read_object(run.plan_folder / "summary.json"),
         recipe=_read_text(run.recipe_file),
         environment=_read_object(run.environment_file),
-        told=list(events.read(run.events_file)),
+        all_events=list(events.read(run.events_file)),
         events=events.timeline(run.events_file),
         on_disk=frozenset(steps),
         pinned=frozenset(step for step in steps if store.is_pinned(step)),

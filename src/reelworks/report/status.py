@@ -44,7 +44,7 @@ class Moment(NamedTuple):
 def checkpoints(data: RunData) -> list[CheckpointRow]:
     """Return every checkpoint of the run, newest first, from all events, since a resume does not undo a deletion."""
     rows: dict[int, CheckpointRow] = {}
-    for event in data.told:
+    for event in data.all_events:
         if event["kind"] == "checkpoint":
             rows[event["step"]] = CheckpointRow(event["step"], event.get("bytes"), event.get("seconds"))
         elif event["kind"] == "retention":
@@ -75,7 +75,7 @@ def best_checkpoint(data: RunData) -> CheckpointRow | None:
 def _sessions(data: RunData) -> list[list[Event]]:
     """Split all events into runs of the process, each beginning with its `start`."""
     cut: list[list[Event]] = []
-    for event in data.told:
+    for event in data.all_events:
         if event["kind"] == "start" or not cut:
             cut.append([])
         cut[-1].append(event)
@@ -89,17 +89,17 @@ def training_seconds(data: RunData) -> float:
 
 def resumes(data: RunData) -> int:
     """Return how often training resumed from a checkpoint."""
-    return sum(event.get("resumed_from") is not None for event in data.told if event["kind"] == "start")
+    return sum(event.get("resumed_from") is not None for event in data.all_events if event["kind"] == "start")
 
 
 def repeated_steps(data: RunData) -> int:
     """Return the number of steps that were lost with their process and repeated."""
-    return sum(1 for event in data.told if event["kind"] == "step") - len(data.events_of("step"))
+    return sum(1 for event in data.all_events if event["kind"] == "step") - len(data.events_of("step"))
 
 
 def state(data: RunData) -> tuple[str, str]:
     """Return the state of the run, and its tone: "good", "busy" or "plain"."""
-    events = [event for event in data.told if event["kind"] in ("start", "stop")]
+    events = [event for event in data.all_events if event["kind"] in ("start", "stop")]
     if not events:
         return "not started", "plain"
     if events[-1]["kind"] == "start":

@@ -245,7 +245,7 @@ def _small(numbers: NDArray[Any]) -> Any:
 
 def _write_table(file: Path, table: Any, encodings: dict[str, str]) -> str:
     checksums: list[str] = []
-    with storage.create(file, told=lambda _, checksum: checksums.append(checksum)) as f:
+    with storage.create(file, on_close=lambda _, checksum: checksums.append(checksum)) as f:
         pq.write_table(
             table,
             f,
@@ -412,7 +412,7 @@ def prune(
 
 
 def pruned(run: RunFolder) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return the totals of epochs whose records `prune` removed, except epochs that were trained anew since."""
+    """Return the totals of epochs whose records `prune` removed, except epochs that were trained again since."""
     lines = files.read_json_lines(run.coverage_folder / _TOTALS)
     totals = {(line["data_restarts"], line["epoch"]): line for line in lines}
     for key in keys(run) if totals else ():

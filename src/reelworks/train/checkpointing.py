@@ -286,7 +286,7 @@ class CheckpointManager:
             self._has_warned_of_grace = True
             logger.warning(
                 f"two steps take {2 * self._step_seconds:.1f} s and a save {saved.seconds:.1f} s, more than "
-                f"checkpoints.grace_seconds = {grace:g}: a run that is told to stop may be killed before it has saved"
+                f"checkpoints.grace_seconds = {grace:g}: a run that must stop may be killed before it has saved"
             )
 
     def _retain(self, step: int) -> bool:

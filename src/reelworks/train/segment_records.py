@@ -86,7 +86,7 @@ class RecordKeeper:
         ):
             name = f"epoch {epoch}" + (f" of data restart {data_restarts}" if data_restarts else "")
             logger.info(
-                f"the record of {name} is removed to stay within coverage.max_disk = {units.told_bytes(limit)}; "
+                f"the record of {name} is removed to stay within coverage.max_disk = {units.format_bytes(limit)}; "
                 "its totals are kept, the outcome of each of its clips is lost"
             )
 

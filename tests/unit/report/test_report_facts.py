@@ -14,7 +14,7 @@ from reelworks.report.run_data import RunData
 def told(*events, summary=None, on_disk=(), pinned=(), coverage=None):
     events = [{"v": 1, "time": float(i), **event} for i, event in enumerate(events)]
     return RunData(
-        path=Path("run"), info={}, summary=summary or {}, recipe="", environment={}, told=events,
+        path=Path("run"), info={}, summary=summary or {}, recipe="", environment={}, all_events=events,
         events=events, on_disk=frozenset(on_disk), pinned=frozenset(pinned), coverage=coverage or [],
     )  # fmt: skip
 
