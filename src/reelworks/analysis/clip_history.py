@@ -124,7 +124,7 @@ class _Catalogs:
 
 @dataclass(frozen=True)
 class _Clips:
-    """Every clip and repeat of a run, with catalog and row of its latest state; repeats of a clip are adjacent."""
+    """Clips and repeats of a run, with catalog and row of its latest state; repeats of a clip are adjacent."""
 
     key: U64
     copy: I64

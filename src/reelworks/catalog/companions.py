@@ -28,7 +28,7 @@ _ASPECT_TOLERANCE = 0.02  # difference that rounding to even sizes causes in a s
 
 
 class Problem(IntEnum):
-    """Why a clip cannot be trained with a companion."""
+    """Reason why a clip cannot be trained with a companion."""
 
     NONE = 0
     MISSING = 1

@@ -115,7 +115,7 @@ class Retention(Config):
 
 
 class CheckpointsConfig(Retention):
-    """When checkpoints are written, and which of them stay.
+    """Times of saves, and rules for the checkpoints that stay.
 
     The union of `keep_last`, `keep_best`, `keep_every`, `keep_within`, pinned checkpoints and those in use stays.
     `save_total_limit` limits their number, best included; then `max_disk` and `min_free` delete the oldest. The

@@ -141,7 +141,7 @@ class Dataset:
 
     @cached_property
     def excluded(self) -> NDArray[np.int8]:
-        """Why each row is excluded whatever its shape, or `Reason.NONE`."""
+        """Reason why each row is excluded whatever its shape, or `Reason.NONE`."""
         return eligibility.exclusion_reasons(
             self.rows, self.spec.datasets, companions=self.companions.values(), in_exclude_file=self.in_exclude_file
         )

@@ -50,7 +50,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Identity:
-    """How the rows of a catalog relate to the clips that a run knows.
+    """Relation of a catalog's rows to the clips that a run knows.
 
     Attributes:
         ordinal, key: Each live row, ascending, and the key of its clip.

@@ -11,7 +11,7 @@ from reelworks.core.errors import UserError
 
 @dataclass(frozen=True)
 class Conditioning:
-    """How a network is conditioned on captions, frames and companions."""
+    """Conditioning of a network on captions, frames and companions."""
 
     # "learned": the network has its own empty caption; "encoded": it gets the embedding of an empty text.
     empty_caption: Literal["learned", "encoded"] = "encoded"
@@ -91,7 +91,7 @@ class FamilyConfig(Protocol):
 
     @property
     def conditioning(self) -> Conditioning:
-        """How the network is conditioned."""
+        """Conditioning of the network."""
 
     @property
     def network(self) -> Network:

@@ -118,7 +118,7 @@ class Failure(Config):
 
 
 class Outcome(Config):
-    """How a segment ended.
+    """End of a segment.
 
     Attributes:
         rows: Number of rows that were trained or skipped; the clips of later rows are left to another segment.

@@ -54,7 +54,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class PlanSpec:
-    """All parameters of a plan besides the entries."""
+    """Parameters of a plan, apart from the samples."""
 
     seed: int
     micro_batches_per_step: int  # micro-batches of an optimizer step on all ranks, `G`

@@ -31,7 +31,7 @@ class NonFiniteSource:
 
 @dataclass(frozen=True)
 class NonFiniteCause:
-    """Why a step is not finite, over all ranks.
+    """Cause of a loss or gradient that is not finite, over all ranks.
 
     Attributes:
         origin: The first place; None if a second forward pass gave finite numbers.

@@ -21,7 +21,7 @@ _TABLES = (
 
 
 class Fate(StrEnum):
-    """How a key was handled."""
+    """Handling of a key of the config."""
 
     CONVERTED = "converted"
     NOT_NEEDED = "not needed"

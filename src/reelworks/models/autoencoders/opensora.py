@@ -221,7 +221,7 @@ def _as_clips(parts: list[Tensor], batch_size: int) -> Tensor:
 
 
 class VideoNetwork(nn.Module):
-    """Both halves of v1.2 under upstream's key names."""
+    """The spatial and the temporal autoencoder of v1.2 under upstream's key names."""
 
     shift: Tensor
     scale: Tensor

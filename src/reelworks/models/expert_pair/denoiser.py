@@ -1,4 +1,4 @@
-"""Both experts behind one `predict`: each clip goes to the expert of its timestep."""
+"""Pair of experts with one `predict`: each clip goes to the expert of its timestep."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class FluxConfig(Config):
 
     @property
     def conditioning(self) -> family.Conditioning:
-        """How the network is conditioned; a distilled one takes the guidance scale."""
+        """Conditioning of the network; a distilled one takes the guidance scale."""
         return family.Conditioning(
             guidance="embedded" if self.guidance_embeds else "classifier-free",
             takes=() if self.companion is None else (self.companion,),

@@ -40,7 +40,7 @@ class Flux2Config(Config):
 
     @property
     def conditioning(self) -> family.Conditioning:
-        """How the network is conditioned; a distilled one takes the guidance scale."""
+        """Conditioning of the network; a distilled one takes the guidance scale."""
         return family.Conditioning(
             guidance="embedded" if self.guidance_embeds else "classifier-free", takes=("source",)
         )

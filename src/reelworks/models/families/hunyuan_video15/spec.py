@@ -63,7 +63,7 @@ class HunyuanVideo15Config(Config):
 
     @property
     def conditioning(self) -> family.Conditioning:
-        """How the network is conditioned; empty captions are encoded."""
+        """Conditioning of the network; empty captions are encoded."""
         if not self.first_frame:
             return family.Conditioning()
         return family.Conditioning(first_frame="alone", image_encoder="siglip", image_dim=self.image_embed_dim)

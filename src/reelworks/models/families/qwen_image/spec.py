@@ -31,7 +31,7 @@ class QwenImageConfig(Config):
 
     @property
     def conditioning(self) -> family.Conditioning:
-        """How the network is conditioned; empty captions are encoded."""
+        """Conditioning of the network; empty captions are encoded."""
         return family.Conditioning(takes=("source",), needs=("source",)) if self.edits else family.Conditioning()
 
     @property

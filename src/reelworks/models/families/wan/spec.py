@@ -62,7 +62,7 @@ class WanConfig(Config):
 
     @property
     def conditioning(self) -> family.Conditioning:
-        """How the network is conditioned; empty captions are encoded."""
+        """Conditioning of the network; empty captions are encoded."""
         return family.Conditioning(
             frames=self.expand_timesteps,
             first_frame="grey" if self.first_frame else None,
