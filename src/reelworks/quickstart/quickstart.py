@@ -363,7 +363,7 @@ def _with_companions(preset: str, datasets: list[DatasetConfig], given: Mapping[
                 f"{preset} needs a {kind} for each clip",
                 code="companion-mismatch",
                 field=f"--{kind}",
-                remedy=f"give --{kind} DIR, a folder of files with the names of the clips",
+                remedy=f"run `reelworks new lora` with --{kind} DIR, a folder of files with the names of the clips",
             )
     if given and len(datasets) > 1:
         raise UserError(
