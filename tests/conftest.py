@@ -5,6 +5,11 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no reason to fail.
+settings.register_profile("reelworks", deadline=None)
+settings.load_profile("reelworks")
 
 
 @pytest.fixture(autouse=True)

@@ -267,11 +267,13 @@ def _numbered(code: U64) -> U64:
 
 def _without_collisions(key: U64, new: I64, gone: U64, rows: CatalogRows) -> U64:
     """Assign another key to new clips whose uid is the key of another clip, as after a swap of dataset names."""
-    if len(new):
-        held = np.sort(np.concatenate([np.delete(key, new), gone]))
-        taken = new[_find(held, key[new]) >= 0]
+    held = np.sort(np.concatenate([np.delete(key, new), gone]))
+    again: tuple[int, ...] = ()
+    taken = new[_find(held, key[new]) >= 0]
+    while len(taken):  # more than once if a clip that was given such a key moved, and its name and content came back
         content = hash_rng.text_words(rows.fingerprint.take(pa.array(taken)).to_pylist())
-        key[taken] = hash_rng.hash64("another file", rows.uid[taken], content)
+        key[taken] = hash_rng.hash64("another file", rows.uid[taken], content, *again)
+        taken, again = taken[_find(held, key[taken]) >= 0], (*again, 1)
     return key
 
 

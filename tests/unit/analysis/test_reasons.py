@@ -78,7 +78,7 @@ def test_what_is_more_than_named_is_told_as_a_number(folder, monkeypatch, capsys
     assert f"and {SMALL - 1} more; --rejected FILE lists all" in told
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 3), max_size=30), st.randoms())
 def test_copies_that_share_a_reason_count_once_and_not_where_one_of_them_is_trained(copies, random):
     """Of every row without a trained copy and each of its reasons there is one, whatever the copies' order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from media_makers import write_picture, write_video
 from refused import refused
@@ -104,7 +104,6 @@ def test_companions_among_the_clips_are_refused(tmp_path):
 WORD = st.text(alphabet="ab", min_size=1, max_size=2)
 
 
-@settings(deadline=None)
 @given(st.lists(WORD), st.lists(WORD))
 def test_matching_is_what_a_dictionary_does(wanted, stems):
     """Each is found where it stands, -1 where it does not, and said to be several where it is."""

@@ -93,6 +93,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(
-    max_examples=10, stateful_step_count=10, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestHistories.settings = settings(max_examples=10, stateful_step_count=10, suppress_health_check=list(HealthCheck))

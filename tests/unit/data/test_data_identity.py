@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from catalog_rows import rows as make_rows
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reelworks.catalog import store
@@ -360,7 +360,17 @@ worlds = st.dictionaries(names, st.sampled_from(["", "1", "2", "3"]), min_size=1
 histories = st.lists(st.tuples(worlds, st.sets(st.tuples(names, st.integers(0, 2)))), min_size=2, max_size=4)
 
 
-@settings(max_examples=20, deadline=None)
+# A clip gets the key "another file" of a name and content, leaves them, and both come back.
+TWICE_ANOTHER = [
+    ({"a/sub/x": "1", "a/x": "", "a/y": "", "b/x": "", "b/y": ""}, {("c/sub/x", 2), ("a/x", 1)}),
+    ({"a/x": "1", "a/y": "", "b/y": "", "a/sub/x": "", "b/sub/x": "1", "c/sub/x": "3"}, set[tuple[str, int]]()),
+    ({"c/x": "1", "a/x": "", "c/sub/x": ""}, set[tuple[str, int]]()),
+    ({"a/x": "", "a/y": "", "a/sub/x": "", "c/sub/x": "", "b/x": "", "b/y": "", "c/x": "3"}, set[tuple[str, int]]()),
+]
+
+
+@settings(max_examples=20)
+@example(TWICE_ANOTHER, "same", False)
 @given(histories, st.sampled_from(["same", "new"]), st.booleans())
 def test_whatever_changes_each_file_is_one_clip_and_no_consumed_clip_is_lost(
     history: list[tuple[dict[str, str], Places]], how: RenamedClips, anew: bool
@@ -444,7 +454,7 @@ changes = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(changes)
 def test_what_is_trained_stays_trained_through_any_history(history: list[tuple[str, int]]) -> None:
     """One thing happens between two segments: then each file is known for what it was, and no other one is."""

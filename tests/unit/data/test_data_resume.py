@@ -261,7 +261,7 @@ def act(training: Training, saves: list[Any], action: str, n: int) -> None:
         training.resume(saves[-1])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(actions)
 def test_each_live_clip_is_trained_once_whatever_happens(acts: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as root:

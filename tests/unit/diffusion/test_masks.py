@@ -89,7 +89,7 @@ def test_ratios_are_refused_where_the_reference_refuses_them(name):
     assert ours == (theirs != (name in ("interpolate_correct_spelling", "sum_above_one")))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(sorted(frame_masks.STRATEGIES)), st.integers(1, 70), st.integers(0, 2**64 - 1))
 def test_every_mask_generates_something_and_pictures_have_no_condition(name, n, seed):
     mask = frame_masks.frame_mask(name, n, words(8, seed))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
@@ -49,7 +49,6 @@ def test_the_shift_equals_the_reference_for_every_shape_and_time(dtype, golden, 
     torch.testing.assert_close(torch.stack(shifted), expected, rtol=0, atol=tolerance)
 
 
-@settings(deadline=None)
 @given(height=st.integers(64, 4096), width=st.integers(64, 4096), num_frames=st.integers(1, 816))
 @example(height=117, width=312, num_frames=1)
 @example(height=125, width=291, num_frames=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reelworks.core.shape import Geometry, Shape
@@ -19,7 +19,6 @@ GEOMETRIES = {
 }
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(GEOMETRIES)), st.integers(0, 8), st.integers(0, 7), st.data())
 def test_weights_are_averages_over_cells(name, blocks, rest, data):
     """Every element is the mean of its own frames, rows and columns; the shape is the latents', rests have no part."""

@@ -45,7 +45,7 @@ DRAW = st.floats(0, 1, exclude_max=True)
 
 
 @given(st.tuples(DRAW, DRAW, DRAW), st.sampled_from([1.0, 2.5, 4.0]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_companion_shows_what_its_clip_shows(folder, draws, step):
     """Same numbers of frames though it is longer, same place though it is smaller and narrower; a picture stands for all."""
     clip, half, still = (read(folder / name, draws, step) for name in ("clip.mp4", "half.mp4", "still.png"))

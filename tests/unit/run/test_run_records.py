@@ -147,7 +147,7 @@ unplanned = st.lists(
 renamed = st.dictionaries(ordinals, st.integers(0, 2**64 - 1), max_size=4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(planned, unplanned, renamed)
 def test_what_is_read_is_what_was_written(
     rows: list[dict[int, tuple[int, list[Place]]]], others: list[Other], aliases: dict[int, int]
@@ -161,7 +161,7 @@ def test_what_is_read_is_what_was_written(
         assert records.read_about(run, KEY).model_copy(update={"files": {}}) == written.about
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(planned, st.integers(0, 6))
 def test_clips_before_a_row_are_those_that_earlier_rows_consume(
     rows: list[dict[int, tuple[int, list[Place]]]], row: int
@@ -420,7 +420,7 @@ epochs = st.dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(epochs, st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=3), st.integers(0, 60))
 def test_the_oldest_epochs_that_are_not_in_use_go_until_the_others_fit(
     sizes: dict[tuple[int, int], list[int]], in_use: set[tuple[int, int]], limit: int

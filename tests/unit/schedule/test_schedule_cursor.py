@@ -15,7 +15,7 @@ from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 
 @given(cases(), st.integers(1, 7))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_first_rows_and_what_remains_are_the_epoch(case: tuple[Samples, PlanSpec], new_size: int) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
@@ -30,7 +30,7 @@ def test_the_first_rows_and_what_remains_are_the_epoch(case: tuple[Samples, Plan
 
 
 @given(cases())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_rows_before_are_the_rows_before(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
@@ -45,7 +45,7 @@ def test_rows_before_are_the_rows_before(case: tuple[Samples, PlanSpec]) -> None
 
 
 @given(cases(), st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_by_ordinals_remains_what_remains_by_uids(case: tuple[Samples, PlanSpec], every: int) -> None:
     """Edited clips have a new ordinal; others have lost their bucket since; some were never planned."""
     entries, _ = case
@@ -64,7 +64,6 @@ def test_by_ordinals_remains_what_remains_by_uids(case: tuple[Samples, PlanSpec]
     assert identities(expected) == [i for i in identities(now) if i not in slow]
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(0, 300)), st.integers(0, 55))
 def test_uids_that_begin_alike_are_told_apart(done: set[int], shift: int) -> None:
     """The quick look at a uid's first bits only ever saves work."""
@@ -78,7 +77,6 @@ def test_uids_that_begin_alike_are_told_apart(done: set[int], shift: int) -> Non
 places = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 4)), max_size=40)
 
 
-@settings(deadline=None)
 @given(st.lists(places, max_size=4), st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 4)), max_size=9))
 def test_excluded_places_add_up_and_survive_bytes(
     segments: list[list[tuple[int, int]]], gone: list[tuple[int, int]]
@@ -102,7 +100,6 @@ def test_excluded_places_add_up_and_survive_bytes(
     assert set(zip(ordinal[held].tolist(), copy[held].tolist(), strict=True)) == everything
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.integers(0, 40), st.integers(0, 2**64 - 1)), st.lists(st.integers(0, 60)))
 def test_a_row_goes_by_its_alias_or_by_its_uid(keys: dict[int, int], asked: list[int]) -> None:
     aliases = Aliases(

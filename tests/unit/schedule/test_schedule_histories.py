@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 QUICK = settings(
     max_examples=100,
     stateful_step_count=25,
-    deadline=None,
     # The same histories in every run: a rare one would take minutes to shrink. `make test-all` plays more.
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule_plan import identities, make_entries, make_spec
 
@@ -28,7 +28,6 @@ def micro_batches(entries: Samples, spec: PlanSpec, how: str, epoch: int = 0) ->
 
 
 @given(cases(), st.integers(0, 3))
-@settings(deadline=None)
 def test_every_clip_is_planned_once_in_micro_batches_of_one_bucket(case: tuple[Samples, PlanSpec], epoch: int) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, epoch)
@@ -43,7 +42,6 @@ def test_every_clip_is_planned_once_in_micro_batches_of_one_bucket(case: tuple[S
 
 
 @given(cases())
-@settings(deadline=None)
 def test_clips_move_only_where_that_saves_micro_batches(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
@@ -54,7 +52,6 @@ def test_clips_move_only_where_that_saves_micro_batches(case: tuple[Samples, Pla
 
 
 @given(cases())
-@settings(deadline=None)
 def test_clips_move_only_along_the_arrows_and_no_more_than_needed(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
@@ -71,7 +68,6 @@ def test_clips_move_only_along_the_arrows_and_no_more_than_needed(case: tuple[Sa
 
 
 @given(cases())
-@settings(deadline=None)
 def test_without_arrows_merge_is_partial(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     nowhere = replace(spec, merge_to=(-1,) * len(spec.batch_sizes))
@@ -80,7 +76,6 @@ def test_without_arrows_merge_is_partial(case: tuple[Samples, PlanSpec]) -> None
 
 
 @given(cases())
-@settings(deadline=None)
 def test_the_order_of_the_entries_does_not_matter(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     turned = entries.take(np.arange(len(entries))[::-1])

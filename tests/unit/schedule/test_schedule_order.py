@@ -22,7 +22,7 @@ def slow_order(uid: Any, copy: Any, bucket: Any, seed: int, epoch: int) -> list[
 
 
 @given(st.integers(0, 60), st.integers(0, 50), st.integers(0, 9), st.integers(0, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_order_is_the_slow_one(n: int, high_bits: int, seed: int, epoch: int) -> None:
     """A large bucket index takes the hash's room in the word, so that ties must be put right."""
     random = np.random.default_rng(n)

@@ -16,7 +16,6 @@ from reelworks.schedule import plan
 from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 # Test processes share the cores with others: what is slow now and then is no failure.
-unhurried = settings(deadline=None)
 
 
 def make_entries(counts: list[int], copies: int = 1, seed: int = 0) -> Samples:
@@ -62,7 +61,6 @@ def micro_buckets(made: EpochPlan) -> NDArray[np.int64]:
 
 
 @given(cases(), st.integers(0, 3))
-@unhurried
 def test_each_copy_of_each_clip_is_planned_once(case: tuple[Samples, PlanSpec], epoch: int) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, epoch)
@@ -73,7 +71,6 @@ def test_each_copy_of_each_clip_is_planned_once(case: tuple[Samples, PlanSpec], 
 
 
 @given(cases())
-@unhurried
 def test_micro_batches_are_of_one_bucket_and_full_but_for_one_each(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
@@ -89,7 +86,6 @@ def test_micro_batches_are_of_one_bucket_and_full_but_for_one_each(case: tuple[S
 
 
 @given(cases())
-@unhurried
 def test_what_pads_is_already_decoded_there(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, replace(spec, incomplete_batch="pad"), 0)
@@ -100,7 +96,6 @@ def test_what_pads_is_already_decoded_there(case: tuple[Samples, PlanSpec]) -> N
 
 
 @given(cases(), st.integers(0, 3))
-@unhurried
 def test_second_showings_are_clips_of_the_bucket_shown_as_seldom_as_can_be(
     case: tuple[Samples, PlanSpec], epoch: int
 ) -> None:
@@ -132,7 +127,6 @@ def _mask(made: EpochPlan, where: slice) -> NDArray[np.bool_]:
 
 
 @given(cases(), st.randoms(use_true_random=False))
-@unhurried
 def test_the_order_of_the_entries_does_not_matter(case: tuple[Samples, PlanSpec], random: object) -> None:
     entries, spec = case
     order = list(range(len(entries)))
@@ -142,7 +136,6 @@ def test_the_order_of_the_entries_does_not_matter(case: tuple[Samples, PlanSpec]
 
 
 @given(cases(), st.integers(1, 8))
-@unhurried
 def test_ranks_share_a_row_evenly(case: tuple[Samples, PlanSpec], world: int) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
@@ -158,7 +151,6 @@ def test_ranks_share_a_row_evenly(case: tuple[Samples, PlanSpec], world: int) ->
 
 
 @given(cases())
-@unhurried
 def test_rows_are_full_and_slots_of_one_bucket(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
@@ -174,7 +166,6 @@ def test_rows_are_full_and_slots_of_one_bucket(case: tuple[Samples, PlanSpec]) -
 
 
 @given(cases(), st.integers(0, 5))
-@unhurried
 def test_ranks_never_wait_where_the_slot_width_is_a_multiple_of_them(
     case: tuple[Samples, PlanSpec], multiple: int
 ) -> None:
@@ -196,7 +187,6 @@ def test_waste_is_the_share_of_waiting() -> None:
 
 
 @given(cases(), st.integers(0, 400))
-@unhurried
 def test_the_others_keep_their_order_when_a_clip_goes(case: tuple[Samples, PlanSpec], which: int) -> None:
     entries, spec = case
     spec = replace(spec, window_clips=0)  # which count clips
@@ -228,7 +218,6 @@ def test_rows_mix_buckets_where_there_are_several() -> None:
 
 
 @given(cases(), st.integers(0, 3))
-@unhurried
 def test_with_locality_groups_are_read_together_in_windows_of_another_order_each_epoch(
     case: tuple[Samples, PlanSpec], epoch: int
 ) -> None:
@@ -277,7 +266,7 @@ def test_an_empty_epoch_has_no_steps() -> None:
 
 
 @given(cases())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_digests_see_the_plan_and_the_spec(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)

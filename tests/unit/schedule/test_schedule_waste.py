@@ -45,7 +45,7 @@ def test_nothing_wastes_nothing() -> None:
 
 
 @given(cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_in_all_is_the_plans_own_figure_where_nothing_pads(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan.plan_epoch(entries, spec, 0)
