@@ -13,7 +13,7 @@ import io
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from reelworks.core import digests
 from reelworks.core.errors import UserError
@@ -127,7 +127,7 @@ class Location:
         except Exception as error:  # libraries of storages raise errors of their own when they cannot reach it
             raise OSError(errno.EHOSTUNREACH, f"{type(error).__name__}: {error}") from error
 
-    def open(self, mode: Literal["rb"]) -> BinaryIO:
+    def open(self, mode: Literal["rb"]) -> io.BufferedReader:
         """Open a local location for reading, as `Path.open`."""
         if self.start is None:
             return Path(self.file).open(mode)

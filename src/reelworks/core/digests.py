@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -41,7 +42,7 @@ def fingerprint_file(path: Path) -> str:
         return fingerprint(f, path.stat().st_size)
 
 
-def fingerprint(f: BinaryIO, size: int) -> str:
+def fingerprint(f: io.BufferedReader, size: int) -> str:
     """Return the size and a digest of an open file of `size` bytes.
 
     Files up to 64 MiB are read completely; of larger ones 64 evenly spread blocks of 1 MiB, including the first
