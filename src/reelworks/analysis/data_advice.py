@@ -215,7 +215,7 @@ def shared_files(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[d
 
     Datasets are meant to overlap if one has a name, or if their captions or filters differ.
     """
-    wide_first = sorted(datasets, key=lambda d: len(d.place.root.resolve().parts))
+    wide_first = sorted(datasets, key=lambda d: d.place.address.count("/"))
     pairs = [pair for pair in itertools.combinations(wide_first, 2) if _overlap_by_mistake(*pair)]
     number = _numbered({d.dataset_name: d for pair in pairs for d in pair}.values(), rows)
     overlaps = []
@@ -228,7 +228,7 @@ def shared_files(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[d
 
 
 def _overlap_by_mistake(wide: DatasetConfig, narrow: DatasetConfig) -> bool:
-    if not narrow.place.root.resolve().is_relative_to(wide.place.root.resolve()):
+    if not f"{narrow.place.address}/".startswith(f"{wide.place.address}/"):
         return False
     unnamed = wide.name is None and narrow.name is None
     return unnamed and (wide.caption, wide.filter) == (narrow.caption, narrow.filter)
@@ -239,7 +239,7 @@ def _numbered(datasets: Collection[DatasetConfig], rows: CatalogRows) -> dict[st
     paths = []
     for dataset in datasets:
         own = rows.path.filter(pa.array(rows.of_datasets([dataset.dataset_name])))
-        root, slash = (pa.scalar(text, own.type) for text in (str(dataset.place.root.resolve()), "/"))
+        root, slash = (pa.scalar(text, own.type) for text in (dataset.place.address, "/"))
         paths.append(pc.binary_join_element_wise(root, own, slash))
     if not paths:
         return {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ class Found:
         problem, row = Problem(int(self.problem[index])), int(self.row[index])
         if problem == Problem.MISSING:
             folder = self.folder[clips.dataset[index].as_py()]
-            return f"no {self.kind} {Path(folder, Path(clips.path[index].as_py()).with_suffix('.*'))}"
+            return f"no {self.kind} {folder}/{PurePosixPath(clips.path[index].as_py()).with_suffix('.*')}"
         rows = self.rows
         description = {
             Problem.SEVERAL: "is not the only file of that name",
@@ -77,16 +77,17 @@ def dataset_of(name: str, kind: str) -> str:
 def sources(clips: Source, folders: Mapping[str, str]) -> list[Source]:
     """List the folders of companions that are scanned along with a dataset; refuse those inside its own folder."""
     for kind, folder in folders.items():
-        inside = Path(folder).resolve().is_relative_to(clips.root.resolve())
+        companions = Source.from_path(folder)
+        inside = f"{companions.address}/".startswith(f"{clips.address}/")
         if inside and clips.list_file is None:
             raise UserError(
-                f"the companions lie inside the dataset's own folder {clips.root} and would be trained as clips",
+                f"the companions lie inside the dataset's own folder {clips.address} and would be trained as clips",
                 code="companion-inside-dataset",
                 field=f"dataset.{kind}",
                 value=folder,
                 remedy="move them out of that folder",
             )
-    return [Source(dataset_of(clips.name, kind), Path(folder)) for kind, folder in folders.items()]
+    return [Source.from_path(folder, dataset_of(clips.name, kind)) for kind, folder in folders.items()]
 
 
 def without(rows: CatalogRows) -> CatalogRows:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from reelworks.catalog import filter_expression, template
+from reelworks.catalog import filter_expression, location, template
 from reelworks.catalog.filter_expression import NUMBERS, TEXTS
+from reelworks.catalog.location import Location, MediaPath
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
@@ -28,24 +29,41 @@ class Source:
     """A folder of clips, or a list of files in it, under a name, which is part of the clips' identity."""
 
     name: str
-    root: Path
-    list_file: Path | None = None
+    root: Path  # meaningless if there is a `url`
+    list_file: MediaPath | None = None
+    url: str | None = None  # address of the folder, if it is not on this machine
+    trust_list: bool = False  # whether files are not opened whose measures the list states
 
     @classmethod
     def from_path(cls, path: str | Path, name: str | None = None, root: str | Path | None = None) -> Source:
         """Make a source from the values of a recipe or command line; `DatasetConfig` has their meanings."""
+        if location.is_url(str(path)):
+            url = str(path).rstrip("/")
+            folder, _, last = url.rpartition("/")
+            if not is_list(last):
+                return cls(name or last, Path(), url=url)
+            url = folder if root is None else str(root).rstrip("/")
+            return cls(name or PurePosixPath(last).stem, Path(), Location(str(path), last), url)
         path = Path(path)
-        if is_list(path):
-            return cls(name or path.stem, path.parent if root is None else Path(root), path)
-        return cls(name or path.resolve().name, path)
+        if not is_list(path):
+            return cls(name or path.resolve().name, path)
+        if root is not None and location.is_url(str(root)):
+            return cls(name or path.stem, path.parent, path, str(root).rstrip("/"))
+        return cls(name or path.stem, path.parent if root is None else Path(root), path)
+
+    @property
+    def address(self) -> str:
+        """Absolute path or address of the folder, which a catalog's rows name as their root."""
+        return self.url or str(self.root.resolve())
 
 
 class DatasetConfig(Config):
     """A folder of clips or a list of them."""
 
     path: _Text = Field(
-        description="Folder that is searched for videos and pictures, or a list of them (.csv, .parquet, .jsonl) "
-        "with a column path. A list's column text (or caption) holds the captions, and every other column of numbers "
+        description="Folder that is searched for videos and pictures, also inside tar archives; an address of one, "
+        "such as s3://bucket/clips or hf://datasets/user/name; or a list of files (.csv, .parquet, .jsonl) "
+        "with a column path (or file_name, video_path, image_path). A list's column text (or caption) holds the captions, and every other column of numbers "
         "is a score, such as aes or flow.",
     )
     name: _OptionalText = Field(
@@ -55,8 +73,13 @@ class DatasetConfig(Config):
     )
     root: _OptionalText = Field(
         default=None,
-        description="Folder to which a list's relative paths refer and in which its absolute paths lie; "
+        description="Folder or address to which a list's relative paths refer and below which its absolute ones lie; "
         "default: the folder of the list.",
+    )
+    trust_list: bool = Field(
+        default=False,
+        description="Take the sizes that a list states in columns num_frames, height, width and fps, and do not open "
+        "these files in a scan. A clip that turns out to be otherwise when it is read counts as failed, and is named.",
     )
     repeats: int | float = Field(
         default=1,
@@ -118,6 +141,19 @@ class DatasetConfig(Config):
             )
         return value
 
+    @field_validator("trust_list")
+    @classmethod
+    def _trust_list(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and not _is_list(info):
+            raise UserError(
+                "the path is a folder, and states no sizes",
+                code="trust-without-list",
+                field="dataset.trust_list",
+                value=value,
+                remedy="leave trust_list out, or give a list as path",
+            )
+        return value
+
     @field_validator("caption")
     @classmethod
     def _caption(cls, value: str, info: ValidationInfo) -> str:
@@ -134,7 +170,7 @@ class DatasetConfig(Config):
     @property
     def place(self) -> Source:
         """Source of the clips: a folder or a list."""
-        return Source.from_path(self.path, self.name, self.root)
+        return replace(Source.from_path(self.path, self.name, self.root), trust_list=self.trust_list)
 
     @property
     def companions(self) -> dict[str, str]:

@@ -17,6 +17,7 @@ from reelworks.core.errors import UserError
 _NOT_NEGATIVE = ("size_bytes", "num_frames", "height", "width", "fps", "duration_seconds", "bit_depth", "rotation")
 _POSITIVE_IF_READABLE = ("num_frames", "height", "width")
 # Training must only open scanned files: no empty or absolute path, and none that leaves the folder.
+ROOT = r"^(/|[A-Za-z][A-Za-z0-9+.-]*://)"
 OUTSIDE = r"^$|^/|(^|/)\.\.(/|$)|\x00"
 
 
@@ -35,7 +36,8 @@ def check_rows(rows: CatalogRows, path: Path) -> None:
     """Refuse ordinals other than 0, 1, 2, …, files outside their folder, and impossible measures and scores."""
     _refuse(rows.ordinal != np.arange(len(rows)), rows, "ordinal", path)
     _refuse(as_numpy(pc.match_substring_regex(rows.path, OUTSIDE)), rows, "path", path)
-    _refuse(~as_numpy(pc.starts_with(rows.root.dictionary, "/"))[rows.root.indices], rows, "root", path)
+    roots = as_numpy(pc.match_substring_regex(rows.root.dictionary, ROOT))
+    _refuse(~roots[rows.root.indices], rows, "root", path)
     kinds = as_numpy(pc.is_in(rows.kind.dictionary, pa.array(KINDS_OF_FILE)))
     _refuse(~kinds[rows.kind.indices], rows, "kind", path)
     for name in _NOT_NEGATIVE:

@@ -6,29 +6,39 @@ import codecs
 import json
 import os
 import stat
+import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.catalog import probe
+from reelworks.catalog import archive, location, probe
+from reelworks.catalog.archive import Range
+from reelworks.catalog.location import MediaPath
 from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
 
 SUFFIX = ".txt"
+NO_FILE = "no such file"
+NO_MEDIA = "its extension is not that of a video or picture"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def read(media: Path) -> str | None:
+def read(media: MediaPath, inside: Range | None = None) -> str | None:
     """Read a clip's caption as UTF-8, stripped of white space and of a byte order mark.
+
+    The caption of a member of an archive is a range of it, `inside`.
 
     Text with a UTF-16 byte order mark, which editors on Windows write, is decoded as such. Invalid bytes become
     U+FFFD: one wrong character must not exclude the clip. The caption of a clip without a caption file is None.
     """
+    if inside is not None:
+        assert isinstance(media, location.Location)
+        return archive.caption_of(media.bytes_at(inside.start, inside.size), inside.suffix)
     try:
         data = media.with_suffix(SUFFIX).read_bytes()
     except FileNotFoundError:
@@ -45,6 +55,9 @@ class SourceFile(NamedTuple):
     mtime_ns: int
     captioned: bool  # whether it may have a caption file
     problem: str | None = None  # why it cannot be opened, if the folder entry shows that already
+    start: int = -1  # first byte in an archive; -1 for a file of its own
+    caption: Range | None = None  # of a member of an archive
+    stated: probe.Probe | None = None  # measures that a trusted list states, for which the file is not opened
 
 
 class Listing(NamedTuple):
@@ -72,17 +85,21 @@ def list_folder(name: str, root: Path) -> Listing:
         )
     others: Counter[str] = Counter()
     entries = list(_walk(name, root, "", (), others))
-    other_files = ", ".join(f"{extension} ({count})" for extension, count in others.most_common(8))
     if not entries:
         raise UserError(
-            f"the folder contains no videos or pictures; it contains: {other_files or 'nothing'}",
+            f"the folder contains no videos or pictures; it contains: {other_files(others) or 'nothing'}",
             code="no-media",
             field=f"dataset {name!r}",
             value=str(root),
             remedy=f"give a folder that contains files of the types {' '.join(sorted(probe.EXTENSIONS))}",
         )
-    note = f"{root}: ignored files that are not videos or pictures: {other_files}" if other_files else None
+    note = f"{root}: ignored files that are not videos or pictures: {other_files(others)}" if others else None
     return Listing(entries, note=note)
+
+
+def other_files(counts: Counter[str]) -> str:
+    """Return the commonest types of files that are not media, with their counts."""
+    return ", ".join(f"{extension} ({count})" for extension, count in counts.most_common(8))
 
 
 def _walk(
@@ -110,8 +127,38 @@ def _walk(
             yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, identity), others)
         elif probe.kind_of(entry.name) is not None:
             yield _entry(entry, prefix, names)
+        elif entry.name.endswith(location.ARCHIVE_SUFFIX):
+            yield from _archive(entry, prefix, others)
         elif not entry.name.endswith(SUFFIX):
             others[Path(entry.name).suffix.lower() or "no extension"] += 1
+
+
+def _archive(entry: os.DirEntry[str], prefix: str, others: Counter[str]) -> Iterator[SourceFile]:
+    path = prefix + entry.name
+    try:
+        with Path(entry.path).open("rb") as file:
+            yield from archived(path, entry.stat().st_mtime_ns, file, others)
+    except OSError as error:
+        yield SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror}")
+
+
+def archived(path: str, changed_ns: int, file: BinaryIO, others: Counter[str]) -> Iterator[SourceFile]:
+    """Yield the media members of a tar archive, or the archive itself with the reason why it cannot be read."""
+    try:
+        members, num_others = archive.members(file)
+    except tarfile.TarError as error:
+        compressed = file.seek(0) == 0 and file.read(4).startswith(
+            (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd")
+        )
+        reason = "it is compressed, so clips cannot be read in place; unpack it" if compressed else str(error)
+        yield SourceFile(path, 0, 0, False, f"not a tar archive: {reason}")
+        return
+    if num_others:
+        others[f"members of {location.ARCHIVE_SUFFIX}"] += num_others
+    for m in members:
+        yield SourceFile(
+            f"{path}/{m.name}", m.size, changed_ns, m.caption is not None, m.problem, start=m.start, caption=m.caption
+        )
 
 
 def _is_run(run: RunFolder) -> bool:

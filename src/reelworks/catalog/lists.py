@@ -1,6 +1,7 @@
 """Read lists of files as CSV, Parquet or JSON lines, with a column each for paths, captions and scores.
 
-    path             required; absolute, or relative to the list's folder or to `root`
+    path             required; absolute, or relative to the list's folder or to `root`. Other names of the column are
+                     file_name (Hugging Face), video_path and image_path (musubi-tuner), video, image
     text, caption    the clip's caption; without either, its caption file is read
     aes, flow, …     any other column of numbers is a score, which filters and captions may use
 
@@ -28,16 +29,15 @@ import pyarrow.json
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from reelworks.catalog import probe
+from reelworks.catalog import location, probe, remote
 from reelworks.catalog.config import Source
 from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.integrity import OUTSIDE, is_text
-from reelworks.catalog.listing import Listing, SourceFile
+from reelworks.catalog.listing import NO_FILE, NO_MEDIA, Listing, SourceFile
+from reelworks.catalog.location import MediaPath
 from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows, as_numpy
 from reelworks.core.errors import UserError
 
-_NO_FILE = "no such file"
-_NO_MEDIA = "its extension is not that of a video or picture"
 _ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
 
 
@@ -53,12 +53,14 @@ def _relative(paths: Any, source: Source) -> Any:
     """Make a list's paths relative to the dataset's folder; refuse empty, outside and duplicate ones."""
     no_path = pc.equal(pc.fill_null(paths, ""), "")
     _refuse_at(no_path, paths, source, "has no path", "fill it in, or remove the row")
-    named, root = paths, os.path.normpath(source.root.absolute())
+    named, root = paths, source.url or os.path.normpath(source.root.absolute())
     # Only the few paths with `//`, `.` or `..` are normalised, so that each file has a single name.
     odd = pc.match_substring_regex(paths, _ROUNDABOUT)
-    normalised = [os.path.normpath(os.path.join(root, text)) for text in paths.filter(odd).to_pylist()]  # noqa: PTH118
-    paths = pc.replace_with_mask(paths, odd, pa.array(normalised, paths.type)) if normalised else paths
-    for prefix in dict.fromkeys((f"{root}/", f"{source.root.resolve()}/")):
+    if source.url is None and pc.any(odd).as_py():
+        texts = paths.filter(odd).to_pylist()
+        normalised = [os.path.normpath(os.path.join(root, text)) for text in texts]  # noqa: PTH118
+        paths = pc.replace_with_mask(paths, odd, pa.array(normalised, paths.type))
+    for prefix in dict.fromkeys((f"{root}/", f"{source.address}/")):
         below = pc.starts_with(paths, prefix)
         paths = pc.if_else(below, pc.utf8_slice_codeunits(paths, len(prefix)), paths)
     outside = pc.match_substring_regex(paths, OUTSIDE)
@@ -104,9 +106,12 @@ def _entries(paths: Any, source: Source) -> list[SourceFile]:
 
     If all are missing, the folder is probably wrong or not mounted, and the clips must not count as deleted.
     """
-    files = [_entry(path, str(source.root)) for path in paths.to_pylist()]
-    if all(file.problem in (_NO_FILE, _NO_MEDIA) for file in files):
-        first = f"; the first is {source.root}/{files[0].path}: {files[0].problem}" if files else ""
+    if source.url is None:
+        files = [_entry(path, str(source.root)) for path in paths.to_pylist()]
+    else:
+        files = remote.look_up(source.name, source.url, paths.to_pylist())
+    if all(file.problem in (NO_FILE, NO_MEDIA) for file in files):
+        first = f"; the first is {source.url or source.root}/{files[0].path}: {files[0].problem}" if files else ""
         raise ListError(
             f"none of the {len(files)} files of the list is an existing video or picture{first}",
             source,
@@ -118,12 +123,12 @@ def _entries(paths: Any, source: Source) -> list[SourceFile]:
 
 def _entry(path: str, root: str) -> SourceFile:
     if probe.kind_of(path) is None:
-        return SourceFile(path, 0, 0, False, _NO_MEDIA)
+        return SourceFile(path, 0, 0, False, NO_MEDIA)
     try:
         # Making a Path for each of millions of files takes longer than the lookup.
         status = os.stat(f"{root}/{path}")  # noqa: PTH116
     except (FileNotFoundError, NotADirectoryError):
-        return SourceFile(path, 0, 0, False, _NO_FILE)
+        return SourceFile(path, 0, 0, False, NO_FILE)
     except OSError as error:
         return SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror}")
     problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
@@ -143,6 +148,8 @@ def _check_quotes(file: Path) -> None:
 
 
 PATH, CAPTIONS = "path", ("text", "caption")
+# Names that other trainers' lists give to the column of paths.
+PATH_ALIASES = ("file_name", "video_path", "image_path", "video", "image", "media_path")
 MEASURED = frozenset((*SCHEMA.names, *NUMBERS, *TEXTS, "aspect_ratio", "resolution"))
 _TEXT = pa.large_string()
 _NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
@@ -167,20 +174,78 @@ def read(source: Source) -> Listing:
         )
     paths = _relative(table.column(PATH).combine_chunks(), source)
     captions = next((_captions(table.column(name)) for name in CAPTIONS if name in table.column_names), None)
-    scores, note = _scores(table, str(source.list_file))
-    return Listing(_entries(paths, source), captions, scores, note)
+    scores, note = _scores(table, str(source.list_file), trusted=source.trust_list)
+    entries = _entries(paths, source)
+    if source.trust_list:
+        entries = _with_measures(entries, table, source)
+    return Listing(entries, captions, scores, note)
 
 
-def _table(file: Path) -> Any:
+_STATED = ("num_frames", "height", "width", "fps")
+
+
+def _with_measures(entries: list[SourceFile], table: Any, source: Source) -> list[SourceFile]:
+    """Return the entries with the measures of the list's columns; without complete ones, a file is opened."""
+    missing = [name for name in ("height", "width") if name not in table.column_names]
+    if missing:
+        raise ListError(
+            f"the list has no column named {' or '.join(missing)}, so it states no sizes to trust",
+            source,
+            code="list-without-sizes",
+            remedy="add the columns num_frames, height, width and fps, or remove trust_list",
+        )
+    columns = {n: _numbers(table.column(n), n, source) for n in _STATED if n in table.column_names}
+    values = np.stack([columns.get(name, np.full(len(table), np.nan)) for name in _STATED], axis=1)
+    return [
+        entry if entry.problem is not None else entry._replace(stated=_probe(entry.path, *row))
+        for entry, row in zip(entries, values.tolist(), strict=True)
+    ]
+
+
+def _numbers(column: Any, name: str, source: Source) -> NDArray[np.float64]:
     try:
+        return as_numpy(column.cast(pa.float64(), safe=False))
+    except pa.ArrowInvalid as error:
+        raise ListError(
+            f"the column {name} has a value that is no number ({error})",
+            source,
+            code="list-size-invalid",
+            remedy="correct it, or remove trust_list",
+        ) from error
+
+
+def _probe(path: str, num_frames: float, height: float, width: float, fps: float) -> probe.Probe | None:
+    kind = probe.kind_of(path) or "video"
+    if kind == "image":
+        num_frames, fps = 1, 0.0
+    sizes_are_whole = all(value >= 1 and value.is_integer() for value in (float(num_frames), height, width))
+    if not sizes_are_whole or not (0 < fps < math.inf or kind == "image"):
+        return None
+    return probe.Probe(
+        kind=kind,
+        num_frames=int(num_frames),
+        height=int(height),
+        width=int(width),
+        fps=fps,
+        duration_seconds=num_frames / fps if fps else 0.0,
+    )
+
+
+def _table(file: MediaPath) -> Any:
+    try:
+        path = Path(str(location.local(remote.current(file))))
         parse = {".parquet": pa.parquet.read_table, ".jsonl": pa.json.read_json}.get(file.suffix.lower(), _csv)
-        table = parse(file)
+        table = parse(path)
         table = table.rename_columns([name.strip() for name in table.column_names])
+        if PATH not in table.column_names:
+            alias = next((name for name in PATH_ALIASES if name in table.column_names), PATH)
+            table = table.rename_columns([PATH if name == alias else name for name in table.column_names])
         for i, name in enumerate(table.column_names):
             if name in (PATH, *CAPTIONS):
                 table = table.set_column(i, name, _texts(table.column(i)))
     except (OSError, ValueError, pa.ArrowException) as error:
-        problem = "the list does not exist" if not file.exists() else f"the list cannot be read: {error}"
+        missing = isinstance(error, FileNotFoundError)
+        problem = "the list does not exist" if missing else f"the list cannot be read: {error}"
         raise UserError(
             problem,
             code="list-unreadable",
@@ -194,7 +259,8 @@ def _table(file: Path) -> Any:
 
 def _csv(file: Path) -> Any:
     convert = pa.csv.ConvertOptions(
-        column_types=dict.fromkeys((PATH, *CAPTIONS), _TEXT), null_values=[*pa.csv.ConvertOptions().null_values, "None"]
+        column_types=dict.fromkeys((PATH, *PATH_ALIASES, *CAPTIONS), _TEXT),
+        null_values=[*pa.csv.ConvertOptions().null_values, "None"],
     )
     parse = pa.csv.ParseOptions(newlines_in_values=True)
     try:
@@ -223,13 +289,15 @@ def _captions(column: Any) -> Any:
     return pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, _TEXT), trimmed)
 
 
-def _scores(table: Any, file: str) -> tuple[dict[str, NDArray[np.float64]], str]:
+def _scores(table: Any, file: str, *, trusted: bool) -> tuple[dict[str, NDArray[np.float64]], str]:
     """Return the finite numbers of columns by name, and a message about which columns were used and which ignored."""
     scores: dict[str, NDArray[np.float64]] = {}
     ignored: list[str] = []
     for name in table.column_names:
         column = table.column(name) if table.column_names.count(name) == 1 else None
         if name in (PATH, *CAPTIONS):
+            continue
+        if trusted and name in _STATED:
             continue
         if name in MEASURED:
             ignored.append(f"{name} (measured from the file)")

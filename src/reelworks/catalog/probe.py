@@ -22,6 +22,9 @@ import numpy as np
 from av.stream import Disposition
 from PIL import Image, UnidentifiedImageError
 
+from reelworks.catalog import location
+from reelworks.catalog.location import MediaPath
+
 
 class Timing(NamedTuple):
     """Average frames per second, duration, and whether frames are unevenly spaced."""
@@ -77,13 +80,13 @@ _MP4_BOXES = frozenset(
 _EBML_HEADER, _MATROSKA_SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 
 
-def missing_bytes(path: Path) -> int:
+def missing_bytes(path: MediaPath) -> int:
     """Return how many bytes are missing from a file, by the length that its container states.
 
     Supports MP4 and QuickTime, Matroska and WebM, and AVI; the result is 0 for other containers, which state no
     length, and for files whose length a live recorder left open.
     """
-    size = path.stat().st_size
+    size = location.num_bytes(path)
     with path.open("rb") as f:
         head = f.read(12)
         if head[4:8] in _MP4_BOXES:
@@ -139,7 +142,7 @@ def _ebml_size(f: BinaryIO) -> int | None:
 # Containers that are opened, whatever the extension. Playlists are not allowed: they could make the decoder
 # open other files or the network.
 _CONTAINERS = "mov,matroska,avi,mpeg,mpegts,mpegvideo,flv,asf,ogg,mxf,m4v,h264,hevc"
-_OPTIONS = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
+_OPTIONS = {"protocol_whitelist": "file,subfile", "format_whitelist": _CONTAINERS}
 
 _EXIF_ORIENTATION = 0x0112
 _QUIET = threading.Lock()  # warning filters are global to the process, and many threads open pictures
@@ -149,10 +152,10 @@ class ProbeError(Exception):
     """A file cannot be trained on, or not be opened as what its name says; the message is short enough for a table."""
 
 
-def video(path: Path) -> av.container.InputContainer:
+def video(path: MediaPath) -> av.container.InputContainer:
     """Open a video, without access to other files or addresses that it may refer to."""
     try:
-        return av.open(str(path.absolute()), options=dict(_OPTIONS), metadata_errors="replace")
+        return av.open(location.ffmpeg_url(path), options=dict(_OPTIONS), metadata_errors="replace")
     except av.error.ArgumentError:  # EINVAL: a known format that is not among the containers
         raise ProbeError("not a video: the content does not match the extension") from None
 
@@ -226,13 +229,13 @@ def kind_of(name: str) -> str | None:
     return "image" if extension in IMAGE_EXTENSIONS else None
 
 
-def probe(path: Path) -> Probe:
+def probe(path: MediaPath) -> Probe:
     """Measure a file; raise `ProbeError` for one that is empty, damaged or truncated, or has no frame."""
     kind = kind_of(path.name)
     if kind is None:
         raise ProbeError(f"unknown extension {path.suffix!r}")
     try:
-        if path.stat().st_size == 0:
+        if location.num_bytes(path) == 0:
             raise ProbeError("zero bytes")
         return _video(path) if kind == "video" else _picture(path)
     except ProbeError:
@@ -242,7 +245,7 @@ def probe(path: Path) -> Probe:
         raise ProbeError(f"damaged: {text}") from error
 
 
-def _video(path: Path) -> Probe:
+def _video(path: MediaPath) -> Probe:
     missing = missing_bytes(path)
     if missing:
         raise ProbeError(f"truncated: the last {missing:,} bytes are missing")
@@ -293,7 +296,7 @@ def _demux(opened: av.container.InputContainer, track: av.VideoStream) -> tuple[
     return frame, times
 
 
-def _picture(path: Path) -> Probe:
+def _picture(path: MediaPath) -> Probe:
     with path.open("rb") as f, picture(f) as image:
         image.load()  # reads to the end: a truncated picture opens without error and fails here
         rotation = _CLOCKWISE.get(orientation(image), 0)

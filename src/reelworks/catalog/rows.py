@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reelworks.catalog import location
+from reelworks.catalog.location import MediaPath
 from reelworks.core import digests
 
 _WORD = pa.dictionary(pa.int32(), pa.string())
@@ -37,6 +38,7 @@ SCHEMA = pa.schema(
         pa.field("dataset", _WORD, nullable=False),
         pa.field("root", _WORD, nullable=False),
         pa.field("path", _TEXT, nullable=False),
+        pa.field("start", pa.int64(), nullable=False),
         pa.field("kind", _WORD, nullable=False),
         pa.field("size_bytes", pa.int64(), nullable=False),
         pa.field("mtime_ns", pa.int64(), nullable=False),
@@ -75,8 +77,9 @@ class CatalogRows:
     ordinal: NDArray[np.int64]  # permanent number of the row
     uid: NDArray[np.uint64]  # identity of the clip, from dataset and path
     dataset: pa.Array
-    root: pa.Array  # absolute path of the dataset's folder
-    path: pa.Array  # below `root`, with forward slashes
+    root: pa.Array  # absolute path or address of the dataset's folder
+    path: pa.Array  # below `root`, with forward slashes; of a member of an archive, below the archive's path
+    start: NDArray[np.int64]  # first byte of a member of an archive; -1 for a file of its own
     kind: pa.Array
     size_bytes: NDArray[np.int64]
     mtime_ns: NDArray[np.int64]  # time of the file's last change, used only to avoid reading unchanged files again
@@ -160,9 +163,10 @@ class CatalogRows:
         of_row: NDArray[Any] = by_code[1:][as_numpy(self.dataset.indices)]
         return of_row
 
-    def file(self, index: int) -> Path:
-        """Return the absolute path of a row's file."""
-        return Path(self.root[index].as_py(), self.path[index].as_py())
+    def file(self, index: int) -> MediaPath:
+        """Return the place of a row's file."""
+        numbers = (int(column[index]) for column in (self.start, self.size_bytes, self.mtime_ns))
+        return location.below(self.root[index].as_py(), self.path[index].as_py(), *numbers)
 
     def label(self, index: int) -> str:
         """Return a row's "dataset/path"."""

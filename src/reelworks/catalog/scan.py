@@ -20,9 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.catalog import listing, lists, probe, probe_pool
+from reelworks.catalog import listing, lists, location, probe, probe_pool, remote
+from reelworks.catalog.archive import Range
 from reelworks.catalog.config import Source
 from reelworks.catalog.listing import Listing, SourceFile, list_folder
+from reelworks.catalog.location import MediaPath
 from reelworks.catalog.probe import kind_of
 from reelworks.catalog.rows import SCORE, as_numpy, schema
 from reelworks.catalog.store import Catalog
@@ -34,11 +36,14 @@ from reelworks.run import lock
 class Look(NamedTuple):
     """A request to examine one file."""
 
-    file: str
+    file: MediaPath
     captioned: bool  # whether to read its caption file
     open: bool  # whether to open the file; otherwise only its caption is read
     known: str  # fingerprint of the content at the last scan, which need not be measured again
     problem: str | None = None  # found by the listing; the file is then not opened
+    caption: Range | None = None  # bytes of an archive that hold its caption
+    stated: probe.Probe | None = None  # measures of a trusted list
+    fingerprint: str = ""  # in place of that of the content, if measures are `stated`
 
 
 class Finding(NamedTuple):
@@ -54,18 +59,25 @@ def examine(order: Look) -> Finding:
     """Examine one file; any problem with it becomes `Finding.error`."""
     if order.problem is not None:
         return Finding(None, "", error=order.problem)
-    path = Path(order.file)
     try:
-        caption = listing.read(path) if order.captioned else None
-        fingerprint = digests.fingerprint_file(path) if order.open else None
+        caption = listing.read(order.file, order.caption) if order.captioned else None
+        if order.open and order.stated is not None:
+            return Finding(caption, order.fingerprint, order.stated)
+        path = location.local(order.file) if order.open else order.file
+        fingerprint = _fingerprint(path) if order.open else None
     except OSError as error:
-        return Finding(None, "", error=f"cannot be read: {error.strerror}")
+        return Finding(None, "", error=f"cannot be read: {error.strerror or error}")
     if fingerprint is None or fingerprint == order.known:
         return Finding(caption, fingerprint)
     try:
         return Finding(caption, fingerprint, probe.probe(path))
     except probe.ProbeError as error:
         return Finding(caption, fingerprint, error=str(error))
+
+
+def _fingerprint(file: MediaPath) -> str:
+    with file.open("rb") as opened:
+        return digests.fingerprint(opened, location.num_bytes(file))
 
 
 def crashed(order: Look) -> Finding:
@@ -80,7 +92,7 @@ class Listed(NamedTuple):
     """A dataset's files and their live rows; arrays have one element for each file."""
 
     dataset: str
-    root: str  # absolute path of the dataset's folder
+    root: str  # absolute path or address of the dataset's folder
     files: Listing
     uid: NDArray[np.uint64]
     position: NDArray[np.int64]  # indices of the live rows, -1 for new files
@@ -117,7 +129,7 @@ class Update:
         self._waiting: list[tuple[int, dict[str, Any]]] = []  # index of the live row with the measures (or -1), values
         self._batches: list[Any] = []
 
-    def compare(self, dataset: str, root: Path, files: Listing) -> Listed:
+    def compare(self, dataset: str, root: str, files: Listing) -> Listed:
         """Find the live rows of a dataset's files, and the files to examine.
 
         If a list has the captions, rows of unchanged files are brought up to date at once.
@@ -140,7 +152,7 @@ class Update:
         same_scores = np.zeros(len(entries), dtype=np.bool_)
         same_scores[known] = lists.same_scores(self._live, row, files.scores, known)
         look = open_ if files.captions is not None else np.ones(len(entries), dtype=np.bool_)
-        listed = Listed(dataset, str(root), files, uid, position, open_, look, same_scores)
+        listed = Listed(dataset, root, files, uid, position, open_, look, same_scores)
         if files.captions is not None:
             self._update_listed(listed, np.flatnonzero(~look))
         return listed
@@ -168,8 +180,11 @@ class Update:
         for i in np.flatnonzero(listed.look).tolist():
             entry, position = listed.files.entries[i], int(listed.position[i])
             known = self._live.fingerprint[position].as_py() if position >= 0 else ""
-            file, captioned = f"{listed.root}/{entry.path}", entry.captioned and read_captions
-            yield Task(listed, i, Look(file, captioned, bool(listed.open[i]), known, entry.problem))
+            file = location.below(listed.root, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
+            captioned = entry.captioned and read_captions
+            stated = (entry.stated, f"{entry.size_bytes:x}-{entry.mtime_ns:x}")
+            look = Look(file, captioned, bool(listed.open[i]), known, entry.problem, entry.caption, *stated)
+            yield Task(listed, i, look)
 
     def apply(self, task: Task, finding: Finding) -> None:
         """Update the part with the result of examining a file."""
@@ -178,7 +193,7 @@ class Update:
         measured = finding.probe is not None or finding.error is not None
         error = finding.error if measured else self._live.error[position].as_py()
         if error is not None:
-            self.bad_files.append((look.file, error))
+            self.bad_files.append((str(look.file), error))
         values: dict[str, Any] = {
             "root": listed.root,
             "fingerprint": look.known if finding.fingerprint is None else finding.fingerprint,
@@ -187,8 +202,10 @@ class Update:
         }
         if position < 0:
             self.new += 1
-        elif listed.same_scores[number] and all(
-            getattr(self._live, name)[position].as_py() == value for name, value in values.items()
+        elif (
+            listed.same_scores[number]
+            and self._live.start[position] == listed.files.entries[number].start
+            and all(getattr(self._live, name)[position].as_py() == value for name, value in values.items())
         ):
             self.unchanged += 1
             return
@@ -213,6 +230,7 @@ class Update:
             "uid": int(listed.uid[number]),
             "dataset": listed.dataset,
             "path": entry.path,
+            "start": entry.start,
             "kind": kind_of(entry.path) or "video",  # a list's file of another type, which is never trained
             "size_bytes": entry.size_bytes,
             "mtime_ns": entry.mtime_ns,
@@ -301,19 +319,16 @@ def scan_sources(
         on_progress: Called a few times a second and once at the end, if any file must be examined.
     """
     _check_names(sources)
-    listings = [
-        list_folder(source.name, source.root.resolve()) if source.list_file is None else lists.read(source)
-        for source in sources
-    ]
+    listings = [_listing(source) for source in sources]
     with lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended"):
         catalog = Catalog.open_or_new(catalog_path)
         update = Update(catalog)
         pairs = zip(sources, listings, strict=True)
-        listed = [update.compare(source.name, source.root.resolve(), listing) for source, listing in pairs]
+        listed = [update.compare(source.name, source.address, listing) for source, listing in pairs]
         _examine_all(update, listed, workers, on_progress)
         retired = update.retired([source.name for source in sources])
         if update.new or update.changed or len(retired):
-            named = [{"name": source.name, "root": str(source.root.resolve())} for source in sources]
+            named = [{"name": source.name, "root": source.address} for source in sources]
             catalog = catalog.append(update.table(), retired, named)
     return ScanResult(
         found=update.new + update.changed + update.unchanged,
@@ -327,11 +342,19 @@ def scan_sources(
     )
 
 
+def _listing(source: Source) -> Listing:
+    if source.list_file is not None:
+        return lists.read(source)
+    if source.url is not None:
+        return remote.list_address(source.name, source.url)
+    return list_folder(source.name, source.root.resolve())
+
+
 def _check_names(sources: Sequence[Source]) -> None:
     names = [source.name for source in sources]
     for source in sources:
         if names.count(source.name) > 1:
-            folders = ", ".join(str(s.root) for s in sources if s.name == source.name)
+            folders = ", ".join(s.url or str(s.root) for s in sources if s.name == source.name)
             raise UserError(
                 f"two datasets have the same name: {folders}",
                 code="duplicate-dataset-name",

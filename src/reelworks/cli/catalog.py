@@ -23,10 +23,11 @@ _FILES_SHOWN = 3
 
 def scan(
     paths: Annotated[
-        list[Path],
+        list[str],
         Argument(
             metavar="DIR...",
-            help="Folders of clips and pictures, or lists of them: .csv, .parquet or .jsonl with a column path.",
+            help="Folders of clips, pictures and tar archives of them, addresses such as s3://bucket/clips, or lists: "
+            ".csv, .parquet or .jsonl with a column path.",
         ),
     ],
     output: Annotated[Path, Option("--output", "-o", metavar="CATALOG", help="The catalog's folder.")],
@@ -35,8 +36,8 @@ def scan(
         Option(min=1, help="Number of threads, or of processes from 2000 files on; default: one for each core."),
     ] = None,
     root: Annotated[
-        Path | None,
-        Option(metavar="DIR", help="Folder that paths of lists are relative to; default: that of the list."),
+        str | None,
+        Option(metavar="DIR", help="Folder or address that paths of lists are relative to; default: the list's."),
     ] = None,
     json: Json = False,
 ) -> None:

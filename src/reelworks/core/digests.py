@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -36,19 +37,24 @@ def digest_arrays(**arrays: np.ndarray[Any, Any]) -> str:
 
 
 def fingerprint_file(path: Path) -> str:
-    """Return a file's size and a digest, by which a changed file is recognised.
+    """Return a file's size and a digest, by which a changed file is recognised; see `fingerprint`."""
+    with path.open("rb") as f:
+        return fingerprint(f, path.stat().st_size)
+
+
+def fingerprint(f: io.BufferedReader, size: int) -> str:
+    """Return the size and a digest of an open file of `size` bytes.
 
     Files up to 64 MiB are read completely; of larger ones 64 evenly spread blocks of 1 MiB, including the first
     and the last, so that a long film takes no more time than a short clip.
     """
-    size, h = path.stat().st_size, hashlib.blake2b(digest_size=16)
-    with path.open("rb") as f:
-        if size <= _FULL_READ_LIMIT_BYTES:
-            hashlib.file_digest(f, lambda: h)
-        else:
-            for offset in np.linspace(0, size - _BLOCK_BYTES, 64).astype(np.int64):
-                f.seek(int(offset))
-                h.update(f.read(_BLOCK_BYTES))
+    h = hashlib.blake2b(digest_size=16)
+    if size <= _FULL_READ_LIMIT_BYTES:
+        hashlib.file_digest(f, lambda: h)
+    else:
+        for offset in np.linspace(0, size - _BLOCK_BYTES, 64).astype(np.int64):
+            f.seek(int(offset))
+            h.update(f.read(_BLOCK_BYTES))
     return f"{size:x}-{h.hexdigest()}"
 
 

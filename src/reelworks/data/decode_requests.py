@@ -40,6 +40,7 @@ def decode_requests(
             crop_draw=(float(down[i]), float(across[i])),
             short_clips=config.short_clips,
             measures=Shape(int(r.num_frames[row]), int(r.height[row]), int(r.width[row])) if data.companions else None,
+            size=(int(r.height[row]), int(r.width[row])),
         )
         for i, row in enumerate(rows.tolist())
     ]
@@ -63,7 +64,9 @@ def _of_companion(companions: Found, row: int, own: Request) -> Request | None:
     if at < 0:
         return None
     is_image = companions.rows.kind[at].as_py() == "image"
-    return replace(own, path=companions.rows.file(at), is_image=is_image, nearest=companions.kind == "loss_mask")
+    size = (int(companions.rows.height[at]), int(companions.rows.width[at]))
+    nearest = companions.kind == "loss_mask"
+    return replace(own, path=companions.rows.file(at), is_image=is_image, size=size, nearest=nearest)
 
 
 def _draws(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,8 @@ from av.video.reformatter import Interpolation
 from numpy.typing import NDArray
 from PIL import Image
 
-from reelworks.catalog import probe
+from reelworks.catalog import location, probe
+from reelworks.catalog.location import MediaPath
 from reelworks.core import retry
 from reelworks.core.shape import Shape
 from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool
@@ -99,7 +99,7 @@ class MediaError(Exception):
 class Request:
     """A request to read one clip, with every random choice already drawn."""
 
-    path: Path
+    path: MediaPath
     is_image: bool
     shape: Shape  # of the frames to return
     step: float = 1.0  # source frames from one used frame to the next
@@ -110,10 +110,15 @@ class Request:
     # Shape of the clip as scanned, by which frames and crop are chosen, so that a clip and its companions show the same
     # frames and region; None for the file's own. A companion picture is used for every frame.
     measures: Shape | None = None
+    # Height and width as scanned; a file of another size has changed, or a trusted list was wrong. None for any size.
+    size: tuple[int, int] | None = None
     nearest: bool = False  # whether to resize by nearest neighbour, without interpolation
 
     def cover(self, height: int, width: int) -> tuple[int, int]:
         """Return the size to which a file of this size is resized before the crop."""
+        if self.size is not None and self.size != (height, width):
+            listed = "{} × {}".format(*self.size)
+            raise MediaError(f"the file has {height} × {width} pixels, but was scanned or listed with {listed}")
         size = (height, width) if self.measures is None else (self.measures.height, self.measures.width)
         return cover(*size, self.shape.height, self.shape.width)
 
@@ -127,7 +132,7 @@ def load(request: Request) -> Frames:
         MediaError: The file is missing or damaged, or has fewer frames than requested.
     """
     try:
-        frames = retry.with_retries(lambda: _load_image(request) if request.is_image else _load_video(request))
+        frames = retry.with_retries(lambda: _load(replace(request, path=location.local(request.path))))
     except (MediaError, probe.ProbeError) as error:
         raise MediaError(str(error)) from None
     except FileNotFoundError:
@@ -140,6 +145,10 @@ def load(request: Request) -> Frames:
     if frames.shape != expected:
         raise MediaError(f"decoded to frames of shape {frames.shape} instead of {expected}")
     return frames
+
+
+def _load(request: Request) -> Frames:
+    return _load_image(request) if request.is_image else _load_video(request)
 
 
 def _load_image(request: Request) -> Frames:

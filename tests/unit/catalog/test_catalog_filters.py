@@ -25,6 +25,7 @@ _PLAIN: dict[str, Any] = {
     "kind": "video",
     "size_bytes": 5000,
     "mtime_ns": 0,
+    "start": -1,
     "fingerprint": "f",
     "num_frames": 100,
     "height": 720,

@@ -21,6 +21,8 @@ from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.scan import ScanResult, scan_sources, uids_of
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.media.decode import MediaError, Request, load
 
 Row = dict[str, Any]
 
@@ -343,3 +345,36 @@ def test_an_infinite_score_is_damage(folder: Path) -> None:
     pq.write_table(table.set_column(place, "score:aes", pa.array([1.0, np.inf])), part)
     with pytest.raises(UserError, match="has aes = inf"):
         live(folder / "meta.csv")
+
+
+def test_a_trusted_list_opens_no_file_and_a_lie_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("true.mp4", "lie.mp4", "short.mp4", "partly.mp4"):
+        media.write_video(tmp_path / name)
+    media.write_picture(tmp_path / "p.png", size=(48, 64))
+    opened: list[str] = []
+    real = probe.probe
+    monkeypatch.setattr(probe, "probe", lambda path: (opened.append(path.name), real(path))[1])
+    (tmp_path / "list.csv").write_text(
+        "path,text,num_frames,height,width,fps,aes\ntrue.mp4,a,8,48,64,24,5\nlie.mp4,b,8,96,64,24,5\n"
+        "short.mp4,c,80,48,64,24,5\npartly.mp4,d,8,,64,24,5\np.png,e,1,64,48,,5\n"
+    )
+    source = replace(Source.from_path(tmp_path / "list.csv"), trust_list=True)
+    for _ in range(2):
+        result = scan_sources([source], tmp_path / "catalog", workers=1)
+    assert (opened, result.unchanged) == (["partly.mp4"], 5)
+    rows = Catalog.open(tmp_path / "catalog").live()
+    at = {path.as_py(): i for i, path in enumerate(rows.path)}
+    assert rows.num_frames[at["short.mp4"]] == 80
+    assert list(rows.scores) == ["aes"]
+
+    def request(name: str, num_frames: int) -> Request:
+        i = at[name]
+        size = (int(rows.height[i]), int(rows.width[i]))
+        return Request(rows.file(i), bool(rows.is_image[i]), Shape(num_frames, 32, 32), size=size)
+
+    assert len(load(request("true.mp4", 8))) == 8
+    assert len(load(request("p.png", 1))) == 1
+    with pytest.raises(MediaError, match="has 48 × 64 pixels, but was scanned or listed with 96 × 64"):
+        load(request("lie.mp4", 8))
+    with pytest.raises(MediaError, match="the file has 8 frames, 60 are needed"):
+        load(request("short.mp4", 60))

@@ -212,13 +212,13 @@ def test_many_rows_pass_through_several_batches(tmp_path: Path, target: Path, mo
 def test_sources_that_cannot_be_scanned(data: Path, target: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "gifs").mkdir()
-    for name in ("a.gif", "b.GIF", "c.tar", "a.txt"):
+    for name in ("a.gif", "b.GIF", "c.zip", "a.txt"):
         (tmp_path / "gifs" / name).write_text("")
     cases = {
         tmp_path / "nowhere": "no such folder",
         data / "a.png": "this is a file, not a folder",
         tmp_path / "empty": "it contains: nothing",
-        tmp_path / "gifs": r"it contains: \.gif \(2\), \.tar \(1\)(?s:.*)\.mp4",
+        tmp_path / "gifs": r"it contains: \.gif \(2\), \.zip \(1\)(?s:.*)\.mp4",
     }
     for folder, message in cases.items():
         with pytest.raises(UserError, match=message) as caught:

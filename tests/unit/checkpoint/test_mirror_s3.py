@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import s3_server
 from mirror_helpers import copy, logged, new_run, shown
 from refused import refused
 
@@ -18,25 +17,17 @@ from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.run.folder import RunFolder
 
-SECRET = "a-secret-that-nobody-prints"
-
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    command = [sys.executable, str(Path(__file__).with_name("mirror_server.py"))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
-        finally:
-            server.kill()
+    with s3_server.serve() as address:
+        yield address
 
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    for name, value in s3_server.CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
@@ -68,7 +59,7 @@ def test_a_run_survives_the_loss_of_its_disk(tmp_path: Path, endpoint: str, line
     assert again.events_file.read_bytes() == run.events_file.read_bytes()
     assert fetch.bring_back(place, again, "auto") is None
     copy(again, place, 300)
-    assert SECRET not in repr((told, lines)) + again.events_file.read_text()
+    assert s3_server.SECRET not in repr((told, lines)) + again.events_file.read_text()
 
 
 def test_a_bucket_that_is_not_there_or_a_server_that_is_gone_is_told(
@@ -87,4 +78,4 @@ def test_a_bucket_that_is_not_there_or_a_server_that_is_gone_is_told(
     told = copy(new_run(tmp_path / "full", 100), gone, 100)
     assert told.kinds() == ["unmirrored"]
     assert "127.0.0.1:1" in lines[-1]
-    assert SECRET not in repr((told, lines))
+    assert s3_server.SECRET not in repr((told, lines))

@@ -1,0 +1,204 @@
+"""Open media files wherever they are: in a folder, in a tar archive, or on storage that fsspec knows.
+
+A member of a tar archive is read in place, as a range of the archive's bytes. A remote file, or the bytes of a
+member of a remote archive, is copied to a local cache of bounded size first, since a clip is read to its end anyway.
+Credentials and endpoints of a storage are those of its library, such as `AWS_ACCESS_KEY_ID` and `FSSPEC_S3_...`.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from reelworks.core import digests
+from reelworks.core.errors import UserError
+from reelworks.core.file_cache import FileCache
+
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+ARCHIVE_SUFFIX = ".tar"
+
+
+def is_url(text: str) -> bool:
+    """Return whether a text is an address such as `s3://bucket/clips` rather than a local path."""
+    return bool(_URL.match(text))
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """Return the file system of an address and the path in it.
+
+    Raises:
+        UserError: fsspec does not know the protocol, or its library is not installed.
+    """
+    from fsspec.core import url_to_fs  # slow to import, and only remote files need it
+    from fsspec.utils import get_protocol
+
+    try:
+        fs, path = url_to_fs(url)
+    except ImportError as error:
+        extra = {"s3": "'reelworks[s3]'", "s3a": "'reelworks[s3]'", "http": "aiohttp", "https": "aiohttp"}
+        package = extra.get(get_protocol(url))
+        raise UserError(
+            f"addresses of this kind need a library that is not installed ({error})",
+            code="storage-library-missing",
+            field="dataset.path",
+            value=url,
+            remedy=f"pip install {package}" if package else "install the library that the message names",
+        ) from error
+    except ValueError as error:
+        raise UserError(
+            f"not an address that fsspec knows ({error})",
+            code="storage-address-invalid",
+            field="dataset.path",
+            value=url,
+            remedy='give a folder, or an address such as "s3://bucket/clips" or "hf://datasets/user/name"',
+        ) from error
+    return fs, str(path)
+
+
+@dataclass(frozen=True)
+class Location:
+    """A file, or a range of an archive's bytes.
+
+    Attributes:
+        file: Path or address of the file or archive.
+        name: Path below the dataset's folder, whose suffix tells the kind of file.
+        start: First byte of the range; None for a whole file.
+        size: Bytes of the range; unused for a whole file.
+        version: Number that changes when a remote file does, so that an old copy is not used for it.
+    """
+
+    file: str
+    name: str
+    start: int | None = None
+    size: int = 0
+    version: int = 0
+
+    def __str__(self) -> str:
+        """Return the path with which messages name the clip."""
+        return self.file if self.start is None else f"{self.file}/{self.name.partition(f'{ARCHIVE_SUFFIX}/')[2]}"
+
+    @property
+    def suffix(self) -> str:
+        """Suffix of the file's name, as `Path.suffix`."""
+        return PurePosixPath(self.name).suffix
+
+    def local(self) -> Location:
+        """Return the location of a copy on this machine, made if there is none; a local file is its own.
+
+        Raises:
+            OSError: The storage has no such file, or cannot be reached.
+        """
+        if not is_url(self.file):
+            return self
+        key = digests.of_bytes("\0".join(map(str, (self.file, self.start, self.size, self.version))).encode())
+        return Location(str(_cache().get(key + self.suffix, self._fetch)), self.name)
+
+    def with_suffix(self, suffix: str) -> Location:
+        """Return the location of the file beside it with another suffix, as `Path.with_suffix`."""
+        assert self.start is None
+        return Location(self.file.removesuffix(self.suffix) + suffix, self.name.removesuffix(self.suffix) + suffix)
+
+    def read_bytes(self) -> bytes:
+        """Read the bytes of a file, without a local copy."""
+        fs, path = filesystem(self.file)
+        data: bytes = fs.cat_file(path)
+        return data
+
+    def bytes_at(self, start: int, size: int) -> bytes:
+        """Read a range of the file or archive, without a local copy."""
+        fs, path = filesystem(self.file)
+        data: bytes = fs.cat_file(path, start=start, end=start + size)
+        return data
+
+    def _fetch(self, target: Path) -> None:
+        fs, path = filesystem(self.file)
+        try:
+            if self.start is None:
+                fs.get_file(path, str(target))
+            else:
+                target.write_bytes(fs.cat_file(path, start=self.start, end=self.start + self.size))
+        except OSError:
+            raise
+        except Exception as error:  # libraries of storages raise errors of their own when they cannot reach it
+            raise OSError(errno.EHOSTUNREACH, f"{type(error).__name__}: {error}") from error
+
+    def open(self, mode: Literal["rb"]) -> io.BufferedReader:
+        """Open a local location for reading, as `Path.open`."""
+        if self.start is None:
+            return Path(self.file).open(mode)
+        return io.BufferedReader(_Range(Path(self.file).open(mode, buffering=0), self.start, self.size))
+
+
+MediaPath = Path | Location
+
+
+def below(root: str, path: str, start: int, size: int, version: int) -> MediaPath:
+    """Return the place of a catalog's row; `start` is -1 for a file of its own."""
+    if start < 0:
+        return Location(f"{root}/{path}", path, version=version) if is_url(root) else Path(root, path)
+    archive, found, _ = path.partition(f"{ARCHIVE_SUFFIX}/")
+    assert found, f"{path} is not in an archive"
+    return Location(f"{root}/{archive}{ARCHIVE_SUFFIX}", path, start, size, version)
+
+
+def local(file: MediaPath) -> MediaPath:
+    """Return a file on this machine: the file itself, or the copy of a remote one."""
+    return file.local() if isinstance(file, Location) else file
+
+
+def num_bytes(file: MediaPath) -> int:
+    """Return the size of a local file, or of its range."""
+    if isinstance(file, Location) and file.start is not None:
+        return file.size
+    return _path(file).stat().st_size
+
+
+def ffmpeg_url(file: MediaPath) -> str:
+    """Return the address by which FFmpeg opens a local file; a range needs its protocol `subfile`."""
+    path = str(_path(file).absolute())
+    if isinstance(file, Location) and file.start is not None:
+        return f"subfile,,start,{file.start},end,{file.start + file.size},,:{path}"
+    return path
+
+
+def _path(file: MediaPath) -> Path:
+    return Path(file.file) if isinstance(file, Location) else file
+
+
+class _Range(io.RawIOBase):
+    """A range of a file's bytes, as a file."""
+
+    def __init__(self, file: io.FileIO, start: int, size: int) -> None:
+        self._file, self._start, self._size, self._position = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(base + offset, 0)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")[: max(self._size - self._position, 0)]
+        self._file.seek(self._start + self._position)
+        count = self._file.readinto(view) or 0
+        self._position += count
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+@functools.cache
+def _cache() -> FileCache:
+    return FileCache.from_environment()

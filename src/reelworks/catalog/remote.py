@@ -1,0 +1,126 @@
+"""List the media files below an address such as `s3://bucket/clips`, and look up single files there."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from reelworks.catalog import location, probe
+from reelworks.catalog.listing import NO_FILE, NO_MEDIA, Listing, SourceFile, archived, other_files
+from reelworks.catalog.location import Location, MediaPath
+from reelworks.core.errors import UserError
+
+
+def list_address(name: str, url: str) -> Listing:
+    """List a dataset's media files below an address, in sorted order; hidden files and folders are skipped.
+
+    Raises:
+        UserError: The storage cannot be reached, or has no media there.
+    """
+    fs, root = location.filesystem(url)
+    others: Counter[str] = Counter()
+    entries = list(_entries(fs, root, _find(fs, root, name, url), others))
+    if not entries:
+        raise UserError(
+            f"there are no videos or pictures below the address; there are: {other_files(others) or 'no files'}",
+            code="no-media",
+            field=f"dataset {name!r}",
+            value=url,
+            remedy=f"give an address below which there are files of the types {' '.join(sorted(probe.EXTENSIONS))}",
+        )
+    note = f"{url}: ignored files that are not videos or pictures: {other_files(others)}" if others else None
+    return Listing(entries, note=note)
+
+
+def _find(fs: Any, root: str, name: str, url: str) -> dict[str, dict[str, Any]]:
+    try:
+        found: dict[str, dict[str, Any]] = fs.find(root, detail=True, refresh=True)
+    except Exception as error:  # libraries of storages raise errors of their own
+        raise UserError(
+            f"the storage cannot be read ({type(error).__name__}: {error})",
+            code="storage-unreadable",
+            field=f"dataset {name!r}",
+            value=url,
+            remedy="check the address, the network and the credentials, such as AWS_ACCESS_KEY_ID",
+        ) from error
+    return found
+
+
+def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], others: Counter[str]) -> Iterator[SourceFile]:
+    prefix = root.rstrip("/") + "/"
+    for full, info in sorted(found.items()):
+        path = full.removeprefix(prefix)
+        if any(part.startswith(".") for part in path.split("/")):
+            continue
+        size, changed = int(info.get("size") or 0), changed_ns(info)
+        if path.endswith(location.ARCHIVE_SUFFIX):
+            try:
+                with fs.open(full, "rb") as file:
+                    yield from archived(path, changed, file, others)
+            except OSError as error:
+                yield SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror or error}")
+        elif probe.kind_of(path) is not None:
+            captioned = posixpath.splitext(full)[0] + ".txt" in found
+            yield SourceFile(path, size, changed, captioned)
+        elif not path.endswith(".txt"):
+            others[posixpath.splitext(path)[1].lower() or "no extension"] += 1
+
+
+def changed_ns(info: dict[str, Any]) -> int:
+    """Return a number that changes when a remote file does: of its ETag or hash, else the time of its last change."""
+    tag = next((str(info[key]) for key in ("ETag", "etag", "blob_id", "md5Hash", "oid") if info.get(key)), "")
+    if tag:  # some storages round times to seconds, in which a file may change twice
+        return int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=7).digest(), "big")
+    for key in ("LastModified", "last_modified", "mtime", "updated"):
+        value = info.get(key)
+        if isinstance(value, datetime):
+            return int(value.timestamp() * 1e9)
+        if isinstance(value, (int, float)):
+            return int(value * 1e9)
+    return 0
+
+
+def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
+    """Look up the files of a list below an address; a missing one becomes an entry with that problem.
+
+    Storages that can list a folder are asked once for all files, web servers for each.
+    """
+    fs, root = location.filesystem(url)
+    prefix = root.rstrip("/") + "/"
+    found = {} if _is_web(url) else _find(fs, root, name, url)
+    files = []
+    for path in paths:
+        info = _info(fs, prefix + path) if _is_web(url) else found.get(prefix + path)
+        if probe.kind_of(path) is None:
+            files.append(SourceFile(path, 0, 0, False, NO_MEDIA))
+        elif info is None:
+            files.append(SourceFile(path, 0, 0, False, NO_FILE))
+        else:
+            captioned = posixpath.splitext(prefix + path)[0] + ".txt" in found
+            files.append(SourceFile(path, int(info.get("size") or 0), changed_ns(info), captioned))
+    return files
+
+
+def current(file: MediaPath) -> MediaPath:
+    """Return a file's location as it is now, so that a changed remote file is not read from an old copy."""
+    if not isinstance(file, Location):
+        return file
+    fs, path = location.filesystem(file.file)
+    return replace(file, version=changed_ns(fs.info(path)))
+
+
+def _is_web(url: str) -> bool:
+    return url.startswith(("http://", "https://"))
+
+
+def _info(fs: Any, path: str) -> dict[str, Any] | None:
+    try:
+        info: dict[str, Any] = fs.info(path)
+    except FileNotFoundError:
+        return None
+    return info

@@ -1,0 +1,156 @@
+"""Clips in tar archives are read where they are, as the same clips in files of their own."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import tarfile
+from pathlib import Path
+
+import media_makers as media
+import numpy as np
+import pytest
+
+from reelworks.catalog import location
+from reelworks.catalog.config import Source
+from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.scan import ScanResult, scan_sources
+from reelworks.catalog.store import Catalog
+from reelworks.core.shape import Shape
+from reelworks.media.decode import Request, load
+
+MEASURES = ("num_frames", "height", "width", "fps", "codec", "fingerprint", "size_bytes", "error")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Six clips and pictures with captions, one without, one damaged, as files."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    media.write_video(folder / "a.mp4")
+    media.write_video(folder / "b.webm", codec="libvpx-vp9")
+    media.write_video(folder / "c.mkv", num_frames=5)
+    media.write_video(folder / "d.avi", codec="mpeg4")
+    media.write_picture(folder / "e.png")
+    (folder / "f.mp4").write_bytes((folder / "a.mp4").read_bytes()[:700])
+    for stem in "abce":
+        (folder / f"{stem}.txt").write_text(f"caption of {stem}")
+    return folder
+
+
+def pack(folder: Path, to: Path) -> Path:
+    to.parent.mkdir(exist_ok=True)
+    with tarfile.open(to, "w") as archive:
+        for file in sorted(folder.iterdir()):
+            archive.add(file, file.name)
+    return to
+
+
+def scan(folder: Path, catalog: Path) -> tuple[ScanResult, CatalogRows]:
+    result = scan_sources([Source("d", folder)], catalog, workers=1)
+    return result, Catalog.open(catalog).live()
+
+
+def by_name(rows: CatalogRows) -> dict[str, dict[str, object]]:
+    return {row["path"].rpartition("/")[2]: row for row in rows.to_table().to_pylist()}
+
+
+def test_members_are_scanned_and_decoded_as_files(files: Path, tmp_path: Path) -> None:
+    pack(files, tmp_path / "shards" / "000.tar")
+    _, plain = scan(files, tmp_path / "one")
+    result, packed = scan(tmp_path / "shards", tmp_path / "two")
+    assert result.bad_files[0][0] == f"{tmp_path}/shards/000.tar/f.mp4"
+    expected, found = by_name(plain), by_name(packed)
+    assert list(found)
+    assert found.keys() == expected.keys()
+    for name, row in found.items():
+        assert {key: row[key] for key in (*MEASURES, "caption")} == {
+            key: expected[name][key] for key in (*MEASURES, "caption")
+        }, name
+    assert found["a.mp4"]["path"] == "000.tar/a.mp4"
+    for row in np.flatnonzero(packed.readable).tolist():
+        request = Request(packed.file(row), bool(packed.is_image[row]), Shape(1, 16, 16))
+        own = Request(files / Path(packed.path[row].as_py()).name, request.is_image, request.shape)
+        assert np.array_equal(load(request), load(own))
+
+
+def test_webdataset_json_holds_the_caption(tmp_path: Path) -> None:
+    clip = media.write_picture(tmp_path / "x.png").read_bytes()
+    members = {
+        "one.png": clip, "one.json": json.dumps({"width": 4, "caption": " a cat "}).encode(),
+        "two.png": clip, "two.json": b"no json",
+        "three.crop.png": clip, "three.json": json.dumps({"text": "a dog"}).encode(), "three.txt": b"a wolf",
+        "sub/one.png": clip, "cls.cls": b"7",
+    }  # fmt: skip
+    (tmp_path / "s").mkdir()
+    write_members(tmp_path / "s" / "a.tar", members)
+    result, rows = scan(tmp_path / "s", tmp_path / "catalog")
+    captions = {row["path"]: row["caption"] for row in rows.to_table().to_pylist()}
+    assert captions == {
+        "a.tar/one.png": "a cat", "a.tar/two.png": None, "a.tar/three.crop.png": "a wolf", "a.tar/sub/one.png": None,
+    }  # fmt: skip
+    assert "members of .tar (1)" in result.notes[0]
+
+
+def write_members(to: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(to, "w") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+def test_hostile_members_are_rows_with_reasons(tmp_path: Path) -> None:
+    clip = media.write_picture(tmp_path / "x.png").read_bytes()
+    (tmp_path / "s").mkdir()
+    write_members(tmp_path / "s" / "a.tar", {"../../evil.png": clip, "/etc/x.png": clip, "./good.png": clip})
+    with tarfile.open(tmp_path / "s" / "a.tar", "a") as archive:
+        link = tarfile.TarInfo("link.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    (tmp_path / "s" / "b.tar").write_bytes(b"not an archive" * 100)
+    with tarfile.open(tmp_path / "s" / "c.tar", "w:gz") as archive:
+        archive.add(tmp_path / "x.png", "x.png")
+    whole = (tmp_path / "s" / "a.tar").read_bytes()
+    _, rows = scan(tmp_path / "s", tmp_path / "catalog")
+    errors = {row["path"]: row["error"] for row in rows.to_table().to_pylist()}
+    assert errors.pop("a.tar/good.png") is None
+    assert errors == {
+        "a.tar/evil.png": "the archive names it '../../evil.png', outside of its own folder",
+        "a.tar/etc/x.png": "the archive names it '/etc/x.png', outside of its own folder",
+        "a.tar/link.png": "not a regular file in the archive",
+        "b.tar": "not a tar archive: invalid header",
+        "c.tar": "not a tar archive: it is compressed, so clips cannot be read in place; unpack it",
+    }
+    (tmp_path / "s" / "a.tar").write_bytes(whole[: len(clip) // 2 + 512])
+    _, rows = scan(tmp_path / "s", tmp_path / "catalog")
+    cut = [row for row in rows.to_table().to_pylist() if row["path"].startswith("a.tar")]
+    assert all(row["error"] is not None for row in cut)
+
+
+def test_an_archive_that_is_packed_anew_keeps_its_clips(files: Path, tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    pack(files, shards / "000.tar")
+    _, before = scan(shards, tmp_path / "catalog")
+    again, _ = scan(shards, tmp_path / "catalog")
+    assert (again.new, again.changed) == (0, 0)
+    names = sorted(files.iterdir())
+    random.Random(0).shuffle(names)
+    with tarfile.open(shards / "000.tar", "w") as archive:
+        for file in names:
+            archive.add(file, file.name)
+    _, after = scan(shards, tmp_path / "catalog")
+    assert sorted(after.uid) == sorted(before.uid)
+    row = [path.as_py() for path in after.path].index("000.tar/c.mkv")
+    assert len(load(Request(after.file(row), False, Shape(5, 16, 16)))) == 5
+
+
+def test_a_range_is_a_file(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 4
+    (tmp_path / "x.tar").write_bytes(data)
+    inside = location.Location(str(tmp_path / "x.tar"), "x.tar/y.bin", 100, 300)
+    with inside.open("rb") as file:
+        assert (file.read(3), file.seek(-5, 2), file.read(), file.read()) == (data[100:103], 295, data[395:400], b"")
+        assert file.seek(0) == 0
+        assert file.read() == data[100:400]

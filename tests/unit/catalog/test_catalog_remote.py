@@ -1,0 +1,160 @@
+"""Clips in a bucket of a real S3 server are those of the same files on disk."""
+
+from __future__ import annotations
+
+import http.server
+import tarfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import media_makers as media
+import numpy as np
+import pytest
+import s3_server
+from refused import refused
+
+from reelworks.catalog import location
+from reelworks.catalog.config import Source
+from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.scan import ScanResult, scan_sources
+from reelworks.catalog.store import Catalog
+from reelworks.core import retry
+from reelworks.core.file_cache import FileCache
+from reelworks.core.shape import Shape
+from reelworks.media.decode import MediaError, Request, load
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with s3_server.serve() as address:
+        yield address
+
+
+@pytest.fixture
+def cache(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A cache of 60 kB, and the variables that lead to the server."""
+    settings = {"AWS_ENDPOINT_URL": endpoint, "REELWORKS_CACHE": str(tmp_path / "cache"), "REELWORKS_CACHE_GB": "6e-5"}
+    for name, value in {**s3_server.CREDENTIALS, **settings}.items():
+        monkeypatch.setenv(name, value)
+    location._cache.cache_clear()
+    yield tmp_path / "cache"
+    location._cache.cache_clear()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    folder = tmp_path / "files"
+    (folder / "sub").mkdir(parents=True)
+    for i in range(4):
+        media.write_video(folder / f"clip {i}.mp4", num_frames=4 + i)
+        (folder / f"clip {i}.txt").write_text(f"caption {i}")
+    media.write_picture(folder / "sub" / "e.png")
+    (folder / "cut.mp4").write_bytes((folder / "clip 0.mp4").read_bytes()[:600])
+    with tarfile.open(folder / "shard.tar", "w") as archive:
+        archive.add(folder / "clip 1.mp4", "one.mp4")
+        archive.add(folder / "clip 1.txt", "one.txt")
+    (folder / "metadata.jsonl").write_text('{"file_name": "clip 2.mp4", "text": "from the list", "score": 5}\n')
+    return folder
+
+
+def upload(files: Path, bucket: str) -> str:
+    fs, _ = location.filesystem(f"s3://{bucket}")
+    fs.mkdir(bucket)
+    for file in files.rglob("*"):
+        if file.is_file():
+            fs.put_file(str(file), f"{bucket}/clips/{file.relative_to(files)}")
+    return f"s3://{bucket}/clips"
+
+
+def scan(path: str | Path, catalog: Path) -> tuple[ScanResult, CatalogRows]:
+    result = scan_sources([Source.from_path(path, "d")], catalog, workers=2)
+    return result, Catalog.open(catalog).live()
+
+
+def test_a_bucket_is_a_folder(files: Path, cache: Path, tmp_path: Path) -> None:
+    url = upload(files, "one")
+    _, own = scan(files, tmp_path / "own")
+    result, rows = scan(url, tmp_path / "remote")
+    wanted, found = ({row["path"]: row for row in r.to_table().to_pylist()} for r in (own, rows))
+    assert found.keys() == wanted.keys()
+    assert len(found) == 7
+    for path, row in found.items():
+        differing = {key for key, value in row.items() if value != wanted[path][key]}
+        assert differing <= {"root", "mtime_ns", "ordinal"}, path
+    assert result.bad_files[0][0] == f"{url}/cut.mp4"
+    again, _ = scan(url, tmp_path / "remote")
+    assert (again.new, again.changed, again.unchanged) == (0, 0, 7)
+    for i in np.flatnonzero(rows.readable).tolist():
+        shape = Shape(1 if rows.is_image[i] else 4, 16, 16)
+        at = rows.path[i].as_py()
+        where = own.file([path.as_py() for path in own.path].index(at))
+        requests = (Request(file, bool(rows.is_image[i]), shape) for file in (rows.file(i), where))
+        first, second = (load(request) for request in requests)
+        assert np.array_equal(first, second)
+    assert sum(file.stat().st_size for file in cache.glob("*/*")) <= 60_000
+
+
+def test_a_list_in_a_bucket_names_files_beside_it(files: Path, cache: Path, tmp_path: Path) -> None:
+    url = upload(files, "two")
+    _, rows = scan(f"{url}/metadata.jsonl", tmp_path / "catalog")
+    assert (rows.path.to_pylist(), rows.caption.to_pylist()) == (["clip 2.mp4"], ["from the list"])
+    assert rows.scores["score"].tolist() == [5.0]
+    fs, path = location.filesystem(f"{url}/metadata.jsonl")
+    fs.pipe_file(path, b'{"file_name": "clip 3.mp4", "caption": "another"}\n{"file_name": "gone.mp4"}\n')
+    _, rows = scan(f"{url}/metadata.jsonl", tmp_path / "catalog")
+    assert {row["path"]: row["error"] for row in rows.to_table().to_pylist()} == {
+        "clip 3.mp4": None,
+        "gone.mp4": "no such file",
+    }
+
+
+def test_a_bucket_that_goes_away(files: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clips without a copy fail by name; a scan is refused, and its catalog stays as it was."""
+    url = upload(files, "three")
+    _, rows = scan(url, tmp_path / "catalog")
+    fs, _ = location.filesystem(url)
+    fs.rm("three", recursive=True)
+    for copy in cache.glob("*/*"):
+        copy.unlink()
+    monkeypatch.setattr(retry, "WAITS_SECONDS", (0.0,))
+    with pytest.raises(MediaError):
+        load(Request(rows.file(0), False, Shape(4, 16, 16)))
+    with refused("storage-unreadable"):
+        scan(url, tmp_path / "catalog")
+    assert len(Catalog.open(tmp_path / "catalog").live()) == 7
+
+
+def test_a_web_server_gives_the_files_of_a_list(files: Path, cache: Path, tmp_path: Path) -> None:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(files))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        root = f"http://127.0.0.1:{server.server_port}"
+        (tmp_path / "list.csv").write_text(f"video,caption\n{root}/clip%202.mp4,a\nsub/e.png,b\nnone.mp4,c\n")
+        source = Source.from_path(tmp_path / "list.csv", root=root)
+        scan_sources([source], tmp_path / "catalog", workers=1)
+        rows = Catalog.open(tmp_path / "catalog").live()
+        errors = {row["path"]: (row["num_frames"], row["error"]) for row in rows.to_table().to_pylist()}
+        server.shutdown()
+    assert errors == {"clip%202.mp4": (6, None), "sub/e.png": (1, None), "none.mp4": (0, "no such file")}
+
+
+def test_the_copies_used_last_stay(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path, 1000)
+    for i in range(50):
+        cache.get("always", lambda path: path.write_bytes(b"x" * 100))
+        cache.get(f"{i:02d}", lambda path: path.write_bytes(b"y" * 90))
+        sizes = {file.name: file.stat().st_size for file in tmp_path.glob("*/*")}
+        assert sum(sizes.values()) <= 1000
+        assert {"always", f"{i:02d}"} <= sizes.keys()
+
+    def fails(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        cache.get("never", fails)
+    assert not list(tmp_path.glob("*/never*"))
