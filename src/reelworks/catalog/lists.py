@@ -178,7 +178,7 @@ def _table(file: Path) -> Any:
         table = table.rename_columns([name.strip() for name in table.column_names])
         for i, name in enumerate(table.column_names):
             if name in (PATH, *CAPTIONS):
-                table = table.set_column(i, name, _texts(table.column(i)))
+                table = table.set_column(i, name, _texts(table.column(i) if name == PATH else _joined(table.column(i))))
     except (OSError, ValueError, pa.ArrowException) as error:
         problem = "the list does not exist" if not file.exists() else f"the list cannot be read: {error}"
         raise UserError(
@@ -215,6 +215,19 @@ def _texts(column: Any) -> Any:
     texts = column.cast(_TEXT)
     texts.validate(full=True)  # reading a file does not check that texts are UTF-8
     return pa.chunked_array(texts, _TEXT).combine_chunks()
+
+
+def _joined(column: Any) -> Any:
+    """Return a column of lists as one of texts, with a line for each text of a list; leave any other column alone."""
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        return column
+    lists = column.combine_chunks()
+    texts = _texts(pa.chunked_array([lists.flatten()]))
+    single = pc.fill_null(pc.replace_substring_regex(texts, pattern=r"\s*[\r\n]\s*", replacement=" "), "")
+    ends = np.cumsum(as_numpy(pc.fill_null(pc.list_value_length(lists), 0)))
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, single), pa.scalar("\n", _TEXT))
+    return pa.chunked_array([joined], _TEXT)
 
 
 def _captions(column: Any) -> Any:

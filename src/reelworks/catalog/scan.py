@@ -35,7 +35,7 @@ class Look(NamedTuple):
     """A request to examine one file."""
 
     file: str
-    captioned: bool  # whether to read its caption file
+    captioned: int  # number of its caption files to read
     open: bool  # whether to open the file; otherwise only its caption is read
     known: str  # fingerprint of the content at the last scan, which need not be measured again
     problem: str | None = None  # found by the listing; the file is then not opened
@@ -56,7 +56,7 @@ def examine(order: Look) -> Finding:
         return Finding(None, "", error=order.problem)
     path = Path(order.file)
     try:
-        caption = listing.read(path) if order.captioned else None
+        caption = listing.read(path, order.captioned) if order.captioned else None
         fingerprint = digests.fingerprint_file(path) if order.open else None
     except OSError as error:
         return Finding(None, "", error=f"cannot be read: {error.strerror}")
@@ -168,7 +168,7 @@ class Update:
         for i in np.flatnonzero(listed.look).tolist():
             entry, position = listed.files.entries[i], int(listed.position[i])
             known = self._live.fingerprint[position].as_py() if position >= 0 else ""
-            file, captioned = f"{listed.root}/{entry.path}", entry.captioned and read_captions
+            file, captioned = f"{listed.root}/{entry.path}", entry.captioned if read_captions else 0
             yield Task(listed, i, Look(file, captioned, bool(listed.open[i]), known, entry.problem))
 
     def apply(self, task: Task, finding: Finding) -> None:
