@@ -1,7 +1,7 @@
 """Read lists of files as CSV, Parquet or JSON lines, with a column each for paths, captions and scores.
 
     path             required; absolute, or relative to the list's folder or to `root`
-    text, caption    the clip's caption; without either, its caption file is read
+    text, caption    the clip's caption, or a list of them; without either, its caption file is read
     aes, flow, …     any other column of numbers is a score, which filters and captions may use
 
 Columns of values that the catalog measures itself, and other columns of texts, are ignored. Columns are processed
