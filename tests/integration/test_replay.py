@@ -88,6 +88,7 @@ def check(run: Path, world: int) -> list[Replay]:
 
 def test_every_step_is_told_as_the_model_was_fed(tiny, tmp_path):
     recipe = tiny(train={"max_steps": 8, "gradient_accumulation_steps": 2}, **BUSY)
+    recipe["dataset"][0] |= {"flip": 0.5, "jitter_hue": 0.1, "shuffle_tags": True, "tag_separator": " "}
     assert children.in_child(_train_and_tell, recipe) == 0
     replays = check(tmp_path / RUN, 1)
     fed = json.loads((tmp_path / RUN / "fed.json").read_text())
@@ -107,6 +108,8 @@ def test_every_step_is_told_as_the_model_was_fed(tiny, tmp_path):
             top, left = clip["crop"]
             cropped = look.whole[top : top + one["height"], left : left + one["width"]]
             assert np.array_equal(cropped, look.frames[0])
+    clips = [c for told in replays for m in told.to_json()["micro_batches"] for c in m["clips"]]
+    assert {clip["augmentation"]["flip"] for clip in clips} == {True, False}
     assert any(True in given["dropped"] for given in fed)
     assert any(False in mask for given in fed for mask in given["masks"])
 

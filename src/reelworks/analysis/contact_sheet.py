@@ -11,6 +11,7 @@ from reelworks.core.hash_rng import Purpose, hash64
 from reelworks.core.shape import Shape
 from reelworks.data import decode_requests
 from reelworks.media import decode
+from reelworks.media.crop_box import crop_box
 from reelworks.media.decode import Frames, MediaError, Request, load
 from reelworks.models import components
 from reelworks.recipe.dataset import RecipeData
@@ -42,9 +43,10 @@ class SampleView:
         lost: Share of the frame's area that the crop cuts away.
         first_frame: Number of the first source frame read.
         step: Distance in source frames from one frame read to the next.
-        window: (top, left, height, width) of the crop in `whole`.
+        window: (top, left, height, width) of the crop in `whole`; that of a rotated clip has the same size and centre.
         frames: `[T, H, W, 3]` frames that training reads; None if the clip cannot be read.
-        whole: `[h, w, 3]` first frame read, resized as for training but not cropped; None if it cannot be read.
+        whole: `[h, w, 3]` first frame read, resized, mirrored and recoloured as for training, but neither rotated nor
+            cropped; None if it cannot be read.
         beside: Companions of the clip, and its first frame if the model is conditioned on it.
         error: Why the clip cannot be trained, or empty.
     """
@@ -77,21 +79,23 @@ def sample_views(data: RecipeData, entries: Samples, lost: NDArray[np.float64], 
     rows, bucket = data.rows.find(entries.uid), int(entries.bucket[0])
     built = decode_requests.decode_requests(data, rows, entries.copy, bucket, epoch=epoch)
     companions = decode_requests.companion_requests(data, rows, built)
+    captions = decode_requests.captions_of(data, rows, entries.copy, epoch=epoch)
     return [
-        _sample_view(data, row, share, request, {kind: all_[i] for kind, all_ in companions.items()})
+        _sample_view(data, row, share, request, {kind: all_[i] for kind, all_ in companions.items()}, captions[i])
         for i, (row, share, request) in enumerate(zip(rows.tolist(), lost.tolist(), built, strict=True))
     ]
 
 
 def _sample_view(
-    data: RecipeData, row: int, lost: float, request: Request, companions: dict[str, Request | None]
+    data: RecipeData, row: int, lost: float, request: Request, companions: dict[str, Request | None], caption: str
 ) -> SampleView:
     rows = data.rows
     source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
     first, window, resized = placed(request, source)
     frames, whole, beside, error = None, None, list[CompanionFrames](), ""
     try:
-        frames, whole = load(request), load(replace(request, shape=resized))[0]
+        upright = replace(request.augmentation, degrees=0.0)
+        frames, whole = load(request), load(replace(request, shape=resized, augmentation=upright))[0]
         if components.conditioning(data.recipe.model).first_frame is not None and len(frames) > 1:
             beside.append(CompanionFrames("first_frame", "", frames[:1]))
         for kind, companion in companions.items():
@@ -101,7 +105,7 @@ def _sample_view(
         error = str(problem)
     return SampleView(
         path=rows.label(row),
-        caption=decode_requests.caption_of_row(data, row),
+        caption=caption,
         source=source,
         lost=lost,
         first_frame=first,
@@ -132,10 +136,7 @@ def placed(request: Request, source: Shape) -> tuple[int, tuple[int, int, int, i
         The first frame's number; (top, left, height, width) of the crop in the resized frame; and the shape of the
         resized frames without the crop.
     """
-    shape = request.shape
-    height, width = decode.cover(source.height, source.width, shape.height, shape.width)
-    top = decode.crop_offset(height, shape.height, request.crop_draw[0])
-    left = decode.crop_offset(width, shape.width, request.crop_draw[1])
+    shape, box = request.shape, crop_box(request, source)
     indices = decode.frame_indices(source.num_frames, shape.num_frames, request.step, request.first_frame_draw)
-    window = (top, left, shape.height, shape.width)
-    return int(indices[0]), window, Shape(shape.num_frames, height, width)
+    window = (box.top, box.left, shape.height, shape.width)
+    return int(indices[0]), window, Shape(shape.num_frames, box.resized_height, box.resized_width)

@@ -176,6 +176,11 @@ RULES: dict[str, Callable[[CatalogRows], Finding]] = {
         f"CLIP text encoders read only the first {MAX_TOKENS} tokens; put what matters first",
     ),
     "captions_equal": _captions_equal,
+    "captions_lines": _ClipRule(
+        lambda rows: pc.match_substring(rows.caption.fill_null(""), "\n"),
+        "{captions_have} several lines",
+        'if each line is a caption of its own, set captions = "lines" in [[dataset]] to draw one at each use',
+    ),
     "few_pictures": _few_pictures,
     "duplicates": _ClipRule(
         _duplicates,
@@ -208,6 +213,19 @@ RULES: dict[str, Callable[[CatalogRows], Finding]] = {
         lambda rows: rows.has_alpha, "{clips} with transparency", "they are drawn on a white background"
     ),
 }
+
+
+_SIDES = r"(?i)\b(left|right)\b"
+
+
+def mirrored_sides(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[dict[str, Any]]:
+    """Return datasets that are flipped although captions name sides, as {"dataset", "clips"}."""
+    found = []
+    for name in [d.dataset_name for d in datasets if d.flip > 0]:
+        captions = rows.caption.filter(pa.array(rows.of_datasets([name]) & rows.readable))
+        if clips := pc.sum(pc.match_substring_regex(captions, _SIDES)).as_py():
+            found.append({"dataset": name, "clips": clips})
+    return found
 
 
 def shared_files(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[dict[str, Any]]:

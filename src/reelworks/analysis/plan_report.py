@@ -43,6 +43,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         "left_out": rejections.counts(data, left_out),
         "reasons": rejections.named(data, left_out),
         "exclude_list_unmatched": data.exclude_list.unmatched(rows),
+        "mirrored_sides": data_advice.mirrored_sides(data.recipe.dataset, rows),
         "shared_files": data_advice.shared_files(data.recipe.dataset, rows),
         "buckets": [bucket for bucket in buckets if bucket["clips"]],
         "empty_buckets": [bucket["name"] for bucket in buckets if not bucket["clips"]],
@@ -97,6 +98,12 @@ def warnings(summary: Json) -> list[str]:
         lines.append(
             f"the datasets {outer} and {inner} share {count}, which an epoch trains twice; "
             "remove one of the datasets, or give it a name if this is intended"
+        )
+    for mirrored in summary["mirrored_sides"]:
+        count = "1 caption names" if mirrored["clips"] == 1 else f"{mirrored['clips']} captions name"
+        lines.append(
+            f"the dataset {mirrored['dataset']} has flip, but {count} left or right, which would be wrong of a "
+            "mirrored clip; set flip = 0 there, or keep these clips in a dataset of their own"
         )
     return lines
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -127,6 +127,54 @@ class DatasetConfig(Config):
         description="Train a LoRA on these clips to predict what the base model predicts without it, instead of the "
         "clips themselves. This regularises: it keeps the model's knowledge of similar subjects from drifting.",
     )
+    captions: Literal["whole", "lines"] = Field(
+        default="whole",
+        description='"lines": each line of a clip\'s text is a caption of its own, and each use of the clip draws one '
+        'of them; "whole": the text is one caption. Caption files with a number (cat.txt, cat.1.txt, cat.2.txt, …) and '
+        "the texts of a list's column of lists are a line each.",
+    )
+    shuffle_tags: bool = Field(
+        default=False, description="Put the tags of a caption into another order at each use; for captions of tags."
+    )
+    tag_dropout: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Probability of each tag to be left out of the caption at a use of the clip.",
+    )
+    keep_tags: int = Field(
+        default=0,
+        ge=0,
+        description="Number of tags at the beginning of a caption that shuffle_tags and tag_dropout leave in place.",
+    )
+    tag_separator: _Text = Field(default=",", description="Text between two tags.")
+    flip: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Probability that a use of a clip swaps left and right. Not for clips with writing in them, nor for "
+        "captions that name sides.",
+    )
+    rotate_degrees: float = Field(
+        default=0.0,
+        ge=0,
+        le=45,
+        description="Largest rotation, clockwise or against it; each use of a clip draws its own. A rotated clip shows "
+        "a smaller part of the file, so that it has no empty corners.",
+    )
+    jitter_brightness: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Largest change of brightness at a use of a clip: 0.1 for factors of 0.9 to 1.1.",
+    )
+    jitter_contrast: float = Field(default=0.0, ge=0, le=1, description="Largest change of contrast, likewise.")
+    jitter_saturation: float = Field(
+        default=0.0, ge=0, le=1, description="Largest change of saturation, likewise; 1 may leave no colour."
+    )
+    jitter_hue: float = Field(
+        default=0.0, ge=0, le=0.5, description="Largest turn of the colours, as a share of the full circle."
+    )
 
     @field_validator("root")
     @classmethod
@@ -182,6 +230,15 @@ class DatasetConfig(Config):
     def dataset_name(self) -> str:
         """Name of the dataset: `name`, or the name of the folder or list."""
         return self.place.name
+
+
+# Keys that change how clips and captions are shown, but not which clips are trained or when.
+SHOWING = frozenset(
+    (
+        *("caption", "captions", "shuffle_tags", "tag_dropout", "keep_tags", "tag_separator", "flip", "rotate_degrees"),
+        *("jitter_brightness", "jitter_contrast", "jitter_saturation", "jitter_hue"),
+    )
+)
 
 
 def _is_list(info: ValidationInfo) -> bool:

@@ -28,19 +28,28 @@ NO_MEDIA = "its extension is not that of a video or picture"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def read(media: MediaPath, inside: Range | None = None) -> str | None:
+def read(media: MediaPath, files: int = 1, inside: Range | None = None) -> str | None:
     """Read a clip's caption as UTF-8, stripped of white space and of a byte order mark.
 
     The caption of a member of an archive is a range of it, `inside`.
 
     Text with a UTF-16 byte order mark, which editors on Windows write, is decoded as such. Invalid bytes become
-    U+FFFD: one wrong character must not exclude the clip. The caption of a clip without a caption file is None.
+    U+FFFD: one wrong character must not exclude the clip. The caption of a clip without a caption file is None. Of
+    several `files` (`SourceFile.captioned`), each becomes a line.
     """
     if inside is not None:
         assert isinstance(media, location.Location)
         return archive.caption_of(media.bytes_at(inside.start, inside.size), inside.suffix)
+    if files <= 1:
+        return _read(media.with_suffix(SUFFIX))
+    texts = [_read(media.with_suffix(suffix)) for suffix in (SUFFIX, *(f".{n}{SUFFIX}" for n in range(1, files)))]
+    there = [" ".join(text.split()) for text in texts if text is not None]
+    return "\n".join(filter(None, there)) if there else None
+
+
+def _read(file: MediaPath) -> str | None:
     try:
-        data = media.with_suffix(SUFFIX).read_bytes()
+        data = file.read_bytes()
     except FileNotFoundError:
         return None
     encoding = "utf-16" if data.startswith(_UTF_16) else "utf-8-sig"
@@ -53,7 +62,7 @@ class SourceFile(NamedTuple):
     path: str  # below the listed folder, with forward slashes
     size_bytes: int
     mtime_ns: int
-    captioned: bool  # whether it may have a caption file
+    captioned: int  # number of caption files that it may have: x.txt, x.1.txt, x.2.txt, …; the first may be missing
     problem: str | None = None  # why it cannot be opened, if the folder entry shows that already
     start: int = -1  # first byte in an archive; -1 for a file of its own
     caption: Range | None = None  # of a member of an archive
@@ -161,6 +170,18 @@ def archived(path: str, changed_ns: int, file: BinaryIO, others: Counter[str]) -
         )
 
 
+def _caption_files(media: Path, names: set[str]) -> int:
+    """Count the caption files of a clip; x.1.txt belongs to a file x.1.mp4 if there is one, not to x.mp4."""
+    count = 0
+    while f"{media.stem}.{count + 1}{SUFFIX}" in names and not _is_media(f"{media.stem}.{count + 1}", names):
+        count += 1
+    return count + 1 if count or f"{media.stem}{SUFFIX}" in names else 0
+
+
+def _is_media(stem: str, names: set[str]) -> bool:
+    return any(stem + extension in names or stem + extension.upper() in names for extension in probe.EXTENSIONS)
+
+
 def _is_run(run: RunFolder) -> bool:
     """Return whether `run.json` is that of a run: footage beside another file of that name must be kept."""
     try:
@@ -172,7 +193,7 @@ def _is_run(run: RunFolder) -> bool:
 
 def _entry(entry: os.DirEntry[str], prefix: str, names: set[str]) -> SourceFile:
     path = prefix + entry.name
-    captioned = Path(entry.name).with_suffix(SUFFIX).name in names
+    captioned = _caption_files(Path(entry.name), names)
     if not path.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in path):
         readable = os.fsencode(path).decode("utf-8", errors="backslashreplace")
         return SourceFile(readable, 0, 0, False, "file name is not UTF-8")

@@ -2,7 +2,7 @@
 
     path             required; absolute, or relative to the list's folder or to `root`. Other names of the column are
                      file_name (Hugging Face), video_path and image_path (musubi-tuner), video, image
-    text, caption    the clip's caption; without either, its caption file is read
+    text, caption    the clip's caption, or a list of them; without either, its caption file is read
     aes, flow, …     any other column of numbers is a score, which filters and captions may use
 
 Columns of values that the catalog measures itself, and other columns of texts, are ignored. Columns are processed
@@ -242,7 +242,7 @@ def _table(file: MediaPath) -> Any:
             table = table.rename_columns([PATH if name == alias else name for name in table.column_names])
         for i, name in enumerate(table.column_names):
             if name in (PATH, *CAPTIONS):
-                table = table.set_column(i, name, _texts(table.column(i)))
+                table = table.set_column(i, name, _texts(table.column(i) if name == PATH else _joined(table.column(i))))
     except (OSError, ValueError, pa.ArrowException) as error:
         missing = isinstance(error, FileNotFoundError)
         problem = "the list does not exist" if missing else f"the list cannot be read: {error}"
@@ -281,6 +281,19 @@ def _texts(column: Any) -> Any:
     texts = column.cast(_TEXT)
     texts.validate(full=True)  # reading a file does not check that texts are UTF-8
     return pa.chunked_array(texts, _TEXT).combine_chunks()
+
+
+def _joined(column: Any) -> Any:
+    """Return a column of lists as one of texts, with a line for each text of a list; leave any other column alone."""
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        return column
+    lists = column.combine_chunks()
+    texts = _texts(pa.chunked_array([lists.flatten()]))
+    single = pc.fill_null(pc.replace_substring_regex(texts, pattern=r"\s*[\r\n]\s*", replacement=" "), "")
+    ends = np.cumsum(as_numpy(pc.fill_null(pc.list_value_length(lists), 0)))
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, single), pa.scalar("\n", _TEXT))
+    return pa.chunked_array([joined], _TEXT)
 
 
 def _captions(column: Any) -> Any:

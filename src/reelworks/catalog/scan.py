@@ -37,7 +37,7 @@ class Look(NamedTuple):
     """A request to examine one file."""
 
     file: MediaPath
-    captioned: bool  # whether to read its caption file
+    captioned: int  # number of its caption files to read
     open: bool  # whether to open the file; otherwise only its caption is read
     known: str  # fingerprint of the content at the last scan, which need not be measured again
     problem: str | None = None  # found by the listing; the file is then not opened
@@ -60,7 +60,7 @@ def examine(order: Look) -> Finding:
     if order.problem is not None:
         return Finding(None, "", error=order.problem)
     try:
-        caption = listing.read(order.file, order.caption) if order.captioned else None
+        caption = listing.read(order.file, order.captioned, order.caption) if order.captioned else None
         if order.open and order.stated is not None:
             return Finding(caption, order.fingerprint, order.stated)
         path = location.local(order.file) if order.open else order.file
@@ -181,7 +181,7 @@ class Update:
             entry, position = listed.files.entries[i], int(listed.position[i])
             known = self._live.fingerprint[position].as_py() if position >= 0 else ""
             file = location.below(listed.root, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
-            captioned = entry.captioned and read_captions
+            captioned = entry.captioned if read_captions else 0
             stated = (entry.stated, f"{entry.size_bytes:x}-{entry.mtime_ns:x}")
             look = Look(file, captioned, bool(listed.open[i]), known, entry.problem, entry.caption, *stated)
             yield Task(listed, i, look)

@@ -66,13 +66,17 @@ def _print(value: dict[str, Any]) -> None:
 
 
 def _clip(clip: dict[str, Any]) -> str:
-    generated = clip["generated"]
+    generated, augmented = clip["generated"], clip["augmentation"]
     parts = [
         clip["path"] + (f" (copy {clip['copy']})" if clip["copy"] else ""),
         f"from frame {clip['first_frame']}",
         "crop at {}, {} of {}×{}".format(*clip["crop"], *clip["resized"]),
         f"timestep {clip['timestep_before_shift']:.1f} shifted to {clip['timestep']:.1f}",
     ]
+    if augmented["flip"]:
+        parts.append("mirrored")
+    if augmented["degrees"]:
+        parts.append(f"rotated by {augmented['degrees']:.1f}°")
     if not all(generated):
         parts.append("conditioning frames " + "".join("-" if g else "g" for g in generated))
     if clip["caption_dropped"]:

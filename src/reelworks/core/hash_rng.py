@@ -38,6 +38,12 @@ class Purpose(IntEnum):
     WINDOW = 14
     SHARE = 15
     EXPERT = 16
+    FLIP = 17
+    ROTATION = 18
+    COLOR = 19
+    CAPTION = 20
+    TAG_DROPOUT = 21
+    TAG_ORDER = 22
 
 
 def _mix(x: U64) -> U64:

@@ -17,7 +17,7 @@ from reelworks.buckets.assign import Assignment, Clips, Reason
 from reelworks.buckets.table import BucketTable
 from reelworks.catalog import companions
 from reelworks.catalog.companions import Found
-from reelworks.catalog.config import DatasetConfig, Source
+from reelworks.catalog.config import SHOWING, DatasetConfig, Source
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests
@@ -40,7 +40,7 @@ _MOST = 1 << 30  # more clips and repeats would not fit into memory
 # Only the buckets that result from these are digested.
 _BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size"}
 # Clips that lack a companion are covered by the catalog's digest.
-_NOT_OF_A_PLAN = {"path", "root", "caption", *companions.KINDS}
+_NOT_OF_A_PLAN = {"path", "root", *SHOWING, *companions.KINDS}
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,11 @@ class Dataset:
         rows = np.full(int(self.rows.ordinal.max(initial=-1)) + 1, -1, dtype=np.int64)
         rows[self.rows.ordinal] = np.arange(len(self.rows))
         return rows
+
+    @cached_property
+    def dataset_by_name(self) -> dict[str, DatasetConfig]:
+        """The spec's datasets by name."""
+        return {d.dataset_name: d for d in self.spec.datasets}
 
     @cached_property
     def exclude_list(self) -> ExcludeList:

@@ -9,27 +9,32 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.catalog import template
+from reelworks.catalog import captions, template
 from reelworks.catalog.companions import Found
+from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core import hash_rng
-from reelworks.core.hash_rng import Purpose
+from reelworks.core.hash_rng import U64, Purpose
 from reelworks.core.shape import Shape
 from reelworks.data.dataset import Dataset
 from reelworks.media import decode
+from reelworks.media.augment import NO_AUGMENTATION, Augmentation
+from reelworks.media.crop_box import CropBox, crop_box
 from reelworks.media.decode import Request
 
 
 def decode_requests(
-    data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], bucket: int, *, epoch: int
+    data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], bucket: int, *, epoch: int, augments: bool = True
 ) -> list[Request]:
     """Return the decode requests of clips, by index in `data.rows`, that an epoch shows in one bucket.
 
-    `copies` combine `copy` and `repeat_index` of each clip, as `schedule.plan.draw_copies` numbers them.
+    `copies` combine `copy` and `repeat_index` of each clip, as `schedule.plan.draw_copies` numbers them. Without
+    `augments`, as for validation, no clip is flipped, rotated or recoloured.
     """
     config, shape, r = data.spec.data, data.table.buckets[bucket].shape, data.rows
-    first, down, across = _draws(data, r.uid[rows], copies, epoch)
+    words = hash_rng.hash64(data.spec.seed, epoch, r.uid[rows], copies)
+    first, down, across = _draws(data, words)
     return [
         Request(
             path=r.file(row),
@@ -41,6 +46,8 @@ def decode_requests(
             short_clips=config.short_clips,
             measures=Shape(int(r.num_frames[row]), int(r.height[row]), int(r.width[row])) if data.companions else None,
             size=(int(r.height[row]), int(r.width[row])),
+            resize=config.resize,
+            augmentation=_augmentation(dataset_of_row(data, row), words[i]) if augments else NO_AUGMENTATION,
         )
         for i, row in enumerate(rows.tolist())
     ]
@@ -63,25 +70,47 @@ def _of_companion(companions: Found, row: int, own: Request) -> Request | None:
     at = int(companions.row[row])
     if at < 0:
         return None
-    is_image = companions.rows.kind[at].as_py() == "image"
     size = (int(companions.rows.height[at]), int(companions.rows.width[at]))
-    nearest = companions.kind == "loss_mask"
-    return replace(own, path=companions.rows.file(at), is_image=is_image, size=size, nearest=nearest)
+    is_image = companions.rows.kind[at].as_py() == "image"
+    own = replace(own, path=companions.rows.file(at), is_image=is_image, size=size)
+    if companions.kind == "source":  # the clip is an edit of it, and the difference must remain the edit
+        return own
+    # The values of controls and masks are measures, not colours.
+    return replace(own, nearest=companions.kind == "loss_mask", augmentation=own.augmentation.without_color())
 
 
-def _draws(
-    data: Dataset, uids: NDArray[np.uint64], copies: NDArray[np.int64], epoch: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def _draws(data: Dataset, words: U64) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Draw the start of each clip and its crop along height and width, all in [0, 1)."""
-    seed, config = data.spec.seed, data.spec.data
-    first, down, across = np.zeros(len(uids)), np.full(len(uids), 0.5), np.full(len(uids), 0.5)
+    config, n = data.spec.data, len(words)
+    first, down, across = np.zeros(n), np.full(n, 0.0 if config.crop == "top" else 0.5), np.full(n, 0.5)
     if config.clip_start == "random":
-        first = hash_rng.uniform(hash_rng.hash64(seed, epoch, uids, copies, Purpose.FIRST_FRAME))
+        first = hash_rng.uniform(hash_rng.extend(words, Purpose.FIRST_FRAME))
     if config.crop == "random":
-        down, across = (
-            hash_rng.uniform(hash_rng.hash64(seed, epoch, uids, copies, Purpose.CROP, axis)) for axis in (0, 1)
-        )
+        down, across = (hash_rng.uniform(hash_rng.extend(words, Purpose.CROP, axis)) for axis in (0, 1))
     return first, down, across
+
+
+def _augmentation(dataset: DatasetConfig, word: U64) -> Augmentation:
+    """Draw the changes to the frames of one use of a clip."""
+
+    def around(middle: float, most: float, *purpose: int) -> float:
+        return middle + most * (2 * float(hash_rng.uniform(hash_rng.extend(word, *purpose))) - 1) if most else middle
+
+    return Augmentation(
+        flip=bool(hash_rng.passes(hash_rng.extend(word, Purpose.FLIP), dataset.flip)),
+        degrees=around(0.0, dataset.rotate_degrees, Purpose.ROTATION),
+        brightness=around(1.0, dataset.jitter_brightness, Purpose.COLOR, 0),
+        contrast=around(1.0, dataset.jitter_contrast, Purpose.COLOR, 1),
+        saturation=around(1.0, dataset.jitter_saturation, Purpose.COLOR, 2),
+        hue=around(0.0, dataset.jitter_hue, Purpose.COLOR, 3),
+    )
+
+
+def crop_boxes(data: Dataset, rows: NDArray[np.int64], requests: Sequence[Request]) -> tuple[CropBox, ...]:
+    """Return the size of each clip's file and the place of its crop."""
+    r = data.rows
+    sources = (Shape(int(r.num_frames[row]), int(r.height[row]), int(r.width[row])) for row in rows.tolist())
+    return tuple(crop_box(request, source) for request, source in zip(requests, sources, strict=True))
 
 
 def shown_fps(data: Dataset, row: int) -> float:
@@ -92,15 +121,33 @@ def shown_fps(data: Dataset, row: int) -> float:
     return fps / float(decode.frame_step(fps, data.spec.data))
 
 
-def caption_of_row(data: Dataset, row: int) -> str:
-    """Return the caption template of a row's dataset, filled with the row's caption and numbers."""
-    rows = data.rows
-    name = rows.dataset[row].as_py()
-    dataset = next(d for d in data.spec.datasets if d.dataset_name == name)
+def dataset_of_row(data: Dataset, row: int) -> DatasetConfig:
+    """Return the dataset of a row."""
+    return data.dataset_by_name[data.rows.dataset[row].as_py()]
+
+
+def captions_of(
+    data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], *, epoch: int, draws: bool = True
+) -> tuple[str, ...]:
+    """Return the captions with which an epoch shows clips, by index in `data.rows`; `copies` as for decode requests.
+
+    Without `draws`, as for validation, each clip has its first caption with the tags as they are.
+    """
+    words = hash_rng.hash64(data.spec.seed, epoch, data.rows.uid[rows], copies)
+    return tuple(caption_of_row(data, row, words[i] if draws else None) for i, row in enumerate(rows.tolist()))
+
+
+def caption_of_row(data: Dataset, row: int, word: U64 | None = None) -> str:
+    """Return the caption template of a row's dataset, filled with a caption of the row and its numbers.
+
+    `word` is the hash of the use (seed, epoch, uid and copy) from which caption and tags are chosen; without it, the
+    caption is the first, with its tags as they are.
+    """
+    rows, dataset = data.rows, dataset_of_row(data, row)
     form, text = dataset.caption, rows.caption[row].as_py() or dataset.missing_caption
     assert text is not None, "clips without a caption are excluded unless missing_caption is set"
     numbers = {column: _number(rows, row, column) for column in template.names(form)}
-    return template.fill(form, text, numbers)
+    return template.fill(form, captions.chosen(text, dataset, word), numbers)
 
 
 def _number(rows: CatalogRows, row: int, column: str) -> float:

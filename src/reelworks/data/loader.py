@@ -23,6 +23,7 @@ from reelworks.data import decode_requests, resume, segment_record
 from reelworks.data.dataset import Dataset
 from reelworks.data.position import DataPosition, next_epoch
 from reelworks.media import decode
+from reelworks.media.crop_box import CropBox
 from reelworks.media.decode import DecodePool, Failure, Frames, Request
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import plan as planning
@@ -49,6 +50,7 @@ class MicroBatchRequest:
         captions, fps: Caption and frames per second of each clip, as the model gets them.
         companions: Decode requests of companions by kind, None for a clip whose dataset has none of the kind.
         target_is_base: True for a clip whose target is the base model's prediction.
+        crops: Size of each clip's file and place of its crop; empty if they are not known.
         clips_in_step: Clips that count in the loss of the optimizer step, over all ranks.
     """
 
@@ -67,6 +69,7 @@ class MicroBatchRequest:
     fps: tuple[float, ...]
     companions: Mapping[str, tuple[Request | None, ...]] = field(default_factory=dict)
     target_is_base: tuple[bool, ...] = ()
+    crops: tuple[CropBox, ...] = ()
     clips_in_step: int = 1
 
     @property
@@ -245,12 +248,16 @@ class StepSource:
         is_idle: bool = False,
         repeat_index: NDArray[np.int32] | None = None,
         clips_in_step: int | None = None,
+        augments: bool = True,
     ) -> MicroBatchRequest:
-        """Return the complete request of one micro-batch, whose clips have one bucket."""
+        """Return the complete request of one micro-batch, whose clips have one bucket.
+
+        Without `augments`, clips are neither flipped, rotated nor recoloured, and have their first caption.
+        """
         rows, bucket = np.searchsorted(self.data.rows.ordinal, clips.ordinal), int(clips.bucket[0])
         repeat_index = np.zeros(len(clips), dtype=np.int32) if repeat_index is None else repeat_index
         drawn = planning.draw_copies(clips.copy, repeat_index)
-        read = decode_requests.decode_requests(self.data, rows, drawn, bucket, epoch=epoch)
+        read = decode_requests.decode_requests(self.data, rows, drawn, bucket, epoch=epoch, augments=augments)
         base = {d.dataset_name for d in self.data.spec.datasets if d.prior_prediction}
         return MicroBatchRequest(
             epoch=epoch,
@@ -264,10 +271,11 @@ class StepSource:
             copies=clips.copy,
             repeat_index=repeat_index,
             requests=tuple(read),
-            captions=tuple(decode_requests.caption_of_row(self.data, r) for r in rows.tolist()),
+            captions=decode_requests.captions_of(self.data, rows, drawn, epoch=epoch, draws=augments),
             fps=tuple(decode_requests.shown_fps(self.data, r) for r in rows.tolist()),
             companions=decode_requests.companion_requests(self.data, rows, read),
             target_is_base=tuple(self.data.rows.dataset[r].as_py() in base for r in rows.tolist()),
+            crops=decode_requests.crop_boxes(self.data, rows, read),
             clips_in_step=len(clips) if clips_in_step is None else clips_in_step,
         )
 

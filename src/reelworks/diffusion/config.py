@@ -43,6 +43,9 @@ class ObjectiveConfig(Config):
             computed. A narrow network over large patches cannot reproduce the noise in a velocity, but can predict
             the sample.
         caption_dropout: Share of clips trained with the empty caption, which guidance needs.
+        crop_conditioning: What a network that takes crops (SDXL) is told of each picture. `file`: the size of its
+            file, and where in it the crop lies, as its published weights expect; `none`: the size of its bucket,
+            without a crop.
     """
 
     name: Literal["rectified-flow", "iddpm", "epsilon", "v-prediction"] = "rectified-flow"
@@ -55,6 +58,7 @@ class ObjectiveConfig(Config):
     mask_ratios: dict[str, float] = Field(default_factory=dict)
     prediction: Literal["velocity", "sample"] = "velocity"
     caption_dropout: float = Field(default=0.1, ge=0, le=1)
+    crop_conditioning: Literal["file", "none"] = "file"
 
     @field_validator("timestep_shift")
     @classmethod

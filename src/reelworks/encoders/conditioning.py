@@ -22,7 +22,7 @@ _GREY = 127.5  # 0 in [-1, 1]
 def encode_conditioning(
     encoder: LiveEncoder, latent_BCTHW: Tensor, companions: Mapping[str, Tensor], first_BHWC: Tensor, num_frames: int
 ) -> dict[str, Tensor]:
-    """Return the last four inputs of a denoiser; see `models.api.DenoiserInputs`.
+    """Return the inputs of companions and first frames of a denoiser; see `models.api.DenoiserInputs`.
 
     Companions are `[B, T, H, W, 3]` uint8 frames by name, and the first frames are uint8 too. A picture
     (`num_frames` is 1) is its own first frame, so that none is encoded for it.

@@ -10,6 +10,7 @@ from reelworks.core.config import Config
 
 ShortClips = Literal["reject", "hold", "loop"]
 RenamedClips = Literal["same", "new"]
+Resize = Literal["bicubic", "lanczos", "area"]
 
 
 class DataConfig(Config):
@@ -26,7 +27,16 @@ class DataConfig(Config):
         'leaves them out (too_short), "hold" repeats their last frame, "loop" plays them again from the start; both '
         "use the entry with the fewest frames",
     )
-    crop: Literal["center", "random"] = Field("center", description="part used of a wider or taller frame")
+    crop: Literal["center", "random", "top"] = Field(
+        "center",
+        description='part used of a wider or taller frame; "random" draws it anew in each epoch, "top" keeps the upper '
+        "edge of a taller one, where portraits have the head",
+    )
+    resize: Resize = Field(
+        "bicubic",
+        description='filter of resizing. Each averages over all pixels that it makes smaller; "lanczos" is sharper '
+        'and may leave halos at edges, "area" is softer and leaves none',
+    )
     locality: Literal["folder", "file"] | None = Field(
         None,
         description="read clips from one folder, or clips cut from one file, close together within an epoch; for "

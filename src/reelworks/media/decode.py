@@ -16,7 +16,8 @@ from reelworks.catalog.location import MediaPath
 from reelworks.core import retry
 from reelworks.core.shape import Shape
 from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool
-from reelworks.media.config import DataConfig, ShortClips
+from reelworks.media.augment import NO_AUGMENTATION, Augmentation
+from reelworks.media.config import DataConfig, Resize, ShortClips
 
 # Open-Sora v1.2 conditions the model on this frame rate for pictures; its published weights expect it.
 IMAGE_FPS = 120.0
@@ -76,8 +77,18 @@ def crop_offset(size: int, target: int, draw: float) -> int:
 Frames = NDArray[np.uint8]
 
 # Without accurate rounding, swscale's SIMD paths may round differently from its C path.
-_RESIZE = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
-_RESIZE_NEAREST = Interpolation.POINT | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+_ACCURATE = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+_RESIZE: dict[Resize, Interpolation] = {
+    "bicubic": Interpolation.BICUBIC | _ACCURATE,
+    "lanczos": Interpolation.LANCZOS | _ACCURATE,
+    "area": Interpolation.AREA | _ACCURATE,
+}
+_RESIZE_NEAREST = Interpolation.POINT | _ACCURATE
+_RESAMPLING: dict[Resize, Image.Resampling] = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "area": Image.Resampling.BOX,
+}
 
 # Transposition that turns a picture of each EXIF orientation upright; 1 is upright already.
 _UPRIGHT = {
@@ -113,6 +124,8 @@ class Request:
     # Height and width as scanned; a file of another size has changed, or a trusted list was wrong. None for any size.
     size: tuple[int, int] | None = None
     nearest: bool = False  # whether to resize by nearest neighbour, without interpolation
+    resize: Resize = "bicubic"  # filter of resizing, unless `nearest`
+    augmentation: Augmentation = NO_AUGMENTATION
 
     def cover(self, height: int, width: int) -> tuple[int, int]:
         """Return the size to which a file of this size is resized before the crop."""
@@ -131,6 +144,7 @@ def load(request: Request) -> Frames:
     Raises:
         MediaError: The file is missing or damaged, or has fewer frames than requested.
     """
+    wanted, request = request, replace(request, shape=request.augmentation.read_shape(request.shape))
     try:
         frames = retry.with_retries(lambda: _load(replace(request, path=location.local(request.path))))
     except (MediaError, probe.ProbeError) as error:
@@ -144,7 +158,7 @@ def load(request: Request) -> Frames:
     expected = (request.shape.num_frames, request.shape.height, request.shape.width, 3)
     if frames.shape != expected:
         raise MediaError(f"decoded to frames of shape {frames.shape} instead of {expected}")
-    return frames
+    return wanted.augmentation.apply(frames, wanted.shape, nearest=wanted.nearest)
 
 
 def _load(request: Request) -> Frames:
@@ -159,7 +173,7 @@ def _load_image(request: Request) -> Frames:
     image = _to_rgb(image)
     height, width = request.cover(image.height, image.width)
     if (width, height) != image.size:
-        resampling = Image.Resampling.NEAREST if request.nearest else Image.Resampling.BICUBIC
+        resampling = Image.Resampling.NEAREST if request.nearest else _RESAMPLING[request.resize]
         image = image.resize((width, height), resampling)
     frame = _crop(np.asarray(image), request)[None]
     return frame if request.measures is None else np.repeat(frame, request.shape.num_frames, axis=0)
@@ -227,7 +241,7 @@ def _convert(frame: Any, request: Request) -> Frames:
         width=width,
         height=height,
         format="rgba" if transparent else "rgb24",
-        interpolation=_RESIZE_NEAREST if request.nearest else _RESIZE,
+        interpolation=_RESIZE_NEAREST if request.nearest else _RESIZE[request.resize],
     ).to_ndarray()
     return _crop(np.rot90(_over_white(pixels) if transparent else pixels, quarter_turns), request)
 

@@ -40,10 +40,18 @@ class DenoiserInputs:
     source: Tensor  # `[B, C, T, H, W]` latents of the source clip of an edit
     first_frame: Tensor  # `[B, C, T, H, W]` latents of the first frame of a clip alone; unused for a picture
     image: Tensor  # `[B, N, E]` image embeddings of the first frame; N is 0 if there are none
+    # `[B, 4]` height and width of the file before resizing, and top and left of the crop after it, in pixels; by
+    # default those of a file that is neither resized nor cropped.
+    crop: Tensor = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.crop is None:
+            zeros = torch.zeros_like(self.height)
+            object.__setattr__(self, "crop", torch.stack([self.height, self.width, zeros, zeros], dim=1))
 
 
 def nothing_given(latent_BCTHW: Tensor) -> dict[str, Tensor]:
-    """Return empty values of the last four inputs, for clips without companions and first-frame condition."""
+    """Return empty values of the four inputs of companions and first frames, for clips without companions and first-frame condition."""
     none, image = latent_BCTHW[:, :0], latent_BCTHW.new_zeros(len(latent_BCTHW), 0, 0)
     return {"control": none, "source": none, "first_frame": none, "image": image}
 
@@ -53,7 +61,7 @@ INPUT_ROLES: dict[str, Role] = {
     "time": Role.TIME,
     **dict.fromkeys(("text", "pooled"), Role.TEXT),
     **dict.fromkeys(("text_mask", "frame_mask", "drop_text"), Role.MASK),
-    **dict.fromkeys(("guidance", "fps", "height", "width"), Role.GEOMETRY),
+    **dict.fromkeys(("guidance", "fps", "height", "width", "crop"), Role.GEOMETRY),
     **dict.fromkeys(("control", "source", "first_frame", "image"), Role.CONDITION),
 }
 

@@ -160,6 +160,14 @@ def validation_example(
     return _example(batch, encoder, config, latent.expand(n, -1, -1, -1, -1), fixed, noise_seeds)
 
 
+def _crop(work: MicroBatchRequest, config: ObjectiveConfig) -> Tensor:
+    """Return the input `crop` of each clip, `[B, 4]` float32."""
+    boxes = [[work.shape.height, work.shape.width, 0, 0]] * len(work.uids)
+    if config.crop_conditioning == "file" and work.crops:
+        boxes = [[c.original_height, c.original_width, c.top, c.left] for c in work.crops]
+    return torch.tensor(boxes, dtype=torch.float32)
+
+
 def _example(
     batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, x0: Tensor, drawn: Choices, noise_seeds: U64
 ) -> Example:
@@ -184,6 +192,7 @@ def _example(
         fps=fps.expand(n),
         height=torch.full((n,), float(work.shape.height), device=device),
         width=torch.full((n,), float(work.shape.width), device=device),
+        crop=_crop(work, config).to(device).expand(n, -1),
         drop_text=torch.from_numpy(drawn.drop_text).to(device),
         **{name: value.expand(n, *value.shape[1:]) for name, value in conditions.items()},
     )

@@ -6,7 +6,7 @@ draw again, on the catalog rows that the run keeps with its records.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,7 @@ class Replay:
             "frame_step": request.step,
             "resized": [resized.height, resized.width],
             "crop": [top, left],
+            "augmentation": asdict(request.augmentation),
             "draws": {"first_frame": request.first_frame_draw, "crop": list(request.crop_draw)},
             "timestep_before_shift": float(drawn.unshifted_time[i]),
             "timestep": float(drawn.time[i]),

@@ -74,4 +74,4 @@ class Validator:
         for first in range(0, clips, self.world.size):
             own = first + self.world.rank
             clip = self.held_out.take(np.array([min(own, clips - 1)]))
-            yield self.source.work(clip, epoch=0, is_idle=own >= clips)
+            yield self.source.work(clip, epoch=0, is_idle=own >= clips, augments=False)

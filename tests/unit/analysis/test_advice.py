@@ -42,6 +42,12 @@ CASES = [
         [{"caption": "a cat"}] * 8 + [VIDEO] * 2,
     ),
     (
+        "captions_lines",
+        [{"caption": "a cat\na black cat"}, VIDEO],
+        "1 caption has several lines",
+        [{"caption": "a cat, black"}, VIDEO],
+    ),
+    (
         "few_pictures",
         [PICTURE] * 11,
         "11 pictures; 15 to 20 per subject train better",

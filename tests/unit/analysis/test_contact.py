@@ -31,9 +31,12 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module", params=["center", "random"])
+@pytest.fixture(scope="module", params=["center", "random", "flipped"])
 def data(folder, request):
-    changes = {"data": {"crop": request.param, "num_workers": 0}}
+    crop, keys = (
+        ("random", {"flip": 0.7, "jitter_contrast": 0.5}) if request.param == "flipped" else (request.param, {})
+    )
+    changes = {"data": {"crop": crop, "num_workers": 0}, "dataset": [{"path": str(folder / "data")} | keys]}
     changes["buckets"] = {"max_crop": 0.9, "incomplete_batch": "pad"}
     return made.opened(made.recipe(folder, **changes))
 

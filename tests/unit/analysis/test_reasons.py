@@ -157,11 +157,11 @@ def test_the_verb_writes_the_list_and_refuses_other_names(folder, tmp_path, monk
 
 
 def test_lines_of_the_exclude_list_without_a_clip_are_told_and_many_are_counted():
-    told = {"exclude_list_unmatched": [f"data/{i}.png" for i in range(30)], "shared_files": []}
+    told = {"exclude_list_unmatched": [f"data/{i}.png" for i in range(30)], "shared_files": [], "mirrored_sides": []}
     lines = plan_report.warnings(told)
     assert lines[0] == "exclude_file names data/0.png, which is no clip of the recipe"
     assert (len(lines), lines[-1]) == (21, "exclude_file has 10 more lines that name no clip")
-    assert plan_report.warnings({"exclude_list_unmatched": [], "shared_files": []}) == []
+    assert plan_report.warnings({"exclude_list_unmatched": [], "shared_files": [], "mirrored_sides": []}) == []
 
 
 def test_clips_of_one_film_are_held_out_by_the_films_hash_and_others_by_their_own(folder):

@@ -146,6 +146,16 @@ def test_captions_of_several_lines_are_read_wherever_they_stand(folder: Path) ->
     assert found == ["x", *(row["text"].strip() for row in rows)]
 
 
+@pytest.mark.parametrize("name", ["meta.parquet", "meta.jsonl"])
+def test_a_list_of_captions_is_a_line_for_each(folder: Path, name: str) -> None:
+    """Their own line breaks become spaces; an empty list is no caption."""
+    texts = [["one", " two\nlines "], [], ["only"]]
+    rows = [{"path": path, "text": text} for path, text in zip(("a.png", "sub/b.png", "sub/c.png"), texts, strict=True)]
+    scanned(write(folder / name, rows))
+    found = {path: row["caption"] for path, row in by_path(folder / name).items()}
+    assert found == {"a.png": "one\n two lines", "sub/b.png": None, "sub/c.png": "only"}
+
+
 def test_spaces_around_column_names_do_not_count(folder: Path) -> None:
     """A header written as `path, text` has a column of captions all the same."""
     (folder / "meta.csv").write_text("path, text, aes \na.png, a mug,5\n")

@@ -60,7 +60,7 @@ def test_casting_by_role():
         "latent", "text", "pooled", "control", "source", "first_frame", "image",
     }  # fmt: skip
     assert {name for name, value in cast.items() if value.dtype == F32} == {
-        "time", "guidance", "fps", "height", "width",
+        "time", "guidance", "fps", "height", "width", "crop",
     }  # fmt: skip
     assert {name for name, value in cast.items() if value.dtype == torch.bool} == {
         "text_mask", "frame_mask", "drop_text",

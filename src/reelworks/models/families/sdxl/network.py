@@ -15,8 +15,8 @@ from reelworks.models.families.sdxl.spec import SDXLConfig
 def predict(module: Any, inputs: DenoiserInputs, config: SDXLConfig) -> Tensor:
     """Return the noise or v, as the objective needs it, `[B, C, 1, H, W]`.
 
-    Original and target size are both the picture's size, and the crop offsets are 0. Padding tokens of texts
-    are attended to, as in training of the published weights.
+    The six sizes that it is told are the file's, the place of the crop in it, and the picture's, as in training of the
+    published weights (Podell et al. 2023, section 2.2). Padding tokens of texts are attended to, likewise.
     """
     size_B2 = torch.stack([inputs.height, inputs.width], dim=1)
     out: Tensor = module(
@@ -25,7 +25,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: SDXLConfig) -> Tensor:
         inputs.text,
         added_cond_kwargs={
             "text_embeds": inputs.pooled,
-            "time_ids": torch.cat([size_B2, torch.zeros_like(size_B2), size_B2], dim=1),
+            "time_ids": torch.cat([inputs.crop, size_B2], dim=1),
         },
         return_dict=False,
     )[0]
