@@ -18,8 +18,8 @@ from stream_crash import Deadly
 from stream_works import LONG_SECONDS, greys, request, work
 
 from reelworks.data.loader import read_ahead
-from reelworks.media import decode
-from reelworks.media.decode import DecodePool
+from reelworks.media import decode_pool
+from reelworks.media.decode_pool import DecodePool
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def workers() -> list[int]:
 def test_a_killed_worker_loses_no_clip(pictures: list[Path]) -> None:
     pool = DecodePool(2, LONG_SECONDS)
     try:
-        batches = read_ahead((work(row, pictures[row : row + 3]) for row in range(12)), pool, depth=4)
+        batches = read_ahead((work(row, pictures[row : row + 3]) for row in range(12)), pool)
         got = [greys(next(batches))]
         os.kill(workers()[0], signal.SIGKILL)
         got += [greys(batch) for batch in batches]
@@ -67,7 +67,7 @@ def test_only_the_clip_that_kills_again_and_again_is_to_blame(pictures: list[Pat
     paths[5] = Deadly(always, 99, pictures[5])
     pool = DecodePool(1, LONG_SECONDS)
     try:
-        batches = list(read_ahead((work(row, paths[row : row + 2]) for row in (0, 2, 4, 6)), pool, depth=4))
+        batches = list(read_ahead((work(row, paths[row : row + 2]) for row in (0, 2, 4, 6)), pool))
     finally:
         pool.close()
     assert [greys(batch) for batch in batches] == [[0, 1], [2, 3], [4, 0], [6, 7]]
@@ -82,7 +82,7 @@ def test_a_clip_that_hangs_is_ended_named_and_not_tried_again(pictures: list[Pat
     pool = DecodePool(2, timeout_seconds=1.0)
     rows = [[pictures[0], pictures[1]], [pictures[2], pipe, pictures[3]], pictures[4:8]]
     try:
-        batches = list(read_ahead((work(row, paths) for row, paths in enumerate(rows)), pool, depth=3))
+        batches = list(read_ahead((work(row, paths) for row, paths in enumerate(rows)), pool))
     finally:
         pool.close()
     assert [greys(batch) for batch in batches] == [[0, 1], [2, 0, 3], [4, 5, 6, 7]]
@@ -97,7 +97,7 @@ def test_a_clip_that_hangs_is_ended_named_and_not_tried_again(pictures: list[Pat
 
 
 def test_a_worker_that_hangs_is_killed_when_the_pool_closes(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(decode_pool, "_PATIENCE_SECONDS", 0.1)
     pool = DecodePool(1, LONG_SECONDS)
     pool.submit(request(pipe))
     with pipe.open("wb"):  # returns when the worker has opened it, which then waits for what is never written
