@@ -64,12 +64,12 @@ class Sizes:
     small_batches: int
 
 
-FULL = Sizes(clips=400, slow_clips=800, rounds=5, small_batches=20_000)
-QUICK = Sizes(clips=80, slow_clips=200, rounds=3, small_batches=2_000)
+FULL = Sizes(clips=240, slow_clips=600, rounds=5, small_batches=20_000)
+QUICK = Sizes(clips=32, slow_clips=100, rounds=2, small_batches=600)
 
 
 def write_video(path: Path, frames: int) -> None:
-    """Write moving gradients with noise, H.264 with a single keyframe."""
+    """Write a moving pattern with noise, H.264 with a single keyframe."""
     height, width = SOURCE
     rng = np.random.default_rng(frames)
     y, x = np.mgrid[0:height, 0:width]
@@ -77,10 +77,9 @@ def write_video(path: Path, frames: int) -> None:
         options = {"preset": "ultrafast", "g": "100000", "sc_threshold": "0"}
         stream = container.add_stream("libx264", rate=24, options=options)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        noise = rng.integers(0, 24, (height, width, 1))
+        still = (np.stack([x, y, x + y], axis=-1) % 232 + rng.integers(0, 24, (height, width, 1))).astype(np.uint8)
         for t in range(frames):
-            picture = np.stack([x + 3 * t, y + 2 * t, x + y + t], axis=-1) % 232 + np.roll(noise, 5 * t, axis=1)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture.astype(np.uint8), format="rgb24")))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.roll(still, 3 * t, axis=1), format="rgb24")))
         container.mux(stream.encode(None))
 
 
@@ -111,7 +110,7 @@ def seconds_of(one: Request) -> float:
 
 def slow_request(folder: Path, normal: Request) -> tuple[Request, float]:
     """Return a request that takes about `SLOW_FACTOR` times as long as a normal one, and how many times it does."""
-    path, frames, base = folder / "long.mp4", 1500, seconds_of(normal)
+    path, frames, base = folder / "long.mp4", 1200, seconds_of(normal)
     write_video(path, frames)
     per_draw = (seconds_of(request(path, 0.9)) - seconds_of(request(path, 0.1))) / 0.8
     draw = min(max((SLOW_FACTOR * base - seconds_of(request(path))) / per_draw, 0.1), 0.999)
@@ -275,7 +274,7 @@ def memory(pictures: list[Path], batches: int) -> dict[str, float]:
     pool, seen = DecodePool(WORKERS, TIMEOUT_SECONDS), []
     for number, batch in enumerate(read_ahead(micro_batches(requests, 2), pool, MEMORY_BUDGET_BYTES)):
         assert int(batch.frames[..., 0].max()) > 0, "the frames are read, as training does"
-        if number % (batches // 200) == 0:
+        if number % (max(batches // 200, 1)) == 0:
             seen.append(rss_bytes())
     pool.close()
     first, last = statistics.median(seen[20:40]), statistics.median(seen[-20:])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import multiprocessing
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -15,7 +17,7 @@ import psutil
 import pytest
 import stream_crash
 from stream_crash import Deadly
-from stream_works import LONG_SECONDS, greys, request, work
+from stream_works import CLIP_BYTES, LONG_SECONDS, greys, request, work
 
 from reelworks.data.loader import read_ahead
 from reelworks.media import decode_pool
@@ -48,16 +50,39 @@ def workers() -> list[int]:
     return [process.pid for process in multiprocessing.active_children() if process.pid]
 
 
-def test_a_killed_worker_loses_no_clip(pictures: list[Path]) -> None:
-    pool = DecodePool(2, LONG_SECONDS)
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
+def test_workers_killed_at_random_moments_lose_no_clip_and_leave_nothing(pictures: list[Path], kills: int) -> None:
+    chance, pool, got = random.Random(kills), DecodePool(2, LONG_SECONDS), []
+    files, names = len(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
+    rows = 40 * kills
     try:
-        batches = read_ahead((work(row, pictures[row : row + 3]) for row in range(12)), pool)
-        got = [greys(next(batches))]
-        os.kill(workers()[0], signal.SIGKILL)
-        got += [greys(batch) for batch in batches]
-        assert got == [[row, row + 1, row + 2] for row in range(12)]
+        for batch in read_ahead((work(row, pictures[row % 20 :][:4]) for row in range(rows)), pool, 40 * CLIP_BYTES):
+            got.append(greys(batch))
+            assert not batch.failures
+            if len(got) % 30 == 10 and (alive := workers()):
+                time.sleep(chance.random() / 20)
+                os.kill(chance.choice(alive), signal.SIGKILL)
     finally:
         pool.close()
+    assert got == [list(range(row % 20, row % 20 + 4)) for row in range(rows)]
+    assert workers() == []
+    del batch
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= files
+    assert set(os.listdir("/dev/shm")) <= names
+
+
+def test_the_neighbours_of_a_clip_that_kills_are_not_to_blame(pictures: list[Path], tmp_path: Path) -> None:
+    """Both threads of a process share its death, again and again."""
+    deadly: list[Any] = [Deadly(tmp_path / f"{i}", 99, pictures[i]) for i in range(2)]
+    pool = DecodePool(1, LONG_SECONDS)
+    try:
+        rows = [[deadly[0], pictures[1], pictures[2]], [pictures[3], deadly[1], pictures[4]]]
+        batches = list(read_ahead((work(row, paths) for row, paths in enumerate(rows)), pool))
+    finally:
+        pool.close()
+    assert [batch.is_valid.tolist() for batch in batches] == [[False, True, True], [True, False, True]]
+    assert [greys(batch) for batch in batches] == [[0, 1, 2], [3, 0, 4]]
 
 
 def test_only_the_clip_that_kills_again_and_again_is_to_blame(pictures: list[Path], tmp_path: Path) -> None:
