@@ -127,7 +127,9 @@ def bare_clip(one: Request) -> Frames:
         height, width = one.cover(*SOURCE)
         top, left = (height - CLIP.height) // 2, (width - CLIP.width) // 2
         for frame in container.decode(stream):
-            pixels = frame.reformat(width=width, height=height, format="rgb24", interpolation=decode._RESIZE).to_ndarray()
+            pixels = frame.reformat(
+                width=width, height=height, format="rgb24", interpolation=decode._RESIZE
+            ).to_ndarray()
             frames.append(pixels[top : top + CLIP.height, left : left + CLIP.width])
             if len(frames) == CLIP.num_frames:
                 break

@@ -17,9 +17,11 @@ from PIL import Image
 from stream_works import CLIP_BYTES, LONG_SECONDS, greys, request, work
 
 from reelworks.core.shared_array import Slot
-from reelworks.data.loader import MicroBatchRequest, read_ahead
+from reelworks.data.loader import MicroBatchRequest, StepSource, read_ahead
+from reelworks.data.position import next_epoch
 from reelworks.media.decode import Frames, Request
 from reelworks.media.decode_pool import DecodePool, Failure
+from reelworks.testing import sample_dataset
 
 
 class Watched(DecodePool):
@@ -187,3 +189,25 @@ def test_a_failure_is_a_value() -> None:
     pool.close()
     assert isinstance(result, Failure)
     assert "No such file" in result.reason
+
+
+def test_the_next_epoch_is_decoded_before_the_last_step_of_this_one() -> None:
+    """Whatever is decoded ahead, the micro-batches and their order are those of the plans."""
+    sample = sample_dataset()
+    begun, _ = next_epoch(sample, sample.plan_spec(1, 1), None)
+    source = StepSource(sample, 0, 1, max_epochs=2)
+    clips = begun.plan.planned
+    orders = []
+    for budget in (0, 10**9):
+        pool = Watched(0, LONG_SECONDS)
+        submitted: list[Request] = []
+        pool.on_submit = submitted.append
+        order: list[tuple[int, list[int]]] = []
+        for batch in read_ahead(source.rows(begun), pool, budget):
+            order.append((batch.work.epoch, batch.work.uids.tolist()))
+            if (batch.work.epoch, batch.work.row) == (0, begun.plan.steps - 1):
+                assert len(submitted) > clips, "nothing of the next epoch is begun"
+        pool.close()
+        orders.append(order)
+    assert orders[0] == orders[1] == [(work.epoch, work.uids.tolist()) for work in source.rows(begun)]
+    assert [sum(len(uids) for number, uids in orders[0] if number == epoch) for epoch in (0, 1)] == [clips, clips]
