@@ -29,7 +29,7 @@ from typing import Any
 
 import av
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped]
 import torch
 from PIL import Image
 
@@ -65,7 +65,7 @@ class Sizes:
 
 
 FULL = Sizes(clips=240, slow_clips=600, rounds=5, small_batches=20_000)
-QUICK = Sizes(clips=32, slow_clips=100, rounds=2, small_batches=600)
+QUICK = Sizes(clips=32, slow_clips=200, rounds=2, small_batches=600)
 
 
 def write_video(path: Path, frames: int) -> None:
