@@ -10,6 +10,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def workers() -> list[int]:
 @pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_workers_killed_at_random_moments_lose_no_clip_and_leave_nothing(pictures: list[Path], kills: int) -> None:
     chance, pool, got = random.Random(kills), DecodePool(2, LONG_SECONDS), []
+    resource_tracker.ensure_running()  # which the first process of all starts, and which stays
     files = len(list(Path("/proc/self/fd").iterdir()))
     rows = 40 * kills
     try:
